@@ -1,0 +1,69 @@
+# make demo, make test: everything from a fresh clone (Debian, Python >= 3.10, g++, make). A second run sets nothing up.
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NATIVE := CMakeLists.txt $(shell find kernels_* -type f -not -name '*.md' 2>/dev/null)
+
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+
+.PHONY: help demo test lint typecheck setup clean distclean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo       generate text with the embedded model and n-gram drafts"
+	@echo "make test       run the tests (JOBS=$(JOBS) processes; PYTEST_ARGS=... is passed on)"
+	@echo "make lint       ruff: style and format"
+	@echo "make typecheck  mypy --strict"
+	@echo "make setup      only create $(VENV) and install into it"
+	@echo "make clean      remove what was built; distclean removes $(VENV) too"
+
+demo: $(VENV)/.installed
+	$(BIN)/specdec-hal generate --config configs/reference.yaml --prompt-file examples/prompts/edit_function.txt --max-new-tokens 128
+
+# One thread for each test process: the machine is filled by the processes, and results do not depend on its size.
+test: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(VENV)/.dev
+	$(BIN)/mypy
+
+setup: $(VENV)/.installed
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f $(VENV)/.installed $(VENV)/.dev
+
+distclean: clean
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "error: $(PYTHON) is older than 3.10 or missing; choose another: make PYTHON=python3.12" >&2; exit 1; }
+	@command -v $${CXX:-g++} > /dev/null || { echo "error: no C++ compiler; install it: apt-get install g++" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo "error: $(PYTHON) cannot create environments; install: apt-get install python3-venv" >&2; exit 1; }
+
+# Build tools first, then the package with --no-build-isolation: CMake keeps the path of the Python that configured it,
+# and an isolated environment is gone when the next build needs it.
+$(VENV)/.build-tools: pyproject.toml | $(BIN)/python
+	@echo "Installing build tools into $(VENV)"
+	@$(PIP) install "scikit-build-core>=0.10" "apache-tvm-ffi>=0.1.9,<0.2" cmake ninja
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/.build-tools
+	@echo "Building and installing specdec-hal with Paddle into $(VENV) (a few minutes the first time)"
+	@$(PIP) install --no-build-isolation --editable ".[paddle,models,test]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "Installing ruff and mypy into $(VENV)"
+	@$(PIP) install --no-build-isolation --editable ".[dev]"
+	@touch $@

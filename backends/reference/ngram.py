@@ -1,0 +1,180 @@
+"""Section 6 of the contract: draft by looking the last tokens up in the request's own history."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hal.backends.reference.history import history_bounds
+from specdec_hal.backends.reference.ngram_index import NgramIndex
+from specdec_hal.ops.enums import MatchPolicy
+
+BOOL = NDArray[np.bool_]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
+
+
+def occurrences(haystack: I64, query: I64) -> I64:
+    """Where the query's continuations start: after each occurrence with at least one following token."""
+    starts = len(haystack) - len(query)
+    if starts <= 0:
+        return np.empty(0, np.int64)
+    hit = np.ones(starts, np.bool_)
+    for j, token in enumerate(query):
+        hit &= haystack[j : j + starts] == token
+    return np.flatnonzero(hit) + len(query)
+
+
+def continuation(
+    text: I64, prompt_len: int, query_end: int, n: int, policy: MatchPolicy, index: NgramIndex | None
+) -> tuple[int, int] | None:
+    """(start, end) in `text` of what follows the match of the last n tokens, or None.
+
+    `text` is prompt ++ generated (++ MTP drafts); the query ends at `query_end` = len(text). `index` has seen the
+    text up to and without the MTP drafts.
+    """
+    query = text[query_end - n : query_end]
+    if index is not None:
+        return index.continuation(text, prompt_len, query, policy)
+    if policy is MatchPolicy.LATEST:
+        found = occurrences(text, query)
+        return (int(found[-1]), len(text)) if len(found) else None
+    for start, end in ((0, prompt_len), (prompt_len, len(text))):
+        found = occurrences(text[start:end], query)
+        if len(found):
+            return start + int(found[0]), end
+    return None
+
+
+def ngram_match(
+    token_ids_all: I64,
+    prompt_lens: I64,
+    step_idx: I64,
+    draft_token_num: I32,
+    seq_lens_encoder: I32,
+    seq_lens_decoder: I32,
+    max_dec_len: I64,
+    draft_tokens: I64,
+    seq_lens_this_time: I32,
+    index: U8 | None,
+    *,
+    max_ngram_size: int,
+    min_ngram_size: int,
+    token_budget: int,
+    match_policy: MatchPolicy,
+    pad_to_max: bool,
+) -> None:
+    """Propose drafts from an earlier occurrence of the last n tokens."""
+    k = draft_tokens.shape[1] - 1
+    slots = len(seq_lens_this_time)
+    base = np.ones(slots, np.int64)
+    wanted = np.minimum(np.minimum(draft_token_num[:slots], k), (max_dec_len - step_idx)[:slots] - 1)
+    _propose(
+        token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
+        index, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy, pad_to_max,
+    )  # fmt: skip
+
+
+def hybrid_mtp_ngram(
+    token_ids_all: I64,
+    prompt_lens: I64,
+    step_idx: I64,
+    draft_token_num: I32,
+    seq_lens_encoder: I32,
+    seq_lens_decoder: I32,
+    max_dec_len: I64,
+    draft_tokens: I64,
+    seq_lens_this_time: I32,
+    index: U8 | None,
+    *,
+    max_ngram_size: int,
+    min_ngram_size: int,
+    token_budget: int,
+    match_policy: MatchPolicy,
+    pad_to_max: bool,
+) -> None:
+    """Extend MTP drafts with an n-gram continuation."""
+    s = draft_tokens.shape[1]
+    slots = len(seq_lens_this_time)
+    base = np.clip(seq_lens_this_time, 1, s).astype(np.int64)
+    wanted = np.minimum(s - base, (max_dec_len - step_idx)[:slots] - base)
+    _propose(
+        token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
+        index, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy, pad_to_max,
+    )  # fmt: skip
+
+
+def _propose(
+    token_ids_all: I64,
+    prompt_lens: I64,
+    step_idx: I64,
+    seq_lens_encoder: I32,
+    seq_lens_decoder: I32,
+    draft_tokens: I64,
+    seq_lens_this_time: I32,
+    index: U8 | None,
+    base: I64,
+    wanted: I64,
+    sizes: range,
+    token_budget: int,
+    policy: MatchPolicy,
+    pad_to_max: bool,
+) -> None:
+    """Both ops: append up to `wanted` drafts behind the `base` tokens of each decode slot, then grant by budget."""
+    slots = len(seq_lens_this_time)
+    row_width, s = token_ids_all.shape[1], draft_tokens.shape[1]
+    counts = np.zeros(slots, np.int64)
+    decoding = (seq_lens_encoder[:slots] <= 0) & (seq_lens_decoder[:slots] > 0)
+    for b in np.flatnonzero(decoding & (wanted > 0)).tolist():
+        prompt_len, end = history_bounds(row_width, prompt_lens[b], step_idx[b])
+        mtp_drafts = draft_tokens[b, 1 : base[b]]
+        text = np.concatenate([token_ids_all[b, :end], mtp_drafts])
+        seen = NgramIndex(index[b], sizes.stop + 1, sizes.start, end) if index is not None else None
+        for n in sizes:
+            if len(text) - prompt_len < n:  # the query must lie in the generated part
+                continue
+            match = continuation(text, prompt_len, len(text), n, policy, seen)
+            if match is not None:
+                start, stop = match
+                count = min(int(wanted[b]), stop - start)
+                draft_tokens[b, base[b] : base[b] + count] = text[start : start + count]
+                counts[b] = count
+                break
+    active = (seq_lens_encoder[:slots] > 0) | (seq_lens_decoder[:slots] > 0)
+    used, left = 0, int(active.sum())
+    for b in range(slots):
+        left -= int(active[b])
+        if decoding[b]:
+            room = token_budget - used - left - int(base[b])
+            seq_lens_this_time[b] = base[b] + min(max(room, 0), int(counts[b]))
+        elif seq_lens_encoder[b] <= 0:
+            seq_lens_this_time[b] = 0
+        used += int(seq_lens_this_time[b])
+    if pad_to_max:
+        for b in np.flatnonzero(decoding).tolist():
+            valid = int(seq_lens_this_time[b])
+            draft_tokens[b, valid:s] = draft_tokens[b, valid - 1]
+            seq_lens_this_time[b] = s
+
+
+def ngram_index_update(
+    index: U8,
+    token_ids_all: I64,
+    prompt_lens: I64,
+    step_idx: I64,
+    seq_lens_encoder: I32,
+    seq_lens_decoder: I32,
+    *,
+    max_ngram_size: int,
+    min_ngram_size: int,
+) -> None:
+    """Bring each slot's n-gram index up to date with its history."""
+    for b in np.flatnonzero((seq_lens_encoder <= 0) & (seq_lens_decoder > 0)):
+        prompt_len, end = history_bounds(token_ids_all.shape[1], prompt_lens[b], step_idx[b])
+        NgramIndex(index[b], min_ngram_size, max_ngram_size, end).extend(token_ids_all[b, :end], prompt_len)
+
+
+def ngram_index_reset(index: U8, reset_slots: BOOL) -> None:
+    """Forget the history of the given slots."""
+    index[reset_slots] = 0

@@ -1,0 +1,76 @@
+// Integer masses: a weight w in [0, 1] becomes floor(w * 2^40) before anything is summed or compared, so that sums are
+// exact in any order. The float32 arithmetic up to there is fixed operation by operation.
+#pragma once
+
+#include "specdec/platform.h"
+
+namespace specdec {
+
+constexpr int kMassBits = 40;
+constexpr uint64_t kMassOne = uint64_t{1} << kMassBits;
+constexpr float kLog2E = 0x1.715476p+0f;
+
+namespace detail {
+
+// floor(x * 2^(bits - down)) of the float32 x in [0, 2) with the given bits, 0 <= bits <= 40, 0 <= down <= 64.
+SPECDEC_HD uint64_t floor_scaled(uint32_t x, int bits, int down) {
+  // x = mantissa * 2^(exponent - 150). A denormal wrongly gets the leading 1; the shift discards all of it.
+  const uint64_t mantissa = static_cast<uint64_t>((x & 0x7FFFFFu) | 0x800000u) << 17;
+  const int shift = 167 - bits - static_cast<int>(x >> 23) + down;
+  return mantissa >> (shift < 63 ? shift : 63);
+}
+
+constexpr uint32_t kOneBits = 0x3F800000u;
+constexpr uint32_t kInfBits = 0x7F800000u;
+
+}  // namespace detail
+
+// Base-2 exponent of a softmax weight: <= 0, or NaN. Exactly 0 at the row's maximum, which may be +inf, as may
+// inv_temperature.
+SPECDEC_HD float softmax_t(float logit, float row_max, float inv_temperature) {
+  if (logit == row_max) return 0.0f;
+  return mul_rn(mul_rn(sub_rn(logit, row_max), inv_temperature), kLog2E);
+}
+
+// Mass of the weight 2^t for t <= 0; NaN and -inf give 0, t > 0 counts as 0.
+SPECDEC_HD uint64_t exp2_mass(float t) {
+  if (t >= 0.0f) return kMassOne;
+  if (!(t > -64.0f)) return 0;
+  // Adding 1.5 * 2^23 rounds to an integer, half to even.
+  const float n = sub_rn(add_rn(t, 0x1.8p23f), 0x1.8p23f);
+  const float f = sub_rn(t, n);  // exact, in [-0.5, 0.5]
+  // 2^f: minimax in relative error under p(0) = 1; at most 2^-23.39 off, evaluated as here.
+  float p = mul_rn(f, 0x1.416b54p-13f);
+  p = mul_rn(add_rn(p, 0x1.5f082ep-10f), f);
+  p = mul_rn(add_rn(p, 0x1.3b2de0p-7f), f);
+  p = mul_rn(add_rn(p, 0x1.c6af7cp-5f), f);
+  p = mul_rn(add_rn(p, 0x1.ebfbdcp-3f), f);
+  p = mul_rn(add_rn(p, 0x1.62e430p-1f), f);
+  p = add_rn(p, 1.0f);
+  return detail::floor_scaled(f32_bits(p), kMassBits, -static_cast<int>(n));
+}
+
+// Mass of a probability or weight; NaN and anything <= 0 give 0, >= 1 gives 2^40.
+SPECDEC_HD uint64_t prob_mass(float weight) {
+  const uint32_t x = f32_bits(weight);  // as integers: no dependence on a device's treatment of denormals
+  if (x > detail::kInfBits) return 0;   // NaN, or the sign bit
+  return x >= detail::kOneBits ? kMassOne : detail::floor_scaled(x, kMassBits, 0);
+}
+
+// floor(fraction * 2^24) * total >> 24, exactly, for any total; fraction is clamped to [0, 1], NaN counts as 1.
+SPECDEC_HD uint64_t threshold(float fraction, uint64_t total) {
+  const uint32_t x = f32_bits(fraction), magnitude = x & 0x7FFFFFFFu;
+  if (magnitude > detail::kInfBits) return total;
+  if (x != magnitude) return 0;
+  if (x >= detail::kOneBits) return total;
+  const uint64_t steps = detail::floor_scaled(x, 24, 0);
+  // total = high * 2^24 + low: both products fit 64 bits, and the first has no part to cut off.
+  return steps * (total >> 24) + (steps * (total & 0xFFFFFFu) >> 24);
+}
+
+// mass / total as a float32 probability; 0 for total 0.
+SPECDEC_HD float mass_ratio(uint64_t mass, uint64_t total) {
+  return total == 0 ? 0.0f : div_rn(u64_to_f32(mass), u64_to_f32(total));
+}
+
+}  // namespace specdec

@@ -1,0 +1,111 @@
+// What differs between host and device compilers, and float32 arithmetic that rounds after every operation.
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define SPECDEC_HD __host__ __device__ __forceinline__
+#else
+#define SPECDEC_HD inline
+#endif
+
+#if defined(__FAST_MATH__)
+#error "specdec: compile without -ffast-math; results must be bit-identical on every backend"
+#endif
+
+namespace specdec {
+
+#if !defined(__CUDA_ARCH__)
+static_assert(FLT_EVAL_METHOD == 0, "float32 operations must be evaluated in float32 (no x87)");
+#endif
+
+// One IEEE operation each. On the device the intrinsics cannot be contracted into a fused multiply-add nor
+// approximated, whatever the flags; on the host compile with -ffp-contract=off.
+SPECDEC_HD float add_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+SPECDEC_HD float sub_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fsub_rn(a, b);
+#else
+  return a - b;
+#endif
+}
+
+SPECDEC_HD float mul_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+SPECDEC_HD float div_rn(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+// Round to nearest even.
+SPECDEC_HD float u64_to_f32(uint64_t x) {
+#if defined(__CUDA_ARCH__)
+  return __ull2float_rn(x);
+#else
+  return static_cast<float>(x);
+#endif
+}
+
+SPECDEC_HD uint32_t f32_bits(float x) {
+#if defined(__CUDA_ARCH__)
+  return __float_as_uint(x);
+#else
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+#endif
+}
+
+SPECDEC_HD float f32_from_bits(uint32_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __uint_as_float(bits);
+#else
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+#endif
+}
+
+// High 64 bits of the 128-bit product.
+SPECDEC_HD uint64_t mulhi64(uint64_t a, uint64_t b) {
+#if defined(__CUDA_ARCH__)
+  return __umul64hi(a, b);
+#elif defined(__SIZEOF_INT128__)
+  __extension__ using u128 = unsigned __int128;
+  return static_cast<uint64_t>((static_cast<u128>(a) * b) >> 64);
+#else
+  const uint64_t a0 = a & 0xFFFFFFFFu, a1 = a >> 32, b0 = b & 0xFFFFFFFFu, b1 = b >> 32;
+  const uint64_t cross = a1 * b0 + (a0 * b0 >> 32);
+  const uint64_t other = a0 * b1 + (cross & 0xFFFFFFFFu);
+  return a1 * b1 + (cross >> 32) + (other >> 32);
+#endif
+}
+
+// Number of zero bits above the highest set bit; x > 0.
+SPECDEC_HD int count_leading_zeros(uint64_t x) {
+#if defined(__CUDA_ARCH__)
+  return __clzll(static_cast<long long>(x));
+#else
+  return __builtin_clzll(x);
+#endif
+}
+
+}  // namespace specdec

@@ -1,0 +1,252 @@
+"""What a hardware vendor implements, and what a runner calls.
+
+A plug-in answers the `specdec_backends` hook with a :class:`BackendSpec`; its factory returns a :class:`Backend`
+subclass. The subclass supplies :meth:`Backend.plan` (turn a checked call into something to launch) and a table of
+:class:`Capability`; validation, binding, fallback, debug checks and explanations live here, once for all backends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from numpy.typing import NDArray
+
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.ops import OPS, OpSpec, TokenOrder, get_op
+from specdec_hal.ops.validate import Call, check_call, check_values
+from specdec_hal.tensors import as_numpy
+
+API_VERSION = 1
+"""Version of the op contracts and of this interface. A plug-in states the one it was written for."""
+
+Launch = Callable[[int], None]
+"""Runs a planned op on a stream, given as an integer handle (0: the default, or no streams at all)."""
+
+_log = logging.getLogger("specdec_hal")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Whether a backend can run on this machine, and if not, why and what would help."""
+
+    available: bool
+    reason: str = ""
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """How a plug-in announces a backend.
+
+    `probe` must be quick and import no accelerator library; `factory` gets the options of the YAML file's
+    ``backend.options``. Of the available backends, ``auto`` takes the one with the highest `priority`.
+    """
+
+    name: str
+    api_version: int
+    probe: Callable[[], Probe]
+    factory: Callable[[Mapping[str, Any]], Backend]
+    priority: int = 0
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a backend can do of one op. Empty means no limit beyond the contract's.
+
+    `attrs`: attribute name -> supported values. `dtypes`: tensor name -> supported dtypes. `limits`: symbol -> largest
+    extent. `graph_safe`: a bound call can be captured in a device graph and replayed.
+    """
+
+    attrs: Mapping[str, frozenset[Any]] = field(default_factory=dict)
+    dtypes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    graph_safe: bool = False
+
+    def refusal(self, call: Call) -> str | None:
+        """Why this call is not covered, or None."""
+        for name, values in self.attrs.items():
+            if call.attrs[name] not in values:
+                return f"{name}={_show(call.attrs[name])} (has: {', '.join(sorted(map(_show, values)))})"
+        for name, dtypes in self.dtypes.items():
+            if call.dtypes.get(name, next(iter(dtypes))) not in dtypes:
+                return f"{name} of dtype {call.dtypes[name]} (has: {', '.join(sorted(dtypes))})"
+        for symbol, limit in self.limits.items():
+            if call.symbols.get(symbol, 0) > limit:
+                return f"{symbol} = {call.symbols[symbol]} (largest: {limit})"
+        return None
+
+    def modes(self) -> str:
+        """The limits as one line, '' if there are none."""
+        parts = [f"{name}: {'|'.join(sorted(map(_show, values)))}" for name, values in self.attrs.items()]
+        parts += [f"{name}: {'|'.join(sorted(dtypes))}" for name, dtypes in self.dtypes.items()]
+        parts += [f"{symbol} <= {limit}" for symbol, limit in self.limits.items()]
+        return "; ".join(parts)
+
+
+def _show(value: Any) -> str:
+    return value.name if isinstance(value, Enum) else str(value)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape and dtype of a tensor the caller must supply."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class OpStatus:
+    """One line of :meth:`Backend.explain`. `via` names the fallback that serves the op, if any."""
+
+    op: str
+    available: bool
+    modes: str = ""
+    reason: str = ""
+    cure: str = ""
+    via: str = ""
+
+
+class BoundOp:
+    """A checked call, ready to be launched again and again: ``op(stream)``.
+
+    It keeps its tensors alive and works on their memory, so write into them in place: ``x += y`` on a Paddle tensor
+    makes a new tensor under the old name, which the plan does not see.
+    """
+
+    __slots__ = ("_launch", "backend", "call")
+
+    def __init__(self, backend: Backend, call: Call, launch: Launch) -> None:
+        self.backend, self.call, self._launch = backend, call, launch
+
+    def __call__(self, stream: int = 0) -> None:
+        """Launch on a stream."""
+        if self.backend.debug:
+            check_values(self.call, self.backend.name, self.backend.to_host)
+        self._launch(stream)
+
+    def __repr__(self) -> str:
+        return f"<bound {self.call.op.name} on {self.backend.name}>"
+
+
+class Backend:
+    """One kind of hardware behind the op contract.
+
+    ``backend.verify_draft_tokens(...)`` checks and runs an op; ``backend.bind("verify_draft_tokens", ...)`` checks once
+    and returns a :class:`BoundOp`. Tensors are positional in the OpSpec's order or by name, attributes by name.
+    Subclasses set `name`, `device` ("cpu", "cuda"), `token_order`, `capabilities`, and implement `plan`.
+    """
+
+    name = ""
+    device = "cpu"
+    token_order = TokenOrder.SLOT
+    capabilities: Mapping[str, Capability] = {}
+
+    def __init__(self) -> None:
+        self.debug = False
+        """Check values (monotonic offsets, ids in range, NaN rows) before every launch and raise."""
+        self.fallbacks: tuple[Backend, ...] = ()
+        self.fallback_calls: dict[str, int] = {}
+        """How many calls (bound or not) of each op went to a fallback, for metrics."""
+
+    # What a subclass implements
+
+    def plan(self, call: Call) -> Launch:
+        """Prepare a checked call. The tensors in `call.tensors` are the caller's, in any framework."""
+        raise UnsupportedError(f"backend '{self.name}' does not implement '{call.op.name}'")
+
+    def workspace(self, op: str, **sizes: int) -> dict[str, Layout]:
+        """Tensors that the caller must allocate for `op` besides its inputs and outputs, by operand name.
+
+        `sizes` are contract symbols (M, L, V, ...) and integer attributes. The base needs none.
+        """
+        get_op(op)
+        return {}
+
+    def to_host(self, tensor: Any) -> NDArray[Any]:
+        """The tensor's values as NumPy, for debug checks."""
+        return as_numpy(tensor)
+
+    # What everybody calls
+
+    def capability(self, op: str) -> Capability | None:
+        """What this backend can do of `op`; None if nothing."""
+        get_op(op)
+        return self.capabilities.get(op)
+
+    def set_fallback(self, backends: Iterable[Backend]) -> None:
+        """Let these backends, in order, serve what this one lacks. Off unless asked for."""
+        self.fallbacks = tuple(backends)
+
+    def bind(self, op: str, *args: Any, **kwargs: Any) -> BoundOp:
+        """Check the arguments once and return a plan; raises ArgumentError or UnsupportedError."""
+        return self._bind(get_op(op), args, kwargs)
+
+    def _bind(self, spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundOp:
+        call = check_call(
+            spec,
+            tuple(args),
+            kwargs,
+            backend=self.name,
+            device=self.device,
+            attr_defaults={"token_order": self.token_order},
+        )
+        return BoundOp(self, call, self._server(call).plan(call))
+
+    def _server(self, call: Call) -> Backend:
+        """This backend, or the first fallback that covers the call."""
+        reasons: list[str] = []
+        for backend in (self, *self.fallbacks):
+            capability = backend.capabilities.get(call.op.name)
+            refusal = "the op is missing" if capability is None else capability.refusal(call)
+            if refusal is None and backend.device != self.device:
+                refusal = f"it works on {backend.device}, not {self.device}"
+            if refusal is None:
+                if backend is not self:
+                    self._note_fallback(call.op.name, backend.name, reasons[0])
+                return backend
+            reasons.append(f"{backend.name}: {refusal}")
+        cure = "choose a backend that has it, or allow one under 'fallback: {allow: [...]}'"
+        raise UnsupportedError(f"{call.op.name} [{self.name}]: not supported: {'; '.join(reasons)}; {cure}")
+
+    def _note_fallback(self, op: str, server: str, reason: str) -> None:
+        if op not in self.fallback_calls:
+            _log.warning("%s falls back to backend '%s' (%s)", op, server, reason)
+        self.fallback_calls[op] = self.fallback_calls.get(op, 0) + 1
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        spec = OPS.get(name)
+        if spec is None:
+            raise AttributeError(f"backend '{self.name}' has no attribute or op '{name}'")
+
+        def run(*args: Any, stream: int = 0, **kwargs: Any) -> None:
+            self._bind(spec, args, kwargs)(stream)
+
+        run.__name__ = name
+        run.__doc__ = spec.doc
+        # Kept, so that later look-ups find it without coming here.
+        self.__dict__[name] = run
+        return run
+
+    def explain(self) -> list[OpStatus]:
+        """For every op of the contract: available or not, why, and by whom."""
+        return [self._status(op) for op in OPS]
+
+    def _status(self, op: str) -> OpStatus:
+        own = self.capabilities.get(op)
+        if own is not None:
+            return OpStatus(op, True, own.modes())
+        for backend in self.fallbacks:
+            capability = backend.capabilities.get(op)
+            if capability is not None:
+                return OpStatus(op, True, capability.modes(), f"{self.name} lacks it", via=backend.name)
+        cure = "choose another backend, or allow a fallback that has it"
+        return OpStatus(op, False, reason=f"{self.name} does not implement it", cure=cure)
+
+    def __repr__(self) -> str:
+        return f"<Backend {self.name}>"

@@ -1,0 +1,7 @@
+"""``python -m specdec_hal.cli``."""
+
+import sys
+
+from specdec_hal.cli import main
+
+sys.exit(main())

@@ -1,0 +1,108 @@
+"""Explain an op (its contract) or a backend (per op: available, or the reason and the cure).
+
+Without a name: the backend that --config and --set choose, with its fallbacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from enum import Enum
+from typing import Any
+
+from specdec_hal import registry
+from specdec_hal.cli.output import Output, add_config_arguments, read_config, table
+from specdec_hal.errors import UnknownBackendError
+from specdec_hal.ops import OPS, OpSpec
+from specdec_hal.registry import Explanation
+from specdec_hal.suggest import did_you_mean
+
+HELP = "explain an op or a backend"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The name, or a configuration."""
+    parser.add_argument("name", metavar="OP|BACKEND", nargs="?", help="what to explain")
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Print the explanation."""
+    if args.name in OPS:
+        _print_op(OPS[args.name], output)
+        return 0
+    if args.name is None:
+        config = read_config(args)
+        explanation = registry.explain(config.backend_settings.name, fallback=config.fallback.allow)
+    else:
+        explanation = _explain_backend(args.name)
+    _print_backend(explanation, output)
+    return 0
+
+
+def _explain_backend(name: str) -> Explanation:
+    try:
+        return registry.explain(name)
+    except UnknownBackendError:
+        known = [info.name for info in registry.backends()]
+        raise UnknownBackendError(
+            f"'{name}' is neither an op nor a backend{did_you_mean(name, [*OPS, *known])}; "
+            f"ops: {', '.join(OPS)}; backends: {', '.join(known) or 'none'}"
+        ) from None
+
+
+def _print_op(spec: OpSpec, output: Output) -> None:
+    if output.json:
+        output.document(_op_document(spec))
+        return
+    from specdec_hal.ops.docs import render_op
+
+    text = render_op(spec)
+    if output.console.is_terminal:
+        from rich.markdown import Markdown
+
+        output.console.print(Markdown(text))
+    else:
+        print(text, file=output.stdout)
+
+
+def _op_document(spec: OpSpec) -> dict[str, Any]:
+    return {
+        "op": spec.name,
+        "section": spec.section,
+        "summary": spec.summary,
+        "doc": spec.doc,
+        "operands": [
+            {
+                "name": operand.name,
+                "role": operand.role.value,
+                "dtypes": list(operand.tensor.dtypes),
+                "shape": [str(extent) for extent in operand.tensor.shape],
+                "optional": operand.optional,
+                "when": None if operand.when is None else str(operand.when),
+                "doc": operand.tensor.doc,
+            }
+            for operand in spec.operands
+        ],
+        "attrs": [
+            {
+                "name": attr.name,
+                "allowed": attr.allowed(),
+                "default": attr.default.name if isinstance(attr.default, Enum) else attr.default,
+                "doc": attr.doc,
+            }
+            for attr in spec.attrs
+        ],
+        "relations": [str(relation) for relation in spec.relations],
+    }
+
+
+def _print_backend(explanation: Explanation, output: Output) -> None:
+    if output.json:
+        output.document({"backend": explanation.backend, "ops": [asdict(status) for status in explanation]})
+        return
+    rows = table(f"Backend '{explanation.backend}'", "op", "available", "via", "modes, or what is missing")
+    for status in explanation:
+        detail = status.modes if status.available else "; ".join(p for p in (status.reason, status.cure) if p)
+        rows.add_row(status.op, "yes" if status.available else "no", status.via, detail)
+    output.console.print(rows)

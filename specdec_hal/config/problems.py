@@ -1,0 +1,162 @@
+"""Wording what is wrong with a configuration: which key, what was expected, what came.
+
+The expectation is read off the schema (type, range, allowed values), so it is written nowhere twice.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from specdec_hal.plugins import short
+from specdec_hal.suggest import did_you_mean
+
+Key = tuple[str, ...]
+Schema = type[BaseModel]
+
+_KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list", dict: "a mapping"}
+
+
+def dotted(key: Key) -> str:
+    """``("sampling", "stop", "[1]")`` as ``sampling.stop[1]``."""
+    return ".".join(key).replace(".[", "[")
+
+
+def keys(schema: Schema) -> str:
+    """The keys of a section, for messages."""
+    return ", ".join(_fields(schema))
+
+
+def got(value: object) -> str:
+    """A value as a user wrote it, with its type where that may be the mistake."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    kind = _KINDS.get(type(value), type(value).__name__)
+    return short(value) if type(value) in (int, float) else f"{short(value)} ({kind})"
+
+
+def problems(error: ValidationError, schema: Schema) -> Iterator[tuple[str, str]]:
+    """Every problem pydantic found, as (dotted key, message)."""
+    for detail in error.errors(include_url=False):
+        key = tuple(f"[{part}]" if isinstance(part, int) else str(part) for part in detail["loc"])
+        context = detail.get("ctx", {})
+        if detail["type"] == "combination":
+            yield from context["problems"]
+        elif detail["type"] == "unknown_name":
+            yield dotted(key), context["detail"]
+        elif detail["type"] in ("extra_forbidden", "invalid_key"):
+            yield dotted(key), _unknown_key(key, schema)
+        else:
+            yield dotted(key), _wrong_value(key, schema, detail["input"])
+
+
+def _fields(schema: Schema) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in schema.model_fields.items()}
+
+
+def _unknown_key(key: Key, schema: Schema) -> str:
+    *path, last = key
+    section = _section(tuple(path), schema)
+    siblings = _fields(section)
+    hint = did_you_mean(last, siblings)
+    if not hint:  # right name, wrong section?
+        elsewhere = {dotted(full) for full in _leaves(schema) if full[-1] == last}
+        hint = f"; did you mean '{sorted(elsewhere)[0]}'?" if elsewhere else ""
+    return f"unknown key{hint}; allowed: {', '.join(siblings)}"
+
+
+def _leaves(schema: Schema, prefix: Key = ()) -> Iterator[Key]:
+    for name, field in _fields(schema).items():
+        annotation = field.annotation
+        if _is_section(annotation):
+            yield from _leaves(annotation, (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+def _is_section(annotation: object) -> TypeGuard[Schema]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _section(path: Key, schema: Schema) -> Schema:
+    for part in path:
+        schema = _fields(schema)[part].annotation  # type: ignore[assignment]
+    return schema
+
+
+def _annotation(key: Key, schema: Schema) -> tuple[Any, list[Any]]:
+    """The type and constraints at a key; list items are ``[i]``."""
+    annotation: Any = schema
+    constraints: list[Any] = []
+    for part in key:
+        if get_origin(annotation) is dict:  # free-form below here
+            break
+        if part.startswith("["):
+            (annotation,) = get_args(annotation)
+            annotation, constraints = _bare(annotation)
+        else:
+            field = _fields(annotation)[part]
+            annotation, constraints = _bare(field.annotation)
+            constraints = [*field.metadata, *constraints]
+    return annotation, constraints
+
+
+def _bare(annotation: Any) -> tuple[Any, list[Any]]:
+    """An annotation without ``Annotated``, and the constraints it carried."""
+    if get_origin(annotation) is not Annotated:
+        return annotation, []
+    bare, *extras = get_args(annotation)
+    constraints: list[Any] = []
+    for extra in extras:
+        constraints += extra.metadata if isinstance(extra, FieldInfo) else [extra]
+    return bare, constraints
+
+
+def _wrong_value(key: Key, schema: Schema, value: object) -> str:
+    annotation, constraints = _annotation(key, schema)
+    expected = f"expected {_describe(annotation, constraints)}"
+    choices = _choices(annotation)
+    if choices and isinstance(value, str):
+        return f"{expected}, got '{value}'{did_you_mean(value, choices)}"
+    return f"{expected}, got {got(value)}"
+
+
+def _choices(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [member.name.lower() for member in annotation]
+    return []
+
+
+def _describe(annotation: Any, constraints: list[Any]) -> str:
+    if get_origin(annotation) in (Union, types.UnionType):
+        parts = [_bare(part) for part in get_args(annotation) if part is not type(None)]
+        return " or ".join([*(_describe(part, constraints + own) for part, own in parts), "null"])
+    if choices := _choices(annotation):
+        return f"one of {', '.join(choices)}"
+    if _is_section(annotation):
+        return f"a mapping with the keys {keys(annotation)}"
+    if get_origin(annotation) is list:
+        return f"a list with {_describe(*_bare(get_args(annotation)[0]))} per item"
+    if annotation is bool:
+        return "true or false"
+    if annotation is str and any(getattr(item, "min_length", 0) for item in constraints):
+        return "a non-empty string"
+    kind = _KINDS[get_origin(annotation) or annotation]
+    return f"{kind}{_range(constraints)}"
+
+
+def _range(constraints: list[Any]) -> str:
+    limit: Mapping[str, Any] = {
+        name: getattr(item, name) for item in constraints for name in ("ge", "gt", "le", "lt") if hasattr(item, name)
+    }
+    if "ge" in limit and "le" in limit:
+        return f" in {limit['ge']}..{limit['le']}"
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return "".join(f" {'and ' if i else ''}{signs[name]} {limit[name]}" for i, name in enumerate(limit))

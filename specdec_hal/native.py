@@ -1,0 +1,50 @@
+"""Finding and loading the native libraries that the build puts into ``specdec_hal/lib``."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from specdec_hal.errors import BackendUnavailableError
+
+
+def library_path(name: str) -> Path | None:
+    """Where ``lib<name>.so`` is installed, or None. Imports nothing, so a backend's probe may call it.
+
+    The import system is asked rather than this file's folder, because in an editable install the libraries are not next
+    to the Python sources; asking it also triggers the rebuild of installs made with ``editable.rebuild=true``.
+    """
+    try:
+        spec = importlib.util.find_spec(f"specdec_hal.lib.lib{name}")
+    except ModuleNotFoundError:  # no specdec_hal/lib at all: nothing was built
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+
+
+@cache
+def load_library(name: str) -> Any:
+    """Load ``lib<name>.so`` once and return it as a ``tvm_ffi.Module``, whose exported functions are attributes.
+
+    Args:
+        name: without prefix and suffix, e.g. ``"specdec_common"``.
+
+    Raises:
+        BackendUnavailableError: the library was not built, or cannot be loaded here.
+    """
+    path = library_path(name)
+    if path is None:
+        raise BackendUnavailableError(
+            f"expected the native library lib{name}.so in the installed package specdec_hal, found none; build it: "
+            "`make setup` in a clone, or `pip install --no-build-isolation -e .` in your own environment"
+        )
+    import tvm_ffi
+
+    try:
+        return tvm_ffi.load_module(str(path))
+    except (OSError, RuntimeError) as error:
+        raise BackendUnavailableError(
+            f"expected to load {path}, got: {error}; it was built for another machine or apache-tvm-ffi: reinstall "
+            "specdec-hal here"
+        ) from error

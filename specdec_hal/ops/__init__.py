@@ -1,0 +1,42 @@
+"""The contract as code: one OpSpec per op.
+
+`spec` defines what an OpSpec is; `vocabulary` the tensors ops exchange; `step_index`, `sampling`, `verify`, `ngram` and
+`output` the ops by section of the contract; `validate` checks a call against an OpSpec; `docs` renders it; `generate`
+makes test inputs from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.ops import ngram, output, sampling, step_index, verify
+from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Purpose, Strategy, TokenOrder
+from specdec_hal.ops.spec import OpSpec
+
+OPS: Mapping[str, OpSpec] = {
+    spec.name: spec for module in (step_index, sampling, verify, ngram, output) for spec in module.OPS
+}
+
+
+def get_op(name: str) -> OpSpec:
+    """The OpSpec of that name; UnsupportedError with the nearest names otherwise."""
+    try:
+        return OPS[name]
+    except KeyError:
+        near = get_close_matches(name, OPS, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"ops: {', '.join(OPS)}"
+        raise UnsupportedError(f"no op '{name}' in the contract; {hint}") from None
+
+
+__all__ = [
+    "OPS",
+    "AcceptPolicy",
+    "MatchPolicy",
+    "OpSpec",
+    "Purpose",
+    "Strategy",
+    "TokenOrder",
+    "get_op",
+]

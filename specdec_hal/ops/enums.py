@@ -1,0 +1,45 @@
+"""Enumerated attributes of the ops. The integer values are part of the contract: compiled backends receive them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Purpose(IntEnum):
+    """What a random number is drawn for: the third word of the Philox counter (contracts, section 0)."""
+
+    SAMPLE = 0
+    ACCEPT = 1
+    RESIDUAL = 2
+    CANDIDATE = 3
+
+
+class Strategy(IntEnum):
+    """How `verify_draft_tokens` compares a draft with the target model."""
+
+    GREEDY = 0
+    TARGET_MATCH = 1
+    TOPP = 2
+    REJECTION = 3
+
+
+class AcceptPolicy(IntEnum):
+    """NORMAL verifies; ACCEPT_ALL (warm-up, benchmarks) and REJECT_ALL do not look at the drafts."""
+
+    NORMAL = 0
+    ACCEPT_ALL = 1
+    REJECT_ALL = 2
+
+
+class MatchPolicy(IntEnum):
+    """Which occurrence of the query an n-gram look-up continues from."""
+
+    LEFTMOST = 0
+    LATEST = 1
+
+
+class TokenOrder(IntEnum):
+    """The order in which a backend wants the packed tokens of a step."""
+
+    SLOT = 0
+    PREFILL_FIRST = 1

@@ -1,0 +1,99 @@
+"""Section 6: draft by looking the last tokens up in the request's own history."""
+
+from __future__ import annotations
+
+from specdec_hal.ops.build import inout, inp, op
+from specdec_hal.ops.enums import MatchPolicy
+from specdec_hal.ops.spec import AttrSpec, Relation
+
+MAX_NGRAM_SIZE = 16
+
+_SIZES = (
+    AttrSpec("max_ngram_size", int, "Longest query tried, and the first.", minimum=1, maximum=MAX_NGRAM_SIZE),
+    AttrSpec("min_ngram_size", int, "Shortest query tried.", 1, minimum=1, maximum=MAX_NGRAM_SIZE),
+)
+_SIZE_ORDER = Relation("min_ngram_size", "max_ngram_size")
+_MATCH_ATTRS = (
+    *_SIZES,
+    AttrSpec("token_budget", int, "Most input tokens of the next step, base tokens included.", minimum=0),
+    AttrSpec("match_policy", MatchPolicy, "LEFTMOST: FastDeploy's rule. LATEST: the runner's default."),
+    AttrSpec("pad_to_max", bool, "Pad every decode slot to S tokens: static shapes for graphs.", False),
+)
+_STATE = ("token_ids_all", "prompt_lens", "step_idx", "draft_token_num", "seq_lens_encoder", "seq_lens_decoder")
+_MATCH_OPERANDS = (
+    inp(*_STATE, "max_dec_len"),
+    inout("draft_tokens", "seq_lens_this_time"),
+    inout("index", optional=True),
+)
+
+_BUDGET = """
+    Budget, one rule for all backends: granted_b = base + clamp(token_budget - used - left - base, 0, cnt), where used
+    = sum of slt over earlier slots as granted (prefill slots: their slt) and left = number of later slots < B with
+    enc > 0 or dec > 0. `pad_to_max`: afterwards every decode slot with slt >= 1 is padded to slt = S with its last
+    valid draft (the base token if it has none), whatever the budget and the length limit; the verifier enforces the
+    limit.
+"""
+
+NGRAM_MATCH = op(
+    "ngram_match",
+    6,
+    "Propose drafts from an earlier occurrence of the last n tokens.",
+    f"""
+    Runs after `update_model_status`, for slots < B. enc > 0: untouched. dec == 0: slt = 0. Otherwise base = 1 and q =
+    min(draft_token_num, K, max_dec_len - step_idx - 1). gen = the step_idx generated tokens; query(n) = the last n of
+    gen (needs step_idx >= n). For n = max_ngram_size down to min_ngram_size:
+
+    LEFTMOST: in the prompt, then in gen, the leftmost occurrence with at least one following token inside that same
+    haystack. LATEST: in prompt ++ gen as one text, the rightmost occurrence with at least one following token. cnt =
+    min(q, tokens left in that haystack); drafts go to draft_tokens[b, 1..cnt], the rest of the row is untouched. q <=
+    0 or no match: cnt = 0. {_BUDGET} With an up-to-date `index` the results are equal and the look-up does not depend
+    on the history's length. Source: prompt look-up decoding (Saxena 2023); FastDeploy PRs #6960, #7103, #7136.
+    """,
+    *_MATCH_OPERANDS,
+    attrs=_MATCH_ATTRS,
+    relations=(Relation("B", "M"), _SIZE_ORDER),
+)
+
+HYBRID_MTP_NGRAM = op(
+    "hybrid_mtp_ngram",
+    6,
+    "Extend MTP drafts with an n-gram continuation.",
+    f"""
+    As `ngram_match`, but a decode slot enters with slt = ori = 1 + MTP drafts (clamped to [1, S]) and keeps them:
+    base = ori. The query is the suffix of gen ++ draft_tokens[b, 1..ori-1]; the searched text is prompt ++ gen ++
+    those drafts (LEFTMOST: prompt, then gen ++ drafts). q = min(K + 1 - ori, max_dec_len - step_idx - ori);
+    `draft_token_num` does not enter. Drafts are appended at column ori; MTP drafts are never taken away by the
+    budget. {_BUDGET}
+    """,
+    *_MATCH_OPERANDS,
+    attrs=_MATCH_ATTRS,
+    relations=(Relation("B", "M"), _SIZE_ORDER),
+)
+
+NGRAM_INDEX_UPDATE = op(
+    "ngram_index_update",
+    6,
+    "Bring each slot's n-gram index up to date with its history.",
+    """
+    Appends what prompt ++ generated holds beyond what the index has seen, for slots with dec > 0 and enc == 0; other
+    slots are untouched. The n-gram sizes must be those of the look-up. Accepted tokens are final: a history that
+    changes or shrinks needs `ngram_index_reset` first.
+    """,
+    inout("index"),
+    inp("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder"),
+    attrs=_SIZES,
+    relations=(_SIZE_ORDER,),
+)
+
+NGRAM_INDEX_RESET = op(
+    "ngram_index_reset",
+    6,
+    "Forget the history of the given slots (a new request, or a changed history).",
+    """
+    Slots whose `reset_slots` is false are untouched. A fresh index must be reset in all slots before its first use.
+    """,
+    inout("index"),
+    inp("reset_slots"),
+)
+
+OPS = (NGRAM_MATCH, HYBRID_MTP_NGRAM, NGRAM_INDEX_UPDATE, NGRAM_INDEX_RESET)

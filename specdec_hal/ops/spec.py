@@ -1,0 +1,235 @@
+"""What an op *is*, as data.
+
+An :class:`OpSpec` is the only place where an op's tensors, dtypes, shapes, attributes and value rules are written.
+Validation (`validate`), help text and the contracts page (`docs`), and generated test inputs (`generate`) are derived
+from it; a backend supplies nothing but the computation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+Symbols = Mapping[str, int]
+Values = Mapping[str, Any]
+
+FLOATS = ("float32", "float16", "bfloat16")
+
+
+class Role(Enum):
+    """Whether an op reads a tensor, writes it, or both."""
+
+    IN = "in"
+    OUT = "out"
+    INOUT = "inout"
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One extent of a shape: a number, a symbol, or a symbol plus a number (``B+1``, ``S-1``)."""
+
+    symbol: str | None
+    offset: int
+
+    @classmethod
+    def parse(cls, text: str | int) -> Dim:
+        """Read ``4``, ``"M"``, ``"B+1"`` or ``"S-1"``."""
+        if isinstance(text, int):
+            return cls(None, text)
+        match = re.fullmatch(r"([A-Z][A-Za-z_]*)([+-]\d+)?", text)
+        if match is None:
+            raise ValueError(f"bad dimension {text!r}: expected a symbol such as 'M', or 'B+1'")
+        return cls(match[1], int(match[2] or 0))
+
+    def value(self, symbols: Symbols) -> int:
+        """The extent once every symbol is known."""
+        return self.offset + (symbols[self.symbol] if self.symbol is not None else 0)
+
+    def __str__(self) -> str:
+        if self.symbol is None:
+            return str(self.offset)
+        return self.symbol + (f"{self.offset:+d}" if self.offset else "")
+
+
+@dataclass(frozen=True)
+class ValueRule:
+    """What the values of an input tensor must satisfy. Checked in debug mode only: ops clamp, they never trust.
+
+    `check` gets the array (as NumPy) and the bound symbols, and returns the first offence as text, or None.
+    """
+
+    doc: str
+    check: Callable[[Any, Symbols], str | None]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A named tensor of the project's vocabulary. A name means the same thing in every op that takes it."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    shape: tuple[str | int, ...]
+    doc: str
+    values: ValueRule | None = None
+    dtype_of: str = ""
+    """Name of the operand whose dtype this one must have."""
+
+    @cached_property
+    def dims(self) -> tuple[Dim, ...]:
+        """The shape, parsed."""
+        return tuple(Dim.parse(extent) for extent in self.shape)
+
+
+@dataclass(frozen=True)
+class When:
+    """An operand is needed only for some values of an attribute."""
+
+    attr: str
+    values: tuple[Any, ...]
+
+    def holds(self, attrs: Values) -> bool:
+        """Whether the attribute has one of the values."""
+        return attrs[self.attr] in self.values
+
+    def __str__(self) -> str:
+        names = ", ".join(v.name if isinstance(v, Enum) else str(v) for v in self.values)
+        return f"{self.attr} in ({names})"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor in an op's signature.
+
+    `optional`: may be None. `when`: required for those attribute values, and refused for all others unless also
+    optional there. `shape_by`: (attribute, value -> shape) where the shape depends on an attribute.
+    """
+
+    tensor: TensorSpec
+    role: Role
+    optional: bool = False
+    when: When | None = None
+    shape_by: tuple[str, Mapping[Any, tuple[str | int, ...]]] | None = None
+
+    @property
+    def name(self) -> str:
+        """The tensor's name, which is also the argument's."""
+        return self.tensor.name
+
+    def dims(self, attrs: Values) -> tuple[Dim, ...]:
+        """The parsed shape for these attributes."""
+        if self.shape_by is None:
+            return self.tensor.dims
+        attr, shapes = self.shape_by
+        return tuple(Dim.parse(extent) for extent in shapes[attrs[attr]])
+
+    def wanted(self, attrs: Values) -> bool:
+        """Whether the op uses this operand at all under these attributes."""
+        return self.when is None or self.when.holds(attrs)
+
+
+@dataclass(frozen=True)
+class AttrSpec:
+    """A keyword attribute. An IntEnum accepts its members or their names in any case.
+
+    `default` None means required, unless `from_backend`: then the backend's property of the same name is the default.
+    """
+
+    name: str
+    kind: type[bool] | type[int] | type[IntEnum]
+    doc: str
+    default: Any = None
+    minimum: int | None = None
+    maximum: int | None = None
+    from_backend: bool = False
+
+    def allowed(self) -> str:
+        """The allowed values, for messages and docs."""
+        if issubclass(self.kind, IntEnum):
+            return " | ".join(member.name for member in self.kind)
+        if self.kind is bool:
+            return "bool"
+        low = "-inf" if self.minimum is None else str(self.minimum)
+        high = "inf" if self.maximum is None else str(self.maximum)
+        return f"int in [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class Relation:
+    """An inequality between bound symbols or attributes, such as ``B <= M``."""
+
+    left: str
+    right: str
+
+    def holds(self, known: Symbols) -> bool:
+        """Whether left <= right; a side that no given operand binds puts no limit."""
+        left, right = known.get(self.left), known.get(self.right)
+        return left is None or right is None or left <= right
+
+    def __str__(self) -> str:
+        return f"{self.left} <= {self.right}"
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op of the contract. `doc` states the semantics; `reference` is where they are executable."""
+
+    name: str
+    section: int
+    summary: str
+    doc: str
+    operands: tuple[Operand, ...]
+    attrs: tuple[AttrSpec, ...] = ()
+    relations: tuple[Relation, ...] = ()
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Operand]:
+        """Operands by argument name."""
+        return {operand.name: operand for operand in self.operands}
+
+    @cached_property
+    def attr_by_name(self) -> Mapping[str, AttrSpec]:
+        """Attributes by name."""
+        return {attr.name: attr for attr in self.attrs}
+
+
+def between(low: int, high: str | int | None) -> ValueRule:
+    """Every value in [low, high]; `high` may be a symbol expression such as ``S`` or ``V-1``."""
+    top = None if high is None else Dim.parse(high)
+
+    def check(array: Any, symbols: Symbols) -> str | None:
+        limit = None
+        if top is not None and (top.symbol is None or top.symbol in symbols):
+            limit = top.value(symbols)
+        bad = array < low
+        if limit is not None:
+            bad = bad | (array > limit)
+        if not bad.any():
+            return None
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        return f"{array[where]} at {list(where)}"
+
+    return ValueRule(f"in [{low}, {'inf' if top is None else top}]", check)
+
+
+def _check_offsets(array: Any, symbols: Symbols) -> str | None:
+    if array.size and array[0] != 0:
+        return f"{array[0]} at [0]"
+    drop = np.flatnonzero(np.diff(array) < 0)
+    return f"{array[drop[0] + 1]} after {array[drop[0]]} at [{drop[0] + 1}]" if drop.size else None
+
+
+def _check_no_nan(array: Any, symbols: Symbols) -> str | None:
+    values = array.astype(np.uint32) << 16 if array.dtype == np.uint16 else array
+    nan = np.isnan(values.view(np.float32) if array.dtype == np.uint16 else values)
+    rows = np.flatnonzero(nan.any(axis=-1))
+    return f"NaN in row {rows[0]}" if rows.size else None
+
+
+OFFSETS = ValueRule("non-decreasing, starting at 0", _check_offsets)
+NO_NAN = ValueRule("no NaN", _check_no_nan)

@@ -1,0 +1,253 @@
+"""Checking a call against its OpSpec, before anything is launched.
+
+:func:`check_call` looks at names, dtypes, shapes, devices, layout, aliasing and attributes; it reads no tensor value.
+:func:`check_values` (debug mode) reads them. Both raise :class:`~specdec_hal.errors.ArgumentError` for the first
+offence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import IntEnum
+from numbers import Integral
+from typing import Any, NoReturn
+
+import numpy as np
+
+from specdec_hal.errors import ArgumentError
+from specdec_hal.ops.spec import AttrSpec, Dim, Operand, OpSpec, Role
+from specdec_hal.ops.vocabulary import MINIMUM
+from specdec_hal.tensors import as_numpy, describe, numpy_dtype_name
+
+
+@dataclass
+class Call:
+    """A checked call: tensors by name in signature order (None where absent), attributes typed, symbols bound."""
+
+    op: OpSpec
+    tensors: dict[str, Any]
+    attrs: dict[str, Any]
+    symbols: dict[str, int]
+    dtypes: dict[str, str]
+
+
+class _Raise:
+    """Raises ArgumentError for one op on one backend."""
+
+    def __init__(self, op: OpSpec, backend: str) -> None:
+        self.op, self.backend = op, backend
+
+    def __call__(self, argument: str, expected: str, got: str, cure: str) -> NoReturn:
+        raise ArgumentError(
+            op=self.op.name, backend=self.backend, argument=argument, expected=expected, got=got, cure=cure
+        )
+
+
+def check_call(
+    op: OpSpec,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    backend: str,
+    device: str = "cpu",
+    attr_defaults: Mapping[str, Any] = {},
+) -> Call:
+    """Bind and check the arguments of `op`.
+
+    `device` is the kind of device the backend works on ("cpu", "cuda"); all tensors must share one device of that
+    kind. `attr_defaults` supplies the attributes that a backend answers for (`token_order`).
+    """
+    fail = _Raise(op, backend)
+    if len(args) > len(op.operands):
+        fail("*args", f"at most {len(op.operands)} positional tensors", str(len(args)), "pass attributes by keyword")
+    given = dict(zip(op.by_name, args, strict=False))
+    for name, value in kwargs.items():
+        if name in given:
+            fail(name, "one value", "two (by position and by keyword)", "pass it once")
+        if name not in op.by_name and name not in op.attr_by_name:
+            known = [*op.by_name, *op.attr_by_name]
+            near = get_close_matches(name, known, n=1)
+            fail(name, f"one of {', '.join(known)}", "an unknown name", f"use '{near[0]}'" if near else "remove it")
+        given[name] = value
+    attrs = {spec.name: _check_attr(spec, given, attr_defaults, fail) for spec in op.attrs}
+    return _check_tensors(op, given, attrs, device, fail)
+
+
+def _check_attr(spec: AttrSpec, given: Mapping[str, Any], defaults: Mapping[str, Any], fail: _Raise) -> Any:
+    name = spec.name
+    if name not in given:
+        value = defaults.get(name) if spec.from_backend else spec.default
+        if value is None:
+            fail(name, spec.allowed(), "nothing", "pass it by keyword")
+        return value
+    value = given[name]
+    kind = spec.kind
+    if issubclass(kind, IntEnum):
+        if type(value) is kind:
+            return value
+        member = kind.__members__.get(value.upper()) if isinstance(value, str) else None
+        if member is None:
+            fail(name, spec.allowed(), repr(value), f"pass a {kind.__name__} or its name")
+        return member
+    if kind is bool:
+        if not isinstance(value, (bool, np.bool_)):
+            fail(name, "bool", repr(value), "pass True or False")
+        return bool(value)
+    low, high = spec.minimum, spec.maximum
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or (low is not None and value < low) or (high is not None and value > high):
+        fail(name, spec.allowed(), repr(value), "pass an int in range")
+    return int(value)
+
+
+def _check_tensors(op: OpSpec, given: dict[str, Any], attrs: dict[str, Any], device: str, fail: _Raise) -> Call:
+    tensors: dict[str, Any] = {}
+    dtypes: dict[str, str] = {}
+    symbols: dict[str, int] = {}
+    bound_by: dict[str, str] = {}
+    owners: dict[int, str] = {}
+    clash = False
+    place = ""
+    for operand in op.operands:
+        name = operand.tensor.name
+        value = given.get(name)
+        if operand.when is not None and not operand.when.holds(attrs):
+            if value is not None:
+                fail(name, f"nothing unless {operand.when}", "a tensor", "leave it out or change the attribute")
+            tensors[name] = None
+            continue
+        if value is None:
+            if not operand.optional:
+                fail(name, f"a tensor ({_declared(operand, attrs)})", "nothing", "pass it")
+            tensors[name] = None
+            continue
+        tensors[name] = value
+        if type(value) is np.ndarray:
+            flags = value.flags
+            dtype = numpy_dtype_name(value.dtype)
+            shape, contiguous, writeable, where = value.shape, flags.c_contiguous, flags.writeable, "cpu"
+            base = value.base
+            owner = id(value) if base is None else id(base)
+            # A foreign owner (a DLPack capsule, a buffer) may share its memory with others under another identity.
+            clash = clash or owner in owners or not (base is None or type(base) is np.ndarray)
+            owners[owner] = name
+        else:
+            info = describe(value)
+            if info is None:
+                fail(
+                    name,
+                    f"a tensor ({_declared(operand, attrs)})",
+                    type(value).__name__,
+                    "pass a NumPy or DLPack tensor",
+                )
+            dtype, shape, where, contiguous, writeable, _, _ = info
+            clash = True
+        dtypes[name] = dtype
+        if dtype not in operand.tensor.dtypes:
+            fail(name, f"dtype {' | '.join(operand.tensor.dtypes)}", dtype, "cast it; nothing is converted silently")
+        if where != (place or where) or not where.startswith(device):
+            expected = f"a tensor on {place or device}"
+            fail(name, expected, f"one on {where}", "move it to the backend's device, or choose another backend")
+        place = where
+        if not contiguous:
+            fail(name, "a C-contiguous tensor", "a strided view", "pass a contiguous copy")
+        if operand.role is not Role.IN and not writeable:
+            fail(name, f"a writable tensor (role {operand.role.value})", "a read-only one", "pass a writable tensor")
+        _bind_shape(operand, operand.dims(attrs), shape, symbols, bound_by, attrs, fail)
+    for operand in op.operands:
+        like = operand.tensor.dtype_of
+        if like and dtypes.get(operand.name) != dtypes.get(like):
+            fail(operand.name, f"dtype {dtypes[like]}, that of '{like}'", dtypes[operand.name], "cast one of them")
+    for name, minimum in MINIMUM.items():
+        if symbols.get(name, minimum) < minimum:
+            fail(bound_by[name], f"{name} >= {minimum}", f"{name} = {symbols[name]}", "pass a larger tensor")
+    if op.relations:
+        known = {**symbols, **attrs}
+        for relation in op.relations:
+            if not relation.holds(known):
+                left, right = relation.left, relation.right
+                argument = bound_by.get(left, left)
+                fail(argument, str(relation), f"{left} = {known[left]}, {right} = {known[right]}", "make them agree")
+    if clash:
+        _check_aliasing(op, tensors, fail)
+    return Call(op, tensors, attrs, symbols, dtypes)
+
+
+def _bind_shape(
+    operand: Operand,
+    dims: tuple[Dim, ...],
+    shape: tuple[int, ...],
+    symbols: dict[str, int],
+    bound_by: dict[str, str],
+    attrs: Mapping[str, Any],
+    fail: _Raise,
+) -> None:
+    rank = len(dims)
+    if len(shape) != rank and not (rank == 1 and len(shape) == 2 and shape[1] == 1):
+        fail(operand.name, f"rank {rank} {_show(dims)}", f"rank {len(shape)} {list(shape)}", "reshape it")
+    for dim, extent in zip(dims, shape, strict=False):
+        symbol = dim.symbol
+        if symbol is None:
+            wanted = dim.offset
+        elif symbol in symbols:
+            wanted = symbols[symbol] + dim.offset
+        else:
+            wanted = extent
+            symbols[symbol] = extent - dim.offset
+            bound_by[symbol] = operand.name
+            if extent < dim.offset:
+                fail(operand.name, f"shape {_show(dims)}", str(list(shape)), f"{dim} cannot be {extent}")
+        if extent != wanted:
+            cause = f" ({symbol} = {symbols[symbol]} from '{bound_by[symbol]}')" if symbol else ""
+            fail(operand.name, f"shape {_show(dims)}, so {dim} = {wanted}{cause}", str(list(shape)), "make them agree")
+
+
+def _check_aliasing(op: OpSpec, tensors: Mapping[str, Any], fail: _Raise) -> None:
+    spans = []
+    for operand in op.operands:
+        value = tensors[operand.name]
+        info = None if value is None else describe(value)
+        if info is not None and info.nbytes:
+            spans.append((info.address, info.address + info.nbytes, operand.role is not Role.IN, operand.name))
+    spans.sort()
+    # Sorted by start, so that a tensor can only overlap the furthest-reaching ones before it: of all, and of written.
+    reach: tuple[int, str] = (0, "")
+    written_reach: tuple[int, str] = (0, "")
+    for start, stop, written, name in spans:
+        end, other = reach if written else written_reach
+        if start < end:
+            fail(
+                name,
+                f"memory of its own (one of the two is written), not shared with '{other}'",
+                "an alias",
+                "copy one",
+            )
+        reach = max(reach, (stop, name))
+        if written:
+            written_reach = max(written_reach, (stop, name))
+
+
+def check_values(call: Call, backend: str, to_host: Any = as_numpy) -> None:
+    """Check value rules of inputs and the op's preconditions; `to_host` copies a device tensor to NumPy."""
+    fail = _Raise(call.op, backend)
+    for operand in call.op.operands:
+        rule = operand.tensor.values
+        tensor = call.tensors[operand.name]
+        if tensor is None or rule is None or operand.role is Role.OUT:
+            continue
+        array = to_host(tensor)
+        if operand.tensor.dims and array.ndim > len(operand.tensor.dims):
+            array = array[..., 0]
+        offence = rule.check(array, call.symbols)
+        if offence is not None:
+            fail(operand.name, f"values {rule.doc}", offence, "fix the producer (debug mode checks values)")
+
+
+def _show(dims: tuple[Dim, ...]) -> str:
+    return "[" + ", ".join(map(str, dims)) + "]"
+
+
+def _declared(operand: Operand, attrs: Mapping[str, Any]) -> str:
+    return f"{' | '.join(operand.tensor.dtypes)} {_show(operand.dims(attrs))}"

@@ -1,0 +1,119 @@
+"""The named tensors that ops exchange. Each name has one dtype set, one shape and one meaning, in every op.
+
+Symbols: M slots allocated, B slots in use (<= M), S = K+1 tokens a slot verifies at most, L `max_model_len`, V
+vocabulary, D row width, C candidates, E end tokens, W bad tokens a slot, N = 1 + top log-probabilities, I_cap width
+of `input_ids`, T_cap / R_cap / A_cap capacities of packed inputs, logit rows and accepted tokens, X bytes of an index
+row.
+"""
+
+from __future__ import annotations
+
+from specdec_hal.ops.spec import FLOATS, NO_NAN, OFFSETS, TensorSpec, ValueRule, between
+
+I64, I32, F32, BOOL = ("int64",), ("int32",), ("float32",), ("bool",)
+_ALL: dict[str, TensorSpec] = {}
+
+MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "D": 1, "C": 1, "N": 1}
+"""Smallest extent of the symbols that may not be 0."""
+
+
+def _tensor(
+    name: str,
+    dtypes: tuple[str, ...],
+    shape: tuple[str | int, ...],
+    doc: str,
+    values: ValueRule | None = None,
+    dtype_of: str = "",
+) -> None:
+    _ALL[name] = TensorSpec(name, dtypes, shape, doc, values, dtype_of)
+
+
+# Slot state
+_tensor("input_ids", I64, ("M", "I_cap"), "Prompt tokens of this step's prefill chunk, from column 0.")
+_tensor(
+    "draft_tokens", I64, ("M", "S"), "Column 0: the last accepted token, not yet in the KV cache; columns 1..: drafts."
+)
+_tensor(
+    "seq_lens_this_time",
+    I32,
+    ("B",),
+    "Tokens fed this step (slt): the chunk of a prefill slot; 1 + drafts of a decode slot; 0 idle.",
+    between(0, None),
+)
+_tensor(
+    "seq_lens_encoder", I32, ("M",), "Prompt tokens of this step's chunk (enc); 0 if not prefill.", between(0, None)
+)
+_tensor("seq_lens_decoder", I32, ("M",), "Tokens already in the KV cache (dec).", between(0, "L"))
+_tensor("token_ids_all", I64, ("M", "L"), "Prompt, then generated tokens: token g is at column prompt_lens + g.")
+_tensor("prompt_lens", I64, ("M",), "Prompt length.", between(0, "L"))
+_tensor("step_idx", I64, ("M",), "COUNT of tokens generated so far.", between(0, "L"))
+_tensor("max_dec_len", I64, ("M",), "Most tokens to generate.", between(0, None))
+_tensor("min_dec_len", I64, ("M",), "End tokens are forbidden before this many generated tokens.", between(0, None))
+_tensor("stop_flags", BOOL, ("M",), "The slot has stopped or is free.")
+_tensor("is_block_step", BOOL, ("M",), "The slot is paused (preempted).")
+_tensor("reasoning_status", I32, ("M",), "1: drafts are not accepted while a reasoning marker is forced.")
+_tensor("draft_token_num", I32, ("M",), "Most drafts this request wants, 0 = none.", between(0, None))
+_tensor("end_tokens", I64, ("E",), "Token ids that end a generation; E may be 0.")
+_tensor("bad_tokens", I64, ("M", "W"), "Token ids never to be produced; entries outside [0, V) are padding.")
+_tensor("has_running", BOOL, (1,), "Whether any slot < B still runs.")
+
+# Step index
+_tensor("ids_remove_padding", I64, ("T_cap",), "The step's tokens, packed; 0 in the tail.")
+_tensor("batch_id_per_token", I32, ("T_cap",), "Slot of each packed token; -1 in the tail.")
+_tensor("cu_seqlens_q", I32, ("B+1",), "Exclusive prefix sum of slt.", OFFSETS)
+_tensor("cu_seqlens_k", I32, ("B+1",), "Exclusive prefix sum of slt + dec over slots with slt > 0.", OFFSETS)
+_tensor("cu_seqlens_q_output", I32, ("B+1",), "Exclusive prefix sum of output (logit) rows per slot.", OFFSETS)
+_tensor("batch_id_per_token_output", I32, ("R_cap",), "Slot of each output row; -1 in the tail.", between(-1, "M-1"))
+_tensor("num_tokens", I32, (2,), "(T, R): input tokens and output rows of this step.")
+_tensor("x", (*FLOATS, "int64", "int32"), ("T_cap", "D"), "One row per packed token.")
+_tensor("out", (*FLOATS, "int64", "int32"), ("T_cap", "D"), "Rows of x, rearranged.", dtype_of="x")
+
+# Sampling
+_tensor("temperature", F32, ("M",), "0 (or not positive) means argmax.", between(0, None))
+_tensor("top_p", F32, ("M",), "Nucleus mass, clamped to [0, 1].", between(0, 1))
+_tensor("top_k", I32, ("M",), "Largest logits kept; 0 = all.", between(0, None))
+_tensor("min_p", F32, ("M",), "Least mass kept, as a fraction of the largest, clamped to [0, 1].", between(0, 1))
+_tensor("seed", I64, ("M",), "The request's seed; never modified.")
+_tensor("row_temperature", F32, ("R_cap",), "`temperature` per output row; 1 in the tail.", between(0, None))
+_tensor("row_top_p", F32, ("R_cap",), "`top_p` per output row; 1 in the tail.", between(0, 1))
+_tensor("row_top_k", I32, ("R_cap",), "`top_k` per output row; 0 in the tail.", between(0, None))
+_tensor("row_min_p", F32, ("R_cap",), "`min_p` per output row; 0 in the tail.", between(0, 1))
+_tensor("row_seed", I64, ("R_cap",), "`seed` per output row; 0 in the tail.")
+_tensor("position", I64, ("R_cap",), "Position the row's token will take in prompt ++ generated; -1 marks tail rows.")
+_tensor("logits", FLOATS, ("R_cap", "V"), "Row r: logits after packed output row r.", NO_NAN)
+_tensor("repetition", F32, ("M",), "Repetition penalty over prompt and generated; 1 = off.")
+_tensor("frequency", F32, ("M",), "Frequency penalty over generated; 0 = off.")
+_tensor("presence", F32, ("M",), "Presence penalty over generated; 0 = off.")
+_tensor("target_tokens", I64, ("R_cap",), "The target model's token per row; -1 in the tail and where undefined.")
+_tensor("probs", F32, ("R_cap", "V"), "Probabilities per row; 0 outside the kept set and in the tail.", between(0, 1))
+
+# Verification
+_tensor("candidate_scores", F32, ("R_cap", "C"), "The C largest probabilities, descending.")
+_tensor("candidate_ids", I64, ("R_cap", "C"), "Their token ids; equal scores by ascending id.")
+_tensor("candidate_lens", I32, ("R_cap",), "How many of them reach top_p; C if they do not.", between(0, "C"))
+_tensor("target_probs", F32, ("R_cap", "V"), "The target's processed probabilities per output row.", between(0, 1))
+_tensor("draft_probs", F32, ("M", "S-1", "V"), "The proposer's probabilities per draft.", between(0, 1))
+_tensor("accept_tokens", I64, ("M", "S"), "Tokens emitted this step, -1 behind them.")
+_tensor("accept_num", I32, ("M",), "How many tokens each slot emitted.", between(0, "S"))
+
+# Proposing
+_tensor("index", ("uint8",), ("M", "X"), "Opaque n-gram index, one row a slot; `backend.workspace` gives X.")
+_tensor("reset_slots", BOOL, ("M",), "Slots whose index is to be forgotten.")
+
+# Output
+_tensor("token_ids", I64, ("A_cap",), "Accepted tokens, packed in slot order; -1 in the tail.")
+_tensor("rows", I32, ("A_cap",), "The logit row that predicts each accepted token; -1 in the tail.")
+_tensor("cu_batch_token_offset", I32, ("B+1",), "Exclusive prefix sum of accepted tokens per slot.", OFFSETS)
+_tensor("ids", I64, ("A_cap", "N"), "Column 0 the chosen token, then the top N-1; -1 where undefined.")
+_tensor("logprobs", F32, ("A_cap", "N"), "Natural-log probabilities of `ids`, at least the lowest float32.")
+_tensor("ranks", I64, ("A_cap",), "Entries of the row at least as large as the chosen one; -1 where undefined.")
+
+
+def tensor(name: str) -> TensorSpec:
+    """The vocabulary's tensor of that name (KeyError if there is none)."""
+    return _ALL[name]
+
+
+def names() -> tuple[str, ...]:
+    """All names, in reading order."""
+    return tuple(_ALL)

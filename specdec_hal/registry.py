@@ -1,0 +1,369 @@
+"""Which backends, proposers and models there are, which one to use, and if not, why not.
+
+A :class:`Registry` loads its plug-ins on first use. The module-level functions are those of one default registry: the
+built-in plug-ins and the entry points of the group ``specdec_hal``. Nothing here imports an accelerator library.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from specdec_hal import plugins as loading
+from specdec_hal.backend import API_VERSION, Backend, BackendSpec, OpStatus, Probe
+from specdec_hal.errors import BackendUnavailableError, PluginError, SpecDecError, UnknownBackendError, UnsupportedError
+from specdec_hal.hookspecs import ModelSpec, ProposerSpec
+from specdec_hal.plugins import Candidate, Plugin, describe, short
+from specdec_hal.suggest import did_you_mean
+
+BUILTINS = ("specdec_hal.backends.reference.plugin",)
+"""The project's own plug-ins, registered like anybody else's."""
+
+ENV_BACKEND = "SPECDEC_HAL_BACKEND"
+AUTO = "auto"
+
+log = logging.getLogger(__name__)
+Named = TypeVar("Named", BackendSpec, ProposerSpec, ModelSpec)
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """One line of the listing. `reason` says why not whenever `available` is False; `cure` what to do about it.
+
+    `error` is set, and equals `reason`, when the fault is a plug-in's (duplicate name, wrong api_version, a probe that
+    raises) rather than something absent from this machine. `priority` and `api_version` are None when several plug-ins
+    claim the name.
+    """
+
+    name: str
+    available: bool
+    reason: str
+    cure: str
+    priority: int | None
+    api_version: int | None
+    plugin: str
+    description: str
+    error: str
+
+
+class Explanation(tuple[OpStatus, ...]):
+    """What :meth:`Registry.explain` returns: one OpStatus per op; as text, a table."""
+
+    backend: str
+
+    def __new__(cls, backend: str, statuses: Iterable[OpStatus]) -> Explanation:
+        """Keep the backend's name along with its statuses."""
+        explanation = super().__new__(cls, statuses)
+        explanation.backend = backend
+        return explanation
+
+    def __str__(self) -> str:
+        width = max((len(status.op) for status in self), default=0)
+        lines = [f"backend '{self.backend}':"]
+        for status in self:
+            parts = (status.via and f"via {status.via}", status.modes, status.reason, status.cure)
+            detail = "; ".join(part for part in parts if part)
+            lines.append(f"  {status.op:<{width}}  {'yes' if status.available else 'no '}  {detail}".rstrip())
+        return "\n".join(lines)
+
+
+class Registry:
+    """The plug-ins of one place: `builtins` (module names) and `entry_points` (None: those installed).
+
+    `environ` is where SPECDEC_HAL_BACKEND is looked up (None: the process's environment).
+    """
+
+    def __init__(
+        self,
+        *,
+        builtins: Sequence[str] = BUILTINS,
+        entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._builtins = tuple(builtins)
+        self._entry_points = None if entry_points is None else tuple(entry_points)
+        self._environ = os.environ if environ is None else environ
+        self._plugins: list[Plugin] | None = None
+        self._loading = False
+        self._lock = threading.RLock()
+
+    # ---- plug-ins
+
+    def plugins(self) -> list[Plugin]:
+        """Every plug-in, in the order of loading, those that failed with their `error`."""
+        with self._lock:
+            if self._plugins is None:
+                if self._loading:
+                    raise PluginError("a plug-in asked the registry while it was being loaded; ask later, in a factory")
+                self._loading = True
+                try:
+                    self._plugins = [loading.load(candidate) for candidate in self._candidates()]
+                finally:
+                    self._loading = False
+                for plugin in self._plugins:
+                    if plugin.error:
+                        log.warning("%s", plugin.error)
+            return self._plugins
+
+    def _candidates(self) -> Iterable[Candidate]:
+        yield from loading.builtin_candidates(self._builtins)
+        if self._entry_points is None:
+            yield from loading.installed_candidates()
+        else:
+            yield from loading.entry_point_candidates(self._entry_points)
+
+    def register(self, implementation: object, name: str) -> Plugin:
+        """Add a plug-in by hand (an observer in a notebook, a test); raises PluginError where loading would note it."""
+        plugin = Plugin(name, "registered at run time", type(implementation).__name__)
+        loading.attach(plugin, implementation)
+        with self._lock:
+            self.plugins().append(plugin)
+        return plugin
+
+    def unregister(self, plugin: Plugin) -> None:
+        """Take back what :meth:`register` returned."""
+        with self._lock:
+            self.plugins().remove(plugin)
+
+    # ---- backends
+
+    def backends(self) -> list[BackendInfo]:
+        """Every known backend with its probe's answer, highest priority first; equal priorities by name."""
+        names = {spec.name for plugin in self.plugins() for spec in plugin.backends}
+        infos = [self._info(name) for name in names]
+        return sorted(infos, key=lambda info: (info.priority is None, -(info.priority or 0), info.name))
+
+    def get_backend(
+        self,
+        name: str | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        fallback: Sequence[str] = (),
+        debug: bool = False,
+    ) -> Backend:
+        """Build a backend.
+
+        `name` None or "auto": the one SPECDEC_HAL_BACKEND names, else the available one of highest priority (equal
+        priorities: the first by name). `options` go to the backend's factory. `fallback` names the backends that may
+        serve ops this one lacks (naming the backend itself is allowed and changes nothing). `debug` checks values too.
+        Raises UnknownBackendError, BackendUnavailableError, or PluginError (duplicate name, wrong api_version, a
+        factory that fails).
+        """
+        plugin, spec = self._select(name)
+        others = [self._select(other) for other in dict.fromkeys(fallback)]
+        backend = _build(plugin, spec, options or {}, debug)
+        helpers = [_build(p, s, {}, debug) for p, s in others if s.name != spec.name]
+        backend.set_fallback(helpers)
+        return backend
+
+    def check_backend_name(self, name: str) -> None:
+        """Raise UnknownBackendError unless a plug-in announced that name, or it is "auto". Nothing is probed."""
+        if name != AUTO:
+            self._claims(name)
+
+    def choose(self, name: str | None = None) -> str:
+        """The name of the backend that :meth:`get_backend` would build; raises as it does."""
+        return self._select(name)[1].name
+
+    def explain(self, name: str | None = None, *, fallback: Sequence[str] = ()) -> Explanation:
+        """Per op of the contract: available (and in which modes), or the reason and the cure.
+
+        A backend that cannot run here is explained too: every op carries its probe's reason.
+        """
+        from specdec_hal.ops import OPS
+
+        try:
+            backend = self.get_backend(name, fallback=fallback)
+        except BackendUnavailableError:
+            chosen = self._wanted(name)[0]
+            if chosen == AUTO:
+                raise
+            info = self._info(chosen)
+            return Explanation(chosen, (_unavailable(op, info) for op in OPS))
+        return Explanation(backend.name, backend.explain())
+
+    def _select(self, name: str | None) -> tuple[Plugin, BackendSpec]:
+        """The plug-in and spec for a request, known to be available."""
+        wanted, origin = self._wanted(name)
+        if wanted == AUTO:
+            return self._best()
+        plugin, spec = self._entry(wanted, origin)
+        probe, _ = _probe(spec)
+        if not probe.available:
+            cure = f"; {probe.cure}" if probe.cure else ""
+            raise BackendUnavailableError(f"backend '{wanted}'{origin} cannot run here: {probe.reason}{cure}")
+        return plugin, spec
+
+    def _wanted(self, name: str | None) -> tuple[str, str]:
+        """The backend's name and, for messages, where it came from."""
+        if name is not None and name != AUTO:
+            return name, ""
+        from_env = self._environ.get(ENV_BACKEND, "").strip()
+        return (from_env, f" (from {ENV_BACKEND})") if from_env else (AUTO, "")
+
+    def _best(self) -> tuple[Plugin, BackendSpec]:
+        infos = self.backends()
+        for info in infos:
+            if info.available:
+                return self._entry(info.name)
+            if info.error:  # a faulty installation, unlike absent hardware, deserves a word when it is passed over
+                log.warning("automatic choice passes over backend '%s': %s", info.name, info.error)
+        why = "; ".join(f"{info.name}: {info.reason}" for info in infos)
+        raise BackendUnavailableError(f"no backend can run here: {why or 'none is registered'}{self._failures()}")
+
+    def _entry(self, name: str, origin: str = "") -> tuple[Plugin, BackendSpec]:
+        """The one plug-in and spec of that name; raises for unknown names, duplicates and the wrong api_version."""
+        plugin, spec = _only_claim("backend", name, self._claims(name, origin))
+        if spec.api_version != API_VERSION:
+            raise PluginError(
+                f"backend '{name}' of {plugin.label} has api_version {spec.api_version}, this specdec_hal has "
+                f"{API_VERSION}; install versions that agree"
+            )
+        return plugin, spec
+
+    def _claims(self, name: str, origin: str = "") -> list[tuple[Plugin, BackendSpec]]:
+        """Whoever announced that backend; UnknownBackendError if nobody did."""
+        every = [(plugin, spec) for plugin in self.plugins() for spec in plugin.backends]
+        claims = [(plugin, spec) for plugin, spec in every if spec.name == name]
+        if not claims:
+            known = sorted({spec.name for _, spec in every})
+            raise UnknownBackendError(
+                f"unknown backend '{name}'{origin}{did_you_mean(name, known)}; "
+                f"known: {', '.join(known) or 'none'}{self._failures()}"
+            )
+        return claims
+
+    def _failures(self) -> str:
+        failed = [plugin.error for plugin in self.plugins() if plugin.error]
+        return f" (plug-ins with errors: {'; '.join(failed)})" if failed else ""
+
+    def _info(self, name: str) -> BackendInfo:
+        claims = self._claims(name)
+        spec = claims[0][1]
+        try:
+            self._entry(name)
+        except PluginError as error:
+            probe, fault = Probe(False, str(error)), str(error)
+        else:
+            probe, fault = _probe(spec)
+        unique = len(claims) == 1
+        return BackendInfo(
+            name=name,
+            available=probe.available,
+            reason=probe.reason,
+            cure=probe.cure,
+            priority=spec.priority if unique else None,
+            api_version=spec.api_version if unique else None,
+            plugin=", ".join(plugin.name for plugin, _ in claims),
+            description=spec.description if unique else "",
+            error=fault,
+        )
+
+    # ---- proposers, models, observers
+
+    def proposers(self) -> list[str]:
+        """The names of every announced proposer, sorted."""
+        return sorted({spec.name for plugin in self.plugins() for spec in plugin.proposers})
+
+    def get_proposer(self, name: str) -> ProposerSpec:
+        """The proposer of that name; UnsupportedError if there is none, PluginError if there are two."""
+        claims = [(plugin, spec) for plugin in self.plugins() for spec in plugin.proposers if spec.name == name]
+        if not claims:
+            known = self.proposers()
+            raise UnsupportedError(
+                f"unknown speculative method '{name}'{did_you_mean(name, known)}; "
+                f"known: {', '.join(known) or 'none'}{self._failures()}"
+            )
+        return _only_claim("proposer", name, claims)[1]
+
+    def models(self) -> list[ModelSpec]:
+        """Every announced model."""
+        return [spec for plugin in self.plugins() for spec in plugin.models]
+
+    def get_model(self, name: str, framework: str) -> ModelSpec:
+        """The model of that architecture and framework; UnsupportedError if there is none, PluginError if two."""
+        every = [(plugin, spec) for plugin in self.plugins() for spec in plugin.models]
+        claims = [(plugin, spec) for plugin, spec in every if (spec.name, spec.framework) == (name, framework)]
+        if not claims:
+            known = sorted(f"{spec.name} ({spec.framework})" for _, spec in every)
+            wanted = f"{name} ({framework})"
+            raise UnsupportedError(
+                f"unknown model {wanted}{did_you_mean(wanted, known)}; "
+                f"known: {', '.join(known) or 'none'}{self._failures()}"
+            )
+        return _only_claim("model", f"{name} ({framework})", claims)[1]
+
+    def step_finished(self, record: Any) -> None:
+        """Tell every observer; one that raises is reported once and not called again. Decoding goes on."""
+        for plugin in self.plugins():
+            if plugin.on_step is None:
+                continue
+            try:
+                plugin.on_step(record=record)
+            except Exception as error:
+                plugin.on_step = None
+                plugin.error = f"{plugin.label}: hook specdec_step_finished raised {describe(error)}"
+                log.warning("%s; it will not be called again", plugin.error)
+
+
+def _only_claim(what: str, name: str, claims: Sequence[tuple[Plugin, Named]]) -> tuple[Plugin, Named]:
+    if len(claims) > 1:
+        labels = " and ".join(plugin.label for plugin, _ in claims)
+        raise PluginError(f"{what} '{name}' is announced by {labels}; uninstall or rename all but one")
+    return claims[0]
+
+
+def _probe(spec: BackendSpec) -> tuple[Probe, str]:
+    """The probe's answer, and its fault if it did not give one."""
+    try:
+        probe = spec.probe()
+    except Exception as error:
+        fault = f"its probe raised {describe(error)}"
+        return Probe(False, fault), fault
+    if not isinstance(probe, Probe):
+        fault = f"its probe returned {short(probe)} instead of a Probe"
+        return Probe(False, fault), fault
+    return probe, ""
+
+
+def _build(plugin: Plugin, spec: BackendSpec, options: Mapping[str, Any], debug: bool) -> Backend:
+    try:
+        backend = spec.factory(dict(options))
+    except SpecDecError:
+        raise
+    except Exception as error:
+        raise PluginError(f"backend '{spec.name}' of {plugin.label}: its factory raised {describe(error)}") from error
+    if not isinstance(backend, Backend):
+        raise PluginError(
+            f"backend '{spec.name}' of {plugin.label}: its factory returned {short(backend)} instead of a Backend"
+        )
+    if debug:
+        backend.debug = True
+    return backend
+
+
+def _unavailable(op: str, info: BackendInfo) -> OpStatus:
+    return OpStatus(op, False, reason=info.reason, cure=info.cure)
+
+
+default = Registry()
+"""The registry of this process."""
+
+plugins = default.plugins
+register = default.register
+unregister = default.unregister
+backends = default.backends
+check_backend_name = default.check_backend_name
+get_backend = default.get_backend
+choose = default.choose
+explain = default.explain
+proposers = default.proposers
+get_proposer = default.get_proposer
+models = default.models
+get_model = default.get_model
+step_finished = default.step_finished

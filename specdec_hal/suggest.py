@@ -1,0 +1,19 @@
+"""Did you mean ...? The one wording for names that nobody knows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name` (case ignored), or None when nothing is near."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` or nothing, ready to be appended to a message."""
+    found = nearest(name, known)
+    return f"; did you mean '{found}'?" if found else ""

@@ -1,0 +1,131 @@
+"""Looking at tensors of any framework without importing one.
+
+NumPy, Paddle and PyTorch are recognised by their type; anything else that speaks DLPack is read through tvm-ffi.
+NumPy has no bfloat16: an array of dtype uint16 is read as one (Paddle's convention too; no op takes unsigned 16-bit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TensorInfo(NamedTuple):
+    """What validation needs to know of a tensor. `device` is "cpu" or, say, "cuda:0"; `address` is in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    contiguous: bool
+    writeable: bool
+    address: int
+    nbytes: int
+
+
+_NUMPY_DTYPES = {
+    np.dtype(name): name
+    for name in ("int64", "int32", "int16", "int8", "uint8", "float32", "float16", "float64", "bool")
+} | {np.dtype("uint16"): "bfloat16"}
+_ITEMSIZE = {"bfloat16": 2, "bool": 1}
+
+
+def numpy_dtype_name(dtype: np.dtype[Any]) -> str:
+    """The contract's name for a NumPy dtype, byte order included if it is foreign."""
+    return _NUMPY_DTYPES.get(dtype) or dtype.str
+
+
+def _numpy_info(array: NDArray[Any]) -> TensorInfo:
+    flags = array.flags
+    address = array.__array_interface__["data"][0]
+    dtype = numpy_dtype_name(array.dtype)
+    return TensorInfo(dtype, array.shape, "cpu", flags.c_contiguous, flags.writeable, address, array.nbytes)
+
+
+_dtype_names: dict[Any, str] = {}
+
+
+def _dtype_name(dtype: Any) -> str:
+    """``torch.int64`` and ``paddle.int64`` -> ``int64``."""
+    name = _dtype_names.get(dtype)
+    if name is None:
+        name = _dtype_names[dtype] = str(dtype).rpartition(".")[2]
+    return name
+
+
+def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    count = _ITEMSIZE.get(dtype) or np.dtype(dtype).itemsize
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def _torch_info(tensor: Any) -> TensorInfo:
+    dtype = _dtype_name(tensor.dtype)
+    device = "cpu" if tensor.is_cpu else str(tensor.device)
+    shape = tuple(tensor.shape)
+    return TensorInfo(
+        dtype, shape, device, tensor.is_contiguous(), not tensor.requires_grad, tensor.data_ptr(), tensor.nbytes
+    )
+
+
+def _paddle_info(tensor: Any) -> TensorInfo:
+    dtype = _dtype_name(tensor.dtype)
+    place = tensor.place
+    device = "cpu" if place.is_cpu_place() else f"cuda:{place.gpu_device_id()}" if place.is_gpu_place() else str(place)
+    shape = tuple(tensor.shape)
+    return TensorInfo(dtype, shape, device, tensor.is_contiguous(), True, tensor.data_ptr(), _bytes(dtype, shape))
+
+
+def _dlpack_info(tensor: Any) -> TensorInfo:
+    import tvm_ffi
+
+    view = tvm_ffi.from_dlpack(tensor)
+    dtype, shape = str(view.dtype), tuple(view.shape)
+    device = "cpu" if str(view.device).startswith("cpu") else str(view.device)
+    return TensorInfo(dtype, shape, device, view.is_contiguous(), True, view.data_ptr(), _bytes(dtype, shape))
+
+
+_DESCRIBE: dict[type, Callable[[Any], TensorInfo]] = {np.ndarray: _numpy_info}
+
+
+def _adapter(kind: type) -> Callable[[Any], TensorInfo] | None:
+    for base in kind.__mro__:
+        if base is np.ndarray:
+            return _numpy_info
+        root = base.__module__.partition(".")[0]
+        if root == "torch" and base.__name__ == "Tensor":
+            return _torch_info
+        if root == "paddle" and base.__name__ == "Tensor":
+            return _paddle_info
+    return _dlpack_info if hasattr(kind, "__dlpack__") else None
+
+
+def describe(tensor: Any) -> TensorInfo | None:
+    """Facts about a tensor of any framework, or None if it is no tensor."""
+    kind = type(tensor)
+    adapter = _DESCRIBE.get(kind)
+    if adapter is None:
+        adapter = _adapter(kind)
+        if adapter is None:
+            return None
+        _DESCRIBE[kind] = adapter
+    return adapter(tensor)
+
+
+def as_numpy(tensor: Any) -> NDArray[Any]:
+    """A NumPy view of a CPU tensor: the same memory, bfloat16 as uint16. Writes are seen by the owner."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    if _dtype_name(tensor.dtype) == "bfloat16":
+        kind = type(tensor).__module__.partition(".")[0]
+        if kind == "torch":
+            import torch
+
+            return as_numpy(tensor.view(torch.int16)).view(np.uint16)
+        if kind == "paddle":
+            return as_numpy(tensor.view("int16")).view(np.uint16)
+    array: NDArray[Any] = np.from_dlpack(tensor)
+    return array
