@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from specdec_hal.backend import BackendSpec
+    from specdec_hal.backend import Backend, BackendSpec
+    from specdec_hal.config import SpeculativeSettings
+    from specdec_hal.proposers.protocol import Proposer
+    from specdec_hal.runner import StepRecord
+    from specdec_hal.state import DecodeState
 
 GROUP = "specdec_hal"
 """The pluggy project name, and the entry-point group that plug-ins announce themselves in."""
@@ -34,11 +38,11 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 class ProposerSpec:
     """A way to draft tokens. `name` is what ``speculative.method`` says; `doc` is one line for listings.
 
-    `factory` builds the proposer for a runner; the runner's own documentation gives its arguments.
+    `factory` builds the proposer of one runner, which binds its ops to that runner's tensors.
     """
 
     name: str
-    factory: Callable[..., Any]
+    factory: Callable[[Backend, DecodeState, SpeculativeSettings], Proposer]
     doc: str = ""
 
 
@@ -46,7 +50,7 @@ class ProposerSpec:
 class ModelSpec:
     """A target model. `name` is the ``architectures`` entry of config.json, `framework` "paddle", "torch" or another.
 
-    `loader` builds the model from a checkpoint folder.
+    `loader(path, **options)` builds the model from a checkpoint folder, whose config.json has been read already.
     """
 
     name: str
@@ -70,8 +74,8 @@ def specdec_models() -> ModelSpec | list[ModelSpec]:  # type: ignore[empty-body]
 
 
 @hookspec
-def specdec_step_finished(record: Any) -> None:
-    """Observe one finished step of a runner; `record` is the runner's record of that step, not to be modified.
+def specdec_step_finished(record: StepRecord) -> None:
+    """Observe one finished step of a runner; `record` is not to be modified.
 
     Called on the decoding thread: be quick. An observer that raises is reported once and not called again.
     """

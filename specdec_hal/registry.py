@@ -12,16 +12,24 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_hal import plugins as loading
 from specdec_hal.backend import API_VERSION, Backend, BackendSpec, OpStatus, Probe
 from specdec_hal.errors import BackendUnavailableError, PluginError, SpecDecError, UnknownBackendError, UnsupportedError
 from specdec_hal.hookspecs import ModelSpec, ProposerSpec
+from specdec_hal.ops import OPS
 from specdec_hal.plugins import Candidate, Plugin, describe, short
 from specdec_hal.suggest import did_you_mean
 
-BUILTINS = ("specdec_hal.backends.reference.plugin",)
+if TYPE_CHECKING:
+    from specdec_hal.runner import StepRecord
+
+BUILTINS = (
+    "specdec_hal.backends.reference.plugin",
+    "specdec_hal.proposers.plugin",
+    "specdec_hal.models.plugin",
+)
 """The project's own plug-ins, registered like anybody else's."""
 
 ENV_BACKEND = "SPECDEC_HAL_BACKEND"
@@ -133,10 +141,13 @@ class Registry:
     # ---- backends
 
     def backends(self) -> list[BackendInfo]:
-        """Every known backend with its probe's answer, highest priority first; equal priorities by name."""
+        """Every known backend with its probe's answer, highest priority first; equal priorities by name.
+
+        Names that several plug-ins claim, so that nobody can use them, come before all others.
+        """
         names = {spec.name for plugin in self.plugins() for spec in plugin.backends}
         infos = [self._info(name) for name in names]
-        return sorted(infos, key=lambda info: (info.priority is None, -(info.priority or 0), info.name))
+        return sorted(infos, key=lambda info: (info.priority is not None, -(info.priority or 0), info.name))
 
     def get_backend(
         self,
@@ -155,16 +166,15 @@ class Registry:
         factory that fails).
         """
         plugin, spec = self._select(name)
-        others = [self._select(other) for other in dict.fromkeys(fallback)]
+        others = [self._available(other) for other in dict.fromkeys(fallback)]
         backend = _build(plugin, spec, options or {}, debug)
         helpers = [_build(p, s, {}, debug) for p, s in others if s.name != spec.name]
         backend.set_fallback(helpers)
         return backend
 
     def check_backend_name(self, name: str) -> None:
-        """Raise UnknownBackendError unless a plug-in announced that name, or it is "auto". Nothing is probed."""
-        if name != AUTO:
-            self._claims(name)
+        """Raise UnknownBackendError unless a plug-in announced that name. Nothing is probed."""
+        self._claims(name)
 
     def choose(self, name: str | None = None) -> str:
         """The name of the backend that :meth:`get_backend` would build; raises as it does."""
@@ -175,28 +185,28 @@ class Registry:
 
         A backend that cannot run here is explained too: every op carries its probe's reason.
         """
-        from specdec_hal.ops import OPS
-
         try:
-            backend = self.get_backend(name, fallback=fallback)
+            chosen = self.choose(name)
         except BackendUnavailableError:
-            chosen = self._wanted(name)[0]
-            if chosen == AUTO:
+            wanted, _ = self._wanted(name)
+            if wanted == AUTO:
                 raise
-            info = self._info(chosen)
-            return Explanation(chosen, (_unavailable(op, info) for op in OPS))
+            info = self._info(wanted)
+            return Explanation(wanted, (_unavailable(op, info) for op in OPS))
+        backend = self.get_backend(chosen, fallback=fallback)
         return Explanation(backend.name, backend.explain())
 
     def _select(self, name: str | None) -> tuple[Plugin, BackendSpec]:
         """The plug-in and spec for a request, known to be available."""
         wanted, origin = self._wanted(name)
-        if wanted == AUTO:
-            return self._best()
-        plugin, spec = self._entry(wanted, origin)
+        return self._best() if wanted == AUTO else self._available(wanted, origin)
+
+    def _available(self, name: str, origin: str = "") -> tuple[Plugin, BackendSpec]:
+        plugin, spec = self._entry(name, origin)
         probe, _ = _probe(spec)
         if not probe.available:
             cure = f"; {probe.cure}" if probe.cure else ""
-            raise BackendUnavailableError(f"backend '{wanted}'{origin} cannot run here: {probe.reason}{cure}")
+            raise BackendUnavailableError(f"backend '{name}'{origin} cannot run here: {probe.reason}{cure}")
         return plugin, spec
 
     def _wanted(self, name: str | None) -> tuple[str, str]:
@@ -298,7 +308,7 @@ class Registry:
             )
         return _only_claim("model", f"{name} ({framework})", claims)[1]
 
-    def step_finished(self, record: Any) -> None:
+    def step_finished(self, record: StepRecord) -> None:
         """Tell every observer; one that raises is reported once and not called again. Decoding goes on."""
         for plugin in self.plugins():
             if plugin.on_step is None:
@@ -328,6 +338,8 @@ def _probe(spec: BackendSpec) -> tuple[Probe, str]:
     if not isinstance(probe, Probe):
         fault = f"its probe returned {short(probe)} instead of a Probe"
         return Probe(False, fault), fault
+    if not probe.available and not probe.reason:
+        return Probe(False, "its probe gave no reason", probe.cure), ""
     return probe, ""
 
 

@@ -29,7 +29,7 @@ _NUMPY_DTYPES = {
     np.dtype(name): name
     for name in ("int64", "int32", "int16", "int8", "uint8", "float32", "float16", "float64", "bool")
 } | {np.dtype("uint16"): "bfloat16"}
-_ITEMSIZE = {"bfloat16": 2, "bool": 1}
+_ITEMSIZE = {name: dtype.itemsize for dtype, name in _NUMPY_DTYPES.items()}
 
 
 def numpy_dtype_name(dtype: np.dtype[Any]) -> str:
@@ -56,7 +56,8 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    count = _ITEMSIZE.get(dtype) or np.dtype(dtype).itemsize
+    # Other dtypes are refused by every op; their size does not matter.
+    count = _ITEMSIZE.get(dtype, 0)
     for extent in shape:
         count *= extent
     return count
@@ -76,7 +77,9 @@ def _paddle_info(tensor: Any) -> TensorInfo:
     place = tensor.place
     device = "cpu" if place.is_cpu_place() else f"cuda:{place.gpu_device_id()}" if place.is_gpu_place() else str(place)
     shape = tuple(tensor.shape)
-    return TensorInfo(dtype, shape, device, tensor.is_contiguous(), True, tensor.data_ptr(), _bytes(dtype, shape))
+    return TensorInfo(
+        dtype, shape, device, tensor.is_contiguous(), tensor.stop_gradient, tensor.data_ptr(), _bytes(dtype, shape)
+    )
 
 
 def _dlpack_info(tensor: Any) -> TensorInfo:
@@ -119,6 +122,8 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
     """A NumPy view of a CPU tensor: the same memory, bfloat16 as uint16. Writes are seen by the owner."""
     if isinstance(tensor, np.ndarray):
         return tensor
+    if getattr(tensor, "requires_grad", False) or not getattr(tensor, "stop_gradient", True):
+        tensor = tensor.detach()  # frameworks refuse to export what they differentiate; the memory is the same
     if _dtype_name(tensor.dtype) == "bfloat16":
         kind = type(tensor).__module__.partition(".")[0]
         if kind == "torch":

@@ -47,6 +47,16 @@ class ReferenceBackend(Backend):
         super().workspace(op)
         if "index" not in OPS[op].by_name:
             return {}
+        for name in ("M", "L", "max_ngram_size"):
+            if name not in sizes:
+                raise ArgumentError(
+                    op=op,
+                    backend=self.name,
+                    argument=name,
+                    expected="the sizes M, L and max_ngram_size (and min_ngram_size, if it is not 1)",
+                    got=", ".join(sizes) or "none",
+                    cure="pass it to workspace()",
+                )
         width = index_bytes(sizes["L"], sizes.get("min_ngram_size", 1), sizes["max_ngram_size"])
         return {"index": Layout((sizes["M"], width), "uint8")}
 

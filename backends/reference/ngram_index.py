@@ -82,12 +82,13 @@ class NgramIndex:
             after for after in range(max(self.length, n), len(text)) if np.array_equal(text[after - n : after], query)
         ]
         entry = self._entry(text[: self.length], query)
-        known = entry[0] == n
+        in_prompt, in_generated, latest = (int(after) if entry[0] == n else 0 for after in entry[1:])
+        # An index that was not kept up to date may point anywhere: only what lies inside the haystack counts.
         if policy is MatchPolicy.LATEST:
-            after = beyond[-1] if beyond else int(entry[3]) if known else 0
-            return (after, len(text)) if after else None
-        if known and entry[1]:
-            return int(entry[1]), prompt_len
-        in_generated = [int(entry[2])] if known and entry[2] else []
-        in_generated += [after for after in beyond if after - n >= prompt_len]
-        return (in_generated[0], len(text)) if in_generated else None
+            after = beyond[-1] if beyond else latest
+            return (after, len(text)) if 0 < after < len(text) else None
+        if 0 < in_prompt < prompt_len:
+            return in_prompt, prompt_len
+        if not prompt_len < in_generated < len(text):
+            in_generated = next((after for after in beyond if after - n >= prompt_len), 0)
+        return (in_generated, len(text)) if in_generated else None

@@ -74,7 +74,7 @@ def token_logprobs(
             ids[a, 1:] = np.argsort(-row, kind="stable")[:top]
         ln_total = ln_ratio(exp2_mass(softmax_t(row, row_max, np.float32(1))).sum(dtype=np.uint64))
         chosen = row[ids[a]]
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             below_max = np.where(chosen == row_max, np.float32(0), chosen - row_max)
         logprobs[a] = np.maximum(below_max - ln_total, LOWEST)
         ranks[a] = np.count_nonzero(row >= row[token])

@@ -97,7 +97,7 @@ def apply_penalties(
                 values[at] = (values[at] - counts.astype(np.float32) * frequency[b]) - presence[b]
             row[seen] = from_f32(values, row.dtype)
         forbidden = valid(bad_tokens[b])
-        if step_idx[b] + i < min_dec_len[b]:
+        if int(step_idx[b]) + i < min_dec_len[b]:
             forbidden = np.concatenate([forbidden, valid(end_tokens)])
         row[forbidden] = from_f32(np.full(len(forbidden), -np.inf, np.float32), row.dtype)
 

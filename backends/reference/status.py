@@ -41,12 +41,13 @@ def update_model_status(
         _, start = history_bounds(row_width, prompt_lens[b], step_idx[b])
         fits = min(count, row_width - start)
         token_ids_all[b, start : start + fits] = emitted[:fits]
-        step_idx[b] += count
-        if seq_lens_encoder[b] > 0:
-            seq_lens_decoder[b] += seq_lens_encoder[b]
-            seq_lens_encoder[b] = 0
-        elif seq_lens_decoder[b] > 0:
-            seq_lens_decoder[b] += count
+        with np.errstate(over="ignore"):  # counts that no request reaches wrap around
+            step_idx[b] += count
+            if seq_lens_encoder[b] > 0:
+                seq_lens_decoder[b] += seq_lens_encoder[b]
+                seq_lens_encoder[b] = 0
+            elif seq_lens_decoder[b] > 0:
+                seq_lens_decoder[b] += count
         ended = False
         if count:
             draft_tokens[b, 0] = emitted[-1]

@@ -12,6 +12,8 @@ from specdec_hal.ops.enums import TokenOrder
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
+INT32_MAX = 2**31 - 1
+
 
 def prepare_inputs(
     input_ids: I64,
@@ -44,10 +46,11 @@ def prepare_inputs(
         batch_id_per_token[t : t + fits] = b
         batch_id_per_token_output[r : min(r + rows, r_cap)] = b
         t += slt
-        k += slt + int(seq_lens_decoder[b]) if slt else 0
+        k += slt + max(int(seq_lens_decoder[b]), 0) if slt else 0
         r += rows
-        cu_seqlens_q[b + 1], cu_seqlens_k[b + 1], cu_seqlens_q_output[b + 1] = t, k, r
-    num_tokens[:] = t, r
+        sums = (min(total, INT32_MAX) for total in (t, k, r))
+        cu_seqlens_q[b + 1], cu_seqlens_k[b + 1], cu_seqlens_q_output[b + 1] = sums
+    num_tokens[:] = min(t, INT32_MAX), min(r, INT32_MAX)
 
 
 def _slot_rows(cu_seqlens_q: I32, seq_lens_this_time: I32, b: int, capacity: int) -> range:

@@ -27,10 +27,14 @@ class _Slot:
     first_row: int
     last_row: int
     seed: int
-    position: int
+    length: int  # prompt_lens + step_idx
 
     def row(self, i: int) -> int:
         return min(max(self.first_row + i, 0), self.last_row)
+
+    def position(self, i: int) -> int:
+        """Where a token emitted at i goes; wraps around at 64 bits, as in `build_sampling_params`."""
+        return (self.length + i + 2**63) % 2**64 - 2**63
 
 
 @dataclass
@@ -100,7 +104,7 @@ class _ByCandidates(_Judge):
         total = min(int(prob_mass(self.top_p[slot.b])), int(masses.sum(dtype=np.uint64)))
         if total == 0:
             return int(self.ids[r, 0])
-        return int(self.ids[r, draw_from(masses, slot.seed, slot.position + i, Purpose.CANDIDATE, total)])
+        return int(self.ids[r, draw_from(masses, slot.seed, slot.position(i), Purpose.CANDIDATE, total)])
 
 
 class _ByProbs(_Judge):
@@ -114,7 +118,7 @@ class _ByProbs(_Judge):
             return 0
         p = prob_mass(p_row[draft])
         q = MASS_ONE if self.draft_probs is None else prob_mass(self.draft_probs[slot.b, i, draft])
-        return int(accept_test(philox_u32(slot.seed, slot.position + i, Purpose.ACCEPT), q, p))
+        return int(accept_test(philox_u32(slot.seed, slot.position(i), Purpose.ACCEPT), q, p))
 
     def token(self, slot: _Slot, i: int, rejected: bool) -> int:
         p_row = self.target_probs[slot.row(i)]
@@ -122,7 +126,7 @@ class _ByProbs(_Judge):
         masses = p - np.minimum(p, self._draft_masses(slot, i, len(p))) if rejected else p
         if not masses.any():
             return int(np.argmax(p))
-        return draw_from(masses, slot.seed, slot.position + i, Purpose.RESIDUAL)
+        return draw_from(masses, slot.seed, slot.position(i), Purpose.RESIDUAL)
 
     def _draft_masses(self, slot: _Slot, i: int, vocabulary: int) -> U64:
         if self.draft_probs is not None:

@@ -13,12 +13,12 @@ from contextlib import redirect_stdout
 from typing import NoReturn
 
 import specdec_hal
-from specdec_hal.cli import backends, explain
+from specdec_hal.cli import backends, compare, explain, generate
 from specdec_hal.cli.output import Output
 from specdec_hal.errors import SpecDecError
 
 PROGRAM = "specdec-hal"
-COMMANDS = {"backends": backends, "explain": explain}
+COMMANDS = {"generate": generate, "compare": compare, "backends": backends, "explain": explain}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -12,7 +12,7 @@ from typing import Any
 
 from specdec_hal import registry
 from specdec_hal.cli.output import Output, add_config_arguments, read_config, table
-from specdec_hal.errors import UnknownBackendError
+from specdec_hal.errors import ConfigError, UnknownBackendError
 from specdec_hal.ops import OPS, OpSpec
 from specdec_hal.registry import Explanation
 from specdec_hal.suggest import did_you_mean
@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Print the explanation."""
+    if args.name is not None and (args.config is not None or args.overrides):
+        raise ConfigError(f"explain {args.name}: give a name or --config/--set, not both")
     if args.name in OPS:
         _print_op(OPS[args.name], output)
         return 0

@@ -45,6 +45,8 @@ def problems(error: ValidationError, schema: Schema) -> Iterator[tuple[str, str]
     for detail in error.errors(include_url=False):
         key = tuple(f"[{part}]" if isinstance(part, int) else str(part) for part in detail["loc"])
         context = detail.get("ctx", {})
+        if detail["type"] == "default_factory_not_called":
+            continue  # the default follows from another key, which is the one that is wrong
         if detail["type"] == "combination":
             yield from context["problems"]
         elif detail["type"] == "unknown_name":

@@ -27,6 +27,7 @@ from specdec_hal import registry as registry_module
 from specdec_hal.errors import ConfigError, SpecDecError
 from specdec_hal.ops.enums import MatchPolicy, Strategy
 from specdec_hal.ops.ngram import MAX_NGRAM_SIZE
+from specdec_hal.registry import AUTO
 
 if TYPE_CHECKING:
     from specdec_hal.backend import Backend
@@ -71,6 +72,7 @@ def _by_name(kind: type[Member]) -> BeforeValidator:
 _LOWER = PlainSerializer(lambda member: member.name.lower(), return_type=str)
 
 BackendName = Annotated[str, _known(lambda registry, name: registry.check_backend_name(name))]
+BackendChoice = Annotated[str, _known(lambda registry, name: name == AUTO or registry.check_backend_name(name))]
 MethodName = Annotated[str, _known(lambda registry, name: registry.get_proposer(name))]
 StrategyName = Annotated[Strategy, _by_name(Strategy), _LOWER]
 MatchPolicyName = Annotated[MatchPolicy, _by_name(MatchPolicy), _LOWER]
@@ -85,7 +87,7 @@ class _Section(BaseModel):
 class BackendSettings(_Section):
     """`name`: a registered backend, or "auto" (SPECDEC_HAL_BACKEND, else the best available). `options`: its own."""
 
-    name: BackendName = "auto"
+    name: BackendChoice = AUTO
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -132,7 +134,7 @@ class SpeculativeSettings(_Section):
 
     method: MethodName = NAIVE
     num_speculative_tokens: int = Field(
-        default_factory=lambda data: 0 if data.get("method", NAIVE) == NAIVE else DEFAULT_DRAFTS, ge=0, le=MAX_DRAFTS
+        default_factory=lambda data: 0 if data["method"] == NAIVE else DEFAULT_DRAFTS, ge=0, le=MAX_DRAFTS
     )
     verify_strategy: StrategyName = Strategy.TARGET_MATCH
     verify_window: Annotated[int, Field(ge=1, le=INT32_MAX)] = 2
@@ -142,7 +144,8 @@ class SpeculativeSettings(_Section):
 
 class SamplingSettings(_Section):
     """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `logprobs`: how many
-    alternatives to report per token besides the chosen one (null: no log-probabilities at all).
+    alternatives to report per token besides the chosen one (null: no log-probabilities at all). `stop_token_ids` end a
+    generation, `bad_token_ids` are never produced.
     """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -157,7 +160,7 @@ class SamplingSettings(_Section):
     min_new_tokens: Annotated[int, Field(ge=0, le=MAX_CONTEXT)] = 0
     stop: list[Text] = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list)
-    ignore_eos: bool = False
+    bad_token_ids: list[TokenId] = Field(default_factory=list)
     logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
 
 
@@ -225,7 +228,8 @@ class Config(_Section):
 
 def origin(key: str, source: str, overridden: Iterable[str]) -> str:
     """Whether the value of a dotted key came from ``--set`` or from `source`."""
-    return OVERRIDE if any(f"{key}.".startswith(f"{other}.") for other in overridden) else source
+    parents = [key[:end] for end, letter in enumerate(f"{key}.") if letter in ".["]
+    return OVERRIDE if any(other in parents for other in overridden) else source
 
 
 def _combinations(config: Config) -> Iterator[tuple[str, str]]:

@@ -97,8 +97,9 @@ def _read_yaml(text: str, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise ConfigError(f"{source}{where}: {one_line(error.problem or error)}") from error
-    except yaml.YAMLError as error:
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{source}{where}: {one_line(what)}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-13-01
         raise ConfigError(f"{source}: not YAML: {one_line(error)}") from error
 
 
@@ -116,7 +117,9 @@ def _override(data: dict[str, Any], text: str) -> str:
             raise ConfigError(
                 f"{OVERRIDE}:{dotted}: '{'.'.join(key[: depth + 1])}' is not a section, it holds {wording.got(child)}"
             )
-        node[section] = node = {**(child or {})}
+        copy = {**(child or {})}
+        node[section] = copy
+        node = copy
     node[last] = _read_yaml(value, f"{OVERRIDE}:{dotted}")
     if key[0] == "model":
         data.update(_anchor(data, Path.cwd()))

@@ -193,6 +193,11 @@ class OpSpec:
         return {operand.name: operand for operand in self.operands}
 
     @cached_property
+    def accepted(self) -> dict[Any, tuple[Mapping[str, int], Mapping[str, str]]]:
+        """What `validate` remembers of accepted calls: (device, attributes, tensors' looks) -> (symbols, dtypes)."""
+        return {}
+
+    @cached_property
     def attr_by_name(self) -> Mapping[str, AttrSpec]:
         """Attributes by name."""
         return {attr.name: attr for attr in self.attrs}
@@ -206,7 +211,7 @@ def between(low: int, high: str | int | None) -> ValueRule:
         limit = None
         if top is not None and (top.symbol is None or top.symbol in symbols):
             limit = top.value(symbols)
-        bad = array < low
+        bad = ~(array >= low)  # written so that NaN is bad
         if limit is not None:
             bad = bad | (array > limit)
         if not bad.any():

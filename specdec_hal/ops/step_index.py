@@ -17,10 +17,10 @@ PREPARE_INPUTS = op(
     Tokens of slot b are `input_ids[b, i]` if enc > 0, else `draft_tokens[b, i]`, for i < slt, slots ascending. slt is
     clamped to [0, I_cap] for prefill slots and to [0, S] for others.
 
-    `cu_seqlens_q` is the exclusive prefix sum of slt; `cu_seqlens_k` of slt + dec for slots with slt > 0. Output rows
-    per slot: 0 if slt == 0; 1 if slt == 1 or enc > 0 (a prefill chunk, final or not, gives its last token's row);
-    else slt. Row r = cu_seqlens_q_output[b] + i holds the distribution AFTER input i, so it judges the draft in
-    `draft_tokens[b, i+1]`.
+    `cu_seqlens_q` is the exclusive prefix sum of slt; `cu_seqlens_k` of slt + dec (dec clamped to >= 0) for slots with
+    slt > 0; all sums saturate at 2^31 - 1. Output rows per slot: 0 if slt == 0; 1 if slt == 1 or enc > 0 (a prefill
+    chunk, final or not, gives its last token's row); else slt. Row r = cu_seqlens_q_output[b] + i holds the
+    distribution AFTER input i, so it judges the draft in `draft_tokens[b, i+1]`.
 
     Tails: ids 0, slots -1; an all-idle batch gives zeros. What does not fit T_cap or R_cap is not written, and the
     offsets and `num_tokens` still state the true sums, so that the caller can tell.

@@ -19,7 +19,11 @@ import numpy as np
 from specdec_hal.errors import ArgumentError
 from specdec_hal.ops.spec import AttrSpec, Dim, Operand, OpSpec, Role
 from specdec_hal.ops.vocabulary import MINIMUM
-from specdec_hal.tensors import as_numpy, describe, numpy_dtype_name
+from specdec_hal.tensors import TensorInfo, as_numpy, describe
+
+
+_MOST_ACCEPTED = 256
+"""Combinations of shapes, dtypes and attributes remembered per op; then all are forgotten."""
 
 
 @dataclass
@@ -29,8 +33,8 @@ class Call:
     op: OpSpec
     tensors: dict[str, Any]
     attrs: dict[str, Any]
-    symbols: dict[str, int]
-    dtypes: dict[str, str]
+    symbols: Mapping[str, int]
+    dtypes: Mapping[str, str]
 
 
 class _Raise:
@@ -63,14 +67,14 @@ def check_call(
     if len(args) > len(op.operands):
         fail("*args", f"at most {len(op.operands)} positional tensors", str(len(args)), "pass attributes by keyword")
     given = dict(zip(op.by_name, args, strict=False))
-    for name, value in kwargs.items():
+    for name in kwargs:
         if name in given:
             fail(name, "one value", "two (by position and by keyword)", "pass it once")
         if name not in op.by_name and name not in op.attr_by_name:
             known = [*op.by_name, *op.attr_by_name]
             near = get_close_matches(name, known, n=1)
             fail(name, f"one of {', '.join(known)}", "an unknown name", f"use '{near[0]}'" if near else "remove it")
-        given[name] = value
+    given.update(kwargs)
     attrs = {spec.name: _check_attr(spec, given, attr_defaults, fail) for spec in op.attrs}
     return _check_tensors(op, given, attrs, device, fail)
 
@@ -104,58 +108,79 @@ def _check_attr(spec: AttrSpec, given: Mapping[str, Any], defaults: Mapping[str,
 
 def _check_tensors(op: OpSpec, given: dict[str, Any], attrs: dict[str, Any], device: str, fail: _Raise) -> Call:
     tensors: dict[str, Any] = {}
+    infos: dict[str, TensorInfo | None] = {}
+    looks: list[Any] = []
+    owners: set[int] = set()
+    clash = False
+    for name in op.by_name:
+        value = tensors[name] = given.get(name)
+        if type(value) is np.ndarray:
+            looks.append((value.dtype, value.shape, value.flags.num))
+            base = value.base
+            owner = id(value) if base is None else id(base)
+            # A foreign owner (a DLPack capsule, a buffer) may share its memory with others under another identity.
+            if owner in owners or not (base is None or (type(base) is np.ndarray and base.base is None)):
+                clash = True
+            owners.add(owner)
+        elif value is None:
+            looks.append(None)
+        else:
+            info = infos[name] = describe(value)
+            looks.append(type(value) if info is None else info[:5])
+            clash = True
+    # Most calls look like the one before. What was accepted once is accepted again; what is wrong is never stored.
+    key = (device, *attrs.values(), *looks)
+    accepted = op.accepted.get(key)
+    if accepted is None:
+        accepted = _check_looks(op, tensors, infos, attrs, device, fail)
+        if len(op.accepted) >= _MOST_ACCEPTED:
+            op.accepted.clear()
+        op.accepted[key] = accepted
+    if clash:
+        _check_aliasing(op, tensors, infos, fail)
+    return Call(op, tensors, attrs, *accepted)
+
+
+def _check_looks(
+    op: OpSpec,
+    tensors: Mapping[str, Any],
+    infos: dict[str, TensorInfo | None],
+    attrs: dict[str, Any],
+    device: str,
+    fail: _Raise,
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Everything but aliasing; returns the bound symbols and the dtypes."""
     dtypes: dict[str, str] = {}
     symbols: dict[str, int] = {}
     bound_by: dict[str, str] = {}
-    owners: dict[int, str] = {}
-    clash = False
     place = ""
     for operand in op.operands:
-        name = operand.tensor.name
-        value = given.get(name)
-        if operand.when is not None and not operand.when.holds(attrs):
+        name, value = operand.name, tensors[operand.name]
+        if not operand.wanted(attrs):
             if value is not None:
                 fail(name, f"nothing unless {operand.when}", "a tensor", "leave it out or change the attribute")
-            tensors[name] = None
             continue
         if value is None:
             if not operand.optional:
                 fail(name, f"a tensor ({_declared(operand, attrs)})", "nothing", "pass it")
-            tensors[name] = None
             continue
-        tensors[name] = value
-        if type(value) is np.ndarray:
-            flags = value.flags
-            dtype = numpy_dtype_name(value.dtype)
-            shape, contiguous, writeable, where = value.shape, flags.c_contiguous, flags.writeable, "cpu"
-            base = value.base
-            owner = id(value) if base is None else id(base)
-            # A foreign owner (a DLPack capsule, a buffer) may share its memory with others under another identity.
-            clash = clash or owner in owners or not (base is None or type(base) is np.ndarray)
-            owners[owner] = name
-        else:
-            info = describe(value)
-            if info is None:
-                fail(
-                    name,
-                    f"a tensor ({_declared(operand, attrs)})",
-                    type(value).__name__,
-                    "pass a NumPy or DLPack tensor",
-                )
-            dtype, shape, where, contiguous, writeable, _, _ = info
-            clash = True
-        dtypes[name] = dtype
-        if dtype not in operand.tensor.dtypes:
-            fail(name, f"dtype {' | '.join(operand.tensor.dtypes)}", dtype, "cast it; nothing is converted silently")
-        if where != (place or where) or not where.startswith(device):
+        info = infos[name] if name in infos else describe(value)
+        if info is None:
+            expected = f"a tensor ({_declared(operand, attrs)})"
+            fail(name, expected, type(value).__name__, "pass a NumPy or DLPack tensor")
+        if info.dtype not in operand.tensor.dtypes:
+            expected = f"dtype {' | '.join(operand.tensor.dtypes)}"
+            fail(name, expected, info.dtype, "cast it; nothing is converted silently")
+        if info.device != (place or info.device) or not info.device.startswith(device):
             expected = f"a tensor on {place or device}"
-            fail(name, expected, f"one on {where}", "move it to the backend's device, or choose another backend")
-        place = where
-        if not contiguous:
+            fail(name, expected, f"one on {info.device}", "move it to the backend's device, or choose another backend")
+        if not info.contiguous:
             fail(name, "a C-contiguous tensor", "a strided view", "pass a contiguous copy")
-        if operand.role is not Role.IN and not writeable:
-            fail(name, f"a writable tensor (role {operand.role.value})", "a read-only one", "pass a writable tensor")
-        _bind_shape(operand, operand.dims(attrs), shape, symbols, bound_by, attrs, fail)
+        if operand.role is not Role.IN and not info.writeable:
+            expected = f"a writable tensor (role {operand.role.value})"
+            fail(name, expected, "a read-only one, or one that tracks gradients", "pass a writable tensor")
+        place, dtypes[name] = info.device, info.dtype
+        _bind_shape(operand, operand.dims(attrs), info.shape, symbols, bound_by, fail)
     for operand in op.operands:
         like = operand.tensor.dtype_of
         if like and dtypes.get(operand.name) != dtypes.get(like):
@@ -163,16 +188,13 @@ def _check_tensors(op: OpSpec, given: dict[str, Any], attrs: dict[str, Any], dev
     for name, minimum in MINIMUM.items():
         if symbols.get(name, minimum) < minimum:
             fail(bound_by[name], f"{name} >= {minimum}", f"{name} = {symbols[name]}", "pass a larger tensor")
-    if op.relations:
-        known = {**symbols, **attrs}
-        for relation in op.relations:
-            if not relation.holds(known):
-                left, right = relation.left, relation.right
-                argument = bound_by.get(left, left)
-                fail(argument, str(relation), f"{left} = {known[left]}, {right} = {known[right]}", "make them agree")
-    if clash:
-        _check_aliasing(op, tensors, fail)
-    return Call(op, tensors, attrs, symbols, dtypes)
+    known = {**symbols, **attrs}
+    for relation in op.relations:
+        if not relation.holds(known):
+            left, right = relation.left, relation.right
+            argument = bound_by.get(left, left)
+            fail(argument, str(relation), f"{left} = {known[left]}, {right} = {known[right]}", "make them agree")
+    return symbols, dtypes
 
 
 def _bind_shape(
@@ -181,7 +203,6 @@ def _bind_shape(
     shape: tuple[int, ...],
     symbols: dict[str, int],
     bound_by: dict[str, str],
-    attrs: Mapping[str, Any],
     fail: _Raise,
 ) -> None:
     rank = len(dims)
@@ -204,11 +225,13 @@ def _bind_shape(
             fail(operand.name, f"shape {_show(dims)}, so {dim} = {wanted}{cause}", str(list(shape)), "make them agree")
 
 
-def _check_aliasing(op: OpSpec, tensors: Mapping[str, Any], fail: _Raise) -> None:
+def _check_aliasing(
+    op: OpSpec, tensors: Mapping[str, Any], infos: Mapping[str, TensorInfo | None], fail: _Raise
+) -> None:
     spans = []
     for operand in op.operands:
         value = tensors[operand.name]
-        info = None if value is None else describe(value)
+        info = None if value is None else infos[operand.name] if operand.name in infos else describe(value)
         if info is not None and info.nbytes:
             spans.append((info.address, info.address + info.nbytes, operand.role is not Role.IN, operand.name))
     spans.sort()

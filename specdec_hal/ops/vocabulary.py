@@ -1,10 +1,4 @@
-"""The named tensors that ops exchange. Each name has one dtype set, one shape and one meaning, in every op.
-
-Symbols: M slots allocated, B slots in use (<= M), S = K+1 tokens a slot verifies at most, L `max_model_len`, V
-vocabulary, D row width, C candidates, E end tokens, W bad tokens a slot, N = 1 + top log-probabilities, I_cap width
-of `input_ids`, T_cap / R_cap / A_cap capacities of packed inputs, logit rows and accepted tokens, X bytes of an index
-row.
-"""
+"""The named tensors that ops exchange. Each name has one dtype set, one shape and one meaning, in every op."""
 
 from __future__ import annotations
 
@@ -12,6 +6,25 @@ from specdec_hal.ops.spec import FLOATS, NO_NAN, OFFSETS, TensorSpec, ValueRule,
 
 I64, I32, F32, BOOL = ("int64",), ("int32",), ("float32",), ("bool",)
 _ALL: dict[str, TensorSpec] = {}
+
+SYMBOLS = {
+    "M": "slots allocated (`max_num_seqs`)",
+    "B": "slots in use this step, at most M; slots from B on are padding",
+    "S": "K + 1: the base token and up to K drafts",
+    "L": "`max_model_len`",
+    "V": "vocabulary size",
+    "D": "row width, such as the hidden size",
+    "C": "candidates kept per row",
+    "E": "end tokens",
+    "W": "bad tokens per slot",
+    "N": "1 + the top log-probabilities asked for",
+    "X": "bytes of one slot's n-gram index",
+    "I_cap": "width of `input_ids`: the longest prefill chunk",
+    "T_cap": "capacity for packed input tokens",
+    "R_cap": "capacity for output (logit) rows",
+    "A_cap": "capacity for accepted tokens",
+}
+"""What the symbols of the shapes stand for."""
 
 MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "D": 1, "C": 1, "N": 1}
 """Smallest extent of the symbols that may not be 0."""

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_hal.backends.reference import primitives as p
+from specdec_hal.ops.enums import Purpose
 
 u64s = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
 u32s = st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 2**31, 2**32 - 1])
@@ -45,7 +46,7 @@ def test_draw_with_a_total_of_2_to_the_58(native):
 
 def test_draw_never_takes_what_weighs_nothing(native):
     row = np.array([0, 0, 5, 0, 1, 0], np.uint64)
-    u64 = p.philox_u64(3, np.arange(500), p.Purpose.SAMPLE)
+    u64 = p.philox_u64(3, np.arange(500), Purpose.SAMPLE)
     drawn = p.draw(u64, np.broadcast_to(row, (500, 6)))
     assert set(drawn.tolist()) == {2, 4}
     np.testing.assert_array_equal(native.draw(u64, np.broadcast_to(row, (500, 6)).copy()), drawn)
@@ -61,7 +62,7 @@ def test_draws_follow_the_masses():
     # 15 degrees of freedom: a fair generator exceeds 37.7 once in 1,000 seeds. The seeds are fixed.
     weights = np.array([1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597], np.float64)
     row = p.prob_mass((weights / weights.max()).astype(np.float32))
-    for purpose in p.Purpose:
+    for purpose in Purpose:
         drawn = p.draw(p.philox_u64(11, np.arange(100_000), purpose), np.broadcast_to(row, (100_000, 16)))
         assert chi_square(drawn, weights) < 37.7
         by_seed = p.draw(p.philox_u64(np.arange(100_000), 11, purpose), np.broadcast_to(row, (100_000, 16)))
@@ -76,7 +77,7 @@ def test_accept(native, u32, q_mass, p_mass):
 
 
 def test_acceptance_follows_the_ratio():
-    u32 = p.philox_u32(5, np.arange(200_000), p.Purpose.ACCEPT)
+    u32 = p.philox_u32(5, np.arange(200_000), Purpose.ACCEPT)
     for q, target in ((2**40, 2**38), (2**39, 2**38), (3 * 2**30, 2**31)):
         rate = p.accept_test(u32, q, target).mean()
         assert abs(rate - target / q) < 4 * np.sqrt(0.25 / len(u32))

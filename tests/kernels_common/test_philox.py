@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_hal.backends.reference import primitives as p
+from specdec_hal.ops.enums import Purpose
 
 # The philox4x32 lines with 10 rounds of the file kat_vectors that comes with Random123.
 KNOWN_ANSWERS = [
@@ -46,7 +50,7 @@ def test_one_key_broadcasts_over_many_counters():
     np.testing.assert_array_equal(out[1, 2], p.philox4x32_10(counter[1, 2], [7, 8]))
 
 
-@given(seed=seeds, position=seeds, purpose=st.sampled_from(list(p.Purpose)), index=u32s)
+@given(seed=seeds, position=seeds, purpose=st.sampled_from(list(Purpose)), index=u32s)
 def test_words_of_a_decision(native, seed, position, purpose, index):
     s, q = seed % 2**64, position % 2**64
     expected = p.philox4x32_10([q % 2**32, q >> 32, purpose, index], [s % 2**32, s >> 32])
@@ -56,14 +60,22 @@ def test_words_of_a_decision(native, seed, position, purpose, index):
 
 def test_u32_and_u64_are_words_0_and_1():
     seed, position = np.arange(5), np.arange(5) * 1000
-    w0, w1, _, _ = p.philox_words(seed, position, p.Purpose.RESIDUAL)
-    np.testing.assert_array_equal(p.philox_u32(seed, position, p.Purpose.RESIDUAL), w0)
-    u64 = p.philox_u64(seed, position, p.Purpose.RESIDUAL)
+    w0, w1, _, _ = p.philox_words(seed, position, Purpose.RESIDUAL)
+    np.testing.assert_array_equal(p.philox_u32(seed, position, Purpose.RESIDUAL), w0)
+    u64 = p.philox_u64(seed, position, Purpose.RESIDUAL)
     assert u64.dtype == np.uint64
     assert [int(x) for x in u64] == [int(high) << 32 | int(low) for low, high in zip(w0, w1, strict=True)]
 
 
 def test_no_two_decisions_share_a_number():
     position = np.arange(2000)
-    words = [p.philox_u64(seed, position, purpose) for seed in (0, 1, -1) for purpose in p.Purpose]
+    words = [p.philox_u64(seed, position, purpose) for seed in (0, 1, -1) for purpose in Purpose]
     assert len(np.unique(np.concatenate(words))) == 12 * 2000
+
+
+def test_the_header_numbers_the_purposes_alike():
+    header = Path(__file__).parents[2] / "kernels_common/include/specdec/philox.h"
+    body = re.search(r"enum class Purpose : uint32_t \{(.*?)\}", header.read_text())
+    assert body is not None
+    named = {name.upper(): int(value) for name, value in re.findall(r"k(\w+) = (\d+)", body[1])}
+    assert named == {purpose.name: purpose.value for purpose in Purpose}

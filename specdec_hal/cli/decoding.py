@@ -1,0 +1,122 @@
+"""Running prompts through a ModelRunner, as `generate` and `compare` both do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specdec_hal.cli.output import read_config
+from specdec_hal.cli.prompts import Prompt
+
+if TYPE_CHECKING:
+    from specdec_hal.config import Config
+    from specdec_hal.models import TargetModel, Tokenizer
+    from specdec_hal.runner import ModelRunner, RequestOutput, StreamDelta
+
+Progress = Callable[[int], None]
+"""Called with the number of tokens just generated."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass over all prompts. `seconds` is wall time without loading; `summary` the runner's metrics."""
+
+    outputs: list[RequestOutput]
+    seconds: float
+    summary: dict[str, Any]
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens of all prompts."""
+        return sum(len(output.token_ids) for output in self.outputs)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens over wall time."""
+        return self.tokens / self.seconds
+
+
+def config_for(args: argparse.Namespace) -> Config:
+    """The configuration, with ``--max-new-tokens`` taken into account."""
+    if args.max_new_tokens is not None:
+        args.overrides = [*args.overrides, f"sampling.max_new_tokens={args.max_new_tokens}"]
+    return read_config(args)
+
+
+def load(config: Config) -> tuple[TargetModel, Tokenizer]:
+    """The model and its tokenizer."""
+    from specdec_hal.models import load_model, load_tokenizer
+
+    path = config.model_path
+    config.backend  # noqa: B018 - a backend that cannot run here should be reported before the model is loaded
+    return load_model(path, config.model.framework), load_tokenizer(path)
+
+
+def decode(
+    runner: ModelRunner,
+    prompts: Sequence[Prompt],
+    on_delta: Callable[[int, StreamDelta], None] | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Decode all prompts as one batch; `on_delta` gets the prompt's index and what one step added to it."""
+    from specdec_hal.runner import Request, SamplingParams
+
+    assert runner.tokenizer is not None
+    params = SamplingParams(**dict(runner.config.sampling))
+    index = {prompt.name: at for at, prompt in enumerate(prompts)}
+    for prompt in prompts:
+        runner.add_request(Request(prompt.name, runner.tokenizer.encode(prompt.text), params))
+    start = time.perf_counter()
+    while runner.has_requests:
+        for delta in runner.step():
+            if on_delta is not None:
+                on_delta(index[delta.request_id], delta)
+            if progress is not None:
+                progress(len(delta.token_ids))
+    seconds = time.perf_counter() - start
+    finished = runner.take_finished()
+    return Run([finished[prompt.name] for prompt in prompts], seconds, runner.summary())
+
+
+@contextmanager
+def progress_bar(what: str, total: int, *, show: bool = True) -> Iterator[Progress]:
+    """A progress bar over generated tokens on stderr; nothing where stderr is no terminal."""
+    if not show or not sys.stderr.isatty():
+        yield lambda tokens: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda tokens: bar.advance(task, tokens)
+
+
+def metrics_rows(run: Run) -> list[tuple[str, str]]:
+    """The figures of a run for a table: (name, value)."""
+    summary = run.summary
+    stages = sorted(summary["seconds_by_stage"].items(), key=lambda item: -item[1])
+    positions = summary["acceptance_by_position"]
+    return [
+        ("generated tokens", str(run.tokens)),
+        ("seconds", f"{run.seconds:.2f}"),
+        ("tokens per second", f"{run.tokens_per_second:.1f}"),
+        ("steps", str(summary["steps"])),
+        ("tokens per step", number(summary["tokens_per_step"])),
+        ("drafts accepted", f"{summary['accepted_tokens']} of {summary['drafted_tokens']}"),
+        ("acceptance rate", number(summary["acceptance_rate"])),
+        ("acceptance by position", " ".join(f"{rate:.2f}" for rate in positions)),
+        ("seconds by stage", ", ".join(f"{name} {value:.2f}" for name, value in stages if value >= 0.005)),
+        *(("fallback", f"{op}: {calls} calls") for op, calls in summary["fallback_calls"].items()),
+    ]
+
+
+def number(value: float | None) -> str:
+    """A figure for people; '-' where there is none."""
+    return "-" if value is None else f"{value:.2f}"

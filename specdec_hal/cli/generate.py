@@ -1,0 +1,133 @@
+"""Continue one or several prompts. The text streams as it is decoded, accepted draft tokens highlighted."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from specdec_hal.cli.decoding import Run, config_for, decode, load, metrics_rows, progress_bar
+from specdec_hal.cli.output import Output, add_config_arguments, table
+from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specdec_hal.config import Config
+    from specdec_hal.runner import StreamDelta
+
+HELP = "continue prompts, with the accepted drafts highlighted"
+ACCEPTED = "bold green"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Configuration, prompts, and what to show."""
+    add_config_arguments(parser)
+    add_prompt_arguments(parser)
+    parser.add_argument("--echo", action="store_true", help="print each prompt before its continuation")
+    parser.add_argument("--no-metrics", action="store_true", help="print the text alone")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Generate; 1 if a request ended in an error."""
+    config = config_for(args)
+    prompts = read_prompts(args)
+    model, tokenizer = load(config)
+    from specdec_hal.runner import ModelRunner
+
+    runner = ModelRunner.from_config(config, model=model, tokenizer=tokenizer)
+    stream = None if output.json else _Stream(output.console, prompts, echo=args.echo)
+    # Text that streams to a terminal is its own progress.
+    watched = stream is not None and output.console.is_terminal
+    total = config.sampling.max_new_tokens * len(prompts)
+    with progress_bar("generating", total, show=not watched) as progress:
+        result = decode(runner, prompts, None if stream is None else stream.push, progress)
+    failed = [one for one in result.outputs if one.finish_reason == "error"]
+    if stream is None:
+        output.document(_document(config, prompts, result))
+    else:
+        if not args.no_metrics:
+            _print_metrics(output.console, result)
+        for one in failed:
+            output.console.print(
+                f"request '{one.request_id}' ended in an error: {one.error}", style="red", soft_wrap=True
+            )
+    return 1 if failed else 0
+
+
+class _Stream:
+    """Prints texts one after the other: the first unfinished one live, those behind it once it is their turn."""
+
+    def __init__(self, console: Console, prompts: Sequence[Prompt], *, echo: bool) -> None:
+        self.console, self.prompts, self.echo = console, prompts, echo
+        self.current = 0
+        self.waiting: list[list[tuple[str, bool]]] = [[] for _ in prompts]
+        self.finished = [False] * len(prompts)
+        self.at_line_start = True
+        self._open()
+
+    def push(self, index: int, delta: StreamDelta) -> None:
+        """Take over what a step added to a prompt."""
+        self.waiting[index] += delta.spans
+        self.finished[index] = delta.finish_reason is not None
+        while self.current < len(self.prompts):
+            for text, accepted in self.waiting[self.current]:
+                self._write(text, ACCEPTED if accepted else None)
+            self.waiting[self.current] = []
+            if not self.finished[self.current]:
+                break
+            if not self.at_line_start:
+                self._write("\n", None)
+            self.current += 1
+            self._open()
+
+    def _open(self) -> None:
+        if self.current == len(self.prompts):
+            return
+        prompt = self.prompts[self.current]
+        if len(self.prompts) > 1:
+            self._write(f"=== {prompt.name}\n", "bold")
+        if self.echo:
+            self._write(prompt.text, "dim")
+
+    def _write(self, text: str, style: str | None) -> None:
+        self.console.print(text, style=style, end="", soft_wrap=True)
+        if text:
+            self.at_line_start = text.endswith("\n")
+
+
+def _print_metrics(console: Console, result: Run) -> None:
+    rows = table("Metrics", "", "")
+    rows.show_header = False
+    for name, value in metrics_rows(result):
+        rows.add_row(name, value)
+    console.print()
+    console.print(rows)
+    if console.is_terminal and result.summary["accepted_tokens"]:
+        console.print("green: accepted draft tokens", style=ACCEPTED)
+
+
+def _document(config: Config, prompts: Sequence[Prompt], result: Run) -> dict[str, Any]:
+    return {
+        "backend": config.backend.name,
+        "method": config.speculative.method,
+        "requests": [
+            {
+                "name": prompt.name,
+                "prompt_tokens": one.prompt_tokens,
+                "text": one.text,
+                "token_ids": list(one.token_ids),
+                "accepted_draft": list(one.accepted_draft),
+                "finish_reason": one.finish_reason,
+                "error": one.error,
+                "logprobs": [
+                    {"logprob": entry.logprob, "rank": entry.rank, "top": [list(pair) for pair in entry.top]}
+                    for entry in one.logprobs
+                ],
+            }
+            for prompt, one in zip(prompts, result.outputs, strict=True)
+        ],
+        "seconds": result.seconds,
+        "tokens_per_second": result.tokens_per_second,
+        "metrics": result.summary,
+    }

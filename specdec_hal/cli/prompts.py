@@ -1,0 +1,69 @@
+"""Where prompts come from: the command line, files, or stdin."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec_hal.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue. `name` is unique within one command."""
+
+    name: str
+    text: str
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--prompt``, ``--prompt-file`` and ``--max-new-tokens``."""
+    parser.add_argument(
+        "--prompt",
+        dest="prompts",
+        metavar="TEXT",
+        type=lambda text: ("text", text),
+        action="append",
+        help="text to continue; may be repeated, all prompts are decoded as one batch",
+    )
+    parser.add_argument(
+        "--prompt-file",
+        dest="prompts",
+        metavar="FILE",
+        type=lambda path: ("file", path),
+        action="append",
+        help="file with the text to continue, less its final line break; '-' for stdin; may be repeated and mixed "
+        "with --prompt",
+    )
+    parser.add_argument("--max-new-tokens", metavar="N", help="same as --set sampling.max_new_tokens=N")
+
+
+def read_prompts(args: argparse.Namespace) -> list[Prompt]:
+    """The prompts in the order given; without any, stdin. RequestError for a file that cannot be read."""
+    sources = args.prompts
+    if not sources:
+        if sys.stdin.isatty():
+            raise RequestError("no prompt: give --prompt TEXT, --prompt-file FILE, or pipe a text in")
+        sources = [("file", "-")]
+    names: Counter[str] = Counter()
+    prompts = []
+    for kind, value in sources:
+        name, text = ("prompt", value) if kind == "text" else _read(value)
+        names[name] += 1
+        prompts.append(Prompt(name if names[name] == 1 else f"{name} #{names[name]}", text))
+    return prompts
+
+
+def _read(path: str) -> tuple[str, str]:
+    name = "stdin" if path == "-" else path
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        # The line break that ends a text file is not part of the prompt: what follows a line starts with one.
+        return name, data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except OSError as error:
+        raise RequestError(f"--prompt-file {path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"--prompt-file {path}: expected UTF-8 text, got {error}") from error

@@ -1,0 +1,81 @@
+"""Checks a ForwardBatch, and cuts it into blocks of few rows that run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_hal.errors import ArgumentError
+from specdec_hal.models.protocol import ForwardBatch, Segment
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a batch must fit into. `framework` is for messages only."""
+
+    framework: str
+    vocab_size: int
+    max_num_seqs: int
+    max_model_len: int
+
+    def _error(self, argument: str, expected: str, got: object, cure: str) -> ArgumentError:
+        return ArgumentError(
+            op="forward", backend=self.framework, argument=argument, expected=expected, got=str(got), cure=cure
+        )
+
+    def check(self, batch: ForwardBatch) -> npt.NDArray[np.int64]:
+        """The token ids as a contiguous int64 array, if everything fits; ArgumentError otherwise."""
+        ids = np.asarray(batch.token_ids)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise self._error("token_ids", "int64 [T]", f"{ids.dtype} {list(ids.shape)}", "pass packed token ids")
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self.vocab_size):
+            bad = int(np.flatnonzero((ids < 0) | (ids >= self.vocab_size))[0])
+            expected = f"token ids in 0..{self.vocab_size - 1}"
+            raise self._error("token_ids", expected, f"{ids[bad]} at {bad}", "pass no padding; check the tokenizer")
+        end = 0
+        seen = set()
+        for i, segment in enumerate(batch.segments):
+            name = f"segments[{i}]"
+            if segment.start != end or segment.length < 1:
+                got = f"start {segment.start}, length {segment.length}"
+                cure = "let segments tile the tokens in order; leave idle slots out"
+                raise self._error(name, f"start {end} and length >= 1", got, cure)
+            if not 0 <= segment.slot < self.max_num_seqs:
+                cure = "allocate() more slots"
+                raise self._error(f"{name}.slot", f"0..{self.max_num_seqs - 1}", segment.slot, cure)
+            if segment.slot in seen:
+                cure = "give each slot one segment a step"
+                raise self._error(f"{name}.slot", "a slot that is not in this batch yet", segment.slot, cure)
+            if segment.position < 0 or segment.position + segment.length > self.max_model_len:
+                got = f"positions {segment.position}..{segment.position + segment.length - 1}"
+                raise self._error(name, f"positions in 0..{self.max_model_len - 1}", got, "allocate() a longer context")
+            seen.add(segment.slot)
+            end += segment.length
+        if end != len(ids):
+            cure = "let segments tile the tokens"
+            raise self._error("segments", f"{len(ids)} tokens, as in token_ids", end, cure)
+        return np.ascontiguousarray(ids, np.int64)
+
+
+def blocks(segments: Sequence[Segment], limit: int) -> Iterator[list[Segment]]:
+    """Consecutive groups of at most `limit` tokens; a segment that does not fit is continued in the next group.
+
+    Starts count from the beginning of the whole batch. Running the groups in this order is running the batch: a token
+    needs nothing of a later one.
+    """
+    group: list[Segment] = []
+    room = limit
+    for segment in segments:
+        start, length, position = segment.start, segment.length, segment.position
+        while length:
+            taken = min(length, room)
+            group.append(Segment(segment.slot, start, taken, position))
+            start, length, position, room = start + taken, length - taken, position + taken, room - taken
+            if not room:
+                yield group
+                group, room = [], limit
+    if group:
+        yield group

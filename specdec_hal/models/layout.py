@@ -1,0 +1,139 @@
+"""Everything about a Llama decoder that is the same in every tensor framework, as NumPy arrays.
+
+Weights are rearranged once, at loading, so that a step needs few and large matrix products:
+
+- stored [in, out], so that ``x @ w`` reads them as they lie;
+- q, k and v are one matrix, gate and up another;
+- 1/sqrt(head_dim) is multiplied into q;
+- rotary embeddings pair dimension i with i + head_dim/2 (Su et al., arXiv:2104.09864, in Hugging Face's order). The
+  columns of q and k are permuted to put each pair side by side, as the real and imaginary part of one complex number:
+  the rotation is then one complex multiplication, and q.k is what it was;
+- gate and up are padded with zero columns to a multiple of 64, so that no vector loop has a scalar rest of other bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_hal.models.protocol import ModelConfig
+
+Array = npt.NDArray[np.float32]
+
+_VECTOR = 64
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer, float32. Q, K are heads times head_dim; F is intermediate_size, padded."""
+
+    attention_norm: Array  # [D]
+    qkv: Array  # [D, Q + 2K]
+    out: Array  # [Q, D]
+    mlp_norm: Array  # [D]
+    gate_up: Array  # [D, 2F]
+    down: Array  # [F, D]
+
+
+@dataclass(frozen=True)
+class LlamaWeights:
+    """A whole decoder, float32."""
+
+    embedding: Array  # [V, D]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Array  # [D]
+    head: Array  # [D, V]
+
+
+def arrange_layer(weights: Mapping[str, Array], index: int, config: ModelConfig) -> LayerWeights:
+    """Layer `index` of a checkpoint in this module's layout; an MTP module's layer too."""
+    layer = f"model.layers.{index}"
+
+    def get(name: str) -> Array:
+        return weights[f"{layer}.{name}.weight"]
+
+    q = _pair_rotary(get("self_attn.q_proj"), config.head_dim) * np.float32(config.head_dim**-0.5)
+    k = _pair_rotary(get("self_attn.k_proj"), config.head_dim)
+    padding = ((0, -config.intermediate_size % _VECTOR), (0, 0))
+    gate, up = (np.pad(get(f"mlp.{name}_proj"), padding) for name in ("gate", "up"))
+    return LayerWeights(
+        attention_norm=get("input_layernorm"),
+        qkv=_in_out(np.concatenate([q, k, get("self_attn.v_proj")])),
+        out=_in_out(get("self_attn.o_proj")),
+        mlp_norm=get("post_attention_layernorm"),
+        gate_up=_in_out(np.concatenate([gate, up])),
+        down=np.pad(_in_out(get("mlp.down_proj")), padding),
+    )
+
+
+def arrange(weights: Mapping[str, Array], config: ModelConfig) -> LlamaWeights:
+    """A checkpoint's weights in this module's layout."""
+    embedding = weights["model.embed_tokens.weight"]
+    head = embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+    return LlamaWeights(
+        embedding=embedding,
+        layers=tuple(arrange_layer(weights, i, config) for i in range(config.num_hidden_layers)),
+        final_norm=weights["model.norm.weight"],
+        head=_in_out(head),
+    )
+
+
+def _in_out(weight: Array) -> Array:
+    return np.ascontiguousarray(weight.T)
+
+
+def _pair_rotary(weight: Array, head_dim: int) -> Array:
+    """Rows (0, h, 1, h+1, ...) of each head, h = head_dim / 2, for (0, 1, ..., h, h+1, ...)."""
+    paired = weight.reshape(-1, 2, head_dim // 2, weight.shape[1]).swapaxes(1, 2)
+    return paired.reshape(weight.shape)
+
+
+class RotaryTable:
+    """exp(i * position * theta^(-2j/head_dim)), computed in float64 and rounded once."""
+
+    def __init__(self, config: ModelConfig, positions: int) -> None:
+        half = config.head_dim // 2
+        frequency = config.rope_theta ** (-np.arange(half) / half)
+        angle = np.arange(positions)[:, None] * frequency
+        self._table = (np.cos(angle) + 1j * np.sin(angle)).astype(np.complex64)
+        self._rotated = config.num_attention_heads + config.num_key_value_heads
+        self._heads = self._rotated + config.num_key_value_heads
+
+    def rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.complex64]:
+        """Factors for rows of q, k and v side by side: complex64 [n, (Q + 2K) / 2]; v's are 1. Positions are clipped."""
+        factors = self._table.take(positions, axis=0, mode="clip")
+        rows = np.ones((len(positions), self._heads, factors.shape[1]), np.complex64)
+        rows[:, : self._rotated] = factors[:, None]
+        return rows.reshape(len(positions), -1)
+
+
+class AttentionMask:
+    """What to add to attention scores: 0 or -inf.
+
+    All heads of a token are scored against the keys of all KV heads in one matrix product, [tokens * heads] times
+    [positions * kv_heads], and the mask leaves each head the keys of its own KV head up to its own position. That costs
+    kv_heads times the arithmetic, and saves the transpositions and the separate products per KV head, which cost more at
+    the sizes for which this project computes a model itself.
+    """
+
+    def __init__(self, config: ModelConfig, positions: int, max_rows: int) -> None:
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        own = np.arange(heads)[:, None] // (heads // kv_heads) == np.arange(kv_heads)
+        # Column c stands for a key at distance c - origin from the query: one table, and a window of it for each query.
+        self._origin = positions + max_rows
+        past = np.arange(self._origin + positions) <= self._origin
+        self._table = np.where(own[:, None, :] & past[:, None], np.float32(0), np.float32(-np.inf))
+        self._windows: dict[int, npt.NDArray[np.float32]] = {}
+
+    def rows(self, position: int, rows: int, positions: int) -> Array:
+        """For queries at `position`, `position` + 1, ...: float32 [rows * heads, positions * kv_heads]."""
+        windows = self._windows.get(positions)
+        if windows is None:
+            view = np.lib.stride_tricks.sliding_window_view(self._table, positions, axis=1)
+            self._windows[positions] = windows = view.transpose(1, 0, 3, 2)  # [start, head, position, kv_head]
+        last = self._origin - position
+        mask = windows[last - rows + 1 : last + 1][::-1]
+        return mask.reshape(rows * mask.shape[1], -1)

@@ -1,0 +1,344 @@
+"""A Llama decoder over a dense KV cache, written once; a framework fills in its primitives.
+
+A batch is cut into blocks of at most 64 rows, which run through all layers one after the other. Per layer a block takes
+four matrix products with weights, and per slot two with that slot's cache. The cache of a slot is the keys and the
+values of all positions, [positions * kv_heads, head_dim] each, so that any prefix of a context is one contiguous
+matrix; new positions are written in place, and whatever rejected drafts left there is overwritten.
+
+Bits. With ``bit_stable`` (the default on CPUs) a token's hidden state and logits have the same bits whatever else is in
+the batch: other tokens of its slot (1 or 11 a step, prefill chunks of any size), other slots, their order, stale cache
+contents, the slot itself. So greedy and seeded decoding give the same tokens with and without drafts, by construction.
+It holds per process: another processor, library version or thread count may give other bits. It rests on
+- row counts of matrix products, and lengths of attended contexts, that agree bit for bit; :mod:`.rows` measures them
+  when the model is loaded and when the cache is allocated, and blocks are padded up to them;
+- everything else (norms, rotary, SwiGLU, softmax) working on each row by itself, in the same way in every row.
+If no sizes agree, or with ``bit_stable=False`` (the default elsewhere), nothing is padded and equality is as good as the
+framework's kernels make it: :attr:`Llama.bit_stable` says which of the two it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import Limits, blocks
+from specdec_hal.models.layout import AttentionMask, LlamaWeights, RotaryTable
+from specdec_hal.models.primitives import HostArray, Primitives
+from specdec_hal.models.protocol import ForwardBatch, ModelConfig, Segment
+from specdec_hal.models.rows import RowSizes, attention_sizes, linear_sizes
+
+
+# Rows of a block where any number may be taken.
+_ANY = RowSizes(range(1, 257))
+
+# Context lengths are rounded up to a multiple of the first of these that keeps bits; the first also where none has to.
+_STRIDES = (64, 128, 192, 256, 384, 512, 768, 1024)
+
+
+@dataclass
+class Linear:
+    """A weight in the framework's form, and the row counts with which its products agree."""
+
+    weight: Any
+    sizes: RowSizes
+
+
+@dataclass
+class _Layer:
+    attention_norm: Any
+    qkv: Linear
+    out: Linear
+    mlp_norm: Any
+    gate_up: Linear
+    down: Linear
+
+
+Pair = tuple[Any, Any]  # keys, values
+
+
+@dataclass
+class _SlotCache:
+    """One slot's keys and values, per layer.
+
+    `tensors` are [positions * kv_heads, head_dim]; `writable` the same memory as [positions, kv_heads * head_dim];
+    `prefixes` the first rows of `tensors`, by number of positions.
+    """
+
+    tensors: list[Pair]
+    writable: list[Pair]
+    prefixes: dict[int, list[Pair]] = field(default_factory=dict)
+
+
+@dataclass
+class _Piece:
+    """A segment within a block: `rows` >= length rows from `start` on go through attention together."""
+
+    segment: Segment
+    start: int
+    rows: int
+    cache: list[Pair]
+    mask: Any
+
+
+class Llama(Primitives):
+    """The decoder; see :class:`specdec_hal.models.protocol.TargetModel` for what a runner calls."""
+
+    framework: ClassVar[str]
+
+    def __init__(self, config: ModelConfig, weights: LlamaWeights, *, bit_stable: bool) -> None:
+        self.config = config
+        self.bit_stable = bit_stable
+        self._heads = config.num_attention_heads
+        self._sizes_by_shape: dict[tuple[int, ...], RowSizes] = {}
+        self._zeros: dict[tuple[int, int], Any] = {}
+        self._linears: list[Linear] = []
+        self._limits: Limits | None = None
+        with self._inference():
+            self._embedding = self._upload(weights.embedding)
+            self._layers = [
+                _Layer(
+                    attention_norm=self._upload(layer.attention_norm),
+                    qkv=self._linear(layer.qkv),
+                    out=self._linear(layer.out),
+                    mlp_norm=self._upload(layer.mlp_norm),
+                    gate_up=self._linear(layer.gate_up),
+                    down=self._linear(layer.down),
+                )
+                for layer in weights.layers
+            ]
+            self._final_norm = self._upload(weights.final_norm)
+            self._head = self._linear(weights.head)
+
+    # ---- what a runner calls
+
+    def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
+        """See TargetModel.allocate. Calling it again replaces the cache."""
+        for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
+            if value < 1:
+                raise ArgumentError(
+                    op="allocate",
+                    backend=self.framework,
+                    argument=name,
+                    expected="an integer >= 1",
+                    got=str(value),
+                    cure="ask for at least one slot and one position",
+                )
+        with self._inference():
+            self._choose_sizes(max_model_len)
+            positions = _round_up(max_model_len, self._stride)
+            self._slots = [self._new_slot(positions) for _ in range(max_num_seqs)]
+        self._rotary = RotaryTable(self.config, positions)
+        self._mask = AttentionMask(self.config, positions, self._block_sizes.largest)
+        self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
+
+    def forward(self, batch: ForwardBatch) -> Any:
+        """See TargetModel.forward."""
+        if self._limits is None:
+            raise ArgumentError(
+                op="forward",
+                backend=self.framework,
+                argument="batch",
+                expected="a KV cache to write to",
+                got="none",
+                cure="call allocate() first",
+            )
+        ids = self._limits.check(batch)
+        with self._inference():
+            alone = len(batch.segments) == 1
+            parts = [self._run(ids, group) for group in blocks(batch.segments, self._room(alone))]
+            if not parts:
+                return self._output(self._rows(self._embedding, 0, 0))
+            return self._output(parts[0] if len(parts) == 1 else self._concat(parts))
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """See TargetModel.compute_logits."""
+        with self._inference():
+            x = self._input(hidden)
+            shape = tuple(x.shape)
+            if len(shape) != 2 or shape[1] != self.config.hidden_size:
+                raise ArgumentError(
+                    op="compute_logits",
+                    backend=self.framework,
+                    argument="hidden",
+                    expected=f"[R, {self.config.hidden_size}]",
+                    got=str(list(shape)),
+                    cure="pass rows of what forward() returned",
+                )
+            rows, step = shape[0], self._head.sizes.largest
+            if rows <= step:
+                return self._output(self._project(x, self._head, rows))
+            cuts = [(start, min(start + step, rows)) for start in range(0, rows, step)]
+            parts = [self._project(self._rows(x, a, b), self._head, b - a) for a, b in cuts]
+            return self._output(self._concat(parts))
+
+    # ---- one block
+
+    def _room(self, alone: bool) -> int:
+        """Most tokens of a block, for one segment or several."""
+        if alone and self._alone_sizes is not None:
+            return self._alone_sizes.largest
+        return max(1, self._block_sizes.largest - self._attention_sizes.largest_gap)
+
+    def _run(self, ids: HostArray, group: list[Segment]) -> Any:
+        """Hidden states of one block's tokens."""
+        first, last = group[0].start, group[-1].start + group[-1].length
+        tokens = last - first
+        if len(group) == 1 and self._alone_sizes is not None:
+            spans = [self._alone_sizes.fit(tokens)]
+            rows = spans[0]
+        else:
+            spans = [self._attention_sizes.fit(segment.length) for segment in group]
+            rows = self._block_sizes.fit(max(s.start - first + span for s, span in zip(group, spans, strict=True)))
+        padded_ids, positions = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        padded_ids[:tokens] = ids[first:last]
+        pieces = []
+        for segment, span in zip(group, spans, strict=True):
+            start = segment.start - first
+            positions[start : start + segment.length] = np.arange(segment.position, segment.position + segment.length)
+            context = _round_up(segment.position + segment.length, self._stride)
+            mask = self._upload(self._mask.rows(segment.position, span, context))
+            pieces.append(_Piece(segment, start, span, self._prefixes(segment.slot, context), mask))
+
+        factors = self._upload(self._rotary.rows(positions))
+        residual, delta = self._embed(self._embedding, self._upload(padded_ids)), None
+        for i, layer in enumerate(self._layers):
+            normed, residual = self._add_norm(residual, delta, layer.attention_norm)
+            qkv = self._rotate(self._project(normed, layer.qkv, rows), factors)
+            self._store(i, qkv, pieces)
+            delta = self._project(self._attention(i, qkv, pieces, tokens, rows), layer.out, rows)
+            normed, residual = self._add_norm(residual, delta, layer.mlp_norm)
+            gated = self._swiglu(self._project(normed, layer.gate_up, rows))
+            delta = self._project(gated, layer.down, rows)
+        normed, _ = self._add_norm(residual, delta, self._final_norm)
+        return normed if rows == tokens else self._rows(normed, 0, tokens)
+
+    def _project(self, x: Any, linear: Linear, rows: int) -> Any:
+        """x @ weight, padded to a row count that agrees with the others."""
+        if rows in linear.sizes or rows == 0:
+            return self._matmul(x, linear.weight)
+        padding = self._zero_rows(linear.sizes.fit(rows) - rows, x.shape[1])
+        return self._rows(self._matmul(self._concat([x, padding]), linear.weight), 0, rows)
+
+    def _attention(self, layer: int, qkv: Any, pieces: list[_Piece], tokens: int, rows: int) -> Any:
+        """Attention of every row to its slot's cache: [rows, heads * head_dim]."""
+        heads = self._heads
+        queries = self._queries(qkv, rows * heads)
+        if len(pieces) == 1 and pieces[0].rows == rows:
+            return self._merge(self._attend(queries, *pieces[0].cache[layer], pieces[0].mask), rows)
+        parts = []
+        for piece in pieces:
+            own = self._rows(queries, piece.start * heads, (piece.start + piece.rows) * heads)
+            part = self._attend(own, *piece.cache[layer], piece.mask)
+            parts.append(self._rows(part, 0, piece.segment.length * heads))
+        if rows > tokens:
+            parts.append(self._zero_rows((rows - tokens) * heads, self.config.head_dim))
+        return self._merge(self._concat(parts), rows)
+
+    def _store(self, layer: int, qkv: Any, pieces: list[_Piece]) -> None:
+        """Write the block's keys and values into the caches."""
+        width = self.config.num_key_value_heads * self.config.head_dim
+        source = self._download(qkv) if self._host_cache else qkv
+        for piece in pieces:
+            position, length = piece.segment.position, piece.segment.length
+            rows = source[piece.start : piece.start + length]
+            keys, values = self._slots[piece.segment.slot].writable[layer]
+            keys[position : position + length] = rows[:, -2 * width : -width]
+            values[position : position + length] = rows[:, -width:]
+
+    def _new_slot(self, positions: int) -> _SlotCache:
+        kv_heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
+        tensors = [
+            (self._new_cache(positions * kv_heads, head_dim), self._new_cache(positions * kv_heads, head_dim))
+            for _ in self._layers
+        ]
+        width = kv_heads * head_dim
+        writable = [(self._writable(keys, width), self._writable(values, width)) for keys, values in tensors]
+        return _SlotCache(tensors, writable)
+
+    def _zero_rows(self, rows: int, columns: int) -> Any:
+        found = self._zeros.get((rows, columns))
+        if found is None:
+            self._zeros[rows, columns] = found = self._upload(np.zeros((rows, columns), np.float32))
+        return found
+
+    def _prefixes(self, slot: int, positions: int) -> list[Pair]:
+        cache = self._slots[slot]
+        found = cache.prefixes.get(positions)
+        if found is None:
+            n = positions * self.config.num_key_value_heads
+            found = [(self._prefix(keys, n), self._prefix(values, n)) for keys, values in cache.tensors]
+            cache.prefixes[positions] = found
+        return found
+
+    # ---- sizes that agree
+
+    def _linear(self, weight: npt.NDArray[np.float32]) -> Linear:
+        """A weight [in, out] in the framework's form, its sizes measured once per shape."""
+        linear = Linear(self._weight(weight), _ANY)
+        self._linears.append(linear)
+        if not self.bit_stable:
+            return linear
+        sizes = self._sizes_by_shape.get(weight.shape)
+        if sizes is None:
+            found = linear_sizes(
+                lambda x: self._download(self._matmul(self._upload(x), linear.weight)),
+                weight.shape[0],
+                self._row_limit(),
+            )
+            if found is None:
+                self._give_up_bits()
+                return linear
+            self._sizes_by_shape[weight.shape] = sizes = found
+        linear.sizes = sizes
+        return linear
+
+    def _give_up_bits(self) -> None:
+        self.bit_stable = False
+        for linear in self._linears:
+            linear.sizes = _ANY
+
+    def _choose_sizes(self, max_model_len: int) -> None:
+        """Sets the sizes of blocks and of attention, and the stride of context lengths."""
+        self._stride, self._attention_sizes, self._block_sizes = _STRIDES[0], _ANY, _ANY
+        self._alone_sizes: RowSizes | None = _ANY
+        if not self.bit_stable:
+            return
+        for stride in (*_STRIDES, max_model_len):
+            found = self._measure_attention(stride, _round_up(max_model_len, stride))
+            if found is not None:
+                self._stride, self._attention_sizes = stride, found
+                break
+        else:
+            self._give_up_bits()
+            return
+        # A plain decode step is worth a size of its own: where a weight has no kernel for one row, it pads by itself.
+        common = set.intersection(*(set(sizes.sizes) for sizes in self._sizes_by_shape.values())) | {1}
+        self._block_sizes = RowSizes(common)
+        alone = common & set(found.sizes)
+        self._alone_sizes = RowSizes(alone) if alone else None
+
+    def _measure_attention(self, stride: int, positions: int) -> RowSizes | None:
+        config, width = self.config, self.config.num_key_value_heads
+        generator = np.random.default_rng(0)
+
+        def random(rows: int) -> npt.NDArray[np.float32]:
+            return generator.standard_normal((rows, config.head_dim), np.float32)
+
+        query, masks = random(self._heads), AttentionMask(config, positions, 1)
+        keys, values = (self._upload(random(positions * width)) for _ in range(2))
+
+        def attend(n: int, visible: int, context: int) -> npt.NDArray[np.float32]:
+            mask = masks.rows(visible - 1, 1, context)
+            queries, mask = (self._upload(np.tile(x, (n, 1))) for x in (query, mask))
+            prefixes = (self._prefix(cache, context * width) for cache in (keys, values))
+            return self._download(self._attend(queries, *prefixes, mask)).reshape(n, -1)
+
+        return attention_sizes(attend, range(stride, positions + 1, stride), self._row_limit())
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

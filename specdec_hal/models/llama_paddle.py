@@ -1,0 +1,154 @@
+"""The Llama decoder in PaddlePaddle (3.3 or newer).
+
+Operators are called through ``paddle._C_ops``, as Paddle's own layers do, where the public function takes more than half
+a microsecond longer: a decode step of a small model is some 200 operators, and half of its time is their dispatch.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import paddle
+import paddle.nn.functional as F
+from paddle import _C_ops as ops
+from paddle.incubate.nn.functional import fused_rms_norm
+
+from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.models.layout import LlamaWeights
+from specdec_hal.models.llama import Llama
+from specdec_hal.models.primitives import HostArray
+from specdec_hal.models.protocol import ModelConfig
+
+_OLDEST = (3, 3)
+
+
+class LlamaPaddle(Llama):
+    """`device` is cpu or gpu:N; all tensors are float32."""
+
+    framework: ClassVar[str] = "paddle"
+
+    def __init__(
+        self, config: ModelConfig, weights: LlamaWeights, *, device: str = "cpu", bit_stable: bool | None = None
+    ) -> None:
+        if tuple(int(part) for part in paddle.__version__.split(".")[:2]) < _OLDEST:
+            raise BackendUnavailableError(
+                f"expected PaddlePaddle >= 3.3, got {paddle.__version__}; pip install -U 'specdec-hal[paddle]'"
+            )
+        self._place = _place(device)
+        on_host = isinstance(self._place, paddle.CPUPlace)
+        # Writing a cache through NumPy takes a tenth of the time of assigning to part of a tensor.
+        self._host_cache = on_host
+        if on_host:
+            _choose_mkl_kernels()
+        super().__init__(config, weights, bit_stable=on_host if bit_stable is None else bit_stable)
+
+    # ---- data
+
+    def _inference(self) -> AbstractContextManager[Any]:
+        return paddle.no_grad()  # type: ignore[no-any-return]
+
+    def _upload(self, array: HostArray) -> Any:
+        return paddle.to_tensor(array, place=self._place)
+
+    def _download(self, x: Any) -> npt.NDArray[np.float32]:
+        return x.numpy()  # type: ignore[no-any-return]
+
+    def _input(self, x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return self._upload(np.asarray(x, np.float32))
+        tensor = x if isinstance(x, paddle.Tensor) else paddle.from_dlpack(x)
+        return tensor.to(self._place, paddle.float32)
+
+    def _output(self, x: Any) -> Any:
+        return x
+
+    def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
+        return self._upload(weight)
+
+    def _row_limit(self) -> int:
+        return 64
+
+    def _rows(self, x: Any, start: int, stop: int) -> Any:
+        return ops.slice(x, [0], [start], [stop], [1], [])
+
+    def _concat(self, parts: list[Any]) -> Any:
+        return ops.concat(parts, 0)
+
+    # ---- the network
+
+    def _embed(self, table: Any, ids: Any) -> Any:
+        return ops.gather(table, ids, 0)
+
+    def _matmul(self, x: Any, weight: Any) -> Any:
+        return x @ weight
+
+    def _add_norm(self, residual: Any, delta: Any | None, weight: Any) -> tuple[Any, Any]:
+        normed, total = fused_rms_norm(residual, weight, None, self.config.rms_norm_eps, 1, residual=delta)
+        return normed, residual if delta is None else total
+
+    def _rotate(self, qkv: Any, factors: Any) -> Any:
+        return ops.view_dtype(ops.view_dtype(qkv, paddle.complex64) * factors, paddle.float32)
+
+    def _swiglu(self, x: Any) -> Any:
+        return F.swiglu(x)
+
+    # ---- attention
+
+    def _new_cache(self, rows: int, columns: int) -> Any:
+        return paddle.zeros([rows, columns], dtype="float32").to(self._place)
+
+    def _writable(self, cache: Any, columns: int) -> Any:
+        if self._host_cache:
+            return np.from_dlpack(cache).reshape(-1, columns)
+        return ops.view_shape(cache, [-1, columns])
+
+    def _prefix(self, cache: Any, rows: int) -> Any:
+        return self._rows(cache, 0, rows)
+
+    def _queries(self, qkv: Any, rows: int) -> Any:
+        head_dim = self.config.head_dim
+        return ops.reshape(ops.slice(qkv, [1], [0], [self._heads * head_dim], [1], []), [rows, head_dim])
+
+    def _merge(self, heads: Any, rows: int) -> Any:
+        return ops.reshape(heads, [rows, -1])
+
+    def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
+        scores = ops.matmul(queries, keys, False, True)
+        # Paddle's CPU softmax takes exp(-64) for less: a masked key weighs 1e-28 at most, which rounds to nothing.
+        return F.softmax(ops.add_(scores, mask)) @ values
+
+
+def _place(device: str) -> Any:
+    kind, _, index = device.partition(":")
+    if kind == "cpu" and not index:
+        return paddle.CPUPlace()
+    if kind == "gpu" and (not index or index.isdigit()) and paddle.is_compiled_with_cuda():
+        return paddle.CUDAPlace(int(index or 0))
+    built = "has" if paddle.is_compiled_with_cuda() else "has no"
+    raise ArgumentError(
+        op="load_model",
+        backend="paddle",
+        argument="device",
+        expected="cpu, or gpu:N with a GPU build of Paddle",
+        got=repr(device),
+        cure=f"choose one of them (this build {built} GPU support)",
+    )
+
+
+def _choose_mkl_kernels() -> None:
+    """Let MKL use AVX2 on AMD processors, unless the user chose.
+
+    Paddle's CPU wheels carry an MKL of 2019, which without this variable takes its slowest kernels on processors of
+    other makers than Intel: a step of six tokens then takes 2.5 times as long. MKL reads it at its first product.
+    """
+    try:
+        cpu = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return
+    if "AuthenticAMD" in cpu and " avx2" in cpu and " fma" in cpu:
+        os.environ.setdefault("MKL_DEBUG_CPU_TYPE", "5")

@@ -1,0 +1,153 @@
+"""The Llama decoder in PyTorch, on a CPU or a CUDA GPU.
+
+On CPUs weights are packed once for oneDNN, whose products were found to give a row the same bits for any number of rows
+(PyTorch 2.13, x86-64 with AVX-512), and which at 2 to 16 rows take half the time of MKL's. That uses the operators which
+torch.compile emits for frozen linear layers; where a build lacks them, ``torch.mm`` is used.
+On GPUs all data stay on the device, nothing waits for it, and bit-stability is not claimed.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from specdec_hal.errors import ArgumentError
+from specdec_hal.models.layout import LlamaWeights
+from specdec_hal.models.llama import Llama
+from specdec_hal.models.primitives import HostArray
+from specdec_hal.models.protocol import ModelConfig
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+# Elementwise CPU kernels split work between threads above this many elements (at::internal::GRAIN_SIZE), which may cut
+# a row in two and compute its middle with other instructions.
+_GRAIN = 32768
+
+
+class LlamaTorch(Llama):
+    """`dtype` is that of weights, cache and activations; hidden states and logits are float32 always."""
+
+    framework: ClassVar[str] = "torch"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: LlamaWeights,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        bit_stable: bool | None = None,
+    ) -> None:
+        self._dtype = DTYPES.get(dtype)
+        if self._dtype is None:
+            raise _argument_error("dtype", f"one of {', '.join(DTYPES)}", dtype, "choose one of them")
+        self._device = _device(device)
+        on_host = self._device.type == "cpu" and self._dtype is torch.float32
+        # Writing a cache through NumPy takes a fifth of the time of indexing and copying a tensor.
+        self._host_cache = on_host
+        self._packed = on_host and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        self._ffn = weights.layers[0].down.shape[0]
+        self._widest = max(self._ffn, weights.layers[0].qkv.shape[1])
+        super().__init__(config, weights, bit_stable=on_host if bit_stable is None else bit_stable)
+
+    # ---- data
+
+    def _inference(self) -> AbstractContextManager[Any]:
+        return torch.inference_mode()
+
+    def _upload(self, array: HostArray) -> Any:
+        # A copy, because tensors of this size are aligned to 64 bytes and arrays are not.
+        tensor = torch.tensor(array, device=self._device)
+        return tensor.to(self._dtype) if tensor.dtype is torch.float32 else tensor
+
+    def _download(self, x: Any) -> npt.NDArray[np.float32]:
+        return x.float().cpu().numpy()  # type: ignore[no-any-return]
+
+    def _input(self, x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return self._upload(np.asarray(x, np.float32))
+        tensor = x if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
+        return tensor.to(self._device, self._dtype)
+
+    def _output(self, x: Any) -> Any:
+        return x.float()
+
+    def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
+        if self._packed:
+            return torch.ops.mkldnn._reorder_linear_weight(torch.tensor(weight).T.contiguous(), None)
+        return self._upload(weight)
+
+    def _row_limit(self) -> int:
+        return max(1, _GRAIN // self._widest)
+
+    def _rows(self, x: Any, start: int, stop: int) -> Any:
+        return x[start:stop]
+
+    def _concat(self, parts: list[Any]) -> Any:
+        return torch.cat(parts)
+
+    # ---- the network
+
+    def _embed(self, table: Any, ids: Any) -> Any:
+        return table[ids]
+
+    def _matmul(self, x: Any, weight: Any) -> Any:
+        if self._packed:
+            return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+        return torch.mm(x, weight)
+
+    def _add_norm(self, residual: Any, delta: Any | None, weight: Any) -> tuple[Any, Any]:
+        if delta is not None:
+            residual = residual.add_(delta)
+        return F.rms_norm(residual, (self.config.hidden_size,), weight, self.config.rms_norm_eps), residual
+
+    def _rotate(self, qkv: Any, factors: Any) -> Any:
+        return (qkv.float().view(torch.complex64) * factors).view(torch.float32).to(self._dtype)
+
+    def _swiglu(self, x: Any) -> Any:
+        half = self._ffn
+        return F.silu(x[:, :half]).mul_(x[:, half:])
+
+    # ---- attention
+
+    def _new_cache(self, rows: int, columns: int) -> Any:
+        return torch.zeros((rows, columns), dtype=self._dtype, device=self._device)
+
+    def _writable(self, cache: Any, columns: int) -> Any:
+        wide = cache.view(-1, columns)
+        return wide.numpy() if self._host_cache else wide
+
+    def _prefix(self, cache: Any, rows: int) -> Any:
+        return cache[:rows]
+
+    def _queries(self, qkv: Any, rows: int) -> Any:
+        head_dim = self.config.head_dim
+        return qkv[:, : self._heads * head_dim].reshape(rows, head_dim)
+
+    def _merge(self, heads: Any, rows: int) -> Any:
+        return heads.view(rows, -1)
+
+    def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
+        scores = torch.mm(queries, keys.T).float().add_(mask)
+        return torch.mm(torch.softmax(scores, -1).to(self._dtype), values)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise _argument_error("device", "cpu, cuda or cuda:N", name, "choose one of them") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise _argument_error("device", "a device that is here", name, "PyTorch sees no CUDA GPU; use cpu")
+    return device
+
+
+def _argument_error(argument: str, expected: str, got: str, cure: str) -> ArgumentError:
+    return ArgumentError(
+        op="load_model", backend="torch", argument=argument, expected=expected, got=repr(got), cure=cure
+    )

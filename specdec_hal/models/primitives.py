@@ -1,0 +1,115 @@
+"""What a framework must provide to :class:`specdec_hal.models.llama.Llama`.
+
+Tensors are two-dimensional, [rows, columns], unless said otherwise, on one device and of the model's dtype. A row of a
+result depends on the same row of the first argument only, and on no row's place or number, bit for bit; products
+(`_matmul`, `_attend`) are excepted: :mod:`specdec_hal.models.rows` measures them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_hal.models.protocol import ModelConfig
+
+HostArray = npt.NDArray[Any]
+
+
+class Primitives(ABC):
+    """One method per framework call, or per few that belong together."""
+
+    config: ModelConfig
+    _host_cache: bool  # whether the KV cache is written through NumPy
+
+    # ---- data
+
+    @abstractmethod
+    def _inference(self) -> AbstractContextManager[Any]:
+        """Within it nothing is recorded for gradients."""
+
+    @abstractmethod
+    def _upload(self, array: HostArray) -> Any:
+        """A tensor of a NumPy array; float32 becomes the model's dtype, int64 and complex64 stay."""
+
+    @abstractmethod
+    def _download(self, x: Any) -> npt.NDArray[np.float32]:
+        """A float32 NumPy array of a tensor, possibly sharing its memory."""
+
+    @abstractmethod
+    def _input(self, x: Any) -> Any:
+        """A tensor of any DLPack tensor or NumPy array, in the model's dtype."""
+
+    @abstractmethod
+    def _output(self, x: Any) -> Any:
+        """A float32 tensor."""
+
+    @abstractmethod
+    def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
+        """A weight [in, out] in the form that `_matmul` takes."""
+
+    @abstractmethod
+    def _row_limit(self) -> int:
+        """The most rows with which every primitive treats rows alike."""
+
+    @abstractmethod
+    def _rows(self, x: Any, start: int, stop: int) -> Any:
+        """x[start:stop], possibly without a copy."""
+
+    @abstractmethod
+    def _concat(self, parts: list[Any]) -> Any:
+        """Rows one below the other."""
+
+    # ---- the network
+
+    @abstractmethod
+    def _embed(self, table: Any, ids: Any) -> Any:
+        """table[ids], for int64 ids [rows]."""
+
+    @abstractmethod
+    def _matmul(self, x: Any, weight: Any) -> Any:
+        """x times a weight from `_weight`."""
+
+    @abstractmethod
+    def _add_norm(self, residual: Any, delta: Any | None, weight: Any) -> tuple[Any, Any]:
+        """(rms_norm(r) * weight, r) for r = residual + delta; may overwrite `residual`.
+
+        rms_norm(r) = r / sqrt(mean(r^2) + eps) (Zhang and Sennrich, arXiv:1910.07467).
+        """
+
+    @abstractmethod
+    def _rotate(self, qkv: Any, factors: Any) -> Any:
+        """Neighbouring pairs of columns times complex64 factors [rows, columns / 2]."""
+
+    @abstractmethod
+    def _swiglu(self, x: Any) -> Any:
+        """silu(left half) * right half (Shazeer, arXiv:2002.05202)."""
+
+    # ---- attention
+
+    @abstractmethod
+    def _new_cache(self, rows: int, columns: int) -> Any:
+        """A tensor of zeros."""
+
+    @abstractmethod
+    def _writable(self, cache: Any, columns: int) -> Any:
+        """The same memory as rows of `columns`, in the form that is written fastest: a NumPy array if `_host_cache`."""
+
+    @abstractmethod
+    def _prefix(self, cache: Any, rows: int) -> Any:
+        """The first rows of a cache, sharing its memory, contiguous."""
+
+    @abstractmethod
+    def _queries(self, qkv: Any, rows: int) -> Any:
+        """The q columns of a block, head below head: [rows, head_dim]."""
+
+    @abstractmethod
+    def _merge(self, heads: Any, rows: int) -> Any:
+        """[rows * heads, head_dim] as [rows, heads * head_dim]."""
+
+    @abstractmethod
+    def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
+        """softmax(queries keys^T + mask) values, for prefixes of the caches; [rows, head_dim]."""

@@ -1,0 +1,117 @@
+"""Batch sizes that give a token the same bits, found by trying.
+
+The libraries behind a framework's matrix product choose a kernel by the number of rows, and another kernel adds in
+another order. A token then gets other last bits in a step of one row than in a step of six, and now and then another
+argmax: speculative decoding would no longer equal plain decoding. No library promises which sizes agree (it depends on
+processor, version and thread count), but it is a property of sizes, not of data. So it is measured once, with a few
+products of each shape, and steps are padded to sizes that agree. Where all agree, nothing is padded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+
+# Tried as batch sizes: every one that a decode step of one or a few requests has, then coarser ones for prefill.
+CANDIDATES = (*range(1, 17), 18, 20, 22, 24, 28, 30, 32, 36, 40, 48, 56, 64)
+
+# Sizes up to this decide between classes of sizes that agree: decode steps.
+_COMMON = 16
+
+
+class RowSizes:
+    """A set of allowed batch sizes."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self.sizes = tuple(sorted(set(sizes)))
+        self._allowed = frozenset(self.sizes)
+
+    def __contains__(self, rows: int) -> bool:
+        return rows in self._allowed
+
+    @property
+    def largest(self) -> int:
+        """The largest allowed size."""
+        return self.sizes[-1]
+
+    def fit(self, rows: int) -> int:
+        """The smallest allowed size >= `rows`, which must not exceed `largest`."""
+        return self.sizes[bisect_left(self.sizes, rows)]
+
+    @property
+    def largest_gap(self) -> int:
+        """The most padding that :meth:`fit` can ask for."""
+        return max(high - low - 1 for low, high in zip((0, *self.sizes), self.sizes, strict=False))
+
+
+def agreeing(signature: Callable[[int], bytes | None], candidates: Iterable[int]) -> RowSizes | None:
+    """The largest class of sizes with one signature; None if no size has any.
+
+    `signature(n)` is the result's bytes for one row, computed in a batch of n equal rows; None if these n results differ
+    among themselves. Classes are compared by how many common decode sizes they hold, then by the smallest one.
+    """
+    classes: dict[bytes, list[int]] = {}
+    for n in candidates:
+        key = signature(n)
+        if key is not None:
+            classes.setdefault(key, []).append(n)
+    if not classes:
+        return None
+    return RowSizes(max(classes.values(), key=lambda sizes: (sum(n <= _COMMON for n in sizes), -min(sizes))))
+
+
+def linear_sizes(multiply: Callable[[Array], Array], width: int, limit: int) -> RowSizes | None:
+    """Row counts <= `limit` for which x [n, width] times one weight gives each row the same bits; None if there are none."""
+    samples = _random(2, width)
+
+    def signature(n: int) -> bytes | None:
+        return _common([multiply(np.repeat(sample[None], n, 0)) for sample in samples])
+
+    return agreeing(signature, _up_to(limit))
+
+
+def attention_sizes(attend: Callable[[int, int, int], Array], contexts: Sequence[int], limit: int) -> RowSizes | None:
+    """Token counts <= `limit` for which attention gives each token the same bits, however long the context is padded.
+
+    ``attend(n, visible, context)``: the results [n, ...] of n equal tokens that see the first `visible` of `context`
+    positions. None if for no token count the padding of the context is without influence.
+    """
+    sample = sorted({*contexts[:4], *contexts[5:6], *contexts[-1:]})
+
+    def signature(n: int) -> bytes | None:
+        rows = []
+        for i, visible in enumerate(sample):
+            padded = {_common([attend(n, visible, context)]) for context in {visible, *sample[i + 1 : i + 2], sample[-1]}}
+            if len(padded) > 1 or None in padded:
+                return None
+            rows.extend(padded)
+        return b"".join(row for row in rows if row is not None)
+
+    # Padding has to be without influence at the smallest counts at least; else a class is not worth looking for.
+    if all(signature(n) is None for n in range(1, min(4, limit) + 1)):
+        return None
+    return agreeing(signature, _up_to(limit))
+
+
+def _up_to(limit: int) -> list[int]:
+    return [n for n in CANDIDATES if n <= limit] or [1]
+
+
+def _random(*shape: int) -> Array:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+def _common(results: Iterable[Array]) -> bytes | None:
+    """The first rows' bytes, if in each result all rows are equal."""
+    firsts = []
+    for rows in results:
+        flat = rows.reshape(len(rows), -1)
+        if not (flat == flat[:1]).all():
+            return None
+        firsts.append(flat[0].tobytes())
+    return b"".join(firsts)

@@ -1,0 +1,349 @@
+"""One random but coherent moment of a batch, from which `generate` cuts the inputs of any op.
+
+A :class:`Scene` holds slots as a runner would: some in the middle of a prompt, some decoding with drafts to verify,
+some idle, stopped or paused, and padding full of stale values. Its properties carry the names of the vocabulary; each
+draws from a random stream of its own (seed and name), so that adding one never changes the others. `rows` adds what a
+model would say about the batch.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+STATES = {"decode": 14, "prefill": 4, "idle": 2, "stopped": 1, "paused": 1}
+"""Slot states and how often each occurs."""
+
+WIDE = 1 << 40
+"""Added to some token ids of some scenes: ids are 64-bit, and no op may cut them off."""
+
+
+def pick(rng: np.random.Generator, *values: int, between: tuple[int, int] | None = None, times: int = 3) -> int:
+    """One of the values, or (`times` as often as each of them) any in [low, high]."""
+    drawn = [] if between is None else rng.integers(between[0], between[1] + 1, times).tolist()
+    return int(rng.choice([*values, *drawn]))
+
+
+@dataclass
+class Slot:
+    """A slot in use. `text` is prompt ++ generated, and may be longer than a row of `token_ids_all`."""
+
+    state: str
+    text: list[int]
+    prompt_len: int
+    enc: int = 0
+    dec: int = 0
+    slt: int = 0
+    stopped: bool = False
+    paused: bool = False
+    drafts: list[int] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """Tokens generated so far."""
+        return len(self.text) - self.prompt_len
+
+    @property
+    def rows(self) -> int:
+        """Output rows (section 1 of the contract)."""
+        return 0 if self.slt == 0 else 1 if self.enc > 0 else self.slt
+
+    @property
+    def finishes_prompt(self) -> bool:
+        """Whether this step emits tokens: a decode step, or the last chunk of a prompt."""
+        return self.slt > 0 and (self.enc == 0 or self.dec + self.enc >= self.prompt_len)
+
+
+class Scene:
+    """Slots, their texts, and the packed batch.
+
+    Sizes are those of the vocabulary; whatever the caller does not fix is drawn, with the awkward values (1, none, one
+    too many) drawn often. `states` limits the states that slots in use may be in.
+    """
+
+    SYMBOLS = ("M", "B", "S", "L", "V", "D", "C", "E", "W", "N", "I_cap", "T_cap", "R_cap", "A_cap")
+
+    def __init__(self, seed: int, *, states: Sequence[str] = tuple(STATES), **fixed: int) -> None:
+        self.seed = seed
+        rng = self.rng("sizes")
+        drawn = {
+            "M": int(rng.integers(1, 9)),
+            "S": pick(rng, 1, 2, 3, 4, 5, 6, 8),
+            "L": pick(rng, 1, 2, 3, 8, 16, 24, 40, 40),
+            "V": pick(rng, 1, 2, 3, 7, 16, 40, 40, 111),
+            "D": int(rng.integers(1, 6)),
+            "E": pick(rng, 0, 0, 1, 2, 3),
+            "W": int(rng.integers(0, 4)),
+        }
+        size = {**drawn, **fixed}
+        padding = pick(rng, 0, 0, 0, 1, 2) if rng.random() > 0.03 else size["M"]
+        size.setdefault("B", max(size["M"] - padding, 0))
+        size.setdefault("C", int(rng.integers(1, min(size["V"], 6) + 1)))
+        size.setdefault("N", int(rng.integers(1, min(size["V"], 5) + 1)))
+        size.setdefault("I_cap", int(rng.integers(1, size["L"] + 2)))
+        self.size = size
+        self.wide_ids = bool(rng.random() < 0.1)
+        weights = np.array([STATES[state] for state in states], np.float64)
+        chosen = rng.choice(list(states), size["B"], p=weights / weights.sum())
+        self.slots = [self._slot(f"slot {b}", str(state)) for b, state in enumerate(chosen)]
+        tokens = sum(slot.slt for slot in self.slots)
+        rows = sum(slot.rows for slot in self.slots)
+        size.setdefault("T_cap", tokens + pick(rng, 0, 1, 5))
+        size.setdefault("R_cap", rows + pick(rng, 0, 1, 5))
+        size.setdefault("A_cap", rows + pick(rng, 0, 1, 5))
+
+    def rng(self, name: str) -> np.random.Generator:
+        """The random stream of one tensor (or slot, or row)."""
+        return np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+
+    # Slots
+
+    def _slot(self, name: str, state: str) -> Slot:
+        rng, size = self.rng(name), self.size
+        length, s = size["L"], size["S"]
+        if state in ("stopped", "paused"):
+            slot = self._slot(name, str(rng.choice(["decode", "prefill", "idle"])))
+            slot.state, slot.stopped, slot.paused = state, state == "stopped", state == "paused"
+            return slot
+        prompt_len = min(pick(rng, 0, 1, 2, length - 1, length, between=(1, length), times=9), length)
+        if state == "idle":
+            slot = Slot(state, self._text(rng, prompt_len, prompt_len), prompt_len, stopped=bool(rng.random() < 0.5))
+            if not slot.stopped and prompt_len and rng.random() < 0.5:
+                slot.dec = prompt_len  # a running request that has no token this step
+            return slot
+        if state == "prefill":
+            prompt_len = max(prompt_len, 1)
+            # A request that is resumed after preemption has generated tokens already.
+            steps = int(rng.integers(1, 4)) if rng.random() < 0.1 else 0
+            slot = Slot(state, self._text(rng, prompt_len + steps, prompt_len), prompt_len)
+            slot.dec = pick(rng, 0, between=(0, prompt_len - 1), times=1)
+            left = min(prompt_len - slot.dec, size["I_cap"])
+            slot.enc = slot.slt = pick(rng, 1, left, between=(1, left), times=1)
+            return slot
+        room = length - prompt_len
+        steps = pick(rng, 1, 2, room - 1, room, room + 1, between=(1, room + 1), times=9)
+        steps = max(steps, 2 if prompt_len == 0 else 1)  # dec >= 1, or the slot would be idle
+        slot = Slot(state, self._text(rng, prompt_len + steps, prompt_len), prompt_len)
+        slot.dec = prompt_len + steps - 1
+        slot.slt = pick(rng, 1, s, s, between=(1, s), times=2)
+        slot.drafts = self._drafts(rng, slot)
+        return slot
+
+    def _text(self, rng: np.random.Generator, length: int, prompt_len: int) -> list[int]:
+        """A text in which n-grams recur: over a small alphabet, periodic, or with its own end planted earlier."""
+        if length == 0:
+            return []
+        text = rng.integers(0, self.size["V"], length)
+        style = rng.choice(["random", "small", "periodic", "planted", "planted"])
+        if style == "small":
+            text = rng.choice(text[: int(rng.integers(1, 4))], length)
+        elif style == "periodic":
+            text = np.resize(text[: int(rng.integers(1, 6))], length)
+            noise = rng.random(length) < rng.choice([0.0, 0.0, 0.1])
+            text[noise] = rng.integers(0, self.size["V"], int(noise.sum()))
+        elif style == "planted" and length > 1:
+            n = int(rng.integers(1, min(6, length - 1) + 1))
+            last = length - n - 1  # one token later and the copy is the end of the text itself
+            # The start; the end of the prompt and across it; next to and overlapping the end of the text.
+            edges = (0, prompt_len - n, prompt_len - n // 2 - 1, length - 2 * n, last)
+            for _ in range(2):
+                place = min(max(pick(rng, *edges, between=(0, last)), 0), last)
+                text[place : place + n] = text[length - n :]
+        if self.wide_ids:
+            text = np.where(text % 2 == 1, text + WIDE, text)
+        return [int(token) for token in text]
+
+    def _drafts(self, rng: np.random.Generator, slot: Slot) -> list[int]:
+        """Drafts as a look-up would make them, or any tokens; end tokens and a few bad ids among them."""
+        count, v = slot.slt - 1, self.size["V"]
+        if rng.random() < 0.4:
+            start = int(rng.integers(0, len(slot.text)))
+            drafts = np.resize(np.array(slot.text[start:], np.int64), count)
+        else:
+            drafts = rng.integers(0, v, count)
+        for i in range(count):
+            odd = rng.random()
+            if odd < 0.08 and self.size["E"]:
+                drafts[i] = rng.choice(self.end_tokens)
+            elif odd > 0.97:
+                drafts[i] = rng.choice([-1, v, v + WIDE])
+        return [int(token) for token in drafts]
+
+    # Slot state, by name
+
+    def _per_slot(self, name: str, dtype: str, values: Sequence[int | bool], low: int, high: int) -> Array:
+        """[M]: the values of the slots in use, then stale ones in [low, high)."""
+        stale = self.rng(name).integers(low, max(high, low + 1), self.size["M"] - self.size["B"])
+        return np.array([*values, *stale.tolist()]).astype(dtype)
+
+    @cached_property
+    def prompt_lens(self) -> Array:
+        """[M]."""
+        return self._per_slot("prompt_lens", "int64", [s.prompt_len for s in self.slots], 0, self.size["L"] + 1)
+
+    @cached_property
+    def step_idx(self) -> Array:
+        """[M]."""
+        return self._per_slot("step_idx", "int64", [s.step for s in self.slots], 0, self.size["L"] + 1)
+
+    @cached_property
+    def seq_lens_encoder(self) -> Array:
+        """[M]."""
+        return self._per_slot("seq_lens_encoder", "int32", [s.enc for s in self.slots], 0, self.size["L"])
+
+    @cached_property
+    def seq_lens_decoder(self) -> Array:
+        """[M]."""
+        return self._per_slot("seq_lens_decoder", "int32", [s.dec for s in self.slots], 0, self.size["L"])
+
+    @cached_property
+    def seq_lens_this_time(self) -> Array:
+        """[B]."""
+        return np.array([s.slt for s in self.slots], np.int32)
+
+    @cached_property
+    def stop_flags(self) -> Array:
+        """[M]."""
+        return self._per_slot("stop_flags", "bool", [s.stopped for s in self.slots], 0, 2)
+
+    @cached_property
+    def is_block_step(self) -> Array:
+        """[M]."""
+        return self._per_slot("is_block_step", "bool", [s.paused for s in self.slots], 0, 2)
+
+    @cached_property
+    def token_ids_all(self) -> Array:
+        """[M, L]; behind a text stand a tempting continuation of it, other tokens, or ids that no vocabulary has."""
+        rng, (m, length) = self.rng("token_ids_all"), (self.size["M"], self.size["L"])
+        cells = rng.integers(0, self.size["V"], (m, length))
+        for b, slot in enumerate(self.slots):
+            text = slot.text[:length]
+            stale = rng.choice(["continued", "random", "bad"])
+            if stale == "continued" and text:
+                cells[b] = np.resize(text, length)
+            elif stale == "bad":
+                cells[b] = rng.choice([-1, -(1 << 62), 1 << 62])
+            cells[b, : len(text)] = text
+        return cells
+
+    @cached_property
+    def draft_tokens(self) -> Array:
+        """[M, S]; behind the drafts, and everywhere in slots that do not decode, stale ids."""
+        rng, (m, s) = self.rng("draft_tokens"), (self.size["M"], self.size["S"])
+        cells = rng.integers(-1, self.size["V"] + 2, (m, s))
+        for b, slot in enumerate(self.slots):
+            if slot.dec and slot.text:
+                cells[b, : len(slot.drafts) + 1] = [slot.text[-1], *slot.drafts]
+        return cells
+
+    @cached_property
+    def input_ids(self) -> Array:
+        """[M, I_cap]."""
+        rng, (m, width) = self.rng("input_ids"), (self.size["M"], self.size["I_cap"])
+        cells = rng.integers(-1, self.size["V"] + 2, (m, width))
+        for b, slot in enumerate(self.slots):
+            cells[b, : slot.enc] = slot.text[slot.dec : slot.dec + slot.enc]
+        return cells
+
+    # Limits and wishes of the requests
+
+    def _limits(self, name: str, offsets: Sequence[int]) -> Array:
+        rng = self.rng(name)
+        values = [max(slot.step + pick(rng, *offsets), 0) for slot in self.slots]
+        return self._per_slot(f"{name} stale", "int64", values, 0, self.size["L"])
+
+    @cached_property
+    def max_dec_len(self) -> Array:
+        """[M]: reached already, reached within this step, or far away."""
+        s = self.size["S"]
+        return self._limits("max_dec_len", [0, 1, 2, s - 1, s, s + 1, *[1000] * 10])
+
+    @cached_property
+    def min_dec_len(self) -> Array:
+        """[M]."""
+        s = self.size["S"]
+        return self._limits("min_dec_len", [-1000, 0, 1, 2, s - 1, s, 1000])
+
+    @cached_property
+    def draft_token_num(self) -> Array:
+        """[M]; none, all, or more than there is room for."""
+        k = self.size["S"] - 1
+        return self.rng("draft_token_num").choice([0, 1, k, k, k, k + 3], self.size["M"]).astype(np.int32)
+
+    @cached_property
+    def reasoning_status(self) -> Array:
+        """[M]."""
+        return self.rng("reasoning_status").choice([0, 0, 0, 0, 1, 2, -1], self.size["M"]).astype(np.int32)
+
+    @cached_property
+    def end_tokens(self) -> Array:
+        """[E]."""
+        return self.rng("end_tokens").integers(0, self.size["V"], self.size["E"])
+
+    @cached_property
+    def bad_tokens(self) -> Array:
+        """[M, W]; some are padding."""
+        shape = (self.size["M"], self.size["W"])
+        return self.rng("bad_tokens").integers(-1, self.size["V"] + 1, shape)
+
+    @cached_property
+    def reset_slots(self) -> Array:
+        """[M]."""
+        return self.rng("reset_slots").random(self.size["M"]) < 0.5
+
+    # The packed batch (section 1)
+
+    @cached_property
+    def row_slots(self) -> list[tuple[int, int]]:
+        """(slot, row within the slot) of every output row."""
+        return [(b, i) for b, slot in enumerate(self.slots) for i in range(slot.rows)]
+
+    @cached_property
+    def cu_seqlens_q(self) -> Array:
+        """[B+1]."""
+        return np.cumsum([0, *(s.slt for s in self.slots)]).astype(np.int32)
+
+    @cached_property
+    def cu_seqlens_q_output(self) -> Array:
+        """[B+1]."""
+        return np.cumsum([0, *(s.rows for s in self.slots)]).astype(np.int32)
+
+    @cached_property
+    def batch_id_per_token_output(self) -> Array:
+        """[R_cap]."""
+        slots = [b for b, _ in self.row_slots]
+        return np.array([*slots, *[-1] * self.size["R_cap"]], np.int32)[: self.size["R_cap"]]
+
+    # Attributes
+
+    @cached_property
+    def max_ngram_size(self) -> int:
+        """Mostly small enough to match."""
+        return pick(self.rng("max_ngram_size"), 1, 2, 3, 3, 4, 6, 16)
+
+    @cached_property
+    def min_ngram_size(self) -> int:
+        """At most `max_ngram_size`."""
+        return min(pick(self.rng("min_ngram_size"), 1, 1, 1, 2, self.max_ngram_size), self.max_ngram_size)
+
+    @cached_property
+    def token_budget(self) -> int:
+        """None, around the number of base tokens, around what the drafts need, or plenty."""
+        active = sum(slot.enc > 0 or slot.dec > 0 for slot in self.slots)
+        prefill = sum(slot.slt for slot in self.slots if slot.enc > 0)
+        full = prefill + active * self.size["S"]
+        edges = (0, active, prefill + active, prefill + active + 1, full - 1, full, *[10**9] * 6)
+        return max(pick(self.rng("token_budget"), *edges, between=(0, full), times=4), 0)
+
+    @cached_property
+    def verify_window(self) -> int:
+        """Mostly short enough to fit."""
+        return pick(self.rng("verify_window"), 1, 1, 2, 2, 3, 8)

@@ -1,0 +1,99 @@
+"""What a caller asks for, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from specdec_hal.config import MAX_DRAFTS, SamplingSettings
+from specdec_hal.config.problems import problems
+from specdec_hal.errors import RequestError
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class SamplingParams(SamplingSettings):
+    """How one request is sampled and when it ends: the keys of the configuration's `sampling` section, per request.
+
+    `num_speculative_tokens` lowers the runner's K for this request (0: no drafts); None takes the runner's. Raises
+    RequestError for a value out of range.
+    """
+
+    num_speculative_tokens: Annotated[int | None, Field(ge=0, le=MAX_DRAFTS)] = None
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            found = problems(error, type(self))
+            raise RequestError("; ".join(f"sampling parameter {key}: {message}" for key, message in found)) from error
+
+    @property
+    def penalised(self) -> bool:
+        """Whether logits must be changed before sampling."""
+        return (
+            self.repetition_penalty != 1
+            or self.frequency_penalty != 0
+            or self.presence_penalty != 0
+            or self.min_new_tokens > 0
+            or bool(self.bad_token_ids)
+        )
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural-log probability of an emitted token, its rank (1 = most likely), and the most likely tokens."""
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class StreamDelta:
+    """What one step added to a request. `spans`: pieces of text, each with whether it came from an accepted draft."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    accepted_draft: tuple[bool, ...]
+    spans: tuple[tuple[str, bool], ...]
+    finish_reason: FinishReason | None
+
+    @property
+    def text(self) -> str:
+        """The new text. Text that may still turn out to be the start of a stop string is held back."""
+        return "".join(text for text, _ in self.spans)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and how to continue it. `callback` is called after every step that added to the request."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    callback: Callable[[StreamDelta], None] | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. `text` excludes the stop string and special tokens; `token_ids` include the end token.
+
+    `steps` counts decode steps (prefill excluded), `drafted` and `accepted` draft tokens. `error` says what went wrong
+    where `finish_reason` is "error".
+    """
+
+    request_id: str
+    prompt_tokens: int
+    token_ids: tuple[int, ...]
+    accepted_draft: tuple[bool, ...]
+    text: str
+    finish_reason: FinishReason
+    error: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0

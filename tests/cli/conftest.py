@@ -1,0 +1,97 @@
+"""A language model in a few lines, in place of a checkpoint: the alphabet a..j, over and over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal import models
+from specdec_hal.models.protocol import ForwardBatch, ModelConfig
+
+CYCLE = "abcdefghij"
+VOCABULARY = 256
+CONTEXT = 128
+
+
+class CharDetokenizer:
+    def push(self, token_id: int) -> str:
+        return chr(token_id)
+
+    def finish(self) -> str:
+        return ""
+
+
+class CharTokenizer:
+    eos_token_id = 0
+    eos_token_ids = (0,)
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids: Any) -> str:
+        return "".join(chr(token) for token in ids)
+
+    def detokenizer(self) -> CharDetokenizer:
+        return CharDetokenizer()
+
+
+class CycleModel:
+    """After each letter comes the next one, the one after that being the second choice.
+
+    `cheat`: the choice depends on how many tokens the model is given at once, as it never may.
+    """
+
+    framework = "none"
+
+    def __init__(self, *, cheat: bool = False, broken: bool = False) -> None:
+        self.cheat, self.broken = cheat, broken
+        self.config = ModelConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=VOCABULARY,
+            intermediate_size=1,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=2,
+            max_position_embeddings=CONTEXT,
+            rope_theta=1.0,
+            rms_norm_eps=1.0,
+            tie_word_embeddings=True,
+            eos_token_ids=(0,),
+        )
+
+    def allocate(self, max_num_seqs: int, max_model_len: int) -> None: ...
+
+    def forward(self, batch: ForwardBatch) -> Any:
+        hidden = np.zeros((len(batch.token_ids), VOCABULARY), np.float32)
+        for segment in batch.segments:
+            for at in range(segment.start, segment.start + segment.length):
+                step = 2 if self.cheat and segment.length > 1 and segment.position > 0 else 1
+                place = CYCLE.find(chr(batch.token_ids[at]))
+                hidden[at, ord(CYCLE[(place + step) % len(CYCLE)])] = 5
+                hidden[at, ord(CYCLE[(place + step + 1) % len(CYCLE)])] = 3
+        return hidden * np.float32(np.nan) if self.broken else hidden
+
+    def compute_logits(self, hidden: Any) -> Any:
+        return np.array(hidden)
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., SimpleNamespace]:
+    """Install such a model; gives the options that select it."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for variable in ("SPECDEC_HAL_BACKEND", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def install(**kind: bool) -> SimpleNamespace:
+        monkeypatch.setitem(models.__dict__, "load_model", lambda path, framework="auto": CycleModel(**kind))
+        monkeypatch.setitem(models.__dict__, "load_tokenizer", lambda path: CharTokenizer())
+        naive = ("--set", f"model.path={tmp_path}", "--set", "backend.name=reference")
+        return SimpleNamespace(naive=naive, ngram=(*naive, "--set", "speculative.method=ngram"))
+
+    return install

@@ -1,0 +1,98 @@
+"""The command `compare`: identical tokens, figures, and what happens if a model breaks its promise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specdec_hal.cli import main
+
+Model = Callable[..., SimpleNamespace]
+Capture = pytest.CaptureFixture[str]
+PROMPTS = ("--prompt", "a", "--prompt", "cde", "--max-new-tokens", "40")
+
+
+def compare(capsys: Capture, *options: str, status: int = 0) -> Any:
+    assert main(["compare", *options, "--json"]) == status
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+@pytest.mark.parametrize("sampling", [[], ["--set", "sampling.temperature=0.8", "--set", "sampling.seed=7"]])
+def test_identical(model: Model, capsys: Capture, sampling: list[str]) -> None:
+    document = compare(capsys, *model().ngram, *PROMPTS, *sampling, "--repeat", "2")
+    assert document["identical"] is True
+    assert document["differences"] == []
+    assert document["speedup"] > 0
+    assert (document["backend"], document["method"], document["repeat"]) == ("reference", "ngram", 2)
+    naive, spec = document["naive"], document["spec"]
+    assert naive["tokens"] == spec["tokens"] == 80
+    assert naive["tokens_per_step"] == 1
+    assert naive["drafted_tokens"] == 0
+    assert spec["tokens_per_step"] > 1
+    assert spec["accepted_tokens"] > 0
+    assert len(naive["all_seconds"]) == 2
+    assert spec["steps"] < naive["steps"]
+    assert document["speedup"] == pytest.approx(naive["seconds"] / spec["seconds"])
+
+
+def test_sampling_differs_from_greedy(model: Model, capsys: Capture) -> None:
+    """The option reaches the model: otherwise the test above says nothing about sampling."""
+    options = [*model().ngram, "--prompt", "a", "--max-new-tokens", "40", "--json"]
+    assert main(["generate", *options]) == 0
+    greedy = json.loads(capsys.readouterr().out)["requests"][0]["text"]
+    assert main(["generate", *options, "--set", "sampling.temperature=0.8"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"][0]["text"] != greedy
+
+
+def test_text(model: Model, capsys: Capture) -> None:
+    assert main(["compare", *model().ngram, *PROMPTS, "--repeat", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "identical tokens" in out
+    assert "speed-up: " in out
+    (row,) = (line for line in out.splitlines() if "tokens per step" in line)
+    assert row.split()[3] == "1.00"
+    assert float(row.split()[4]) > 1
+
+
+def test_a_model_that_breaks_its_promise_is_caught(model: Model, capsys: Capture) -> None:
+    options = [*model(cheat=True).ngram, *PROMPTS, "--repeat", "1"]
+    document = compare(capsys, *options, status=1)
+    assert document["identical"] is False
+    first = document["differences"][0]
+    assert (first["prompt"], first["run"]) == ("prompt", "spec 1")
+    assert first["expected"] != first["got"]
+    assert main(["compare", *options]) == 1
+    out = capsys.readouterr().out
+    assert "TOKENS DIFFER" in out
+    assert f"prompt: run spec 1 differs at token {first['position']}: expected {first['expected']}" in out
+
+
+def test_padded_drafts_and_the_end_of_the_context(model: Model, capsys: Capture) -> None:
+    """Padded drafts take head-room off the context; the plain side gets no more of it."""
+    padded = ["--set", "speculative.ngram.pad_to_max=true"]
+    document = compare(capsys, *model().ngram, *padded, "--prompt", "a", "--max-new-tokens", "500", "--repeat", "1")
+    assert document["identical"] is True
+    assert document["naive"]["tokens"] == 128 - 5 - 1
+
+
+def test_plain_method_compares_with_itself(model: Model, capsys: Capture) -> None:
+    document = compare(capsys, *model().naive, *PROMPTS, "--repeat", "1")
+    assert document["identical"] is True
+    assert document["spec"]["drafted_tokens"] == 0
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x"])
+def test_bad_repeat(model: Model, capsys: Capture, value: str) -> None:
+    assert main(["compare", *model().naive, *PROMPTS, "--repeat", value]) == 2
+    assert f"argument --repeat: expected an integer >= 1, got {value};" in capsys.readouterr().err
+
+
+def test_bad_prompt(model: Model, capsys: Capture) -> None:
+    assert main(["compare", *model().ngram, "--prompt", ""]) == 2
+    assert "empty prompt" in capsys.readouterr().err

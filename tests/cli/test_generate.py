@@ -1,0 +1,191 @@
+"""The command `generate`, on a model whose every token is known."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from specdec_hal.cli import decoding, main
+
+Model = Callable[..., SimpleNamespace]
+Capture = pytest.CaptureFixture[str]
+
+
+def test_text_and_metrics(model: Model, capsys: Capture) -> None:
+    assert main(["generate", *model().ngram, "--prompt", "xa", "--max-new-tokens", "33"]) == 0
+    out = capsys.readouterr().out
+    text, metrics = out.split("\n", 1)
+    assert text == "bcdefghij" + "abcdefghij" * 2 + "abcd"
+    rows = {line.split("  ")[0].strip(): line.split()[-1] for line in metrics.splitlines() if line.strip()}
+    assert rows["generated tokens"] == "33"
+    assert float(rows["tokens per step"]) > 1.5
+    assert float(rows["acceptance rate"]) > 0.5
+
+
+def test_plain_decoding_takes_the_same_path(model: Model, capsys: Capture) -> None:
+    assert main(["generate", *model().naive, "--prompt", "a", "--max-new-tokens", "12", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["requests"][0]["text"] == "bcdefghijabc"
+    assert document["metrics"]["drafted_tokens"] == 0
+    assert document["metrics"]["tokens_per_step"] == 1
+
+
+def test_json(model: Model, capsys: Capture) -> None:
+    options = [*model().ngram, "--prompt", "a", "--prompt", "cde", "--max-new-tokens", "30"]
+    assert main(["generate", *options, "--set", "sampling.logprobs=1", "--json"]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert captured.err == ""
+    assert (document["backend"], document["method"]) == ("reference", "ngram")
+    first, second = document["requests"]
+    assert (first["name"], second["name"]) == ("prompt", "prompt #2")
+    assert first["prompt_tokens"] == 1
+    assert first["text"] == ("bcdefghija" * 3)
+    assert second["text"] == ("fghijabcde" * 3)
+    assert first["finish_reason"] == "length"
+    assert [chr(token) for token in first["token_ids"]] == list(first["text"])
+    assert len(first["accepted_draft"]) == 30
+    assert any(first["accepted_draft"])
+    assert not first["accepted_draft"][0]
+    assert len(first["logprobs"]) == 30
+    assert first["logprobs"][0]["rank"] == 1
+    assert document["metrics"]["emitted_tokens"] == 60
+    assert document["tokens_per_second"] > 0
+
+
+def test_text_alone(model: Model, capsys: Capture) -> None:
+    options = [*model().ngram, "--prompt", "a", "--max-new-tokens", "5", "--no-metrics"]
+    assert main(["generate", *options]) == 0
+    assert capsys.readouterr().out == "bcdef\n"
+    assert main(["generate", *options, "--echo"]) == 0
+    assert capsys.readouterr().out == "abcdef\n"
+
+
+def test_prompts_print_in_order_however_they_finish(model: Model, capsys: Capture) -> None:
+    """The second prompt ends first: its stop string comes at once."""
+    options = [*model().ngram, "--prompt", "a", "--prompt", "e", "--no-metrics", "--set", "sampling.stop=[gh]"]
+    assert main(["generate", *options]) == 0
+    assert capsys.readouterr().out == "=== prompt\nbcdef\n=== prompt #2\nf\n"
+
+
+def test_more_prompts_than_slots(model: Model, capsys: Capture) -> None:
+    prompts = [option for letter in "abcde" for option in ("--prompt", letter)]
+    options = [*model().ngram, *prompts, "--max-new-tokens", "3", "--set", "runner.max_num_seqs=2", "--json"]
+    assert main(["generate", *options]) == 0
+    texts = [request["text"] for request in json.loads(capsys.readouterr().out)["requests"]]
+    assert texts == ["bcd", "cde", "def", "efg", "fgh"]
+
+
+def test_accepted_drafts_are_highlighted_on_a_terminal(
+    model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*model().ngram, "--prompt", "a", "--max-new-tokens", "30"]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert main(["generate", *options]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("bcdefghij")
+    assert "\x1b[1;32m" in out.split("Metrics")[0]
+    assert "green: accepted draft tokens" in out
+
+
+def test_markup_in_the_text_is_text(model: Model, capsys: Capture) -> None:
+    assert main(["generate", *model().naive, "--prompt", "[bold]:smile: 12", "--echo", "--no-metrics"]) == 0
+    assert capsys.readouterr().out.startswith("[bold]:smile: 12abc")
+
+
+class TestPrompts:
+    def test_file_and_text_in_the_order_given(self, model: Model, capsys: Capture, tmp_path: Path) -> None:
+        (tmp_path / "p.txt").write_text("hi")
+        file = str(tmp_path / "p.txt")
+        options = [*model().naive, "--max-new-tokens", "2", "--json"]
+        assert main(["generate", *options, "--prompt", "a", "--prompt-file", file, "--prompt-file", file]) == 0
+        requests = json.loads(capsys.readouterr().out)["requests"]
+        assert [(request["name"], request["text"]) for request in requests] == [
+            ("prompt", "bc"),
+            (file, "ja"),
+            (f"{file} #2", "ja"),
+        ]
+
+    @pytest.mark.parametrize("options", [[], ["--prompt-file", "-"]])
+    def test_stdin(self, model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xc3\xa9b")))
+        assert main(["generate", *model().naive, "--max-new-tokens", "2", "--no-metrics", *options]) == 0
+        assert capsys.readouterr().out == "cd\n"
+
+    def test_none_at_a_terminal(self, model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+        assert main(["generate", *model().naive]) == 2
+        assert capsys.readouterr().err.startswith("specdec-hal: no prompt: give --prompt TEXT")
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--prompt", ""], "request 'prompt': empty prompt"),
+            (["--prompt", "a" * 200], "request 'prompt': prompt of 200 tokens leaves no room in a context of 128"),
+            (["--prompt", "a", "--max-new-tokens", "0"], "--set:sampling.max_new_tokens: expected an integer in 1.."),
+            (["--prompt", "a", "--max-new-tokens", "x"], "--set:sampling.max_new_tokens: expected an integer in 1.."),
+            (["--prompt", "a", "--set", "speculative.method=ngarm"], "--set:speculative.method: unknown speculative"),
+            (["--prompt", "a", "--set", "backend.name=referense"], "--set:backend.name: unknown backend 'referense'"),
+            (["--prompt", "a", "--set", "runner.max_model_len=999"], "--set:runner.max_model_len: expected 1..128"),
+            (["--prompt", "a", "--set", "model.path=nowhere"], "--set:model.path: no such folder"),
+            (["--prompt", "a", "--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
+            (["--prompt-file", "nowhere.txt"], "--prompt-file nowhere.txt: cannot be read: No such file"),
+            (["--prompt-file", "/"], "--prompt-file /: cannot be read: Is a directory"),
+        ],
+    )
+    @pytest.mark.parametrize("json_flag", [[], ["--json"]])
+    def test_one_line_and_status_2(
+        self, model: Model, capsys: Capture, options: list[str], message: str, json_flag: list[str]
+    ) -> None:
+        assert main(["generate", *model().naive, *options, *json_flag]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"specdec-hal: {message}")
+        assert captured.err.count("\n") == 1
+
+    def test_file_that_is_no_text(self, model: Model, capsys: Capture, tmp_path: Path) -> None:
+        (tmp_path / "p.txt").write_bytes(b"a\xff")
+        assert main(["generate", *model().naive, "--prompt-file", str(tmp_path / "p.txt")]) == 2
+        assert "expected UTF-8 text, got " in capsys.readouterr().err
+
+    def test_no_model(self, model: Model, capsys: Capture) -> None:
+        model()
+        assert main(["generate", "--prompt", "a"]) == 2
+        assert capsys.readouterr().err == (
+            "specdec-hal: defaults:model.path: no model is configured; pass --set model.path=FOLDER\n"
+        )
+
+
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_request_that_fails_gives_status_1(model: Model, capsys: Capture, json_flag: list[str]) -> None:
+    assert main(["generate", *model(broken=True).naive, "--prompt", "a", *json_flag]) == 1
+    out = capsys.readouterr().out
+    assert "the model gave no distribution" in out
+    if json_flag:
+        assert json.loads(out)["requests"][0]["finish_reason"] == "error"
+
+
+def test_progress_bar_goes_to_a_terminal_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with decoding.progress_bar("generating", 10) as progress:
+        progress(10)
+    assert "generating" in terminal.getvalue()
+    assert "10/10" in terminal.getvalue()
+    with decoding.progress_bar("hidden", 10, show=False) as progress:
+        progress(3)
+    assert "hidden" not in terminal.getvalue()

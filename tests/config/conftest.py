@@ -1,0 +1,71 @@
+"""A registry with two backends, three proposers and nothing installed, and `read`: YAML text to Config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Probe
+from specdec_hal.config import Config, load
+from specdec_hal.errors import ConfigError
+from specdec_hal.hookspecs import ProposerSpec, hookimpl
+from specdec_hal.registry import Registry
+
+
+class FakeBackend(Backend):
+    def __init__(self, name: str, options: Any) -> None:
+        super().__init__()
+        self.name = name
+        self.options = dict(options)
+        if "bad" in self.options:
+            raise ConfigError("backend.options: 'bad' is not an option; remove it")
+
+
+@pytest.fixture
+def registry() -> Registry:
+    plugin = ModuleType("fake")
+
+    @hookimpl
+    def specdec_backends() -> list[BackendSpec]:
+        return [
+            BackendSpec("fast", API_VERSION, lambda: Probe(True), lambda options: FakeBackend("fast", options), 5),
+            BackendSpec("slow", API_VERSION, lambda: Probe(True), lambda options: FakeBackend("slow", options), 1),
+        ]
+
+    @hookimpl
+    def specdec_proposers() -> list[ProposerSpec]:
+        return [ProposerSpec(name, dict) for name in ("naive", "ngram", "mtp")]
+
+    plugin.specdec_backends = specdec_backends  # type: ignore[attr-defined]
+    plugin.specdec_proposers = specdec_proposers  # type: ignore[attr-defined]
+    registry = Registry(builtins=(), entry_points=(), environ={})
+    registry.register(plugin, "fake")
+    return registry
+
+
+@pytest.fixture
+def read(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
+    """Write the text to c.yaml in the working directory and load it."""
+    monkeypatch.chdir(tmp_path)
+
+    def read(text: str, *overrides: str) -> Config:
+        Path("c.yaml").write_text(text, encoding="utf-8")
+        return load("c.yaml", overrides, registry=registry)
+
+    return read
+
+
+@pytest.fixture
+def problems(read: Callable[..., Config]) -> Callable[..., list[str]]:
+    """The lines of the ConfigError that the text gives."""
+
+    def problems(text: str, *overrides: str) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            read(text, *overrides)
+        return str(caught.value).splitlines()
+
+    return problems

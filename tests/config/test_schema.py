@@ -1,0 +1,331 @@
+"""Types, ranges, names and combinations: what is accepted, and what the errors say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_hal.config import MAX_DRAFTS, Config, NgramSettings, SpeculativeSettings, load, parse
+from specdec_hal.errors import ConfigError
+from specdec_hal.ops import OPS, MatchPolicy, Strategy
+from specdec_hal.registry import Registry
+
+Read = Callable[..., Config]
+Problems = Callable[..., list[str]]
+ROOT = Path(__file__).parents[2]
+
+
+def test_defaults(read: Read) -> None:
+    config = read("")
+    assert config.model_dump(mode="json", by_alias=True) == {
+        "backend": {"name": "auto", "options": {}},
+        "fallback": {"allow": []},
+        "model": {"path": None, "framework": "auto"},
+        "runner": {"max_num_seqs": 8, "max_model_len": None, "prefill_chunk": 256, "debug": False},
+        "speculative": {
+            "method": "naive",
+            "num_speculative_tokens": 0,
+            "verify_strategy": "target_match",
+            "verify_window": 2,
+            "candidates": 8,
+            "ngram": {
+                "max_ngram_size": 3,
+                "min_ngram_size": 1,
+                "match_policy": "latest",
+                "token_budget": None,
+                "pad_to_max": False,
+                "use_index": False,
+            },
+        },
+        "sampling": {
+            "temperature": 0.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "seed": 0,
+            "repetition_penalty": 1.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "max_new_tokens": 128,
+            "min_new_tokens": 0,
+            "stop": [],
+            "stop_token_ids": [],
+            "bad_token_ids": [],
+            "logprobs": None,
+        },
+    }
+
+
+def test_every_key_can_be_set(read: Read) -> None:
+    config = read(
+        """
+        backend: {name: slow, options: {threads: 2, nested: {a: [1]}}}
+        fallback: {allow: [fast]}
+        model: {path: /somewhere, framework: torch}
+        runner: {max_num_seqs: 3, max_model_len: 512, prefill_chunk: 1, debug: true}
+        speculative:
+          method: ngram
+          num_speculative_tokens: 31
+          verify_strategy: topp
+          verify_window: 1
+          candidates: 4
+          ngram: {max_ngram_size: 16, min_ngram_size: 16, match_policy: leftmost, token_budget: 9, pad_to_max: true,
+                  use_index: true}
+        sampling: {temperature: 0.8, top_p: 0.9, top_k: 40, min_p: 0.1, seed: -9223372036854775808,
+                   repetition_penalty: 1.1, frequency_penalty: -0.5, presence_penalty: 2, max_new_tokens: 1,
+                   min_new_tokens: 1, stop: ["\\n\\n", "# end"], stop_token_ids: [0, 7], bad_token_ids: [1],
+                   logprobs: 0}
+        """
+    )
+    assert config.backend_settings.options == {"threads": 2, "nested": {"a": [1]}}
+    assert config.fallback.allow == ["fast"]
+    assert config.speculative.verify_strategy is Strategy.TOPP
+    assert config.speculative.ngram.match_policy is MatchPolicy.LEFTMOST
+    assert config.sampling.seed == -(2**63)
+    assert config.sampling.presence_penalty == 2.0
+    assert config.sampling.stop == ["\n\n", "# end"]
+
+
+def test_drafts_default_to_five_for_a_speculative_method(read: Read) -> None:
+    assert read("speculative: {method: ngram}").speculative.num_speculative_tokens == 5
+    assert read("speculative: {method: ngram, num_speculative_tokens: 0}").speculative.num_speculative_tokens == 0
+
+
+@pytest.mark.parametrize("name", ["TOPP", "TopP", "topp"])
+def test_enum_names_in_any_case(read: Read, name: str) -> None:
+    assert read(f"speculative: {{verify_strategy: {name}}}").speculative.verify_strategy is Strategy.TOPP
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speculative: {num_speculative_tokens: 32}", "num_speculative_tokens: expected an integer in 0..31, got 32"),
+        ("speculative: {num_speculative_tokens: -1}", "num_speculative_tokens: expected an integer in 0..31, got -1"),
+        ("speculative: {num_speculative_tokens: 2.0}", "num_speculative_tokens: expected an integer in 0..31, got 2.0"),
+        ("speculative: {ngram: {max_ngram_size: 17}}", "ngram.max_ngram_size: expected an integer in 1..16, got 17"),
+        ("speculative: {ngram: {min_ngram_size: 0}}", "ngram.min_ngram_size: expected an integer in 1..16, got 0"),
+        (
+            "speculative: {ngram: {token_budget: 0}}",
+            "ngram.token_budget: expected an integer in 1..2147483647 or null, got 0",
+        ),
+        ("speculative: {verify_window: 0}", "verify_window: expected an integer in 1..2147483647, got 0"),
+        ("speculative: {candidates: 0}", "candidates: expected an integer in 1..2147483647, got 0"),
+        ("runner: {max_num_seqs: 0}", "max_num_seqs: expected an integer in 1..8192, got 0"),
+        ("runner: {max_num_seqs: 8193}", "max_num_seqs: expected an integer in 1..8192, got 8193"),
+        ("runner: {max_num_seqs: true}", "max_num_seqs: expected an integer in 1..8192, got true"),
+        ("runner: {max_num_seqs: '8'}", "max_num_seqs: expected an integer in 1..8192, got '8' (a string)"),
+        (
+            "runner: {max_model_len: 1048577}",
+            "max_model_len: expected an integer in 1..1048576 or null, got 1048577",
+        ),
+        ("runner: {prefill_chunk: 0}", "prefill_chunk: expected an integer in 1..1048576, got 0"),
+        ("runner: {debug: 1}", "debug: expected true or false, got 1"),
+        ("runner: {debug: [1]}", "debug: expected true or false, got [1] (a list)"),
+        ("sampling: {temperature: -0.1}", "temperature: expected a number >= 0, got -0.1"),
+        ("sampling: {temperature: .nan}", "temperature: expected a number >= 0, got nan"),
+        ("sampling: {temperature: .inf}", "temperature: expected a number >= 0, got inf"),
+        ("sampling: {temperature: warm}", "temperature: expected a number >= 0, got 'warm' (a string)"),
+        ("sampling: {temperature: null}", "temperature: expected a number >= 0, got null"),
+        ("sampling: {temperature: false}", "temperature: expected a number >= 0, got false"),
+        ("sampling: {top_p: 0}", "top_p: expected a number > 0 and <= 1, got 0"),
+        ("sampling: {top_p: 1.01}", "top_p: expected a number > 0 and <= 1, got 1.01"),
+        ("sampling: {min_p: 2}", "min_p: expected a number in 0..1, got 2"),
+        ("sampling: {top_k: -1}", "top_k: expected an integer in 0..2147483647, got -1"),
+        (
+            "sampling: {seed: 9223372036854775808}",
+            "seed: expected an integer in -9223372036854775808..9223372036854775807, got 9223372036854775808",
+        ),
+        ("sampling: {repetition_penalty: 0}", "repetition_penalty: expected a number > 0, got 0"),
+        ("sampling: {frequency_penalty: .inf}", "frequency_penalty: expected a number, got inf"),
+        ("sampling: {max_new_tokens: 0}", "max_new_tokens: expected an integer in 1..1048576, got 0"),
+        ("sampling: {logprobs: -1}", "logprobs: expected an integer in 0..2147483647 or null, got -1"),
+        ("sampling: {stop: x}", "stop: expected a list with a non-empty string per item, got 'x' (a string)"),
+        ("sampling: {stop: [a, '']}", "stop[1]: expected a non-empty string, got '' (a string)"),
+        ("sampling: {stop_token_ids: [-1]}", "stop_token_ids[0]: expected an integer >= 0, got -1"),
+        ("model: {path: ''}", "path: expected a non-empty string or null, got '' (a string)"),
+        ("model: {framework: jax}", "framework: expected one of auto, paddle, torch, got 'jax'"),
+        ("model: {framework: pytorch}", "framework: expected one of auto, paddle, torch, got 'pytorch'"),
+        ("backend: {options: 3}", "options: expected a mapping, got 3"),
+        ("runner: 7", "c.yaml:runner: expected a mapping with the keys max_num_seqs, max_model_len, prefill_chunk, "),
+        (
+            "speculative: {verify_strategy: gredy}",
+            "verify_strategy: expected one of greedy, target_match, topp, rejection, got 'gredy'; "
+            "did you mean 'greedy'?",
+        ),
+        (
+            "speculative: {verify_strategy: 1}",
+            "verify_strategy: expected one of greedy, target_match, topp, rejection, got 1",
+        ),
+        (
+            "speculative: {ngram: {match_policy: last}}",
+            "match_policy: expected one of leftmost, latest, got 'last'; did you mean 'latest'?",
+        ),
+        ("backend: {name: fsat}", "backend.name: unknown backend 'fsat'; did you mean 'fast'?; known: fast, slow"),
+        ("fallback: {allow: [slwo]}", "fallback.allow[0]: unknown backend 'slwo'; did you mean 'slow'?"),
+        ("fallback: {allow: [auto]}", "fallback.allow[0]: unknown backend 'auto'"),
+        (
+            "speculative: {method: ngarm}",
+            "speculative.method: unknown speculative method 'ngarm'; did you mean 'ngram'?; known: mtp, naive, ngram",
+        ),
+        ("sampling: {temprature: 1}", "sampling.temprature: unknown key; did you mean 'temperature'?; allowed: temp"),
+        ("temperature: 1", "c.yaml:temperature: unknown key; did you mean 'sampling.temperature'?; allowed: backend, "),
+        ("max_ngram_size: 1", "c.yaml:max_ngram_size: unknown key; did you mean 'speculative.ngram.max_ngram_size'?"),
+        ("xyzzy: 1", "c.yaml:xyzzy: unknown key; allowed: backend, fallback, model, runner, speculative, sampling"),
+    ],
+)
+def test_one_problem(problems: Problems, text: str, message: str) -> None:
+    (line,) = problems(text)
+    assert line.startswith(f"c.yaml:{text.split(':')[0]}")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "speculative: {method: naive, num_speculative_tokens: 3}",
+            "speculative.num_speculative_tokens: expected 0 with the method 'naive', got 3; choose another",
+        ),
+        (
+            "speculative: {ngram: {max_ngram_size: 2, min_ngram_size: 3}}",
+            "speculative.ngram.min_ngram_size: expected at most max_ngram_size = 2, got 3",
+        ),
+        (
+            "{speculative: {verify_strategy: greedy}, sampling: {temperature: 0.8}}",
+            "sampling.temperature: expected 0 with speculative.verify_strategy 'greedy', got 0.8; use target_match",
+        ),
+        (
+            "sampling: {min_new_tokens: 9, max_new_tokens: 8}",
+            "sampling.min_new_tokens: expected at most max_new_tokens = 8, got 9",
+        ),
+    ],
+)
+def test_keys_that_are_wrong_together(problems: Problems, text: str, message: str) -> None:
+    (line,) = problems(text)
+    assert line.startswith(f"c.yaml:{message}")
+
+
+def test_greedy_without_temperature_is_fine(read: Read) -> None:
+    assert read("speculative: {verify_strategy: greedy}").speculative.verify_strategy is Strategy.GREEDY
+
+
+def test_every_problem_of_a_file_at_once(problems: Problems) -> None:
+    lines = problems("runner: {max_num_seqs: 0, debgu: true}\nsampling: {top_p: 0, stop: [1]}\nmodl: {}\n")
+    assert [line.split(": ")[0] for line in lines] == [
+        "c.yaml:runner.max_num_seqs",
+        "c.yaml:runner.debgu",
+        "c.yaml:sampling.top_p",
+        "c.yaml:sampling.stop[0]",
+        "c.yaml:modl",
+    ]
+
+
+def test_combinations_are_all_reported_too(problems: Problems) -> None:
+    lines = problems(
+        "speculative: {num_speculative_tokens: 1, verify_strategy: greedy}\nsampling: {temperature: 1}\n",
+    )
+    assert len(lines) == 2
+
+
+def test_settings_cannot_be_changed_by_accident(read: Read) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        read("").sampling.temperature = 1.0  # type: ignore[misc]
+
+
+def test_ranges_are_those_of_the_ops() -> None:
+    """The contract's OpSpecs state these ranges too; the two may not drift apart."""
+    for field in ("max_ngram_size", "min_ngram_size"):
+        attr = OPS["ngram_match"].attr_by_name[field]
+        (low,) = (m.ge for m in NgramSettings.model_fields[field].metadata if hasattr(m, "ge"))
+        (high,) = (m.le for m in NgramSettings.model_fields[field].metadata if hasattr(m, "le"))
+        assert (low, high) == (attr.minimum, attr.maximum)
+    window = OPS["verify_draft_tokens"].attr_by_name["verify_window"]
+    assert SpeculativeSettings.model_fields["verify_window"].default == window.default
+    assert MAX_DRAFTS == 31
+
+
+class TestBackend:
+    def test_built_once_with_everything(self, read: Read) -> None:
+        config = read("backend: {name: slow, options: {a: 1}}\nfallback: {allow: [fast]}\nrunner: {debug: true}")
+        backend: Any = config.backend
+        assert (backend.name, backend.options, backend.debug) == ("slow", {"a": 1}, True)
+        assert [helper.name for helper in backend.fallbacks] == ["fast"]
+        assert config.backend is backend
+
+    def test_automatic(self, read: Read) -> None:
+        assert read("").backend.name == "fast"
+
+    def test_refused_options_name_the_file(self, read: Read) -> None:
+        with pytest.raises(ConfigError, match=r"^c.yaml:backend.options: 'bad' is not an option; remove it$"):
+            _ = read("backend: {options: {bad: 1}}").backend
+        with pytest.raises(ConfigError, match=r"^--set:backend.options: 'bad' is not an option; remove it$"):
+            _ = read("", "backend.options={bad: 1}").backend
+
+    def test_naive_shares_it(self, read: Read) -> None:
+        config = read("speculative: {method: ngram, num_speculative_tokens: 7}\nsampling: {seed: 3}")
+        backend = config.backend
+        naive = config.naive()
+        assert (naive.speculative.method, naive.speculative.num_speculative_tokens) == ("naive", 0)
+        assert naive.sampling.seed == 3
+        assert naive.backend is backend
+        assert config.speculative.num_speculative_tokens == 7
+
+
+class TestModelPath:
+    def test_relative_to_the_file(self, tmp_path: Path, registry: Registry) -> None:
+        (tmp_path / "configs").mkdir()
+        (tmp_path / "models").mkdir()
+        (tmp_path / "configs" / "c.yaml").write_text("model: {path: ../models}")
+        config = load(tmp_path / "configs" / "c.yaml", registry=registry)
+        assert config.model_path == tmp_path / "models"
+        assert config.model.path == str(tmp_path / "models")
+
+    def test_relative_to_the_working_directory_in_an_override(
+        self, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "configs").mkdir()
+        (tmp_path / "here").mkdir()
+        (tmp_path / "configs" / "c.yaml").write_text("model: {path: ../models}")
+        monkeypatch.chdir(tmp_path)
+        config = load("configs/c.yaml", ["model.path=here"], registry=registry)
+        assert config.model_path == tmp_path / "here"
+
+    def test_home(self, read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "lm").mkdir()
+        assert read("model: {path: ~/lm}").model_path == tmp_path / "lm"
+
+    def test_none(self, read: Read) -> None:
+        with pytest.raises(ConfigError, match=r"^c.yaml:model.path: no model is configured; pass --set model.path="):
+            _ = read("").model_path
+
+    def test_missing(self, read: Read, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=rf"^c.yaml:model.path: no such folder: {tmp_path}/nowhere; give"):
+            _ = read("model: {path: nowhere}").model_path
+        with pytest.raises(ConfigError, match=r"^--set:model.path: no such folder"):
+            _ = read("", "model.path=nowhere").model_path
+
+    def test_error_names_the_origin_of_a_key(self, read: Read) -> None:
+        config = read("", "sampling.stop=[a]")
+        assert str(config.error("sampling.stop[0]", "too odd")) == "--set:sampling.stop[0]: too odd"
+        assert str(config.error("sampling.stopping", "too odd")) == "c.yaml:sampling.stopping: too odd"
+        assert str(config.error("sampling.seed", "too odd")) == "c.yaml:sampling.seed: too odd"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_committed_configurations(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They load from anywhere, name what is registered, and find the embedded model."""
+    monkeypatch.chdir(tmp_path)
+    config = load(path)
+    assert config.model_path == ROOT / "models" / "tiny-py-lm"
+    assert config.backend.name == config.backend_settings.name
+
+
+def test_a_mapping_may_come_from_anywhere(registry: Registry) -> None:
+    config = parse({"sampling": {"seed": 3}}, ["sampling.top_k=2"], registry=registry)
+    assert (config.sampling.seed, config.sampling.top_k) == (3, 2)
+    with pytest.raises(ConfigError, match=r"^request:speculative.5: unknown key; allowed: method"):
+        parse({"speculative": {"5": 1}}, source="request", registry=registry)

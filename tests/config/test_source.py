@@ -1,0 +1,136 @@
+"""Files, YAML and overrides: reading, and what is wrong with what cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import specdec_hal
+from specdec_hal.config import Config, load, parse
+from specdec_hal.errors import ConfigError
+from specdec_hal.registry import Registry
+
+Read = Callable[..., Config]
+Problems = Callable[..., list[str]]
+
+
+class TestFiles:
+    def test_missing(self, tmp_path: Path, registry: Registry) -> None:
+        with pytest.raises(ConfigError, match=r"^nowhere.yaml: cannot be read: No such file or directory$"):
+            load("nowhere.yaml", registry=registry)
+
+    def test_folder(self, tmp_path: Path, registry: Registry) -> None:
+        with pytest.raises(ConfigError, match=r": cannot be read: Is a directory$"):
+            load(tmp_path, registry=registry)
+
+    def test_not_text(self, tmp_path: Path, registry: Registry) -> None:
+        (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(ConfigError, match=r"c.yaml: expected UTF-8 text, got "):
+            load(tmp_path / "c.yaml", registry=registry)
+
+    def test_exported(self) -> None:
+        assert specdec_hal.load is load
+
+    def test_comments_only(self, read: Read) -> None:
+        assert read("# nothing\n").sampling.seed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1\n", "c.yaml:2:1: while parsing a flow sequence"),
+        ("a: b: c\n", "c.yaml:1:5: mapping values are not allowed here"),
+        ("a\tb: \x00", "c.yaml: not YAML: "),
+        ("- 1\n", "c.yaml: expected a mapping with the keys backend, fallback, model, runner, speculative, sampling"),
+        ("just text\n", "c.yaml: expected a mapping with the keys backend, fallback, model"),
+        ("{}\n---\n{}\n", "c.yaml:2:1: expected a single document in the stream"),
+        ("sampling: {seed: 1, seed: 2}\n", "c.yaml:1:21: duplicate key 'seed'"),
+        ("runner: {}\nsampling: {}\nrunner: {}\n", "c.yaml:3:1: duplicate key 'runner'"),
+        ("backend:\n  options:\n    a: 1\n    a: 2\n", "c.yaml:4:5: duplicate key 'a'"),
+        ("backend: {options: {1: a}}\n", "c.yaml:1:21: expected a name as key, got 1"),
+        ("? [a]\n: 1\n", "c.yaml:1:3: expected a name as key, got ['a']"),
+        ("sampling: {seed: 2026-13-01}\n", "c.yaml: not YAML: month must be in 1..12"),
+        ("a: !!python/object:os.system x\n", "c.yaml:1:4: could not determine a constructor"),
+    ],
+)
+def test_not_a_configuration(problems: Problems, text: str, message: str) -> None:
+    (line,) = problems(text)
+    assert line.startswith(message)
+
+
+@pytest.mark.parametrize("number", ["1e-1", "1E-1", "0.1", ".1", "+.1e0", "1.e-1"])
+def test_numbers_in_scientific_notation(read: Read, number: str) -> None:
+    assert read(f"sampling: {{temperature: {number}}}").sampling.temperature == 0.1
+
+
+def test_merge_keys_and_anchors(read: Read) -> None:
+    config = read("runner: &r {max_num_seqs: 3}\nsampling: {}\n", "sampling.seed=4")
+    assert config.runner.max_num_seqs == 3
+    merged = read("speculative:\n  ngram: &n {max_ngram_size: 5}\nbackend: {options: {<<: *n, max_ngram_size: 6}}\n")
+    assert merged.speculative.ngram.max_ngram_size == 5
+    assert merged.backend_settings.options == {"max_ngram_size": 6}
+
+
+class TestOverrides:
+    @pytest.mark.parametrize(
+        ("override", "section", "key", "value"),
+        [
+            ("sampling.temperature=0.8", "sampling", "temperature", 0.8),
+            ("sampling.temperature=1e-1", "sampling", "temperature", 0.1),
+            ("sampling.seed=7", "sampling", "seed", 7),
+            (" sampling . seed = 7", "sampling", "seed", 7),
+            ("sampling.logprobs=null", "sampling", "logprobs", None),
+            ("sampling.logprobs=", "sampling", "logprobs", None),
+            ('sampling.stop=["a=b", c]', "sampling", "stop", ["a=b", "c"]),
+            ("speculative.method=mtp", "speculative", "method", "mtp"),
+        ],
+    )
+    def test_value(self, read: Read, override: str, section: str, key: str, value: object) -> None:
+        config = read("sampling: {logprobs: 3}", override)
+        assert getattr(getattr(config, section), key) == value
+
+    def test_the_rest_of_the_section_stays(self, read: Read) -> None:
+        config = read("sampling: {seed: 5, top_k: 4}", "sampling.seed=6")
+        assert (config.sampling.seed, config.sampling.top_k) == (6, 4)
+
+    def test_the_last_one_wins(self, read: Read) -> None:
+        assert read("", "sampling.seed=6", "sampling.seed=8").sampling.seed == 8
+
+    def test_deep_key_in_a_missing_section(self, read: Read) -> None:
+        assert read("", "speculative.ngram.max_ngram_size=9").speculative.ngram.max_ngram_size == 9
+
+    def test_whole_section(self, read: Read) -> None:
+        config = read("sampling: {seed: 5, top_k: 4}", "sampling={seed: 9}")
+        assert (config.sampling.seed, config.sampling.top_k) == (9, 0)
+
+    def test_the_caller_keeps_its_mapping(self, registry: Registry) -> None:
+        data = {"sampling": {"seed": 1}}
+        parse(data, ["sampling.seed=2", "model.path=x"], registry=registry)
+        assert data == {"sampling": {"seed": 1}}
+
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("sampling.seed", "--set:sampling.seed: expected KEY=VALUE such as sampling.temperature=0.8"),
+            ("=3", "--set:=3: expected KEY=VALUE"),
+            ("sampling..seed=3", "--set:sampling..seed=3: expected KEY=VALUE"),
+            ("sampling.seed=[1", "--set:sampling.seed:1:3: while parsing a flow sequence"),
+            ("sampling.sed=3", "--set:sampling.sed: unknown key; did you mean 'seed'?"),
+            ("sampling.seed=x", "--set:sampling.seed: expected an integer in "),
+            ("sampling.seed.x=3", "--set:sampling.seed.x: 'sampling.seed' is not a section, it holds 1"),
+            ("sampling=5", "--set:sampling: expected a mapping with the keys temperature"),
+            ("sampling.stop=[1]", "--set:sampling.stop[0]: expected a non-empty string, got 1"),
+            ("runner={debug: 3}", "--set:runner.debug: expected true or false, got 3"),
+            ("backend.name=slwo", "--set:backend.name: unknown backend 'slwo'; did you mean 'slow'?"),
+            ("sampling.min_new_tokens=999", "--set:sampling.min_new_tokens: expected at most max_new_tokens = 128"),
+        ],
+    )
+    def test_bad(self, problems: Problems, override: str, message: str) -> None:
+        (line,) = problems("sampling: {seed: 1}", override)
+        assert line.startswith(message)
+
+    def test_problems_name_where_each_value_came_from(self, problems: Problems) -> None:
+        lines = problems("sampling: {top_p: 0, top_k: -1}", "sampling.top_k=-2")
+        assert [line.split(": ")[0] for line in lines] == ["c.yaml:sampling.top_p", "--set:sampling.top_k"]

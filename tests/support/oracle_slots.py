@@ -1,0 +1,211 @@
+"""Sections 1, 2, 4 and 5 by brute force: plain loops over Python numbers, written from the contract alone.
+
+An oracle takes an op's arguments by name and returns what every written tensor must hold afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec_hal.ops import AcceptPolicy, Purpose, Strategy, TokenOrder
+from tests.support import exact
+
+Inputs = dict[str, Any]
+
+
+def prepare_inputs(a: Inputs) -> dict[str, Any]:
+    tokens, token_slots, row_slots = [], [], []
+    cu_q, cu_k, cu_out = [0], [0], [0]
+    for b, slt in enumerate(a["seq_lens_this_time"].tolist()):
+        enc, dec = int(a["seq_lens_encoder"][b]), int(a["seq_lens_decoder"][b])
+        source = (a["input_ids"] if enc > 0 else a["draft_tokens"])[b].tolist()
+        fed = source[:slt]
+        tokens += fed
+        token_slots += [b] * len(fed)
+        if slt == 0:
+            rows = 0
+        elif slt == 1 or enc > 0:
+            rows = 1
+        else:
+            rows = len(fed)
+        row_slots += [b] * rows
+        cu_q.append(cu_q[-1] + len(fed))
+        cu_k.append(cu_k[-1] + (slt + dec if slt > 0 else 0))
+        cu_out.append(cu_out[-1] + rows)
+    t_cap, r_cap = len(a["ids_remove_padding"]), len(a["batch_id_per_token_output"])
+    return {
+        "ids_remove_padding": (tokens + [0] * t_cap)[:t_cap],
+        "batch_id_per_token": (token_slots + [-1] * t_cap)[:t_cap],
+        "cu_seqlens_q": cu_q,
+        "cu_seqlens_k": cu_k,
+        "cu_seqlens_q_output": cu_out,
+        "batch_id_per_token_output": (row_slots + [-1] * r_cap)[:r_cap],
+        "num_tokens": [len(tokens), len(row_slots)],
+    }
+
+
+def backend_order(a: Inputs) -> list[int]:
+    """Slot-order rows in the order a backend wants them."""
+    prefill, decode, rows = [], [], []
+    for b, slt in enumerate(a["seq_lens_this_time"].tolist()):
+        mine = [int(a["cu_seqlens_q"][b]) + i for i in range(slt)]
+        rows += mine
+        (prefill if a["seq_lens_encoder"][b] > 0 else decode).extend(mine)
+    return rows if a["token_order"] is TokenOrder.SLOT else prefill + decode
+
+
+def adjust_batch(a: Inputs) -> dict[str, Any]:
+    out = [[0] * a["x"].shape[1] for _ in a["x"]]
+    for place, row in enumerate(backend_order(a)):
+        out[place] = a["x"][row].tolist()
+    return {"out": out}
+
+
+def recover_batch(a: Inputs) -> dict[str, Any]:
+    out = [[0] * a["x"].shape[1] for _ in a["x"]]
+    for place, row in enumerate(backend_order(a)):
+        out[row] = a["x"][place].tolist()
+    return {"out": out}
+
+
+def gather_next_token(a: Inputs) -> dict[str, Any]:
+    order = backend_order(a)
+    out = [[0] * a["out"].shape[1] for _ in a["out"]]
+
+    def hidden(b: int, i: int) -> list[Any]:
+        return a["x"][order.index(int(a["cu_seqlens_q"][b]) + i)].tolist()
+
+    r = 0
+    for b, slt in enumerate(a["seq_lens_this_time"].tolist()):
+        if slt == 0:
+            continue
+        if not a["is_speculative"]:
+            out[b] = hidden(b, slt - 1)
+        elif a["seq_lens_encoder"][b] > 0:
+            out[r] = hidden(b, slt - 1)
+            r += 1
+        else:
+            for i in range(slt):
+                out[r] = hidden(b, i)
+                r += 1
+    return {"out": out}
+
+
+def _accepts(a: Inputs, b: int, i: int, slt: int) -> int:
+    """How many drafts from position i on the strategy lets pass."""
+    r = int(a["cu_seqlens_q_output"][b]) + i
+    draft = int(a["draft_tokens"][b, i + 1])
+    if a["strategy"] in (Strategy.GREEDY, Strategy.TARGET_MATCH):
+        return 1 if a["target_tokens"][r] == draft else 0
+    if a["strategy"] is Strategy.TOPP:
+        ids = a["candidate_ids"]
+        if draft in ids[r].tolist()[: int(a["candidate_lens"][r])]:
+            return 1
+        window = a["verify_window"]
+        if ids.shape[1] < 2 or ids[r, 1] != draft or i + 1 + window > slt - 1:
+            return 0
+        for ahead in range(1, window + 1):
+            if ids[r + ahead, 0] != a["draft_tokens"][b, i + 1 + ahead]:
+                return 0
+        return 1 + window
+    if not 0 <= draft < a["target_probs"].shape[1]:
+        return 0
+    q = exact.ONE if a.get("draft_probs") is None else exact.mass(float(a["draft_probs"][b, i, draft]))
+    p = exact.mass(float(a["target_probs"][r, draft]))
+    bits = exact.u32(int(a["seed"][b]), int(a["prompt_lens"][b] + a["step_idx"][b]) + i, Purpose.ACCEPT)
+    return 1 if bits * q >> 32 < p else 0
+
+
+def _last_token(a: Inputs, b: int, i: int, rejected: bool) -> int:
+    r = int(a["cu_seqlens_q_output"][b]) + i
+    seed, position = int(a["seed"][b]), int(a["prompt_lens"][b] + a["step_idx"][b]) + i
+    if a["strategy"] in (Strategy.GREEDY, Strategy.TARGET_MATCH):
+        return int(a["target_tokens"][r])
+    if a["strategy"] is Strategy.TOPP:
+        count = max(int(a["candidate_lens"][r]), 1)
+        ids = a["candidate_ids"][r].tolist()[:count]
+        masses = [exact.mass(score) for score in a["candidate_scores"][r].tolist()[:count]]
+        total = min(exact.mass(float(a["top_p"][b])), sum(masses))
+        return ids[exact.draw(exact.u64(seed, position, Purpose.CANDIDATE), masses, total)] if total else ids[0]
+    p = [exact.mass(w) for w in a["target_probs"][r].tolist()]
+    q = [0] * len(p)
+    if rejected:
+        draft = int(a["draft_tokens"][b, i + 1])
+        if a.get("draft_probs") is not None:
+            q = [exact.mass(w) for w in a["draft_probs"][b, i].tolist()]
+        elif 0 <= draft < len(p):
+            q[draft] = exact.ONE
+    residual = [max(0, x - y) for x, y in zip(p, q, strict=True)]
+    if sum(residual) == 0:
+        return p.index(max(p))
+    return exact.draw(exact.u64(seed, position, Purpose.RESIDUAL), residual, sum(residual))
+
+
+def verify_draft_tokens(a: Inputs) -> dict[str, Any]:
+    m, s = a["draft_tokens"].shape
+    tokens, counts = [[-1] * s for _ in range(m)], [0] * m
+    policy = a["accept_policy"]
+    for b, slt in enumerate(a["seq_lens_this_time"].tolist()):
+        enc, dec, step = (int(a[n][b]) for n in ("seq_lens_encoder", "seq_lens_decoder", "step_idx"))
+        if a["stop_flags"][b] or a["is_block_step"][b] or slt == 0:
+            continue
+        if enc > 0 and dec + enc < a["prompt_lens"][b]:
+            continue
+        emitted: list[int] = []
+        ended = rejected = False
+
+        def emit(token: int, emitted: list[int] = emitted, b: int = b, step: int = step) -> bool:
+            """Whether the slot stops there."""
+            emitted.append(token)
+            end = token in a["end_tokens"].tolist()
+            limit = step + len(emitted) >= a["max_dec_len"][b]
+            if limit and a["end_at_limit"] and not end and len(a["end_tokens"]):
+                emitted[-1] = int(a["end_tokens"][0])
+            return limit or (end and policy is not AcceptPolicy.ACCEPT_ALL)
+
+        i = 0
+        testing = policy is not AcceptPolicy.REJECT_ALL and enc == 0 and a["reasoning_status"][b] != 1
+        while testing and not ended and not rejected and i <= slt - 2:
+            passed = 1 if policy is AcceptPolicy.ACCEPT_ALL else _accepts(a, b, i, slt)
+            rejected = passed == 0
+            for _ in range(passed):
+                if not ended:
+                    ended = emit(int(a["draft_tokens"][b, i + 1]))
+                    i += 1
+        if not ended:
+            emit(_last_token(a, b, i, rejected))
+        tokens[b][: len(emitted)] = emitted
+        counts[b] = len(emitted)
+    return {"accept_tokens": tokens, "accept_num": counts}
+
+
+def update_model_status(a: Inputs) -> dict[str, Any]:
+    names = ("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "stop_flags", "step_idx", "token_ids_all")
+    now = {n: a[n].tolist() for n in (*names, "draft_tokens", "accept_tokens", "accept_num")}
+    length = a["token_ids_all"].shape[1]
+    running = False
+    for b in range(len(a["seq_lens_this_time"])):
+        if now["stop_flags"][b] or a["is_block_step"][b]:
+            now["stop_flags"][b] = True
+            for name in ("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "accept_num"):
+                now[name][b] = 0
+            continue
+        emitted = now["accept_tokens"][b][: now["accept_num"][b]]
+        column = int(a["prompt_lens"][b]) + now["step_idx"][b]
+        for token in emitted:
+            if column < length:
+                now["token_ids_all"][b][column] = token
+            column += 1
+            now["draft_tokens"][b][0] = token
+        now["step_idx"][b] += len(emitted)
+        if now["seq_lens_encoder"][b] > 0:
+            now["seq_lens_decoder"][b] += now["seq_lens_encoder"][b]
+            now["seq_lens_encoder"][b] = 0
+        elif now["seq_lens_decoder"][b] > 0:
+            now["seq_lens_decoder"][b] += len(emitted)
+        if emitted and emitted[-1] in a["end_tokens"].tolist():
+            now["stop_flags"][b] = True
+        if now["step_idx"][b] >= a["max_dec_len"][b]:
+            now["stop_flags"][b] = True
+        running = running or not now["stop_flags"][b]
+    return {**now, "has_running": [running]}

@@ -1,0 +1,41 @@
+"""Run an op of the reference backend on copies of its inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.ops import get_op
+from specdec_hal.ops.spec import Role
+
+BACKEND = ReferenceBackend()
+
+
+def copied(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The same inputs in memory of their own."""
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+
+
+def written(op: str, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors among `inputs` that the op writes."""
+    operands = get_op(op).by_name
+    return {n: a for n, a in inputs.items() if n in operands and operands[n].role is not Role.IN and a is not None}
+
+
+def run(op: str, inputs: dict[str, Any], backend: Any = BACKEND) -> dict[str, np.ndarray]:
+    """What the op writes, given these inputs; the inputs themselves stay as they were."""
+    call = copied(inputs)
+    getattr(backend, op)(**call)
+    for name, operand in get_op(op).by_name.items():
+        if operand.role is Role.IN and isinstance(inputs.get(name), np.ndarray):
+            assert call[name].tobytes() == inputs[name].tobytes(), f"{op} wrote its input '{name}'"
+    return written(op, call)
+
+
+def assert_same(actual: dict[str, np.ndarray], expected: dict[str, Any], context: object = "") -> None:
+    """Every written tensor equals what was expected, to the bit (NaN equals NaN)."""
+    assert actual.keys() == expected.keys()
+    for name, array in actual.items():
+        np.testing.assert_array_equal(array, np.asarray(expected[name]).reshape(array.shape), f"{name} {context}")
