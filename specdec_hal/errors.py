@@ -46,3 +46,7 @@ class CheckpointError(SpecDecError, ValueError):
 
 class RequestError(SpecDecError, ValueError):
     """A generation request cannot be served as asked; nothing was changed."""
+
+
+class FrameError(SpecDecError, ValueError):
+    """An output frame cannot be encoded, or bytes are no output frame."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,7 +55,11 @@ def load(config: Config) -> tuple[TargetModel, Tokenizer]:
 
     path = config.model_path
     config.backend  # noqa: B018 - a backend that cannot run here should be reported before the model is loaded
-    return load_model(path, config.model.framework), load_tokenizer(path)
+    with warnings.catch_warnings():
+        # Paddle says so on every import; nothing is compiled here, and stderr is for what a user can act on.
+        warnings.filterwarnings("ignore", message="No ccache found")
+        model = load_model(path, config.model.framework)
+    return model, load_tokenizer(path)
 
 
 def decode(

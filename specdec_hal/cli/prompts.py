@@ -35,8 +35,8 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=lambda path: ("file", path),
         action="append",
-        help="file with the text to continue, less its final line break; '-' for stdin; may be repeated and mixed "
-        "with --prompt",
+        help="file with the text to continue, '-' for stdin; the line break at its end is not part of the prompt; "
+        "may be repeated and mixed with --prompt",
     )
     parser.add_argument("--max-new-tokens", metavar="N", help="same as --set sampling.max_new_tokens=N")
 
@@ -61,7 +61,8 @@ def _read(path: str) -> tuple[str, str]:
     name = "stdin" if path == "-" else path
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        # The line break that ends a text file is not part of the prompt: what follows a line starts with one.
+        # The line break that ends a text file is not part of the prompt: tokenizers join it with the indentation that
+        # follows, so that a model that sees it alone takes it for the end of the text.
         return name, data.decode("utf-8").removesuffix("\n").removesuffix("\r")
     except OSError as error:
         raise RequestError(f"--prompt-file {path}: cannot be read: {error.strerror or error}") from error

@@ -18,6 +18,7 @@ framework's kernels make it: :attr:`Llama.bit_stable` says which of the two it i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -75,13 +76,16 @@ class _SlotCache:
 
 @dataclass
 class _Piece:
-    """A segment within a block: `rows` >= length rows from `start` on go through attention together."""
+    """A stretch of a segment within a block: `rows` >= `length` rows from `start` on go through attention together."""
 
-    segment: Segment
     start: int
+    length: int
     rows: int
-    cache: list[Pair]
-    mask: Any
+    position: int
+    context: int  # positions of the cache that it is compared with
+    cache: _SlotCache
+    prefixes: list[Pair]
+    mask: Any = None
 
 
 class Llama(Primitives):
@@ -148,8 +152,8 @@ class Llama(Primitives):
             )
         ids = self._limits.check(batch)
         with self._inference():
-            alone = len(batch.segments) == 1
-            parts = [self._run(ids, group) for group in blocks(batch.segments, self._room(alone))]
+            room = max(1, self._block_sizes.largest - self._attention_sizes.largest_gap)
+            parts = [self._run(ids, group) for group in blocks(batch.segments, room)]
             if not parts:
                 return self._output(self._rows(self._embedding, 0, 0))
             return self._output(parts[0] if len(parts) == 1 else self._concat(parts))
@@ -177,34 +181,21 @@ class Llama(Primitives):
 
     # ---- one block
 
-    def _room(self, alone: bool) -> int:
-        """Most tokens of a block, for one segment or several."""
-        if alone and self._alone_sizes is not None:
-            return self._alone_sizes.largest
-        return max(1, self._block_sizes.largest - self._attention_sizes.largest_gap)
-
     def _run(self, ids: HostArray, group: list[Segment]) -> Any:
         """Hidden states of one block's tokens."""
         first, last = group[0].start, group[-1].start + group[-1].length
         tokens = last - first
-        if len(group) == 1 and self._alone_sizes is not None:
-            spans = [self._alone_sizes.fit(tokens)]
-            rows = spans[0]
+        positions = np.concatenate([np.arange(s.position, s.position + s.length) for s in group])
+        pieces = [piece for segment in group for piece in self._pieces(segment, first)]
+        if len(pieces) == 1 and tokens <= self._alone_sizes.largest:
+            rows = pieces[0].rows = self._alone_sizes.fit(tokens)
         else:
-            spans = [self._attention_sizes.fit(segment.length) for segment in group]
-            rows = self._block_sizes.fit(max(s.start - first + span for s, span in zip(group, spans, strict=True)))
-        padded_ids, positions = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-        padded_ids[:tokens] = ids[first:last]
-        pieces = []
-        for segment, span in zip(group, spans, strict=True):
-            start = segment.start - first
-            positions[start : start + segment.length] = np.arange(segment.position, segment.position + segment.length)
-            context = _round_up(segment.position + segment.length, self._stride)
-            mask = self._upload(self._mask.rows(segment.position, span, context))
-            pieces.append(_Piece(segment, start, span, self._prefixes(segment.slot, context), mask))
-
-        factors = self._upload(self._rotary.rows(positions))
-        residual, delta = self._embed(self._embedding, self._upload(padded_ids)), None
+            rows = self._block_sizes.fit(max(piece.start + piece.rows for piece in pieces))
+        for piece in pieces:
+            piece.mask = self._upload(self._mask.rows(piece.position, piece.rows, piece.context))
+        padding = (0, rows - tokens)
+        factors = self._upload(self._rotary.rows(np.pad(positions, padding)))
+        residual, delta = self._embed(self._embedding, self._upload(np.pad(ids[first:last], padding))), None
         for i, layer in enumerate(self._layers):
             normed, residual = self._add_norm(residual, delta, layer.attention_norm)
             qkv = self._rotate(self._project(normed, layer.qkv, rows), factors)
@@ -223,17 +214,34 @@ class Llama(Primitives):
         padding = self._zero_rows(linear.sizes.fit(rows) - rows, x.shape[1])
         return self._rows(self._matmul(self._concat([x, padding]), linear.weight), 0, rows)
 
+    def _pieces(self, segment: Segment, first: int) -> Iterator[_Piece]:
+        """A segment in stretches that attention takes at once."""
+        slot, step = self._slots[segment.slot], self._attention_sizes.largest
+        for done in range(0, segment.length, step):
+            length = min(step, segment.length - done)
+            position = segment.position + done
+            context = _round_up(position + length, self._stride)
+            yield _Piece(
+                start=segment.start - first + done,
+                length=length,
+                position=position,
+                rows=self._attention_sizes.fit(length),
+                context=context,
+                cache=slot,
+                prefixes=self._prefixes(slot, context),
+            )
+
     def _attention(self, layer: int, qkv: Any, pieces: list[_Piece], tokens: int, rows: int) -> Any:
         """Attention of every row to its slot's cache: [rows, heads * head_dim]."""
         heads = self._heads
         queries = self._queries(qkv, rows * heads)
         if len(pieces) == 1 and pieces[0].rows == rows:
-            return self._merge(self._attend(queries, *pieces[0].cache[layer], pieces[0].mask), rows)
+            return self._merge(self._attend(queries, *pieces[0].prefixes[layer], pieces[0].mask), rows)
         parts = []
         for piece in pieces:
             own = self._rows(queries, piece.start * heads, (piece.start + piece.rows) * heads)
-            part = self._attend(own, *piece.cache[layer], piece.mask)
-            parts.append(self._rows(part, 0, piece.segment.length * heads))
+            part = self._attend(own, *piece.prefixes[layer], piece.mask)
+            parts.append(self._rows(part, 0, piece.length * heads))
         if rows > tokens:
             parts.append(self._zero_rows((rows - tokens) * heads, self.config.head_dim))
         return self._merge(self._concat(parts), rows)
@@ -243,11 +251,10 @@ class Llama(Primitives):
         width = self.config.num_key_value_heads * self.config.head_dim
         source = self._download(qkv) if self._host_cache else qkv
         for piece in pieces:
-            position, length = piece.segment.position, piece.segment.length
-            rows = source[piece.start : piece.start + length]
-            keys, values = self._slots[piece.segment.slot].writable[layer]
-            keys[position : position + length] = rows[:, -2 * width : -width]
-            values[position : position + length] = rows[:, -width:]
+            rows = source[piece.start : piece.start + piece.length]
+            keys, values = piece.cache.writable[layer]
+            keys[piece.position : piece.position + piece.length] = rows[:, -2 * width : -width]
+            values[piece.position : piece.position + piece.length] = rows[:, -width:]
 
     def _new_slot(self, positions: int) -> _SlotCache:
         kv_heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
@@ -265,8 +272,7 @@ class Llama(Primitives):
             self._zeros[rows, columns] = found = self._upload(np.zeros((rows, columns), np.float32))
         return found
 
-    def _prefixes(self, slot: int, positions: int) -> list[Pair]:
-        cache = self._slots[slot]
+    def _prefixes(self, cache: _SlotCache, positions: int) -> list[Pair]:
         found = cache.prefixes.get(positions)
         if found is None:
             n = positions * self.config.num_key_value_heads
@@ -304,7 +310,7 @@ class Llama(Primitives):
     def _choose_sizes(self, max_model_len: int) -> None:
         """Sets the sizes of blocks and of attention, and the stride of context lengths."""
         self._stride, self._attention_sizes, self._block_sizes = _STRIDES[0], _ANY, _ANY
-        self._alone_sizes: RowSizes | None = _ANY
+        self._alone_sizes = _ANY
         if not self.bit_stable:
             return
         for stride in (*_STRIDES, max_model_len):
@@ -318,8 +324,7 @@ class Llama(Primitives):
         # A plain decode step is worth a size of its own: where a weight has no kernel for one row, it pads by itself.
         common = set.intersection(*(set(sizes.sizes) for sizes in self._sizes_by_shape.values())) | {1}
         self._block_sizes = RowSizes(common)
-        alone = common & set(found.sizes)
-        self._alone_sizes = RowSizes(alone) if alone else None
+        self._alone_sizes = RowSizes(common & set(found.sizes))
 
     def _measure_attention(self, stride: int, positions: int) -> RowSizes | None:
         config, width = self.config, self.config.num_key_value_heads

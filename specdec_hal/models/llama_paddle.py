@@ -71,7 +71,7 @@ class LlamaPaddle(Llama):
         return self._upload(weight)
 
     def _row_limit(self) -> int:
-        return 64
+        return 72
 
     def _rows(self, x: Any, start: int, stop: int) -> Any:
         return ops.slice(x, [0], [start], [stop], [1], [])

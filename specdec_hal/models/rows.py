@@ -18,7 +18,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 
 # Tried as batch sizes: every one that a decode step of one or a few requests has, then coarser ones for prefill.
-CANDIDATES = (*range(1, 17), 18, 20, 22, 24, 28, 30, 32, 36, 40, 48, 56, 64)
+CANDIDATES = (*range(1, 17), 18, 20, 22, 24, 28, 30, 32, 36, 40, 42, 48, 54, 60, 64, 66, 72)
 
 # Sizes up to this decide between classes of sizes that agree: decode steps.
 _COMMON = 16
@@ -36,8 +36,8 @@ class RowSizes:
 
     @property
     def largest(self) -> int:
-        """The largest allowed size."""
-        return self.sizes[-1]
+        """The largest allowed size; 0 if there is none."""
+        return self.sizes[-1] if self.sizes else 0
 
     def fit(self, rows: int) -> int:
         """The smallest allowed size >= `rows`, which must not exceed `largest`."""

@@ -10,7 +10,7 @@ tensor or attribute that nobody taught the scene is an error, so that a new op c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.ops import get_op
 from specdec_hal.ops.rows import ModelScene, numpy_dtype
-from specdec_hal.ops.spec import FLOATS, AttrSpec, Operand, OpSpec, Role
+from specdec_hal.ops.spec import AttrSpec, Operand, OpSpec, Role
 from specdec_hal.suggest import did_you_mean
 
 Array = NDArray[Any]
@@ -28,6 +28,23 @@ Workspace = Callable[..., Mapping[str, Any]]
 _SCENE_OPTIONS = (*ModelScene.SYMBOLS, "states", "dtype", "nan")
 _PROPERTY = {"seed": "seed_values"}
 """Operands whose scene property has another name."""
+
+
+_LONG_TEXTS = {"states": ("decode",), "S": 6, "L": 40, "V": 40, "token_budget": 10**9, "pad_to_max": False}
+DEEP: Mapping[str, Mapping[str, Any]] = {
+    "verify_draft_tokens": {"states": ("decode",), "S": 8, "V": 40, "E": 1, "C": 3, "accept_policy": "NORMAL"},
+    "update_model_status": {"states": ("decode", "decode", "stopped"), "S": 6, "L": 16},
+    "apply_penalties": {"states": ("decode",), "S": 4, "L": 16, "V": 40, "nan": False},
+    "ngram_match": _LONG_TEXTS,
+    "hybrid_mtp_ngram": _LONG_TEXTS,
+}
+"""Options under which an op's innermost branches are taken often; others need none."""
+
+
+def cases(op: str, count: int) -> Iterator[dict[str, Any]]:
+    """`count` sets of options for :func:`generate`: seeds 0, 1, ..., every other one with those of `DEEP`."""
+    for seed in range(count):
+        yield {"seed": seed, **(DEEP.get(op, {}) if seed % 2 else {})}
 
 
 def poison(dtype: str) -> Any:
@@ -164,6 +181,3 @@ def _worst(rng: np.random.Generator, like: Array) -> Array:
             return rng.choice(np.array(_WORST_FLOATS).astype(dtype), like.shape)
     info = np.iinfo(dtype)
     return rng.choice(np.array([v for v in _WORST_INTS if info.min <= v <= info.max], dtype), like.shape)
-
-
-__all__ = ["FLOATS", "generate", "hostile", "poison"]

@@ -178,7 +178,7 @@ class ModelScene(Scene):
             draft = self.slots[b].drafts[i : i + 1]
             if draft and 0 <= draft[0] < self.size["V"]:
                 ranked = np.argsort(-rows[r], kind="stable")
-                other = ranked[min(int(rng.choice([0, 0, 0, 0, 1, 1, 2, 5])), len(ranked) - 1)]
+                other = ranked[min(int(rng.choice([0, 0, 0, 0, 0, 0, 1, 1, 2, 5])), len(ranked) - 1)]
                 rows[r, [draft[0], other]] = rows[r, [other, draft[0]]]
         return rows
 
@@ -254,7 +254,7 @@ class ModelScene(Scene):
     def candidate_lens(self) -> Array:
         """[R_cap]: one, all, or in between."""
         c = self.size["C"]
-        lens = self.rng("candidate_lens").choice([1, 1, 2, c], self.size["R_cap"]).clip(1, c)
+        lens = self.rng("candidate_lens").choice([1, 1, 1, 2, c], self.size["R_cap"]).clip(1, c)
         lens[len(self.row_slots) :] = 0
         return lens.astype(np.int32)
 

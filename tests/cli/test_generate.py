@@ -119,6 +119,17 @@ class TestPrompts:
         assert main(["generate", *model().naive, "--max-new-tokens", "2", "--no-metrics", *options]) == 0
         assert capsys.readouterr().out == "cd\n"
 
+    @pytest.mark.parametrize(
+        ("content", "prompt"), [(b"ab\n", "ab"), (b"ab\r\n", "ab"), (b"ab\n\n", "ab\n"), (b"\na ", "\na ")]
+    )
+    def test_one_line_break_at_the_end_of_a_file_is_not_part_of_it(
+        self, model: Model, capsys: Capture, tmp_path: Path, content: bytes, prompt: str
+    ) -> None:
+        (tmp_path / "p.txt").write_bytes(content)
+        options = ["--prompt-file", str(tmp_path / "p.txt"), "--max-new-tokens", "1", "--echo", "--no-metrics"]
+        assert main(["generate", *model().naive, *options]) == 0
+        assert capsys.readouterr().out[: len(prompt) + 1] == prompt + ("c" if prompt == "ab" else "a")
+
     def test_none_at_a_terminal(self, model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
         assert main(["generate", *model().naive]) == 2

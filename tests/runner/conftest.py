@@ -1,0 +1,32 @@
+"""Runners over the history model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import parse
+from specdec_hal.ops import TokenOrder
+from specdec_hal.runner import ModelRunner
+from tests.support.history_model import HistoryModel, LetterTokenizer
+
+
+class PrefillFirst(ReferenceBackend):
+    """The reference as hardware sees it that wants all prefill tokens first."""
+
+    token_order = TokenOrder.PREFILL_FIRST
+
+
+def make_runner(*, prefill_first: bool = False, model: HistoryModel | None = None, **sections: Any) -> ModelRunner:
+    sections.setdefault("speculative", {"method": "ngram", "num_speculative_tokens": 4})
+    config = parse(sections)
+    backend = PrefillFirst() if prefill_first else ReferenceBackend()
+    backend.debug = config.runner.debug
+    return ModelRunner(config, backend, model or HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runner() -> ModelRunner:
+    return make_runner(runner={"max_num_seqs": 2, "prefill_chunk": 4})

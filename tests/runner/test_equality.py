@@ -1,0 +1,196 @@
+"""Whatever is drafted, batched, chunked or reordered: each request gets the tokens of plain decoding on its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.runner import Request, RequestOutput, SamplingParams
+from tests.runner.conftest import make_runner
+from tests.support.history_model import CONTEXT, END, VOCABULARY, logits_after
+
+
+@dataclass(frozen=True)
+class Expected:
+    tokens: list[int]
+    finish_reason: str
+
+
+def plain_decoding(prompt: list[int], params: SamplingParams) -> Expected:
+    """One token after the other, with nothing but `sample_target` of the project."""
+    backend = ReferenceBackend()
+    generated: list[int] = []
+    limit = min(params.max_new_tokens, CONTEXT - len(prompt))
+    f32 = lambda value: np.array([value], np.float32)  # noqa: E731
+    while True:
+        logits = logits_after(prompt + generated).copy()
+        for token in set(prompt + generated):
+            repetition = np.float32(params.repetition_penalty)
+            value = logits[token] / repetition if logits[token] > 0 else logits[token] * repetition
+            count = Counter(generated)[token]
+            if count:
+                value = value - np.float32(count) * np.float32(params.frequency_penalty)
+                value = value - np.float32(params.presence_penalty)
+            logits[token] = value
+        logits[params.bad_token_ids] = -np.inf
+        if len(generated) < params.min_new_tokens:
+            logits[END] = -np.inf
+        target = np.zeros(1, np.int64)
+        backend.sample_target(
+            logits[None],
+            f32(params.temperature),
+            f32(params.top_p),
+            np.array([params.top_k], np.int32),
+            f32(params.min_p),
+            np.array([params.seed]),
+            np.array([len(prompt) + len(generated)]),
+            target,
+        )
+        generated.append(int(target[0]))
+        text = "".join(chr(ord("a") + token) for token in generated if token != END)
+        if generated[-1] in (END, *params.stop_token_ids) or any(stop in text for stop in params.stop):
+            return Expected(generated, "stop")
+        if len(generated) == limit:
+            return Expected(generated, "length")
+
+
+tokens = st.integers(1, VOCABULARY - 1)
+floats = lambda low, high: st.floats(low, high, width=32)  # noqa: E731
+
+
+@st.composite
+def sampling(draw: st.DrawFn) -> SamplingParams:
+    greedy = draw(st.booleans())
+    return SamplingParams(
+        temperature=0.0 if greedy else draw(floats(0.25, 1.5)),
+        top_p=draw(st.sampled_from([1.0, 0.9, 0.5])),
+        top_k=draw(st.sampled_from([0, 0, 1, 5])),
+        min_p=draw(st.sampled_from([0.0, 0.05])),
+        seed=draw(st.integers(-(2**63), 2**63 - 1)),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.25])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, -0.2])),
+        max_new_tokens=draw(st.integers(1, 40)),
+        min_new_tokens=draw(st.sampled_from([0, 0, 6])),
+        stop_token_ids=draw(st.lists(tokens, max_size=1)) if draw(st.integers(0, 3)) == 0 else [],
+        stop=draw(st.lists(st.text("bcdefgh", min_size=1, max_size=3), max_size=2)),
+        bad_token_ids=draw(st.lists(tokens, max_size=3)),
+        num_speculative_tokens=draw(st.none() | st.just(0)),
+    )
+
+
+prompts = st.lists(tokens, min_size=1, max_size=24) | st.builds(
+    lambda unit, times: unit * times, st.lists(tokens, min_size=1, max_size=4), st.integers(2, 6)
+)
+
+
+@settings(max_examples=120)
+@given(
+    requests=st.lists(st.tuples(prompts, sampling(), st.integers(0, 12)), min_size=1, max_size=5),
+    slots=st.integers(1, 4),
+    k=st.integers(0, 6),
+    chunk=st.integers(1, 9),
+    prefill_first=st.booleans(),
+    ngram=st.fixed_dictionaries(
+        {
+            "max_ngram_size": st.integers(2, 4),
+            "min_ngram_size": st.integers(1, 2),
+            "match_policy": st.sampled_from(["latest", "leftmost"]),
+            "token_budget": st.none() | st.integers(1, 12),
+            "use_index": st.booleans(),
+        }
+    ),
+)
+def test_every_request_decodes_as_if_alone_and_plain(
+    requests: list[tuple[list[int], SamplingParams, int]],
+    slots: int,
+    k: int,
+    chunk: int,
+    prefill_first: bool,
+    ngram: dict[str, object],
+) -> None:
+    runner = make_runner(
+        prefill_first=prefill_first,
+        runner={"max_num_seqs": slots, "prefill_chunk": chunk, "debug": True},
+        speculative={"method": "ngram", "num_speculative_tokens": k, "ngram": ngram},
+    )
+    late = sorted(enumerate(requests), key=lambda item: item[1][2])
+    outputs: dict[str, RequestOutput] = {}
+    step = 0
+    while late or runner.has_requests:
+        while late and (late[0][1][2] <= step or not runner.has_requests):
+            number, (prompt, params, _) = late.pop(0)
+            runner.add_request(Request(str(number), prompt, params))
+        runner.step()
+        step += 1
+    outputs = runner.take_finished()
+    for number, (prompt, params, _) in enumerate(requests):
+        output = outputs[str(number)]
+        expected = plain_decoding(prompt, params)
+        assert list(output.token_ids) == expected.tokens
+        assert output.finish_reason == expected.finish_reason
+        assert output.error == ""
+        if params.num_speculative_tokens == 0:
+            assert output.drafted == 0
+
+
+def test_drafts_are_really_accepted() -> None:
+    """Or the test above would hold for a proposer that proposes nothing."""
+    runner = make_runner(runner={"max_num_seqs": 4})
+    for seed in range(8):
+        runner.add_request(Request(str(seed), [3, 4, 5] * 6, SamplingParams(temperature=0.3, seed=seed)))
+    runner.run()
+    summary = runner.summary()
+    assert summary["accepted_tokens"] > 20
+    assert summary["tokens_per_step"] > 1.1
+    assert 0 < summary["acceptance_rate"] < 1
+
+
+def test_padded_drafts_change_nothing_but_the_room() -> None:
+    params = SamplingParams(temperature=0.5, seed=3, max_new_tokens=200)
+    prompt = [3, 4, 5] * 4
+    texts = []
+    for pad in (False, True):
+        ngram = {"pad_to_max": pad}
+        runner = make_runner(
+            runner={"max_model_len": CONTEXT - 4},
+            speculative={"method": "ngram", "num_speculative_tokens": 4, "ngram": ngram},
+        )
+        runner.add_request(Request("a", prompt, params))
+        texts.append(runner.run()["a"].token_ids)
+    assert texts[0] == texts[1]
+
+
+def test_naive_is_the_same_path_with_k_0() -> None:
+    params = SamplingParams(temperature=0.7, seed=11, max_new_tokens=40)
+    outputs = []
+    for speculative in ({"method": "naive"}, {"method": "ngram", "num_speculative_tokens": 5}):
+        runner = make_runner(speculative=speculative)
+        runner.add_request(Request("a", [1, 2, 3] * 5, params))
+        outputs.append(runner.run()["a"])
+    assert outputs[0].token_ids == outputs[1].token_ids
+    assert not any(outputs[0].accepted_draft)
+    assert outputs[1].steps < outputs[0].steps
+
+
+def test_rejection_and_topp_strategies_decode() -> None:
+    """They promise no equality for sampled text; greedy text is the same for REJECTION."""
+    greedy = SamplingParams(max_new_tokens=30)
+    expected = plain_decoding([3, 4, 5] * 5, greedy).tokens
+    for strategy in ("rejection", "topp", "greedy"):
+        runner = make_runner(
+            speculative={"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy, "candidates": 3}
+        )
+        runner.add_request(Request("greedy", [3, 4, 5] * 5, greedy))
+        if strategy != "greedy":
+            runner.add_request(Request("sampled", [3, 4, 5] * 5, SamplingParams(temperature=0.6, top_p=0.8, seed=1)))
+        outputs = runner.run()
+        assert list(outputs["greedy"].token_ids) == expected
+        for output in outputs.values():
+            assert output.finish_reason in ("stop", "length")
+            assert output.drafted > 0

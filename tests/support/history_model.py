@@ -1,0 +1,91 @@
+"""A target model that reads its whole KV cache: a stale or missing entry changes the logits or raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.models.protocol import ForwardBatch, ModelConfig
+
+VOCABULARY = 24
+CONTEXT = 64
+END = 0
+_TABLES = np.random.default_rng(5)
+_BY_LAST_TWO = _TABLES.normal(0, 2.5, (13, VOCABULARY)).astype(np.float32)
+_BY_HISTORY = _TABLES.normal(0, 0.1, (997, VOCABULARY)).astype(np.float32)
+_BY_LAST_TWO[:, END] -= 3
+
+
+def logits_after(history: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The next token's logits: mostly by the last two tokens (so that texts repeat), a little by everything before."""
+    total = 0
+    for token in history:
+        total = (total * 31 + token + 1) % 1_000_003
+    recent = (history[-1] * 7 + (history[-2] if len(history) > 1 else 0) * 3) % len(_BY_LAST_TWO)
+    logits: np.ndarray[Any, np.dtype[np.float32]] = _BY_LAST_TWO[recent] + _BY_HISTORY[total % len(_BY_HISTORY)]
+    return logits
+
+
+class HistoryModel:
+    """The protocol's model over :func:`logits_after`; `hidden` are the logits themselves."""
+
+    framework = "none"
+    config = ModelConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=VOCABULARY,
+        intermediate_size=1,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=2,
+        max_position_embeddings=CONTEXT,
+        rope_theta=1.0,
+        rms_norm_eps=1.0,
+        tie_word_embeddings=True,
+        eos_token_ids=(END,),
+    )
+
+    def __init__(self) -> None:
+        self.cache: np.ndarray[Any, np.dtype[np.int64]] = np.empty((0, 0), np.int64)
+        self.failures: list[Exception] = []
+        self.poisoned: set[int] = set()
+        """Tokens after which the logits are NaN."""
+
+    def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
+        self.cache = np.full((max_num_seqs, max_model_len), -1, np.int64)
+
+    def forward(self, batch: ForwardBatch) -> Any:
+        if self.failures:
+            raise self.failures.pop()
+        hidden = np.full((len(batch.token_ids), VOCABULARY), np.nan, np.float32)
+        for segment in batch.segments:
+            stop = segment.position + segment.length
+            tokens = batch.token_ids[segment.start : segment.start + segment.length]
+            assert ((tokens >= 0) & (tokens < VOCABULARY)).all()
+            self.cache[segment.slot, segment.position : stop] = tokens
+            for i in range(segment.length):
+                history = self.cache[segment.slot, : segment.position + i + 1].tolist()
+                assert -1 not in history, "attends to a position that was never written"
+                hidden[segment.start + i] = logits_after(history)
+                if history[-1] in self.poisoned:
+                    hidden[segment.start + i] = np.nan
+        return hidden
+
+    def compute_logits(self, hidden: Any) -> Any:
+        return np.array(hidden)
+
+
+class LetterDetokenizer:
+    def push(self, token_id: int) -> str:
+        return chr(ord("a") + token_id)
+
+    def finish(self) -> str:
+        return ""
+
+
+class LetterTokenizer:
+    """Token t is the letter number t."""
+
+    def detokenizer(self) -> LetterDetokenizer:
+        return LetterDetokenizer()
