@@ -103,7 +103,7 @@ class RotaryTable:
         self._heads = self._rotated + config.num_key_value_heads
 
     def rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.complex64]:
-        """Factors for rows of q, k and v side by side: complex64 [n, (Q + 2K) / 2]; v's are 1. Positions are clipped."""
+        """Factors for rows of q, k and v: complex64 [n, (Q + 2K) / 2], those of v being 1. Positions are clipped."""
         factors = self._table.take(positions, axis=0, mode="clip")
         rows = np.ones((len(positions), self._heads, factors.shape[1]), np.complex64)
         rows[:, : self._rotated] = factors[:, None]
@@ -115,7 +115,7 @@ class AttentionMask:
 
     All heads of a token are scored against the keys of all KV heads in one matrix product, [tokens * heads] times
     [positions * kv_heads], and the mask leaves each head the keys of its own KV head up to its own position. That costs
-    kv_heads times the arithmetic, and saves the transpositions and the separate products per KV head, which cost more at
+    kv_heads times the arithmetic, and saves transpositions and separate products for each KV head, which cost more at
     the sizes for which this project computes a model itself.
     """
 

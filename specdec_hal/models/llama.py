@@ -12,8 +12,8 @@ It holds per process: another processor, library version or thread count may giv
 - row counts of matrix products, and lengths of attended contexts, that agree bit for bit; :mod:`.rows` measures them
   when the model is loaded and when the cache is allocated, and blocks are padded up to them;
 - everything else (norms, rotary, SwiGLU, softmax) working on each row by itself, in the same way in every row.
-If no sizes agree, or with ``bit_stable=False`` (the default elsewhere), nothing is padded and equality is as good as the
-framework's kernels make it: :attr:`Llama.bit_stable` says which of the two it is.
+With ``bit_stable=False`` (the default elsewhere) nothing is measured or padded, and equality is as good as the
+framework's kernels make it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from specdec_hal.models.primitives import HostArray, Primitives
 from specdec_hal.models.protocol import ForwardBatch, ModelConfig, Segment
 from specdec_hal.models.rows import RowSizes, attention_sizes, linear_sizes
 
+Pair = tuple[Any, Any]  # keys, values
 
 # Rows of a block where any number may be taken.
 _ANY = RowSizes(range(1, 257))
@@ -56,9 +57,6 @@ class _Layer:
     mlp_norm: Any
     gate_up: Linear
     down: Linear
-
-
-Pair = tuple[Any, Any]  # keys, values
 
 
 @dataclass
@@ -97,9 +95,8 @@ class Llama(Primitives):
         self.config = config
         self.bit_stable = bit_stable
         self._heads = config.num_attention_heads
-        self._sizes_by_shape: dict[tuple[int, ...], RowSizes] = {}
+        self._linear_sizes: dict[tuple[int, ...], RowSizes] = {}
         self._zeros: dict[tuple[int, int], Any] = {}
-        self._linears: list[Linear] = []
         self._limits: Limits | None = None
         with self._inference():
             self._embedding = self._upload(weights.embedding)
@@ -284,47 +281,36 @@ class Llama(Primitives):
 
     def _linear(self, weight: npt.NDArray[np.float32]) -> Linear:
         """A weight [in, out] in the framework's form, its sizes measured once per shape."""
-        linear = Linear(self._weight(weight), _ANY)
-        self._linears.append(linear)
-        if not self.bit_stable:
-            return linear
-        sizes = self._sizes_by_shape.get(weight.shape)
+        prepared = self._weight(weight)
+        sizes = self._linear_sizes.get(weight.shape)
         if sizes is None:
-            found = linear_sizes(
-                lambda x: self._download(self._matmul(self._upload(x), linear.weight)),
-                weight.shape[0],
-                self._row_limit(),
-            )
-            if found is None:
-                self._give_up_bits()
-                return linear
-            self._sizes_by_shape[weight.shape] = sizes = found
-        linear.sizes = sizes
-        return linear
-
-    def _give_up_bits(self) -> None:
-        self.bit_stable = False
-        for linear in self._linears:
-            linear.sizes = _ANY
+            sizes = _ANY
+            if self.bit_stable:
+                sizes = linear_sizes(
+                    lambda x: self._download(self._matmul(self._upload(x), prepared)),
+                    weight.shape[0],
+                    self._row_limit(),
+                )
+            self._linear_sizes[weight.shape] = sizes
+        return Linear(prepared, sizes)
 
     def _choose_sizes(self, max_model_len: int) -> None:
         """Sets the sizes of blocks and of attention, and the stride of context lengths."""
-        self._stride, self._attention_sizes, self._block_sizes = _STRIDES[0], _ANY, _ANY
-        self._alone_sizes = _ANY
+        self._stride, self._attention_sizes, self._block_sizes, self._alone_sizes = _STRIDES[0], _ANY, _ANY, _ANY
         if not self.bit_stable:
             return
-        for stride in (*_STRIDES, max_model_len):
-            found = self._measure_attention(stride, _round_up(max_model_len, stride))
-            if found is not None:
-                self._stride, self._attention_sizes = stride, found
+        for stride in (*_STRIDES, max_model_len):  # the last has one context length only
+            sizes = self._measure_attention(stride, _round_up(max_model_len, stride))
+            if sizes is not None:
+                self._stride, self._attention_sizes = stride, sizes
                 break
-        else:
-            self._give_up_bits()
-            return
-        # A plain decode step is worth a size of its own: where a weight has no kernel for one row, it pads by itself.
-        common = set.intersection(*(set(sizes.sizes) for sizes in self._sizes_by_shape.values())) | {1}
-        self._block_sizes = RowSizes(common)
-        self._alone_sizes = RowSizes(common & set(found.sizes))
+        linear = self._linear_sizes.values()
+        shared = set.intersection(*(set(sizes.sizes) for sizes in linear))
+        # A plain decode step is worth a size of its own: a weight whose sizes do not hold 1 pads by itself. So do all
+        # if nothing is shared.
+        block = {1, *shared} if shared else set(range(1, min(sizes.largest for sizes in linear) + 1))
+        self._block_sizes = RowSizes(block)
+        self._alone_sizes = RowSizes(block.intersection(self._attention_sizes.sizes))
 
     def _measure_attention(self, stride: int, positions: int) -> RowSizes | None:
         config, width = self.config, self.config.num_key_value_heads
@@ -338,9 +324,9 @@ class Llama(Primitives):
 
         def attend(n: int, visible: int, context: int) -> npt.NDArray[np.float32]:
             mask = masks.rows(visible - 1, 1, context)
-            queries, mask = (self._upload(np.tile(x, (n, 1))) for x in (query, mask))
-            prefixes = (self._prefix(cache, context * width) for cache in (keys, values))
-            return self._download(self._attend(queries, *prefixes, mask)).reshape(n, -1)
+            queries = self._upload(np.tile(query, (n, 1)))
+            seen = self._prefix(keys, context * width), self._prefix(values, context * width)
+            return self._download(self._attend(queries, *seen, self._upload(np.tile(mask, (n, 1))))).reshape(n, -1)
 
         return attention_sizes(attend, range(stride, positions + 1, stride), self._row_limit())
 

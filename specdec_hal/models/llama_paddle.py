@@ -1,7 +1,7 @@
 """The Llama decoder in PaddlePaddle (3.3 or newer).
 
-Operators are called through ``paddle._C_ops``, as Paddle's own layers do, where the public function takes more than half
-a microsecond longer: a decode step of a small model is some 200 operators, and half of its time is their dispatch.
+Operators are called through ``paddle._C_ops``, as Paddle's own layers do, where the public function takes more than
+half a microsecond longer: a decode step of a small model is some 200 operators, and much of its time is their dispatch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import paddle
 import paddle.nn.functional as F
 from paddle import _C_ops as ops
+from paddle.base.core import set_num_threads
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
@@ -43,8 +44,10 @@ class LlamaPaddle(Llama):
         on_host = isinstance(self._place, paddle.CPUPlace)
         # Writing a cache through NumPy takes a tenth of the time of assigning to part of a tensor.
         self._host_cache = on_host
+        self._threads = 1
         if on_host:
             _choose_mkl_kernels()
+            self._threads = int(os.environ.get("OMP_NUM_THREADS", "1"))  # importing Paddle sets it
         super().__init__(config, weights, bit_stable=on_host if bit_stable is None else bit_stable)
 
     # ---- data
@@ -53,7 +56,7 @@ class LlamaPaddle(Llama):
         return paddle.no_grad()  # type: ignore[no-any-return]
 
     def _upload(self, array: HostArray) -> Any:
-        return paddle.to_tensor(array, place=self._place)
+        return paddle.Tensor(array, self._place)
 
     def _download(self, x: Any) -> npt.NDArray[np.float32]:
         return x.numpy()  # type: ignore[no-any-return]
@@ -118,9 +121,14 @@ class LlamaPaddle(Llama):
         return ops.reshape(heads, [rows, -1])
 
     def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
-        scores = ops.matmul(queries, keys, False, True)
+        # Several threads split such small products differently for each size: more time, and other bits.
+        if self._threads > 1:
+            set_num_threads(1)
         # Paddle's CPU softmax takes exp(-64) for less: a masked key weighs 1e-28 at most, which rounds to nothing.
-        return F.softmax(ops.add_(scores, mask)) @ values
+        result = F.softmax(ops.add_(ops.matmul(queries, keys, False, True), mask)) @ values
+        if self._threads > 1:
+            set_num_threads(self._threads)
+        return result
 
 
 def _place(device: str) -> Any:

@@ -1,8 +1,8 @@
 """The Llama decoder in PyTorch, on a CPU or a CUDA GPU.
 
-On CPUs weights are packed once for oneDNN, whose products were found to give a row the same bits for any number of rows
-(PyTorch 2.13, x86-64 with AVX-512), and which at 2 to 16 rows take half the time of MKL's. That uses the operators which
-torch.compile emits for frozen linear layers; where a build lacks them, ``torch.mm`` is used.
+On CPUs weights are packed once for oneDNN, whose products were found to give a row the same bits for any number of
+rows (PyTorch 2.13, x86-64 with AVX-512), and which at 2 to 16 rows take half the time of MKL's. That uses the operators
+which torch.compile emits for frozen linear layers; where a build lacks them, ``torch.mm`` is used.
 On GPUs all data stay on the device, nothing waits for it, and bit-stability is not claimed.
 """
 
@@ -50,7 +50,7 @@ class LlamaTorch(Llama):
         on_host = self._device.type == "cpu" and self._dtype is torch.float32
         # Writing a cache through NumPy takes a fifth of the time of indexing and copying a tensor.
         self._host_cache = on_host
-        self._packed = on_host and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        self._packed = on_host and _has_onednn()
         self._ffn = weights.layers[0].down.shape[0]
         self._widest = max(self._ffn, weights.layers[0].qkv.shape[1])
         super().__init__(config, weights, bit_stable=on_host if bit_stable is None else bit_stable)
@@ -58,7 +58,8 @@ class LlamaTorch(Llama):
     # ---- data
 
     def _inference(self) -> AbstractContextManager[Any]:
-        return torch.inference_mode()
+        context: AbstractContextManager[Any] = torch.inference_mode()
+        return context
 
     def _upload(self, array: HostArray) -> Any:
         # A copy, because tensors of this size are aligned to 64 bytes and arrays are not.
@@ -83,7 +84,8 @@ class LlamaTorch(Llama):
         return self._upload(weight)
 
     def _row_limit(self) -> int:
-        return max(1, _GRAIN // self._widest)
+        limit: int = max(1, _GRAIN // self._widest)
+        return limit
 
     def _rows(self, x: Any, start: int, stop: int) -> Any:
         return x[start:stop]
@@ -135,6 +137,10 @@ class LlamaTorch(Llama):
     def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
         scores = torch.mm(queries, keys.T).float().add_(mask)
         return torch.mm(torch.softmax(scores, -1).to(self._dtype), values)
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _device(name: str) -> torch.device:

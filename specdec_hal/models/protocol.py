@@ -32,7 +32,7 @@ class ModelConfig:
 
 @dataclass
 class Segment:
-    """Tokens ``[start, start + length)`` of a packed batch: `slot`'s tokens at ``position .. position + length - 1``."""
+    """Tokens ``[start, start + length)`` of a packed batch: `slot`'s, at ``position .. position + length - 1``."""
 
     slot: int
     start: int

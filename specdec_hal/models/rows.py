@@ -49,24 +49,22 @@ class RowSizes:
         return max(high - low - 1 for low, high in zip((0, *self.sizes), self.sizes, strict=False))
 
 
-def agreeing(signature: Callable[[int], bytes | None], candidates: Iterable[int]) -> RowSizes | None:
-    """The largest class of sizes with one signature; None if no size has any.
+def agreeing(signature: Callable[[int], bytes | None], candidates: Iterable[int]) -> RowSizes:
+    """The largest class of sizes with one signature.
 
-    `signature(n)` is the result's bytes for one row, computed in a batch of n equal rows; None if these n results differ
-    among themselves. Classes are compared by how many common decode sizes they hold, then by the smallest one.
+    `signature(n)` is the result's bytes for one row, computed in a batch of n equal rows; None if these n results
+    differ among themselves. Classes are compared by how many common decode sizes they hold, then by the smallest one.
     """
     classes: dict[bytes, list[int]] = {}
     for n in candidates:
         key = signature(n)
         if key is not None:
             classes.setdefault(key, []).append(n)
-    if not classes:
-        return None
     return RowSizes(max(classes.values(), key=lambda sizes: (sum(n <= _COMMON for n in sizes), -min(sizes))))
 
 
-def linear_sizes(multiply: Callable[[Array], Array], width: int, limit: int) -> RowSizes | None:
-    """Row counts <= `limit` for which x [n, width] times one weight gives each row the same bits; None if there are none."""
+def linear_sizes(multiply: Callable[[Array], Array], width: int, limit: int) -> RowSizes:
+    """Row counts <= `limit` for which x [n, width] times one weight gives each row the same bits."""
     samples = _random(2, width)
 
     def signature(n: int) -> bytes | None:
@@ -79,27 +77,28 @@ def attention_sizes(attend: Callable[[int, int, int], Array], contexts: Sequence
     """Token counts <= `limit` for which attention gives each token the same bits, however long the context is padded.
 
     ``attend(n, visible, context)``: the results [n, ...] of n equal tokens that see the first `visible` of `context`
-    positions. None if for no token count the padding of the context is without influence.
+    positions. None if even for one token the padding of the context has an influence.
     """
     sample = sorted({*contexts[:4], *contexts[5:6], *contexts[-1:]})
 
     def signature(n: int) -> bytes | None:
-        rows = []
+        rows = b""
         for i, visible in enumerate(sample):
-            padded = {_common([attend(n, visible, context)]) for context in {visible, *sample[i + 1 : i + 2], sample[-1]}}
-            if len(padded) > 1 or None in padded:
+            first, *others = (
+                _common([attend(n, visible, context)]) for context in (visible, *sample[i + 1 : i + 2], sample[-1])
+            )
+            if first is None or any(other != first for other in others):
                 return None
-            rows.extend(padded)
-        return b"".join(row for row in rows if row is not None)
+            rows += first
+        return rows
 
-    # Padding has to be without influence at the smallest counts at least; else a class is not worth looking for.
-    if all(signature(n) is None for n in range(1, min(4, limit) + 1)):
+    if signature(1) is None:
         return None
     return agreeing(signature, _up_to(limit))
 
 
 def _up_to(limit: int) -> list[int]:
-    return [n for n in CANDIDATES if n <= limit] or [1]
+    return [n for n in CANDIDATES if n <= limit]
 
 
 def _random(*shape: int) -> Array:

@@ -18,7 +18,7 @@ class Tokenizer:
     """The tokenizer of a checkpoint folder, checked against its config.json.
 
     CheckpointError if a file is missing or corrupt, or if the tokenizer has an id that the model has no embedding for.
-    A model may have more embeddings than the tokenizer has tokens: vocabularies are often padded. Such ids decode to "".
+    A model may have more embeddings than the tokenizer has tokens (vocabularies are often padded); those decode to "".
     """
 
     def __init__(self, folder: str | Path) -> None:
