@@ -152,7 +152,7 @@ class Backend:
         """Check values (monotonic offsets, ids in range, NaN rows) before every launch and raise."""
         self.fallbacks: tuple[Backend, ...] = ()
         self.fallback_calls: dict[str, int] = {}
-        """How many calls (bound or not) of each op went to a fallback, for metrics."""
+        """How many launches of each op went to a fallback, for metrics."""
 
     # What a subclass implements
 
@@ -196,7 +196,9 @@ class Backend:
             device=self.device,
             attr_defaults={"token_order": self.token_order},
         )
-        return BoundOp(self, call, self._server(call).plan(call))
+        server = self._server(call)
+        launch = server.plan(call)
+        return BoundOp(self, call, launch if server is self else self._counted(spec.name, launch))
 
     def _server(self, call: Call) -> Backend:
         """This backend, or the first fallback that covers the call."""
@@ -207,17 +209,20 @@ class Backend:
             if refusal is None and backend.device != self.device:
                 refusal = f"it works on {backend.device}, not {self.device}"
             if refusal is None:
-                if backend is not self:
-                    self._note_fallback(call.op.name, backend.name, reasons[0])
+                if backend is not self and call.op.name not in self.fallback_calls:
+                    _log.warning("%s falls back to backend '%s' (%s)", call.op.name, backend.name, reasons[0])
+                    self.fallback_calls[call.op.name] = 0
                 return backend
             reasons.append(f"{backend.name}: {refusal}")
         cure = "choose a backend that has it, or allow one under 'fallback: {allow: [...]}'"
         raise UnsupportedError(f"{call.op.name} [{self.name}]: not supported: {'; '.join(reasons)}; {cure}")
 
-    def _note_fallback(self, op: str, server: str, reason: str) -> None:
-        if op not in self.fallback_calls:
-            _log.warning("%s falls back to backend '%s' (%s)", op, server, reason)
-        self.fallback_calls[op] = self.fallback_calls.get(op, 0) + 1
+    def _counted(self, op: str, launch: Launch) -> Launch:
+        def run(stream: int) -> None:
+            self.fallback_calls[op] += 1
+            launch(stream)
+
+        return run
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         spec = OPS.get(name)

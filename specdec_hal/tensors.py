@@ -124,13 +124,14 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
         return tensor
     if getattr(tensor, "requires_grad", False) or not getattr(tensor, "stop_gradient", True):
         tensor = tensor.detach()  # frameworks refuse to export what they differentiate; the memory is the same
-    if _dtype_name(tensor.dtype) == "bfloat16":
-        kind = type(tensor).__module__.partition(".")[0]
-        if kind == "torch":
+    dtype = getattr(tensor, "dtype", None)
+    if dtype is not None and _dtype_name(dtype) == "bfloat16":
+        adapter = _adapter(type(tensor))
+        if adapter is _torch_info:
             import torch
 
             return as_numpy(tensor.view(torch.int16)).view(np.uint16)
-        if kind == "paddle":
+        if adapter is _paddle_info:
             return as_numpy(tensor.view("int16")).view(np.uint16)
     array: NDArray[Any] = np.from_dlpack(tensor)
     return array

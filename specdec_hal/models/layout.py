@@ -8,7 +8,8 @@ Weights are rearranged once, at loading, so that a step needs few and large matr
 - rotary embeddings pair dimension i with i + head_dim/2 (Su et al., arXiv:2104.09864, in Hugging Face's order). The
   columns of q and k are permuted to put each pair side by side, as the real and imaginary part of one complex number:
   the rotation is then one complex multiplication, and q.k is what it was;
-- gate and up are padded with zero columns to a multiple of 64, so that no vector loop has a scalar rest of other bits.
+- q, k and v together, gate, and up are padded with zero columns to a multiple of 64, so that no vector loop over
+  several rows has a rest, which may be computed with other instructions and get other bits.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _VECTOR = 64
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One decoder layer, float32. Q, K are heads times head_dim; F is intermediate_size, padded."""
+    """One decoder layer, float32. Q, K are heads times head_dim; P is Q + 2K, F intermediate_size, both padded."""
 
     attention_norm: Array  # [D]
-    qkv: Array  # [D, Q + 2K]
+    qkv: Array  # [D, P]
     out: Array  # [Q, D]
     mlp_norm: Array  # [D]
     gate_up: Array  # [D, 2F]
@@ -57,15 +58,13 @@ def arrange_layer(weights: Mapping[str, Array], index: int, config: ModelConfig)
 
     q = _pair_rotary(get("self_attn.q_proj"), config.head_dim) * np.float32(config.head_dim**-0.5)
     k = _pair_rotary(get("self_attn.k_proj"), config.head_dim)
-    padding = ((0, -config.intermediate_size % _VECTOR), (0, 0))
-    gate, up = (np.pad(get(f"mlp.{name}_proj"), padding) for name in ("gate", "up"))
     return LayerWeights(
         attention_norm=get("input_layernorm"),
-        qkv=_in_out(np.concatenate([q, k, get("self_attn.v_proj")])),
+        qkv=_in_out(_padded(np.concatenate([q, k, get("self_attn.v_proj")]))),
         out=_in_out(get("self_attn.o_proj")),
         mlp_norm=get("post_attention_layernorm"),
-        gate_up=_in_out(np.concatenate([gate, up])),
-        down=np.pad(_in_out(get("mlp.down_proj")), padding),
+        gate_up=_in_out(np.concatenate([_padded(get("mlp.gate_proj")), _padded(get("mlp.up_proj"))])),
+        down=_padded(_in_out(get("mlp.down_proj"))),
     )
 
 
@@ -81,8 +80,17 @@ def arrange(weights: Mapping[str, Array], config: ModelConfig) -> LlamaWeights:
     )
 
 
+def round_up(value: int, step: int) -> int:
+    """The smallest multiple of `step` that is >= `value`."""
+    return -(-value // step) * step
+
+
 def _in_out(weight: Array) -> Array:
     return np.ascontiguousarray(weight.T)
+
+
+def _padded(weight: Array) -> Array:
+    return np.pad(weight, ((0, round_up(len(weight), _VECTOR) - len(weight)), (0, 0)))
 
 
 def _pair_rotary(weight: Array, head_dim: int) -> Array:
@@ -100,14 +108,13 @@ class RotaryTable:
         angle = np.arange(positions)[:, None] * frequency
         self._table = (np.cos(angle) + 1j * np.sin(angle)).astype(np.complex64)
         self._rotated = config.num_attention_heads + config.num_key_value_heads
-        self._heads = self._rotated + config.num_key_value_heads
+        self._width = round_up((self._rotated + config.num_key_value_heads) * config.head_dim, _VECTOR) // 2
 
     def rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.complex64]:
-        """Factors for rows of q, k and v: complex64 [n, (Q + 2K) / 2], those of v being 1. Positions are clipped."""
+        """Factors for rows of q, k and v: complex64 [n, P / 2], 1 but for q and k. Positions are clipped."""
         factors = self._table.take(positions, axis=0, mode="clip")
-        rows = np.ones((len(positions), self._heads, factors.shape[1]), np.complex64)
-        rows[:, : self._rotated] = factors[:, None]
-        return rows.reshape(len(positions), -1)
+        rotated = np.repeat(factors[:, None], self._rotated, 1).reshape(len(positions), -1)
+        return np.pad(rotated, ((0, 0), (0, self._width - rotated.shape[1])), constant_values=1)
 
 
 class AttentionMask:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.batch import Limits, blocks
-from specdec_hal.models.layout import AttentionMask, LlamaWeights, RotaryTable
+from specdec_hal.models.layout import AttentionMask, LlamaWeights, RotaryTable, round_up
 from specdec_hal.models.primitives import HostArray, Primitives
 from specdec_hal.models.protocol import ForwardBatch, ModelConfig, Segment
 from specdec_hal.models.rows import RowSizes, attention_sizes, linear_sizes
@@ -130,7 +130,7 @@ class Llama(Primitives):
                 )
         with self._inference():
             self._choose_sizes(max_model_len)
-            positions = _round_up(max_model_len, self._stride)
+            positions = round_up(max_model_len, self._stride)
             self._slots = [self._new_slot(positions) for _ in range(max_num_seqs)]
         self._rotary = RotaryTable(self.config, positions)
         self._mask = AttentionMask(self.config, positions, self._block_sizes.largest)
@@ -217,7 +217,7 @@ class Llama(Primitives):
         for done in range(0, segment.length, step):
             length = min(step, segment.length - done)
             position = segment.position + done
-            context = _round_up(position + length, self._stride)
+            context = round_up(position + length, self._stride)
             yield _Piece(
                 start=segment.start - first + done,
                 length=length,
@@ -245,13 +245,13 @@ class Llama(Primitives):
 
     def _store(self, layer: int, qkv: Any, pieces: list[_Piece]) -> None:
         """Write the block's keys and values into the caches."""
-        width = self.config.num_key_value_heads * self.config.head_dim
+        q, kv = (n * self.config.head_dim for n in (self._heads, self.config.num_key_value_heads))
         source = self._download(qkv) if self._host_cache else qkv
         for piece in pieces:
             rows = source[piece.start : piece.start + piece.length]
             keys, values = piece.cache.writable[layer]
-            keys[piece.position : piece.position + piece.length] = rows[:, -2 * width : -width]
-            values[piece.position : piece.position + piece.length] = rows[:, -width:]
+            keys[piece.position : piece.position + piece.length] = rows[:, q : q + kv]
+            values[piece.position : piece.position + piece.length] = rows[:, q + kv : q + 2 * kv]
 
     def _new_slot(self, positions: int) -> _SlotCache:
         kv_heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
@@ -300,7 +300,7 @@ class Llama(Primitives):
         if not self.bit_stable:
             return
         for stride in (*_STRIDES, max_model_len):  # the last has one context length only
-            sizes = self._measure_attention(stride, _round_up(max_model_len, stride))
+            sizes = self._measure_attention(stride, round_up(max_model_len, stride))
             if sizes is not None:
                 self._stride, self._attention_sizes = stride, sizes
                 break
@@ -329,7 +329,3 @@ class Llama(Primitives):
             return self._download(self._attend(queries, *seen, self._upload(np.tile(mask, (n, 1))))).reshape(n, -1)
 
         return attention_sizes(attend, range(stride, positions + 1, stride), self._row_limit())
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step

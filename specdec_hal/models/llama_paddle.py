@@ -22,7 +22,7 @@ from paddle.incubate.nn.functional import fused_rms_norm
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
-from specdec_hal.models.primitives import HostArray
+from specdec_hal.models.primitives import ALIGNMENT, HostArray
 from specdec_hal.models.protocol import ModelConfig
 
 _OLDEST = (3, 3)
@@ -65,7 +65,7 @@ class LlamaPaddle(Llama):
         if isinstance(x, np.ndarray):
             return self._upload(np.asarray(x, np.float32))
         tensor = x if isinstance(x, paddle.Tensor) else paddle.from_dlpack(x)
-        return tensor.to(self._place, paddle.float32)
+        return _aligned(tensor.to(self._place, paddle.float32).contiguous())
 
     def _output(self, x: Any) -> Any:
         return x
@@ -77,7 +77,7 @@ class LlamaPaddle(Llama):
         return 72
 
     def _rows(self, x: Any, start: int, stop: int) -> Any:
-        return ops.slice(x, [0], [start], [stop], [1], [])
+        return _aligned(ops.slice(x, [0], [start], [stop], [1], []))
 
     def _concat(self, parts: list[Any]) -> Any:
         return ops.concat(parts, 0)
@@ -129,6 +129,10 @@ class LlamaPaddle(Llama):
         if self._threads > 1:
             set_num_threads(self._threads)
         return result
+
+
+def _aligned(x: Any) -> Any:
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def _place(device: str) -> Any:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
-from specdec_hal.models.primitives import HostArray
+from specdec_hal.models.primitives import ALIGNMENT, HostArray
 from specdec_hal.models.protocol import ModelConfig
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -62,7 +62,7 @@ class LlamaTorch(Llama):
         return context
 
     def _upload(self, array: HostArray) -> Any:
-        # A copy, because tensors of this size are aligned to 64 bytes and arrays are not.
+        # A copy: the allocator aligns tensors, NumPy does not.
         tensor = torch.tensor(array, device=self._device)
         return tensor.to(self._dtype) if tensor.dtype is torch.float32 else tensor
 
@@ -73,7 +73,7 @@ class LlamaTorch(Llama):
         if isinstance(x, np.ndarray):
             return self._upload(np.asarray(x, np.float32))
         tensor = x if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
-        return tensor.to(self._device, self._dtype)
+        return _aligned(tensor.to(self._device, self._dtype).contiguous())
 
     def _output(self, x: Any) -> Any:
         return x.float()
@@ -88,7 +88,7 @@ class LlamaTorch(Llama):
         return limit
 
     def _rows(self, x: Any, start: int, stop: int) -> Any:
-        return x[start:stop]
+        return _aligned(x[start:stop])
 
     def _concat(self, parts: list[Any]) -> Any:
         return torch.cat(parts)
@@ -137,6 +137,10 @@ class LlamaTorch(Llama):
     def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
         scores = torch.mm(queries, keys.T).float().add_(mask)
         return torch.mm(torch.softmax(scores, -1).to(self._dtype), values)
+
+
+def _aligned(x: Any) -> Any:
+    return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
 def _has_onednn() -> bool:

@@ -2,7 +2,8 @@
 
 Tensors are two-dimensional, [rows, columns], unless said otherwise, on one device and of the model's dtype. A row of a
 result depends on the same row of the first argument only, and on no row's place or number, bit for bit; products
-(`_matmul`, `_attend`) are excepted: :mod:`specdec_hal.models.rows` measures them.
+(`_matmul`, `_attend`) are excepted: :mod:`specdec_hal.models.rows` measures them. They may also depend on how their
+arguments are aligned, so all tensors start at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from specdec_hal.models.protocol import ModelConfig
 
 HostArray = npt.NDArray[Any]
+
+ALIGNMENT = 64  # bytes
 
 
 class Primitives(ABC):
@@ -41,7 +44,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def _input(self, x: Any) -> Any:
-        """A tensor of any DLPack tensor or NumPy array, in the model's dtype."""
+        """An aligned tensor of any DLPack tensor or NumPy array, in the model's dtype."""
 
     @abstractmethod
     def _output(self, x: Any) -> Any:
@@ -57,7 +60,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def _rows(self, x: Any, start: int, stop: int) -> Any:
-        """x[start:stop], possibly without a copy."""
+        """x[start:stop], without a copy where the start is aligned."""
 
     @abstractmethod
     def _concat(self, parts: list[Any]) -> Any:

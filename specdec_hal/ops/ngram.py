@@ -46,8 +46,10 @@ NGRAM_MATCH = op(
     LEFTMOST: in the prompt, then in gen, the leftmost occurrence with at least one following token inside that same
     haystack. LATEST: in prompt ++ gen as one text, the rightmost occurrence with at least one following token. cnt =
     min(q, tokens left in that haystack); drafts go to draft_tokens[b, 1..cnt], the rest of the row is untouched. q <=
-    0 or no match: cnt = 0. {_BUDGET} With an up-to-date `index` the results are equal and the look-up does not depend
-    on the history's length. Source: prompt look-up decoding (Saxena 2023); FastDeploy PRs #6960, #7103, #7136.
+    0 or no match: cnt = 0.
+    {_BUDGET}
+    With an up-to-date `index` the results are equal and the look-up does not depend on the history's length. Source:
+    prompt look-up decoding (Saxena 2023); FastDeploy PRs #6960, #7103, #7136.
     """,
     *_MATCH_OPERANDS,
     attrs=_MATCH_ATTRS,
@@ -63,7 +65,8 @@ HYBRID_MTP_NGRAM = op(
     base = ori. The query is the suffix of gen ++ draft_tokens[b, 1..ori-1]; the searched text is prompt ++ gen ++
     those drafts (LEFTMOST: prompt, then gen ++ drafts). q = min(K + 1 - ori, max_dec_len - step_idx - ori);
     `draft_token_num` does not enter. Drafts are appended at column ori; MTP drafts are never taken away by the
-    budget. {_BUDGET}
+    budget.
+    {_BUDGET}
     """,
     *_MATCH_OPERANDS,
     attrs=_MATCH_ATTRS,

@@ -125,7 +125,11 @@ def _check_tensors(op: OpSpec, given: dict[str, Any], attrs: dict[str, Any], dev
         elif value is None:
             looks.append(None)
         else:
-            info = infos[name] = describe(value)
+            try:
+                info = infos[name] = describe(value)
+            except (BufferError, RuntimeError, TypeError, ValueError) as error:
+                got = f"a {type(value).__name__} that refuses ({error})"
+                fail(name, "a tensor that can be shared through DLPack", got, "pass a plain, dense tensor")
             looks.append(type(value) if info is None else info[:5])
             clash = True
     # Most calls look like the one before. What was accepted once is accepted again; what is wrong is never stored.

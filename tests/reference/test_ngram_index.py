@@ -118,7 +118,7 @@ def test_an_index_full_of_anything_stays_inside_its_arrays(op):
 def test_an_index_of_the_wrong_size_is_refused():
     inputs = generate("ngram_match", 0, L=8, max_ngram_size=3, min_ngram_size=1, index=False)
     index = fresh_index(inputs["token_ids_all"].shape[0], 8, {"max_ngram_size": 9, "min_ngram_size": 1})
-    with pytest.raises(ArgumentError, match=r"'index': expected shape .* workspace"):
+    with pytest.raises(ArgumentError, match=r"'index': expected shape .*backend.workspace"):
         BACKEND.ngram_match(**inputs, index=index)
     with pytest.raises(ArgumentError, match="'max_ngram_size'.*got M, L; pass it to workspace"):
         BACKEND.workspace("ngram_match", M=1, L=8)

@@ -1,0 +1,189 @@
+"""The decoder against an independent one, and against itself in all the ways a runner may call it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.usefixtures("framework")
+Doubles = npt.NDArray[np.float64]
+
+
+def oracle(path: Path, tokens: npt.NDArray[np.int64]) -> Doubles:
+    """Logits of a whole text, from the checkpoint's own tensors: a plain Llama in float64, no cache and no layout."""
+    from safetensors.numpy import load_file
+
+    config = json.loads((path / "config.json").read_text())
+    weights = {name: array.astype(np.float64) for name, array in load_file(path / "model.safetensors").items()}
+    heads, kv_heads, head_dim = (config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    length, half = len(tokens), head_dim // 2
+
+    def norm(x: Doubles, name: str) -> Doubles:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"]) * weights[f"{name}.weight"]
+
+    def rotate(x: Doubles) -> Doubles:
+        angle = np.outer(np.arange(length), config["rope_theta"] ** (-2 * np.arange(half) / head_dim))[:, None]
+        first, second = x[..., :half], x[..., half:]
+        return np.concatenate(
+            [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], -1
+        )
+
+    x = weights["model.embed_tokens.weight"][tokens]
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        h = norm(x, f"{layer}.input_layernorm")
+        q, k, v = (
+            (h @ weights[f"{layer}.self_attn.{n}_proj.weight"].T).reshape(length, -1, head_dim) for n in ("q", "k", "v")
+        )
+        q, k = rotate(q), rotate(k)
+        attended = np.empty((length, heads, head_dim))
+        for j in range(heads):
+            own = j // (heads // kv_heads)
+            scores = q[:, j] @ k[:, own].T / np.sqrt(head_dim)
+            scores[np.triu_indices(length, 1)] = -np.inf
+            shares = np.exp(scores - scores.max(-1, keepdims=True))
+            attended[:, j] = shares / shares.sum(-1, keepdims=True) @ v[:, own]
+        x = x + attended.reshape(length, -1) @ weights[f"{layer}.self_attn.o_proj.weight"].T
+        h = norm(x, f"{layer}.post_attention_layernorm")
+        gate, up = (h @ weights[f"{layer}.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{layer}.mlp.down_proj.weight"].T
+    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    return norm(x, "model.norm") @ weights[head].T
+
+
+def close(got: npt.NDArray[np.float32], expected: npt.NDArray[Any]) -> bool:
+    """To 1e-4 of the logits' own size, which for a trained model is the absolute 1e-4 that is asked for or less."""
+    return bool(np.abs(got - expected).max() <= 1e-4 * max(1.0, np.abs(expected).std()))
+
+
+@pytest.mark.parametrize("length", [1, 2, 150, 330])
+def test_logits_are_those_of_an_independent_model(driver: Any, checkpoint: Path, length: int) -> None:
+    tokens = driver.tokens(length)
+    assert close(driver.whole(tokens), oracle(checkpoint, tokens))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 11, 64, 100])
+def test_prefill_in_chunks_is_prefill_at_once(driver: Any, chunk: int) -> None:
+    tokens = driver.tokens(140, seed=chunk)
+    np.testing.assert_array_equal(driver.whole(tokens, chunk, slot=1), driver.whole(tokens, slot=0))
+
+
+def test_ragged_mixed_batch_is_its_requests_alone(driver: Any) -> None:
+    """Prefill, multi-token and plain decode steps together, in any order of slots."""
+    texts = [driver.tokens(n, seed=n) for n in (150, 37, 90)]
+    alone = [driver.whole(text) for text in texts]
+    for slot, (text, done) in enumerate(zip(texts, (131, 36, 40), strict=True)):
+        driver.step((slot, 0, text[:done]))
+    for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+        starts = {0: 131, 1: 36, 2: 40}
+        results = driver.step(*((slot, starts[slot], texts[slot][starts[slot] :]) for slot in order))
+        for slot, result in zip(order, results, strict=True):
+            np.testing.assert_array_equal(result, alone[slot][starts[slot] :])
+
+
+def test_slot_does_not_matter(driver: Any) -> None:
+    tokens = driver.tokens(30)
+    first, *others = (driver.whole(tokens, slot=slot) for slot in range(3))
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+@given(data=st.data())
+def test_rejected_drafts_leave_no_trace(embedded_driver: Any, data: st.DataObject) -> None:
+    """Steps of 1 + K tokens of which some are rejected and overwritten, beside another slot doing anything."""
+    driver = embedded_driver
+    tokens = driver.tokens(data.draw(st.integers(90, 270)), seed=data.draw(st.integers(0, 3)))
+    other = driver.tokens(len(tokens), seed=9)
+    position = data.draw(st.integers(1, len(tokens) - 40))
+    steps = [driver.step((0, 0, tokens[:position]))[0]]
+    generator = np.random.default_rng(data.draw(st.integers(0, 9)))
+    while position < len(tokens):
+        right = min(data.draw(st.integers(1, 12)), len(tokens) - position)
+        wrong = min(data.draw(st.integers(0, 6)), 300 - position - right)
+        drafts = np.concatenate([tokens[position : position + right], generator.integers(0, 512, wrong)])
+        beside = data.draw(st.integers(0, 9))
+        parts = [(0, position, drafts), *([(2, position, other[position : position + beside])] if beside else [])]
+        parts = [part for part in parts if len(part[2])]
+        steps.append(driver.step(*parts)[0][:right])
+        position += right
+    np.testing.assert_array_equal(np.concatenate(steps), driver.whole(tokens, 1, slot=1))
+
+
+@given(data=st.data())
+def test_bits_do_not_depend_on_the_sizes_of_steps(embedded_driver: Any, data: st.DataObject) -> None:
+    """A text cut at random: one logit row for each token, whatever came in the same step."""
+    driver = embedded_driver
+    tokens = driver.tokens(300)
+    position, rows = 0, []
+    while position < len(tokens):
+        length = data.draw(st.one_of(st.integers(1, 16), st.integers(17, 200)))
+        rows.append(driver.step((0, position, tokens[position : position + length]))[0])
+        position += length
+    np.testing.assert_array_equal(np.concatenate(rows), driver.whole(tokens, 64, slot=1))
+
+
+def test_hidden_states_may_come_in_any_form(driver: Any) -> None:
+    from specdec_hal.models import ForwardBatch, Segment
+
+    tokens = driver.tokens(20)
+    hidden = driver.model.forward(ForwardBatch(tokens, [Segment(0, 0, 20, 0)]))
+    expected = driver.model.compute_logits(hidden).numpy()
+    array = np.array(hidden.numpy())
+    for form in (array, np.from_dlpack(hidden), array.astype(np.float64), np.repeat(array, 2, 0)[::2]):
+        np.testing.assert_array_equal(driver.model.compute_logits(form).numpy(), expected)
+    for rows in (0, 1, 3, 7):
+        np.testing.assert_array_equal(driver.model.compute_logits(array[:rows]).numpy(), expected[:rows])
+    many = driver.model.compute_logits(np.tile(array, (20, 1))).numpy()
+    np.testing.assert_array_equal(many, np.tile(expected, (20, 1)))
+    with pytest.raises(ValueError, match=r"compute_logits .*'hidden': expected \[R, \d+\], got \[1, 3\]"):
+        driver.model.compute_logits(array[:1, :3])
+
+
+def test_empty_batch(driver: Any) -> None:
+    from specdec_hal.models import ForwardBatch
+
+    hidden = driver.model.forward(ForwardBatch(np.zeros(0, np.int64), []))
+    assert tuple(hidden.shape) == (0, driver.model.config.hidden_size)
+    assert driver.model.compute_logits(hidden).shape[0] == 0
+
+
+def test_refused_batch_writes_nothing(driver: Any) -> None:
+    from specdec_hal.models import ForwardBatch, Segment
+
+    tokens = driver.tokens(21)
+    expected = driver.whole(tokens)[20:]
+    driver.step((0, 0, tokens[:20]))
+    bad = ForwardBatch(np.array([3, 3, 3, -1]), [Segment(0, 0, 3, 5), Segment(1, 3, 1, 0)])
+    with pytest.raises(ValueError, match="got -1 at 3"):
+        driver.model.forward(bad)
+    np.testing.assert_array_equal(driver.step((0, 20, tokens[20:]))[0], expected)
+
+
+def test_cache_is_needed_and_can_be_replaced(make_checkpoint: Callable[..., Path], framework: str) -> None:
+    from specdec_hal.models import ForwardBatch, Segment, load_model
+
+    model: Any = load_model(make_checkpoint(), framework)
+    batch = ForwardBatch(np.array([5, 6]), [Segment(0, 0, 2, 0)])
+    with pytest.raises(ValueError, match=r"got none; call allocate\(\) first"):
+        model.forward(batch)
+    for slots, length, name in ((0, 5, "max_num_seqs"), (5, 0, "max_model_len")):
+        with pytest.raises(ValueError, match=f"'{name}': expected an integer >= 1, got 0"):
+            model.allocate(slots, length)
+    results = []
+    for length in (2, 300, 700):  # also beyond max_position_embeddings: headroom for rejected drafts
+        model.allocate(1, length)
+        results.append(model.compute_logits(model.forward(batch)).numpy())
+        late = model.forward(ForwardBatch(np.array([7]), [Segment(0, 0, 1, length - 1)])).numpy()
+        assert np.isfinite(late).all()
+        with pytest.raises(ValueError, match=f"expected positions in 0..{length - 1}"):
+            model.forward(ForwardBatch(np.array([7]), [Segment(0, 0, 1, length)]))
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(results[2], results[0], rtol=0, atol=1e-4)

@@ -1,0 +1,383 @@
+"""What a wrong call raises, for every operand and attribute of every op, as the OpSpecs declare them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import pytest
+
+from specdec_hal.errors import ArgumentError, SpecDecError, UnsupportedError
+from specdec_hal.ops import OPS, get_op
+from specdec_hal.ops.spec import Role
+from specdec_hal.ops.validate import check_call
+from specdec_hal.ops.vocabulary import MINIMUM
+from tests.support.calls import OPERANDS, valid_call
+from tests.support.dlpack import CPU, FakeTensor
+from tests.support.running import BACKEND, copied, run
+
+WRITTEN = [(op, name) for op, name in OPERANDS if OPS[op].by_name[name].role is not Role.IN]
+ATTRIBUTES = [(op, attr.name) for op, spec in OPS.items() for attr in spec.attrs]
+
+
+def refused(op, call, *, about="", **exact):
+    """The error of a call that must be refused and must write nothing."""
+    before = copied(call)
+    with pytest.raises(ArgumentError) as caught:
+        getattr(BACKEND, op)(**call)
+    for name, value in before.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(call[name], value, f"{name} was written")
+    error = caught.value
+    assert isinstance(error, SpecDecError) and isinstance(error, ValueError)
+    assert (error.op, error.backend) == (op, "reference")
+    message = str(error)
+    for part in (op, "reference", error.argument, error.expected, error.got, error.cure):
+        assert part and part in message
+    assert about in message
+    for field, value in exact.items():
+        assert getattr(error, field) == value, message
+    return error
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_valid_calls_pass(op):
+    for name in OPS[op].by_name:
+        run(op, valid_call(op, name))
+
+
+@pytest.mark.parametrize("op, name", OPERANDS)
+def test_wrong_dtype(op, name):
+    call = valid_call(op, name)
+    array = call[name]
+    for dtype in ("float64", "int16", "uint32", "complex64", "object", array.dtype.newbyteorder()):
+        if array.itemsize > 1 or dtype in ("float64", "int16"):
+            error = refused(op, {**call, name: array.astype(dtype)}, argument=name)
+            assert all(kind in error.expected for kind in OPS[op].by_name[name].tensor.dtypes)
+
+
+@pytest.mark.parametrize("op, name", [pair for pair in OPERANDS if OPS[pair[0]].by_name[pair[1]].tensor.dtype_of])
+def test_dtype_of_another_operand(op, name):
+    call = valid_call(op, name)
+    error = refused(op, {**call, name: call[name].astype(np.int32)}, argument=name, got="int32")
+    assert "float32, that of 'x'" in error.expected
+
+
+@pytest.mark.parametrize("op, name", OPERANDS)
+def test_wrong_rank(op, name):
+    call = valid_call(op, name)
+    array = call[name]
+    refused(op, {**call, name: np.stack([array, array], -1)}, about="rank", argument=name)
+    refused(op, {**call, name: array.reshape(-1)[0:1].reshape(())}, about="rank", argument=name)
+    if array.ndim > 1:
+        refused(op, {**call, name: array.reshape(-1)}, about="rank", argument=name)
+
+
+def constrained_axes():
+    """Axes whose extent a number or another operand decides."""
+    for op, name in OPERANDS:
+        spec, call = OPS[op], valid_call(op, name)
+        attrs = {a: call[a] for a in spec.attr_by_name}
+        for axis, dim in enumerate(spec.by_name[name].dims(attrs)):
+            others = [o for o in spec.operands if o.name != name and o.name in call]
+            shared = any(other.symbol == dim.symbol for o in others for other in o.dims(attrs))
+            if dim.symbol is None or shared or (dim.symbol == "X" and "max_ngram_size" in attrs):
+                yield op, name, axis
+
+
+@pytest.mark.parametrize("op, name, axis", list(constrained_axes()))
+@pytest.mark.parametrize("change", [1, -1])
+def test_wrong_shape(op, name, axis, change):
+    call = valid_call(op, name)
+    array = call[name]
+    shape = [extent + change * (i == axis) for i, extent in enumerate(array.shape)]
+    error = refused(op, {**call, name: np.resize(array, shape)}, about=name)
+    # Of two operands that disagree, the later one is named, and the earlier one as the cause.
+    assert error.argument == name or f"from '{name}'" in error.expected or error.expected == "B <= M"
+    if error.argument == name and name != "index":
+        assert str(shape) in error.got or "=" in error.got
+
+
+@pytest.mark.parametrize("op, name", OPERANDS)
+def test_strided(op, name):
+    call = valid_call(op, name)
+    array = call[name]
+    strided = np.repeat(array, 2, axis=-1)[..., ::2]
+    if array.shape == (1,):  # one element is contiguous whatever its stride
+        run(op, {**call, name: strided})
+        return
+    refused(op, {**call, name: strided}, about="contiguous", argument=name)
+    if array.ndim > 1:
+        refused(op, {**call, name: np.asfortranarray(array)}, about="contiguous", argument=name)
+
+
+@pytest.mark.parametrize("op, name", OPERANDS)
+def test_read_only(op, name):
+    call = valid_call(op, name)
+    call[name].setflags(write=False)
+    role = OPS[op].by_name[name].role
+    if role is Role.IN:
+        getattr(BACKEND, op)(**call)
+    else:
+        refused(op, call, about=f"writable tensor (role {role.value})", argument=name)
+
+
+def overlapping(a, b):
+    """Copies of two arrays whose memory overlaps in their last and first element."""
+    step = max(a.itemsize, b.itemsize)
+    start = -(-a.nbytes // step) * step - step
+    memory = np.zeros(start + b.nbytes + a.nbytes, np.uint8)
+    first = memory[: a.nbytes].view(a.dtype).reshape(a.shape)
+    second = memory[start : start + b.nbytes].view(b.dtype).reshape(b.shape)
+    first[...] = a
+    return first, second
+
+
+@pytest.mark.parametrize("op, name", WRITTEN)
+def test_aliases_of_a_written_tensor(op, name):
+    call = valid_call(op, name)
+    array = call[name]
+    for other, value in call.items():
+        if other == name or not isinstance(value, np.ndarray):
+            continue
+        first, second = overlapping(array, value)
+        error = refused(op, {**call, name: first, other: second}, about="memory of its own")
+        assert {error.argument, error.expected.split("'")[1]} == {name, other}
+        if value.shape == array.shape and value.dtype == array.dtype:
+            refused(op, {**call, other: array}, about="memory of its own")
+            refused(op, {**call, other: np.from_dlpack(array)}, about="memory of its own")
+            refused(op, {**call, other: np.from_dlpack(array)[:]}, about="memory of its own")
+            refused(op, {**call, name: np.from_dlpack(array)[:], other: np.from_dlpack(array)[:]}, about="memory of its")
+            refused(op, {**call, other: np.frombuffer(array, array.dtype).reshape(array.shape)}, about="memory of its")
+            refused(op, {**call, other: FakeTensor(array, (CPU, 0))}, about="memory of its own")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_what_may_share_memory(op):
+    """Inputs may be one array; written tensors may be neighbours in one buffer."""
+    call = valid_call(op)
+    expected = run(op, call)
+    inputs = {n: v for n, v in call.items() if isinstance(v, np.ndarray) and OPS[op].by_name[n].role is Role.IN}
+    for name, value in inputs.items():
+        twin = next((n for n, v in inputs.items() if n != name and v.shape == value.shape and v.dtype == value.dtype), "")
+        if twin:
+            run(op, {**call, twin: value})
+    arrays = {n: v for n, v in call.items() if isinstance(v, np.ndarray)}
+    memory = np.zeros(sum(-(-v.nbytes // 8) * 8 for v in arrays.values()), np.uint8)
+    packed, start = {}, 0
+    for name, value in arrays.items():
+        packed[name] = memory[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+        packed[name][...] = value
+        start += -(-value.nbytes // 8) * 8
+    getattr(BACKEND, op)(**{**call, **packed})
+    for name, value in expected.items():
+        np.testing.assert_array_equal(packed[name], value)
+
+
+@pytest.mark.parametrize("op, name", OPERANDS)
+def test_missing(op, name):
+    call = valid_call(op, name)
+    without = {n: v for n, v in call.items() if n != name}
+    if OPS[op].by_name[name].optional:
+        run(op, without)
+        run(op, {**without, name: None})
+    else:
+        refused(op, without, argument=name, got="nothing")
+        refused(op, {**without, name: None}, argument=name, got="nothing")
+
+
+@pytest.mark.parametrize("op, name", OPERANDS)
+def test_not_a_tensor(op, name):
+    call = valid_call(op, name)
+    for value in (call[name].tolist(), 7, "tensor", object(), np.float32(1), memoryview(b"12")):
+        error = refused(op, {**call, name: value}, argument=name, got=type(value).__name__)
+        assert error.expected.startswith("a tensor (")
+
+
+@pytest.mark.parametrize("op, name", OPERANDS)
+def test_wrong_device(op, name):
+    call = valid_call(op, name)
+    array = call[name] if call[name].dtype != np.uint16 else call[name].astype(np.float16)
+    error = refused(op, {**call, name: FakeTensor(array)}, argument=name, got="one on cuda:0")
+    assert error.expected == "a tensor on cpu" and "device" in error.cure
+
+
+def test_devices_must_agree():
+    call = valid_call("gather_accepted")
+    call["logits"] = call["logits"].astype(np.float32)
+    on_gpu = {n: FakeTensor(v) for n, v in call.items()}
+    check_call(OPS["gather_accepted"], (), on_gpu, backend="gpu", device="cuda")
+    on_gpu["rows"] = FakeTensor(call["rows"], (2, 1))
+    with pytest.raises(ArgumentError, match="'rows': expected a tensor on cuda:0, got one on cuda:1"):
+        check_call(OPS["gather_accepted"], (), on_gpu, backend="gpu", device="cuda")
+    on_gpu["rows"] = call["rows"]
+    with pytest.raises(ArgumentError, match="'rows': expected a tensor on cuda:0, got one on cpu"):
+        check_call(OPS["gather_accepted"], (), on_gpu, backend="gpu", device="cuda")
+
+
+def test_a_tensor_that_refuses_to_be_shared():
+    class Sparse:
+        def __dlpack__(self, **kwargs):
+            raise BufferError("sparse layout")
+
+        def __dlpack_device__(self):
+            return (CPU, 0)
+
+    error = refused("ngram_index_reset", {**valid_call("ngram_index_reset"), "reset_slots": Sparse()})
+    assert error.argument == "reset_slots" and "sparse layout" in error.got
+
+
+@pytest.mark.parametrize("op, name", [p for p in OPERANDS if OPS[p[0]].by_name[p[1]].when is not None])
+def test_an_operand_of_another_mode(op, name):
+    call = valid_call(op, name)
+    when = OPS[op].by_name[name].when
+    for value in OPS[op].attr_by_name[when.attr].kind:
+        if value not in when.values:
+            other = valid_call(op, **{when.attr: value})
+            error = refused(op, {**other, name: call[name]}, argument=name)
+            assert error.expected == f"nothing unless {when}"
+
+
+@pytest.mark.parametrize("op, name", OPERANDS)
+def test_column_vectors_pass_for_vectors(op, name):
+    call = valid_call(op, name)
+    array = call[name]
+    if array.ndim != 1:
+        return
+    expected, actual = run(op, call), run(op, {**call, name: array.reshape(-1, 1)})
+    for other in expected:
+        np.testing.assert_array_equal(actual[other].reshape(expected[other].shape), expected[other])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_positional_tensors(op):
+    spec, call = OPS[op], valid_call(op)
+    tensors = [call.get(operand.name) for operand in spec.operands]
+    attrs = {a: call[a] for a in spec.attr_by_name}
+    expected = run(op, call)
+    call_tensors = [t.copy() if t is not None else None for t in tensors]
+    getattr(BACKEND, op)(*call_tensors, **attrs)
+    for operand, array in zip(spec.operands, call_tensors, strict=True):
+        if operand.name in expected:
+            np.testing.assert_array_equal(array, expected[operand.name])
+    with pytest.raises(ArgumentError, match=r"expected at most \d+ positional tensors, got \d+; pass attributes by key"):
+        getattr(BACKEND, op)(*tensors, tensors[0], **attrs)
+    first = spec.operands[0].name
+    with pytest.raises(ArgumentError, match=f"'{first}': expected one value, got two"):
+        getattr(BACKEND, op)(*tensors, **attrs, **{first: tensors[0]})
+
+
+@pytest.mark.parametrize("op, name", OPERANDS)
+def test_unknown_names_suggest_the_nearest(op, name):
+    call = valid_call(op, name)
+    wrong = f"{name}_"
+    error = refused(op, {**call, wrong: call[name]}, argument=wrong, got="an unknown name")
+    assert error.cure == f"use '{name}'" and name in error.expected
+
+
+def test_a_name_like_nothing_else():
+    refused("ngram_index_reset", {**valid_call("ngram_index_reset"), "qqqqqq": 1}, argument="qqqqqq", cure="remove it")
+
+
+@pytest.mark.parametrize("op, name", ATTRIBUTES)
+def test_attributes(op, name):
+    call, attr = valid_call(op), OPS[op].attr_by_name[name]
+    for value in (None, 1.5, "nonsense", [1], np.float32(1)):
+        error = refused(op, {**call, name: value}, argument=name, got=repr(value))
+        assert error.expected == attr.allowed()
+    if issubclass(attr.kind, IntEnum):
+        refused(op, {**call, name: 0}, argument=name, got="0", expected=" | ".join(m.name for m in attr.kind))
+        for member in attr.kind:
+            spec = get_op(op)
+            mode = valid_call(op, **{name: member})
+            assert check_call(spec, (), {**mode, name: member.name.lower()}, backend="x").attrs[name] is member
+    elif attr.kind is bool:
+        refused(op, {**call, name: 1}, argument=name)
+        assert check_call(OPS[op], (), {**call, name: np.bool_(call[name])}, backend="x").attrs[name] is call[name]
+    else:
+        refused(op, {**call, name: True}, argument=name)
+        if attr.minimum is not None:
+            refused(op, {**call, name: attr.minimum - 1}, argument=name, got=str(attr.minimum - 1))
+        if attr.maximum is not None:
+            refused(op, {**call, name: attr.maximum + 1}, argument=name, got=str(attr.maximum + 1))
+        assert check_call(OPS[op], (), {**call, name: np.int64(call[name])}, backend="x").attrs[name] == call[name]
+
+
+@pytest.mark.parametrize("op, name", ATTRIBUTES)
+def test_missing_attributes(op, name):
+    attr = OPS[op].attr_by_name[name]
+    call = {n: v for n, v in valid_call(op).items() if n != name}
+    if attr.from_backend:
+        checked = check_call(OPS[op], (), call, backend="x", attr_defaults={name: list(attr.kind)[-1]})
+        assert checked.attrs[name] is list(attr.kind)[-1]
+    elif attr.default is not None:
+        assert check_call(OPS[op], (), call, backend="x").attrs[name] == attr.default
+    else:
+        refused(op, call, argument=name, got="nothing", expected=attr.allowed())
+
+
+RELATIONS = [(op, r) for op, spec in OPS.items() for r in spec.relations]
+
+
+@pytest.mark.parametrize("op, relation", RELATIONS, ids=lambda v: str(v))
+def test_relations(op, relation):
+    left, right = relation.left, relation.right
+    if left in OPS[op].attr_by_name:
+        call = {**valid_call(op), left: 5, right: 4}
+    else:
+        # Sizes are generated within the relation; tensors of two calls are mixed to break it.
+        small, large = valid_call(op), valid_call(op, **{right: 10, left: 9} if right != "V" else {"V": 20, left: 19})
+        spec = OPS[op]
+        attrs = {a: small[a] for a in spec.attr_by_name}
+        takes = {o.name for o in spec.operands if any(d.symbol == left for d in o.dims(attrs))}
+        call = {n: large[n] if n in takes and n in large else v for n, v in small.items()}
+    error = refused(op, call, expected=str(relation))
+    assert f"{left} = " in error.got and f"{right} = " in error.got
+
+
+@pytest.mark.parametrize("symbol", MINIMUM)
+def test_sizes_that_may_not_be_zero(symbol):
+    for op, spec in OPS.items():
+        call = valid_call(op)
+        attrs = {a: call[a] for a in spec.attr_by_name}
+        takes = {
+            o.name: [0 if d.symbol == symbol and d.offset == 0 else n for d, n in zip(o.dims(attrs), call[o.name].shape)]
+            for o in spec.operands
+            if o.name in call and any(d.symbol == symbol for d in o.dims(attrs))
+        }
+        if takes:
+            error = refused(op, {**call, **{n: np.zeros(shape, call[n].dtype) for n, shape in takes.items()}})
+            assert error.expected == f"{symbol} >= 1"
+
+
+def test_offsets_cannot_be_empty():
+    call = valid_call("token_logprobs")
+    error = refused("token_logprobs", {**call, "cu_batch_token_offset": np.zeros(0, np.int32)})
+    assert error.argument == "cu_batch_token_offset" and "B+1 cannot be 0" in error.cure
+
+
+def test_unknown_ops():
+    with pytest.raises(UnsupportedError, match="no op 'ngram_macth' in the contract; did you mean 'ngram_match'"):
+        get_op("ngram_macth")
+    with pytest.raises(UnsupportedError, match="no op 'xyzzy' in the contract; ops: prepare_inputs"):
+        get_op("xyzzy")
+
+
+def test_a_wrong_call_is_refused_however_often_a_right_one_passed():
+    """Accepted calls are remembered by their looks; nothing else may pass for them."""
+    call = valid_call("update_model_status")
+    for _ in range(3):
+        BACKEND.update_model_status(**copied(call))
+        for name in ("step_idx", "accept_num"):
+            refused("update_model_status", {**call, name: call[name].astype(np.float32)}, argument=name)
+            read_only = call[name].copy()
+            read_only.setflags(write=False)
+            refused("update_model_status", {**call, name: read_only}, argument=name)
+        refused("update_model_status", {**call, "max_dec_len": call["step_idx"]}, about="memory of its own")
+
+
+def test_what_is_remembered_is_bounded():
+    spec = OPS["ngram_index_reset"]
+    for n in range(1, 600):
+        check_call(spec, (np.zeros((n, 4), np.uint8), np.zeros(n, np.bool_)), {}, backend="x")
+    assert 0 < len(spec.accepted) <= 256
