@@ -112,9 +112,11 @@ class RotaryTable:
 
     def rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.complex64]:
         """Factors for rows of q, k and v: complex64 [n, P / 2], 1 but for q and k. Positions are clipped."""
-        factors = self._table.take(positions, axis=0, mode="clip")
-        rotated = np.repeat(factors[:, None], self._rotated, 1).reshape(len(positions), -1)
-        return np.pad(rotated, ((0, 0), (0, self._width - rotated.shape[1])), constant_values=1)
+        rows = np.ones((len(positions), self._width), np.complex64)
+        half = self._table.shape[1]
+        heads = rows[:, : self._rotated * half].reshape(len(positions), self._rotated, half)
+        heads[:] = self._table.take(positions, axis=0, mode="clip")[:, None]
+        return rows
 
 
 class AttentionMask:

@@ -133,7 +133,7 @@ class Llama(Primitives):
             positions = round_up(max_model_len, self._stride)
             self._slots = [self._new_slot(positions) for _ in range(max_num_seqs)]
         self._rotary = RotaryTable(self.config, positions)
-        self._mask = AttentionMask(self.config, positions, self._block_sizes.largest)
+        self._mask = AttentionMask(self.config, positions, self._attention_sizes.largest)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
 
     def forward(self, batch: ForwardBatch) -> Any:
@@ -149,8 +149,7 @@ class Llama(Primitives):
             )
         ids = self._limits.check(batch)
         with self._inference():
-            room = max(1, self._block_sizes.largest - self._attention_sizes.largest_gap)
-            parts = [self._run(ids, group) for group in blocks(batch.segments, room)]
+            parts = [self._run(ids, group) for group in blocks(batch.segments, self._block_sizes.largest)]
             if not parts:
                 return self._output(self._rows(self._embedding, 0, 0))
             return self._output(parts[0] if len(parts) == 1 else self._concat(parts))
@@ -182,17 +181,19 @@ class Llama(Primitives):
         """Hidden states of one block's tokens."""
         first, last = group[0].start, group[-1].start + group[-1].length
         tokens = last - first
-        positions = np.concatenate([np.arange(s.position, s.position + s.length) for s in group])
         pieces = [piece for segment in group for piece in self._pieces(segment, first)]
         if len(pieces) == 1 and tokens <= self._alone_sizes.largest:
             rows = pieces[0].rows = self._alone_sizes.fit(tokens)
         else:
-            rows = self._block_sizes.fit(max(piece.start + piece.rows for piece in pieces))
+            rows = self._block_sizes.fit(tokens)
         for piece in pieces:
             piece.mask = self._upload(self._mask.rows(piece.position, piece.rows, piece.context))
-        padding = (0, rows - tokens)
-        factors = self._upload(self._rotary.rows(np.pad(positions, padding)))
-        residual, delta = self._embed(self._embedding, self._upload(np.pad(ids[first:last], padding))), None
+        padded, positions = np.zeros((2, rows), np.int64)
+        padded[:tokens] = ids[first:last]
+        for piece in pieces:
+            positions[piece.start : piece.start + piece.length] = np.arange(piece.length) + piece.position
+        factors = self._upload(self._rotary.rows(positions))
+        residual, delta = self._embed(self._embedding, self._upload(padded)), None
         for i, layer in enumerate(self._layers):
             normed, residual = self._add_norm(residual, delta, layer.attention_norm)
             qkv = self._rotate(self._project(normed, layer.qkv, rows), factors)
@@ -234,6 +235,9 @@ class Llama(Primitives):
         queries = self._queries(qkv, rows * heads)
         if len(pieces) == 1 and pieces[0].rows == rows:
             return self._merge(self._attend(queries, *pieces[0].prefixes[layer], pieces[0].mask), rows)
+        beyond = max(piece.start + piece.rows for piece in pieces) - rows
+        if beyond > 0:
+            queries = self._concat([queries, self._zero_rows(beyond * heads, self.config.head_dim)])
         parts = []
         for piece in pieces:
             own = self._rows(queries, piece.start * heads, (piece.start + piece.rows) * heads)

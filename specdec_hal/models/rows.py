@@ -43,11 +43,6 @@ class RowSizes:
         """The smallest allowed size >= `rows`, which must not exceed `largest`."""
         return self.sizes[bisect_left(self.sizes, rows)]
 
-    @property
-    def largest_gap(self) -> int:
-        """The most padding that :meth:`fit` can ask for."""
-        return max(high - low - 1 for low, high in zip((0, *self.sizes), self.sizes, strict=False))
-
 
 def agreeing(signature: Callable[[int], bytes | None], candidates: Iterable[int]) -> RowSizes:
     """The largest class of sizes with one signature.

@@ -127,7 +127,7 @@ class Driver:
             ids.extend(np.asarray(tokens).tolist())
         hidden = self.model.forward(ForwardBatch(np.array(ids, np.int64), segments))
         assert tuple(hidden.shape) == (len(ids), self.model.config.hidden_size)
-        logits = np.array(self.model.compute_logits(hidden).numpy())
+        logits = np.array(self.model.compute_logits(hidden).cpu().numpy())
         assert logits.shape == (len(ids), self.model.config.vocab_size) and logits.dtype == np.float32
         return [logits[s.start : s.start + s.length] for s in segments]
 
@@ -139,6 +139,12 @@ class Driver:
     def tokens(self, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
         """Random token ids."""
         return np.random.default_rng(seed).integers(0, self.model.config.vocab_size, count)
+
+
+@pytest.fixture(scope="session")
+def make_driver() -> type[Driver]:
+    """make_driver(checkpoint, framework, **options)."""
+    return Driver
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.usefixtures("framework")
@@ -96,38 +96,66 @@ def test_slot_does_not_matter(driver: Any) -> None:
         np.testing.assert_array_equal(other, first)
 
 
+LONG = 300
+plain_logits: dict[str, npt.NDArray[np.float32]] = {}
+
+
+def plain(driver: Any) -> npt.NDArray[np.float32]:
+    """Logits of driver.tokens(LONG), one token a step."""
+    framework = driver.model.framework
+    if framework not in plain_logits:
+        plain_logits[framework] = driver.whole(driver.tokens(LONG), 1)
+    return plain_logits[framework]
+
+
+@settings(max_examples=30)
 @given(data=st.data())
 def test_rejected_drafts_leave_no_trace(embedded_driver: Any, data: st.DataObject) -> None:
-    """Steps of 1 + K tokens of which some are rejected and overwritten, beside another slot doing anything."""
+    """Steps of accepted and rejected drafts, the latter overwritten later, beside another slot that does anything."""
     driver = embedded_driver
-    tokens = driver.tokens(data.draw(st.integers(90, 270)), seed=data.draw(st.integers(0, 3)))
-    other = driver.tokens(len(tokens), seed=9)
-    position = data.draw(st.integers(1, len(tokens) - 40))
-    steps = [driver.step((0, 0, tokens[:position]))[0]]
-    generator = np.random.default_rng(data.draw(st.integers(0, 9)))
-    while position < len(tokens):
-        right = min(data.draw(st.integers(1, 12)), len(tokens) - position)
-        wrong = min(data.draw(st.integers(0, 6)), 300 - position - right)
-        drafts = np.concatenate([tokens[position : position + right], generator.integers(0, 512, wrong)])
-        beside = data.draw(st.integers(0, 9))
-        parts = [(0, position, drafts), *([(2, position, other[position : position + beside])] if beside else [])]
-        parts = [part for part in parts if len(part[2])]
-        steps.append(driver.step(*parts)[0][:right])
+    tokens, other = driver.tokens(LONG), driver.tokens(LONG, seed=9)
+    slot, neighbour = data.draw(st.sampled_from([(0, 2), (2, 0), (1, 0)]))
+    first = data.draw(st.integers(1, LONG - 60))
+    end = first + data.draw(st.integers(1, 60))
+    steps = [driver.step((slot, 0, tokens[:first]))[0]]
+    position = first
+    while position < end:
+        right, wrong = data.draw(st.integers(1, min(12, end - position))), data.draw(st.integers(0, 6))
+        drafts = np.concatenate([tokens[position : position + right], driver.tokens(wrong, seed=position)])
+        parts = [(slot, position, drafts)]
+        if beside := data.draw(st.integers(0, 9)):
+            parts.insert(data.draw(st.integers(0, 1)), (neighbour, position, other[position : position + beside]))
+        results = dict(zip((part[0] for part in parts), driver.step(*parts), strict=True))
+        steps.append(results[slot][:right])
         position += right
-    np.testing.assert_array_equal(np.concatenate(steps), driver.whole(tokens, 1, slot=1))
+    np.testing.assert_array_equal(np.concatenate(steps), plain(driver)[:end])
 
 
+@settings(max_examples=30)
 @given(data=st.data())
 def test_bits_do_not_depend_on_the_sizes_of_steps(embedded_driver: Any, data: st.DataObject) -> None:
     """A text cut at random: one logit row for each token, whatever came in the same step."""
     driver = embedded_driver
-    tokens = driver.tokens(300)
+    tokens = driver.tokens(LONG)
     position, rows = 0, []
-    while position < len(tokens):
+    while position < LONG:
         length = data.draw(st.one_of(st.integers(1, 16), st.integers(17, 200)))
         rows.append(driver.step((0, position, tokens[position : position + length]))[0])
         position += length
-    np.testing.assert_array_equal(np.concatenate(rows), driver.whole(tokens, 64, slot=1))
+    np.testing.assert_array_equal(np.concatenate(rows), plain(driver))
+
+
+def test_every_small_step_size_gives_the_same_bits(embedded_driver: Any) -> None:
+    """1..16 tokens in each of 1..3 slots, at positions where padded contexts end."""
+    driver = embedded_driver
+    tokens = driver.tokens(LONG)
+    for slot in range(3):
+        driver.step((slot, 0, tokens))
+    for position in (63, 120, 250):
+        for length in range(1, 17):
+            for slots in ((1,), (0, 2), (2, 1, 0)):
+                for result in driver.step(*((slot, position, tokens[position : position + length]) for slot in slots)):
+                    np.testing.assert_array_equal(result, plain(driver)[position : position + length])
 
 
 def test_hidden_states_may_come_in_any_form(driver: Any) -> None:

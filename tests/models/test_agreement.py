@@ -1,0 +1,182 @@
+"""The two frameworks, and the ways in which each can be set up, against one another."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from specdec_hal.models import ForwardBatch, Segment, llama, load_tokenizer
+from specdec_hal.models.rows import RowSizes
+
+Drivers = Callable[..., Any]
+Logits = list[npt.NDArray[np.float32]]
+TINY = Path(__file__).parents[2] / "models/tiny-py-lm"
+
+
+def ragged_steps(driver: Any) -> Logits:
+    """Logits of a session of three slots: prefill in parts, drafts, and all of it mixed."""
+    texts = [driver.tokens(n, seed=n) for n in (160, 75, 230)]
+    results = driver.step((0, 0, texts[0][:150]), (2, 0, texts[2][:70]))
+    results += driver.step((2, 70, texts[2][70:140]), (0, 150, texts[0][150:151]), (1, 0, texts[1][:1]))
+    results += driver.step((1, 1, texts[1][1:]), (0, 151, texts[0][151:157]), (2, 140, texts[2][140:]))
+    results += driver.step((0, 153, texts[0][153:]))
+    return results
+
+
+def assert_close(ours: Logits, theirs: Logits, tolerance: float = 1e-4) -> None:
+    """Relative to the logits' size where that is above 1, as it is with random weights."""
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1.0, float(b.std())))
+
+
+@pytest.fixture
+def expected(checkpoint: Path, framework: str, drivers: Drivers) -> Logits:
+    """What the framework computes as it is set up by default."""
+    return ragged_steps(drivers(checkpoint, framework))
+
+
+@pytest.fixture
+def torch_expected(checkpoint: Path, drivers: Drivers) -> Logits:
+    return ragged_steps(drivers(checkpoint, "torch"))
+
+
+@pytest.mark.torch
+def test_frameworks_agree(checkpoint: Path, drivers: Drivers, torch_expected: Logits) -> None:
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    assert_close(ragged_steps(drivers(checkpoint, "paddle")), torch_expected)
+
+
+@pytest.mark.torch
+def test_frameworks_agree_on_the_embedded_model(make_driver: Drivers) -> None:
+    """To an absolute 1e-4, on text that it was trained for."""
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    ids = load_tokenizer(TINY).encode(inspect.getsource(argparse))[:390]
+    ours, theirs = (make_driver(TINY, name).whole(ids, 130) for name in ("paddle", "torch"))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    shifted = ours[:-1] - ours[:-1].max(-1, keepdims=True)
+    surprise = np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(ids) - 1), ids[1:]]
+    assert surprise.mean() < 3, "the embedded model does not know its Python"
+
+
+@pytest.mark.parametrize(
+    ("linear", "attention"),
+    [((1,), (1,)), ((4, 8, 64), (4, 8, 64)), ((3,), (2, 5)), ((2, 5, 40), (7,)), ((1, 2, 3), (9, 64))],
+)
+def test_any_sizes_compute_the_same(
+    checkpoint: Path,
+    framework: str,
+    make_driver: Drivers,
+    expected: Logits,
+    monkeypatch: pytest.MonkeyPatch,
+    linear: tuple[int, ...],
+    attention: tuple[int, ...],
+) -> None:
+    """Whatever row counts a machine's libraries agree on: padding and cutting change no result."""
+    monkeypatch.setattr(llama, "linear_sizes", lambda *_: RowSizes(linear))
+    monkeypatch.setattr(llama, "attention_sizes", lambda *_: RowSizes(attention))
+    assert_close(ragged_steps(make_driver(checkpoint, framework)), expected)
+
+
+def test_weights_whose_sizes_have_nothing_in_common(
+    checkpoint: Path, framework: str, make_driver: Drivers, expected: Logits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = iter([RowSizes((2, 6)), RowSizes((5, 9)), RowSizes((3, 7)), RowSizes((8,)), RowSizes((4,))])
+    monkeypatch.setattr(llama, "linear_sizes", lambda *_: next(every))
+    assert_close(ragged_steps(make_driver(checkpoint, framework)), expected)
+
+
+def test_without_bit_stability(checkpoint: Path, framework: str, make_driver: Drivers, expected: Logits) -> None:
+    driver = make_driver(checkpoint, framework, bit_stable=False)
+    assert not driver.model.bit_stable
+    assert_close(ragged_steps(driver), expected)
+
+
+def test_cache_in_device_memory(
+    checkpoint: Path, framework: str, make_driver: Drivers, expected: Logits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way to write a cache that NumPy cannot reach, tried on one that it can."""
+    driver = make_driver(checkpoint, framework)
+    monkeypatch.setattr(driver.model, "_host_cache", False)
+    driver.model.allocate(3, 400)
+    for ours, theirs in zip(ragged_steps(driver), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_paddle_attends_with_one_thread(checkpoint: Path, drivers: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    from specdec_hal.models import llama_paddle
+
+    driver = drivers(checkpoint, "paddle")
+    calls: list[int] = []
+    monkeypatch.setattr(llama_paddle, "set_num_threads", calls.append)
+    monkeypatch.setattr(driver.model, "_threads", 3)
+    driver.step((0, 0, [5]))
+    assert calls == [1, 3] * driver.model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize(
+    ("cpu", "before", "after"),
+    [
+        ("vendor_id : AuthenticAMD\nflags : fpu fma avx2\n\nprocessor : 1", None, "5"),
+        ("vendor_id : AuthenticAMD\nflags : fpu fma avx2", "1", "1"),
+        ("vendor_id : AuthenticAMD\nflags : fpu sse2", None, None),
+        ("vendor_id : GenuineIntel\nflags : fpu fma avx2", None, None),
+        (None, None, None),
+    ],
+)
+def test_choice_of_mkl_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: str | None, before: str | None, after: str | None
+) -> None:
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    from specdec_hal.models.llama_paddle import choose_mkl_kernels
+
+    file = tmp_path / "cpuinfo"
+    if cpu is not None:
+        file.write_text(cpu)
+    environ = {} if before is None else {"MKL_DEBUG_CPU_TYPE": before}
+    choose_mkl_kernels(file, environ)
+    assert environ.get("MKL_DEBUG_CPU_TYPE") == after
+
+
+@pytest.mark.torch
+def test_torch_without_onednn(
+    checkpoint: Path, make_driver: Drivers, torch_expected: Logits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    driver = make_driver(checkpoint, "torch")
+    assert_close(ragged_steps(driver), torch_expected)
+    tokens = driver.tokens(80)
+    np.testing.assert_array_equal(driver.whole(tokens, 6), driver.whole(tokens, 1))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 0.02), ("bfloat16", 0.15)])
+def test_torch_in_half_precision(
+    checkpoint: Path, make_driver: Drivers, torch_expected: Logits, dtype: str, tolerance: float
+) -> None:
+    driver = make_driver(checkpoint, "torch", dtype=dtype)
+    assert not driver.model.bit_stable
+    for ours, theirs in zip(ragged_steps(driver), torch_expected, strict=True):
+        assert np.sqrt(((ours - theirs) ** 2).mean()) < tolerance * theirs.std()
+
+
+@pytest.mark.torch
+@pytest.mark.gpu
+def test_torch_on_a_gpu(checkpoint: Path, make_driver: Drivers, torch_expected: Logits) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no CUDA GPU")
+    driver = make_driver(checkpoint, "torch", device="cuda")
+    hidden = driver.model.forward(ForwardBatch(np.array([5]), [Segment(0, 0, 1, 0)]))
+    assert hidden.device.type == "cuda" and driver.model.compute_logits(hidden).device.type == "cuda"
+    assert_close(ragged_steps(driver), torch_expected, tolerance=1e-3)

@@ -1,0 +1,199 @@
+"""Reading checkpoints: what is accepted, and one clear error for everything that is not."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.errors import CheckpointError
+from specdec_hal.models.checkpoint import expected_shapes, read_config, read_weights
+
+Make = Callable[..., Path]
+
+
+def store(folder: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """Rewrite model.safetensors after `change` to its tensors."""
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def configure(folder: Path, **changes: Any) -> Path:
+    """Rewrite config.json; None removes a key."""
+    file = folder / "config.json"
+    raw = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
+    return folder
+
+
+def load(folder: Path) -> Any:
+    return read_weights(folder, read_config(folder))
+
+
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(folder)
+    assert str(caught.value).startswith(str(folder)) and "; " in str(caught.value)
+
+
+def test_weights_are_widened(make_checkpoint: Make) -> None:
+    from safetensors.numpy import load_file
+
+    folder = make_checkpoint()
+    stored, read = load_file(folder / "model.safetensors"), load(folder)
+    assert read.keys() == stored.keys() == expected_shapes(read_config(folder)).keys()
+    for name, array in read.items():
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, stored[name].astype(np.float32))
+
+
+def test_float32_and_bfloat16(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    expected = load(folder)
+    store(folder, lambda weights: weights.update({name: array.astype(np.float32) for name, array in weights.items()}))
+    for name, array in load(folder).items():
+        np.testing.assert_array_equal(array, expected[name])
+
+    data = (folder / "model.safetensors").read_bytes()  # by hand: NumPy has no bfloat16
+    size = struct.unpack("<Q", data[:8])[0]
+    header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+    words, end = b"", 0
+    for name, info in sorted(header.items(), key=lambda item: item[1].get("data_offsets", [0])[0]):
+        first, last = info["data_offsets"]
+        high = (np.frombuffer(body[first:last], np.uint32) >> 16).astype(np.uint16)
+        words += high.tobytes()
+        header[name] = {**info, "dtype": "BF16", "data_offsets": [end, end := end + 2 * high.size]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + words)
+    for name, array in load(folder).items():
+        np.testing.assert_array_equal(array.view(np.uint32), expected[name].view(np.uint32) & 0xFFFF0000)
+
+
+def test_config(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    config = read_config(folder)
+    assert (config.num_key_value_heads, config.head_dim, config.num_nextn_predict_layers) == (2, 16, 1)
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+    configure(folder, eos_token_id=[5, 2], bos_token_id=None, num_key_value_heads=None, head_dim=None)
+    config = read_config(folder)
+    assert (config.num_key_value_heads, config.head_dim) == (4, 12)
+    assert (config.bos_token_id, config.eos_token_ids) == (None, (5, 2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type: 'llama', got 'gpt2'"),
+        ({"hidden_act": "gelu"}, "hidden_act: \"silu\" or no such key, got 'gelu'"),
+        ({"attention_bias": True}, "attention_bias: false or no such key, got True"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: null or no such key"),
+        ({"hidden_size": None}, "hidden_size: an integer >= 1, got no such key"),
+        ({"hidden_size": "48"}, "hidden_size: an integer >= 1, got '48'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: an integer >= 1, got 0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers: an integer >= 1, got True"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers: an integer >= 0, got -1"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads: a divisor of num_attention_heads \(4\), got 3"),
+        ({"head_dim": 15}, "head_dim: an even number, for rotary embeddings, got 15"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps: a number > 0, got 0"),
+        ({"rope_theta": None}, "rope_theta: a number > 0, got no such key"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: true or false, got 'yes'"),
+        ({"eos_token_id": 131}, "eos_token_id: token ids in 0..130, got 131"),
+        ({"eos_token_id": [2, "x"]}, r"eos_token_id: token ids in 0..130, got \[2, 'x'\]"),
+        ({"bos_token_id": -1}, "bos_token_id: token ids in 0..130, got -1"),
+    ],
+)
+def test_bad_config(make_checkpoint: Make, changes: dict[str, Any], message: str) -> None:
+    refused(configure(make_checkpoint(), **changes), rf"config\.json: expected {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "expected JSON, got 1 bytes that are not"), ("[1]", "expected a JSON object, got list")]
+)
+def test_config_that_is_no_config(make_checkpoint: Make, text: str, message: str) -> None:
+    folder = make_checkpoint()
+    (folder / "config.json").write_text(text)
+    refused(folder, message)
+
+
+def test_missing_files(make_checkpoint: Make, tmp_path: Path) -> None:
+    refused(tmp_path / "nowhere", "expected a checkpoint folder, got nothing there; give the folder that holds")
+    folder = make_checkpoint()
+    refused(folder / "config.json", "expected a checkpoint folder, got a file")
+    (folder / "model.safetensors").unlink()
+    refused(folder, r"model\.safetensors: expected a file, got none \(the folder holds config\.json\)")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    refused(folder, "merge the shards")
+    (folder / "model.safetensors").mkdir()
+    refused(folder, r"model\.safetensors: expected a readable file, got .*directory")
+    (folder / "config.json").unlink()
+    refused(folder, r"config\.json: expected a file, got none")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 5000, -1])
+def test_truncated_weights(make_checkpoint: Make, keep: int) -> None:
+    folder = make_checkpoint()
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    refused(
+        folder, r"model\.safetensors: expected a safetensors file, got \d+ bytes that are not one, or not all of one"
+    )
+
+
+def test_corrupt_header(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[8:40] = b"\xff" * 32
+    file.write_bytes(bytes(data))
+    refused(folder, "expected a safetensors file")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda w: w.pop("model.layers.1.mlp.up_proj.weight"),
+            r"expected the 33 weights of config\.json, got none of model\.layers\.1\.mlp\.up_proj\.weight; use the",
+        ),
+        (
+            lambda w: [w.pop(name) for name in list(w) if ".layers.0." in name],
+            "got none of model.layers.0.input_layernorm.weight, .* and 6 more",
+        ),
+        (lambda w: w.pop("model.layers.2.eh_proj.weight"), "got none of model.layers.2.eh_proj.weight"),
+        (lambda w: w.update({"lm_head.weight": np.zeros((131, 48), np.float16)}), "got also lm_head.weight"),
+        (
+            lambda w: w.update({"model.norm.weight": np.ones(47, np.float16)}),
+            r"expected model\.norm\.weight of shape \[48\], got shape \[47\]",
+        ),
+        (
+            lambda w: w.update({"model.layers.2.eh_proj.weight": np.ones((48, 48), np.float16)}),
+            r"eh_proj\.weight of shape \[48, 96\], got shape \[48, 48\]",
+        ),
+        (
+            lambda w: w.update({"model.norm.weight": np.ones(48, np.int16)}),
+            "expected model.norm.weight as F16, BF16 or F32, got I16; convert the checkpoint",
+        ),
+        (
+            lambda w: w["model.layers.0.mlp.up_proj.weight"].__setitem__((0, slice(3)), np.nan),
+            r"expected finite numbers in model\.layers\.0\.mlp\.up_proj\.weight, got 3 that are not",
+        ),
+    ],
+)
+def test_wrong_weights(make_checkpoint: Make, change: Callable[[dict[str, Any]], Any], message: str) -> None:
+    refused(store(make_checkpoint(), change), message)
+
+
+def test_weights_of_another_config(make_checkpoint: Make) -> None:
+    refused(configure(make_checkpoint(), num_hidden_layers=3), "got none of")
+    refused(configure(make_checkpoint(), num_nextn_predict_layers=0), "got also model.layers.2")
+    refused(configure(make_checkpoint(), tie_word_embeddings=False), "got none of lm_head.weight")

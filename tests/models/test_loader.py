@@ -1,0 +1,116 @@
+"""load_model: which framework, which model, and what is said if there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_hal.errors import ArgumentError, BackendUnavailableError, CheckpointError, UnsupportedError
+from specdec_hal.models import load_model
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of modules that are not to be found."""
+    names: set[str] = set()
+    find = importlib.util.find_spec
+
+    def find_spec(name: str, *args: Any) -> Any:
+        return None if name in names else find(name, *args)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    return names
+
+
+def test_named_framework(make_checkpoint: Make, framework: str) -> None:
+    model = load_model(make_checkpoint(), framework)
+    assert model.framework == framework and model.config.vocab_size == 131
+
+
+def test_auto_takes_paddle_first(make_checkpoint: Make) -> None:
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    assert load_model(make_checkpoint()).framework == "paddle"
+
+
+@pytest.mark.torch
+def test_auto_takes_torch_without_paddle(make_checkpoint: Make, absent: set[str]) -> None:
+    absent.add("paddle")
+    assert load_model(make_checkpoint()).framework == "torch"
+    with pytest.raises(BackendUnavailableError, match=r"pip install 'specdec-hal\[paddle\]'"):
+        load_model(make_checkpoint(), "paddle")
+
+
+def test_no_framework(make_checkpoint: Make, absent: set[str]) -> None:
+    absent.update(("paddle", "torch"))
+    with pytest.raises(BackendUnavailableError, match=r"pip install 'specdec-hal\[paddle\]' or pip install 'specdec"):
+        load_model(make_checkpoint())
+
+
+def test_unknown_framework(make_checkpoint: Make) -> None:
+    with pytest.raises(ArgumentError, match="argument 'framework': expected auto, paddle or torch, got 'jax'"):
+        load_model(make_checkpoint(), "jax")
+
+
+def test_unknown_architecture(make_checkpoint: Make, framework: str) -> None:
+    folder = make_checkpoint(architectures=("MambaForCausalLM",))
+    with pytest.raises(UnsupportedError, match=rf"unknown model MambaForCausalLM \({framework}\)"):
+        load_model(folder, framework)
+
+
+def test_architecture_is_llama_unless_named(make_checkpoint: Make, framework: str) -> None:
+    folder = make_checkpoint()
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["architectures"]
+    (folder / "config.json").write_text(json.dumps(raw))
+    assert load_model(folder, framework).framework == framework
+
+
+def test_bad_files_are_found_before_a_framework_is_imported(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="expected a checkpoint folder"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_bad_device(make_checkpoint: Make, framework: str) -> None:
+    for device in ("tpu", "cpu:1:2", "gpu:99" if framework == "torch" else "gpu:x"):
+        with pytest.raises(ArgumentError, match=f"argument 'device': expected .*, got '{device}'"):
+            load_model(make_checkpoint(), framework, device=device)
+
+
+@pytest.mark.torch
+def test_bad_dtype(make_checkpoint: Make) -> None:
+    with pytest.raises(ArgumentError, match="argument 'dtype': expected one of float32, float16, bfloat16, got 'int8'"):
+        load_model(make_checkpoint(), "torch", dtype="int8")
+
+
+def test_old_paddle(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    paddle = pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    monkeypatch.setattr(paddle, "__version__", "3.2.2")
+    with pytest.raises(BackendUnavailableError, match=r"expected PaddlePaddle >= 3\.3, got 3\.2\.2; pip install -U"):
+        load_model(make_checkpoint(), "paddle")
+
+
+@pytest.mark.parametrize(
+    "names", ["ForwardBatch, ModelConfig, Segment, TargetModel", "load_model, load_tokenizer, Tokenizer"]
+)
+def test_importing_loads_no_framework(names: str) -> None:
+    heavy = "[m for m in ('paddle', 'torch', 'tokenizers') if m in sys.modules]"
+    code = f"import sys; from specdec_hal.models import {names}; print({heavy})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_unknown_name() -> None:
+    import specdec_hal.models
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = specdec_hal.models.nothing
+    assert {"load_model", "TargetModel"} <= set(dir(specdec_hal.models))

@@ -1,0 +1,159 @@
+"""Encoding, decoding, and decoding piece by piece."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec_hal.errors import CheckpointError
+from specdec_hal.models import Tokenizer, load_tokenizer
+
+TEXT = "def größe(straße: str) -> float:\n    return 3.14  # π ≈ 3, 日本語 🎉🎉 e\u0301\n" * 3
+SPECIAL = ["<pad>", "<s>", "</s>"]
+VOCABULARY = 300
+
+Make = Callable[..., Path]
+
+
+def write_tokenizer(folder: Path, vocab_size: int = VOCABULARY) -> Path:
+    """A byte-level BPE trained on TEXT: 256 bytes, three special tokens, and merges that cut characters."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator([TEXT], trainer)
+    library.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def folder(make_checkpoint: Make) -> Path:
+    return write_tokenizer(make_checkpoint(vocab_size=VOCABULARY))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "vocab_size": VOCABULARY + 5,
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "max_position_embeddings": 8,
+                "rope_theta": 10.0,
+                "rms_norm_eps": 1e-5,
+                "bos_token_id": 1,
+                "eos_token_id": [2, 1],
+            }
+        )
+    )
+    return load_tokenizer(write_tokenizer(folder))
+
+
+def test_ids(tokenizer: Tokenizer) -> None:
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.eos_token_ids) == (1, 2, (2, 1))
+    assert tokenizer.vocab_size == VOCABULARY
+    assert tokenizer.encode("") == [] and tokenizer.decode([]) == ""
+    assert tokenizer.encode("</s>") == [2] and tokenizer.decode([2]) == "</s>"
+
+
+@given(st.text())
+def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert all(type(i) is int and 0 <= i < VOCABULARY for i in ids)
+    assert tokenizer.decode(ids) == text
+
+
+@given(st.one_of(st.text(), st.text(alphabet="eé\u0301日🎉👨\u200d👩 \n")))
+def test_pieces_of_text_are_whole_characters(tokenizer: Tokenizer, text: str) -> None:
+    detokenizer = tokenizer.detokenizer()
+    pieces = [detokenizer.push(i) for i in tokenizer.encode(text)]
+    assert "".join(pieces) + detokenizer.finish() == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert "".join(pieces) == text
+
+
+@given(st.lists(st.integers(0, VOCABULARY + 4), max_size=40))
+def test_pieces_joined_are_the_whole(tokenizer: Tokenizer, ids: list[int]) -> None:
+    """Any tokens: invalid UTF-8, special tokens, ids without a token."""
+    detokenizer = tokenizer.detokenizer()
+    pieces = [detokenizer.push(i) for i in ids]
+    assert not any(piece.endswith("\ufffd") for piece in pieces)
+    assert "".join(pieces) + detokenizer.finish() == tokenizer.decode(ids)
+
+
+@given(st.binary(max_size=30))
+def test_any_bytes(tokenizer: Tokenizer, data: bytes) -> None:
+    """Byte tokens one by one, as a model may emit them; Python's decoder is the reference."""
+    library = tokenizer._library
+    letters = {byte: library.token_to_id(letter) for byte, letter in byte_letters().items()}
+    detokenizer = tokenizer.detokenizer()
+    pieces = [detokenizer.push(letters[byte]) for byte in data]
+    assert "".join(pieces) + detokenizer.finish() == data.decode("utf-8", errors="replace")
+
+
+def byte_letters() -> dict[int, str]:
+    """GPT-2's letters for bytes: printable Latin-1 stands for itself, the rest for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
+
+
+def test_a_character_comes_with_its_last_byte(tokenizer: Tokenizer) -> None:
+    library = tokenizer._library
+    letters = byte_letters()
+    detokenizer = tokenizer.detokenizer()
+    pieces = [detokenizer.push(library.token_to_id(letters[byte])) for byte in "a\N{DROMEDARY CAMEL}b".encode()]
+    assert pieces == ["a", "", "", "", "\N{DROMEDARY CAMEL}", "b"] and detokenizer.finish() == ""
+
+
+def test_interrupted_character(tokenizer: Tokenizer) -> None:
+    library, letters = tokenizer._library, byte_letters()
+    detokenizer = tokenizer.detokenizer()
+    assert [detokenizer.push(library.token_to_id(letters[byte])) for byte in b"\xf0\x9f"] == ["", ""]
+    assert detokenizer.finish() == "\ufffd"
+
+
+def test_tokenizer_with_too_many_tokens(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "vocab_size": VOCABULARY - 1}))
+    message = r"tokenizer\.json: expected token ids in 0..298, the model's vocabulary, got ids up to 299; use the tok"
+    with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(folder)
+
+
+def test_tokenizer_without_the_end_token(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "vocab_size": 400, "eos_token_id": 350}))
+    with pytest.raises(CheckpointError, match=r"expected a token for id 350 \(bos or eos in config\.json\), got none"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\xfe", None])
+def test_corrupt_tokenizer(folder: Path, damage: bytes | None) -> None:
+    file = folder / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:-10] if damage is None else damage)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: expected a tokenizer of the tokenizers library, got"):
+        load_tokenizer(folder)
+
+
+def test_missing_tokenizer(make_checkpoint: Make) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: expected a file, got none \(the folder holds config"):
+        load_tokenizer(make_checkpoint())
