@@ -134,4 +134,8 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
         if adapter is _paddle_info:
             return as_numpy(tensor.view("int16")).view(np.uint16)
     array: NDArray[Any] = np.from_dlpack(tensor)
+    if not array.flags.writeable:  # NumPy says so of every unversioned capsule, which knows no such thing
+        import tvm_ffi
+
+        array = np.from_dlpack(tvm_ffi.from_dlpack(tensor))
     return array

@@ -1,8 +1,8 @@
 """A Llama decoder over a dense KV cache, written once; a framework fills in its primitives.
 
-A batch is cut into blocks of at most 64 rows, which run through all layers one after the other. Per layer a block takes
-four matrix products with weights, and per slot two with that slot's cache. The cache of a slot is the keys and the
-values of all positions, [positions * kv_heads, head_dim] each, so that any prefix of a context is one contiguous
+A batch is cut into blocks of some dozens of rows, which run through all layers one after the other. Per layer a block
+takes four matrix products with weights, and per slot two with that slot's cache. The cache of a slot is the keys and
+the values of all positions, [positions * kv_heads, head_dim] each, so that any prefix of a context is one contiguous
 matrix; new positions are written in place, and whatever rejected drafts left there is overwritten.
 
 Bits. With ``bit_stable`` (the default on CPUs) a token's hidden state and logits have the same bits whatever else is in
@@ -14,6 +14,9 @@ It holds per process: another processor, library version or thread count may giv
 - everything else (norms, rotary, SwiGLU, softmax) working on each row by itself, in the same way in every row.
 With ``bit_stable=False`` (the default elsewhere) nothing is measured or padded, and equality is as good as the
 framework's kernels make it.
+
+What that costs, measured with models/tiny-py-lm on an AMD EPYC of the Zen 4 kind, one thread, in turns with the same
+model without: in Paddle 8 % of a step of 1 token, 2 % of 6, nothing of 11; in PyTorch 1 to 4 %; of prefill 8 to 19 %.
 """
 
 from __future__ import annotations
@@ -242,7 +245,7 @@ class Llama(Primitives):
         for piece in pieces:
             own = self._rows(queries, piece.start * heads, (piece.start + piece.rows) * heads)
             part = self._attend(own, *piece.prefixes[layer], piece.mask)
-            parts.append(self._rows(part, 0, piece.length * heads))
+            parts.append(part if piece.rows == piece.length else self._rows(part, 0, piece.length * heads))
         if rows > tokens:
             parts.append(self._zero_rows((rows - tokens) * heads, self.config.head_dim))
         return self._merge(self._concat(parts), rows)

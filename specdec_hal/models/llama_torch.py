@@ -62,9 +62,9 @@ class LlamaTorch(Llama):
         return context
 
     def _upload(self, array: HostArray) -> Any:
-        # A copy: the allocator aligns tensors, NumPy does not.
-        tensor = torch.tensor(array, device=self._device)
-        return tensor.to(self._dtype) if tensor.dtype is torch.float32 else tensor
+        # A copy: the allocator aligns tensors, NumPy does not. From pageable memory nothing waits for the device.
+        tensor = torch.tensor(array)
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True)
 
     def _download(self, x: Any) -> npt.NDArray[np.float32]:
         return x.float().cpu().numpy()  # type: ignore[no-any-return]

@@ -21,7 +21,6 @@ from specdec_hal.ops.spec import AttrSpec, Dim, Operand, OpSpec, Role
 from specdec_hal.ops.vocabulary import MINIMUM
 from specdec_hal.tensors import TensorInfo, as_numpy, describe
 
-
 _MOST_ACCEPTED = 256
 """Combinations of shapes, dtypes and attributes remembered per op; then all are forgotten."""
 

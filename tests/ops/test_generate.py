@@ -109,7 +109,7 @@ def test_what_nobody_taught_the_scene_is_an_error(monkeypatch):
         generate("new_op", 0)
     known = Operand(TensorSpec("step_idx", ("int32",), ("M",), "Another dtype."), Role.IN)
     extended = replace(spec, name="new_op", operands=(known,))
-    with pytest.raises(TypeError, match="rule for 'step_idx': made int64 .*, declared int32"):
+    with pytest.raises(TypeError, match=r"rule for 'step_idx': made int64 .*, declared int32"):
         generate("new_op", 0)
 
 

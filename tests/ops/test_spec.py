@@ -29,13 +29,14 @@ def test_dimensions(text, symbol, offset):
 
 @pytest.mark.parametrize("text", ["", "m", "B++1", "2B", "B*2", "B +1"])
 def test_bad_dimensions(text):
-    with pytest.raises(ValueError, match="bad dimension .*expected a symbol such as 'M', or 'B\\+1'"):
+    with pytest.raises(ValueError, match=r"bad dimension .*expected a symbol such as 'M', or 'B\+1'"):
         Dim.parse(text)
 
 
 def test_value_rules():
     rule = between(0, "S")
-    assert rule.doc == "in [0, S]" and between(0, None).doc == "in [0, inf]" and between(-1, "M-1").doc == "in [-1, M-1]"
+    docs = [rule.doc, between(0, None).doc, between(-1, "M-1").doc]
+    assert docs == ["in [0, S]", "in [0, inf]", "in [-1, M-1]"]
     values = np.array([[0, 3], [7, -1]])
     assert rule.check(values, {"S": 7}) == "-1 at [1, 1]"
     assert rule.check(values, {"S": 6}) == "7 at [1, 0]"
@@ -113,7 +114,8 @@ def test_rendered_ops_say_everything(op):
 
 
 def test_shapes_that_depend_on_an_attribute_are_rendered():
-    assert "| [R_cap, D] if is_speculative = True; [B, D] if is_speculative = False |" in render_op(OPS["gather_next_token"])
+    text = render_op(OPS["gather_next_token"])
+    assert "| [R_cap, D] if is_speculative = True; [B, D] if is_speculative = False |" in text
     assert "| that of `x` |" in render_op(OPS["adjust_batch"])
 
 
@@ -125,8 +127,9 @@ def test_the_page_has_every_op_once_and_every_symbol():
         assert f"\n| {symbol} |" in page
     for number, title in SECTIONS.items():
         assert f"\n## {number}. {title}\n" in page
-    widths = [line.replace("\\|", "").count("|") for line in page.splitlines() if line.startswith("|")]
-    assert min(widths) >= 4
+    for block in page.split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1, block
 
 
 def test_the_committed_page_is_up_to_date():

@@ -59,6 +59,22 @@ def test_prepare_inputs_reports_what_did_not_fit():
     assert out["num_tokens"].tolist() == [4, 4] and out["cu_seqlens_q"].tolist() == [0, 2, 4]
 
 
+def test_prepare_inputs_clamps_lengths_and_saturates_sums():
+    largest = 2**31 - 1
+    inputs = build(
+        "prepare_inputs",
+        {"I_cap": 1, "T_cap": 8, "R_cap": 8},
+        draft_tokens=[[1, 2]] * 4,
+        seq_lens_this_time=[-5, 99, 1, 1],
+        seq_lens_encoder=[0, 0, 0, -1],
+        seq_lens_decoder=[7, -7, largest, 3],
+    )
+    out = run("prepare_inputs", inputs)
+    assert out["cu_seqlens_q"].tolist() == out["cu_seqlens_q_output"].tolist() == [0, 0, 2, 3, 4]
+    assert out["cu_seqlens_k"].tolist() == [0, 0, 2, largest, largest]
+    assert out["ids_remove_padding"].tolist() == [1, 2, 1, 1, 0, 0, 0, 0]
+
+
 def rows_of(count: int) -> np.ndarray:
     return np.arange(1, count + 1, dtype=np.float32).reshape(-1, 1)
 
@@ -167,6 +183,8 @@ def test_repetition_multiplies_what_is_not_positive():
         repetition=[2],
     )
     assert run("apply_penalties", inputs)["logits"].tolist() == [[-6, 0, 1.5]]
+    inputs["repetition"][:] = 0
+    assert run("apply_penalties", inputs)["logits"].tolist() == [[0, 0, INF]]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -246,9 +264,7 @@ def test_kept_set_at_its_edges():
 
 
 def candidates(probs, top_p, c):
-    inputs = build(
-        "top_p_candidates", {"C": c}, probs=probs, top_p=[top_p], batch_id_per_token_output=[0] * len(probs)
-    )
+    inputs = build("top_p_candidates", {"C": c}, probs=probs, top_p=[top_p], batch_id_per_token_output=[0] * len(probs))
     out = run("top_p_candidates", inputs)
     return [out[f"candidate_{n}"].tolist() for n in ("scores", "ids", "lens")]
 

@@ -33,8 +33,8 @@ def verify(drafts, *, strategy=Strategy.TARGET_MATCH, **given):
 
 
 def test_a_prefix_and_one_more():
-    targets = [1, 2, 9, 4] + [8, 8, 8, 8] + [1, 2, 3, 4]
-    assert verify([[0, 1, 2, 3]] * 3, target_tokens=targets) == [[1, 2, 9], [8], [1, 2, 3, 4]]
+    rows = [[1, 2, 9, 4], [8, 8, 8, 8], [1, 2, 3, 4]]
+    assert verify([[0, 1, 2, 3]] * 3, target_tokens=np.ravel(rows)) == [[1, 2, 9], [8], [1, 2, 3, 4]]
 
 
 def test_a_running_slot_without_tokens_emits_nothing():
@@ -146,7 +146,8 @@ def test_topp_draws_in_candidate_order_up_to_top_p():
 
 
 def rejection(drafts, p, q=None, **given):
-    return verify(drafts, strategy=Strategy.REJECTION, target_probs=p, **({} if q is None else {"draft_probs": q}), **given)
+    dense = {} if q is None else {"draft_probs": q}
+    return verify(drafts, strategy=Strategy.REJECTION, target_probs=p, **dense, **given)
 
 
 def test_rejection_never_takes_the_impossible_nor_refuses_the_equal():

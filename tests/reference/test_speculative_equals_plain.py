@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.ops import MatchPolicy
-from tests.support.decoder import V, Decoder, hash_model
+from tests.support.decoder import Decoder, V, hash_model
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [5], [7, 7, 7, 7, 4], [2, 9, 2, 9, 2, 9, 2]]
 

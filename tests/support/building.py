@@ -22,7 +22,7 @@ def build(op: str, sizes: dict[str, int] | None = None, **given: Any) -> dict[st
     spec = get_op(op)
     size = dict(sizes or {})
     attrs = {a.name: given.pop(a.name, a.default) for a in spec.attrs if a.name in given or a.default is not None}
-    wanted = [o for o in spec.operands if o.when is None or o.when.attr in attrs and o.wanted(attrs)]
+    wanted = [o for o in spec.operands if o.when is None or (o.when.attr in attrs and o.wanted(attrs))]
     arrays: dict[str, Any] = {}
     for operand in wanted:
         if operand.name in given:

@@ -16,6 +16,13 @@ SIZES = {
 OPERANDS = [(op, operand.name) for op, spec in OPS.items() for operand in spec.operands]
 
 
+def _workspace(op: str, **sizes: int) -> Any:
+    """The backend's; ops that do not know the n-gram sizes get those of one small index."""
+    if "max_ngram_size" not in get_op(op).attr_by_name:
+        sizes.update(max_ngram_size=2, min_ngram_size=1)
+    return BACKEND.workspace(op, **sizes)
+
+
 def valid_call(op: str, operand: str = "", seed: int = 1, **options: Any) -> dict[str, Any]:
     """Arguments of a valid call that passes `operand`, optional or conditional as it may be."""
     spec = get_op(op)
@@ -28,4 +35,4 @@ def valid_call(op: str, operand: str = "", seed: int = 1, **options: Any) -> dic
     for other in spec.operands:
         if other.optional:
             fixed[other.name] = other.name == operand
-    return generate(op, seed, workspace=BACKEND.workspace, **{**fixed, **options})
+    return generate(op, seed, workspace=_workspace, **{**fixed, **options})
