@@ -184,7 +184,7 @@ class ModelScene(Scene):
 
     def _distribution(self, rng: np.random.Generator) -> Array:
         v = self.size["V"]
-        style = rng.choice(["smooth", "smooth", "steep", "tied", "sparse", "one", "uniform"])
+        style = rng.choice(["smooth", "smooth", "steep", "tied", "sparse", "one", "uniform", "least"])
         weights: Array = rng.exponential(size=v)
         if style == "steep":
             weights **= 6
@@ -194,6 +194,8 @@ class ModelScene(Scene):
             weights[rng.random(v) < 0.7] = 0
         elif style == "uniform":
             weights[:] = 1
+        elif style == "least":  # masses of 0 to 3, where a draw hits their borders all the time
+            return (rng.integers(0, 4, v) * 2.0**-40).astype(np.float32)
         if style == "one" or not weights.any():
             weights[:] = 0
             weights[rng.integers(v)] = 1

@@ -306,6 +306,20 @@ def test_stale_counts_do_not_enter():
     assert out["rows"].tolist() == [0, 1, 2, -1, -1]
 
 
+def test_a_prefill_slot_has_one_row():
+    inputs = build(
+        "gather_accepted",
+        {"A_cap": 2},
+        logits=logits(np.zeros((3, 2))),
+        accept_tokens=[[5, 6]],
+        accept_num=[2],
+        cu_seqlens_q_output=[0, 1],
+        seq_lens_encoder=[4],
+        seq_lens_this_time=[4],
+    )
+    assert run("gather_accepted", inputs)["rows"].tolist() == [0, 0]
+
+
 def test_logprobs_by_hand():
     inputs = build(
         "token_logprobs",

@@ -145,6 +145,18 @@ def test_topp_draws_in_candidate_order_up_to_top_p():
     assert drawn == {0.25: {4}, 0.75: {4, 3, 2}, 1.0: {4, 3, 2, 1}}
 
 
+def test_a_draw_is_the_first_mass_beyond_its_point():
+    """With masses of one unit each, points fall on their borders; what has no mass is never drawn."""
+    drawn = []
+    for seed in range(200):
+        scores = [[0.0, 2.0**-40, 0.0, 2.0**-40]]
+        drawn += verify(
+            [[0]], strategy=Strategy.TOPP, candidate_ids=[[4, 3, 2, 1]], candidate_scores=scores, candidate_lens=[4],
+            top_p=[1.0], seed=[seed],
+        )[0]  # fmt: skip
+    assert set(drawn) == {3, 1} and 70 < drawn.count(3) < 130
+
+
 def rejection(drafts, p, q=None, **given):
     dense = {} if q is None else {"draft_probs": q}
     return verify(drafts, strategy=Strategy.REJECTION, target_probs=p, **dense, **given)

@@ -55,3 +55,16 @@ def test_hostile_tokens_stay_tokens():
         assert ((out["accept_num"] >= 0) & (out["accept_num"] <= out["accept_tokens"].shape[1])).all()
         for tokens, count in zip(out["accept_tokens"], out["accept_num"], strict=True):
             assert (tokens[count:] == -1).all()
+
+
+@pytest.mark.parametrize("op", ["apply_penalties", "update_model_status", "ngram_match", "hybrid_mtp_ngram"])
+def test_prompt_lengths_are_clamped_to_the_row(op):
+    for options in cases(op, 100):
+        inputs = generate(op, index=False, **options) if "ngram" in op else generate(op, **options)
+        length = inputs["token_ids_all"].shape[1]
+        beyond = np.random.default_rng(options["seed"]).choice(
+            [-(2**62), -3, length + 5, 2**62], len(inputs["step_idx"])
+        )
+        clamped = run(op, {**inputs, "prompt_lens": beyond.clip(0, length)})
+        for name, array in run(op, {**inputs, "prompt_lens": beyond}).items():
+            np.testing.assert_array_equal(array, clamped[name], f"{name} {options}")
