@@ -2,13 +2,17 @@
 
 Operators are called through ``paddle._C_ops``, as Paddle's own layers do, where the public function takes more than
 half a microsecond longer: a decode step of a small model is some 200 operators, and much of its time is their dispatch.
+
+On a CPU the model computes with one thread, which is Paddle's default: MKL splits the small products of attention in
+another way for each number of tokens, so that with two threads no two numbers of tokens agreed bit for bit, and waking
+threads up costs most of what they gain. On a GPU (which this has not been run on) nothing of that applies.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -48,13 +52,15 @@ class LlamaPaddle(Llama):
         self._threads = 1
         if on_host:
             choose_mkl_kernels(Path("/proc/cpuinfo"), os.environ)
-            self._threads = int(os.environ.get("OMP_NUM_THREADS", "1"))  # importing Paddle sets it
+            # Importing Paddle sets the latter to 1 if it is not set.
+            threads = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
+            self._threads = int(threads.split(",")[0])
         super().__init__(config, weights, bit_stable=on_host if bit_stable is None else bit_stable)
 
     # ---- data
 
     def _inference(self) -> AbstractContextManager[Any]:
-        return paddle.no_grad()  # type: ignore[no-any-return]
+        return _one_thread(self._threads) if self._threads > 1 else paddle.no_grad()
 
     def _upload(self, array: HostArray) -> Any:
         return paddle.Tensor(array, self._place)
@@ -122,14 +128,19 @@ class LlamaPaddle(Llama):
         return ops.reshape(heads, [rows, -1])
 
     def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
-        # Several threads split such small products differently for each size: more time, and other bits.
-        if self._threads > 1:
-            set_num_threads(1)
         # Paddle's CPU softmax takes exp(-64) for less: a masked key weighs 1e-28 at most, which rounds to nothing.
-        result = F.softmax(ops.add_(ops.matmul(queries, keys, False, True), mask)) @ values
-        if self._threads > 1:
-            set_num_threads(self._threads)
-        return result
+        return F.softmax(ops.add_(ops.matmul(queries, keys, False, True), mask)) @ values
+
+
+@contextmanager
+def _one_thread(otherwise: int) -> Iterator[None]:
+    """No gradients, and MKL on one thread."""
+    set_num_threads(1)
+    try:
+        with paddle.no_grad():
+            yield
+    finally:
+        set_num_threads(otherwise)
 
 
 def _aligned(x: Any) -> Any:

@@ -27,6 +27,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 # Elementwise CPU kernels split work between threads above this many elements (at::internal::GRAIN_SIZE), which may cut
 # a row in two and compute its middle with other instructions.
 _GRAIN = 32768
+_UNLIMITED = 1 << 30
 
 
 class LlamaTorch(Llama):
@@ -85,7 +86,7 @@ class LlamaTorch(Llama):
 
     def _row_limit(self) -> int:
         limit: int = max(1, _GRAIN // self._widest)
-        return limit
+        return limit if torch.get_num_threads() > 1 else _UNLIMITED
 
     def _rows(self, x: Any, start: int, stop: int) -> Any:
         return _aligned(x[start:stop])

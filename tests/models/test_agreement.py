@@ -109,16 +109,20 @@ def test_cache_in_device_memory(
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_paddle_attends_with_one_thread(checkpoint: Path, drivers: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paddle_computes_with_one_thread(checkpoint: Path, drivers: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gives the others back, also after an error."""
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     from specdec_hal.models import llama_paddle
 
-    driver = drivers(checkpoint, "paddle")
+    model = drivers(checkpoint, "paddle").model
     calls: list[int] = []
     monkeypatch.setattr(llama_paddle, "set_num_threads", calls.append)
-    monkeypatch.setattr(driver.model, "_threads", 3)
-    driver.step((0, 0, [5]))
-    assert calls == [1, 3] * driver.model.config.num_hidden_layers
+    monkeypatch.setattr(model, "_threads", 3)
+    model.forward(ForwardBatch(np.array([5]), [Segment(0, 0, 1, 0)]))
+    assert calls == [1, 3]
+    with pytest.raises(ValueError, match="compute_logits"):
+        model.compute_logits(np.zeros((1, 1)))
+    assert calls == [1, 3, 1, 3]
 
 
 @pytest.mark.parametrize(
