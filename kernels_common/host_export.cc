@@ -1,16 +1,11 @@
 // The shared primitives over arrays, for the tests that compare them with the NumPy ones bit by bit.
 // Every tensor is a contiguous CPU array of the exact dtype; the last argument is the output.
 #include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/dtype.h>
-#include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 
 #include <cstdint>
 #include <initializer_list>
-#include <sstream>
-#include <string>
 #include <tuple>
-#include <type_traits>
 
 #include "specdec/draw.h"
 #include "specdec/log2.h"
@@ -18,44 +13,16 @@
 #include "specdec/philox.h"
 #include "specdec/platform.h"
 #include "specdec/widen.h"
+#include "specdec_ffi/operands.h"
 
 namespace {
 
 using tvm::ffi::TensorView;
 
-template <typename T>
-DLDataType dtype_of() {
-  constexpr uint8_t bits = sizeof(T) * 8;
-  if constexpr (std::is_same_v<T, bool>) return {kDLBool, bits, 1};
-  if constexpr (std::is_floating_point_v<T>) return {kDLFloat, bits, 1};
-  if constexpr (std::is_signed_v<T>) return {kDLInt, bits, 1};
-  return {kDLUInt, bits, 1};
-}
-
-std::string describe(DLDataType dtype, const int64_t* shape, int ndim, const char* layout) {
-  std::ostringstream out;
-  out << tvm::ffi::DLDataTypeToString(dtype) << " [";
-  for (int i = 0; i < ndim; ++i) out << (i ? ", " : "") << shape[i];
-  out << "] " << layout;
-  return out.str();
-}
-
 // The data of an argument, after checking that it is exactly what is expected.
 template <typename T>
 T* data(const char* op, const char* argument, const TensorView& x, std::initializer_list<int64_t> shape) {
-  const int ndim = static_cast<int>(shape.size());
-  bool fits = x.dtype() == dtype_of<T>() && x.device().device_type == kDLCPU && x.ndim() == ndim && x.IsContiguous();
-  for (int i = 0; fits && i < ndim; ++i) fits = x.shape()[i] == shape.begin()[i];
-  if (!fits) {
-    const char* layout = x.device().device_type != kDLCPU ? "on a device"
-                         : x.IsContiguous()               ? "contiguous on the CPU"
-                                                          : "not contiguous";
-    TVM_FFI_THROW(ValueError) << op << ": argument '" << argument << "': expected "
-                              << describe(dtype_of<T>(), shape.begin(), ndim, "contiguous on the CPU") << ", got "
-                              << describe(x.dtype(), x.shape().data(), x.ndim(), layout)
-                              << "; pass a NumPy array made with np.ascontiguousarray(x, dtype)";
-  }
-  return static_cast<T*>(x.data_ptr());
+  return specdec::ffi::Operands(op).data<T>(argument, x, shape);
 }
 
 // out[i] = f(in[i]...) for a scalar primitive.

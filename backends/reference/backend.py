@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
-from numpy.typing import NDArray
-
-from specdec_hal.backend import Backend, Capability, Launch, Layout
+from specdec_hal.backend import Capability, Launch
+from specdec_hal.backends.host import HostBackend
 from specdec_hal.backends.reference import ngram, output, sampling, status, step_index, verify
 from specdec_hal.backends.reference.ngram_index import index_bytes
-from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import OPS
 from specdec_hal.ops.validate import Call
-from specdec_hal.tensors import as_numpy
 
 _FUNCTIONS: dict[str, Callable[..., None]] = {
     name: getattr(module, name)
@@ -24,7 +20,7 @@ _FUNCTIONS: dict[str, Callable[..., None]] = {
 }
 
 
-class ReferenceBackend(Backend):
+class ReferenceBackend(HostBackend):
     """NumPy on the CPU, every op, every mode, no limits."""
 
     name = "reference"
@@ -32,52 +28,13 @@ class ReferenceBackend(Backend):
 
     def plan(self, call: Call) -> Launch:
         """Views of the tensors, bound to the op's function."""
-        arrays = {name: _declared_rank(call, name, tensor) for name, tensor in call.tensors.items()}
-        if "X" in call.symbols and "max_ngram_size" in call.attrs:
-            self._check_index(call)
-        run = partial(_FUNCTIONS[call.op.name], **arrays, **call.attrs)
+        run = partial(_FUNCTIONS[call.op.name], **self.arrays(call), **call.attrs)
 
         def launch(stream: int) -> None:
             run()
 
         return launch
 
-    def workspace(self, op: str, **sizes: int) -> dict[str, Layout]:
-        """The n-gram ops take an `index` [M, X]; needs M, L, max_ngram_size and min_ngram_size."""
-        super().workspace(op)
-        if "index" not in OPS[op].by_name:
-            return {}
-        for name in ("M", "L", "max_ngram_size"):
-            if name not in sizes:
-                raise ArgumentError(
-                    op=op,
-                    backend=self.name,
-                    argument=name,
-                    expected="the sizes M, L and max_ngram_size (and min_ngram_size, if it is not 1)",
-                    got=", ".join(sizes) or "none",
-                    cure="pass it to workspace()",
-                )
-        width = index_bytes(sizes["L"], sizes.get("min_ngram_size", 1), sizes["max_ngram_size"])
-        return {"index": Layout((sizes["M"], width), "uint8")}
-
-    def _check_index(self, call: Call) -> None:
-        sizes = {name: call.attrs[name] for name in ("min_ngram_size", "max_ngram_size")}
-        wanted = self.workspace(call.op.name, M=call.symbols["M"], L=call.symbols["L"], **sizes)["index"].shape
-        if call.symbols["X"] != wanted[1]:
-            raise ArgumentError(
-                op=call.op.name,
-                backend=self.name,
-                argument="index",
-                expected=f"shape {list(wanted)} for L = {call.symbols['L']}, n-gram sizes {tuple(sizes.values())}",
-                got=f"[{call.symbols['M']}, {call.symbols['X']}]",
-                cure=f"allocate what backend.workspace('{call.op.name}', ...) says",
-            )
-
-
-def _declared_rank(call: Call, name: str, tensor: Any) -> NDArray[Any] | None:
-    """A NumPy view; [N, 1] where [N] is declared becomes [N]."""
-    if tensor is None:
-        return None
-    array = as_numpy(tensor)
-    rank = len(call.op.by_name[name].dims(call.attrs))
-    return array if array.ndim == rank else array.reshape(array.shape[:rank])
+    def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
+        """As `ngram_index.index_bytes`."""
+        return index_bytes(row_width, min_ngram_size, max_ngram_size)

@@ -1,137 +1,111 @@
-// What every export shares: checked data pointers of tensors, the launch options, and a plan to return.
+// What every export shares: the operands as global memory, the launch options, and the plan it returns.
 //
 // An export is a function named as its op. Its arguments are the op's operands in OpSpec order (Optional<TensorView>
 // where an operand may be absent), its attributes in OpSpec order as integers, then the launch options: clusters, cores,
-// seed, dma, workers. It checks, prepares, and returns a plan: a function of the stream (an integer; a simulated device
-// has one) that launches. A plan keeps pointers, not tensors: the caller keeps those alive, as specdec_hal's BoundOp does.
+// seed, dma, workers. It checks, prepares, and returns a plan: a function of the stream (an integer; the simulated device
+// has one stream) that launches. A plan keeps pointers, not tensors: the caller keeps those alive, as specdec_hal's
+// BoundOp does.
 #pragma once
 
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/dtype.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
-#include <tvm/ffi/optional.h>
 
 #include <cstdint>
-#include <initializer_list>
-#include <sstream>
-#include <string>
+#include <exception>
+#include <memory>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
-#include "../ops/launch_options.h"
+#include "../ops/launch.h"
+#include "specdec_ffi/operands.h"
 
 namespace specdec::xpu::ffi {
 
+using specdec::ffi::FloatType;
+using specdec::ffi::Optional;
+using specdec::ffi::TensorView;
 using tvm::ffi::Function;
-using tvm::ffi::Optional;
-using tvm::ffi::TensorView;
 
-// 16-bit floats as they stand in memory; the tag says which.
-enum class FloatType : int { kFloat32 = 0, kFloat16 = 1, kBfloat16 = 2 };
+// An index of 16 histories of 131,072 tokens takes 2 s to build, and 10 to 20 times that with every check.
+constexpr double kWatchdogSeconds = 300;
 
-template <typename T>
-DLDataType dtype_of() {
-  constexpr uint8_t bits = sizeof(T) * 8;
-  if constexpr (std::is_same_v<T, bool>) return {kDLBool, bits, 1};
-  if constexpr (std::is_floating_point_v<T>) return {kDLFloat, bits, 1};
-  if constexpr (std::is_signed_v<T>) return {kDLInt, bits, 1};
-  return {kDLUInt, bits, 1};
-}
-
-// The tensors of one call. Every accessor throws a ValueError that names op, argument, what was expected and what came.
-class Operands {
+// The operands of one call. What is taken as `const T` is global memory that kernels may only read.
+class GmOperands {
  public:
-  explicit Operands(const char* op) : op_(op) {}
+  explicit GmOperands(const char* op) : op_(op), check_(op) {}
 
-  // Extent of one axis, which a later check takes as given.
-  int64_t extent(const char* argument, const TensorView& x, int axis) const {
-    if (axis >= x.ndim()) fail(argument, "rank > " + std::to_string(axis), x);
-    return x.shape()[axis];
-  }
+  int64_t extent(const TensorView& x, int axis) const { return check_.extent(x, axis); }
 
-  // Data of a contiguous CPU tensor of exactly this dtype and shape.
   template <typename T>
-  T* data(const char* argument, const TensorView& x, std::initializer_list<int64_t> shape) const {
-    if (x.dtype() != dtype_of<T>()) fail(argument, describe(dtype_of<T>(), shape), x);
-    return static_cast<T*>(checked(argument, x, shape, describe(dtype_of<T>(), shape)));
+  T* data(const char* argument, const TensorView& x, specdec::ffi::Operands::Shape shape) {
+    return add<T>(argument, x, check_.data<T>(argument, x, shape));
   }
-
-  // Null if absent.
   template <typename T>
-  T* data(const char* argument, const Optional<TensorView>& x, std::initializer_list<int64_t> shape) const {
+  T* data(const char* argument, const Optional<TensorView>& x, specdec::ffi::Operands::Shape shape) {
     return x.has_value() ? data<T>(argument, x.value(), shape) : nullptr;
   }
 
-  // Data of a float tensor of any width; bfloat16 may come as uint16, NumPy's stand-in.
-  void* float_data(const char* argument, const TensorView& x, std::initializer_list<int64_t> shape,
-                   FloatType* type) const {
-    const DLDataType got = x.dtype();
-    const std::string expected = "float32 | float16 | bfloat16 " + list(shape);
-    if (got == DLDataType{kDLFloat, 32, 1}) {
-      *type = FloatType::kFloat32;
-    } else if (got == DLDataType{kDLFloat, 16, 1}) {
-      *type = FloatType::kFloat16;
-    } else if (got == DLDataType{kDLBfloat, 16, 1} || got == DLDataType{kDLUInt, 16, 1}) {
-      *type = FloatType::kBfloat16;
-    } else {
-      fail(argument, expected, x);
-    }
-    return checked(argument, x, shape, expected);
+  // Floats of any width: T is void or const void.
+  template <typename T>
+  T* floats(const char* argument, const TensorView& x, specdec::ffi::Operands::Shape shape, FloatType* type) {
+    return add<T>(argument, x, check_.floats(argument, x, shape, type));
   }
 
-  // Data of a tensor whose elements are only moved.
-  void* bytes(const char* argument, const TensorView& x, std::initializer_list<int64_t> shape) const {
-    return checked(argument, x, shape, "any dtype " + list(shape));
+  // Elements that are only moved: T is char or const char.
+  template <typename T>
+  T* bytes(const char* argument, const TensorView& x, specdec::ffi::Operands::Shape shape) {
+    return add<T>(argument, x, check_.bytes(argument, x, shape));
+  }
+  // The same, of the dtype of another operand.
+  template <typename T>
+  T* bytes_like(const char* argument, const TensorView& x, specdec::ffi::Operands::Shape shape,
+                const TensorView& model) {
+    return add<T>(argument, x, check_.bytes_like(argument, x, shape, model));
   }
 
-  [[noreturn]] void fail(const char* argument, const std::string& expected, const TensorView& x) const {
-    TVM_FFI_THROW(ValueError) << op_ << " [xpu_sim]: argument '" << argument << "': expected contiguous " << expected
-                              << " on the CPU, got " << tvm::ffi::DLDataTypeToString(x.dtype()) << " "
-                              << list(x.shape().begin(), x.shape().end()) << (x.IsContiguous() ? "" : ", not contiguous")
-                              << (x.device().device_type == kDLCPU ? "" : ", on a device") << "; call it through specdec_hal";
-    std::abort();  // not reached: the macro throws
+  // A function of the stream that calls launch(options).
+  template <typename Launch>
+  Function plan(Launch launch, int64_t clusters, int64_t cores, int64_t seed, int64_t dma, int64_t workers) const {
+    LaunchOptions options;
+    options.clusters = static_cast<int>(clusters);
+    options.cores = static_cast<int>(cores);
+    options.sim.seed = static_cast<uint64_t>(seed);
+    options.sim.dma = static_cast<xpu_sim::DmaPolicy>(dma);
+    options.sim.workers = static_cast<int>(workers);
+    options.sim.watchdog_seconds = kWatchdogSeconds;
+    options.sim.gm_count = spans_.size();
+    const auto spans = std::make_shared<const std::vector<xpu_sim::GmSpan>>(spans_);
+    options.sim.gm = spans->data();
+    return Function::FromTyped([op = op_, options, spans, launch = std::move(launch)](int64_t /*stream*/) {
+      try {
+        launch(options);
+      } catch (const std::runtime_error& error) {
+        TVM_FFI_THROW(RuntimeError) << op << " [xpu_sim]: " << error.what();
+      }
+    });
   }
 
  private:
-  void* checked(const char* argument, const TensorView& x, std::initializer_list<int64_t> shape,
-                const std::string& expected) const {
-    bool fits = x.device().device_type == kDLCPU && x.ndim() == static_cast<int>(shape.size()) && x.IsContiguous();
-    for (int i = 0; fits && i < x.ndim(); ++i) fits = x.shape()[i] == shape.begin()[i];
-    if (!fits) fail(argument, expected, x);
-    return x.data_ptr();
-  }
-
-  template <typename Iterator>
-  static std::string list(Iterator begin, Iterator end) {
-    std::ostringstream out;
-    out << "[";
-    for (Iterator i = begin; i != end; ++i) out << (i == begin ? "" : ", ") << *i;
-    out << "]";
-    return out.str();
-  }
-  static std::string list(std::initializer_list<int64_t> shape) { return list(shape.begin(), shape.end()); }
-  static std::string describe(DLDataType dtype, std::initializer_list<int64_t> shape) {
-    return std::string(tvm::ffi::DLDataTypeToString(dtype)) + " " + list(shape);
+  template <typename T>
+  T* add(const char* argument, const TensorView& x, std::conditional_t<std::is_const_v<T>, const void*, void*> data) {
+    const unsigned element = x.dtype().bits / 8;
+    const size_t bytes = static_cast<size_t>(x.numel()) * element;
+    if (bytes > 0) {
+      const auto access = std::is_const_v<T> ? xpu_sim::GmAccess::read_only : xpu_sim::GmAccess::read_write;
+      spans_.push_back({data, bytes, argument, access, element});
+    }
+    return static_cast<T*>(data);
   }
 
   const char* op_;
+  const specdec::ffi::Operands check_;
+  std::vector<xpu_sim::GmSpan> spans_;
 };
 
-// A plan: `launch` is called with no arguments at every call of the plan.
-template <typename Launch>
-Function plan(Launch launch) {
-  return Function::FromTyped([launch = std::move(launch)](int64_t /*stream*/) { launch(); });
-}
-
-inline LaunchOptions launch_options(int64_t clusters, int64_t cores, int64_t seed, int64_t dma, int64_t workers) {
-  LaunchOptions options;
-  options.clusters = static_cast<int>(clusters);
-  options.cores = static_cast<int>(cores);
-  options.seed = seed;
-  options.dma = static_cast<int>(dma);
-  options.workers = static_cast<int>(workers);
-  return options;
-}
-
 }  // namespace specdec::xpu::ffi
+
+// The last parameters of every export, and their hand-over to GmOperands::plan.
+#define SPECDEC_XPU_OPTIONS int64_t clusters, int64_t cores, int64_t seed, int64_t dma, int64_t workers
+#define SPECDEC_XPU_PLAN(operands, ...) \
+  operands.plan([=](const LaunchOptions& options) { __VA_ARGS__; }, clusters, cores, seed, dma, workers)

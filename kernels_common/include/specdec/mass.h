@@ -28,17 +28,20 @@ constexpr uint32_t kInfBits = 0x7F800000u;
 // Base-2 exponent of a softmax weight: <= 0, or NaN. Exactly 0 at the row's maximum, which may be +inf, as may
 // inv_temperature.
 SPECDEC_HD float softmax_t(float logit, float row_max, float inv_temperature) {
-  if (logit == row_max) return 0.0f;
-  return mul_rn(mul_rn(sub_rn(logit, row_max), inv_temperature), kLog2E);
+  const float t = mul_rn(mul_rn(sub_rn(logit, row_max), inv_temperature), kLog2E);
+  return f32_from_bits(f32_bits(t) & (static_cast<uint32_t>(logit == row_max) - 1u));
 }
 
-// Mass of the weight 2^t for t <= 0; NaN and -inf give 0, t > 0 counts as 0.
-SPECDEC_HD uint64_t exp2_mass(float t) {
-  if (t >= 0.0f) return kMassOne;
-  if (!(t > -64.0f)) return 0;
+// 2^t as p * 2^n for t <= 0, n an integer in [-64, 0]; NaN and -inf give 2^-64, t > 0 counts as 0. Clamped as integers:
+// without branches, so that a loop over it becomes vector code.
+SPECDEC_HD float exp2_split(float t, float* n) {
+  const int32_t bits = static_cast<int32_t>(f32_bits(t)), magnitude = bits & 0x7FFFFFFF;
+  const int32_t counts = (bits >> 31) | -static_cast<int32_t>(magnitude > static_cast<int32_t>(detail::kInfBits));
+  constexpr int32_t k64 = 0x42800000;
+  const float x = f32_from_bits(static_cast<uint32_t>((magnitude < k64 ? magnitude : k64) & counts) | 0x80000000u);
   // Adding 1.5 * 2^23 rounds to an integer, half to even.
-  const float n = sub_rn(add_rn(t, 0x1.8p23f), 0x1.8p23f);
-  const float f = sub_rn(t, n);  // exact, in [-0.5, 0.5]
+  *n = sub_rn(add_rn(x, 0x1.8p23f), 0x1.8p23f);
+  const float f = sub_rn(x, *n);  // exact, in [-0.5, 0.5]
   // 2^f: minimax in relative error under p(0) = 1; at most 2^-23.39 off, evaluated as here.
   float p = mul_rn(f, 0x1.416b54p-13f);
   p = mul_rn(add_rn(p, 0x1.5f082ep-10f), f);
@@ -46,8 +49,20 @@ SPECDEC_HD uint64_t exp2_mass(float t) {
   p = mul_rn(add_rn(p, 0x1.c6af7cp-5f), f);
   p = mul_rn(add_rn(p, 0x1.ebfbdcp-3f), f);
   p = mul_rn(add_rn(p, 0x1.62e430p-1f), f);
-  p = add_rn(p, 1.0f);
-  return detail::floor_scaled(f32_bits(p), kMassBits, -static_cast<int>(n));
+  return add_rn(p, 1.0f);
+}
+
+// p * 2^(n + 40) of exp2_split, whose integer part is the mass: the power of two goes to the exponent, which stays that
+// of a normal number. Apart from the conversion, for loops.
+SPECDEC_HD float split_scaled(float p, float n) {
+  return f32_from_bits(f32_bits(p) + (static_cast<uint32_t>(static_cast<int32_t>(n) + kMassBits) << 23));
+}
+
+// Mass of the weight 2^t for t <= 0; NaN and -inf give 0, t > 0 counts as 0.
+SPECDEC_HD uint64_t exp2_mass(float t) {
+  float n;
+  const float p = exp2_split(t, &n);
+  return f32_to_u64(split_scaled(p, n));
 }
 
 // Mass of a probability or weight; NaN and anything <= 0 give 0, >= 1 gives 2^40.

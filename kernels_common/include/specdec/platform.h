@@ -1,4 +1,4 @@
-// What differs between host and device compilers, and float32 arithmetic that rounds after every operation.
+// What differs between host and device compilers (CUDA, XPU), and float32 arithmetic that rounds after every operation.
 #pragma once
 
 #include <cfloat>
@@ -7,6 +7,8 @@
 
 #if defined(__CUDACC__)
 #define SPECDEC_HD __host__ __device__ __forceinline__
+#elif defined(__xpu__)
+#define SPECDEC_HD __device__ inline
 #else
 #define SPECDEC_HD inline
 #endif
@@ -61,6 +63,15 @@ SPECDEC_HD float u64_to_f32(uint64_t x) {
   return __ull2float_rn(x);
 #else
   return static_cast<float>(x);
+#endif
+}
+
+// The integer part of x in [0, 2^63).
+SPECDEC_HD uint64_t f32_to_u64(float x) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint64_t>(__float2ll_rz(x));
+#else
+  return static_cast<uint64_t>(static_cast<int64_t>(x));
 #endif
 }
 

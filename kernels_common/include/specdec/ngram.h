@@ -1,0 +1,127 @@
+// Drafts from the request's own history (contract, section 6): the search, and the batch's token budget.
+//
+// The text is prompt ++ generated (++ MTP drafts). A match is named by `after`, the column of the token that follows the
+// occurrence. Of all sizes tried, the longest that occurs wins; so one pass that keeps the longest common suffix of
+// text[0, after) and the text gives what trying the sizes one by one gives.
+#pragma once
+
+#include "specdec/integers.h"
+
+namespace specdec {
+
+enum class MatchPolicy : int { kLeftmost = 0, kLatest = 1 };
+
+constexpr int kMaxNgramSize = 16;
+
+struct NgramQuery {
+  MatchPolicy policy;
+  int most, least;  // sizes tried; most < least: none
+  int64_t prompt_end, text_end;
+  int64_t suffix[kMaxNgramSize];  // suffix[j]: the text's last token but j
+
+  // `text[i]` is the text. The query must lie in the generated part.
+  template <typename Text>
+  SPECDEC_HD NgramQuery(MatchPolicy match_policy, int largest, int smallest, int64_t prompt, int64_t end, Text& text)
+      : policy(match_policy),
+        most(static_cast<int>(min64(largest, end - prompt))),
+        least(smallest),
+        prompt_end(prompt),
+        text_end(end) {
+    for (int j = 0; j < kMaxNgramSize; ++j) suffix[j] = j < most ? text[end - 1 - j] : 0;
+  }
+
+  SPECDEC_HD bool possible() const { return most >= least; }
+
+  // First column of the haystack that a match at `after` may use. LEFTMOST has two haystacks: prompt, generated part.
+  SPECDEC_HD int64_t haystack_start(int64_t after) const {
+    return policy == MatchPolicy::kLeftmost && after >= prompt_end ? prompt_end : 0;
+  }
+  SPECDEC_HD int64_t haystack_stop(int64_t after) const {
+    return policy == MatchPolicy::kLeftmost && after < prompt_end ? prompt_end : text_end;
+  }
+};
+
+// No default values: devices keep matches in shared memory, which has no initialisers.
+struct NgramMatch {
+  int size;  // 0: none
+  int64_t after;
+};
+
+SPECDEC_HD NgramMatch no_match() { return {0, 0}; }
+
+// Whether the policy prefers match `a` to `b`.
+SPECDEC_HD bool preferred(MatchPolicy policy, const NgramMatch& a, const NgramMatch& b) {
+  if (a.size != b.size) return a.size > b.size;
+  if (a.size == 0) return false;
+  return policy == MatchPolicy::kLatest ? a.after > b.after : a.after < b.after;
+}
+
+// Length of the match at `after`, at most `most`. `tokens[i]` is text[first + i] and reaches back as far as needed.
+SPECDEC_HD int ngram_size_at(const NgramQuery& query, const int64_t* tokens, int64_t first, int64_t after) {
+  const int64_t room = min64(query.most, after - query.haystack_start(after));
+  int size = 0;
+  while (size < room && tokens[after - 1 - size - first] == query.suffix[size]) ++size;
+  return size;
+}
+
+namespace detail {
+
+// Whether any of eight tokens is the one looked for, without a branch for each.
+SPECDEC_HD bool any_of_eight(const int64_t* tokens, int64_t token) {
+  bool any = false;
+  for (int j = 0; j < 8; ++j) any |= tokens[j] == token;
+  return any;
+}
+
+}  // namespace detail
+
+// Look at the matches with `after` in [low, high), 1 <= low, high <= text_end, in the order of the policy, and improve
+// `best`, which must come from places that the policy meets before these. `tokens[i]` is text[first + i], with first <=
+// max(0, low - most), up to and without text[high - 1]'s successor. Stops early when nothing can be better.
+SPECDEC_HD void ngram_scan(const NgramQuery& query, const int64_t* tokens, int64_t first, int64_t low, int64_t high,
+                           NgramMatch* best) {
+  const bool latest = query.policy == MatchPolicy::kLatest;
+  const int64_t last_token = query.suffix[0];
+  for (int64_t done = 0, count = high - low; done < count && best->size < query.most;) {
+    // The text's last token must stand before `after`: most places are passed over by that.
+    const int64_t block = latest ? high - done - 8 : low + done;
+    if (count - done >= 8 && !detail::any_of_eight(tokens + (block - 1 - first), last_token)) {
+      done += 8;
+      continue;
+    }
+    for (const int64_t stop = min64(done + 8, count); done < stop && best->size < query.most; ++done) {
+      const int64_t after = latest ? high - 1 - done : low + done;
+      const int size = ngram_size_at(query, tokens, first, after);
+      if (size >= query.least && size > best->size) *best = {size, after};
+    }
+  }
+}
+
+// What a slot brings to the token budget, and the one rule that shares it out. Slots are granted in ascending order.
+struct BudgetScan {
+  int64_t budget;
+  int64_t left;      // slots from here on with a prefill chunk or decoding
+  int64_t used = 0;  // tokens of the slots before
+
+  SPECDEC_HD void pass(bool active) { left -= active ? 1 : 0; }
+
+  // Tokens of a decode slot that has `base` tokens and `drafts` more to propose; after `pass`.
+  SPECDEC_HD int64_t grant(int64_t base, int64_t drafts) const {
+    return base + clamp64(budget - used - left - base, 0, drafts);
+  }
+};
+
+// Drafts that `ngram_match` may propose for a slot; not positive: none.
+SPECDEC_HD int64_t ngram_wanted(int32_t draft_token_num, int64_t draft_width, int64_t max_dec_len, int64_t step_idx) {
+  const int64_t room = wrap_sub(wrap_sub(max_dec_len, step_idx), 1);
+  return min64(min64(draft_token_num, draft_width - 1), room);
+}
+
+// The same for `hybrid_mtp_ngram`, behind the `base` tokens that are there.
+SPECDEC_HD int64_t hybrid_wanted(int64_t base, int64_t draft_width, int64_t max_dec_len, int64_t step_idx) {
+  return min64(draft_width - base, wrap_sub(wrap_sub(max_dec_len, step_idx), base));
+}
+
+SPECDEC_HD int64_t hybrid_base(int32_t slt, int64_t draft_width) { return clamp64(slt, 1, draft_width); }
+
+}  // namespace specdec

@@ -1,0 +1,223 @@
+// Verification of one slot (contract, section 4). Bulk data come through anything that can be indexed with an int64: a
+// pointer on the host, a reader that streams tiles on a device with local memory.
+#pragma once
+
+#include "specdec/draw.h"
+#include "specdec/integers.h"
+#include "specdec/mass.h"
+#include "specdec/philox.h"
+
+namespace specdec {
+
+enum class Strategy : int { kGreedy = 0, kTargetMatch = 1, kTopP = 2, kRejection = 3 };
+enum class AcceptPolicy : int { kNormal = 0, kAcceptAll = 1, kRejectAll = 2 };
+
+// The state of a slot as the tensors hold it.
+struct VerifyState {
+  int64_t seed, prompt_len, step_idx, max_dec_len;
+  int32_t enc, dec, slt, first_row, reasoning;
+  bool stopped, paused;
+};
+
+// Whether the slot emits anything at all.
+SPECDEC_HD bool verify_emits(const VerifyState& state) {
+  const bool unfinished_prompt = state.enc > 0 && int64_t{state.dec} + state.enc < state.prompt_len;
+  return !state.stopped && !state.paused && state.slt > 0 && !unfinished_prompt;
+}
+
+// One slot's drafts and the rows that judge them; positions count from the base token.
+struct VerifySlot {
+  int64_t drafts;  // how many
+  int64_t first_row, last_row;
+  int64_t seed, length;  // of prompt and generated tokens
+  int64_t limit;         // tokens that may still be generated
+  bool tests_drafts;
+
+  SPECDEC_HD VerifySlot(const VerifyState& state, int64_t draft_width, int64_t row_capacity)
+      : drafts(min64(state.slt, draft_width) - 1),
+        first_row(state.first_row),
+        last_row(row_capacity - 1),
+        seed(state.seed),
+        length(wrap_add(state.prompt_len, state.step_idx)),
+        limit(saturating_sub(state.max_dec_len, state.step_idx)),
+        tests_drafts(state.enc <= 0 && state.reasoning != 1) {}
+
+  SPECDEC_HD int64_t row(int64_t i) const { return clamp64(first_row + i, 0, last_row); }
+  SPECDEC_HD PhiloxWords random(int64_t i, Purpose purpose) const {
+    return philox_words(seed, wrap_add(length, i), purpose);
+  }
+};
+
+// The tokens a slot emits, and the one rule that stops it. `sink.append(token)` takes them in order.
+template <typename EndTokens, typename Sink>
+class Emission {
+ public:
+  SPECDEC_HD Emission(EndTokens& end_tokens, int64_t end_count, int64_t limit, bool ignore_end, bool end_at_limit,
+                      Sink& sink)
+      : end_tokens_(end_tokens),
+        end_count_(end_count),
+        limit_(limit),
+        ignore_end_(ignore_end),
+        end_at_limit_(end_at_limit),
+        sink_(sink) {}
+
+  SPECDEC_HD void emit(int64_t token) {
+    if (stopped_) return;
+    ++count_;
+    bool is_end = false;
+    for (int64_t e = 0; e < end_count_ && !is_end; ++e) is_end = end_tokens_[e] == token;
+    const bool at_limit = count_ >= limit_;
+    stopped_ = (is_end && !ignore_end_) || at_limit;
+    const bool replaced = at_limit && end_at_limit_ && !is_end && end_count_ > 0;
+    sink_.append(replaced ? end_tokens_[0] : token);
+  }
+
+  SPECDEC_HD int64_t count() const { return count_; }
+  SPECDEC_HD bool stopped() const { return stopped_; }
+
+ private:
+  EndTokens& end_tokens_;
+  const int64_t end_count_, limit_;
+  const bool ignore_end_, end_at_limit_;
+  Sink& sink_;
+  int64_t count_ = 0;
+  bool stopped_ = false;
+};
+
+// Phase 1: emit the drafts that pass; whether it ended with a draft that was rejected. `drafts[i]` is the draft at i;
+// `judge.accepted(slot, i, drafts)` says how many positions from i on pass.
+template <typename Judge, typename Drafts, typename Out>
+SPECDEC_HD bool verify_drafts(const VerifySlot& slot, AcceptPolicy policy, Judge& judge, Drafts& drafts, Out& out) {
+  if (policy == AcceptPolicy::kRejectAll || !slot.tests_drafts) return false;
+  while (out.count() < slot.drafts && !out.stopped()) {
+    const int64_t i = out.count();
+    const int64_t passing = policy == AcceptPolicy::kAcceptAll ? 1 : judge.accepted(slot, i, drafts);
+    if (passing == 0) return true;
+    for (int64_t j = i; j < i + passing; ++j) out.emit(drafts[j]);
+  }
+  return false;
+}
+
+// GREEDY and TARGET_MATCH: by the target model's token of each row.
+template <typename Tokens>
+struct JudgeByToken {
+  Tokens& target_tokens;
+
+  template <typename Drafts>
+  SPECDEC_HD int64_t accepted(const VerifySlot& slot, int64_t i, Drafts& drafts) {
+    return target_tokens[slot.row(i)] == drafts[i] ? 1 : 0;
+  }
+  SPECDEC_HD int64_t token(const VerifySlot& slot, int64_t i) { return target_tokens[slot.row(i)]; }
+};
+
+// TOPP: by the candidate list of each row. `ids` and `scores` are [rows, width], flat.
+template <typename Ids, typename Scores, typename Lens>
+struct JudgeByCandidates {
+  Ids& ids;
+  Scores& scores;
+  Lens& lens;
+  int64_t width, window;
+  float top_p;
+
+  template <typename Drafts>
+  SPECDEC_HD int64_t accepted(const VerifySlot& slot, int64_t i, Drafts& drafts) {
+    const int64_t row = slot.row(i), count = clamp64(lens[row], 1, width), draft = drafts[i];
+    for (int64_t c = 0; c < count; ++c) {
+      if (ids[row * width + c] == draft) return 1;
+    }
+    if (width < 2 || ids[row * width + 1] != draft || window > slot.drafts - 1 - i) return 0;
+    for (int64_t j = i + 1; j <= i + window; ++j) {
+      if (ids[slot.row(j) * width] != drafts[j]) return 0;
+    }
+    return 1 + window;
+  }
+
+  SPECDEC_HD int64_t token(const VerifySlot& slot, int64_t i) {
+    const int64_t row = slot.row(i), count = clamp64(lens[row], 1, width), first = row * width;
+    uint64_t sum = 0;
+    for (int64_t c = 0; c < count; ++c) sum += prob_mass(scores[first + c]);
+    const uint64_t wanted = prob_mass(top_p), total = wanted < sum ? wanted : sum;
+    if (total == 0) return ids[first];
+    const uint64_t point = draw_point(slot.random(i, Purpose::kCandidate).u64(), total);
+    int64_t c = 0;
+    for (uint64_t below = 0; c < count; ++c) {
+      below += prob_mass(scores[first + c]);
+      if (below > point) break;
+    }
+    return ids[first + c];
+  }
+};
+
+// REJECTION, phase 1: by the probabilities of the draft alone. `target_probs` is [rows, vocabulary], `draft_probs` (null:
+// one-hot drafts) this slot's [drafts, vocabulary], both flat.
+template <typename TargetProbs, typename DraftProbs>
+struct JudgeByProbs {
+  TargetProbs& target_probs;
+  DraftProbs* draft_probs;
+  int64_t vocabulary;
+
+  template <typename Drafts>
+  SPECDEC_HD int64_t accepted(const VerifySlot& slot, int64_t i, Drafts& drafts) {
+    const int64_t draft = drafts[i];
+    if (draft < 0 || draft >= vocabulary) return 0;
+    const uint64_t p = prob_mass(target_probs[slot.row(i) * vocabulary + draft]);
+    const uint64_t q = draft_probs == nullptr ? kMassOne : prob_mass((*draft_probs)[i * vocabulary + draft]);
+    return accept_test(slot.random(i, Purpose::kAccept).u32(), q, p) ? 1 : 0;
+  }
+};
+
+// REJECTION, phase 2: a draw from max(0, mass(p) - mass(q)) over the vocabulary, which is taken in tiles of any size: sum
+// all, then look for the point in the tile that holds it. Tiles may be summed in any order and by anybody.
+struct ResidualTile {
+  const float* p;
+  const float* q;   // null: nothing is taken away but `one_hot`
+  int64_t first;    // token of p[0]
+  int64_t count;
+  int64_t one_hot;  // token whose whole mass is taken away, -1: none
+
+  SPECDEC_HD uint64_t mass(int64_t k) const {
+    if (first + k == one_hot) return 0;  // q has mass one there, the most that p can have
+    const uint64_t have = prob_mass(p[k]);
+    if (q == nullptr) return have;
+    const uint64_t taken = prob_mass(q[k]);
+    return have > taken ? have - taken : 0;
+  }
+};
+
+// What is known of the tiles so far: the residual mass, and the argmax of p (largest mass, smallest token; -1: no tile
+// yet). No default values: devices keep it in shared memory, which has no initialisers.
+struct ResidualSum {
+  uint64_t total, best_mass;
+  int64_t best;
+
+  SPECDEC_HD void consider(uint64_t mass, int64_t token) {
+    if (best < 0 || mass > best_mass || (mass == best_mass && token < best)) {
+      best_mass = mass;
+      best = token;
+    }
+  }
+  SPECDEC_HD void add(const ResidualTile& tile) {
+    for (int64_t k = 0; k < tile.count; ++k) {
+      total += tile.mass(k);
+      const uint64_t mass = prob_mass(tile.p[k]);
+      if (best < 0 || mass > best_mass) consider(mass, tile.first + k);
+    }
+  }
+  SPECDEC_HD void merge(const ResidualSum& other) {
+    total += other.total;
+    if (other.best >= 0) consider(other.best_mass, other.best);
+  }
+};
+
+SPECDEC_HD ResidualSum no_residual() { return {0, 0, -1}; }
+
+// The token at `point`, given the mass `below` all tokens of the tile; -1 if it is not in this tile. Advances `below`.
+SPECDEC_HD int64_t residual_find(const ResidualTile& tile, uint64_t point, uint64_t* below) {
+  for (int64_t k = 0; k < tile.count; ++k) {
+    *below += tile.mass(k);
+    if (*below > point) return tile.first + k;
+  }
+  return -1;
+}
+
+}  // namespace specdec

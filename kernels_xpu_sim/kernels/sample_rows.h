@@ -1,0 +1,34 @@
+// The parameters of the rows that a cluster samples, for sample_target and processed_probs.
+#pragma once
+
+#include "row_tiles.h"
+
+#include "specdec/row_sample.h"
+
+namespace specdec {
+
+struct SamplingTensors {
+  const float *temperature, *top_p, *min_p;
+  const int32_t* top_k;
+  const int64_t* seed;  // null: not used
+  const int64_t* position;
+  int64_t rows, vocabulary;
+};
+
+// A row's parameters in SM. Core 0 fetches them while all look for the row's largest logit; the next sync publishes
+// them.
+struct RowRequest {
+  SamplingParams params;
+  int64_t seed;
+};
+
+static inline __device__ void fetch_request(const SamplingTensors& t, int64_t row, RowRequest* request) {
+  if (core_id() != 0) return;
+  GM2SM_ASYNC(t.temperature + row, &request->params.temperature, sizeof(float));
+  GM2SM_ASYNC(t.top_p + row, &request->params.top_p, sizeof(float));
+  GM2SM_ASYNC(t.min_p + row, &request->params.min_p, sizeof(float));
+  GM2SM_ASYNC(t.top_k + row, &request->params.top_k, sizeof(int32_t));
+  if (t.seed != nullptr) GM2SM_ASYNC(t.seed + row, &request->seed, sizeof(int64_t));
+}
+
+}  // namespace specdec

@@ -1,0 +1,74 @@
+// Prefix sums over slots: how much comes before a core's slots, and in all. There is no barrier across clusters, so every
+// cluster adds up all slots for itself.
+#pragma once
+
+#include "tiles.h"
+
+namespace specdec {
+
+constexpr int kMostCores = 64;
+
+template <int N>
+struct Sums {
+  int64_t of[N];
+
+  __device__ void clear() {
+    for (int i = 0; i < N; ++i) of[i] = 0;
+  }
+  __device__ void add(const Sums& other) {
+    for (int i = 0; i < N; ++i) of[i] += other.of[i];
+  }
+};
+
+// This core's slots [low, high), the sums over the slots before them, and over all slots.
+template <int N>
+struct SlotPart {
+  int64_t low, high;
+  Sums<N> before, total;
+};
+
+template <int N, typename Source>
+static __device__ void add_slots(Source& source, int64_t low, int64_t high, Sums<N>* sums) {
+  for (int64_t b = low; b < high; ++b) sums->add(source.share(b));
+}
+
+// `source.share(b)` is what slot b adds. All cores of the cluster call this once in a kernel.
+template <int N, typename Source>
+static __device__ void slot_part(Source& source, int64_t slots, SlotPart<N>* part) {
+  __shared__ Sums<N> before[kMostCores];
+  __shared__ Sums<N> own[kMostCores];
+  __shared__ Sums<N> after[kMostCores];
+  const int core = core_id(), cores = core_num();
+  int64_t cluster_low, cluster_high, low, high;
+  partition(cluster_id(), cluster_num(), slots, 1, &cluster_low, &cluster_high);
+  partition(core, cores, cluster_high - cluster_low, 1, &part->low, &part->high);
+  part->low += cluster_low;
+  part->high += cluster_low;
+
+  Sums<N> sums;
+  sums.clear();
+  partition(core, cores, cluster_low, 1, &low, &high);
+  add_slots(source, low, high, &sums);
+  before[core] = sums;
+  sums.clear();
+  add_slots(source, part->low, part->high, &sums);
+  own[core] = sums;
+  sums.clear();
+  partition(core, cores, slots - cluster_high, 1, &low, &high);
+  add_slots(source, cluster_high + low, cluster_high + high, &sums);
+  after[core] = sums;
+  mfence_sm();
+  sync_cluster();
+
+  part->before.clear();
+  part->total.clear();
+  for (int k = 0; k < cores; ++k) {
+    part->before.add(before[k]);
+    if (k < core) part->before.add(own[k]);
+    part->total.add(before[k]);
+    part->total.add(own[k]);
+    part->total.add(after[k]);
+  }
+}
+
+}  // namespace specdec

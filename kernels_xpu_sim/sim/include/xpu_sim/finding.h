@@ -1,0 +1,45 @@
+// What the checks found.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace xpu_sim {
+
+// A place in a program, as far as it is known.
+struct Location {
+  std::string file;
+  int line = 0;
+  std::string function;
+};
+
+struct Finding {
+  std::string check;     // the hardware's name for the trap where it has one: "dma_overflow", "simd_unalign", ...
+  std::string message;   // what was expected and what came
+  std::string kernel;
+  int cluster = -1, core = -1;
+  long epoch = -1;       // barriers that this cluster had passed
+  Location at;
+  std::vector<Location> callers;
+  std::string space;     // "LM", "SM", "GM": where the object is
+  std::string object;    // its name
+  long long offset = -1; // bytes from its start
+  std::string other;     // the other access, where two are involved
+  std::string replay;    // options that give this run again
+  long count = 1;        // how often it was seen at this place
+};
+
+// Findings since the last call, oldest first, and forgets them. Safe from any thread.
+std::vector<Finding> take_findings();
+// Findings so far, without those taken.
+size_t finding_count();
+
+std::string to_text(const Finding& finding);
+std::string to_json(const std::vector<Finding>& findings);
+
+// Called with each distinct finding when it is made; nullptr (the default) only collects.
+void on_finding(void (*listener)(const Finding&));
+
+}  // namespace xpu_sim

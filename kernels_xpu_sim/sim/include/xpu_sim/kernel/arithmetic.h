@@ -1,0 +1,70 @@
+// Small arithmetic helpers. min and max take mixed types, unlike the standard library's, and are found without std::.
+#pragma once
+
+#include <cstdint>
+
+#include "xpu_sim/kernel/types.h"
+
+namespace xpu_sim::detail {
+
+// float16 and bfloat16 are compared as float: each converts to the other's kind, so ?: would be ambiguous.
+template <class T>
+struct Compared { using type = T; };
+template <>
+struct Compared<float16> { using type = float; };
+template <>
+struct Compared<bfloat16> { using type = float; };
+
+template <class A, class B>
+struct Common { using type = std::common_type_t<typename Compared<A>::type, typename Compared<B>::type>; };
+template <class T>
+struct Common<T, T> { using type = T; };
+
+}  // namespace xpu_sim::detail
+
+template <class A, class B>
+constexpr typename xpu_sim::detail::Common<A, B>::type min(A a, B b) {
+  using T = typename xpu_sim::detail::Common<A, B>::type;
+  const T x = static_cast<T>(a), y = static_cast<T>(b);
+  return y < x ? y : x;
+}
+
+template <class A, class B>
+constexpr typename xpu_sim::detail::Common<A, B>::type max(A a, B b) {
+  using T = typename xpu_sim::detail::Common<A, B>::type;
+  const T x = static_cast<T>(a), y = static_cast<T>(b);
+  return x < y ? y : x;
+}
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> roundup_div(A a, B b) {
+  return (a + b - 1) / b;
+}
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> rounddown_div(A a, B b) {
+  return a / b;
+}
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> roundup(A a, B b) {
+  return (a + b - 1) / b * b;
+}
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> rounddown(A a, B b) {
+  return a / b * b;
+}
+
+template <class T>
+constexpr T rounddown16(T n) { return n / 16 * 16; }
+template <class T>
+constexpr T rounddown32(T n) { return n / 32 * 32; }
+template <class T>
+constexpr T rounddown64(T n) { return n / 64 * 64; }
+template <class T>
+constexpr T roundup16(T n) { return (n + 15) / 16 * 16; }
+template <class T>
+constexpr T roundup32(T n) { return (n + 31) / 32 * 32; }
+template <class T>
+constexpr T roundup64(T n) { return (n + 63) / 64 * 64; }

@@ -1,0 +1,59 @@
+// Atomics are pairs of load-linked and store-conditional on integers in SM, written as assembly in kernels:
+//   loada.w  value, address
+//   storea.w failed, value, address      (failed != 0: try again)
+#pragma once
+
+#include "xpu_sim/site.h"
+
+namespace xpu_sim::detail {
+int load_linked(const int* address, Site site);
+int store_conditional(int* address, int value, Site site);  // 0: stored
+void ticket_lock(Site site);
+void ticket_unlock(Site site);
+}  // namespace xpu_sim::detail
+
+#if defined(__x86_64__)
+// Each is a call into the emulator that preserves every register. Operands may be any register, also one that a call
+// would pass arguments in, hence by way of the stack, below the red zone.
+__asm__(
+    ".ifndef xpu_sim_atomics_defined\n"
+    ".set xpu_sim_atomics_defined, 1\n"
+    ".macro loada.w value, address\n"
+    "  leaq -144(%rsp), %rsp\n"
+    "  movq \\address, (%rsp)\n"
+    "  call xpu_sim_loada@PLT\n"
+    "  movl 8(%rsp), \\value\n"
+    "  leaq 144(%rsp), %rsp\n"
+    ".endm\n"
+    ".macro storea.w failed, value, address\n"
+    "  leaq -144(%rsp), %rsp\n"
+    "  movq \\address, (%rsp)\n"
+    "  movl \\value, 8(%rsp)\n"
+    "  call xpu_sim_storea@PLT\n"
+    "  movl 8(%rsp), \\failed\n"
+    "  leaq 144(%rsp), %rsp\n"
+    ".endm\n"
+    ".endif\n");
+#endif
+
+inline int SM2REG_atomic(const int* address, XPU_SIM_SITE) {
+  return ::xpu_sim::detail::load_linked(address, xpu_sim_site);
+}
+
+// 0: stored; 1: failed, try again from SM2REG_atomic.
+inline int REG2SM_atomic(int* address, int value, XPU_SIM_SITE) {
+  return ::xpu_sim::detail::store_conditional(address, value, xpu_sim_site);
+}
+
+// The old value.
+inline int atomicadd(int* address, int value, XPU_SIM_SITE) {
+  int old;
+  do {
+    old = ::xpu_sim::detail::load_linked(address, xpu_sim_site);
+  } while (::xpu_sim::detail::store_conditional(address, old + value, xpu_sim_site) != 0);
+  return old;
+}
+
+// The cluster's one lock.
+inline void ticket_lock_mix(XPU_SIM_SITE) { ::xpu_sim::detail::ticket_lock(xpu_sim_site); }
+inline void unlock_mix(XPU_SIM_SITE) { ::xpu_sim::detail::ticket_unlock(xpu_sim_site); }

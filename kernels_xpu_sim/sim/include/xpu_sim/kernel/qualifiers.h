@@ -1,0 +1,45 @@
+// Qualifiers of functions, variables and pointers.
+#pragma once
+
+// The command line of a kernel compiler says which device it compiles for; a plain g++ call does not.
+#ifndef __xpu__
+#define __xpu__ 1
+#endif
+#ifndef __XPU3__
+#define __XPU3__ 1
+#endif
+
+#define __global__
+#define __device__
+#define __host__
+
+// LM is the core's stack, so a plain local is already where it belongs.
+#define __local__
+#define __simd__ __attribute__((aligned(64)))
+
+// SM holds one copy per cluster for the whole kernel. A worker thread runs one cluster at a time, so thread-local storage
+// is exactly that, and the segment of the kernel's module is the SM image.
+#if defined(XPU_SIM_SM_REDZONES)
+// Checking builds put a gap before each object, which nobody may touch. The alignment is given here because a __simd__
+// written before __shared__ lands on the gap.
+#define XPU_SIM_JOIN_(a, b) a##b
+#define XPU_SIM_JOIN(a, b) XPU_SIM_JOIN_(a, b)
+#define __shared__                                                                                               \
+  static thread_local __attribute__((used, aligned(64))) char XPU_SIM_JOIN(xpu_sim_gap_, __COUNTER__)[64]; \
+  static thread_local __attribute__((aligned(64)))
+#else
+#define __shared__ static thread_local
+#endif
+
+// The group's memory is carved out of its LM and used with one core per group, so it is private to that core: a local.
+#define __group_shared__ __attribute__((aligned(64)))
+
+// Address spaces are told apart by address, not by type.
+#define __global_ptr__
+#define _global_ptr_
+#define __shared_ptr__
+#define _shared_ptr_
+#define __group_shared_ptr__
+#define _group_shared_ptr_
+#define __local_ptr__
+#define _local_ptr_

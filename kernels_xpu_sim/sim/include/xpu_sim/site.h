@@ -1,0 +1,17 @@
+// Where in the user's source a call stands. As a default argument it costs two registers, needs no debug information,
+// survives stripping, and names the kernel's line even when a helper is inlined.
+#pragma once
+
+namespace xpu_sim {
+
+struct Site {
+  const char* file = nullptr;
+  int line = 0;
+
+  static constexpr Site here(const char* f = __builtin_FILE(), int l = __builtin_LINE()) { return {f, l}; }
+};
+
+}  // namespace xpu_sim
+
+// The last parameter of every builtin that can be at fault.
+#define XPU_SIM_SITE ::xpu_sim::Site xpu_sim_site = ::xpu_sim::Site::here()

@@ -1,0 +1,86 @@
+// What instrumented code calls when it is about to touch what it may not: a finding for a kernel, and AddressSanitizer's
+// own report for host code.
+#include "asan_state.h"
+
+#include "../checks.h"
+#include "../trap.h"
+
+namespace xpu_sim::rt::asan {
+
+namespace {
+
+// The copy in flight, of any core, whose destination holds the address.
+const Copy* copy_at(const State& state, const char* address) {
+  for (const auto& copies : state.in_flight) {
+    for (const Copy& c : copies) {
+      if (address >= c.to && address < c.to + c.bytes) return &c;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void report_access(const Core& core, const char* address, size_t bytes, bool write, const void* pc, Site site) {
+  const Copy* const copy = copy_at(*static_cast<const State*>(core.checker_state), address);
+  Finding f = pc ? finding_at(Check::memory_fault, core, pc, "") : finding_at(Check::memory_fault, core, site, "");
+  describe(&f, core, address);
+  Check check = Check::memory_fault;
+  const char* const kind = write ? "write" : "read";
+  if (copy) {
+    check = write ? Check::write_in_flight : Check::read_in_flight;
+    f.message = text("%s of the destination of a copy in flight; fence first", kind);
+    f.other = text("%s_ASYNC of %zu bytes at %s:%d", direction_name(copy->direction), copy->bytes, copy->site.file, copy->site.line);
+  } else if (f.space == "LM") {
+    check = Check::lm_object_overflow;
+    char name[128] = "";
+    void* begin = nullptr;
+    size_t size = 0;
+    __asan_locate_address(const_cast<char*>(address), name, sizeof name, &begin, &size);
+    f.message = text("%s of %zu bytes in LM outside of any object that lives now", kind, bytes);
+    if (*name) f.object = text("next to %s, which has %zu bytes", name, size);
+  } else if (f.space == "SM") {
+    check = Check::sm_object_overflow;
+    f.message = text("%s of %zu bytes in SM outside of any __shared__ object", kind, bytes);
+  } else if (f.space == "GM") {
+    check = Check::gm_out_of_bounds;
+    f.message = text("%s of %zu bytes at byte %lld of %s", kind, bytes, f.offset, f.object.c_str());
+  } else {
+    f.message = text("%s of %zu bytes at 0x%llx, which may not be used", kind, bytes,
+                     static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)));
+  }
+  f.check = name_of(check);
+  report(check, std::move(f));
+}
+
+namespace {
+
+void reported(void* address, size_t bytes, bool write, void* pc, void* frame) {
+  const Core* const core = current;
+  if (!core->worker) return __asan_report_error(pc, frame, frame, address, write, bytes, 0);
+  report_access(*core, static_cast<const char*>(address), bytes, write, pc, Site());
+}
+
+}  // namespace
+
+}  // namespace xpu_sim::rt::asan
+
+#define XPU_SIM_REPORT extern "C" __attribute__((used, visibility("hidden"))) void
+#define XPU_SIM_REPORTED(P, BYTES, WRITE) \
+  xpu_sim::rt::asan::reported(P, BYTES, WRITE, __builtin_return_address(0), __builtin_frame_address(0))
+#define XPU_SIM_REPORTS(N)                                                                     \
+  XPU_SIM_REPORT __asan_report_load##N##_noabort(void* p) { XPU_SIM_REPORTED(p, N, false); }   \
+  XPU_SIM_REPORT __asan_report_store##N##_noabort(void* p) { XPU_SIM_REPORTED(p, N, true); }
+
+XPU_SIM_REPORTS(1)
+XPU_SIM_REPORTS(2)
+XPU_SIM_REPORTS(4)
+XPU_SIM_REPORTS(8)
+XPU_SIM_REPORTS(16)
+XPU_SIM_REPORT __asan_report_load_n_noabort(void* p, size_t bytes) { XPU_SIM_REPORTED(p, bytes, false); }
+XPU_SIM_REPORT __asan_report_store_n_noabort(void* p, size_t bytes) { XPU_SIM_REPORTED(p, bytes, true); }
+
+// Kernels leave no heap memory, and what was left by a launch that ended early is no leak of the program's.
+extern "C" __attribute__((used, visibility("default"))) const char* __asan_default_options() {
+  return "detect_leaks=0:detect_stack_use_after_return=0";
+}

@@ -1,0 +1,144 @@
+// Load-linked and store-conditional. Cores take turns, so that a pair that no call separates is indivisible already; the
+// failures that the hardware may produce are drawn by the seed.
+#include "builtin.h"
+#include "checker.h"
+#include "random.h"
+#include "trap.h"
+#include "xpu_sim/kernel/atomics.h"
+
+namespace xpu_sim::rt {
+
+namespace {
+
+[[gnu::cold]] void nested(Core* core, const int* address, Site site) {
+  Finding f = finding_at(Check::atom_nested_err, *core, site, "loada before the storea of an earlier loada on another address");
+  describe(&f, *core, address);
+  trap(std::move(f));
+}
+
+void check_in_sm(Core* core, const int* address, Site site) {
+  Worker& worker = *core->worker;
+  if (static_cast<size_t>(reinterpret_cast<const char*>(address) - worker.sm()) < worker.sm_bytes()) return;
+  Finding f = finding_at(Check::dma_address, *core, site, "atomics are for integers in SM");
+  describe(&f, *core, address);
+  trap(std::move(f));
+}
+
+bool fails(Core* core) {
+  const Options& options = *core->launch->options;
+  if (options.llsc_failure <= 0) return false;
+  Random random(options.seed, Random::llsc,
+                static_cast<uint64_t>(core->cluster) << 48 | static_cast<uint64_t>(core->id) << 32 | core->calls);
+  return static_cast<double>(random.next() >> 11) * 0x1p-53 < options.llsc_failure;
+}
+
+int link(Core* core, const int* address, Site site) {
+  check_in_sm(core, address, site);
+  if (core->linked && core->linked != address && core->launch->options->model.nested_atomics_trap) {
+    nested(core, address, site);
+  }
+  core->linked = address;
+  if (checker) checker->atomic(*core, address, false, site);
+  return *static_cast<const volatile int*>(address);
+}
+
+int store(Core* core, int* address, int value, Site site) {
+  check_in_sm(core, address, site);
+  const bool linked = core->linked == address;
+  core->linked = nullptr;
+  // Another core's store between takes the link away.
+  if (!linked || fails(core)) return 1;
+  if (checker) checker->atomic(*core, address, true, site);
+  *static_cast<volatile int*>(address) = value;
+  Worker& worker = *core->worker;
+  for (int i = 0; i < core->launch->cores; ++i) {
+    if (worker.core(i).linked == address) worker.core(i).linked = nullptr;
+  }
+  return 0;
+}
+
+}  // namespace
+
+}  // namespace xpu_sim::rt
+
+namespace xpu_sim::detail {
+
+using namespace xpu_sim::rt;
+
+int load_linked(const int* address, Site site) {
+  return link(enter(site, XPU_SIM_FRAME), address, site);
+}
+
+int store_conditional(int* address, int value, Site site) {
+  return store(enter(site, XPU_SIM_FRAME), address, value, site);
+}
+
+void ticket_lock(Site site) {
+  Core* const core = enter(site, XPU_SIM_FRAME);
+  Worker& worker = *core->worker;
+  while (worker.lock_holder >= 0) {
+    if (worker.lock_holder == core->id) trap(finding_at(Check::deadlock, *core, site, "the core holds the lock already"));
+    called_often(core, site);
+  }
+  worker.lock_holder = core->id;
+  if (checker) checker->lock(*core, true);
+}
+
+void ticket_unlock(Site site) {
+  Core* const core = enter(site, XPU_SIM_FRAME);
+  core->worker->lock_holder = -1;
+  if (checker) checker->lock(*core, false);
+}
+
+}  // namespace xpu_sim::detail
+
+#if defined(__x86_64__)
+
+// The instructions of the kernel's assembly arrive here: operands in memory, no register may change.
+// These may use vector registers, hence fxsave.
+namespace {
+
+struct Operands {
+  int* address;
+  int value;  // in: to store; out: loaded, or failed
+};
+
+}  // namespace
+
+extern "C" {
+__attribute__((used, visibility("hidden"))) void xpu_sim_loada_slow(Operands* o) {
+  using namespace xpu_sim::rt;
+  const xpu_sim::Site site = current->last;
+  o->value = link(enter(site, reinterpret_cast<char*>(o)), o->address, site);
+}
+__attribute__((used, visibility("hidden"))) void xpu_sim_storea_slow(Operands* o) {
+  using namespace xpu_sim::rt;
+  const xpu_sim::Site site = current->last;
+  o->value = store(enter(site, reinterpret_cast<char*>(o)), o->address, o->value, site);
+}
+}
+
+#define XPU_SIM_STUB(NAME)                                                                               \
+  ".globl " NAME "\n"                                                                                    \
+  ".type " NAME ", @function\n" NAME                                                                     \
+  ":\n"                                                                                                  \
+  "  pushq %rbp\n"                                                                                       \
+  "  movq %rsp, %rbp\n"                                                                                  \
+  "  pushq %rax\n  pushq %rcx\n  pushq %rdx\n  pushq %rsi\n  pushq %rdi\n"                               \
+  "  pushq %r8\n  pushq %r9\n  pushq %r10\n  pushq %r11\n"                                               \
+  "  leaq 16(%rbp), %rdi\n"                                                                              \
+  "  subq $576, %rsp\n"                                                                                  \
+  "  andq $-64, %rsp\n"                                                                                  \
+  "  fxsave64 (%rsp)\n"                                                                                  \
+  "  call " NAME "_slow\n"                                                                               \
+  "  fxrstor64 (%rsp)\n"                                                                                 \
+  "  leaq -72(%rbp), %rsp\n"                                                                             \
+  "  popq %r11\n  popq %r10\n  popq %r9\n  popq %r8\n"                                                   \
+  "  popq %rdi\n  popq %rsi\n  popq %rdx\n  popq %rcx\n  popq %rax\n"                                    \
+  "  popq %rbp\n"                                                                                        \
+  "  ret\n"                                                                                              \
+  ".size " NAME ", . - " NAME "\n"
+
+__asm__(".text\n" XPU_SIM_STUB("xpu_sim_loada") XPU_SIM_STUB("xpu_sim_storea"));
+
+#endif

@@ -1,0 +1,33 @@
+// What every builtin does first.
+#pragma once
+
+#include <stdexcept>
+
+#include "worker.h"
+
+// The caller's stack pointer, near enough: everything of the kernel's lies above.
+#define XPU_SIM_FRAME static_cast<char*>(__builtin_frame_address(0))
+
+namespace xpu_sim::rt {
+
+// A core that calls the runtime this often without waiting may be waiting in a loop of its own, for another core.
+constexpr uint32_t kCallsBeforeGivingWay = 1u << 20;
+
+[[noreturn]] void outside_of_kernel(Site site);
+[[gnu::cold]] void called_often(Core* core, Site site);
+void fence(uint32_t mask, Site site, char* frame);
+
+inline Core* enter(Site site, char* frame) {
+  Core* const core = current;
+  if (__builtin_expect(!core->worker, 0)) outside_of_kernel(site);
+  core->last = site;
+  if (frame < core->lm_low) {
+    core->lm_low = frame;
+    core->lm_site = site;
+    core->lm_pc = nullptr;
+  }
+  if (__builtin_expect(++core->calls > kCallsBeforeGivingWay, 0)) called_often(core, site);
+  return core;
+}
+
+}  // namespace xpu_sim::rt

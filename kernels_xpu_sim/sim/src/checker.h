@@ -1,0 +1,41 @@
+// What a checking build listens to. Plain builds have no checker and pay one test per event.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dma_queue.h"
+#include "xpu_sim/site.h"
+
+namespace xpu_sim::rt {
+
+struct Core;
+struct Span;
+class Worker;
+
+class Checker {
+ public:
+  virtual ~Checker() = default;
+
+  virtual void launch_begins(Worker&) {}
+  virtual void launch_ends(Worker&) {}
+  virtual void cluster_begins(Worker&) {}
+  virtual void core_prepares(Core&) {}                              // its stack may be filled
+  virtual void core_begins(Core&) {}                                // the next call is the kernel
+  virtual void core_ends(Core&) {}
+  virtual void barrier_completes(Worker&, uint64_t /*cores*/) {}    // bit per core that meets there
+  virtual void fence(Core&, uint32_t /*mask*/, Site) {}
+  // The copy is valid as to addresses. `sync`: it has finished when the call returns.
+  virtual void copy_issued(Core&, const Copy&, const Span&, bool /*sync*/) {}
+  virtual void copies_finished(Core&, Direction, Site) {}           // a synchronous copy has drained those of its kind
+  virtual void atomic(Core&, const void* /*address*/, bool /*store*/, Site) {}
+  virtual void lock(Core&, bool /*acquired*/) {}                    // ticket_lock_mix, unlock_mix
+  virtual void room(Core&, const void*, size_t /*bytes*/, Site) {}  // a vector operation uses all of it
+  virtual bool frames_are_true() const { return true; }             // as large as without the checks
+  virtual bool many_workers() const { return true; }                // clusters may run at the same time
+};
+
+// nullptr: a plain build. Set before main by the archive of a checking build.
+extern Checker* checker;
+
+}  // namespace xpu_sim::rt

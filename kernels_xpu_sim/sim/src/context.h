@@ -1,0 +1,37 @@
+// Switching between stacks.
+#pragma once
+
+#include <cstddef>
+
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+namespace xpu_sim::rt {
+
+// A stopped computation: a fiber's, or the thread's own while fibers run.
+struct Context {
+#if defined(__x86_64__)
+  void* sp = nullptr;
+#else
+  ucontext_t registers;
+#endif
+  // For AddressSanitizer, which must know on which stack the program is.
+  const void* stack_low = nullptr;
+  size_t stack_bytes = 0;
+  void* fake_stack = nullptr;
+};
+
+// Makes `context` start entry(argument) on that stack when it is switched to. `entry` must not return.
+void prepare(Context* context, char* stack_low, size_t stack_bytes, void (*entry)(void*), void* argument);
+
+// Stops here as `from` and continues `to`; returns when someone switches to `from`.
+void switch_context(Context* from, Context* to);
+
+// The same, when nobody will ever switch back: its stack may be used again.
+[[noreturn]] void abandon_context(Context* to);
+
+// The first thing `entry` must do.
+void arrived();
+
+}  // namespace xpu_sim::rt

@@ -1,0 +1,43 @@
+// What a copy must satisfy before it may touch memory.
+#pragma once
+
+#include "dma_queue.h"
+#include "gm_table.h"
+#include "worker.h"
+
+namespace xpu_sim::rt {
+
+[[noreturn]] void bad_length(const Core& core, const Copy& c, long long n);
+[[noreturn]] void bad_gm(const Core& core, const Copy& c);
+[[noreturn]] void bad_local(const Core& core, const Copy& c, const char* frame);
+[[noreturn]] void bad_group_shared(const Core& core, const Copy& c);
+void check_sm_object(const Core& core, const Copy& c);
+
+// The span of GM that it moves from or to; does not return otherwise.
+inline __attribute__((always_inline)) const Span* check_copy(Core& core, const Copy& c, long long n, const char* frame) {
+  Worker& worker = *core.worker;
+  if (__builtin_expect(n <= 0, 0)) bad_length(core, c, n);
+  const char* const gm = to_gm(c.direction) ? c.to : c.from;
+  const char* const local = to_gm(c.direction) ? c.from : c.to;
+  const Span* const span = core.launch->gm->find(reinterpret_cast<uintptr_t>(gm), c.bytes, worker.gm_hint);
+  if (__builtin_expect(!span || (span->read_only && to_gm(c.direction)), 0)) bad_gm(core, c);
+  worker.gm_hint = span;
+  if (local_fence(c.direction) == fence_sm) {
+    const size_t offset = static_cast<size_t>(local - worker.sm());
+    if (__builtin_expect(offset >= worker.sm_bytes() || c.bytes > worker.sm_bytes() - offset, 0)) {
+      bad_local(core, c, frame);
+    }
+    check_sm_object(core, c);
+  } else {
+    if (__builtin_expect(local < frame || local >= core.lm_top ||
+                         c.bytes > static_cast<size_t>(core.lm_top - local), 0)) {
+      bad_local(core, c, frame);
+    }
+    if (c.direction == gm2gsm || c.direction == gsm2gm) {
+      if (__builtin_expect(core.launch->cores > kGroups, 0)) bad_group_shared(core, c);
+    }
+  }
+  return span;
+}
+
+}  // namespace xpu_sim::rt

@@ -1,0 +1,38 @@
+// A core's copies that have been issued and not yet done.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "xpu_sim/report.h"
+#include "xpu_sim/site.h"
+
+namespace xpu_sim::rt {
+
+enum Fence : uint32_t { fence_lm = 1, fence_sm = 2, fence_gm = 4 };
+
+struct Copy {
+  Direction direction;
+  char* to;
+  const char* from;
+  size_t bytes;
+  size_t kept;       // where the source's bytes at issue lie in DmaQueue::sources; only for copies to GM
+  Site site;
+};
+
+struct DmaQueue {
+  std::vector<Copy> pending;          // in the order of issue
+  std::vector<char> sources;
+
+  void clear() {
+    pending.clear();
+    sources.clear();
+  }
+};
+
+inline bool to_gm(Direction d) { return d == lm2gm || d == sm2gm || d == gsm2gm; }
+// The fence that must precede use of the local side.
+inline uint32_t local_fence(Direction d) { return d == gm2sm || d == sm2gm ? fence_sm : fence_lm; }
+
+}  // namespace xpu_sim::rt

@@ -1,0 +1,149 @@
+#include "faults.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "trap.h"
+#include "worker.h"
+
+namespace xpu_sim::rt {
+
+namespace {
+
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+struct sigaction previous[64];
+
+// What happened, for the code that runs after the handler.
+struct Fault {
+  int signal;
+  const void* address;
+  const void* pc;
+};
+thread_local Fault fault;
+thread_local char* landing_stack = nullptr;
+constexpr size_t kStackBytes = 256 * 1024;
+
+const void* pc_of(const ucontext_t* context) {
+#if defined(__x86_64__)
+  return reinterpret_cast<const void*>(context->uc_mcontext.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+  return reinterpret_cast<const void*>(context->uc_mcontext.pc);
+#else
+  (void)context;
+  return nullptr;
+#endif
+}
+
+[[noreturn]] void landed() {
+  const Core& core = *current;
+  Worker& worker = *core.worker;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(fault.address);
+  if (fault.signal == watchdog_signal()) watchdog_trap(core, fault.pc);
+  Check check = Check::memory_fault;
+  std::string message;
+  if (fault.signal == SIGFPE) {
+    check = Check::arithmetic_fault;
+    message = "an integer was divided by zero, or the quotient overflowed";
+  } else if (fault.signal == SIGILL) {
+    check = Check::illegal_instruction;
+    message = "an instruction that cannot be executed: the end of a function without return, or a compiler's trap";
+  } else if (core.fiber && worker.stacks().owner(fault.address) == core.fiber) {
+    check = Check::stack_overflow;
+    message = text("the stack overflowed, %zu bytes below its top; a core has %zu of LM",
+                   static_cast<size_t>(core.lm_top - static_cast<const char*>(fault.address)), core.launch->lm_limit);
+  } else if (at < 4096) {
+    check = Check::null_pointer;
+    message = at ? text("access through a null pointer, at offset %zu", static_cast<size_t>(at)) : "access through a null pointer";
+  } else {
+    const Span* const near = core.launch->gm->nearest(at);
+    if (near && at + 65536 > near->begin && at < near->end + 65536) {
+      check = Check::gm_out_of_bounds;
+      message = text("access to byte %lld of %s, which has %zu", static_cast<long long>(at - near->begin), near->name,
+                     near->bytes());
+    } else {
+      message = text("access to 0x%llx, which is no memory", static_cast<unsigned long long>(at));
+    }
+  }
+  Finding f = finding_at(check, core, fault.pc, message);
+  if (f.at.file.empty() && core.last.file) {  // inside a copy, for one
+    f.at.file = core.last.file;
+    f.at.line = core.last.line;
+  }
+  if (check == Check::gm_out_of_bounds) describe(&f, core, fault.address);
+  trap(std::move(f));
+}
+
+// Goes on in `landed`, outside of the handler, on a stack of its own.
+void land(int signal, const void* address, ucontext_t* context) {
+  fault = {signal, address, pc_of(context)};
+#if defined(__x86_64__)
+  const uintptr_t top = (reinterpret_cast<uintptr_t>(landing_stack) + kStackBytes) & ~uintptr_t{15};
+  context->uc_mcontext.gregs[REG_RSP] = static_cast<greg_t>(top - 8);  // as after a call
+  context->uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(&landed);
+  context->uc_mcontext.gregs[REG_RBP] = 0;
+#else
+  landed();  // on the alternate stack, which the switch away from it leaves
+#endif
+}
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  if (current->worker) return land(signal, info->si_addr, static_cast<ucontext_t*>(context));
+  // Not a kernel's: whoever was here before us.
+  const struct sigaction& before = previous[signal];
+  if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
+  if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
+  std::signal(signal, SIG_DFL);  // the instruction is repeated, and ends the process as it would have
+}
+
+void on_watchdog(int signal, siginfo_t* info, void* context) {
+  Watch* const watch = static_cast<Watch*>(info->si_value.sival_ptr);
+  if (!watch || !watch->tick()) {
+    if (watch && watch->limit_reached() && current->worker) current->calls = UINT32_MAX - 1;
+    return;
+  }
+  if (current->worker) land(signal, nullptr, static_cast<ucontext_t*>(context));
+}
+
+}  // namespace
+
+int watchdog_signal() { return SIGRTMIN + 7; }
+
+void catch_watchdog_signal() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action;
+    std::memset(&action, 0, sizeof action);
+    action.sa_sigaction = &on_watchdog;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+    sigaction(watchdog_signal(), &action, nullptr);
+  });
+}
+
+void catch_faults() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (const int signal : kSignals) {
+      struct sigaction action;
+      std::memset(&action, 0, sizeof action);
+      action.sa_sigaction = &on_fault;
+      action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+      sigaction(signal, &action, &previous[signal]);
+    }
+  });
+  landing_stack = static_cast<char*>(
+      mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  stack_t old;
+  if (sigaltstack(nullptr, &old) == 0 && !(old.ss_flags & SS_DISABLE)) return;  // the thread has one
+  stack_t mine;
+  std::memset(&mine, 0, sizeof mine);
+  mine.ss_size = 64 * 1024;
+  mine.ss_sp = std::malloc(mine.ss_size);  // for as long as the thread lives
+  if (mine.ss_sp) sigaltstack(&mine, nullptr);
+}
+
+}  // namespace xpu_sim::rt

@@ -1,0 +1,173 @@
+// GM that outlives launches: allocations with red zones, and memory of the caller's.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "gm_table.h"
+#include "xpu_sim/gm.h"
+
+extern "C" {
+__attribute__((weak)) void __asan_poison_memory_region(const volatile void*, size_t);
+__attribute__((weak)) void __asan_unpoison_memory_region(const volatile void*, size_t);
+}
+
+namespace xpu_sim {
+
+namespace {
+
+constexpr unsigned char kRedZone = 0xFD, kFresh = 0xA5;
+constexpr long long kZone = 64;  // bytes on either side, at least
+
+struct Entry {
+  std::string name;
+  rt::Span span;
+  char* mapping = nullptr;  // allocated here; nullptr: the caller's
+  size_t mapped = 0;
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::list<Entry> entries;  // a list: tables point at the names
+  std::atomic<uint64_t> generation{1};
+};
+
+// Never destroyed: a program may free GM from destructors of its own globals.
+Registry& registry() {
+  static Registry* const r = new Registry;
+  return *r;
+}
+
+size_t page() {
+  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+}  // namespace
+
+// The data ends at the end of a page, up to alignment, and a page without access follows: a loop that runs too far by
+// more than the red zone stops at once.
+void* gm_alloc_bytes(size_t bytes, const char* name, unsigned element) {
+  const size_t inner = (bytes + 2 * kZone + page() - 1) / page() * page();
+  const size_t mapped = inner + 2 * page();
+  void* const p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw std::bad_alloc();
+  char* const mapping = static_cast<char*>(p);
+  mprotect(mapping, page(), PROT_NONE);
+  mprotect(mapping + page() + inner, page(), PROT_NONE);
+  char* const low = mapping + page();
+  char* const data = low + (inner - kZone - bytes) / 64 * 64;
+  std::memset(low, kRedZone, inner);
+  std::memset(data, kFresh, bytes);
+  if (__asan_poison_memory_region) {
+    __asan_poison_memory_region(low, inner);
+    __asan_unpoison_memory_region(data, bytes);
+  }
+  Registry& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  Entry& e = r.entries.emplace_back();
+  e.name = name && *name ? name : "gm_alloc(" + std::to_string(bytes) + ")";
+  e.span.begin = reinterpret_cast<uintptr_t>(data);
+  e.span.end = e.span.begin + bytes;
+  e.span.name = e.name.c_str();
+  e.span.element = std::max(1u, element);
+  e.mapping = mapping;
+  e.mapped = mapped;
+  ++r.generation;
+  return data;
+}
+
+void gm_free(void* p) {
+  if (!p) return;
+  Registry& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  const auto at = std::find_if(r.entries.begin(), r.entries.end(), [p](const Entry& e) {
+    return e.mapping && e.span.begin == reinterpret_cast<uintptr_t>(p);
+  });
+  if (at == r.entries.end()) throw std::invalid_argument("gm_free: expected an address from gm_alloc, got another");
+  if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(at->mapping + page(), at->mapped - 2 * page());
+  munmap(at->mapping, at->mapped);
+  r.entries.erase(at);
+  ++r.generation;
+}
+
+void register_gm(const GmSpan& span) {
+  Registry& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  Entry& e = r.entries.emplace_back();
+  e.name = span.name ? span.name : "";
+  e.span.begin = reinterpret_cast<uintptr_t>(span.data);
+  e.span.end = e.span.begin + span.bytes;
+  e.span.name = e.name.c_str();
+  e.span.element = std::max(1u, span.element);
+  e.span.read_only = span.access == GmAccess::read_only;
+  ++r.generation;
+}
+
+void register_gm(const void* data, size_t bytes, const char* name) {
+  GmSpan span;
+  span.data = data;
+  span.bytes = bytes;
+  span.name = name;
+  register_gm(span);
+}
+
+void unregister_gm(const void* data, size_t bytes) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
+  Registry& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  const auto at = std::find_if(r.entries.begin(), r.entries.end(), [&](const Entry& e) {
+    return !e.mapping && e.span.begin == begin && e.span.bytes() == bytes;
+  });
+  if (at == r.entries.end()) {
+    throw std::invalid_argument("unregister_gm: expected an address and size given to register_gm, got others");
+  }
+  r.entries.erase(at);
+  ++r.generation;
+}
+
+namespace rt {
+
+uint64_t registry_generation() { return registry().generation.load(std::memory_order_acquire); }
+
+bool registry_is_empty() {
+  Registry& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  return r.entries.empty();
+}
+
+uint64_t copy_registry(GmTable* table) {
+  Registry& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  table->clear();
+  for (const Entry& e : r.entries) table->add(e.span);
+  return r.generation.load();
+}
+
+void check_red_zones(void (*damaged)(void*, const char*, size_t, long long), void* context) {
+  Registry& r = registry();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  if (__asan_poison_memory_region) return;  // reported when it happens
+  for (Entry& e : r.entries) {
+    if (!e.mapping) continue;
+    char* const data = reinterpret_cast<char*>(e.span.begin);
+    const long long bytes = static_cast<long long>(e.span.bytes());
+    for (const long long first : {-kZone, bytes}) {
+      char* const zone = data + first;
+      const char* const hit = std::find_if(zone, zone + kZone, [](char c) { return static_cast<unsigned char>(c) != kRedZone; });
+      if (hit == zone + kZone) continue;
+      damaged(context, e.name.c_str(), e.span.bytes(), hit - data);
+      std::memset(zone, kRedZone, kZone);  // reported once
+    }
+  }
+}
+
+}  // namespace rt
+}  // namespace xpu_sim

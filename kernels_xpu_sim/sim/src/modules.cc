@@ -1,0 +1,169 @@
+#include "modules.h"
+
+#include <cxxabi.h>
+#include <elf.h>
+#include <link.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "elf_file.h"
+#include "line_table.h"
+
+// What the thread-local addresses in compiled code go through; it allocates the segment on first use.
+extern "C" void* __tls_get_addr(void*);
+
+namespace xpu_sim::rt {
+
+namespace {
+
+struct Search {
+  uintptr_t address;
+  Module* found;
+};
+
+int visit(dl_phdr_info* info, size_t, void* data) {
+  Search* const search = static_cast<Search*>(data);
+  const uintptr_t base = info->dlpi_addr;
+  bool inside = false;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& p = info->dlpi_phdr[i];
+    if (p.p_type == PT_LOAD && search->address - (base + p.p_vaddr) < p.p_memsz) inside = true;
+  }
+  if (!inside) return 0;
+  Module& m = *search->found;
+  m.base = base;
+  m.path = info->dlpi_name && *info->dlpi_name ? info->dlpi_name : "/proc/self/exe";
+  m.low = UINTPTR_MAX;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& p = info->dlpi_phdr[i];
+    const uintptr_t begin = base + p.p_vaddr, end = begin + p.p_memsz;
+    if (p.p_type == PT_LOAD) {
+      m.low = std::min(m.low, begin);
+      m.high = std::max(m.high, end);
+      if (!(p.p_flags & PF_W)) m.read_only.emplace_back(begin, end);
+    } else if (p.p_type == PT_TLS) {
+      m.tls_id = info->dlpi_tls_modid;
+      m.tls_bytes = p.p_memsz;
+    } else if (p.p_type == PT_GNU_RELRO) {
+      m.read_only.emplace_back(begin, end);
+    }
+  }
+  return 1;
+}
+
+bool is_gap(const std::string& name) { return name.find("xpu_sim_gap_") != std::string::npos; }
+
+// A static variable of a function: _ZZ <function> E <name>.
+bool is_static_local(const std::string& name) { return name.compare(0, 3, "_ZZ") == 0; }
+
+void read_symbols(Module* m) {
+  const ElfFile file(m->path);
+  m->has_symbols = file.each_symbol([m](const char* name, const ElfW(Sym)& s) {
+    Symbol symbol{s.st_value, s.st_size, name};
+    const int type = ELF64_ST_TYPE(s.st_info);
+    if (type == STT_FUNC && s.st_shndx != SHN_UNDEF) {
+      m->functions.push_back(std::move(symbol));
+    } else if (type == STT_TLS && is_static_local(symbol.name)) {
+      (is_gap(symbol.name) ? m->sm_gaps : m->sm_objects).push_back(std::move(symbol));
+    }
+  });
+  const auto by_address = [](const Symbol& a, const Symbol& b) { return a.begin < b.begin; };
+  std::sort(m->functions.begin(), m->functions.end(), by_address);
+  std::sort(m->sm_objects.begin(), m->sm_objects.end(), by_address);
+}
+
+const Symbol* holder(const std::vector<Symbol>& symbols, uintptr_t at) {
+  const auto after = std::upper_bound(symbols.begin(), symbols.end(), at,
+                                      [](uintptr_t x, const Symbol& s) { return x < s.begin; });
+  if (after == symbols.begin()) return nullptr;
+  const Symbol& s = *(after - 1);
+  return at - s.begin < s.bytes ? &s : nullptr;
+}
+
+struct Modules {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Module>> all;
+};
+
+Modules& modules() {
+  static Modules* const m = new Modules;
+  return *m;
+}
+
+}  // namespace
+
+const Symbol* Module::function_at(uintptr_t address) const { return holder(functions, address - base); }
+
+const Symbol* Module::sm_object_at(size_t offset) const { return holder(sm_objects, offset); }
+
+char* Module::tls_block() const {
+  if (tls_bytes == 0) return nullptr;
+  struct {
+    unsigned long module, offset;
+  } index = {tls_id, 0};
+  return static_cast<char*>(__tls_get_addr(&index));
+}
+
+const Module* module_at(const void* address) {
+  const uintptr_t a = reinterpret_cast<uintptr_t>(address);
+  Modules& known = modules();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  for (const auto& m : known.all) {
+    if (a - m->low < m->high - m->low) return m.get();
+  }
+  auto fresh = std::make_unique<Module>();
+  Search search{a, fresh.get()};
+  if (dl_iterate_phdr(visit, &search) == 0) return nullptr;
+  read_symbols(fresh.get());
+  known.all.push_back(std::move(fresh));
+  return known.all.back().get();
+}
+
+Location locate(const void* pc) {
+  Location where;
+  Module* const m = const_cast<Module*>(module_at(pc));
+  if (!m) return where;
+  const uintptr_t a = reinterpret_cast<uintptr_t>(pc);
+  if (const Symbol* s = m->function_at(a)) where.function = readable(s->name);
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!m->lines) m->lines = std::make_shared<LineTable>(m->path);
+  m->lines->find(a - m->base, &where.file, &where.line);
+  return where;
+}
+
+std::string readable(const std::string& symbol) {
+  int status = 0;
+  char* const text = abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status);
+  if (status != 0 || !text) return symbol;
+  std::string name(text);
+  std::free(text);
+  // Drop the parameters, then a return type: both are the text outside of <> and () around the name.
+  size_t depth = 0, start = 0, end = name.size();
+  for (size_t i = 0; i < name.size(); ++i) {
+    const char c = name[i];
+    if (c == '(' && depth == 0 && name.compare(i, 11, "(anonymous ") != 0) {
+      end = i;
+      break;
+    }
+    if (c == '<' || c == '(') ++depth;
+    if ((c == '>' || c == ')') && depth > 0) --depth;
+    if (c == ' ' && depth == 0) start = i + 1;
+  }
+  return name.substr(start, end - start);
+}
+
+std::string variable_of(const std::string& symbol) {
+  int status = 0;
+  char* const text = abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status);
+  if (status != 0 || !text) return symbol;
+  const std::string name(text);
+  std::free(text);
+  const size_t at = name.rfind("::");
+  return at == std::string::npos ? name : name.substr(at + 2);
+}
+
+}  // namespace xpu_sim::rt

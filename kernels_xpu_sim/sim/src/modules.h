@@ -1,0 +1,51 @@
+// The programs and libraries in memory: symbols, thread-local segments, source lines.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "xpu_sim/finding.h"
+
+namespace xpu_sim::rt {
+
+class LineTable;
+
+struct Symbol {
+  uintptr_t begin = 0;  // relative to the module; for SM objects: to its thread-local segment
+  size_t bytes = 0;
+  std::string name;     // as the linker knows it
+};
+
+struct Module {
+  std::string path;
+  uintptr_t base = 0;                // what is added to addresses of the file
+  uintptr_t low = 0, high = 0;       // addresses it occupies
+  std::vector<std::pair<uintptr_t, uintptr_t>> read_only;  // its constants and code
+  size_t tls_id = 0, tls_bytes = 0;  // its thread-local segment
+  std::vector<Symbol> functions;     // sorted by address
+  std::vector<Symbol> sm_objects;    // sorted by address: thread-local variables of functions
+  std::vector<Symbol> sm_gaps;       // what checking builds put between them
+  bool has_symbols = false;          // false: stripped, so that SM objects are not known
+  std::shared_ptr<const LineTable> lines;
+
+  const Symbol* function_at(uintptr_t address) const;
+  const Symbol* sm_object_at(size_t offset) const;
+  // This thread's copy of the thread-local segment; nullptr: the module has none.
+  char* tls_block() const;
+};
+
+// The module at an address; nullptr: none. Read once and kept.
+const Module* module_at(const void* address);
+
+// Source position of an instruction, by the module's debug information; the function's name at least.
+Location locate(const void* pc);
+
+// "void f<float>(int)" becomes "f<float>"; other names are returned as they are.
+std::string readable(const std::string& symbol);
+// The variable's name of a function's static variable.
+std::string variable_of(const std::string& symbol);
+
+}  // namespace xpu_sim::rt

@@ -1,0 +1,121 @@
+#include "xpu_sim/options.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <type_traits>
+
+namespace xpu_sim {
+
+namespace {
+
+// Calls f(name, member) for every option that text can give.
+template <class O, class F>
+void each_option(O& o, F f) {
+  f("seed", o.seed);
+  f("dma", o.dma);
+  f("workers", o.workers);
+  f("llsc_failure", o.llsc_failure);
+  f("watchdog_seconds", o.watchdog_seconds);
+  f("poison", o.poison);
+  f("halt_on_first", o.halt_on_first);
+  f("model.exit_counts_as_arrival", o.model.exit_counts_as_arrival);
+  f("model.barrier_is_fence", o.model.barrier_is_fence);
+  f("model.dma_fifo", o.model.dma_fifo);
+  f("model.sync_drains_all_kinds", o.model.sync_drains_all_kinds);
+  f("model.lm_fence_frees_source", o.model.lm_fence_frees_source);
+  f("model.sync_store_is_visible", o.model.sync_store_is_visible);
+  f("model.store_to_dma_needs_fence", o.model.store_to_dma_needs_fence);
+  f("model.differing_barriers_diverge", o.model.differing_barriers_diverge);
+  f("model.nested_atomics_trap", o.model.nested_atomics_trap);
+}
+
+constexpr const char* kPolicies[] = {"eager", "deferred", "random"};
+
+bool set(const std::string& text, DmaPolicy* out) {
+  for (int i = 0; i < 3; ++i) {
+    if (text == kPolicies[i]) {
+      *out = static_cast<DmaPolicy>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool set(const std::string& text, bool* out) {
+  *out = text == "1" || text == "true";
+  return *out || text == "0" || text == "false";
+}
+
+template <class T>
+bool set(const std::string& text, T* out) {
+  char* end = nullptr;
+  if constexpr (std::is_floating_point_v<T>) {
+    *out = std::strtod(text.c_str(), &end);
+  } else if constexpr (std::is_signed_v<T>) {
+    *out = static_cast<T>(std::strtoll(text.c_str(), &end, 0));
+  } else {
+    *out = static_cast<T>(std::strtoull(text.c_str(), &end, 0));
+  }
+  return !text.empty() && end && !*end;
+}
+
+std::string shown(DmaPolicy policy) { return kPolicies[static_cast<int>(policy)]; }
+std::string shown(bool on) { return on ? "1" : "0"; }
+std::string shown(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", x);
+  char brief[32];
+  std::snprintf(brief, sizeof brief, "%g", x);
+  return std::strtod(brief, nullptr) == x ? brief : text;
+}
+template <class T>
+std::string shown(T x) {
+  return std::to_string(x);
+}
+
+}  // namespace
+
+Options& defaults() {
+  static Options options;
+  return options;
+}
+
+std::string parse_options(const std::string& text, Options* options) {
+  for (size_t at = 0; at < text.size();) {
+    size_t end = text.find(',', at);
+    if (end == std::string::npos) end = text.size();
+    const std::string part = text.substr(at, end - at);
+    at = end + 1;
+    if (part.empty()) continue;
+    const size_t equals = part.find('=');
+    const std::string name = part.substr(0, equals), value = equals == std::string::npos ? "" : part.substr(equals + 1);
+    bool known = false, good = false;
+    std::string names;
+    each_option(*options, [&](const char* option, auto& member) {
+      names += std::string(names.empty() ? "" : ", ") + option;
+      if (name != option) return;
+      known = true;
+      good = set(value, &member);
+    });
+    if (!known) return "expected an option name (" + names + "), got '" + name + "'";
+    if (!good) return "expected a value for " + name + ", got '" + value + "'";
+  }
+  return "";
+}
+
+std::string to_string(const Options& options) {
+  Options initial;
+  std::string all;
+  // Both are walked in step, by position.
+  std::string defaults[32];
+  int n = 0, i = 0;
+  each_option(initial, [&](const char*, const auto& member) { defaults[n++] = shown(member); });
+  each_option(options, [&](const char* name, const auto& member) {
+    const std::string value = shown(member);
+    const bool changed = value != defaults[i++];
+    if (changed || i == 1) all += (all.empty() ? "" : ",") + std::string(name) + "=" + value;
+  });
+  return all;
+}
+
+}  // namespace xpu_sim

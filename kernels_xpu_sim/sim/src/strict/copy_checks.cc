@@ -1,0 +1,252 @@
+#include "copy_checks.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../trap.h"
+
+namespace xpu_sim::rt::strict {
+
+namespace {
+
+bool overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
+
+std::string name(const Copy& c) { return text("%s of %zu bytes", direction_name(c.direction), c.bytes); }
+
+void complain(Core& core, const Copy& c, const char* address, Check check, const std::string& message, std::string other) {
+  Finding f = finding_at(check, core, c.site, name(c) + ": " + message);
+  describe(&f, core, address);
+  f.other = std::move(other);
+  report(check, std::move(f));
+}
+
+// An earlier copy of this core's, still in flight, that uses the same local memory.
+const InFlight* earlier(const State& s, const Core& core, const Copy& c, const char* local) {
+  for (const InFlight& f : s.in_flight[core.id]) {
+    if (overlap(f.local(), f.copy.bytes, local, c.bytes)) return &f;
+  }
+  return nullptr;
+}
+
+std::string at(const InFlight* f) {
+  return f ? text("%s_ASYNC at %s:%d", direction_name(f->copy.direction), f->copy.site.file, f->copy.site.line) : "";
+}
+
+void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) {
+  const Model& model = core.launch->options->model;
+  uint8_t* const shadow = s.lm.of(local);
+  const uint8_t bits = any_bits(shadow, c.bytes);
+  const bool reads = to_gm(c.direction);
+  if (!model.dma_fifo && (bits & (reads ? kDestination : kDestination | kSource))) {
+    complain(core, c, local, reads ? Check::read_in_flight : Check::write_in_flight,
+             "its buffer in LM is used by an earlier copy in flight", at(earlier(s, core, c, local)));
+  }
+  if (reads) {
+    if (!(all_bits(shadow, c.bytes) & kWritten) && s.lm.has_unwritten(local, c.bytes)) {
+      complain(core, c, local, Check::uninitialised_read, "some of its source was never written", "");
+    }
+    if ((bits & kStored) && model.store_to_dma_needs_fence) {
+      complain(core, c, local, Check::missing_fence, "its source was stored to, and no mfence_lm since", "");
+    }
+    if (!sync) set_bits(shadow, c.bytes, kSource);
+  } else {
+    std::memset(shadow, kWritten | (sync ? 0 : kDestination), c.bytes);
+  }
+}
+
+void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) {
+  const bool reads = to_gm(c.direction);
+  Access a = s.access(core, sm_space, s.places.of(c.site));
+  if (!reads && sync) --a.fence;  // it is in SM when the call returns, for the barrier to publish
+  Conflict worst = Conflict::none;
+  Cell cell{};
+  const char* where = local;
+  bool stored = false, unwritten = false;
+  const auto note = [&](Conflict k, const Cell& c2, const char* p) {
+    if (k == Conflict::none || worst != Conflict::none) return;
+    worst = k;
+    cell = c2;
+    where = p;
+  };
+  s.sm.each(local, c.bytes, [&](Cell& x, const char* p, size_t) {
+    if (reads) {
+      const Cell before = x;
+      note(read_cell(&x, a), before, p);
+      unwritten |= before.wstamp < s.cluster_start;
+      stored |= before.wstamp >= s.cluster_start && (before.flags & kCellStored) && before.wcore == a.who && before.wfence == a.fence;
+      if (!sync) x.flags |= kCellSource;
+    } else {
+      note(check_write(&x, a), x, p);
+      record_write(&x, a);
+      if (!sync) x.flags |= kCellDestination;
+    }
+  });
+  if (worst != Conflict::none) {
+    Check check{};
+    Location here;
+    if (c.site.file) here.file = c.site.file;
+    here.line = c.site.line;
+    Finding f = conflict_finding(s, core, worst, cell, where, !reads, here, &check);
+    f.message = name(c) + ": " + f.message;
+    report(check, std::move(f));
+  }
+  if (unwritten) complain(core, c, local, Check::uninitialised_read, "some of its source was never written in this cluster", "");
+  if (stored && core.launch->options->model.store_to_dma_needs_fence) {
+    complain(core, c, local, Check::missing_fence, "its source was stored to, and no mfence_sm since", "");
+  }
+}
+
+void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* local, bool sync) {
+  const Region* const region = s.gm.region(reinterpret_cast<uintptr_t>(gm));
+  if (!region || region->read_only) return;
+  const bool writes = to_gm(c.direction);
+  Access a = s.access(core, gm_space, s.places.of(c.site), writes && !sync ? kCellAsync : 0);
+  if (writes && sync && core.launch->options->model.sync_store_is_visible) --a.fence;
+  if (writes && !core.launch->options->model.dma_fifo) {
+    for (const InFlight& f : s.in_flight[core.id]) {
+      if (!to_gm(f.copy.direction) && overlap(f.gm(), f.copy.bytes, gm, c.bytes)) {
+        complain(core, c, gm, Check::write_in_flight, "its destination is the source of an earlier copy in flight", at(&f));
+        break;
+      }
+    }
+  }
+  Conflict worst = Conflict::none;
+  Cell cell{};
+  const char* where = gm;
+  s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, [&](Cell& x, uintptr_t first, size_t bytes) {
+    const char* const p = reinterpret_cast<const char*>(first);
+    Conflict k;
+    const Cell before = x;
+    if (writes) {
+      k = check_write(&x, a);
+      record_write(&x, a);
+      // Writing what is there already is harmless, whoever did.
+      const char* const low = std::max(p, gm);
+      const char* const high = std::min(p + bytes, gm + c.bytes);
+      if (k != Conflict::none && k != Conflict::write_in_flight &&
+          std::memcmp(low, local + (low - gm), static_cast<size_t>(high - low)) == 0) {
+        return;
+      }
+    } else {
+      k = read_cell(&x, a);
+    }
+    if (k == Conflict::none || worst != Conflict::none) return;
+    worst = k;
+    cell = before;
+    where = p;
+  });
+  if (worst == Conflict::none) return;
+  Check check{};
+  Location here;
+  if (c.site.file) here.file = c.site.file;
+  here.line = c.site.line;
+  Finding f = conflict_finding(s, core, worst, cell, where, writes, here, &check);
+  f.message = name(c) + ": " + f.message;
+  report(check, std::move(f));
+}
+
+void finish(State& s, const InFlight& f) {
+  if (local_fence(f.copy.direction) == fence_lm) {
+    clear_bits(s.lm.of(f.local()), f.copy.bytes, kDestination | kSource);
+  } else {
+    s.sm.each(f.local(), f.copy.bytes, [](Cell& c, const char*, size_t) {
+      c.flags &= static_cast<uint16_t>(~(kCellDestination | kCellSource));
+    });
+  }
+}
+
+template <class F>
+void finish_if(State& s, Core& core, F chosen) {
+  std::vector<InFlight>& all = s.in_flight[core.id];
+  if (all.empty()) return;
+  all.erase(std::remove_if(all.begin(), all.end(),
+                           [&](const InFlight& f) {
+                             if (!chosen(f.copy)) return false;
+                             finish(s, f);
+                             return true;
+                           }),
+            all.end());
+  // Ranges may overlap: what is still in flight is so again.
+  for (const InFlight& f : all) {
+    if (local_fence(f.copy.direction) == fence_lm) {
+      set_bits(s.lm.of(f.local()), f.copy.bytes, to_gm(f.copy.direction) ? kSource : kDestination);
+    }
+  }
+}
+
+}  // namespace
+
+void check_copy_conflicts(State& s, Core& core, const Copy& c, bool sync) {
+  const char* const gm = to_gm(c.direction) ? c.to : c.from;
+  const char* const local = to_gm(c.direction) ? c.from : c.to;
+  if (local_fence(c.direction) == fence_lm) {
+    if (local < core.lm_low) core.lm_low = const_cast<char*>(local);
+    lm_side(s, core, c, local, sync);
+  } else {
+    sm_side(s, core, c, local, sync);
+  }
+  gm_side(s, core, c, gm, local, sync);
+  if (!sync) s.in_flight[core.id].push_back({c});
+}
+
+void finish_fenced(State& s, Core& core, uint32_t mask) {
+  const Model& model = core.launch->options->model;
+  finish_if(s, core, [mask, &model](const Copy& c) {
+    if (to_gm(c.direction)) return (mask & fence_gm) || (model.lm_fence_frees_source && (mask & local_fence(c.direction)));
+    return (mask & local_fence(c.direction)) != 0;
+  });
+  if (mask & fence_sm) ++s.fences[sm_space][core.id];
+  if (mask & fence_gm) ++s.fences[gm_space][core.id];
+  if (mask & fence_lm) {
+    clear_bits(s.lm.of(core.lm_low), static_cast<size_t>(core.fiber->high - core.lm_low), kStored);
+  }
+}
+
+// A synchronous copy has finished when it returns, and with it the earlier ones of its kind.
+void finish_kind(State& s, Core& core, Direction direction) {
+  const bool all = core.launch->options->model.sync_drains_all_kinds;
+  finish_if(s, core, [=](const Copy& c) { return all || c.direction == direction; });
+}
+
+void finish_all(State& s, Core& core) {
+  finish_if(s, core, [](const Copy&) { return true; });
+}
+
+void atomic_access(State& s, Core& core, const char* address, bool store) {
+  Access a = s.access(core, sm_space, s.places.of(core.last), kCellAtomic);
+  --a.fence;  // it is in SM at once, for a barrier to publish
+  Conflict k = Conflict::none;
+  Cell cell{};
+  s.sm.each(address, 4, [&](Cell& c, const char*, size_t) {
+    const Cell before = c;
+    if (store) {
+      // Reads by other atomics are no conflict, and those of others would be found when they read.
+      if (!(c.flags & kCellAtomic)) k = check_write(&c, a);
+      record_write(&c, a);
+    } else {
+      k = against_write(c, a, false);
+    }
+    cell = before;
+  });
+  if (k == Conflict::none) return;
+  Check check{};
+  Location here;
+  here.file = core.last.file ? core.last.file : "";
+  here.line = core.last.line;
+  Finding f = conflict_finding(s, core, k, cell, address, store, here, &check);
+  report(check, std::move(f));
+}
+
+void check_room(Core& core, const void* address, size_t bytes, Site site) {
+  const char* const p = static_cast<const char*>(address);
+  const size_t sm_offset = static_cast<size_t>(p - core.worker->sm());
+  const bool in_sm = sm_offset < core.worker->sm_bytes();
+  const bool fits = in_sm ? state_of(core)->sm_objects.hold(sm_offset, bytes) : p + bytes <= core.lm_top;
+  if (fits) return;
+  const Check check = in_sm ? Check::sm_object_overflow : Check::lm_object_overflow;
+  Finding f = finding_at(check, core, site, text("whole vectors are converted: %zu bytes from here, which end outside of the object", bytes));
+  describe(&f, core, p);
+  trap(std::move(f));
+}
+
+}  // namespace xpu_sim::rt::strict

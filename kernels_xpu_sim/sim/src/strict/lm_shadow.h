@@ -1,0 +1,110 @@
+// One byte of shadow for each byte of LM.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "../stacks.h"
+
+namespace xpu_sim::rt::strict {
+
+enum LmBits : uint8_t {
+  kWritten = 1,      // since the core started
+  kDestination = 2,  // of a copy in flight
+  kSource = 4,       // of a copy in flight
+  kStored = 8        // by a store, since the last fence
+};
+
+// What stacks hold before they are used. A byte counts as uninitialised only while it has this value as well: code that
+// is not instrumented, such as the prologue that stores a parameter, writes without telling.
+constexpr uint64_t kUnused = 0xB5C3D2E1F7A98B6Dull;
+
+class LmShadow {
+ public:
+  explicit LmShadow(const Stacks& stacks);
+  ~LmShadow();
+  LmShadow(const LmShadow&) = delete;
+  LmShadow& operator=(const LmShadow&) = delete;
+
+  uint8_t* of(const void* address) const { return shadow_ + (static_cast<const char*>(address) - low_); }
+
+  // A core is about to start on the fiber, which an earlier one may have used down to `lowest`. `in_use`: the lowest byte
+  // of it that must stay.
+  void clear(const Fiber& fiber, char* in_use);
+  void used(const Fiber& fiber, char* lowest);
+  // Cores were left in the middle: nothing is known of what they used.
+  void forget();
+
+  // Is any aligned 4-byte word of the range unwritten?
+  bool has_unwritten(const char* address, size_t bytes) const;
+  // Are all bytes of the range unwritten?
+  bool all_unwritten(const char* address, size_t bytes) const;
+
+ private:
+  bool untouched(const char* word) const;
+  const char* low_;
+  size_t bytes_;
+  uint8_t* shadow_;
+  std::vector<char*> lowest_;  // per fiber; nullptr: never used
+};
+
+// Whole buffers of shadow at a time: 16 bytes, then what is left.
+typedef uint8_t ShadowBlock __attribute__((vector_size(16)));
+
+template <class F, class G>
+inline void over_shadow(uint8_t* shadow, size_t bytes, F block, G byte) {
+  size_t i = 0;
+  for (; i + sizeof(ShadowBlock) <= bytes; i += sizeof(ShadowBlock)) {
+    ShadowBlock b;
+    std::memcpy(&b, shadow + i, sizeof b);
+    block(b);
+    std::memcpy(shadow + i, &b, sizeof b);
+  }
+  for (; i < bytes; ++i) byte(shadow[i]);
+}
+
+inline void set_bits(uint8_t* shadow, size_t bytes, uint8_t bits) {
+  over_shadow(shadow, bytes, [bits](ShadowBlock& b) { b |= bits; }, [bits](uint8_t& b) { b |= bits; });
+}
+inline void clear_bits(uint8_t* shadow, size_t bytes, uint8_t bits) {
+  const uint8_t kept = static_cast<uint8_t>(~bits);
+  over_shadow(shadow, bytes, [kept](ShadowBlock& b) { b &= kept; }, [kept](uint8_t& b) { b &= kept; });
+}
+
+// The bits that some, or all, of the bytes have.
+inline uint8_t any_bits(const uint8_t* shadow, size_t bytes) {
+  uint64_t words[2] = {0, 0};
+  uint8_t all = 0;
+  size_t i = 0;
+  for (; i + 16 <= bytes; i += 16) {
+    uint64_t w[2];
+    std::memcpy(w, shadow + i, sizeof w);
+    words[0] |= w[0];
+    words[1] |= w[1];
+  }
+  for (; i < bytes; ++i) all |= shadow[i];
+  uint64_t w = words[0] | words[1];
+  w |= w >> 32;
+  w |= w >> 16;
+  return static_cast<uint8_t>(all | w | w >> 8);
+}
+inline uint8_t all_bits(const uint8_t* shadow, size_t bytes) {
+  uint64_t words[2] = {~uint64_t{0}, ~uint64_t{0}};
+  uint8_t all = 0xFF;
+  size_t i = 0;
+  for (; i + 16 <= bytes; i += 16) {
+    uint64_t w[2];
+    std::memcpy(w, shadow + i, sizeof w);
+    words[0] &= w[0];
+    words[1] &= w[1];
+  }
+  for (; i < bytes; ++i) all &= shadow[i];
+  uint64_t w = words[0] & words[1];
+  w &= w >> 32;
+  w &= w >> 16;
+  return static_cast<uint8_t>(all & w & w >> 8);
+}
+
+}  // namespace xpu_sim::rt::strict

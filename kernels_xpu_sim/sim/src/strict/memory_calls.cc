@@ -1,0 +1,28 @@
+// memcpy and its like, for kernels: the kernel header gives these names to the assembler (kernel/strict.h), so that also
+// calls that the compiler makes are seen.
+#include "memory_calls.h"
+
+#include <cstring>
+
+#define XPU_SIM_CALL extern "C" __attribute__((used, visibility("hidden"))) void*
+#define XPU_SIM_PC __builtin_return_address(0)
+
+using xpu_sim::rt::strict::load_range;
+using xpu_sim::rt::strict::store_range;
+
+XPU_SIM_CALL xpu_sim_memcpy(void* to, const void* from, size_t n) {
+  load_range(static_cast<const char*>(from), n, XPU_SIM_PC);
+  store_range(static_cast<char*>(to), n, XPU_SIM_PC);
+  return std::memcpy(to, from, n);
+}
+
+XPU_SIM_CALL xpu_sim_memmove(void* to, const void* from, size_t n) {
+  load_range(static_cast<const char*>(from), n, XPU_SIM_PC);
+  store_range(static_cast<char*>(to), n, XPU_SIM_PC);
+  return std::memmove(to, from, n);
+}
+
+XPU_SIM_CALL xpu_sim_memset(void* to, int value, size_t n) {
+  store_range(static_cast<char*>(to), n, XPU_SIM_PC);
+  return std::memset(to, value, n);
+}

@@ -1,0 +1,144 @@
+// Loads and stores outside of the core's own LM: SM, GM, or a mistake.
+#include <cstring>
+#include <utility>
+
+#include "../trap.h"
+#include "memory_calls.h"
+#include "state.h"
+
+namespace xpu_sim::rt::strict {
+
+namespace {
+
+[[noreturn, gnu::cold]] void trap_at(Check check, Core& core, const char* p, const void* pc, const std::string& message) {
+  Finding f = finding_at(check, core, pc, message);
+  describe(&f, core, p);
+  trap(std::move(f));
+}
+
+[[gnu::cold]] void conflict_at(State& state, Core& core, Conflict k, const Cell& cell, const char* p, size_t bytes,
+                               bool write, const void* pc) {
+  Check check{};
+  Finding f = conflict_finding(state, core, k, cell, p, write, locate(pc), &check);
+  // A store of what is there already is harmless; whether this one is, is seen after it.
+  const bool may_be_uniform = write && k != Conflict::write_in_flight && bytes <= sizeof state.suspect.before;
+  if (!may_be_uniform) return report(check, std::move(f));
+  settle(state);
+  state.suspect.address = p;
+  state.suspect.bytes = bytes;
+  std::memcpy(state.suspect.before, p, bytes);
+  state.suspect.check = check;
+  state.suspect.finding = std::move(f);
+}
+
+// One access that may fall into several cells gives one finding.
+struct Worst {
+  Conflict conflict = Conflict::none;
+  Cell cell;
+
+  void add(Conflict k, const Cell& c) {
+    if (k == Conflict::none || conflict != Conflict::none) return;
+    conflict = k;
+    cell = c;
+  }
+};
+
+inline void visit(Cell& c, const Access& a, bool write, bool must_be_written, Worst* worst) {
+  if (write) {
+    worst->add(check_write(&c, a), c);
+    record_write(&c, a);
+  } else {
+    const Cell before = c;
+    Conflict k = read_cell(&c, a);
+    if (must_be_written && k == Conflict::none && !in_cluster(a, before.wstamp)) k = Conflict::uninitialised;
+    worst->add(k, before);
+  }
+}
+
+void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write, const void* pc) {
+  Cell* const word = bytes == 4 ? state.sm.word(p) : nullptr;
+  if (word) {
+    const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
+    if (write ? written_again(*word, state.now, who, state.fences[sm_space][core.id]) : read_again(*word, state.now, who)) return;
+  }
+  const Access a = state.access(core, sm_space, state.places.of(pc), write ? kCellStored : 0);
+  Worst worst;
+  if (word) {
+    visit(*word, a, write, true, &worst);
+  } else {
+    state.sm.each(p, bytes, [&](Cell& c, const char*, size_t) { visit(c, a, write, true, &worst); });
+  }
+  if (__builtin_expect(worst.conflict != Conflict::none, 0)) {
+    conflict_at(state, core, worst.conflict, worst.cell, p, bytes, write, pc);
+  }
+}
+
+void gm_access(Core& core, State& state, const Region& region, const char* p, size_t bytes, bool write, const void* pc) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+  ++core.worker->counters.scalar_gm;
+  if (at + bytes > region.end) trap_at(Check::gm_out_of_bounds, core, p, pc, text("access to %zu bytes, of which the object has %zu", bytes, static_cast<size_t>(region.end - at)));
+  if (write && (region.read_only || region.mixed)) {
+    const Span* const span = core.launch->gm->find(at, bytes, nullptr);
+    if (span && span->read_only) trap_at(Check::gm_read_only, core, p, pc, "store to what was given to the launch as read-only");
+  }
+  if (region.read_only) return;
+  const Access a = state.access(core, gm_space, state.places.of(pc), write ? kCellStored : 0);
+  Worst worst;
+  state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t, size_t) { visit(c, a, write, false, &worst); });
+  if (__builtin_expect(worst.conflict != Conflict::none, 0)) {
+    conflict_at(state, core, worst.conflict, worst.cell, p, bytes, write, pc);
+  }
+}
+
+[[gnu::cold]] void elsewhere(Core& core, const char* p, size_t bytes, bool write, const void* pc) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+  const char* const kind = write ? "store" : "load";
+  if (at < 4096) trap_at(Check::null_pointer, core, p, pc, text("%s through a null pointer", kind));
+  const Module* const module = core.launch->kernel->module;
+  if (!write && module) {  // constants of the kernel's
+    for (const auto& [begin, end] : module->read_only) {
+      if (at >= begin && at < end) return;
+    }
+  }
+  if (core.worker->stacks().owner(p)) {
+    trap_at(Check::lm_foreign, core, p, pc, text("%s of %zu bytes in another core's LM", kind, bytes));
+  }
+  const Span* const near = core.launch->gm->nearest(at);
+  if (near && at + 4096 > near->begin && at < near->end + 4096) {
+    trap_at(Check::gm_out_of_bounds, core, p, pc,
+            text("%s of %zu bytes at byte %lld of %s, which has %zu", kind, bytes,
+                 static_cast<long long>(at - near->begin), near->name, near->bytes()));
+  }
+  trap_at(Check::host_pointer, core, p, pc, text("%s of %zu bytes at 0x%llx, which is neither LM nor SM nor GM", kind, bytes,
+                                                 static_cast<unsigned long long>(at)));
+}
+
+}  // namespace
+
+void shared_access(Core& core, const char* p, size_t bytes, bool write, const void* pc) {
+  State& state = *state_of(core);
+  ++core.accesses;
+  if (state.suspect.address) settle(state);
+  const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+  const size_t offset = static_cast<size_t>(p - core.worker->sm());
+  if (offset < core.worker->sm_bytes()) {
+    if (__builtin_expect(!state.sm_objects.hold(offset, bytes), 0)) {
+      trap_at(Check::sm_object_overflow, core, p, pc,
+              text("%s of %zu bytes outside of any __shared__ object", write ? "store" : "load", bytes));
+    }
+    return sm_access(core, state, p, bytes, write, pc);
+  }
+  if (const Region* region = state.gm.region(at)) return gm_access(core, state, *region, p, bytes, write, pc);
+  elsewhere(core, p, bytes, write, pc);
+}
+
+void settle(State& state) {
+  Suspect& s = state.suspect;
+  if (!s.address) return;
+  const bool changed = std::memcmp(s.before, s.address, s.bytes) != 0;
+  s.address = nullptr;
+  Finding f = std::move(s.finding);
+  if (changed) report(s.check, std::move(f));
+}
+
+}  // namespace xpu_sim::rt::strict

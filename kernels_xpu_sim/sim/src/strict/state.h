@@ -1,0 +1,91 @@
+// What the strict checks know while a launch runs. One per worker, hence per thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../checks.h"
+#include "../worker.h"
+#include "cell.h"
+#include "gm_cells.h"
+#include "lazy_array.h"
+#include "lm_shadow.h"
+#include "places.h"
+#include "sm_cells.h"
+
+namespace xpu_sim::rt::strict {
+
+enum Space { sm_space, gm_space, spaces };
+
+// Which bytes of the module's SM image belong to objects.
+class SmObjects {
+ public:
+  void launch_begins(const Module* module);
+  bool hold(size_t offset, size_t bytes) const {
+    return inside_.empty() || (inside_[offset] && inside_[offset + bytes - 1] == inside_[offset]);
+  }
+
+ private:
+  const Module* module_ = nullptr;
+  std::vector<uint16_t> inside_;  // the object's number, 0: none. Empty: the module is stripped, nothing is known
+};
+
+// A copy whose fence has not come. Whether it has happened is another matter: that is up to the DMA policy.
+struct InFlight {
+  Copy copy;
+  const char* local() const { return to_gm(copy.direction) ? copy.from : copy.to; }
+  const char* gm() const { return to_gm(copy.direction) ? copy.to : copy.from; }
+};
+
+// A store that conflicts with another core's; harmless if it stores what is there. Known when the store is done.
+struct Suspect {
+  const char* address = nullptr;
+  size_t bytes = 0;
+  char before[16];
+  Check check{};
+  Finding finding;
+};
+
+struct State {
+  explicit State(Worker& w) : worker(w), lm(w.stacks()) {}
+
+  Access access(const Core& core, Space space, Place place, uint16_t flags = 0) const;
+  // Time advances: `core` has synchronised, with whom the caller records in seen.
+  uint32_t advance(int core);
+
+  Worker& worker;
+  LmShadow lm;
+  SmCells sm;
+  SmObjects sm_objects;
+  GmCells gm;
+  Places places;
+  uint32_t now = 1, launch_start = 1, cluster_start = 1, full_barrier = 1;
+  uint32_t seen[kMaxCores][kMaxCores];            // row: the core that knows
+  uint32_t fences[spaces][kMaxCores];
+  uint32_t published[spaces][kMaxCores];
+  std::vector<InFlight> in_flight[kMaxCores];
+  uint32_t lock_seen[kMaxCores];                  // what the last holder of ticket_lock_mix knew
+  struct Atomic {
+    const void* address;
+    uint32_t seen[kMaxCores];
+  };
+  Atomic& atomic(const void* address);            // made when first asked for in this cluster
+  std::vector<Atomic> atomics;
+  LazyArray<uint32_t> atomic_of;                  // by word of SM: where in `atomics`, if there is that address
+  Suspect suspect;
+};
+
+inline State* state_of(const Core& core) { return static_cast<State*>(core.checker_state); }
+
+// A store through the hooks, or a load.
+void shared_access(Core& core, const char* address, size_t bytes, bool write, const void* pc);
+// Settles whether the last suspect store changed anything.
+void settle(State& state);
+
+// -- findings
+void lm_finding(Core& core, Check check, const char* address, size_t bytes, bool write, const void* pc);
+// Names the other access by the cell.
+Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
+                         Location at, Check* check);
+
+}  // namespace xpu_sim::rt::strict

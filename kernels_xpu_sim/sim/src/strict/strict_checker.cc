@@ -1,0 +1,153 @@
+// Events of the runtime, as the strict checks see them.
+#include <algorithm>
+#include <cstring>
+
+#include "../checker.h"
+#include "../trap.h"
+#include "copy_checks.h"
+#include "state.h"
+
+namespace xpu_sim::rt::strict {
+
+namespace {
+
+class StrictChecker : public Checker {
+ public:
+  bool many_workers() const override { return false; }  // conflicts between clusters are seen by one observer
+
+  void launch_begins(Worker& worker) override {
+    if (!worker.checker_state) worker.checker_state = std::make_shared<State>(worker);
+    State& s = state(worker);
+    const KernelInfo& kernel = *worker.launch()->kernel;
+    s.places.launch_begins(kernel.module);
+    s.sm_objects.launch_begins(kernel.module);
+    s.gm.launch_begins(*worker.launch()->gm);
+    s.launch_start = ++s.now;
+    s.suspect.address = nullptr;
+    for (int i = 0; i < kMaxCores; ++i) worker.core(i).checker_state = &s;
+  }
+
+  void launch_ends(Worker& worker) override {
+    for (int i = 0; i < kMaxCores; ++i) worker.core(i).stack_bytes = 0;
+    if (worker.launch()->ended.load()) state(worker).lm.forget();
+  }
+
+  void cluster_begins(Worker& worker) override {
+    State& s = state(worker);
+    s.sm.launch_begins(worker.sm(), worker.sm_bytes());
+    s.cluster_start = s.full_barrier = ++s.now;
+    std::memset(s.seen, 0, sizeof s.seen);
+    std::fill_n(&s.fences[0][0], spaces * kMaxCores, 1u);
+    std::memset(s.published, 0, sizeof s.published);
+    std::memset(s.lock_seen, 0, sizeof s.lock_seen);
+    s.atomics.clear();
+    for (auto& pending : s.in_flight) pending.clear();
+  }
+
+  void core_prepares(Core& core) override {
+    state_of(core)->lm.clear(*core.fiber, static_cast<char*>(__builtin_frame_address(0)) - 256);
+  }
+
+  void core_begins(Core& core) override {
+    const Fiber& f = *core.fiber;
+    core.stack_begin = reinterpret_cast<uintptr_t>(f.low);
+    core.stack_shadow = state_of(core)->lm.of(f.low);
+    core.stack_bytes = static_cast<size_t>(f.high - f.low);  // last: from here on, hooks look
+  }
+
+  void core_ends(Core& core) override {
+    core.stack_bytes = 0;
+    State& s = *state_of(core);
+    settle(s);
+    finish_all(s, core);
+    s.lm.used(*core.fiber, core.lm_low);
+    s.advance(core.id);  // what it fenced is published: its end counts as arrival
+  }
+
+  void barrier_completes(Worker& worker, uint64_t cores) override {
+    State& s = state(worker);
+    settle(s);
+    check_divergence(worker, cores);
+    uint32_t time = 0;
+    for (uint64_t rest = cores; rest; rest &= rest - 1) time = s.advance(__builtin_ctzll(rest));
+    if ((cores | worker.finished()) == everyone(worker)) {
+      s.full_barrier = time;
+      return;
+    }
+    // Those who meet know what any of them knew, and each other's past.
+    uint32_t known[kMaxCores] = {};
+    for (uint64_t rest = cores; rest; rest &= rest - 1) {
+      const int i = __builtin_ctzll(rest);
+      for (int j = 0; j < kMaxCores; ++j) known[j] = std::max(known[j], s.seen[i][j]);
+    }
+    for (uint64_t rest = cores; rest; rest &= rest - 1) known[__builtin_ctzll(rest)] = time;
+    for (uint64_t rest = cores; rest; rest &= rest - 1) std::memcpy(s.seen[__builtin_ctzll(rest)], known, sizeof known);
+  }
+
+  void fence(Core& core, uint32_t mask, Site) override {
+    State& s = *state_of(core);
+    settle(s);
+    finish_fenced(s, core, mask);
+  }
+
+  void copy_issued(Core& core, const Copy& copy, const Span&, bool sync) override {
+    State& s = *state_of(core);
+    settle(s);
+    check_copy_conflicts(s, core, copy, sync);
+  }
+
+  void copies_finished(Core& core, Direction direction, Site) override { finish_kind(*state_of(core), core, direction); }
+
+  // An atomic orders: who loads what another stored knows what that one knew.
+  void atomic(Core& core, const void* address, bool store, Site) override {
+    State& s = *state_of(core);
+    uint32_t* const seen = s.atomic(address).seen;
+    store ? release(s, core, seen) : acquire(s, core, seen);
+    atomic_access(s, core, static_cast<const char*>(address), store);
+  }
+
+  void lock(Core& core, bool acquired) override {
+    State& s = *state_of(core);
+    acquired ? acquire(s, core, s.lock_seen) : release(s, core, s.lock_seen);
+  }
+
+  void room(Core& core, const void* address, size_t bytes, Site site) override { check_room(core, address, bytes, site); }
+
+ private:
+  static State& state(Worker& worker) { return *static_cast<State*>(worker.checker_state.get()); }
+
+  static uint64_t everyone(const Worker& worker) { return ~uint64_t{0} >> (64 - worker.launch()->cores); }
+
+  static void release(State& s, Core& core, uint32_t* seen) {
+    const uint32_t time = s.advance(core.id);
+    for (int j = 0; j < kMaxCores; ++j) seen[j] = std::max(seen[j], s.seen[core.id][j]);
+    seen[core.id] = time;
+  }
+
+  static void acquire(State& s, Core& core, const uint32_t* seen) {
+    for (int j = 0; j < kMaxCores; ++j) s.seen[core.id][j] = std::max(s.seen[core.id][j], seen[j]);
+  }
+
+  static void check_divergence(Worker& worker, uint64_t cores) {
+    if (!worker.launch()->options->model.differing_barriers_diverge) return;
+    const Core& first = worker.core(__builtin_ctzll(cores));
+    for (uint64_t rest = cores; rest; rest &= rest - 1) {
+      const Core& core = worker.core(__builtin_ctzll(rest));
+      if (core.last.line == first.last.line && core.last.file == first.last.file) continue;
+      Finding f = finding_at(Check::barrier_divergence, core, core.last,
+                             "cores of one barrier come from different lines: " + positions(worker));
+      f.other = text("core %d waits at %s:%d", first.id, first.last.file, first.last.line);
+      return report(Check::barrier_divergence, std::move(f));
+    }
+  }
+};
+
+StrictChecker instance;
+const bool installed = (checker = &instance, true);
+
+}  // namespace
+
+}  // namespace xpu_sim::rt::strict
+
+// Called by the constructors of instrumented files; that it is here brings the checks into the program.
+extern "C" __attribute__((used, visibility("hidden"))) void __tsan_init() {}

@@ -1,0 +1,71 @@
+#include "thread_pool.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "report.h"
+
+namespace xpu_sim::rt {
+
+namespace {
+
+// Threads are kept between launches and never joined: they sleep, and the process ends them.
+class ThreadPool {
+ public:
+  void run(int workers, Launch* launch, Counters* total) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    idle_.wait(lock, [this] { return launch_ == nullptr; });  // another thread's launch
+    while (threads_ < workers - 1) {
+      std::thread([this] { serve(); }).detach();
+      ++threads_;
+    }
+    launch_ = launch;
+    total_ = total;
+    wanted_ = busy_ = workers - 1;
+    ++ticket_;
+    work_.notify_all();
+    lock.unlock();
+    Worker& mine = this_worker();
+    mine.run(launch);
+    lock.lock();
+    merge(total, mine.counters);
+    done_.wait(lock, [this] { return busy_ == 0; });
+    launch_ = nullptr;
+    idle_.notify_one();
+  }
+
+ private:
+  void serve() {
+    uint64_t seen = 0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      work_.wait(lock, [&] { return ticket_ != seen && wanted_ > 0; });
+      seen = ticket_;
+      --wanted_;
+      Launch* const launch = launch_;
+      lock.unlock();
+      Worker& mine = this_worker();
+      mine.run(launch);
+      lock.lock();
+      merge(total_, mine.counters);
+      if (--busy_ == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable work_, done_, idle_;
+  Launch* launch_ = nullptr;
+  Counters* total_ = nullptr;
+  int threads_ = 0, wanted_ = 0, busy_ = 0;
+  uint64_t ticket_ = 0;
+};
+
+}  // namespace
+
+void run_on(int workers, Launch* launch, Counters* counters) {
+  static ThreadPool* const pool = new ThreadPool;
+  pool->run(workers, launch, counters);
+}
+
+}  // namespace xpu_sim::rt

@@ -1,0 +1,44 @@
+// Making findings.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "checks.h"
+#include "xpu_sim/finding.h"
+#include "xpu_sim/site.h"
+
+namespace xpu_sim::rt {
+
+struct Core;
+struct Launch;
+class Worker;
+
+// printf into a string.
+[[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
+
+// A finding of the core's at a source line, or at an instruction; details may be added before it is reported.
+Finding finding_at(Check check, const Core& core, Site site, std::string message);
+Finding finding_at(Check check, const Core& core, const void* pc, std::string message);
+
+// Records it, and ends the launch if its check or the options say so.
+void report(Check check, Finding finding);
+// Records it and ends the launch.
+[[noreturn]] void trap(Finding finding);
+
+// Adds space, object and offset of an address, as far as known.
+void describe(Finding* finding, const Core& core, const void* address);
+
+[[noreturn]] void exception_trap(const Core& core);
+[[noreturn]] void deadlock_trap(Worker& worker);
+[[noreturn]] void watchdog_trap(const Core& core, Site site);
+[[noreturn]] void watchdog_trap(const Core& core, const void* pc);
+void lm_budget_finding(const Core& core, size_t used);
+// "core 3 waits at k.xpu:12; cores 4-63 have returned": where the cores of the running cluster are.
+std::string positions(Worker& worker);
+
+// A finding that belongs to no core.
+void report_launch(Check check, const Launch* launch, const std::string& kernel, std::string message);
+
+}  // namespace xpu_sim::rt

@@ -1,0 +1,48 @@
+// Ends launches that take too long: a kernel that spins cannot be stopped by turns.
+#pragma once
+
+#include <csignal>
+#include <ctime>
+
+namespace xpu_sim::rt {
+
+// A thread's. The timer counts the thread's processor time, so that a busy machine ends nothing; it runs on between
+// launches and stops by itself when there are none, so that a launch costs no system call.
+class Watch {
+ public:
+  Watch() = default;
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  void begin(double seconds);
+  void end() { watching_ = 0; }
+  // Asked by a core that calls the runtime often.
+  bool limit_reached() const { return requested_ != 0; }
+  // The timer's signal, at instruction `pc`. True: the core must be stopped where it is.
+  bool tick();
+
+ private:
+  static constexpr double kPeriod = 0.25;
+
+  void arm(double period);
+
+  timer_t timer_{};
+  bool created_ = false;
+  double limit_ = 0;
+  int ticks_ = 0;
+  volatile std::sig_atomic_t armed_ = 0, watching_ = 0, requested_ = 0;
+};
+
+class WatchdogScope {
+ public:
+  WatchdogScope(Watch* watch, double seconds) : watch_(watch) { watch_->begin(seconds); }
+  ~WatchdogScope() { watch_->end(); }
+  WatchdogScope(const WatchdogScope&) = delete;
+  WatchdogScope& operator=(const WatchdogScope&) = delete;
+
+ private:
+  Watch* watch_;
+};
+
+}  // namespace xpu_sim::rt

@@ -1,0 +1,139 @@
+// A worker runs clusters, one after the other, on one thread: the cores of a cluster take turns.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "dma_queue.h"
+#include "gm_table.h"
+#include "kernel_info.h"
+#include "stacks.h"
+#include "watchdog.h"
+#include "xpu_sim/launch.h"
+#include "xpu_sim/report.h"
+#include "xpu_sim/site.h"
+
+namespace xpu_sim::rt {
+
+constexpr int kMaxCores = 64;
+constexpr int kMaxClusters = 255;
+constexpr int kGroups = 16;
+constexpr size_t kSmBytes = 256 * 1024;
+constexpr size_t kGroupLmBytes = 32 * 1024;  // shared by the cores of a group: all of it for one core per group
+
+class Worker;
+
+// One launch, shared by the workers that run it.
+struct Launch {
+  detail::Call call{};
+  int clusters = 0, cores = 0;
+  const Options* options = nullptr;
+  const KernelInfo* kernel = nullptr;
+  const GmTable* gm = nullptr;
+  size_t lm_limit = 0;                      // bytes of LM per core
+  std::vector<int> cluster_order;           // empty: natural
+  std::atomic<int> next_cluster{0};
+  std::atomic<bool> ended{false};           // early
+  std::atomic<bool> lm_reported{false};
+};
+
+struct Core {
+  int id = -1, cluster = -1;
+  Launch* launch = nullptr;
+  Worker* worker = nullptr;                 // nullptr: no kernel is running
+  char* lm_top = nullptr;                   // LM in use lies below this
+  char* lm_low = nullptr;                   // the lowest address seen in use,
+  Site lm_site;                             // and where: by a builtin,
+  const void* lm_pc = nullptr;              // or by an instruction
+  Fiber* fiber = nullptr;                   // nullptr: not started, or finished
+  Site last;                                // its last call into the runtime
+  uint32_t wait_groups = 0;                 // the groups it waits for at a barrier
+  uint32_t calls = 0;                       // into the runtime, since it last gave way
+  uint64_t dma_bytes = 0, accesses = 0;
+  const int* linked = nullptr;              // an atomic's loada without its storea yet
+  // Of a checking build: its stack while kernel code runs on it (else no bytes), what is known of each byte, and more.
+  uintptr_t stack_begin = 0;
+  size_t stack_bytes = 0;
+  uint8_t* stack_shadow = nullptr;
+  void* checker_state = nullptr;
+  DmaQueue dma;
+};
+
+// The core that runs on this thread; outside of kernels one without a worker.
+extern thread_local Core* current;
+
+class Worker {
+ public:
+  Worker();
+
+  // Runs clusters of the launch until none is left.
+  void run(Launch* launch);
+
+  // -- called on a core's stack
+  // Waits until every core of the groups (bits) waits for the same groups, or has returned.
+  void barrier(uint32_t groups, Site site);
+  // Lets the other cores run.
+  void give_way();
+  // Ends the launch; this stack is never returned to.
+  [[noreturn]] void end_launch();
+
+  Launch* launch() const { return launch_; }
+  Core& core(int i) { return cores_[i]; }
+  uint64_t finished() const { return finished_; }
+  uint64_t waiting() const { return waiting_; }
+  Stacks& stacks() { return stacks_; }
+  int group_of(int core) const { return core / cores_per_group_; }
+  uint32_t epoch() const { return epoch_; }
+  int cluster() const { return cluster_; }
+  // The launch's SM image: the thread-local segment of the kernel's module.
+  char* sm() const { return sm_; }
+  size_t sm_bytes() const { return launch_->kernel->module ? launch_->kernel->module->tls_bytes : 0; }
+  const Span* gm_hint = nullptr;
+  Counters counters;
+  KernelCache kernels;
+  GmTable registry, launch_gm;              // copies for this thread's launches
+  uint64_t registry_seen = 0;
+  int lock_holder = -1;                     // core that holds ticket_lock_mix
+  Watch watch;
+  std::shared_ptr<void> checker_state;
+
+ private:
+  static void runner(void* self);
+  void run_cores();
+  Core* next_here(Fiber* self);
+  void run_core(Core* core);
+  void leave(Core* core);
+  bool start_cluster();
+  void fill_ready(uint64_t cores);
+  uint64_t expected() const;
+  void release(uint64_t cores);
+  void release_groups();
+  void continue_with(int core, Fiber* self);
+  Fiber* free_fiber();
+  void forget_fibers();
+  [[noreturn]] void deadlock();
+
+  void push(int core) { ready_[tail_++ % kMaxCores] = static_cast<uint8_t>(core); }
+  int pop() { return ready_[head_++ % kMaxCores]; }
+  bool none_ready() const { return head_ == tail_; }
+
+  Launch* launch_ = nullptr;
+  Context host_;                            // the thread's own stack, while cores run
+  Stacks stacks_;
+  std::vector<Fiber*> free_;                // without a core in the middle of a kernel
+  int fibers_used_ = 0;
+  int cluster_ = -1, cores_per_group_ = 1;
+  uint32_t epoch_ = 0;
+  uint64_t live_ = 0, finished_ = 0, waiting_ = 0, waiting_all_ = 0;  // bit per core
+  uint8_t ready_[kMaxCores];
+  unsigned head_ = 0, tail_ = 0;
+  char* sm_ = nullptr;
+  Core cores_[kMaxCores];
+};
+
+// This thread's worker.
+Worker& this_worker();
+
+}  // namespace xpu_sim::rt

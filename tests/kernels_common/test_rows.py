@@ -1,0 +1,77 @@
+"""The row rules in C++ (sampling, candidates, log-probabilities, penalties) against the reference, bit by bit.
+
+Every op runs with one rank and with several that share a row, and with tiles that do and do not divide it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec_hal.native import load_library
+from specdec_hal.ops import OPS
+from specdec_hal.ops.generate import cases, generate, hostile
+from specdec_hal.ops.spec import FLOATS
+from tests.support import wide_rows
+from tests.support.bits import assert_same_bits
+from tests.support.redzone import RedZones
+from tests.support.running import run, written
+
+ROW_OPS = ("sample_target", "processed_probs", "top_p_candidates", "token_logprobs", "apply_penalties")
+SPLITS = ((1, 1000), (1, 7), (3, 16), (5, 33))
+WIDTHS = (1, 2, 15, 16, 17, 129, 257, 1000, 2999)
+
+
+def check(op: str, inputs: dict[str, Any], split: tuple[int, int], context: object = "", window: int = 50) -> None:
+    zones = RedZones(inputs)
+    operands = [zones.call[name] for name in OPS[op].by_name]
+    extra = (window,) if op == "apply_penalties" else ()
+    load_library("specdec_common")[op](*operands, *split, *extra)
+    zones.check()
+    assert_same_bits(written(op, zones.call), run(op, inputs), (context, split))
+
+
+@pytest.mark.parametrize("make", [generate, hostile])
+@pytest.mark.parametrize("op", ROW_OPS)
+def test_generated(op, make):
+    for options in cases(op, 240):
+        check(op, make(op, **options), SPLITS[options["seed"] // 2 % len(SPLITS)], options)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("style", wide_rows.STYLES)
+def test_sampling_wide_rows(style, dtype):
+    """Rows with more elements than the short list and than the buckets, so that every kind of search is made."""
+    for seed, v in enumerate(WIDTHS):
+        inputs = wide_rows.sampling(style, dtype, v, seed)
+        split = SPLITS[(seed + len(style)) % len(SPLITS)]
+        check("sample_target", inputs, split, (style, v))
+        check("processed_probs", wide_rows.probabilities(inputs), split, (style, v))
+
+
+@pytest.mark.parametrize("c", [1, 5, 127, 128, 129, 300, 2000])
+def test_candidates_of_wide_rows(c):
+    for v in (w for w in (c, c + 1, 500, 2999) if w >= c):
+        for split, top_p in zip(SPLITS, (0.9, 0.0, 1.0, 0.3), strict=True):
+            check("top_p_candidates", wide_rows.candidates(v, c, top_p), split, (c, v))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("style", wide_rows.STYLES)
+def test_logprobs_of_wide_rows(style, dtype):
+    for case, v in enumerate(WIDTHS):
+        n = min(v, 1 + (0, 3, 20, 128, 129, 200)[case % 6])
+        check("token_logprobs", wide_rows.logprobs(style, dtype, v, n), SPLITS[case % len(SPLITS)], (style, v))
+
+
+@pytest.mark.parametrize("window", [1, 3, 64, 10**4])
+def test_penalties_tallied_in_windows(window):
+    for options in cases("apply_penalties", 60):
+        inputs = generate("apply_penalties", **{**options, "L": 40, "V": 111})
+        check("apply_penalties", inputs, SPLITS[options["seed"] % len(SPLITS)], options, window)
+
+
+def test_rounding_to_sixteen_bits():
+    for inputs in wide_rows.rounding():
+        check("apply_penalties", inputs, (1, 512), inputs["repetition"], 8192)

@@ -1,0 +1,87 @@
+"""Rows longer than local memory, more slots than cores, and no slots at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
+from specdec_hal.backends.xpu_sim.options import Options
+from specdec_hal.ops import MatchPolicy
+from specdec_hal.ops.generate import generate
+from tests.support.running import BACKEND, assert_same, run
+
+LAUNCHES = [
+    Options(),
+    Options(clusters=1, cores=1),
+    Options(clusters=5, cores=7, seed=9, dma="deferred"),
+    Options(mode="strict", dma="deferred"),
+]
+BIG = {
+    "prepare_inputs": {"M": 130, "S": 70, "L": 900, "I_cap": 900},
+    "adjust_batch": {"M": 90, "S": 9, "D": 1500, "L": 60},
+    "recover_batch": {"M": 90, "S": 9, "D": 1500, "L": 60},
+    "gather_next_token": {"M": 90, "S": 9, "D": 1500, "L": 60},
+    "build_sampling_params": {"M": 130, "S": 40},
+    "verify_draft_tokens": {"M": 70, "S": 40, "V": 200, "E": 40, "C": 50},
+    "update_model_status": {"M": 130, "S": 70, "L": 300, "E": 40},
+    "ngram_match": {"M": 6, "S": 40, "L": 9000},
+    "hybrid_mtp_ngram": {"M": 6, "S": 40, "L": 9000},
+    "ngram_index_update": {"M": 2, "L": 700},
+    "ngram_index_reset": {"M": 3, "L": 4000},
+    "gather_accepted": {"M": 130, "S": 70, "L": 200},
+}
+
+
+@pytest.mark.parametrize("options", LAUNCHES, ids=["auto", "1x1", "5x7", "strict"])
+@pytest.mark.parametrize("op", BIG)
+def test_large(op, options):
+    backend = XpuSimBackend(options)
+    for seed in range(2):
+        inputs = generate(op, seed, workspace=backend.workspace, **BIG[op])
+        if "index" in inputs:
+            inputs["index"][:] = 0
+        assert_same(run(op, inputs, backend), run(op, inputs), (seed, options))
+
+
+@pytest.mark.parametrize("op", BIG)
+def test_no_slot_in_use(op):
+    backend = XpuSimBackend(Options())
+    for seed in range(4):
+        inputs = generate(op, seed, workspace=backend.workspace, M=3, B=0)
+        if "index" in inputs:
+            inputs["index"][:] = 0
+        assert_same(run(op, inputs, backend), run(op, inputs), seed)
+
+
+@pytest.mark.parametrize("strategy", ["REJECTION", "TOPP"])
+def test_a_wide_vocabulary(strategy):
+    """More tokens than one core's tiles, so that a draw crosses tiles and cores."""
+    for seed in range(6):
+        options = {"M": 3, "S": 3, "V": 5000, "C": 900} | ({} if strategy == "TOPP" else {"C": 1})
+        inputs = generate("verify_draft_tokens", seed, strategy=strategy, accept_policy="NORMAL", **options)
+        for launch in LAUNCHES:
+            assert_same(run("verify_draft_tokens", inputs, XpuSimBackend(launch)), run("verify_draft_tokens", inputs))
+
+
+@pytest.mark.parametrize("policy", MatchPolicy)
+@pytest.mark.parametrize("cores", [1, 7, 64])
+def test_the_same_ngram_in_several_parts_of_the_history(policy, cores):
+    """The match that the policy prefers wins, whichever core finds it: longest, then leftmost or latest."""
+    length, prompt_len, rng = 5000, 3000, np.random.default_rng(0)
+    backend = XpuSimBackend(Options(clusters=1, cores=cores, seed=2))
+    for trial in range(40):
+        text = rng.integers(100, 200, length)
+        query = np.array([1, 2, 3, 4])
+        text[-4:] = query
+        for place in rng.integers(10, length - 20, 5):
+            n = int(rng.integers(1, 5))
+            text[place : place + n] = query[4 - n :]
+        inputs = generate("ngram_match", trial, M=1, B=1, S=6, L=length, states=("decode",), index=False,
+                          max_ngram_size=4, min_ngram_size=1, match_policy=policy, token_budget=100)  # fmt: skip
+        inputs["token_ids_all"][0] = text
+        inputs["prompt_lens"][:], inputs["step_idx"][:] = prompt_len, length - prompt_len
+        inputs["max_dec_len"][:], inputs["draft_token_num"][:] = 10**6, 5
+        expected = run("ngram_match", inputs, BACKEND)
+        assert expected["seq_lens_this_time"][0] > 1 or inputs["pad_to_max"]
+        assert_same(run("ngram_match", inputs, backend), expected, trial)
