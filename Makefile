@@ -22,7 +22,7 @@ help:
 	@echo "make clean      remove what was built; distclean removes $(VENV) too"
 
 demo: $(VENV)/.installed
-	$(BIN)/specdec-hal generate --config configs/reference.yaml --prompt-file examples/prompts/edit_function.txt --max-new-tokens 128
+	$(BIN)/specdec-hal generate --config configs/xpu_sim.yaml --prompt-file examples/prompts/edit_function.txt --max-new-tokens 128
 
 # One thread for each test process: the machine is filled by the processes, and results do not depend on its size.
 test: $(VENV)/.installed
