@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,12 +14,12 @@ from specdec_hal.ops.validate import Call
 from specdec_hal.tensors import as_numpy
 
 
-class HostBackend(Backend):
+class HostBackend(Backend, ABC):
     """A backend on the CPU; subclasses say how large an n-gram index row is, and plan calls."""
 
+    @abstractmethod
     def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
         """Bytes of one slot's n-gram index, for histories of up to `row_width` tokens."""
-        raise NotImplementedError
 
     def arrays(self, call: Call) -> dict[str, NDArray[Any] | None]:
         """The call's tensors as NumPy views of their declared rank; ArgumentError for an index of the wrong size."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,19 +60,17 @@ class _Emission:
             self.tokens[-1] = int(self.end_tokens[0])
 
 
-class _Judge:
+class _Judge(Protocol):
     """A strategy: how many positions a draft at i lets pass, and the token that follows them."""
 
     def accepted(self, slot: _Slot, i: int) -> int:
         """Positions accepted from i on; 0 rejects."""
-        raise NotImplementedError
 
     def token(self, slot: _Slot, i: int, rejected: bool) -> int:
         """The token to emit at i, where a draft was `rejected` or none was tested."""
-        raise NotImplementedError
 
 
-class _ByToken(_Judge):
+class _ByToken:
     def __init__(self, target_tokens: I64) -> None:
         self.target_tokens = target_tokens
 
@@ -82,7 +81,7 @@ class _ByToken(_Judge):
         return int(self.target_tokens[slot.row(i)])
 
 
-class _ByCandidates(_Judge):
+class _ByCandidates:
     def __init__(self, ids: I64, scores: F32, lens: I32, top_p: F32, window: int) -> None:
         self.ids, self.scores, self.top_p, self.window = ids, scores, top_p, window
         self.lens = np.clip(lens, 1, ids.shape[1])
@@ -107,7 +106,7 @@ class _ByCandidates(_Judge):
         return int(self.ids[r, draw_from(masses, slot.seed, slot.position(i), Purpose.CANDIDATE, total)])
 
 
-class _ByProbs(_Judge):
+class _ByProbs:
     def __init__(self, target_probs: F32, draft_probs: F32 | None) -> None:
         self.target_probs, self.draft_probs = target_probs, draft_probs
 
