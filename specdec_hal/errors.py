@@ -50,3 +50,7 @@ class RequestError(SpecDecError, ValueError):
 
 class FrameError(SpecDecError, ValueError):
     """An output frame cannot be encoded, or bytes are no output frame."""
+
+
+class CompileError(SpecDecError, ValueError):
+    """Kernel sources cannot be given to the compiler."""

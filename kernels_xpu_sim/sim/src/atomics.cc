@@ -108,12 +108,12 @@ struct Operands {
 extern "C" {
 __attribute__((used, visibility("hidden"))) void xpu_sim_loada_slow(Operands* o) {
   using namespace xpu_sim::rt;
-  const xpu_sim::Site site = current->last;
+  const xpu_sim::Site site = current()->last;
   o->value = link(enter(site, reinterpret_cast<char*>(o)), o->address, site);
 }
 __attribute__((used, visibility("hidden"))) void xpu_sim_storea_slow(Operands* o) {
   using namespace xpu_sim::rt;
-  const xpu_sim::Site site = current->last;
+  const xpu_sim::Site site = current()->last;
   o->value = store(enter(site, reinterpret_cast<char*>(o)), o->address, o->value, site);
 }
 }

@@ -11,14 +11,14 @@
 namespace xpu_sim::rt {
 
 // A core that calls the runtime this often without waiting may be waiting in a loop of its own, for another core.
-constexpr uint32_t kCallsBeforeGivingWay = 1u << 20;
+constexpr uint32_t kCallsBeforeGivingWay = 1u << 16;
 
 [[noreturn]] void outside_of_kernel(Site site);
 [[gnu::cold]] void called_often(Core* core, Site site);
 void fence(uint32_t mask, Site site, char* frame);
 
 inline Core* enter(Site site, char* frame) {
-  Core* const core = current;
+  Core* const core = current();
   if (__builtin_expect(!core->worker, 0)) outside_of_kernel(site);
   core->last = site;
   if (frame < core->lm_low) {

@@ -20,8 +20,8 @@ class Checker {
   virtual void launch_begins(Worker&) {}
   virtual void launch_ends(Worker&) {}
   virtual void cluster_begins(Worker&) {}
-  virtual void core_prepares(Core&) {}                              // its stack may be filled
-  virtual void core_begins(Core&) {}                                // the next call is the kernel
+  // The next call is the kernel. The stack is then filled from the result up to what is in use; nullptr: it is not.
+  virtual char* core_begins(Core&) { return nullptr; }
   virtual void core_ends(Core&) {}
   virtual void barrier_completes(Worker&, uint64_t /*cores*/) {}    // bit per core that meets there
   virtual void fence(Core&, uint32_t /*mask*/, Site) {}

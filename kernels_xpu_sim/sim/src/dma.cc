@@ -18,11 +18,6 @@ namespace {
 
 constexpr unsigned char kInFlight = 0xA5;  // what the destination of a copy holds until it is done
 
-bool completes(const Copy& c, uint32_t fence, const Model& model) {
-  if (to_gm(c.direction)) return (fence & fence_gm) || (model.lm_fence_frees_source && (fence & local_fence(c.direction)));
-  return fence & local_fence(c.direction);
-}
-
 // A buffer in LM below the caller's frame belonged to a function that has returned.
 bool is_dead(const Core& core, const Copy& c, const char* frame) {
   const char* const local = to_gm(c.direction) ? c.from : c.to;

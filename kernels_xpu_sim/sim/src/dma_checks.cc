@@ -65,7 +65,7 @@ void bad_local(const Core& core, const Copy& c, const char* frame) {
   }
   Finding f = finding_at(Check::dma_address, core, c.site, "");
   describe(&f, core, local);
-  if (f.space == "LM" && f.object.find("core") != std::string::npos) f.check = name_of(Check::lm_foreign);
+  if (f.space == "LM" && f.object != "stack") f.check = name_of(Check::lm_foreign);
   const std::string got = f.space.empty() ? "host memory" : f.space + (f.object.empty() ? "" : " (" + f.object + ")");
   f.message = what(c) + ": expected its local side in this core's " + space + ", got " + hex(local) + " in " + got;
   trap(std::move(f));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "xpu_sim/options.h"
 #include "xpu_sim/report.h"
 #include "xpu_sim/site.h"
 
@@ -34,5 +35,11 @@ struct DmaQueue {
 inline bool to_gm(Direction d) { return d == lm2gm || d == sm2gm || d == gsm2gm; }
 // The fence that must precede use of the local side.
 inline uint32_t local_fence(Direction d) { return d == gm2sm || d == sm2gm ? fence_sm : fence_lm; }
+
+// Does a fence with this mask complete the copy?
+inline bool completes(const Copy& c, uint32_t mask, const Model& model) {
+  if (!to_gm(c.direction)) return (mask & local_fence(c.direction)) != 0;
+  return (mask & fence_gm) || (model.lm_fence_frees_source && (mask & local_fence(c.direction)));
+}
 
 }  // namespace xpu_sim::rt

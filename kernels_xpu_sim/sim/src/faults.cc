@@ -1,6 +1,5 @@
 #include "faults.h"
 
-#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <csignal>
@@ -24,9 +23,6 @@ struct Fault {
   const void* address;
   const void* pc;
 };
-thread_local Fault fault;
-thread_local char* landing_stack = nullptr;
-constexpr size_t kStackBytes = 256 * 1024;
 
 const void* pc_of(const ucontext_t* context) {
 #if defined(__x86_64__)
@@ -39,8 +35,18 @@ const void* pc_of(const ucontext_t* context) {
 #endif
 }
 
-[[noreturn]] void landed() {
-  const Core& core = *current;
+const void* sp_of(const ucontext_t* context) {
+#if defined(__x86_64__)
+  return reinterpret_cast<const void*>(context->uc_mcontext.gregs[REG_RSP]);
+#elif defined(__aarch64__)
+  return reinterpret_cast<const void*>(context->uc_mcontext.sp);
+#else
+  (void)context;
+  return nullptr;
+#endif
+}
+
+[[noreturn]] void landed(const Core& core, const Fault& fault) {
   Worker& worker = *core.worker;
   const uintptr_t at = reinterpret_cast<uintptr_t>(fault.address);
   if (fault.signal == watchdog_signal()) watchdog_trap(core, fault.pc);
@@ -78,21 +84,34 @@ const void* pc_of(const ucontext_t* context) {
   trap(std::move(f));
 }
 
-// Goes on in `landed`, outside of the handler, on a stack of its own.
-void land(int signal, const void* address, ucontext_t* context) {
-  fault = {signal, address, pc_of(context)};
+// Where `landed` begins: on the worker's stack for that, with what happened below the stack's end.
+struct Landing {
+  Core* core;
+  Fault fault;
+};
+[[noreturn]] void landing(Landing* l) { landed(*l->core, l->fault); }
+
+// Goes on in `landed`, outside of the handler: it may allocate and lock, which the interrupted kernel does not.
+void land(Core* core, int signal, const void* address, ucontext_t* context) {
+  const Fiber& f = *core->worker->stacks().fiber(kFaultStack);
+  *owner_slot(f.low) = core;
+  Landing* const l = reinterpret_cast<Landing*>(f.high - sizeof(Landing)) - 1;
+  *l = {core, {signal, address, pc_of(context)}};
 #if defined(__x86_64__)
-  const uintptr_t top = (reinterpret_cast<uintptr_t>(landing_stack) + kStackBytes) & ~uintptr_t{15};
+  const uintptr_t top = reinterpret_cast<uintptr_t>(l) & ~uintptr_t{15};
   context->uc_mcontext.gregs[REG_RSP] = static_cast<greg_t>(top - 8);  // as after a call
-  context->uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(&landed);
+  context->uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(&landing);
+  context->uc_mcontext.gregs[REG_RDI] = reinterpret_cast<greg_t>(l);
   context->uc_mcontext.gregs[REG_RBP] = 0;
 #else
-  landed();  // on the alternate stack, which the switch away from it leaves
+  landing(l);  // on the alternate stack, which the switch away from it leaves
 #endif
 }
 
 void on_fault(int signal, siginfo_t* info, void* context) {
-  if (current->worker) return land(signal, info->si_addr, static_cast<ucontext_t*>(context));
+  ucontext_t* const where = static_cast<ucontext_t*>(context);
+  Core* const core = core_on(sp_of(where));
+  if (core->worker) return land(core, signal, info->si_addr, where);
   // Not a kernel's: whoever was here before us.
   const struct sigaction& before = previous[signal];
   if (before.sa_flags & SA_SIGINFO) return before.sa_sigaction(signal, info, context);
@@ -101,12 +120,13 @@ void on_fault(int signal, siginfo_t* info, void* context) {
 }
 
 void on_watchdog(int signal, siginfo_t* info, void* context) {
+  ucontext_t* const where = static_cast<ucontext_t*>(context);
+  Core* const core = core_on(sp_of(where));
   Watch* const watch = static_cast<Watch*>(info->si_value.sival_ptr);
-  if (!watch || !watch->tick()) {
-    if (watch && watch->limit_reached() && current->worker) current->calls = UINT32_MAX - 1;
-    return;
-  }
-  if (current->worker) land(signal, nullptr, static_cast<ucontext_t*>(context));
+  const bool stop = watch && watch->tick();
+  if (!core->worker) return;
+  if (stop) return land(core, signal, nullptr, where);
+  if (watch && watch->limit_reached()) core->calls = UINT32_MAX - 1;  // its next call into the runtime ends the launch
 }
 
 }  // namespace
@@ -135,8 +155,6 @@ void catch_faults() {
       sigaction(signal, &action, &previous[signal]);
     }
   });
-  landing_stack = static_cast<char*>(
-      mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   stack_t old;
   if (sigaltstack(nullptr, &old) == 0 && !(old.ss_flags & SS_DISABLE)) return;  // the thread has one
   stack_t mine;

@@ -1,5 +1,6 @@
 #include "findings.h"
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -23,6 +24,8 @@ Store& store() {
   return *s;
 }
 
+std::atomic<uint64_t> made{0};
+
 bool same_place(const Finding& a, const Finding& b) {
   return a.check == b.check && a.kernel == b.kernel && a.at.line == b.at.line && a.at.file == b.at.file &&
          a.object == b.object;
@@ -42,7 +45,10 @@ std::string json_of(const Location& where) {
 
 namespace rt {
 
+uint64_t findings_made() { return made.load(std::memory_order_relaxed); }
+
 void keep(Finding finding) {
+  made.fetch_add(1, std::memory_order_relaxed);
   Store& s = store();
   void (*listener)(const Finding&) = nullptr;
   {
@@ -91,7 +97,9 @@ std::string to_text(const Finding& f) {
   for (const Location& caller : f.callers) s += "  called at " + line_of(caller) + " (" + caller.function + ")\n";
   if (!f.space.empty()) {
     s += "  object: " + f.space + (f.object.empty() ? "" : " " + f.object);
-    if (f.offset >= 0) s += " + " + std::to_string(f.offset);
+    if (f.offset >= 0) {
+      s += f.space == "LM" ? ", " + std::to_string(f.offset) + " bytes below its top" : " + " + std::to_string(f.offset);
+    }
     s += "\n";
   }
   if (!f.other.empty()) s += "  other access: " + f.other + "\n";

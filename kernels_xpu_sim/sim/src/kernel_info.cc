@@ -3,23 +3,22 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 namespace xpu_sim::rt {
 
 namespace {
 
 // The objects of a kernel are its static variables: _ZZ <the kernel, without _Z> E <name>.
-size_t declared_sm(const Module& module, const Symbol& kernel) {
+void find_sm(const Symbol& kernel, KernelInfo* info) {
   const std::string& s = kernel.name;
   const std::string encoding =
       s.compare(0, 2, "_Z") == 0 ? s.substr(2) : std::to_string(s.size()) + s;
   const std::string prefix = "_ZZ" + encoding + "E";
-  size_t bytes = 0;
-  for (const Symbol& object : module.sm_objects) {
-    if (object.name.compare(0, prefix.size(), prefix) == 0) bytes += object.bytes;
+  for (const Symbol& object : info->module->sm_objects) {
+    if (object.name.compare(0, prefix.size(), prefix) != 0) continue;
+    info->sm_objects.push_back(&object);
+    info->sm_bytes += object.bytes;
   }
-  return bytes;
 }
 
 std::unique_ptr<KernelInfo> find_out(const void* kernel, const char* name) {
@@ -33,7 +32,7 @@ std::unique_ptr<KernelInfo> find_out(const void* kernel, const char* name) {
   } else {
     info->name = symbol ? readable(symbol->name) : "a kernel without a symbol";
   }
-  if (symbol) info->sm_bytes = declared_sm(*info->module, *symbol);
+  if (symbol) find_sm(*symbol, info.get());
   return info;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "modules.h"
 
@@ -12,7 +13,8 @@ struct KernelInfo {
   const void* address = nullptr;
   std::string name;                // "verify<float>"
   const Module* module = nullptr;  // nullptr: not in any file, such as code made at run time
-  size_t sm_bytes = 0;             // of the SM objects it declares itself
+  std::vector<const Symbol*> sm_objects;  // that it declares itself
+  size_t sm_bytes = 0;             // of those
 };
 
 // What a thread launched lately, by a few bits of the address: found without locking.

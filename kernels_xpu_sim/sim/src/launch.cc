@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "checker.h"
+#include "memory_image.h"
 #include "random.h"
 #include "report.h"
 #include "thread_pool.h"
@@ -38,7 +39,7 @@ std::string what_is_wrong(int clusters, int cores, const Options& options) {
   if (clusters < 1 || clusters > kMaxClusters) return text("expected 1 to %d clusters, got %d", kMaxClusters, clusters);
   if (cores < 1 || cores > kMaxCores) return text("expected 1 to %d cores, got %d", kMaxCores, cores);
   if (options.workers < 1) return text("expected at least 1 worker, got %d", options.workers);
-  if (current->worker) return "a kernel cannot launch kernels";
+  if (current()->worker) return "a kernel cannot launch kernels";
   return "";
 }
 
@@ -52,7 +53,7 @@ void shuffle_clusters(Launch* launch) {
 
 void red_zone_damaged(void* context, const char* name, size_t bytes, long long offset) {
   const Launch& launch = *static_cast<const Launch*>(context);
-  report_launch(Check::gm_red_zone, &launch, launch.kernel->name,
+  report_launch(Check::gm_red_zone, *launch.options, launch.kernel->name,
                 text("byte %lld of %s, which has %zu, was written by a store", offset, name, bytes));
 }
 
@@ -69,11 +70,11 @@ int run(const Call& call, int clusters, int cores, const Options& options) {
   const KernelInfo* const kernel = kernel_info(call.kernel, options.name, &worker.kernels);
   const std::string wrong = what_is_wrong(clusters, cores, options);
   if (!wrong.empty()) {
-    report_launch(Check::bad_launch, nullptr, kernel->name, wrong);
+    report_launch(Check::bad_launch, options, kernel->name, wrong);
     return refused;
   }
   if (kernel->sm_bytes > kSmBytes) {
-    report_launch(Check::sm_budget, nullptr, kernel->name,
+    report_launch(Check::sm_budget, options, kernel->name,
                   text("%zu bytes of SM declared; a cluster has %zu", kernel->sm_bytes, kSmBytes));
     return refused;
   }
@@ -84,7 +85,7 @@ int run(const Call& call, int clusters, int cores, const Options& options) {
   launch.options = &options;
   launch.kernel = kernel;
   launch.gm = gm_of(options, &worker);
-  launch.lm_limit = cores <= kGroups ? kGroupLmBytes : kGroupLmBytes / 4;
+  launch.lm_limit = cores == kGroups ? kGroupLmBytes : kGroupLmBytes / 4;
   shuffle_clusters(&launch);
   Counters total;
   const bool alone = options.workers == 1 || clusters == 1 || (checker && !checker->many_workers());
@@ -101,14 +102,15 @@ int run(const Call& call, int clusters, int cores, const Options& options) {
 }
 
 void begin_kernel() {
-  Core* const core = current;
+  Core* const core = current();
   // Above this are the caller's frame and the kernel's arguments; below, its LM.
   core->lm_top = core->lm_low = static_cast<char*>(__builtin_frame_address(0)) + 16;
-  if (checker) checker->core_begins(*core);
+  if (!checker) return;
+  if (char* const lowest = checker->core_begins(*core)) fill_unused_stack(lowest);
 }
 
 void end_kernel() {
-  if (checker) checker->core_ends(*current);
+  if (checker) checker->core_ends(*current());
 }
 
 }  // namespace xpu_sim::detail

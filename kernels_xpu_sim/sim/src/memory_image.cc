@@ -17,17 +17,16 @@ void poison_lm(Core* core) {
 }
 
 void poison_sm(Worker& worker) {
-  const Module* const module = worker.launch()->kernel->module;
-  if (!module) return;
-  for (const Symbol& object : module->sm_objects) {
-    raw_fill(worker.sm() + object.begin, static_cast<unsigned char>(worker.launch()->options->poison), object.bytes);
+  const Options& options = *worker.launch()->options;
+  for (const Symbol* object : worker.launch()->kernel->sm_objects) {
+    raw_fill(worker.sm() + object->begin, static_cast<unsigned char>(options.poison), object->bytes);
   }
 }
 
 void forget_stacks(Stacks* stacks) {
   // AddressSanitizer would take the frames that were left for live ones.
   if (__asan_unpoison_memory_region) {
-    for (int i = 0; i < kMaxCores; ++i) {
+    for (int i = 0; i <= kFaultStack; ++i) {
       const Fiber& f = *stacks->fiber(i);
       __asan_unpoison_memory_region(f.low, static_cast<size_t>(f.high - f.low));
     }

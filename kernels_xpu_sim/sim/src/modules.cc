@@ -56,8 +56,10 @@ int visit(dl_phdr_info* info, size_t, void* data) {
 
 bool is_gap(const std::string& name) { return name.find("xpu_sim_gap_") != std::string::npos; }
 
-// A static variable of a function: _ZZ <function> E <name>.
-bool is_static_local(const std::string& name) { return name.compare(0, 3, "_ZZ") == 0; }
+// A static variable of a function, _ZZ <function> E <name>, except for the emulator's own.
+bool is_static_local(const std::string& name) {
+  return name.compare(0, 3, "_ZZ") == 0 && name.compare(0, 12, "_ZZN7xpu_sim") != 0;
+}
 
 void read_symbols(Module* m) {
   const ElfFile file(m->path);
@@ -66,6 +68,8 @@ void read_symbols(Module* m) {
     const int type = ELF64_ST_TYPE(s.st_info);
     if (type == STT_FUNC && s.st_shndx != SHN_UNDEF) {
       m->functions.push_back(std::move(symbol));
+    } else if (type == STT_TLS && symbol.name.compare(0, 5, "_ZGVZ") == 0) {
+      m->sm_guards.push_back(std::move(symbol));
     } else if (type == STT_TLS && is_static_local(symbol.name)) {
       (is_gap(symbol.name) ? m->sm_gaps : m->sm_objects).push_back(std::move(symbol));
     }
@@ -98,6 +102,14 @@ Modules& modules() {
 const Symbol* Module::function_at(uintptr_t address) const { return holder(functions, address - base); }
 
 const Symbol* Module::sm_object_at(size_t offset) const { return holder(sm_objects, offset); }
+
+const Symbol* Module::sm_object_near(size_t offset) const {
+  const Symbol* near = nullptr;
+  for (const Symbol& s : sm_objects) {
+    if (s.begin <= offset) near = &s;
+  }
+  return near;
+}
 
 char* Module::tls_block() const {
   if (tls_bytes == 0) return nullptr;

@@ -28,11 +28,14 @@ struct Module {
   std::vector<Symbol> functions;     // sorted by address
   std::vector<Symbol> sm_objects;    // sorted by address: thread-local variables of functions
   std::vector<Symbol> sm_gaps;       // what checking builds put between them
+  std::vector<Symbol> sm_guards;     // "is it constructed": the compiler's, for types that have constructors
   bool has_symbols = false;          // false: stripped, so that SM objects are not known
   std::shared_ptr<const LineTable> lines;
 
   const Symbol* function_at(uintptr_t address) const;
   const Symbol* sm_object_at(size_t offset) const;
+  // The same, or the last one before: what an access beyond the end probably meant.
+  const Symbol* sm_object_near(size_t offset) const;
   // This thread's copy of the thread-local segment; nullptr: the module has none.
   char* tls_block() const;
 };

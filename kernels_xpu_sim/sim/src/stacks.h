@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
+#include <cstdint>
 #include <vector>
 
 #include "context.h"
@@ -20,14 +20,44 @@ struct Fiber {
   int index = 0;
 };
 
-// All stacks of a worker, in one reservation, so that "whose LM is this address" is a division. Memory is committed by
-// use: only the top pages of most stacks ever are.
+// Every stack lies in a block of its own, aligned to the block's size, whose last word names the core that runs there.
+// So the stack pointer alone tells who is running. A thread-local variable would do that too, but in a library that is
+// loaded late either slowly or, as static thread-local storage, at the price of all of the kernels' SM being static.
+constexpr size_t kBlockBytes = 512 * 1024;
+constexpr size_t kGuardBytes = 64 * 1024;
+
+// All blocks of all workers.
+extern char* block_space;
+extern size_t block_space_bytes;
+
+inline Core** owner_slot(const void* in_block) {
+  return reinterpret_cast<Core**>((reinterpret_cast<uintptr_t>(in_block) | (kBlockBytes - 1)) + 1) - 1;
+}
+
+// Outside of kernels: a core without a worker.
+extern Core nobody;
+
+inline Core* core_on(const void* stack_pointer) {
+  const size_t offset = static_cast<size_t>(static_cast<const char*>(stack_pointer) - block_space);
+  return __builtin_expect(offset < block_space_bytes, 1) ? *owner_slot(stack_pointer) : &nobody;
+}
+
+inline __attribute__((always_inline)) const void* stack_pointer() {
+#if defined(__x86_64__)
+  const void* sp;
+  __asm__("movq %%rsp, %0" : "=r"(sp));
+  return sp;
+#else
+  return __builtin_frame_address(0);
+#endif
+}
+
+// The core that runs here.
+inline __attribute__((always_inline)) Core* current() { return core_on(stack_pointer()); }
+
+// The stacks of one worker. Memory is committed by use: only the top pages of most ever are.
 class Stacks {
  public:
-  static constexpr size_t kGuard = 64 * 1024;
-  static constexpr size_t kUsable = 448 * 1024;
-  static constexpr size_t kStride = kGuard + kUsable;
-
   explicit Stacks(int most);
   ~Stacks();
   Stacks(const Stacks&) = delete;
@@ -36,12 +66,11 @@ class Stacks {
   Fiber* fiber(int index) { return &fibers_[static_cast<size_t>(index)]; }
   // The fiber whose stack, or the guard below it, holds the address; nullptr: none.
   Fiber* owner(const void* address);
-  const char* low() const { return arena_; }
-  size_t bytes() const { return bytes_; }
+  const char* low() const { return low_; }
+  size_t bytes() const { return fibers_.size() * kBlockBytes; }
 
  private:
-  char* arena_;
-  size_t bytes_;
+  char* low_;
   std::vector<Fiber> fibers_;
 };
 

@@ -22,7 +22,7 @@ namespace {
 constexpr uint32_t kAllGroups = (1u << kGroups) - 1;
 
 void wait(uint32_t groups, Site site, char* frame) {
-  Core* const core = current;
+  Core* const core = current();
   if (__builtin_expect(core->worker != nullptr && core->launch->options->model.barrier_is_fence, 0)) {
     fence(fence_lm | fence_sm | fence_gm, site, frame);
   }
@@ -41,10 +41,10 @@ using xpu_sim::rt::fence_gm;
 using xpu_sim::rt::fence_lm;
 using xpu_sim::rt::fence_sm;
 
-int core_id() { return current->id; }
-int cluster_id() { return current->cluster; }
-int core_num() { return current->launch ? current->launch->cores : 0; }
-int cluster_num() { return current->launch ? current->launch->clusters : 0; }
+int core_id() { return current()->id; }
+int cluster_id() { return current()->cluster; }
+int core_num() { return current()->launch ? current()->launch->cores : 0; }
+int cluster_num() { return current()->launch ? current()->launch->clusters : 0; }
 
 void mfence(Site s) { fence(fence_lm | fence_sm | fence_gm, s, XPU_SIM_FRAME); }
 void mfence_lm(Site s) { fence(fence_lm, s, XPU_SIM_FRAME); }
@@ -58,7 +58,7 @@ void mfence(int mask, Site s) { fence(static_cast<uint32_t>(mask) & 7u, s, XPU_S
 void sync_cluster(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_FRAME); }
 void sync_all(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_FRAME); }
 void sync_local(Site s) {
-  const auto* const core = current;
+  const auto* const core = current();
   const int group = core->worker ? core->worker->group_of(core->id) : 0;
   xpu_sim::rt::wait(1u << group, s, XPU_SIM_FRAME);
 }

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <thread>
 
+#include "forks.h"
 #include "report.h"
 
 namespace xpu_sim::rt {
@@ -64,8 +65,19 @@ class ThreadPool {
 }  // namespace
 
 void run_on(int workers, Launch* launch, Counters* counters) {
-  static ThreadPool* const pool = new ThreadPool;
-  pool->run(workers, launch, counters);
+  static std::mutex mutex;
+  static ThreadPool* pool = nullptr;
+  static unsigned generation = 0;
+  ThreadPool* mine;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!pool || generation != fork_generation()) {
+      pool = new ThreadPool;  // the parent's is left: its threads are not here
+      generation = fork_generation();
+    }
+    mine = pool;
+  }
+  mine->run(workers, launch, counters);
 }
 
 }  // namespace xpu_sim::rt

@@ -75,9 +75,9 @@ Finding finding_at(Check check, const Core& core, const void* pc, std::string me
 }
 
 void report(Check check, Finding finding) {
-  const bool ends = ends_launch(check) || (current->worker && current->launch->options->halt_on_first);
+  const bool ends = ends_launch(check) || (current()->worker && current()->launch->options->halt_on_first);
   keep(std::move(finding));
-  if (ends && current->worker) current->worker->end_launch();
+  if (ends && current()->worker) current()->worker->end_launch();
 }
 
 void trap(Finding finding) {
@@ -85,7 +85,7 @@ void trap(Finding finding) {
     const Finding mine = std::move(finding);  // this stack is never unwound: free what it holds
     keep(mine);
   }
-  current->worker->end_launch();
+  current()->worker->end_launch();
 }
 
 void describe(Finding* f, const Core& core, const void* address) {
@@ -96,17 +96,15 @@ void describe(Finding* f, const Core& core, const void* address) {
     for (int i = 0; i < core.launch->cores; ++i) {
       const Core& owner = worker.core(i);
       if (owner.fiber != fiber) continue;
-      if (i != core.id) f->object = text("stack of core %d", i);
+      f->object = i == core.id ? "stack" : text("stack of core %d", i);
       f->offset = owner.lm_top - at;
-      if (i == core.id && f->offset >= 0) f->object = text("stack, %lld bytes below its top", f->offset);
-      f->offset = -1;
     }
     return;
   }
   const size_t offset = static_cast<size_t>(at - worker.sm());
   if (worker.sm() && offset < worker.sm_bytes()) {
     f->space = "SM";
-    if (const Symbol* object = core.launch->kernel->module->sm_object_at(offset)) {
+    if (const Symbol* object = core.launch->kernel->module->sm_object_near(offset)) {
       f->object = variable_of(object->name);
       f->offset = static_cast<long long>(offset - object->begin);
     }
@@ -145,7 +143,7 @@ std::string positions(Worker& worker) {
     const uint64_t bit = uint64_t{1} << i;
     if (worker.finished() & bit) return std::string("returned");
     if (worker.waiting() & bit) return "waits at " + place(core.last);
-    if (&core == current) return std::string("running");
+    if (&core == current()) return std::string("running");
     if (!core.fiber) return std::string("not started");
     return "after " + place(core.last);
   };
@@ -192,12 +190,12 @@ void lm_budget_finding(const Core& core, size_t used) {
                                       : finding_at(Check::lm_budget, core, core.lm_site, message));
 }
 
-void report_launch(Check check, const Launch* launch, const std::string& kernel, std::string message) {
+void report_launch(Check check, const Options& options, const std::string& kernel, std::string message) {
   Finding f;
   f.check = name_of(check);
   f.message = std::move(message);
   f.kernel = kernel;
-  if (launch) f.replay = to_string(*launch->options);
+  f.replay = to_string(options);
   keep(std::move(f));
 }
 

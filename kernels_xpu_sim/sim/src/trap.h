@@ -7,12 +7,12 @@
 
 #include "checks.h"
 #include "xpu_sim/finding.h"
+#include "xpu_sim/options.h"
 #include "xpu_sim/site.h"
 
 namespace xpu_sim::rt {
 
 struct Core;
-struct Launch;
 class Worker;
 
 // printf into a string.
@@ -39,6 +39,6 @@ void lm_budget_finding(const Core& core, size_t used);
 std::string positions(Worker& worker);
 
 // A finding that belongs to no core.
-void report_launch(Check check, const Launch* launch, const std::string& kernel, std::string message);
+void report_launch(Check check, const Options& options, const std::string& kernel, std::string message);
 
 }  // namespace xpu_sim::rt

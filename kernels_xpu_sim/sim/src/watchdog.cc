@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "faults.h"
+#include "forks.h"
 
 #ifndef sigev_notify_thread_id
 #define sigev_notify_thread_id _sigev_un._tid
@@ -23,6 +24,11 @@ void Watch::begin(double seconds) {
   ticks_ = 0;
   requested_ = 0;
   if (seconds <= 0) return;
+  if (generation_ != fork_generation()) {
+    created_ = false;
+    armed_ = 0;
+    generation_ = fork_generation();
+  }
   watching_ = 1;
   if (!armed_) arm(kPeriod);
 }

@@ -29,6 +29,7 @@ class Watch {
 
   timer_t timer_{};
   bool created_ = false;
+  unsigned generation_ = 0;  // of forks, when it was created
   double limit_ = 0;
   int ticks_ = 0;
   volatile std::sig_atomic_t armed_ = 0, watching_ = 0, requested_ = 0;

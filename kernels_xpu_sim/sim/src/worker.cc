@@ -13,19 +13,13 @@
 
 namespace xpu_sim::rt {
 
-namespace {
-Core nobody;  // what runs on a thread while no kernel does
-}
-
-__thread Core* current = &nobody;
-
 Worker& this_worker() {
   static thread_local std::unique_ptr<Worker> worker;
   if (!worker) worker = std::make_unique<Worker>();
   return *worker;
 }
 
-Worker::Worker() : stacks_(kMaxCores) {
+Worker::Worker() : stacks_(kMaxCores + 1) {
   for (int i = 0; i < kMaxCores; ++i) {
     cores_[i].id = i;
     cores_[i].worker = this;
@@ -46,7 +40,6 @@ void Worker::run(Launch* launch) {
   if (checker) checker->launch_begins(*this);
   if (!start_cluster()) return;
   switch_context(&host_, &free_fiber()->context);
-  current = &nobody;
   if (launch->ended.load(std::memory_order_relaxed)) forget_fibers();
   if (checker) checker->launch_ends(*this);
 }
@@ -81,7 +74,6 @@ Core* Worker::next_here(Fiber* self) {
       continue;
     }
     Core& core = cores_[pop()];
-    current = &core;
     if (!core.fiber) return &core;
     free_.push_back(self);
     switch_context(&self->context, &core.fiber->context);
@@ -95,9 +87,8 @@ void Worker::run_core(Core* core) {
   core->calls = 0;
   core->dma_bytes = core->accesses = 0;
   core->linked = nullptr;
-  current = core;
+  *owner_slot(core->fiber->low) = core;
   if (launch_->options->poison >= 0) poison_lm(core);
-  if (checker) checker->core_prepares(*core);
   try {
     launch_->call.enter(launch_->call.frame);
   } catch (...) {
@@ -161,7 +152,7 @@ void Worker::fill_ready(uint64_t cores) {
 }
 
 void Worker::barrier(uint32_t groups, Site site) {
-  Core* const core = current;
+  Core* const core = current();
   core->wait_groups = groups;
   core->last = site;
   const uint64_t bit = uint64_t{1} << core->id;
@@ -173,7 +164,7 @@ void Worker::barrier(uint32_t groups, Site site) {
     release_groups();
   }
   if (none_ready()) deadlock();
-  continue_with(pop(), core->fiber);
+  continue_with(pop(), core);
 }
 
 void Worker::release(uint64_t cores) {
@@ -205,25 +196,22 @@ void Worker::release_groups() {
 }
 
 void Worker::give_way() {
-  Core* const core = current;
+  Core* const core = current();
   core->calls = 0;
   push(core->id);
-  continue_with(pop(), core->fiber);
+  continue_with(pop(), core);
 }
 
 // Leaves this fiber in the middle of its core, for that core's turn.
-void Worker::continue_with(int next, Fiber* self) {
+void Worker::continue_with(int next, Core* mine) {
   Core& core = cores_[next];
-  Core* const mine = current;
   if (&core == mine) return;
-  current = &core;
-  if (core.fiber) {
-    switch_context(&self->context, &core.fiber->context);
-  } else {
-    Fiber* const fresh = free_fiber();
-    fresh->next = &core;
-    switch_context(&self->context, &fresh->context);
+  Fiber* to = core.fiber;
+  if (!to) {
+    to = free_fiber();
+    to->next = &core;
   }
+  switch_context(&mine->fiber->context, &to->context);
 }
 
 Fiber* Worker::free_fiber() {

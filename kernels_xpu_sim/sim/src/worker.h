@@ -18,6 +18,7 @@
 namespace xpu_sim::rt {
 
 constexpr int kMaxCores = 64;
+constexpr int kFaultStack = kMaxCores;  // one stack more, for what follows a fault
 constexpr int kMaxClusters = 255;
 constexpr int kGroups = 16;
 constexpr size_t kSmBytes = 256 * 1024;
@@ -60,9 +61,6 @@ struct Core {
   void* checker_state = nullptr;
   DmaQueue dma;
 };
-
-// The core that runs on this thread; outside of kernels one without a worker.
-extern thread_local Core* current;
 
 class Worker {
  public:
@@ -110,7 +108,7 @@ class Worker {
   uint64_t expected() const;
   void release(uint64_t cores);
   void release_groups();
-  void continue_with(int core, Fiber* self);
+  void continue_with(int next, Core* mine);
   Fiber* free_fiber();
   void forget_fibers();
   [[noreturn]] void deadlock();

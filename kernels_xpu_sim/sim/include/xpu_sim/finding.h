@@ -25,7 +25,7 @@ struct Finding {
   std::vector<Location> callers;
   std::string space;     // "LM", "SM", "GM": where the object is
   std::string object;    // its name
-  long long offset = -1; // bytes from its start
+  long long offset = -1; // bytes from its start; in LM, whose objects have no names, from the top of the stack down
   std::string other;     // the other access, where two are involved
   std::string replay;    // options that give this run again
   long count = 1;        // how often it was seen at this place

@@ -35,10 +35,7 @@ class AsanChecker : public Checker {
 
   void fence(Core& core, uint32_t mask, Site) override {
     const Model& model = core.launch->options->model;
-    release(core, [mask, &model](const Copy& c) {
-      if (to_gm(c.direction)) return (mask & fence_gm) || (model.lm_fence_frees_source && (mask & local_fence(c.direction)));
-      return (mask & local_fence(c.direction)) != 0;
-    });
+    release(core, [mask, &model](const Copy& c) { return completes(c, mask, model); });
   }
 
   void copy_issued(Core& core, const Copy& c, const Span&, bool sync) override {

@@ -56,7 +56,7 @@ void report_access(const Core& core, const char* address, size_t bytes, bool wri
 namespace {
 
 void reported(void* address, size_t bytes, bool write, void* pc, void* frame) {
-  const Core* const core = current;
+  const Core* const core = current();
   if (!core->worker) return __asan_report_error(pc, frame, frame, address, write, bytes, 0);
   report_access(*core, static_cast<const char*>(address), bytes, write, pc, Site());
 }

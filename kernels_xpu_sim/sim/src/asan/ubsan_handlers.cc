@@ -42,7 +42,7 @@ struct MismatchData {
 using Value = uintptr_t;
 
 void say(Check check, const Where& where, const std::string& message) {
-  const Core* const core = current;
+  const Core* const core = current();
   if (!core->worker) {
     std::fprintf(stderr, "%s:%u: runtime error: %s\n", where.file, where.line, message.c_str());
     return;

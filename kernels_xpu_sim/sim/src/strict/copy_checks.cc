@@ -68,11 +68,11 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
     cell = c2;
     where = p;
   };
-  s.sm.each(local, c.bytes, [&](Cell& x, const char* p, size_t) {
+  s.sm.each(local, c.bytes, [&](Cell& x, const char* p, size_t bytes) {
     if (reads) {
       const Cell before = x;
       note(read_cell(&x, a), before, p);
-      unwritten |= before.wstamp < s.cluster_start;
+      unwritten |= before.wstamp < s.cluster_start && s.sm_objects.unwritten(static_cast<size_t>(p - core.worker->sm()), bytes);
       stored |= before.wstamp >= s.cluster_start && (before.flags & kCellStored) && before.wcore == a.who && before.wfence == a.fence;
       if (!sync) x.flags |= kCellSource;
     } else {
@@ -145,7 +145,7 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   report(check, std::move(f));
 }
 
-void finish(State& s, const InFlight& f) {
+void finish_local(State& s, const InFlight& f) {
   if (local_fence(f.copy.direction) == fence_lm) {
     clear_bits(s.lm.of(f.local()), f.copy.bytes, kDestination | kSource);
   } else {
@@ -155,14 +155,32 @@ void finish(State& s, const InFlight& f) {
   }
 }
 
+// What the copy has written is where others can see it, as if it had been fenced.
+void publish(State& s, const Core& core, const InFlight& f) {
+  const auto seen = [&](Space space) {
+    const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
+    return [&s, who, fence = s.fences[space][core.id]](Cell& c, auto, size_t) {
+      if (c.wcore != who || c.wfence != fence) return;
+      --c.wfence;
+      c.flags &= static_cast<uint16_t>(~kCellAsync);
+    };
+  };
+  if (f.copy.direction == gm2sm) s.sm.each(f.local(), f.copy.bytes, seen(sm_space));
+  if (!to_gm(f.copy.direction) || !core.launch->options->model.sync_store_is_visible) return;
+  const uintptr_t gm = reinterpret_cast<uintptr_t>(f.gm());
+  const Region* const region = s.gm.region(gm);
+  if (region) s.gm.each(*region, gm, f.copy.bytes, s.access(core, gm_space, 0), seen(gm_space));
+}
+
 template <class F>
-void finish_if(State& s, Core& core, F chosen) {
+void finish_if(State& s, Core& core, bool visible, F chosen) {
   std::vector<InFlight>& all = s.in_flight[core.id];
   if (all.empty()) return;
   all.erase(std::remove_if(all.begin(), all.end(),
                            [&](const InFlight& f) {
                              if (!chosen(f.copy)) return false;
-                             finish(s, f);
+                             finish_local(s, f);
+                             if (visible) publish(s, core, f);
                              return true;
                            }),
             all.end());
@@ -191,10 +209,7 @@ void check_copy_conflicts(State& s, Core& core, const Copy& c, bool sync) {
 
 void finish_fenced(State& s, Core& core, uint32_t mask) {
   const Model& model = core.launch->options->model;
-  finish_if(s, core, [mask, &model](const Copy& c) {
-    if (to_gm(c.direction)) return (mask & fence_gm) || (model.lm_fence_frees_source && (mask & local_fence(c.direction)));
-    return (mask & local_fence(c.direction)) != 0;
-  });
+  finish_if(s, core, false, [mask, &model](const Copy& c) { return completes(c, mask, model); });
   if (mask & fence_sm) ++s.fences[sm_space][core.id];
   if (mask & fence_gm) ++s.fences[gm_space][core.id];
   if (mask & fence_lm) {
@@ -205,11 +220,12 @@ void finish_fenced(State& s, Core& core, uint32_t mask) {
 // A synchronous copy has finished when it returns, and with it the earlier ones of its kind.
 void finish_kind(State& s, Core& core, Direction direction) {
   const bool all = core.launch->options->model.sync_drains_all_kinds;
-  finish_if(s, core, [=](const Copy& c) { return all || c.direction == direction; });
+  finish_if(s, core, true, [=](const Copy& c) { return all || c.direction == direction; });
 }
 
-void finish_all(State& s, Core& core) {
-  finish_if(s, core, [](const Copy&) { return true; });
+// Its LM is nobody's any more. Copies that involve SM go on: the end of a core is no fence.
+void finish_lm(State& s, Core& core) {
+  finish_if(s, core, false, [](const Copy& c) { return local_fence(c.direction) == fence_lm; });
 }
 
 void atomic_access(State& s, Core& core, const char* address, bool store) {

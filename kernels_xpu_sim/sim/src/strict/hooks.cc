@@ -36,7 +36,7 @@ inline void note(Core* core, const char* p, const void* pc) {
 template <size_t N>
 inline __attribute__((always_inline)) void load(const char* p, const void* pc) {
   using W = typename Word<N>::type;
-  Core* const core = current;
+  Core* const core = current();
   const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - core->stack_begin;
   if (__builtin_expect(offset < core->stack_bytes, 1)) {
     note(core, p, pc);
@@ -54,7 +54,7 @@ inline __attribute__((always_inline)) void load(const char* p, const void* pc) {
 template <size_t N>
 inline __attribute__((always_inline)) void store(char* p, const void* pc) {
   using W = typename Word<N>::type;
-  Core* const core = current;
+  Core* const core = current();
   const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - core->stack_begin;
   if (__builtin_expect(offset < core->stack_bytes, 1)) {
     note(core, p, pc);
@@ -73,7 +73,7 @@ inline __attribute__((always_inline)) void store(char* p, const void* pc) {
 }  // namespace
 
 void load_range(const char* p, size_t bytes, const void* pc) {
-  Core* const core = current;
+  Core* const core = current();
   if (!core->stack_bytes || bytes == 0) return;
   const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - core->stack_begin;
   if (offset >= core->stack_bytes) return shared_access(*core, p, bytes, false, pc);
@@ -85,7 +85,7 @@ void load_range(const char* p, size_t bytes, const void* pc) {
 }
 
 void store_range(char* p, size_t bytes, const void* pc) {
-  Core* const core = current;
+  Core* const core = current();
   if (!core->stack_bytes || bytes == 0) return;
   const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - core->stack_begin;
   if (offset >= core->stack_bytes) return shared_access(*core, p, bytes, true, pc);

@@ -10,9 +10,10 @@ namespace xpu_sim::rt::strict {
 
 namespace {
 constexpr size_t kPrepared = 64 * 1024;  // of a stack, when it is first used: twice what a core may use
+constexpr size_t kRuntime = 2 * 1024;    // that the runtime's own calls may use below the kernel
 }
 
-LmShadow::LmShadow(const Stacks& stacks) : low_(stacks.low()), bytes_(stacks.bytes()), lowest_(kMaxCores) {
+LmShadow::LmShadow(const Stacks& stacks) : low_(stacks.low()), bytes_(stacks.bytes()), lowest_(kMaxCores + 1) {
   void* const p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   shadow_ = static_cast<uint8_t*>(p);
@@ -20,18 +21,19 @@ LmShadow::LmShadow(const Stacks& stacks) : low_(stacks.low()), bytes_(stacks.byt
 
 LmShadow::~LmShadow() { munmap(shadow_, bytes_); }
 
-void LmShadow::clear(const Fiber& fiber, char* in_use) {
+char* LmShadow::clear(const Fiber& fiber) {
   char*& lowest = lowest_[static_cast<size_t>(fiber.index)];
   char* from = lowest ? lowest : fiber.high - kPrepared;
   from -= reinterpret_cast<uintptr_t>(from) & 63;
   if (from < fiber.low) from = fiber.low;
   std::memset(of(from), 0, static_cast<size_t>(fiber.high - from));
-  for (char* at = from; at + sizeof kUnused <= in_use; at += sizeof kUnused) std::memcpy(at, &kUnused, sizeof kUnused);
   lowest = fiber.high;
+  return from;
 }
 
-void LmShadow::used(const Fiber& fiber, char* lowest) {
+void LmShadow::used(const Fiber& fiber, char* lowest, bool deeply) {
   char*& known = lowest_[static_cast<size_t>(fiber.index)];
+  lowest = deeply ? fiber.high - kPrepared : lowest - kRuntime;
   if (!known || lowest < known) known = lowest;
 }
 

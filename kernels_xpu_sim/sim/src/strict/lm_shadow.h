@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "../memory_image.h"
 #include "../stacks.h"
 
 namespace xpu_sim::rt::strict {
@@ -17,10 +18,6 @@ enum LmBits : uint8_t {
   kStored = 8        // by a store, since the last fence
 };
 
-// What stacks hold before they are used. A byte counts as uninitialised only while it has this value as well: code that
-// is not instrumented, such as the prologue that stores a parameter, writes without telling.
-constexpr uint64_t kUnused = 0xB5C3D2E1F7A98B6Dull;
-
 class LmShadow {
  public:
   explicit LmShadow(const Stacks& stacks);
@@ -30,10 +27,11 @@ class LmShadow {
 
   uint8_t* of(const void* address) const { return shadow_ + (static_cast<const char*>(address) - low_); }
 
-  // A core is about to start on the fiber, which an earlier one may have used down to `lowest`. `in_use`: the lowest byte
-  // of it that must stay.
-  void clear(const Fiber& fiber, char* in_use);
-  void used(const Fiber& fiber, char* lowest);
+  // A core starts on the fiber: forgets what an earlier one did there. Gives the lowest byte that one may have used, from
+  // where on the caller fills the stack with kUnused.
+  char* clear(const Fiber& fiber);
+  // The core used its stack down to `lowest`; `deeply`: and the runtime made findings on it, which takes much.
+  void used(const Fiber& fiber, char* lowest, bool deeply);
   // Cores were left in the middle: nothing is known of what they used.
   void forget();
 

@@ -2,7 +2,11 @@
 // calls that the compiler makes are seen.
 #include "memory_calls.h"
 
+#include <cxxabi.h>
+
 #include <cstring>
+
+#include "../trap.h"
 
 #define XPU_SIM_CALL extern "C" __attribute__((used, visibility("hidden"))) void*
 #define XPU_SIM_PC __builtin_return_address(0)
@@ -25,4 +29,11 @@ XPU_SIM_CALL xpu_sim_memmove(void* to, const void* from, size_t n) {
 XPU_SIM_CALL xpu_sim_memset(void* to, int value, size_t n) {
   store_range(static_cast<char*>(to), n, XPU_SIM_PC);
   return std::memset(to, value, n);
+}
+
+XPU_SIM_CALL xpu_sim_allocate_exception(size_t bytes) {
+  using namespace xpu_sim::rt;
+  const Core& core = *current();
+  if (core.worker) trap(finding_at(Check::exception, core, XPU_SIM_PC, "the kernel throws; kernels cannot throw"));
+  return abi::__cxa_allocate_exception(bytes);
 }

@@ -43,15 +43,13 @@ struct Worst {
   }
 };
 
-inline void visit(Cell& c, const Access& a, bool write, bool must_be_written, Worst* worst) {
+inline void visit(Cell& c, const Access& a, bool write, Worst* worst) {
+  const Cell before = c;
   if (write) {
-    worst->add(check_write(&c, a), c);
+    worst->add(check_write(&c, a), before);
     record_write(&c, a);
   } else {
-    const Cell before = c;
-    Conflict k = read_cell(&c, a);
-    if (must_be_written && k == Conflict::none && !in_cluster(a, before.wstamp)) k = Conflict::uninitialised;
-    worst->add(k, before);
+    worst->add(read_cell(&c, a), before);
   }
 }
 
@@ -63,10 +61,21 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
   }
   const Access a = state.access(core, sm_space, state.places.of(pc), write ? kCellStored : 0);
   Worst worst;
+  const auto look = [&](Cell& c, const char* at, size_t n) {
+    const bool seen_written = in_cluster(a, c.wstamp);
+    visit(c, a, write, &worst);
+    if (write || seen_written) return;
+    if (state.sm_objects.unwritten(static_cast<size_t>(at - core.worker->sm()), n)) {
+      worst.add(Conflict::uninitialised, c);
+    } else {
+      c.wstamp = a.cluster_start;  // by a store that was not seen: before everything that was
+      c.wcore = a.who;
+    }
+  };
   if (word) {
-    visit(*word, a, write, true, &worst);
+    look(*word, p, 4);
   } else {
-    state.sm.each(p, bytes, [&](Cell& c, const char*, size_t) { visit(c, a, write, true, &worst); });
+    state.sm.each(p, bytes, look);
   }
   if (__builtin_expect(worst.conflict != Conflict::none, 0)) {
     conflict_at(state, core, worst.conflict, worst.cell, p, bytes, write, pc);
@@ -84,7 +93,7 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
   if (region.read_only) return;
   const Access a = state.access(core, gm_space, state.places.of(pc), write ? kCellStored : 0);
   Worst worst;
-  state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t, size_t) { visit(c, a, write, false, &worst); });
+  state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t, size_t) { visit(c, a, write, &worst); });
   if (__builtin_expect(worst.conflict != Conflict::none, 0)) {
     conflict_at(state, core, worst.conflict, worst.cell, p, bytes, write, pc);
   }
@@ -122,6 +131,7 @@ void shared_access(Core& core, const char* p, size_t bytes, bool write, const vo
   const uintptr_t at = reinterpret_cast<uintptr_t>(p);
   const size_t offset = static_cast<size_t>(p - core.worker->sm());
   if (offset < core.worker->sm_bytes()) {
+    if (state.sm_objects.is_guard(offset)) return;
     if (__builtin_expect(!state.sm_objects.hold(offset, bytes), 0)) {
       trap_at(Check::sm_object_overflow, core, p, pc,
               text("%s of %zu bytes outside of any __shared__ object", write ? "store" : "load", bytes));

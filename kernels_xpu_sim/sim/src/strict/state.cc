@@ -1,23 +1,8 @@
 #include "state.h"
 
-#include <algorithm>
-
 #include "../trap.h"
 
 namespace xpu_sim::rt::strict {
-
-void SmObjects::launch_begins(const Module* module) {
-  if (module == module_) return;
-  module_ = module;
-  inside_.clear();
-  if (!module || !module->has_symbols) return;
-  inside_.assign(module->tls_bytes + 1, 0);
-  uint16_t number = 0;
-  for (const Symbol& object : module->sm_objects) {
-    ++number;
-    std::fill_n(inside_.begin() + static_cast<std::ptrdiff_t>(object.begin), object.bytes, number);
-  }
-}
 
 Access State::access(const Core& core, Space space, Place place, uint16_t flags) const {
   Access a;

@@ -12,23 +12,11 @@
 #include "lm_shadow.h"
 #include "places.h"
 #include "sm_cells.h"
+#include "sm_objects.h"
 
 namespace xpu_sim::rt::strict {
 
 enum Space { sm_space, gm_space, spaces };
-
-// Which bytes of the module's SM image belong to objects.
-class SmObjects {
- public:
-  void launch_begins(const Module* module);
-  bool hold(size_t offset, size_t bytes) const {
-    return inside_.empty() || (inside_[offset] && inside_[offset + bytes - 1] == inside_[offset]);
-  }
-
- private:
-  const Module* module_ = nullptr;
-  std::vector<uint16_t> inside_;  // the object's number, 0: none. Empty: the module is stripped, nothing is known
-};
 
 // A copy whose fence has not come. Whether it has happened is another matter: that is up to the DMA policy.
 struct InFlight {
@@ -73,6 +61,7 @@ struct State {
   std::vector<Atomic> atomics;
   LazyArray<uint32_t> atomic_of;                  // by word of SM: where in `atomics`, if there is that address
   Suspect suspect;
+  uint64_t findings_seen = 0;
 };
 
 inline State* state_of(const Core& core) { return static_cast<State*>(core.checker_state); }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "../checker.h"
+#include "../findings.h"
 #include "../trap.h"
 #include "copy_checks.h"
 #include "state.h"
@@ -20,9 +21,10 @@ class StrictChecker : public Checker {
     State& s = state(worker);
     const KernelInfo& kernel = *worker.launch()->kernel;
     s.places.launch_begins(kernel.module);
-    s.sm_objects.launch_begins(kernel.module);
+    s.sm_objects.launch_begins(&kernel, worker.sm());
     s.gm.launch_begins(*worker.launch()->gm);
     s.launch_start = ++s.now;
+    s.findings_seen = findings_made();
     s.suspect.address = nullptr;
     for (int i = 0; i < kMaxCores; ++i) worker.core(i).checker_state = &s;
   }
@@ -35,6 +37,7 @@ class StrictChecker : public Checker {
   void cluster_begins(Worker& worker) override {
     State& s = state(worker);
     s.sm.launch_begins(worker.sm(), worker.sm_bytes());
+    s.sm_objects.cluster_begins();
     s.cluster_start = s.full_barrier = ++s.now;
     std::memset(s.seen, 0, sizeof s.seen);
     std::fill_n(&s.fences[0][0], spaces * kMaxCores, 1u);
@@ -44,23 +47,21 @@ class StrictChecker : public Checker {
     for (auto& pending : s.in_flight) pending.clear();
   }
 
-  void core_prepares(Core& core) override {
-    state_of(core)->lm.clear(*core.fiber, static_cast<char*>(__builtin_frame_address(0)) - 256);
-  }
-
-  void core_begins(Core& core) override {
+  char* core_begins(Core& core) override {
     const Fiber& f = *core.fiber;
+    State& s = *state_of(core);
     core.stack_begin = reinterpret_cast<uintptr_t>(f.low);
-    core.stack_shadow = state_of(core)->lm.of(f.low);
-    core.stack_bytes = static_cast<size_t>(f.high - f.low);  // last: from here on, hooks look
+    core.stack_shadow = s.lm.of(f.low);
+    core.stack_bytes = static_cast<size_t>(f.high - f.low);  // from here on, hooks look
+    return s.lm.clear(f);
   }
 
   void core_ends(Core& core) override {
     core.stack_bytes = 0;
     State& s = *state_of(core);
     settle(s);
-    finish_all(s, core);
-    s.lm.used(*core.fiber, core.lm_low);
+    finish_lm(s, core);
+    s.lm.used(*core.fiber, core.lm_low, findings_made() != s.findings_seen);
     s.advance(core.id);  // what it fenced is published: its end counts as arrival
   }
 

@@ -7,5 +7,7 @@
 __asm__(
     ".set memcpy, xpu_sim_memcpy\n"
     ".set memmove, xpu_sim_memmove\n"
-    ".set memset, xpu_sim_memset\n");
+    ".set memset, xpu_sim_memset\n"
+    // A throw would first be seen as a store to the exception, in host memory.
+    ".set __cxa_allocate_exception, xpu_sim_allocate_exception\n");
 #endif

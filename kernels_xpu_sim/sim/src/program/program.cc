@@ -1,0 +1,71 @@
+// For programs, as opposed to libraries: findings are printed as they are made, and the process then ends with 1. Asked
+// through the environment, since the program's own arguments are its own:
+//   XPU_SIM=seed=7,dma=random    options of all launches that have none of their own
+//   XPU_SIM_JSON=FILE            findings and counters as JSON at the end; - is the standard output
+//   XPU_SIM_REPORT=1             counters by kernel at the end, on the standard error
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "xpu_sim/host.h"
+
+namespace xpu_sim {
+
+namespace {
+
+std::vector<Finding>* printed = nullptr;
+
+void print(const Finding& finding) {
+  std::fputs(to_text(finding).c_str(), stderr);
+  printed->push_back(finding);
+}
+
+void write_json(const char* path, const std::vector<Finding>& findings) {
+  std::FILE* const out = std::strcmp(path, "-") == 0 ? stdout : std::fopen(path, "w");
+  if (!out) {
+    std::fprintf(stderr, "xpu_sim: expected XPU_SIM_JSON to name a file that can be written, got %s\n", path);
+    return;
+  }
+  std::fprintf(out, "{\"findings\": %s,\n\"kernels\": %s}\n", to_json(findings).c_str(), to_json(report()).c_str());
+  if (out != stdout) std::fclose(out);
+}
+
+struct Program {
+  Program() {
+    printed = new std::vector<Finding>;
+    if (const char* text = std::getenv("XPU_SIM")) {
+      const std::string wrong = parse_options(text, &defaults());
+      if (!wrong.empty()) {
+        std::fprintf(stderr, "xpu_sim: XPU_SIM: %s\n", wrong.c_str());
+        std::_Exit(2);
+      }
+    }
+    on_finding(&print);
+  }
+
+  // Runs after the destructors of the program's own globals.
+  ~Program() {
+    if (const char* path = std::getenv("XPU_SIM_JSON")) {
+      // Taken ones have no later counts; those that were left have.
+      std::vector<Finding> all = take_findings();
+      write_json(path, all.size() >= printed->size() ? all : *printed);
+    }
+    if (std::getenv("XPU_SIM_REPORT")) std::fputs(to_text(report()).c_str(), stderr);
+    if (printed->empty()) return;
+    const size_t n = printed->size();
+    std::fprintf(stderr, "xpu_sim: %zu %s\n", n, n == 1 ? "finding" : "findings");
+    std::fflush(nullptr);
+    _exit(1);
+  }
+};
+
+// Before the program's own globals, which may launch kernels in their constructors.
+__attribute__((init_priority(101))) Program program;
+
+}  // namespace
+
+}  // namespace xpu_sim

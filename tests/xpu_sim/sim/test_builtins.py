@@ -1,0 +1,69 @@
+"""Every builtin of the dialect with a kernel that uses it, in each build and under several timings of copies."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.xpu_program import MODES, SOURCES, Program
+
+FILES = sorted((SOURCES / "builtins").glob("*.xpu"))
+TESTS = {
+    name: (int(clusters), int(cores))
+    for path in FILES
+    for name, clusters, cores in re.findall(r"^TEST\((\w+), (\d+), (\d+)\)", path.read_text(), re.MULTILINE)
+}
+OPTIONS = ("seed=0", "seed=3,dma=deferred,poison=90", "seed=8,dma=random,llsc_failure=0.3")
+
+
+@pytest.fixture(scope="session")
+def program(shared_folder, compiled):
+    """program(mode): all tests in one program."""
+
+    def make(mode: str) -> Program:
+        main = shared_folder / f"builtins_{mode}.cpp"
+        declared = "".join(f"void {name}(const int*, int*, int*);\n" for name in TESTS)
+        entries = "".join(f'  {{"{name}", {name}, {size[0]}, {size[1]}}},\n' for name, size in TESTS.items())
+        if not main.is_file():
+            main.write_text(
+                f'#include "{SOURCES}/builtins/main.h"\n{declared}static const Test tests[] = {{\n{entries}}};\n'
+                "int main(int, char** argv) { return run_test(tests, argv[1]); }\n"
+            )
+        return compiled("builtins", [*FILES, main], mode)
+
+    return make
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", TESTS)
+def test_builtin(program, name, mode):
+    for options in OPTIONS:
+        result = program(mode)(name, options=options)
+        assert result.status == 0, (options, result.out, result.err)
+        assert result.findings == [], options
+
+
+def test_all_headers_bring_everything(shared_folder, compiled):
+    """Kernels include some of the headers and rely on all of them."""
+    headers = sorted(path.name for path in (compiled_include() / "xpu" / "kernel").glob("*.h"))
+    assert len(headers) == 16
+    for header in headers:
+        source = shared_folder / f"only_{header[:-2]}.xpu"
+        source.write_text(
+            f'#include "xpu/kernel/{header}"\n__global__ void k(float* x) {{ int s, e; float16 h = 1.0f;\n'
+            "partition(core_id(), core_num(), 64, 16, &s, &e); float v = max(1, h); GM2LM(x, &v, 4); sync_all();\n"
+            "int32x16_t z = vzero<int32x16_t>(); v += vextract_int32x16(z) + s + e; mfence(); LM2GM(&v, x, 4); }\n"
+        )
+    sources = [shared_folder / f"only_{header[:-2]}.xpu" for header in headers]
+    for source in sources:
+        source.write_text(source.read_text().replace(" k(", f" {source.stem}("))
+    main = shared_folder / "headers.cpp"
+    main.write_text("int main() { return 0; }\n")
+    assert compiled("headers", [*sources, main], "fast")().status == 0
+
+
+def compiled_include():
+    from specdec_hal.xpu_cc import toolchain
+
+    return toolchain().include

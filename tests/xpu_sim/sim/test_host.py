@@ -1,0 +1,59 @@
+"""The host side: launches, memory, findings, options and counters. C++ tests, each in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from specdec_hal.xpu_cc import Build, build
+from tests.support.xpu_program import MODES, SOURCES
+
+FILES = sorted((SOURCES / "host").glob("*.cpp"))
+TESTS = [name for path in FILES for name in re.findall(r"^HOST_TEST\((\w+)\)", path.read_text(), re.MULTILINE)]
+
+
+@pytest.fixture(scope="session")
+def program(compiled):
+    return lambda mode: compiled("host", [SOURCES / "host" / "kernels.xpu", *FILES], mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", TESTS)
+def test_host(program, name, mode):
+    # The findings that a test asks for are printed too, hence its own status: 4 failed, else 0, or 1 for findings.
+    result = program(mode)(name)
+    assert result.status in (0, 1) and "expected" not in result.out, (result.out, result.err)
+
+
+def test_a_large_library_can_be_loaded_late(shared_folder):
+    """All kernels' SM is thread-local memory of the library, far more than fits the static part of it."""
+    source = shared_folder / "large.xpu"
+    names = [f"large_{i}" for i in range(6)]
+    source.write_text(
+        '#include "xpu/kernel/cluster.h"\n#include "xpu_sim/launch.h"\n'
+        + "".join(
+            f"__global__ void {name}(int* out) {{\n"
+            "  __shared__ int row[60000];\n"
+            "  for (int i = core_id(); i < 60000; i += core_num()) row[i] = i;\n"
+            "  mfence_sm(); sync_cluster();\n"
+            "  if (core_id() == 0) { SM2GM(&row[59999], out, 4); }\n}\n"
+            f'extern "C" int run_{name}(int* out) {{ return xpu_sim::launch({name}, 2, 64)(out); }}\n'
+            for name in names
+        )
+    )
+    library = shared_folder / "liblarge.so"
+    status, _ = build(Build(sources=(source,), output=library, shared=True))
+    assert status == 0
+    code = (
+        "import ctypes, numpy\n"
+        f"lib = ctypes.CDLL({str(library)!r})\n"
+        "out = numpy.zeros(1, numpy.int32)\n"
+        f"for name in {names}:\n"
+        "    print(lib['run_' + name](out.ctypes.data_as(ctypes.c_void_p)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    # `out` is no GM: each launch runs up to the copy and ends there, and so does not crash.
+    assert done.stdout.split() == ["2"] * len(names), done.stderr
