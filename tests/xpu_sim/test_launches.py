@@ -1,0 +1,54 @@
+"""Launches in host code become calls; everything else, and every line's number, stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_hal.errors import CompileError
+from specdec_hal.xpu_launches import rewrite_launches
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("k<<<1, 64>>>(x);", 'XPU_SIM_CHEVRON("k", (k), 1, 64)(x);'),
+        ("int r = k<<<n(), 64, s>>>(x, y);", 'int r = XPU_SIM_CHEVRON("k", (k), n(), 64, s)(x, y);'),
+        ("k<float><<<1, 64>>>();", 'XPU_SIM_CHEVRON("k<float>", (k<float>), 1, 64)();'),
+        (
+            "a::b::k<T, f<U>, (3 > 2)> <<<c, 64>>> (x)",
+            'XPU_SIM_CHEVRON("a::b::k<T, f<U>, (3 > 2)>", (a::b::k<T, f<U>, (3 > 2)>) , c, 64) (x)',
+        ),
+        ("::k<<<(a >> 2), b[1 >> 3]>>>(x)", 'XPU_SIM_CHEVRON("::k", (::k), (a >> 2), b[1 >> 3])(x)'),
+        (
+            "return k<<<1, 1>>>(x) || j<<<2, 2>>>(y);",
+            'return XPU_SIM_CHEVRON("k", (k), 1, 1)(x) || XPU_SIM_CHEVRON("j", (j), 2, 2)(y);',
+        ),
+        ("k<T>\n<<<\n1,\n64>>>(x);", 'XPU_SIM_CHEVRON("k<T>", (k<T>)\n, \n1,\n64)(x);'),
+        ('k<h("<<<")><<<1, 1>>>()', 'XPU_SIM_CHEVRON("k<h(\\"<<<\\")>", (k<h("<<<")>), 1, 1)()'),
+    ],
+)  # fmt: skip
+def test_a_launch_becomes_a_call(source, expected):
+    assert rewrite_launches(source) == expected
+    assert expected.count("\n") == source.count("\n")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a << b; c >> d; x = y < z > w;",
+        "// k<<<1, 2>>>(x) \\\n k<<<1\n",
+        "/* k<<<1,\n 2>>>(x) */",
+        'puts("k<<<1, 2>>>(x)"); puts("\\"k<<<");',
+        'auto s = R"(k<<<1, 2>>>(x) " )"; auto t = R"--(<<< )" )--";',
+        "char c = '\"'; int n = 1'000'000; char d = '\\'';",
+        "std::vector<std::vector<std::vector<int>>> v;",
+    ],
+)
+def test_other_text_stays(source):
+    assert rewrite_launches(source) == source
+
+
+@pytest.mark.parametrize("source", ["\nk<<<1, 64>>>;", "\nk<<<1, 64>>(x);", "\n<<<1, 2>>>(x);", "\nf(k<<<1, 64);"])
+def test_an_incomplete_launch_is_named_with_its_line(source):
+    with pytest.raises(CompileError, match=r"^host\.cpp:2: expected a launch, .*, got an incomplete one; complete it"):
+        rewrite_launches(source, "host.cpp")

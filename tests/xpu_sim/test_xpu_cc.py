@@ -1,0 +1,204 @@
+"""The command xpu-cc: kernels and host programs in, programs and libraries out."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdec_hal.cli import main
+from tests.support.xpu_program import KERNELS
+
+KERNEL = """\
+#include "xpu/kernel/cluster.h"
+#include "shape.h"
+
+template <typename T, typename S>
+__global__ void scale(T* x, int n, S by) {
+  T tile[TILE];
+  for (int i = core_id() * TILE; i < n; i += core_num() * TILE) {
+    const int count = min(TILE, n - i);
+    GM2LM(x + i, tile, count * sizeof(T));
+    for (int k = 0; k < count; ++k) tile[k] = tile[k] * by;
+#ifndef FORGET
+    mfence_lm();
+#endif
+    LM2GM(tile, x + i, count * sizeof(T));
+  }
+}
+
+int scale_all(float* x, int n, float by, int clusters) {
+  int32_t status = scale<float><<<clusters, 64, nullptr>>>(x, n, by);  // S follows from the call
+  if (status != 0) return status;
+  return scale<float, float><<<1, 64>>>(x, n, 2.0f);
+}
+"""
+HOST = """\
+#include <cstdio>
+#include <cstdlib>
+
+#include "xpu_sim/host.h"
+
+int scale_all(float* x, int n, float by, int clusters);
+
+int main(int argc, char** argv) {
+  float* x = xpu_sim::gm_alloc<float>(100, "x");
+  for (int i = 0; i < 100; ++i) x[i] = i;
+  const int status = scale_all(x, argc > 2 ? std::atoi(argv[2]) : 100, 3.0f, std::atoi(argv[1]));
+  std::printf("%d %g\\n", status, x[99]);
+  return 0;
+}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "scale.xpu").write_text(KERNEL)
+    (tmp_path / "host.cpp").write_text(HOST)
+    (tmp_path / "headers").mkdir()
+    (tmp_path / "headers" / "shape.h").write_text("constexpr int TILE = WIDTH;\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+COMMAND = ["xpu-cc", "-DWIDTH=16", "-I", "headers", "scale.xpu", "host.cpp", "-o", "scale"]
+
+
+def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["./scale", *args], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("mode", ["fast", "asan", "strict"])
+def test_a_program(folder, mode):
+    assert main([*COMMAND, "--mode", mode]) == 0
+    done = run("1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 594\n", "")
+    # A finding, twice: as text, and in the exit status although main returns 0.
+    done = run("1", "120")
+    assert done.returncode == 1 and done.stdout.startswith("2 ")
+    assert done.stderr.startswith(
+        "scale.xpu:9: gm_out_of_bounds: GM2LM of 64 bytes: bytes 384 to 447 of x, which has 400\n"
+    )
+    assert done.stderr.endswith("xpu_sim: 1 finding\n")
+    assert "replay with: seed=5,dma=deferred" in run("1", "120", XPU_SIM="seed=5,dma=deferred").stderr
+    assert "expected 1 to 255 clusters, got 256" in run("256").stderr
+
+
+def test_checks_are_those_of_the_mode(folder):
+    assert main([*COMMAND, "-DFORGET"]) == 0
+    assert run("1").returncode == 0
+    assert main([*COMMAND, "-DFORGET", "--mode", "strict"]) == 0
+    done = run("1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("scale.xpu:14: missing_fence: LM2GM of 64 bytes: its source was stored to")
+    assert run("1", XPU_SIM="model.store_to_dma_needs_fence=0").returncode == 0
+
+
+def test_what_a_program_reports(folder):
+    assert main(COMMAND) == 0
+    document = json.loads(run("2", "120", XPU_SIM_JSON="-").stdout.split("\n", 1)[1])
+    assert [one["check"] for one in document["findings"]] == ["gm_out_of_bounds"]
+    assert document["findings"][0]["at"] == {"file": "scale.xpu", "line": 9, "function": ""}
+    assert document["kernels"][0]["dma"]["GM2LM"]["bytes"] > 0
+    assert run("1", XPU_SIM_JSON=str(folder / "report.json")).returncode == 0
+    assert json.loads((folder / "report.json").read_text())["findings"] == []
+    assert "GM2LM: 400 bytes in 7 copies" in run("1", XPU_SIM_REPORT="1").stderr
+    done = run("1", XPU_SIM="sead=3")
+    assert done.returncode == 2 and "expected an option name (seed, dma," in done.stderr
+
+
+def test_compiler_errors_come_through_with_the_users_lines(folder, capfd):
+    text = KERNEL.replace("return scale<float, float>", "return scale<float, floot>")
+    (folder / "scale.xpu").write_text(text)
+    assert main(COMMAND) == 1
+    err = capfd.readouterr().err
+    assert f"scale.xpu:{text[: text.index('floot')].count(chr(10)) + 1}:" in err and "floot" in err
+    (folder / "scale.xpu").write_text(KERNEL)
+    (folder / "host.cpp").write_text(HOST + "\nint broken = ;\n")
+    assert main(COMMAND) == 1
+    assert f"host.cpp:{HOST.count(chr(10)) + 2}:14: error: expected primary-expression" in capfd.readouterr().err
+    (folder / "host.cpp").write_text(
+        HOST.replace("scale_all(x", "no_such_function(x").replace("int scale_all(f", "int no_such_function(f")
+    )
+    assert main(COMMAND) == 1
+    assert "undefined reference to `no_such_function" in capfd.readouterr().err
+
+
+def test_a_library(folder):
+    (folder / "scale.xpu").write_text(
+        KERNEL
+        + 'extern "C" int run(float* x, int n) { xpu_sim::register_gm(x, n * 4, "x");'
+        + " return scale_all(x, n, 5.0f, 3); }\n"
+    )
+    (folder / "scale.xpu").write_text('#include "xpu_sim/host.h"\n' + (folder / "scale.xpu").read_text())
+    assert main(["xpu-cc", "-DWIDTH=16", "-Iheaders", "--shared", "scale.xpu", "-o", "libscale.so"]) == 0
+    code = (
+        "import ctypes\n"
+        "x = (ctypes.c_float * 100)(*range(100))\n"
+        f"print(ctypes.CDLL({str(folder / 'libscale.so')!r}).run(x, 100), x[99])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # Three clusters scale by 5, each of them all of it: 5 * 5 * 5, then by 2.
+    assert done.stdout == f"0 {ctypes.c_float(99 * 250).value}\n"
+
+
+def test_json(folder, capsys):
+    assert main([*COMMAND, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["status"] == 0 and document["mode"] == "fast" and document["output"] == "scale"
+    assert [Path(command[0]).name for command in document["commands"]] == ["g++"] * 3
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["xpu-cc", "gone.xpu", "-o", "x"],
+            "expected a source file, got gone.xpu, which does not exist; check the path",
+        ),
+        (
+            ["xpu-cc", "scale.xpu", "-o", "gone/x"],
+            "expected -o in a folder that exists, got gone/x; make the folder first",
+        ),
+        (["xpu-cc", "scale.xpu", "-o", "scale.xpu"], "expected -o to name another file than the sources"),
+        (["xpu-cc", "scale.xpu"], "the following arguments are required: -o"),
+        (["xpu-cc", "--mode", "slow", "scale.xpu", "-o", "x"], "invalid choice: 'slow'"),
+        (["xpu-cc", "torn.cpp", "-o", "x"], "torn.cpp:1: expected a launch"),
+    ],
+)
+def test_bad_input(folder, capsys, args, message):
+    (folder / "torn.cpp").write_text("void f() { k<<<1, 2>>>; }\n")
+    assert main(args) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_compiler(folder, capsys, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert main(COMMAND) == 2
+    assert "expected a C++ compiler, found no no-such-compiler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("kind", "status"), [("bad", 1), ("good", 0)])
+@pytest.mark.parametrize("check", ["race", "missing_fence", "read_in_flight"])
+def test_the_pairs_on_the_command_line(tmp_path, check, kind, status):
+    name = f"{check}_{kind}"
+    host = tmp_path / "host.cpp"
+    host.write_text(
+        '#include "xpu_sim/host.h"\n'
+        f"void {name}(const int*, int*, int, const int*);\n"
+        "int main() {\n"
+        "  int* in = xpu_sim::gm_alloc<int>(1024);\n  int* out = xpu_sim::gm_alloc<int>(1024);\n"
+        f"  {name}<<<1, 4>>>(in, out, 1024, nullptr);\n}}\n"
+    )
+    program = tmp_path / "program"
+    assert main(["xpu-cc", "--mode", "strict", str(KERNELS / f"{name}.xpu"), str(host), "-o", str(program)]) == 0
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert (f": {check}: " in done.stderr) == (kind == "bad")
