@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 PYTEST_ARGS ?=
+# Compute capability that the CUDA library is built for, where there is nvcc: the GPU's here, or a Hopper's. All that are
+# supported take several times as long: make setup CUDA_ARCHS=
+CUDA_ARCHS ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .),90)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -10,12 +13,14 @@ NATIVE := CMakeLists.txt $(shell find kernels_* -type f -not -name '*.md' 2>/dev
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help demo test lint typecheck setup clean distclean
+.PHONY: help demo test conformance gpu-test lint typecheck setup clean distclean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       generate text with the embedded model and n-gram drafts"
 	@echo "make test       run the tests (JOBS=$(JOBS) processes; PYTEST_ARGS=... is passed on)"
+	@echo "make gpu-test   what needs an NVIDIA GPU: tests and compute-sanitizer (PyTorch with CUDA and CuPy must be installed)"
+	@echo "make conformance  prove the built-in backends and render docs/support.md"
 	@echo "make lint       ruff: style and format"
 	@echo "make typecheck  mypy --strict"
 	@echo "make setup      only create $(VENV) and install into it"
@@ -27,6 +32,16 @@ demo: $(VENV)/.installed
 # One thread for each test process: the machine is filled by the processes, and results do not depend on its size.
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+gpu-test: $(VENV)/.installed
+	PYTHON=$(BIN)/python tools/gpu_check.sh
+
+# NumPy draws too slowly for the full number of samples.
+conformance: $(VENV)/.installed
+	mkdir -p build
+	$(BIN)/specdec-hal conformance --backend reference --samples 4096 --coverage --json > build/conformance-reference.json
+	$(BIN)/specdec-hal conformance --backend xpu_sim --coverage --json > build/conformance-xpu_sim.json
+	$(BIN)/python -m specdec_hal.conformance.matrix docs/support build/conformance-*.json
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -55,15 +70,15 @@ $(BIN)/python:
 # and an isolated environment is gone when the next build needs it.
 $(VENV)/.build-tools: pyproject.toml | $(BIN)/python
 	@echo "Installing build tools into $(VENV)"
-	@$(PIP) install "scikit-build-core>=0.10" "apache-tvm-ffi>=0.1.9,<0.2" cmake ninja
+	@$(PIP) install "scikit-build-core>=0.10" "apache-tvm-ffi>=0.1.9,<0.2" "setuptools>=77" cmake ninja
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/.build-tools
 	@echo "Building and installing specdec-hal with Paddle into $(VENV) (a few minutes the first time)"
-	@$(PIP) install --no-build-isolation --editable ".[paddle,models,test]"
+	@$(PIP) install --no-build-isolation -C cmake.define.SPECDEC_CUDA_ARCHS=$(CUDA_ARCHS) --editable ".[paddle,models,test]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
 	@echo "Installing ruff and mypy into $(VENV)"
-	@$(PIP) install --no-build-isolation --editable ".[dev]"
+	@$(PIP) install --no-build-isolation -C cmake.define.SPECDEC_CUDA_ARCHS=$(CUDA_ARCHS) --editable ".[dev]"
 	@touch $@

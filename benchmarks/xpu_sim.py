@@ -1,10 +1,13 @@
-"""Time of the simulated XPU's ops through bound plans, against the issue's targets, on one core. Run:
+"""Time of the simulated XPU's ops through bound plans, against their targets, on one core; then the same with every
+check of the emulator, as a multiple; and the time of a launch that does nothing. Run:
 ``taskset -c 0 python benchmarks/xpu_sim.py --out benchmarks/results/NAME.json``
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,7 @@ from specdec_hal.backend import Backend
 from specdec_hal.ops import MatchPolicy, Strategy
 from specdec_hal.ops.generate import generate
 from specdec_hal.ops.spec import Role
+from specdec_hal.xpu_cc import Build, build
 
 Inputs = dict[str, Any]
 
@@ -124,20 +128,67 @@ def decode_step(backend: Backend) -> Iterator[tuple[str, Inputs]]:
             yield op, inputs
 
 
+EMPTY = """\
+#include <chrono>
+
+#include "xpu/kernel/cluster.h"
+#include "xpu_sim/host.h"
+
+__global__ void empty() {}
+
+extern "C" double empty_launch(int clusters, int cores) {
+  const auto start = std::chrono::steady_clock::now();
+  xpu_sim::launch(empty, clusters, cores)();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+"""
+
+
+def empty_launch(seconds: float) -> dict[str, Any]:
+    """12 clusters of 64 cores that return at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder, "empty.xpu"), Path(folder, "libempty.so")
+        source.write_text(EMPTY)
+        status, _ = build(Build(sources=(source,), output=library, shared=True))
+        assert status == 0
+        launch = ctypes.CDLL(str(library)).empty_launch
+    launch.restype = ctypes.c_double
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(times) < 5:
+        times.append(launch(12, 64))
+    return {"median_us": round(median(times), 2), "min_us": round(min(times), 2), "runs": len(times), "target_us": 30}
+
+
+def measure(backend: Backend, seconds: float) -> dict[str, Any]:
+    """All cases, and the ops of a decode step together."""
+    figures: dict[str, Any] = {}
+    for name, op, inputs, target in cases():
+        figures[name] = op_time(backend, op, inputs, seconds) | {"target_us": target}
+    step = {op: op_time(backend, op, inputs, seconds) for op, inputs in decode_step(backend)}
+    total = {key: round(sum(figure[key] for figure in step.values()), 2) for key in ("median_us", "min_us")}
+    figures["decode step, B=8 K=5 V=4096"] = {"ops": step, **total, "target_us": 500}
+    return figures
+
+
+def add_checked(figures: dict[str, Any], checked: dict[str, Any]) -> None:
+    """Adds the times with every check and their ratio, by the shortest runs, which others disturb least."""
+    for name, figure in figures.items():
+        if "ops" in figure:
+            add_checked(figure["ops"], checked[name]["ops"])
+        figure["strict_min_us"] = checked[name]["min_us"]
+        figure["strict_ratio"] = round(checked[name]["min_us"] / figure["min_us"], 1)
+
+
 def main() -> None:
     """Run everything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each figure")
-    parser.add_argument("--mode", default="fast", help="the backend's option")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    backend = sd.get_backend("xpu_sim", options={"mode": args.mode})
-    figures: dict[str, Any] = {}
-    for name, op, inputs, target in cases():
-        figures[name] = op_time(backend, op, inputs, args.seconds) | {"target_us": target}
-    step = {op: op_time(backend, op, inputs, args.seconds) for op, inputs in decode_step(backend)}
-    total = round(sum(figure["median_us"] for figure in step.values()), 2)
-    figures["decode step, B=8 K=5 V=4096"] = {"ops": step, "median_us": total, "target_us": 500}
+    figures = measure(sd.get_backend("xpu_sim"), args.seconds)
+    add_checked(figures, measure(sd.get_backend("xpu_sim", options={"mode": "strict"}), args.seconds))
+    figures["empty launch, 12 clusters x 64 cores"] = empty_launch(args.seconds)
     write(figures, args.out)
 
 

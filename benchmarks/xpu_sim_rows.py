@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 from record import write
-from xpu_sim import op_time
+from xpu_sim import decode_step, op_time
 
 import specdec_hal as sd
+from specdec_hal.backend import Backend
 from specdec_hal.ops.generate import generate
 
 Inputs = dict[str, Any]
@@ -22,6 +23,8 @@ SETTINGS = {
     "temperature 1": (1, 1, 0, 0),
     "top_p 0.9": (1, 0.9, 0, 0),
     "top_k 50": (1, 1, 50, 0),
+    "min_p 0.05": (1, 1, 0, 0.05),
+    "temperature 0.7, top_k 50, top_p 0.9": (0.7, 0.9, 50, 0),
     "temperature 0.7, top_k 50, top_p 0.9, min_p 0.05": (0.7, 0.9, 50, 0.05),
 }
 """Temperature, top_p, top_k, min_p."""
@@ -81,21 +84,38 @@ def penalties(vocabulary: int, history: int) -> Inputs:
     return inputs
 
 
+def decode_steps(backend: Backend, figures: dict[str, Any], seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All ops of a decode step (`xpu_sim.decode_step`) when every one of its 48 rows is sampled."""
+    others = {op: inputs for op, inputs in decode_step(backend) if op != "sample_target"}
+    rest = sum(op_time(backend, op, inputs, seconds)["median_us"] for op, inputs in others.items())
+    for name in SETTINGS:
+        sampled = figures[f"sample_target, {name}, 48 x 4096"]["median_us"]
+        yield f"decode step, B=8 K=5 V=4096, {name}", {"median_us": round(rest + sampled, 2), "target_us": 500}
+
+
 def main() -> None:
     """Run everything."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="time for each figure")
     parser.add_argument("--mode", default="fast", help="the backend's option")
+    parser.add_argument("--vocabulary", type=int, choices=(4096, 151936), help="only this one; default: both")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     backend = sd.get_backend("xpu_sim", options={"mode": args.mode})
     figures: dict[str, Any] = {}
+    chosen = (args.vocabulary,) if args.vocabulary else (4096, 151936)
     for rows, vocabulary in ((8, 4096), (48, 4096), (8, 151936)):
+        if vocabulary not in chosen:
+            continue
         for name, op, inputs in row_ops(rows, vocabulary):
             figures[name] = op_time(backend, op, inputs, args.seconds)
     for vocabulary, history in ((4096, 600), (151936, 600), (151936, 131072)):
+        if vocabulary not in chosen:
+            continue
         name = f"apply_penalties, 48 rows, V={vocabulary}, history {history}"
         figures[name] = op_time(backend, "apply_penalties", penalties(vocabulary, history), args.seconds)
+    if 4096 in chosen:
+        figures.update(decode_steps(backend, figures, args.seconds))
     write(figures, args.out)
 
 

@@ -50,7 +50,9 @@ struct Map<Function, Op> {
 
 SPECDEC_EXPORT_MAP(softmax_t)
 SPECDEC_EXPORT_MAP(exp2_mass)
+SPECDEC_EXPORT_MAP(exp2_mass_below)
 SPECDEC_EXPORT_MAP(prob_mass)
+SPECDEC_EXPORT_MAP(fraction_mass)
 SPECDEC_EXPORT_MAP(threshold)
 SPECDEC_EXPORT_MAP(mass_ratio)
 SPECDEC_EXPORT_MAP(mulhi64)

@@ -131,12 +131,32 @@ void sample_target(TensorView logits, TensorView row_temperature, TensorView row
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_target, sample_target)
 
+// The first id of a row whose inclusive prefix sum of masses exceeds a point, for points of one's own choice.
+void row_draw(TensorView logits, TensorView points, TensorView found, int64_t tile) {
+  const Operands op("row_draw");
+  const int64_t v = op.extent(logits, 0), count = op.extent(points, 0);
+  const auto* data = op.data<float>("logits", logits, {v});
+  const auto* wanted = op.data<uint64_t>("points", points, {count});
+  auto* out = op.data<int64_t>("found", found, {count});
+  run_team(1, [&](Team& team, Shared& shared) {
+    HostRow<Float32> row(data, 0, v, tile, team);
+    const Softmax softmax{key_value(row_top<Float32>(team, row, shared, 0).key), 1.0f};
+    for (int64_t i = 0; i < count; ++i) {
+      DrawVisitor<Float32> draw{{softmax, keep_all(), 0}, wanted[i], 0, -1};
+      row.visit(draw);
+      out[i] = draw.found;
+    }
+  });
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(row_draw, row_draw)
+
 struct ProbsSink {
   float* out;
 
-  void begin(int64_t first, int count) { std::memset(out + first, 0, sizeof(float) * static_cast<size_t>(count)); }
-  void put(int64_t id, float probability) { out[id] = probability; }
-  void end() {}
+  void append(const float* values, int count) {
+    std::memcpy(out, values, sizeof(float) * static_cast<size_t>(count));
+    out += count;
+  }
 };
 
 void processed_probs(TensorView logits, TensorView row_temperature, TensorView row_top_p, TensorView row_top_k,
@@ -156,10 +176,10 @@ void processed_probs(TensorView logits, TensorView row_temperature, TensorView r
     run_team(ranks, [&](Team& team, Shared& shared) {
       int turn = 0;
       for (int64_t r = 0; r < rows; ++r) {
-        ProbsSink sink{out + r * v};
         HostRow<L> row(data, r, v, tile, team);
+        ProbsSink sink{out + r * v + row.begin};
         if (positions[r] >= 0 && row_probs<L>(team, row, shared, turn ^= 1, params[r], sink)) continue;
-        for (int64_t i = row.begin; i < row.end; ++i) sink.out[i] = 0.0f;
+        for (int64_t i = row.begin; i < row.end; ++i) out[r * v + i] = 0.0f;
       }
     });
   });

@@ -9,6 +9,7 @@
 #include "specdec/status.h"
 #include "specdec/step_index.h"
 #include "specdec/verify.h"
+#include "specdec/verify_lanes.h"
 #include "specdec_ffi/operands.h"
 
 namespace {
@@ -70,6 +71,40 @@ struct Row {
   void append(int64_t token) { *next++ = token; }
 };
 
+using SlotEmission = Emission<Ends, Row>;
+
+constexpr int kLaneWidth = 8;  // candidates that a lane holds
+
+// Phase 1 as lanes do it: every position on its own, then what the masks say. Whether it ended with a rejected draft.
+// `vote(i, votes)` sets the bits of the draft at i.
+template <typename Vote>
+bool emit_by_lanes(const VerifySlot& slot, AcceptPolicy policy, Vote vote, const int64_t* drafts, Ends ends,
+                   const EmitRule& rule, int64_t window, SlotEmission& out) {
+  LaneVotes votes = {0, 0, 0};
+  for (int64_t i = 0; i < slot.drafts; ++i) {
+    vote(i, &votes);
+    bool is_end = false;
+    for (int64_t e = 0; e < rule.end_count; ++e) is_end = is_end || ends[e] == drafts[i];
+    votes.stops |= static_cast<uint32_t>(rule.stops(i + 1, is_end)) << i;
+  }
+  const EmittedDrafts emitted = emitted_drafts(slot, policy, votes, window);
+  for (int i = 0; i < emitted.count; ++i) out.emit(drafts[i]);
+  if (out.stopped() != emitted.stopped) {
+    TVM_FFI_THROW(RuntimeError) << "verify_draft_tokens: lanes and emission disagree on whether the slot stopped";
+  }
+  return emitted.rejected;
+}
+
+// The votes of any judge.
+template <typename Judge>
+auto votes_of(const VerifySlot& slot, Judge& judge, const int64_t* drafts) {
+  return [&slot, &judge, drafts](int64_t i, LaneVotes* votes) {
+    const int64_t passing = judge.accepted(slot, i, drafts);
+    votes->alone |= static_cast<uint32_t>(passing == 1) << i;
+    votes->window |= static_cast<uint32_t>(passing > 1) << i;
+  };
+}
+
 void verify_draft_tokens(TensorView draft_tokens, Optional<TensorView> target_tokens,
                          Optional<TensorView> candidate_ids, Optional<TensorView> candidate_scores,
                          Optional<TensorView> candidate_lens, Optional<TensorView> top_p,
@@ -118,10 +153,15 @@ void verify_draft_tokens(TensorView draft_tokens, Optional<TensorView> target_to
     if (!verify_emits(state)) continue;
     const VerifySlot slot(state, s, rows);
     Row sink{accepted + b * s};
-    Emission<Ends, Row> out(ends, end_count, slot.limit, policy == AcceptPolicy::kAcceptAll, end_at_limit != 0, sink);
+    const EmitRule rule = {end_count, slot.limit, policy == AcceptPolicy::kAcceptAll, end_at_limit != 0};
+    SlotEmission out(ends, rule, sink);
     const int64_t* slot_drafts = drafts + b * s + 1;
     const auto run = [&](auto judge) {
-      verify_drafts(slot, policy, judge, slot_drafts, out);
+      if (parts == 0) {
+        emit_by_lanes(slot, policy, votes_of(slot, judge, slot_drafts), slot_drafts, ends, rule, verify_window, out);
+      } else {
+        verify_drafts(slot, policy, judge, slot_drafts, out);
+      }
       if (!out.stopped()) out.emit(judge.token(slot, out.count()));
     };
     switch (static_cast<Strategy>(strategy)) {
@@ -130,15 +170,35 @@ void verify_draft_tokens(TensorView draft_tokens, Optional<TensorView> target_to
         run(JudgeByToken<const int64_t*>{tokens});
         break;
       case Strategy::kTopP:
+        if (parts == 0 && width <= kLaneWidth) {
+          const auto list = [&](int64_t i) {
+            const int64_t row = slot.row(i);
+            return LaneCandidates<kLaneWidth>(ids, scores, row * width, width, lens[row]);
+          };
+          uint32_t best = 0;
+          for (int64_t i = 0; i < slot.drafts; ++i) best |= uint32_t{list(i).best_is(slot_drafts[i])} << i;
+          const auto vote = [&](int64_t i, LaneVotes* votes) {
+            const bool window = list(i).second_is(slot_drafts[i]) && window_follows(best, i, verify_window, slot.drafts);
+            votes->alone |= uint32_t{list(i).contain(slot_drafts[i])} << i;
+            votes->window |= uint32_t{window} << i;
+          };
+          emit_by_lanes(slot, policy, vote, slot_drafts, ends, rule, verify_window, out);
+          const int64_t i = out.count();
+          if (!out.stopped()) out.emit(list(i).draw(nucleus[b], slot.random(i, Purpose::kCandidate).u64()));
+          break;
+        }
         run(JudgeByCandidates<const int64_t*, const float*, const int32_t*>{ids, scores, lens, width, verify_window,
                                                                             nucleus[b]});
         break;
       case Strategy::kRejection: {
         const float* q = all_draft_probs == nullptr ? nullptr : all_draft_probs + b * (s - 1) * width;
         JudgeByProbs<const float*, const float*> judge{probs, q == nullptr ? nullptr : &q, width};
-        const bool rejected = verify_drafts(slot, policy, judge, slot_drafts, out);
+        const bool rejected =
+            parts == 0 ? emit_by_lanes(slot, policy, votes_of(slot, judge, slot_drafts), slot_drafts, ends, rule,
+                                       verify_window, out)
+                       : verify_drafts(slot, policy, judge, slot_drafts, out);
         if (out.stopped()) break;
-        const int64_t i = out.count(), step = max64(width / parts, 1);
+        const int64_t i = out.count(), step = max64(width / max64(parts, 1), 1);
         const auto tile = [&](int64_t first) {
           return ResidualTile{probs + slot.row(i) * width + first,
                               rejected && q != nullptr ? q + i * width + first : nullptr, first,

@@ -88,6 +88,10 @@ class Capability:
         return "; ".join(parts)
 
 
+def _default_stream() -> int:
+    return 0
+
+
 def _show(value: Any) -> str:
     return value.name if isinstance(value, Enum) else str(value)
 
@@ -119,16 +123,17 @@ class BoundOp:
     makes a new tensor under the old name, which the plan does not see.
     """
 
-    __slots__ = ("_launch", "backend", "call")
+    __slots__ = ("_stream", "backend", "call", "launch")
 
     def __init__(self, backend: Backend, call: Call, launch: Launch) -> None:
-        self.backend, self.call, self._launch = backend, call, launch
+        self.backend, self.call, self.launch = backend, call, launch
+        self._stream = backend.stream_of(call)
 
-    def __call__(self, stream: int = 0) -> None:
-        """Launch on a stream."""
+    def __call__(self, stream: int | None = None) -> None:
+        """Launch on a stream; without one, on the current stream of the tensors' framework."""
         if self.backend.debug:
             check_values(self.call, self.backend.name, self.backend.to_host)
-        self._launch(stream)
+        self.launch(self._stream() if stream is None else stream)
 
     def __repr__(self) -> str:
         return f"<bound {self.call.op.name} on {self.backend.name}>"
@@ -167,6 +172,23 @@ class Backend:
         """
         get_op(op)
         return {}
+
+    @property
+    def place(self) -> str:
+        """Where a runner of this backend puts its model and tensors: "cpu", "cuda:0"."""
+        return self.device
+
+    def stream_of(self, call: Call) -> Callable[[], int]:
+        """Asks for the stream that a launch goes to if the caller names none. The base has no streams."""
+        return _default_stream
+
+    def capture_step(self, plans: Sequence[BoundOp]) -> Launch:
+        """One launch that runs all of `plans` in order, as a device graph if the hardware has such a thing.
+
+        The result takes a stream, as a bound op does, and sees every later change of the plans' tensors. Every op must
+        be `graph_safe` in this backend's capabilities; UnsupportedError otherwise.
+        """
+        raise UnsupportedError(f"backend '{self.name}' has no graphs; call the bound ops one after the other")
 
     def to_host(self, tensor: Any) -> NDArray[Any]:
         """The tensor's values as NumPy, for debug checks."""
@@ -229,7 +251,7 @@ class Backend:
         if spec is None:
             raise AttributeError(f"backend '{self.name}' has no attribute or op '{name}'")
 
-        def run(*args: Any, stream: int = 0, **kwargs: Any) -> None:
+        def run(*args: Any, stream: int | None = None, **kwargs: Any) -> None:
             self._bind(spec, args, kwargs)(stream)
 
         run.__name__ = name

@@ -1,7 +1,7 @@
 """The runner's tensors, by their names in the op vocabulary (FastDeploy's ``share_inputs``).
 
-Shapes and dtypes come from the vocabulary; ops are bound to these tensors once and see every later change, so hosts
-write into them in place.
+Shapes and dtypes come from the vocabulary, memory from a :class:`~specdec_hal.device.Device`. Ops are bound to these
+tensors once and see every later change, so the host writes into them in place, through :meth:`DecodeState.write`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hal.device import Device, HostDevice
 from specdec_hal.ops import get_op
 from specdec_hal.ops.vocabulary import tensor
 
@@ -67,6 +67,7 @@ class DecodeState:
     """All slots of one runner. ``state["seq_lens_encoder"]`` is the tensor itself; every slot starts out free.
 
     All slots count as in use (B = M): an idle one costs a few comparisons, and bound plans never change shape.
+    `ids_remove_padding` is a column [T_cap, 1], which ops take for [T_cap] as well as for rows of width 1.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class DecodeState:
         prefill_chunk: int,
         end_tokens: Iterable[int],
         max_bad_tokens: int,
+        device: Device | None = None,
     ) -> None:
-        ends = np.array(sorted(set(end_tokens)), np.int64)
+        self.device = device or HostDevice()
+        ends = sorted(set(end_tokens))
         s = num_speculative_tokens + 1
         self.symbols = {
             "M": max_num_seqs,
@@ -93,19 +96,29 @@ class DecodeState:
             "W": max_bad_tokens,
         }
         self._tensors = {name: self.allocate(name) for name in (*_SLOT_STATE, *_STEP_BUFFERS)}
-        self["end_tokens"][:] = ends
-        self["stop_flags"][:] = True
+        if ends:
+            self.write("end_tokens", slice(None), ends)
+        self.write("stop_flags", slice(None), True)
 
-    def allocate(self, name: str, **symbols: int) -> NDArray[Any]:
+    def allocate(self, name: str, **symbols: int) -> Any:
         """A new zeroed tensor as the vocabulary declares it; `symbols` adds to or overrides the state's own."""
         spec = tensor(name)
         known = {**self.symbols, **symbols}
-        return np.zeros([dim.value(known) for dim in spec.dims], spec.dtypes[0])
+        column = [1] if name == "ids_remove_padding" else []
+        return self.device.zeros([dim.value(known) for dim in spec.dims] + column, spec.dtypes[0])
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Any:
         return self._tensors[name]
 
-    def args(self, op: str, rows: int | None = None) -> dict[str, NDArray[Any]]:
+    def read(self, name: str) -> NDArray[Any]:
+        """The tensor's values now; waits for the device. On a host, the tensor itself."""
+        return self.device.download(self._tensors[name])
+
+    def write(self, name: str, index: Any, values: Any) -> None:
+        """``state[name][index] = values``, ordered behind what the device was told before."""
+        self.device.write(self._tensors[name], index, values)
+
+    def args(self, op: str, rows: int | None = None) -> dict[str, Any]:
         """The op's operands that the state holds, by name; those with one entry a row cut to `rows`."""
         cut = slice(rows)
         return {
@@ -116,6 +129,6 @@ class DecodeState:
 
     def free(self, slot: int) -> None:
         """Make a slot idle and available."""
-        self["stop_flags"][slot] = True
+        self.write("stop_flags", slot, True)
         for name in ("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "draft_token_num"):
-            self[name][slot] = 0
+            self.write(name, slot, 0)

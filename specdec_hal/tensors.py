@@ -82,11 +82,35 @@ def _paddle_info(tensor: Any) -> TensorInfo:
     )
 
 
-def _dlpack_info(tensor: Any) -> TensorInfo:
+class _Unsynchronised:
+    """Exports a CUDA tensor without a stream to wait for: launches go to a stream that the caller names."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+    def __dlpack__(self) -> Any:
+        return self.tensor.__dlpack__(stream=-1)
+
+
+_CUDA = 2  # kDLCUDA
+
+
+def dlpack_view(tensor: Any) -> Any:
+    """The memory of any DLPack tensor as a tvm_ffi.Tensor. Synchronises nothing, so that it works in graph captures."""
     import tvm_ffi
 
-    view = tvm_ffi.from_dlpack(tensor)
+    on_device = hasattr(tensor, "__dlpack_device__") and tensor.__dlpack_device__()[0] == _CUDA
+    exchanges = hasattr(type(tensor), "__dlpack_c_exchange_api__")  # tvm-ffi reads these without asking for streams
+    return tvm_ffi.from_dlpack(_Unsynchronised(tensor) if on_device and not exchanges else tensor)
+
+
+def _dlpack_info(tensor: Any) -> TensorInfo:
+    view = dlpack_view(tensor)
     dtype, shape = str(view.dtype), tuple(view.shape)
+    dtype = "bfloat16" if dtype == "uint16" else dtype
     device = "cpu" if str(view.device).startswith("cpu") else str(view.device)
     return TensorInfo(dtype, shape, device, view.is_contiguous(), True, view.data_ptr(), _bytes(dtype, shape))
 
@@ -94,16 +118,23 @@ def _dlpack_info(tensor: Any) -> TensorInfo:
 _DESCRIBE: dict[type, Callable[[Any], TensorInfo]] = {np.ndarray: _numpy_info}
 
 
-def _adapter(kind: type) -> Callable[[Any], TensorInfo] | None:
+def framework_of(kind: type) -> str:
+    """The framework whose tensors are of this type: "numpy", "torch", "paddle", "cupy", or "" for any other."""
     for base in kind.__mro__:
         if base is np.ndarray:
-            return _numpy_info
+            return "numpy"
         root = base.__module__.partition(".")[0]
-        if root == "torch" and base.__name__ == "Tensor":
-            return _torch_info
-        if root == "paddle" and base.__name__ == "Tensor":
-            return _paddle_info
-    return _dlpack_info if hasattr(kind, "__dlpack__") else None
+        if (root, base.__name__) in _TENSORS:
+            return root
+    return ""
+
+
+_TENSORS = {("torch", "Tensor"), ("paddle", "Tensor"), ("cupy", "ndarray")}
+_ADAPTERS = {"numpy": _numpy_info, "torch": _torch_info, "paddle": _paddle_info}
+
+
+def _adapter(kind: type) -> Callable[[Any], TensorInfo] | None:
+    return _ADAPTERS.get(framework_of(kind)) or (_dlpack_info if hasattr(kind, "__dlpack__") else None)
 
 
 def describe(tensor: Any) -> TensorInfo | None:

@@ -185,6 +185,19 @@ def prob_mass(weight: ArrayLike) -> U64:
     return _in_blocks(_prob_mass, np.asarray(weight, np.float32))
 
 
+def fraction_mass(fraction: ArrayLike) -> U64:
+    """Mass of a fraction that a request asks for (top_p): as `prob_mass`, but NaN counts as 1, as in `threshold`.
+
+    Args:
+        fraction: float32 [...].
+
+    Returns:
+        uint64 [...].
+    """
+    f = np.asarray(fraction, np.float32)
+    return prob_mass(np.where(np.isnan(f), np.float32(1), f))
+
+
 def _prob_mass(weight: F32) -> U64:
     return _floor_scaled(np.minimum(np.fmax(weight, np.float32(0.0)), np.float32(1.0)), MASS_BITS)
 

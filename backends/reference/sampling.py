@@ -12,6 +12,7 @@ from specdec_hal.backends.reference.history import history_bounds
 from specdec_hal.backends.reference.primitives import (
     MASS_ONE,
     exp2_mass,
+    fraction_mass,
     mass_ratio,
     mulhi64,
     philox_u64,
@@ -189,4 +190,4 @@ def top_p_candidates(
         best = np.argsort(-row, kind="stable")[:c]
         candidate_ids[r], candidate_scores[r] = best, row[best]
         sums = np.cumsum(prob_mass(row[best]), dtype=np.uint64)
-        candidate_lens[r] = min(int(np.searchsorted(sums, prob_mass(top_p[b]), side="left")) + 1, c)
+        candidate_lens[r] = min(int(np.searchsorted(sums, fraction_mass(top_p[b]), side="left")) + 1, c)

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.backends.reference.primitives import MASS_ONE, accept_test, philox_u32, prob_mass
+from specdec_hal.backends.reference.primitives import MASS_ONE, accept_test, fraction_mass, philox_u32, prob_mass
 from specdec_hal.backends.reference.sampling import draw_from
 from specdec_hal.ops.enums import AcceptPolicy, Purpose, Strategy
 
@@ -100,7 +100,7 @@ class _ByCandidates:
     def token(self, slot: _Slot, i: int, rejected: bool) -> int:
         r = slot.row(i)
         masses = prob_mass(self.scores[r, : self.lens[r]])
-        total = min(int(prob_mass(self.top_p[slot.b])), int(masses.sum(dtype=np.uint64)))
+        total = min(int(fraction_mass(self.top_p[slot.b])), int(masses.sum(dtype=np.uint64)))
         if total == 0:
             return int(self.ids[r, 0])
         return int(self.ids[r, draw_from(masses, slot.seed, slot.position(i), Purpose.CANDIDATE, total)])

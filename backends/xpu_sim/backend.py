@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 
 from specdec_hal.backend import Capability, Launch
@@ -14,7 +15,7 @@ from specdec_hal.ops import TokenOrder
 from specdec_hal.ops.validate import Call
 
 MOST_DRAFT_WIDTH = 32767
-"""The n-gram ops keep two counts up to S in one int32 between their launches (kernels_xpu_sim/ops/ngram.h)."""
+"""The n-gram ops keep two counts up to S in one int32 between their launches (kernels_xpu_sim/ops/ops.h)."""
 
 _PROPOSE = Capability(limits={"S": MOST_DRAFT_WIDTH})
 _CAPABILITIES: Mapping[str, Capability] = {
@@ -56,6 +57,11 @@ class XpuSimBackend(HostBackend):
             raise ConfigError(
                 f"backend.options.mode: expected a mode whose library is installed, got '{options.mode}' without "
                 f"lib{library}.so; leave the option out, or build that library"
+            )
+        if options.mode == "asan" and not hasattr(ctypes.CDLL(None), "__asan_init"):
+            raise ConfigError(
+                "backend.options.mode: expected a process with AddressSanitizer for 'asan', got one without; start "
+                "Python with LD_PRELOAD=$(g++ -print-file-name=libasan.so)"
             )
         self._exports = load_library(library)
         self._launch_options = options.numbers()

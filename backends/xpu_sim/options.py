@@ -12,7 +12,7 @@ from specdec_hal.suggest import did_you_mean
 AUTO = "auto"
 DMA = ("eager", "deferred", "random")
 """Policies by the number that the library knows them by."""
-MODES = ("fast", "strict")
+MODES = ("fast", "strict", "asan")
 MAX_SEED = 2**63 - 1
 
 
@@ -20,10 +20,12 @@ MAX_SEED = 2**63 - 1
 class Options:
     """How kernels are launched.
 
-    `mode`: "fast", or "strict" with every check (about ten times slower). `clusters` (1 to 255) and `cores` (1 to 64):
-    of every launch; "auto" takes as many as the work can use, at most 12 x 64 as on the device. `seed`: order of cores,
-    clusters and copies; 0 is the natural one. `dma`: when asynchronous copies take effect: "eager" at once, "deferred"
-    at the fence, "random" somewhere in between. `workers`: host threads that share the clusters of a launch.
+    `mode`: "fast"; "strict" with every check (about ten times slower); or "asan", with those of AddressSanitizer and
+    UndefinedBehaviorSanitizer (kernels_xpu_sim/README.md says how to build it and start Python for it). `clusters` (1
+    to 255) and `cores` (1 to 64): of every launch; "auto" takes as many as the work can use, at most 12 x 64 as on the
+    device. `seed`: order of cores, clusters and copies; 0 is the natural one. `dma`: when asynchronous copies take
+    effect: "eager" at once, "deferred" at the fence, "random" somewhere in between. `workers`: host threads that share
+    the clusters of a launch.
     """
 
     mode: str = "fast"

@@ -8,8 +8,7 @@
 
 namespace specdec {
 
-constexpr int kTeamCores = 64;  // most cores of a cluster
-using ClusterShared = RowShared<kTeamCores>;
+using ClusterShared = RowShared<kMostCores>;
 
 struct ClusterTeam {
   __device__ int rank() const { return core_id(); }
@@ -26,7 +25,7 @@ template <class L>
 class GmRow {
  public:
   using Bits = typename L::Bits;
-  static constexpr int64_t kTile = 2048 / sizeof(float);  // elements, of any width
+  static constexpr int64_t kTile = 1024;
 
   __device__ GmRow(const Bits* gm, int64_t size)
       : gm_(gm),

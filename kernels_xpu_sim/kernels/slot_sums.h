@@ -6,8 +6,6 @@
 
 namespace specdec {
 
-constexpr int kMostCores = 64;
-
 template <int N>
 struct Sums {
   int64_t of[N];

@@ -7,8 +7,11 @@
 #include "xpu/kernel/cluster_primitive.h"
 
 #include "specdec/integers.h"
+#include "specdec/platform.h"
 
 namespace specdec {
+
+constexpr int kMostCores = 64;  // of a cluster
 
 // Global id and number of the cores of a launch; neighbours are in different clusters, so that small batches spread.
 static inline __device__ int64_t thread_id() { return static_cast<int64_t>(core_id()) * cluster_num() + cluster_id(); }
@@ -98,9 +101,9 @@ struct GmTile {
   }
 };
 
-// `count` cells become `value`.
+// `count` cells become `value`. Apart from its callers, whose frame its tile would make larger all the time; so gm_copy.
 template <typename T>
-static inline __device__ void gm_fill(T* gm, int64_t count, T value) {
+SPECDEC_APART void gm_fill(T* gm, int64_t count, T value) {
   constexpr int64_t kTile = 1024 / sizeof(T);
   T tile[kTile];
   const int64_t used = min64(count, kTile);
@@ -113,7 +116,7 @@ static inline __device__ void gm_fill(T* gm, int64_t count, T value) {
 
 // Moves cells; the two places do not overlap.
 template <typename T>
-static inline __device__ void gm_copy(const T* from, T* to, int64_t count) {
+SPECDEC_APART void gm_copy(const T* from, T* to, int64_t count) {
   constexpr int64_t kTile = 2048 / sizeof(T);
   T tile[kTile];
   for (int64_t done = 0; done < count; done += kTile) {

@@ -1,4 +1,4 @@
-#include "gather_accepted.h"
+#include "ops.h"
 
 #include "../kernels/gather_accepted.xpu"
 

@@ -1,7 +1,7 @@
 // From the dtype of a tensor to the kernel for it.
 #pragma once
 
-#include "sampling.h"
+#include "ops.h"
 #include "specdec/row_floats.h"
 
 namespace specdec::xpu {
@@ -20,6 +20,6 @@ void with_logit_type(LogitType type, Body body) {
 }
 
 // Elements of a row that are worth a core: a tile.
-constexpr int64_t kRowShare = 512;
+constexpr int64_t kRowShare = 1024;
 
 }  // namespace specdec::xpu

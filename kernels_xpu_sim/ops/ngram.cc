@@ -1,4 +1,4 @@
-#include "ngram.h"
+#include "ops.h"
 
 #include "../kernels/ngram_match.xpu"
 
@@ -38,9 +38,13 @@ void propose(const ProposeArgs& a, const LaunchOptions& options) {
   } else {
     find_drafts<false>(a, t, options);
   }
-  launch(options, 1, a.pad_to_max ? parts_of(a.slots, 8) : 1, ngram_grant_kernel, a.seq_lens_encoder,
-         a.seq_lens_decoder, a.draft_tokens, a.seq_lens_this_time, a.slots, a.draft_width, a.token_budget,
-         a.pad_to_max);
+  if (a.pad_to_max) {
+    launch(options, 1, parts_of(a.slots, 8), ngram_grant_padded_kernel, a.seq_lens_encoder, a.seq_lens_decoder,
+           a.draft_tokens, a.seq_lens_this_time, a.slots, a.draft_width, a.token_budget);
+  } else {
+    launch(options, 1, 1, ngram_grant_kernel, a.seq_lens_encoder, a.seq_lens_decoder, a.seq_lens_this_time, a.slots,
+           a.token_budget);
+  }
 }
 
 void ngram_index_update(const IndexUpdateArgs& a, const LaunchOptions& options) {

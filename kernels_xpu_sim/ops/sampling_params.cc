@@ -1,4 +1,4 @@
-#include "sampling_params.h"
+#include "ops.h"
 
 #include "../kernels/build_sampling_params.xpu"
 

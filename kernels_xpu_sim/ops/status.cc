@@ -1,4 +1,4 @@
-#include "status.h"
+#include "ops.h"
 
 #include "../kernels/update_model_status.xpu"
 

@@ -1,4 +1,4 @@
-#include "step_index.h"
+#include "ops.h"
 
 #include "../kernels/adjust_batch.xpu"
 #include "../kernels/gather_next_token.xpu"

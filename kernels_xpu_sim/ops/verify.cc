@@ -1,4 +1,4 @@
-#include "verify.h"
+#include "ops.h"
 
 #include "../kernels/verify_draft_tokens.xpu"
 

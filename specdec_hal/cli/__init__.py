@@ -13,12 +13,20 @@ from contextlib import redirect_stdout
 from typing import NoReturn
 
 import specdec_hal
-from specdec_hal.cli import backends, compare, explain, generate, xpu_cc
+from specdec_hal.cli import backends, bench, compare, conformance, explain, generate, xpu_cc
 from specdec_hal.cli.output import Output
 from specdec_hal.errors import SpecDecError
 
 PROGRAM = "specdec-hal"
-COMMANDS = {"generate": generate, "compare": compare, "backends": backends, "explain": explain, "xpu-cc": xpu_cc}
+COMMANDS = {
+    "generate": generate,
+    "compare": compare,
+    "backends": backends,
+    "explain": explain,
+    "conformance": conformance,
+    "bench": bench,
+    "xpu-cc": xpu_cc,
+}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -54,11 +54,11 @@ def load(config: Config) -> tuple[TargetModel, Tokenizer]:
     from specdec_hal.models import load_model, load_tokenizer
 
     path = config.model_path
-    config.backend  # noqa: B018 - a backend that cannot run here should be reported before the model is loaded
+    place = config.backend.place  # first: a backend that cannot run here is reported before the model is loaded
     with warnings.catch_warnings():
         # Paddle says so on every import; nothing is compiled here, and stderr is for what a user can act on.
         warnings.filterwarnings("ignore", message="No ccache found")
-        model = load_model(path, config.model.framework)
+        model = load_model(path, config.model.framework, device=place)
     return model, load_tokenizer(path)
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from specdec_hal.ops import OPS, OpSpec
 from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Purpose, Strategy, TokenOrder
 from specdec_hal.ops.spec import AttrSpec, Dim, Operand, Role
-from specdec_hal.ops.vocabulary import MINIMUM, SYMBOLS
+from specdec_hal.ops.vocabulary import MAXIMUM, MINIMUM, SYMBOLS
 
 SECTIONS = {
     1: "The packed batch",
@@ -31,19 +31,24 @@ ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, Purpose)
 CONVENTIONS = """
 What every backend does, bit for bit. A backend that differs from this page is wrong.
 
-**Calls.** Tensors are positional in the order shown or by name, attributes by name. They are C-contiguous, on the
-backend's device, and no written tensor shares memory with another one. `[N, 1]` passes for `[N]`. A call that breaks
-this raises `ArgumentError`, naming op, backend, argument, what was expected, what came and the cure, before anything
-is written. Ids are int64; lengths, offsets and row numbers int32; flags bool; probabilities float32; bfloat16 travels
-through NumPy as uint16.
+Marks in brackets that start with # are rule ids: the conformance suite has a named case for each such statement.
 
-**Ops hold no state.** They allocate nothing, read no device value on the host and keep nothing between calls, so that
-each can be captured in a graph and replayed. Outputs and workspaces are the caller's; `backend.workspace` says how
+**Calls.** Tensors are positional in the order shown or by name, attributes by name. They are C-contiguous, on the
+backend's device, and no written tensor shares memory with another one. `[N, 1]` passes for `[N]` [#column]. A call
+that breaks this raises `ArgumentError`, naming op, backend, argument, what was expected, what came and the cure, before
+anything is written [#refusal]. Ids are int64; lengths, offsets and row numbers int32; flags bool; probabilities
+float32; bfloat16 travels through NumPy as uint16.
+
+**Ops hold no state.** They allocate nothing, read no device value on the host and keep nothing between calls
+[#stateless], so that each can be captured in a graph and replayed [#replay]. Outputs are written whole, whatever they
+held [#defined], and nothing else is [#inside]. Outputs and workspaces are the caller's; `backend.workspace` says how
 large.
 
 **Values are never trusted.** Any value of the right dtype gives a defined, in-bounds result: a prompt length is
 clamped to [0, L], a generated count to [0, L - prompt length], other counts to [0, S], rows and offsets to their
-arrays; positions and running counts wrap at their width. The column "values" is what debug mode insists on.
+arrays; positions and running counts wrap at their width [#any-value]. Sizes, and products of a row number and a
+width, are 64-bit: tensors may have more than 2^31 elements [#sizes]. The column "values" is what debug mode insists
+on.
 
 **Slots.** enc, dec and slt are a slot's `seq_lens_encoder`, `seq_lens_decoder` and `seq_lens_this_time`.
 
@@ -57,28 +62,32 @@ arrays; positions and running counts wrap at their width. The column "values" is
 
 `draft_tokens[b, 0]` is the base token: the last accepted one, not in the KV cache yet. `step_idx[b]` is a count:
 generated token g stands at `token_ids_all[b, prompt_lens[b] + g]`. A result never depends on the slot a request sits
-in, on B or on other requests, except through the n-gram token budget.
+in, on B or on other requests, except through the n-gram token budget [#independent].
 
 ### Randomness
 
 Philox4x32-10, one call per decision: key = the request's `seed` (low, high 32 bits); counter = (position low, position
 high, purpose, 0), where position = prompt length + number of tokens generated before the one being decided. U32 is word
-0, U64 is word 1 << 32 | word 0. Batch, slot, step number and draft history do not enter: with logits that are equal,
-`TARGET_MATCH` emits the same tokens whatever was drafted, and those of plain decoding.
+0, U64 is word 1 << 32 | word 0 [#philox]. Batch, slot, step number and draft history do not enter: with logits that are
+equal, `TARGET_MATCH` emits the same tokens whatever was drafted, and those of plain decoding [#random].
 
 ### Arithmetic
 
 Floating point makes weights; integers decide.
 
-- A probability or weight w has the mass floor(w * 2^40), a uint64; NaN and negative weights have none, 1 is the most.
-  Sums of masses are exact, so their order is free.
+- A probability or weight w has the mass floor(w * 2^40), a uint64; NaN and negative weights have none, 1 is the most
+  [#mass]. Sums of masses are exact, so their order is free; V < 2^24 keeps them in 64 bits.
+- The mass of a fraction that a request asks for (top_p) is the same, except that NaN counts as 1, wherever it stands:
+  a request without a valid fraction is not cut [#fraction].
 - Softmax weight of a logit: t = ((logit - row max) * (1 / temperature)) * log2(e), three float32 operations, each
   rounded, no fused multiply-add; t = 0 for a logit equal to the maximum. 2^t by exponent shift and one float32
-  polynomial (Horner, each step rounded), within 2^-22 of the exact value.
-- A draw from masses in a given order with total m: the first whose inclusive prefix sum exceeds high64(U64 * m).
-- The part of a total that a fraction f (top_p, min_p) asks for: floor(f * 2^24) * total >> 24; NaN counts as 1.
-- ln of a total: log2 of the integer in Q32, then one rounding to float32.
-- Equal logits or scores: the smaller token id comes first, always.
+  polynomial (Horner, each step rounded), within 2^-22 of the exact value [#weight].
+- A draw from masses in a given order with total m: the first whose inclusive prefix sum exceeds high64(U64 *
+  m) [#draw].
+- The part of a total that a fraction f (top_p, min_p) asks for: floor(f * 2^24) * total >> 24; NaN counts as 1
+  [#part].
+- ln of a total: log2 of the integer in Q32, then one rounding to float32 [#logarithm].
+- Equal logits or scores: the smaller token id comes first, always [#ties].
 """
 
 
@@ -106,7 +115,7 @@ def render_contracts() -> str:
         "## 0. Conventions",
         CONVENTIONS.strip(),
         "### Symbols",
-        _table(("symbol", "meaning", "smallest"), ((s, doc, str(MINIMUM.get(s, 0))) for s, doc in SYMBOLS.items())),
+        _table(("symbol", "meaning", "smallest", "largest"), map(_symbol_row, SYMBOLS)),
         "### Enumerations",
         "The integers are part of the contract: compiled backends receive them.",
         _table(("name", "values", "meaning"), map(_enum_row, ENUMERATIONS)),
@@ -115,6 +124,10 @@ def render_contracts() -> str:
         parts.append(f"## {number}. {title}")
         parts += [render_op(spec).rstrip() for spec in OPS.values() if spec.section == number]
     return "\n\n".join(parts) + "\n"
+
+
+def _symbol_row(symbol: str) -> tuple[str, ...]:
+    return symbol, SYMBOLS[symbol], str(MINIMUM.get(symbol, 0)), str(MAXIMUM.get(symbol, ""))
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -29,9 +29,9 @@ _MATCH_OPERANDS = (
 _BUDGET = """
     Budget, one rule for all backends: granted_b = base + clamp(token_budget - used - left - base, 0, cnt), where used
     = sum of slt over earlier slots as granted (prefill slots: their slt) and left = number of later slots < B with
-    enc > 0 or dec > 0. `pad_to_max`: afterwards every decode slot with slt >= 1 is padded to slt = S with its last
-    valid draft (the base token if it has none), whatever the budget and the length limit; the verifier enforces the
-    limit.
+    enc > 0 or dec > 0 [#budget]. `pad_to_max`: afterwards every decode slot with slt >= 1 is padded to slt = S with
+    its last valid draft (the base token if it has none), whatever the budget and the length limit; the verifier
+    enforces the limit [#pad].
 """
 
 NGRAM_MATCH = op(
@@ -39,16 +39,18 @@ NGRAM_MATCH = op(
     6,
     "Propose drafts from an earlier occurrence of the last n tokens.",
     f"""
-    Runs after `update_model_status`, for slots < B. enc > 0: untouched. dec == 0: slt = 0. Otherwise base = 1 and q =
-    min(draft_token_num, K, max_dec_len - step_idx - 1). gen = the step_idx generated tokens; query(n) = the last n of
-    gen (needs step_idx >= n). For n = max_ngram_size down to min_ngram_size:
+    Runs after `update_model_status`, for slots < B. enc > 0: untouched [#prefill]. dec == 0: slt = 0 [#idle]. Otherwise
+    base = 1 and q = min(draft_token_num, K, max_dec_len - step_idx - 1) [#wanted]. gen = the step_idx generated
+    tokens; query(n) = the last n of gen (needs step_idx >= n) [#query]. For n = max_ngram_size down to min_ngram_size
+    [#longest-first]:
 
     LEFTMOST: in the prompt, then in gen, the leftmost occurrence with at least one following token inside that same
-    haystack. LATEST: in prompt ++ gen as one text, the rightmost occurrence with at least one following token. cnt =
-    min(q, tokens left in that haystack); drafts go to draft_tokens[b, 1..cnt], the rest of the row is untouched. q <=
-    0 or no match: cnt = 0.
+    haystack [#leftmost]. LATEST: in prompt ++ gen as one text, the rightmost occurrence with at least one following
+    token [#latest]. cnt = min(q, tokens left in that haystack) [#tokens-left]; drafts go to draft_tokens[b, 1..cnt],
+    the rest of the row is untouched [#row]. q <= 0 or no match: cnt = 0 [#no-match].
     {_BUDGET}
-    With an up-to-date `index` the results are equal and the look-up does not depend on the history's length. Source:
+    With an up-to-date `index` the results are equal and the look-up does not depend on the history's length [#index].
+    Source:
     prompt look-up decoding (Saxena 2023); FastDeploy PRs #6960, #7103, #7136.
     """,
     *_MATCH_OPERANDS,
@@ -62,10 +64,10 @@ HYBRID_MTP_NGRAM = op(
     "Extend MTP drafts with an n-gram continuation.",
     f"""
     As `ngram_match`, but a decode slot enters with slt = ori = 1 + MTP drafts (clamped to [1, S]) and keeps them:
-    base = ori. The query is the suffix of gen ++ draft_tokens[b, 1..ori-1]; the searched text is prompt ++ gen ++
-    those drafts (LEFTMOST: prompt, then gen ++ drafts). q = min(K + 1 - ori, max_dec_len - step_idx - ori);
-    `draft_token_num` does not enter. Drafts are appended at column ori; MTP drafts are never taken away by the
-    budget.
+    base = ori [#base]. The query is the suffix of gen ++ draft_tokens[b, 1..ori-1] [#query]; the searched text is
+    prompt ++ gen ++ those drafts (LEFTMOST: prompt, then gen ++ drafts) [#text]. q = min(K + 1 - ori, max_dec_len -
+    step_idx - ori); `draft_token_num` does not enter [#wanted]. Drafts are appended at column ori [#appended]; MTP
+    drafts are never taken away by the budget [#kept].
     {_BUDGET}
     """,
     *_MATCH_OPERANDS,
@@ -78,9 +80,9 @@ NGRAM_INDEX_UPDATE = op(
     6,
     "Bring each slot's n-gram index up to date with its history.",
     """
-    Appends what prompt ++ generated holds beyond what the index has seen, for slots with dec > 0 and enc == 0; other
-    slots are untouched. The n-gram sizes must be those of the look-up. Accepted tokens are final: a history that
-    changes or shrinks needs `ngram_index_reset` first.
+    Appends what prompt ++ generated holds beyond what the index has seen, for slots with dec > 0 and enc == 0
+    [#append]; other slots are untouched [#others]. The n-gram sizes must be those of the look-up. Accepted tokens are
+    final: a history that changes or shrinks needs `ngram_index_reset` first.
     """,
     inout("index"),
     inp("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder"),
@@ -93,7 +95,8 @@ NGRAM_INDEX_RESET = op(
     6,
     "Forget the history of the given slots (a new request, or a changed history).",
     """
-    Slots whose `reset_slots` is false are untouched. A fresh index must be reset in all slots before its first use.
+    The slots whose `reset_slots` is true have seen nothing [#forget]; those whose it is false are untouched [#others].
+    A fresh index must be reset in all slots before its first use.
     """,
     inout("index"),
     inp("reset_slots"),

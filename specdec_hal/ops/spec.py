@@ -177,7 +177,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One op of the contract. `doc` states the semantics; `reference` is where they are executable."""
+    """One op of the contract. `doc` states the semantics; each statement ends in its rule id, ``[#id]``."""
 
     name: str
     section: int
@@ -193,6 +193,11 @@ class OpSpec:
         return {operand.name: operand for operand in self.operands}
 
     @cached_property
+    def rules(self) -> Mapping[str, str]:
+        """The statements of `doc` by the rule id that ends each: ``Tails are -1 [#tails].``"""
+        return parse_rules(self.doc)
+
+    @cached_property
     def accepted(self) -> dict[Any, tuple[Mapping[str, int], Mapping[str, str]]]:
         """What `validate` remembers of accepted calls: (device, attributes, tensors' looks) -> (symbols, dtypes)."""
         return {}
@@ -201,6 +206,21 @@ class OpSpec:
     def attr_by_name(self) -> Mapping[str, AttrSpec]:
         """Attributes by name."""
         return {attr.name: attr for attr in self.attrs}
+
+
+RULE_MARK = re.compile(r"\s*\[#([a-z0-9-]+)\]")
+
+
+def parse_rules(doc: str) -> dict[str, str]:
+    """Statements by rule id: what stands between one mark ``[#id]`` and the next. ValueError if an id comes twice."""
+    rules: dict[str, str] = {}
+    start = 0
+    for mark in RULE_MARK.finditer(doc):
+        if mark[1] in rules:
+            raise ValueError(f"rule id '{mark[1]}' marks two statements; rename one")
+        rules[mark[1]] = " ".join(doc[start : mark.start()].split()).lstrip(".,;: ")
+        start = mark.end()
+    return rules
 
 
 def between(low: int, high: str | int | None) -> ValueRule:

@@ -14,16 +14,16 @@ PREPARE_INPUTS = op(
     1,
     "Pack the step's tokens and index them.",
     """
-    Tokens of slot b are `input_ids[b, i]` if enc > 0, else `draft_tokens[b, i]`, for i < slt, slots ascending. slt is
-    clamped to [0, I_cap] for prefill slots and to [0, S] for others.
+    Tokens of slot b are `input_ids[b, i]` if enc > 0, else `draft_tokens[b, i]`, for i < slt, slots ascending
+    [#source]. slt is clamped to [0, I_cap] for prefill slots and to [0, S] for others [#clamp].
 
-    `cu_seqlens_q` is the exclusive prefix sum of slt; `cu_seqlens_k` of slt + dec (dec clamped to >= 0) for slots with
-    slt > 0; all sums saturate at 2^31 - 1. Output rows per slot: 0 if slt == 0; 1 if slt == 1 or enc > 0 (a prefill
-    chunk, final or not, gives its last token's row); else slt. Row r = cu_seqlens_q_output[b] + i holds the
-    distribution AFTER input i, so it judges the draft in `draft_tokens[b, i+1]`.
+    `cu_seqlens_q` is the exclusive prefix sum of slt [#cu-q]; `cu_seqlens_k` of slt + dec (dec clamped to >= 0) for
+    slots with slt > 0 [#cu-k]; all sums saturate at 2^31 - 1 [#saturate]. Output rows per slot: 0 if slt == 0; 1 if
+    slt == 1 or enc > 0 (a prefill chunk, final or not, gives its last token's row); else slt [#output-rows]. Row r =
+    cu_seqlens_q_output[b] + i holds the distribution AFTER input i, so it judges the draft in `draft_tokens[b, i+1]`.
 
-    Tails: ids 0, slots -1; an all-idle batch gives zeros. What does not fit T_cap or R_cap is not written, and the
-    offsets and `num_tokens` still state the true sums, so that the caller can tell.
+    Tails: ids 0, slots -1 [#tails]; an all-idle batch gives zeros [#all-idle]. What does not fit T_cap or R_cap is
+    not written, and the offsets and `num_tokens` still state the true sums, so that the caller can tell [#overflow].
     """,
     inp("input_ids", "draft_tokens", "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder"),
     out("ids_remove_padding", "batch_id_per_token", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_output"),
@@ -44,8 +44,8 @@ ADJUST_BATCH = op(
     2,
     "Permute packed rows from slot order to `token_order`.",
     """
-    Row `cu_seqlens_q[b] + i` of x (i < slt) moves to its place in `token_order`; SLOT is the identity. D may be 1
-    (token ids). Rows >= T are zero.
+    Row `cu_seqlens_q[b] + i` of x (i < slt) moves to its place in `token_order` [#moves]; SLOT is the identity
+    [#identity]. D may be 1 (token ids) [#one-column]. Rows >= T are zero [#tail].
     """,
     inp("x", "cu_seqlens_q", "seq_lens_this_time", "seq_lens_encoder"),
     out("out"),
@@ -58,7 +58,7 @@ RECOVER_BATCH = op(
     2,
     "Permute packed rows from `token_order` back to slot order: the inverse of `adjust_batch`.",
     """
-    Rows >= T are zero.
+    Row i of x, in `token_order`, moves to its place in slot order [#inverse]. Rows >= T are zero [#tail].
     """,
     inp("x", "cu_seqlens_q", "seq_lens_this_time", "seq_lens_encoder"),
     out("out"),
@@ -71,10 +71,11 @@ GATHER_NEXT_TOKEN = op(
     2,
     "Select the hidden rows that predict a token, for the speculative and the plain path alike.",
     """
-    x is in `token_order`. With is_speculative=True `out` is [R_cap, D]: row r is the hidden state of output row r of
-    `prepare_inputs`, rows >= R are zero. With is_speculative=False `out` is [B, D]: row b is the last token of slot b,
-    idle slots are zero. For a batch in which every slot has slt <= 1 or enc > 0 both hold the same rows, packed or
-    scattered. Source: FastDeploy's unified `gather_next_token(is_speculative)`.
+    x is in `token_order` [#order]. With is_speculative=True `out` is [R_cap, D]: row r is the hidden state of output
+    row r of `prepare_inputs` [#packed], rows >= R are zero [#tail]. With is_speculative=False `out` is [B, D]: row b is
+    the last token of slot b [#scattered], idle slots are zero [#idle]. For a batch in which every slot has slt <= 1 or
+    enc > 0 both hold the same rows, packed or scattered [#same-rows]. Source: FastDeploy's unified
+    `gather_next_token(is_speculative)`.
     """,
     inp("x", "cu_seqlens_q", "cu_seqlens_q_output", "batch_id_per_token_output", "seq_lens_this_time"),
     inp("seq_lens_encoder"),

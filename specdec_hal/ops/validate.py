@@ -18,7 +18,7 @@ import numpy as np
 
 from specdec_hal.errors import ArgumentError
 from specdec_hal.ops.spec import AttrSpec, Dim, Operand, OpSpec, Role
-from specdec_hal.ops.vocabulary import MINIMUM
+from specdec_hal.ops.vocabulary import MAXIMUM, MINIMUM
 from specdec_hal.tensors import TensorInfo, as_numpy, describe
 
 _MOST_ACCEPTED = 256
@@ -191,6 +191,9 @@ def _check_looks(
     for name, minimum in MINIMUM.items():
         if symbols.get(name, minimum) < minimum:
             fail(bound_by[name], f"{name} >= {minimum}", f"{name} = {symbols[name]}", "pass a larger tensor")
+    for name, maximum in MAXIMUM.items():
+        if symbols.get(name, maximum) > maximum:
+            fail(bound_by[name], f"{name} <= {maximum}", f"{name} = {symbols[name]}", "pass a smaller tensor")
     known = {**symbols, **attrs}
     for relation in op.relations:
         if not relation.holds(known):

@@ -15,31 +15,35 @@ VERIFY_DRAFT_TOKENS = op(
     4,
     "Keep a correct prefix of each slot's drafts and emit one more token.",
     """
-    1. Every row of accept_tokens becomes -1 and every accept_num 0, all M slots. Padding, paused and stopped slots,
-    slots with slt == 0, and prefill chunks that are not the last (dec + enc < prompt_lens) stay so.
+    1. Every row of accept_tokens becomes -1 and every accept_num 0, all M slots [#cleared]. Padding, paused and
+    stopped slots [#silent], slots with slt == 0 [#no-tokens], and prefill chunks that are not the last (dec + enc <
+    prompt_lens) [#unfinished-chunk] stay so.
 
     2. Phase 1, for i = 0 .. slt-2 with row r = cu_seqlens_q_output[b] + i and draft x = draft_tokens[b, i+1]. It ends
-    at once for REJECT_ALL, enc > 0 or reasoning_status == 1. ACCEPT_ALL accepts without comparing and ignores end
-    tokens. Otherwise x is accepted if: GREEDY, TARGET_MATCH: target_tokens[r] == x. TOPP: x is among the first
-    candidate_lens[r] candidates (lens clamped to [1, C]); or C >= 2, candidate_ids[r, 1] == x and the next
-    `verify_window` positions all exist and have candidate_ids[., 0] equal to their draft: then i and the whole window
-    are accepted and verification resumes at the position after it. REJECTION: (U32 * mass(q(x))) >> 32 < mass(p(x)),
-    purpose ACCEPT; q = 1 where `draft_probs` is absent (one-hot drafts); a draft outside [0, V) has p = q = 0 and is
-    rejected. Lossless (Leviathan et al. 2022, Chen et al. 2023).
+    at once for REJECT_ALL [#reject-all], enc > 0 [#prefill] or reasoning_status == 1 [#reasoning]. ACCEPT_ALL accepts
+    without comparing and ignores end tokens [#accept-all]. Otherwise x is accepted if: GREEDY, TARGET_MATCH:
+    target_tokens[r] == x [#by-token]. TOPP: x is among the first candidate_lens[r] candidates (lens clamped to [1,
+    C]) [#among-candidates]; or C >= 2, candidate_ids[r, 1] == x and the next `verify_window` positions all exist and
+    have candidate_ids[., 0] equal to their draft: then i and the whole window are accepted [#window] and verification
+    resumes at the position after it [#resume]. REJECTION: (U32 * mass(q(x))) >> 32 < mass(p(x)), purpose ACCEPT
+    [#rejection]; q = 1 where `draft_probs` is absent (one-hot drafts) [#one-hot]; a draft outside [0, V) has p = q =
+    0 and is rejected [#no-token]. Lossless (Leviathan et al. 2022, Chen et al. 2023).
 
-    Emitting token t: it is counted; an end token (unless ACCEPT_ALL) stops the slot there; if step_idx + emitted ==
-    max_dec_len it stops there too and, with `end_at_limit`, t no end token and E > 0, t is replaced by end_tokens[0].
-    A slot that has already reached max_dec_len emits one token and stops.
+    Emitting token t: it is counted; an end token (unless ACCEPT_ALL) stops the slot there [#end-token]; if step_idx +
+    emitted == max_dec_len it stops there too [#limit] and, with `end_at_limit`, t no end token and E > 0, t is
+    replaced by end_tokens[0] [#end-at-limit]. A slot that has already reached max_dec_len emits one token and stops
+    [#past-limit].
 
     3. Phase 2, if not stopped: one more token at the first rejected, or after the last accepted, position under the
-    same emit rule. GREEDY, TARGET_MATCH: target_tokens[r]. TOPP: a draw among the first candidate_lens[r] candidates
-    in their order, total min(mass(top_p), their mass), purpose CANDIDATE; the first candidate if that total is 0.
-    REJECTION: a draw from max(0, mass(p) - mass(q)) over the vocabulary (at the bonus position, with enc > 0, under
-    REJECT_ALL and where reasoning forced the end of phase 1: mass(p)), purpose RESIDUAL; if that total is 0, the
-    argmax of p.
+    same emit rule. GREEDY, TARGET_MATCH: target_tokens[r] [#one-more]. TOPP: a draw among the first candidate_lens[r]
+    candidates in their order, total min(mass(top_p; NaN: 1), their mass), purpose CANDIDATE [#candidate-draw]; the
+    first candidate if that total is 0 [#no-candidate-mass]. REJECTION: a draw from max(0, mass(p) - mass(q)) over the
+    vocabulary [#residual] (at the bonus position, with enc > 0, under REJECT_ALL and where reasoning forced the end
+    of phase 1: mass(p)) [#bonus], purpose RESIDUAL; if that total is 0, the argmax of p [#empty-residual].
 
-    The position of a draw at i is prompt_lens + step_idx + i. accept_num is exact. Only entries 0..B-1 of
-    cu_seqlens_q_output are read; rows are clamped to [0, R_cap). Non-speculative decoding is this op with slt == 1.
+    The position of a draw at i is prompt_lens + step_idx + i [#position]. accept_num is exact [#exact]. Only entries
+    0..B-1 of cu_seqlens_q_output are read; rows are clamped to [0, R_cap) [#row-clamp]. Non-speculative decoding is
+    this op with slt == 1 [#plain].
     """,
     inp("draft_tokens"),
     inp("target_tokens", when=_BY_TOKEN),
@@ -64,14 +68,15 @@ UPDATE_MODEL_STATUS = op(
     5,
     "Append the emitted tokens to the history and advance every slot.",
     """
-    Slots < B, neither stopped nor paused on entry: step_idx += accept_num; the slot stops if the last emitted token
-    is an end token or step_idx >= max_dec_len. enc > 0: dec += enc, enc = 0 (also for a chunk that emitted nothing;
-    the scheduler then sets the next chunk); else if dec > 0: dec += accept_num. The emitted tokens go to
-    token_ids_all at prompt_lens + old step_idx, each one that fits in L, and the last of them to draft_tokens[b, 0].
+    Slots < B, neither stopped nor paused on entry: step_idx += accept_num [#count]; the slot stops if the last
+    emitted token is an end token or step_idx >= max_dec_len [#stop]. enc > 0: dec += enc, enc = 0 (also for a chunk
+    that emitted nothing; the scheduler then sets the next chunk) [#prefill]; else if dec > 0: dec += accept_num
+    [#decode]. The emitted tokens go to token_ids_all at prompt_lens + old step_idx, each one that fits in L
+    [#history], and the last of them to draft_tokens[b, 0] [#base-token].
 
-    Slots < B, stopped or paused on entry: stop_flags = true; enc = dec = slt = accept_num = 0.
+    Slots < B, stopped or paused on entry: stop_flags = true; enc = dec = slt = accept_num = 0 [#stopped].
 
-    Slots >= B are untouched, whatever their flags. has_running: any slot < B still running.
+    Slots >= B are untouched, whatever their flags [#padding]. has_running: any slot < B still running [#has-running].
     """,
     inout("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "stop_flags", "step_idx", "token_ids_all"),
     inout("draft_tokens"),

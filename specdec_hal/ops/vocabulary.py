@@ -29,6 +29,9 @@ SYMBOLS = {
 MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "D": 1, "C": 1, "N": 1}
 """Smallest extent of the symbols that may not be 0."""
 
+MAXIMUM = {"V": 2**24 - 1}
+"""Largest extent of the symbols that have one: V masses of up to 2^40 must add up to less than 2^64."""
+
 
 def _tensor(
     name: str,

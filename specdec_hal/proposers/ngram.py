@@ -44,8 +44,9 @@ class NgramProposer:
     def reset(self, slots: list[int]) -> None:
         """Forget the slots' index."""
         if self._reset is not None:
-            self._flags[:] = False
-            self._flags[slots] = True
+            device = self._state.device
+            device.write(self._flags, slice(None), False)
+            device.write(self._flags, slots, True)
             self._reset()
 
     def propose(self) -> None:

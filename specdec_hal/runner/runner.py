@@ -9,6 +9,7 @@ from typing import Any
 from specdec_hal import registry
 from specdec_hal.backend import Backend
 from specdec_hal.config import Config
+from specdec_hal.device import get_device
 from specdec_hal.errors import RequestError
 from specdec_hal.models import TargetModel, Tokenizer, load_model, load_tokenizer
 from specdec_hal.ops import Strategy
@@ -56,6 +57,7 @@ class ModelRunner:
             prefill_chunk=min(settings.prefill_chunk, max_model_len),
             end_tokens=self.end_tokens,
             max_bad_tokens=MAX_BAD_TOKENS,
+            device=get_device(backend.place, model.framework),
         )
         model.allocate(settings.max_num_seqs, max_model_len + headroom)
         self._step = DecodeStep(backend, model, self.state, speculative)
@@ -72,7 +74,7 @@ class ModelRunner:
         Runners that share a model must not be interleaved: each takes over its KV cache.
         """
         if model is None:
-            model = load_model(config.model_path, config.model.framework)
+            model = load_model(config.model_path, config.model.framework, device=config.backend.place)
         if tokenizer is None:
             tokenizer = load_tokenizer(config.model_path)
         return cls(config, config.backend, model, tokenizer)

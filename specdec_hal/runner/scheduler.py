@@ -42,7 +42,7 @@ class Scheduler:
     def _install(self, slot: int, sequence: Sequence) -> None:
         state, params = self.state, sequence.request.params
         prompt = np.asarray(sequence.request.prompt_token_ids, np.int64)
-        state["token_ids_all"][slot, : len(prompt)] = prompt
+        state.write("token_ids_all", (slot, slice(len(prompt))), prompt)
         k = state.symbols["S"] - 1
         wanted = params.num_speculative_tokens
         values = {
@@ -65,14 +65,14 @@ class Scheduler:
             "reasoning_status": 0,
         }
         for name, value in values.items():
-            state[name][slot] = value
+            state.write(name, slot, value)
         self._forbid(slot, params)
         self._next_chunk(slot, sequence)
 
     def _forbid(self, slot: int, params: SamplingParams) -> None:
-        row = self.state["bad_tokens"][slot]
-        row[:] = -1
-        row[: len(params.bad_token_ids)] = params.bad_token_ids
+        self.state.write("bad_tokens", slot, -1)
+        if params.bad_token_ids:
+            self.state.write("bad_tokens", (slot, slice(len(params.bad_token_ids))), params.bad_token_ids)
 
     def schedule_chunks(self) -> None:
         """After a step: set the next chunk of every prompt that is not all in the KV cache."""
@@ -84,8 +84,9 @@ class Scheduler:
         state = self.state
         start = sequence.prefilled
         chunk = sequence.request.prompt_token_ids[start : start + state.symbols["I_cap"]]
-        state["input_ids"][slot, : len(chunk)] = chunk
-        state["seq_lens_encoder"][slot] = state["seq_lens_this_time"][slot] = len(chunk)
+        state.write("input_ids", (slot, slice(len(chunk))), np.asarray(chunk, np.int64))
+        for name in ("seq_lens_encoder", "seq_lens_this_time"):
+            state.write(name, slot, len(chunk))
         sequence.prefilled += len(chunk)
 
     def release(self, sequence: Sequence) -> None:

@@ -20,7 +20,6 @@ from specdec_hal.ops import Strategy, TokenOrder
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.state import DecodeState
-from specdec_hal.tensors import as_numpy
 
 
 @dataclass(frozen=True)
@@ -47,16 +46,13 @@ class DecodeStep:
 
     def __init__(self, backend: Backend, model: TargetModel, state: DecodeState, settings: SpeculativeSettings) -> None:
         self.backend, self.model, self.state, self.settings = backend, model, state, settings
-        t_cap, r_cap = state.symbols["T_cap"], state.symbols["R_cap"]
-        self._model_ids = np.zeros((t_cap, 1), np.int64)
-        self._hidden = np.zeros((r_cap, model.config.hidden_size), np.float32)
-        self._no_top_p = np.ones(r_cap, np.float32)
+        r_cap = state.symbols["R_cap"]
+        self._model_ids = state.allocate("ids_remove_padding")
+        self._hidden = state.device.zeros((r_cap, model.config.hidden_size), "float32")
+        self._no_top_p = state.device.upload(np.ones(r_cap, np.float32))
         self._prepare = backend.bind("prepare_inputs", **state.args("prepare_inputs"))
         self._adjust = backend.bind(
-            "adjust_batch",
-            state["ids_remove_padding"].reshape(t_cap, 1),
-            out=self._model_ids,
-            **state.args("adjust_batch"),
+            "adjust_batch", state["ids_remove_padding"], out=self._model_ids, **state.args("adjust_batch")
         )
         self._spread_params = backend.bind("build_sampling_params", **state.args("build_sampling_params"))
         self._update = backend.bind("update_model_status", **state.args("update_model_status"))
@@ -67,8 +63,8 @@ class DecodeStep:
         with record.stage("prepare"):
             self._prepare()
             self._adjust()
-            tokens, rows = (int(n) for n in state["num_tokens"])
-            batch = ForwardBatch(self._model_ids[:tokens, 0], self._segments())
+            tokens, rows = (int(n) for n in state.read("num_tokens"))
+            batch = ForwardBatch(state.device.download(self._model_ids[:tokens])[:, 0], self._segments())
         record.input_tokens, record.output_rows = tokens, rows
         with record.stage("forward"):
             hidden = self.model.forward(batch)
@@ -82,7 +78,7 @@ class DecodeStep:
         if needs.penalties:
             with record.stage("penalties"):
                 if needs.logprobs is not None:
-                    raw = np.array(as_numpy(logits))
+                    raw = state.device.copy(logits)
                 self.backend.apply_penalties(logits, **state.args("apply_penalties", rows))
         with record.stage("sample"):
             self._spread_params()
@@ -104,8 +100,8 @@ class DecodeStep:
 
     def _segments(self) -> list[Segment]:
         """Which slot each stretch of the packed tokens belongs to, in the backend's order."""
-        lens, encoder = self.state["seq_lens_this_time"].tolist(), self.state["seq_lens_encoder"].tolist()
-        decoder = self.state["seq_lens_decoder"].tolist()
+        names = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder")
+        lens, encoder, decoder = (self.state.read(name).tolist() for name in names)
         slots = [b for b, length in enumerate(lens) if length > 0]
         if self.backend.token_order is TokenOrder.PREFILL_FIRST:
             slots.sort(key=lambda b: encoder[b] == 0)
@@ -141,10 +137,11 @@ class DecodeStep:
     def _result(self) -> StepResult:
         """Copy what was emitted, before update_model_status moves on."""
         state = self.state
-        drafts, lens = state["draft_tokens"], state["seq_lens_this_time"]
-        prefill = state["seq_lens_encoder"] > 0
+        drafts, lens = state.read("draft_tokens"), state.read("seq_lens_this_time")
+        accepted, counts = state.read("accept_tokens"), state.read("accept_num")
+        prefill = state.read("seq_lens_encoder") > 0
         drafted = np.where(prefill, 0, np.maximum(lens - 1, 0)).astype(np.int64)
-        tokens = [row[:count].tolist() for row, count in zip(state["accept_tokens"], state["accept_num"], strict=True)]
+        tokens = [row[:count].tolist() for row, count in zip(accepted, counts, strict=True)]
         from_draft = [
             [i < drafted[b] and token == drafts[b, i + 1] for i, token in enumerate(emitted)]
             for b, emitted in enumerate(tokens)
@@ -160,9 +157,10 @@ class DecodeStep:
         self.backend.gather_accepted(logits, **packed, **state.args("gather_accepted"))
         scores = {name: buffers[name] for name in ("ids", "logprobs", "ranks")}
         self.backend.token_logprobs(logits, **packed, cu_batch_token_offset=offsets, **scores)
-        ids, values, ranks = (scores[name].tolist() for name in ("ids", "logprobs", "ranks"))
+        ids, values, ranks = (state.device.download(scores[name]).tolist() for name in ("ids", "logprobs", "ranks"))
         entries = [
             TokenLogprobs(value[0], rank, tuple(zip(id_[1:], value[1:], strict=True)))
             for id_, value, rank in zip(ids, values, ranks, strict=True)
         ]
-        return {b: entries[offsets[b] : offsets[b + 1]] for b in range(len(offsets) - 1)}
+        ends = state.read("cu_batch_token_offset").tolist()
+        return {b: entries[ends[b] : ends[b + 1]] for b in range(len(ends) - 1)}

@@ -89,7 +89,7 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Simp
         monkeypatch.delenv(variable, raising=False)
 
     def install(**kind: bool) -> SimpleNamespace:
-        monkeypatch.setitem(models.__dict__, "load_model", lambda path, framework="auto": CycleModel(**kind))
+        monkeypatch.setitem(models.__dict__, "load_model", lambda path, framework="auto", **_: CycleModel(**kind))
         monkeypatch.setitem(models.__dict__, "load_tokenizer", lambda path: CharTokenizer())
         naive = ("--set", f"model.path={tmp_path}", "--set", "backend.name=reference")
         return SimpleNamespace(naive=naive, ngram=(*naive, "--set", "speculative.method=ngram"))

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from specdec_hal import registry
 from specdec_hal.config import MAX_DRAFTS, Config, NgramSettings, SpeculativeSettings, load, parse
-from specdec_hal.errors import ConfigError
+from specdec_hal.errors import BackendUnavailableError, ConfigError
 from specdec_hal.ops import OPS, MatchPolicy, Strategy
 from specdec_hal.registry import Registry
 
@@ -321,7 +322,12 @@ def test_committed_configurations(path: Path, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.chdir(tmp_path)
     config = load(path)
     assert config.model_path == ROOT / "models" / "tiny-py-lm"
-    assert config.backend.name == config.backend_settings.name
+    name = config.backend_settings.name
+    if next(info for info in registry.backends() if info.name == name).available:
+        assert config.backend.name == name
+    else:
+        with pytest.raises(BackendUnavailableError, match=f"backend '{name}' cannot run here"):
+            _ = config.backend
 
 
 def test_a_mapping_may_come_from_anywhere(registry: Registry) -> None:

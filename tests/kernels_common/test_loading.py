@@ -37,7 +37,7 @@ F32, U64 = np.float32, np.uint64
         ((np.zeros(3), np.zeros(3, U64)), r"'input': expected float32 \[3\].*got float64 \[3\]"),
         ((np.zeros(3, F32), np.zeros(3, np.int64)), r"'out': expected uint64 \[3\].*got int64 \[3\]"),
         ((np.zeros(2, F32), np.zeros(3, U64)), r"'input': expected float32 \[3\].*got float32 \[2\]"),
-        ((np.zeros((3, 1), F32), np.zeros(3, U64)), r"'input': expected float32 \[3\].*got float32 \[3, 1\]"),
+        ((np.zeros((3, 2), F32), np.zeros(3, U64)), r"'input': expected float32 \[3\].*got float32 \[3, 2\]"),
         ((np.zeros(6, F32)[::2], np.zeros(3, U64)), r"'input': expected .* got float32 \[3\] not contiguous"),
     ],
 )

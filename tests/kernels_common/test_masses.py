@@ -6,7 +6,7 @@ from fractions import Fraction
 from math import floor, inf, isnan, nan
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec_hal.backends.reference import primitives as p
@@ -42,6 +42,14 @@ def test_prob_mass(native, weight):
     expected = floor(clamp(weight, 0.0) * 2**40)
     assert p.prob_mass(weight) == expected
     assert native.map("prob_mass", [weight]) == [expected]
+
+
+@given(any_f32 | unit_f32)
+@example(nan)
+def test_fraction_mass(native, fraction):
+    expected = floor(clamp(fraction, 1.0) * 2**40)
+    assert p.fraction_mass(fraction) == expected
+    assert native.map("fraction_mass", [fraction]) == [expected]
 
 
 def test_prob_mass_of_every_pattern_in_the_unit_interval_at_a_stride(native):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from specdec_hal.backends.reference.primitives import exp2_mass, softmax_t
 from specdec_hal.native import load_library
 from specdec_hal.ops import OPS
 from specdec_hal.ops.generate import cases, generate, hostile
@@ -37,6 +39,19 @@ def check(op: str, inputs: dict[str, Any], split: tuple[int, int], context: obje
 def test_generated(op, make):
     for options in cases(op, 240):
         check(op, make(op, **options), SPLITS[options["seed"] // 2 % len(SPLITS)], options)
+
+
+@pytest.mark.parametrize("tile", [7, 64, 1000])
+@pytest.mark.parametrize("style", ["smooth", "tied", "constant", "mostly -inf", "steep"])
+def test_draws_at_prefix_sums(style, tile):
+    """Points that random numbers hardly ever meet: just before, at and behind the sum over the first tokens."""
+    row = wide_rows.row_of(style, 333, np.random.default_rng(4))
+    sums = np.cumsum(exp2_mass(softmax_t(row, row.max(), np.float32(1))), dtype=np.uint64)
+    points = np.unique(np.concatenate([np.zeros(1, np.uint64), sums - np.uint64(1), sums, sums + np.uint64(1)]))
+    points = points[points < sums[-1]]
+    found = np.full(len(points), -7, np.int64)
+    load_library("specdec_common")["row_draw"](row, points, found, tile)
+    np.testing.assert_array_equal(found, np.searchsorted(sums, points, side="right"))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -12,8 +12,8 @@ from specdec_hal.ops import get_op
 from specdec_hal.ops.generate import cases, generate, hostile
 from tests.support.running import BACKEND, assert_same, copied, run, written
 
-PARTS = {"verify_draft_tokens": (1, 3, 1000), "ngram_match": (1, 4), "hybrid_mtp_ngram": (1, 3)}
-"""Ops whose bulk work the test splits, and into how many parts."""
+PARTS = {"verify_draft_tokens": (0, 1, 3, 1000), "ngram_match": (1, 4), "hybrid_mtp_ngram": (1, 3)}
+"""Ops whose bulk work the test splits, and into how many parts; 0: the form for lanes that take a position each."""
 OPS = ("prepare_inputs", "update_model_status", "gather_accepted", "ngram_index_update", *PARTS)
 
 
@@ -37,6 +37,19 @@ def test_equal_to_the_reference(op, make):
             assert_same(run_native(op, inputs, parts), expected, (options, parts))
         if op not in PARTS:
             assert_same(run_native(op, inputs), expected, options)
+
+
+def test_a_top_p_that_is_not_a_number():
+    """Counts as 1 in every form of the draw."""
+    drawn = 0
+    for seed in range(40):
+        inputs = generate("verify_draft_tokens", seed, strategy="TOPP", accept_policy="REJECT_ALL", C=4, V=40)
+        inputs["top_p"][:] = np.nan
+        expected = run("verify_draft_tokens", inputs)
+        for parts in (0, 1):
+            assert_same(run_native("verify_draft_tokens", inputs, parts), expected, (seed, parts))
+        drawn += int(expected["accept_num"].sum())
+    assert drawn > 20
 
 
 @pytest.mark.parametrize("op", ["ngram_match", "hybrid_mtp_ngram"])

@@ -70,7 +70,7 @@ def test_enumerations_are_numbered_for_good():
 def test_vocabulary():
     used = {dim.symbol for name in vocabulary.names() for dim in vocabulary.tensor(name).dims} - {None}
     assert used == set(vocabulary.SYMBOLS)
-    assert set(vocabulary.MINIMUM) <= set(vocabulary.SYMBOLS)
+    assert set(vocabulary.MINIMUM) | set(vocabulary.MAXIMUM) <= set(vocabulary.SYMBOLS)
     in_ops = {operand.name for spec in OPS.values() for operand in spec.operands}
     assert in_ops == set(vocabulary.names())
     with pytest.raises(KeyError):

@@ -11,7 +11,7 @@ from specdec_hal.errors import ArgumentError, SpecDecError, UnsupportedError
 from specdec_hal.ops import OPS, get_op
 from specdec_hal.ops.spec import Dim, Role
 from specdec_hal.ops.validate import check_call
-from specdec_hal.ops.vocabulary import MINIMUM
+from specdec_hal.ops.vocabulary import MAXIMUM, MINIMUM
 from tests.support.calls import OPERANDS, valid_call
 from tests.support.dlpack import CPU, FakeTensor
 from tests.support.running import BACKEND, copied, run
@@ -347,6 +347,23 @@ def test_sizes_that_may_not_be_zero(symbol):
                 emptied[operand.name] = np.zeros(shape, array.dtype)
         if emptied:
             assert refused(op, {**call, **emptied}).expected == f"{symbol} >= 1"
+
+
+@pytest.mark.parametrize("symbol", MAXIMUM)
+def test_sizes_that_are_too_large(symbol):
+    """Pages of zeros that nobody touches."""
+    refusals = 0
+    for op, spec in OPS.items():
+        call = valid_call(op, R_cap=1, M=1, B=1) if spec.section == 3 else valid_call(op)
+        attrs = {a: call[a] for a in spec.attr_by_name}
+        for operand in spec.operands:
+            dims = operand.dims(attrs)
+            if operand.name in call and dims and dims[-1] == Dim(symbol, 0):
+                grown = np.zeros((*call[operand.name].shape[:-1], MAXIMUM[symbol] + 1), call[operand.name].dtype)
+                error = refused(op, {**call, operand.name: grown})
+                refusals += error.expected == f"{symbol} <= {MAXIMUM[symbol]}"
+                break
+    assert refusals >= 4
 
 
 def test_offsets_cannot_be_empty():

@@ -1,4 +1,7 @@
-"""What must not change when a batch does: results belong to requests, not to slots."""
+"""Relations between ops, and between an op's answers to related questions.
+
+That results belong to requests and not to slots is the conformance suite's to check.
+"""
 
 from __future__ import annotations
 
@@ -7,70 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_hal.ops import OPS, MatchPolicy, TokenOrder
+from specdec_hal.conformance.generated import op_inputs
+from specdec_hal.ops import MatchPolicy, TokenOrder
 from specdec_hal.ops.generate import generate
-from tests.strategies import op_inputs
-from tests.support.relayout import Relayout
-from tests.support.running import BACKEND, assert_same, run
-
-BY_SLOT = [op for op in OPS if op not in ("sample_target", "processed_probs")]
-FIXED = {
-    # In backend order, rows of one slot need not be together; test_oracles covers that order.
-    "adjust_batch": {"token_order": TokenOrder.SLOT},
-    "recover_batch": {"token_order": TokenOrder.SLOT},
-    "gather_next_token": {"token_order": TokenOrder.SLOT},
-    # The budget is the one thing that requests share.
-    "ngram_match": {"token_budget": 10**9},
-    "hybrid_mtp_ngram": {"token_budget": 10**9},
-    "ngram_index_update": {"workspace": BACKEND.workspace, "max_ngram_size": 3},
-    "ngram_index_reset": {"workspace": BACKEND.workspace},
-}
-
-
-def slots_in_use(inputs):
-    for name in ("seq_lens_this_time", "cu_seqlens_q_output", "cu_batch_token_offset"):
-        if name in inputs:
-            return len(inputs[name]) - (name != "seq_lens_this_time")
-    if "batch_id_per_token_output" in inputs:
-        return int(inputs["batch_id_per_token_output"].max(initial=-1)) + 1
-    return len(next(iter(inputs.values())))  # ops over all M slots
-
-
-@pytest.mark.parametrize("op", BY_SLOT)
-@settings(max_examples=60)
-@given(data=st.data())
-def test_a_slot_depends_on_nothing_but_itself(op, data):
-    """Permuted, alone, without some of the others, or among more padding: always the same."""
-    inputs = data.draw(op_inputs(op, **FIXED.get(op, {})), label="inputs")
-    if "index" in inputs:
-        inputs["index"][:] = 0
-    slots = slots_in_use(inputs)
-    count = data.draw(st.integers(0 if slots == 0 else 1, slots), label="kept")
-    order = data.draw(st.permutations(range(slots)), label="order")[:count]
-    m = len(order) + data.draw(st.integers(not order, 3), label="padding")
-    if op == "top_p_candidates":  # its slots are those of a [M] tensor
-        m = max(m, 1)
-
-    before = run(op, inputs)
-    place = Relayout(op, {**inputs, **before}, slots, order, m)
-    after = run(op, {name: place.move(name, value)[0] for name, value in inputs.items()})
-    for name, value in before.items():
-        if count == slots or name not in ("has_running", "num_tokens"):  # these two are about the whole batch
-            moved, known = place.move(name, value)
-            np.testing.assert_array_equal(after[name][:known], moved[:known], name)
-
-
-@pytest.mark.parametrize("op", ["sample_target", "processed_probs"])
-@settings(max_examples=60)
-@given(data=st.data())
-def test_a_row_depends_on_nothing_but_itself(op, data):
-    inputs = data.draw(op_inputs(op))
-    order = data.draw(st.permutations(range(len(inputs["logits"]))))
-    order = order[: data.draw(st.integers(0, len(order)))]
-    moved = {name: value[order] for name, value in inputs.items()}
-    before, after = run(op, inputs), run(op, moved)
-    for name in before:
-        np.testing.assert_array_equal(after[name], before[name][order])
+from tests.support.running import assert_same, run
 
 
 @settings(max_examples=100)

@@ -87,6 +87,11 @@ def mass(weight: float) -> int:
     return math.floor(min(Fraction(weight), Fraction(1)) * ONE) if math.isfinite(weight) else ONE
 
 
+def fraction_mass(fraction: float) -> int:
+    """Mass of a top_p, which is 1 if it is no number."""
+    return ONE if math.isnan(fraction) else mass(fraction)
+
+
 def part(fraction: float, total: int) -> int:
     """floor(f * 2^24) * total >> 24."""
     f = Fraction(1) if math.isnan(fraction) else min(max(Fraction(fraction), Fraction(0)), Fraction(1))

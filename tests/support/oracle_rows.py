@@ -132,7 +132,7 @@ def top_p_candidates(a: Inputs) -> dict[str, Any]:
         best = sorted(range(len(row)), key=lambda token: (-row[token], token))[:c]
         ids.append(best)
         scores.append([row[token] for token in best])
-        needed, running, length = exact.mass(float(a["top_p"][b])), 0, c
+        needed, running, length = exact.fraction_mass(float(a["top_p"][b])), 0, c
         for j, token in enumerate(best, 1):
             running += exact.mass(row[token])
             if running >= needed:

@@ -125,7 +125,7 @@ def _last_token(a: Inputs, b: int, i: int, rejected: bool) -> int:
         count = max(int(a["candidate_lens"][r]), 1)
         ids = a["candidate_ids"][r].tolist()[:count]
         masses = [exact.mass(score) for score in a["candidate_scores"][r].tolist()[:count]]
-        total = min(exact.mass(float(a["top_p"][b])), sum(masses))
+        total = min(exact.fraction_mass(float(a["top_p"][b])), sum(masses))
         return ids[exact.draw(exact.u64(seed, position, Purpose.CANDIDATE), masses, total)] if total else ids[0]
     p = [exact.mass(w) for w in a["target_probs"][r].tolist()]
     q = [0] * len(p)

@@ -1,9 +1,10 @@
-"""Programs made by xpu-cc, and what they say when they are run."""
+"""Programs made by xpu-cc, what they say when they are run, and the kernels of the pairs."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,3 +44,42 @@ class Program:
         document = json.loads(report.read_text())
         report.unlink()
         return Result(ran.returncode, document["findings"], document["kernels"], ran.stdout, ran.stderr)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One of ../xpu_sim/kernels, with what its head says."""
+
+    path: Path
+    clusters: int
+    cores: int
+    dma: str
+    finds: dict[str, str]  # build: check
+    object: str  # what the strict build names: "SM total + 0"; LM, whose variables have no names; or nothing
+
+    def lines(self, mark: str) -> set[int]:
+        """The lines whose comment has the mark: "here", "the other access"."""
+        text = self.path.read_text().splitlines()
+        return {number for number, line in enumerate(text, 1) if "// <- " in line and mark in line.split("// <- ")[1]}
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def read(path: Path) -> Kernel:
+    head = dict(re.findall(r"^// (fast|asan|strict|object|launch|dma): (.*)$", path.read_text(), re.MULTILINE))
+    clusters, cores = map(int, head["launch"].split("x"))
+    finds = {mode: head[mode] for mode in MODES if mode in head}
+    return Kernel(path, clusters, cores, head.get("dma", "eager"), finds, head.get("object", ""))
+
+
+PAIRS = {path.stem: read(path) for path in sorted(KERNELS.glob("*.xpu"))}
+
+
+BUILTIN_FILES = sorted((SOURCES / "builtins").glob("*.xpu"))
+BUILTIN_TESTS = {
+    name: (int(clusters), int(cores))
+    for path in BUILTIN_FILES
+    for name, clusters, cores in re.findall(r"^TEST\((\w+), (\d+), (\d+)\)", path.read_text(), re.MULTILINE)
+}

@@ -59,7 +59,7 @@ def test_good_options(options):
         ({"seed": -1}, r"options\.seed: expected an integer in .*got -1"),
         ({"seed": 1.5}, r"options\.seed: .*got 1\.5"),
         ({"dma": "lazy"}, r"options\.dma: expected eager \| deferred \| random, got 'lazy'"),
-        ({"mode": "slow"}, r"options\.mode: expected fast \| strict, got 'slow'"),
+        ({"mode": "slow"}, r"options\.mode: expected fast \| strict \| asan, got 'slow'"),
         ({"workers": 0}, r"options\.workers: .*got 0"),
     ],
 )

@@ -105,13 +105,62 @@ def test_what_a_program_reports(folder):
     assert main(COMMAND) == 0
     document = json.loads(run("2", "120", XPU_SIM_JSON="-").stdout.split("\n", 1)[1])
     assert [one["check"] for one in document["findings"]] == ["gm_out_of_bounds"]
-    assert document["findings"][0]["at"] == {"file": "scale.xpu", "line": 9, "function": ""}
+    assert document["findings"][0]["at"] == {"file": "scale.xpu", "line": 9, "function": "scale<float, float>"}
     assert document["kernels"][0]["dma"]["GM2LM"]["bytes"] > 0
     assert run("1", XPU_SIM_JSON=str(folder / "report.json")).returncode == 0
     assert json.loads((folder / "report.json").read_text())["findings"] == []
-    assert "GM2LM: 400 bytes in 7 copies" in run("1", XPU_SIM_REPORT="1").stderr
     done = run("1", XPU_SIM="sead=3")
     assert done.returncode == 2 and "expected an option name (seed, dma," in done.stderr
+
+
+COUNTERS = """\
+scale<float>: 1 launch, last 2 x 64
+  GM2LM: 800 bytes in 14 copies
+  LM2GM: 800 bytes in 14 copies
+  64-byte lines of GM: 28
+  lines written in part: 2
+  fences: 14
+  bytes copied by the busiest core: 128
+"""
+
+
+def test_counters(folder):
+    """Of all launches of a kernel, and of each launch, for people and for programs."""
+    assert main(COMMAND) == 0
+    total = run("2", XPU_SIM_REPORT="1").stderr
+    assert total.startswith(COUNTERS) and "scale<float, float>: 1 launch, last 1 x 64\n" in total
+    each = run("2", XPU_SIM_REPORT="launches").stderr
+    assert each.startswith(COUNTERS + "  most LM in use: ")
+    assert [line for line in each.splitlines() if ": 1 launch" in line] == [
+        "scale<float>: 1 launch, last 2 x 64",
+        "scale<float, float>: 1 launch, last 1 x 64",
+    ]
+    document = json.loads(run("2", XPU_SIM_JSON="-").stdout.split("\n", 1)[1])
+    first, second = document["launches"]
+    none = {"ops": 0, "bytes": 0}
+    lm = first.pop("lm_high")
+    assert 64 <= lm < 512
+    assert first == {
+        "kernel": "scale<float>",
+        "launches": 1,
+        "clusters": 2,
+        "cores": 64,
+        "dma": {
+            "GM2LM": {"ops": 14, "bytes": 800},
+            "LM2GM": {"ops": 14, "bytes": 800},
+            **dict.fromkeys(("GM2SM", "SM2GM", "GM2GSM", "GSM2GM"), none),
+        },
+        "gm_lines": 28,
+        "partial_lines": 2,
+        "scalar_gm": 0,
+        "fences": 14,
+        "barriers": 0,
+        "max_core_dma_bytes": 128,
+        "max_core_accesses": 0,
+        "sm_bytes": 0,
+    }
+    assert second["gm_lines"] == 14 and second["clusters"] == 1
+    assert [one["gm_lines"] for one in document["kernels"]] == [28, 14]
 
 
 def test_compiler_errors_come_through_with_the_users_lines(folder, capfd):
@@ -133,9 +182,8 @@ def test_compiler_errors_come_through_with_the_users_lines(folder, capfd):
 
 def test_a_library(folder):
     (folder / "scale.xpu").write_text(
-        KERNEL
-        + 'extern "C" int run(float* x, int n) { xpu_sim::register_gm(x, n * 4, "x");'
-        + " return scale_all(x, n, 5.0f, 3); }\n"
+        KERNEL + 'extern "C" int run(float* x, int n) {\n'
+        '  xpu_sim::register_gm(x, n * 4, "x");\n  return scale_all(x, n, 5.0f, 3);\n}\n'
     )
     (folder / "scale.xpu").write_text('#include "xpu_sim/host.h"\n' + (folder / "scale.xpu").read_text())
     assert main(["xpu-cc", "-DWIDTH=16", "-Iheaders", "--shared", "scale.xpu", "-o", "libscale.so"]) == 0
@@ -195,6 +243,7 @@ def test_the_pairs_on_the_command_line(tmp_path, check, kind, status):
         f"void {name}(const int*, int*, int, const int*);\n"
         "int main() {\n"
         "  int* in = xpu_sim::gm_alloc<int>(1024);\n  int* out = xpu_sim::gm_alloc<int>(1024);\n"
+        "  for (int i = 0; i < 1024; ++i) in[i] = i;\n"
         f"  {name}<<<1, 4>>>(in, out, 1024, nullptr);\n}}\n"
     )
     program = tmp_path / "program"
@@ -202,3 +251,36 @@ def test_the_pairs_on_the_command_line(tmp_path, check, kind, status):
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == status
     assert (f": {check}: " in done.stderr) == (kind == "bad")
+
+
+def test_a_finding_in_a_helper_names_its_callers(tmp_path, monkeypatch):
+    """Inlined or called: from where the kernel came there. The other access is named as well."""
+    (tmp_path / "helpers.h").write_text(
+        "template <class T> static inline void put(T* gm, T value) {\n  LM2GM(&value, gm, sizeof(T));\n}\n"
+        "static inline int second(_shared_ptr_ int* p) {\n  return p[1];\n}\n"
+        "static __attribute__((noinline)) void called(int* out, int v) {\n  if (v > 0) put(out, v);\n}\n"
+    )
+    (tmp_path / "k.xpu").write_text(
+        '#include "xpu/kernel/xtdk.h"\n#include "helpers.h"\n'
+        "__global__ void k(int* out, int n) {\n  __shared__ int s[4];\n"
+        "  if (core_id() == 0) s[1] = n;\n"
+        "  const int t = second(s);\n"
+        "  called(out + core_id(), t);\n}\n"
+    )
+    (tmp_path / "host.cpp").write_text(
+        '#include "xpu_sim/host.h"\nvoid k(int*, int);\n'
+        "int main() { k<<<1, 2>>>(xpu_sim::gm_alloc<int>(8), 3); }\n"
+    )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["xpu-cc", "--mode", "strict", "k.xpu", "host.cpp", "-o", "scale"]) == 0
+    findings = {one["check"]: one for one in json.loads(run(XPU_SIM_JSON="-").stdout)["findings"]}
+    fence, race = findings["missing_fence"], findings["race"]
+    assert fence["at"] == {"file": "helpers.h", "line": 2, "function": "put<int>"}
+    assert fence["callers"] == [
+        {"file": "helpers.h", "line": 8, "function": "called"},
+        {"file": "k.xpu", "line": 7, "function": "k"},
+    ]
+    assert race["at"] == {"file": "helpers.h", "line": 5, "function": "second"}
+    assert race["callers"] == [{"file": "k.xpu", "line": 6, "function": "k"}]
+    assert race["other"] == "write by core 0 of cluster 0 at k.xpu:5"
+    assert (race["space"], race["object"], race["offset"]) == ("SM", "s", 4)

@@ -32,6 +32,28 @@ SPECDEC_HD float softmax_t(float logit, float row_max, float inv_temperature) {
   return f32_from_bits(f32_bits(t) & (static_cast<uint32_t>(logit == row_max) - 1u));
 }
 
+namespace detail {
+
+// 2^f for f in [-0.5, 0.5]: minimax in relative error under p(0) = 1; at most 2^-23.39 off, evaluated as here. In two
+// parts, for loops over many: the first half of the polynomial, and the rest.
+SPECDEC_HD float exp2_inner(float f) {
+  float p = mul_rn(f, 0x1.416b54p-13f);
+  p = mul_rn(add_rn(p, 0x1.5f082ep-10f), f);
+  return mul_rn(add_rn(p, 0x1.3b2de0p-7f), f);
+}
+SPECDEC_HD float exp2_outer(float p, float f) {
+  p = mul_rn(add_rn(p, 0x1.c6af7cp-5f), f);
+  p = mul_rn(add_rn(p, 0x1.ebfbdcp-3f), f);
+  p = mul_rn(add_rn(p, 0x1.62e430p-1f), f);
+  return add_rn(p, 1.0f);
+}
+SPECDEC_HD float exp2_polynomial(float f) { return exp2_outer(exp2_inner(f), f); }
+
+// Adding 1.5 * 2^23 rounds to an integer, half to even, and leaves it in the lowest bits.
+constexpr float kRounder = 0x1.8p23f;
+
+}  // namespace detail
+
 // 2^t as p * 2^n for t <= 0, n an integer in [-64, 0]; NaN and -inf give 2^-64, t > 0 counts as 0. Clamped as integers:
 // without branches, so that a loop over it becomes vector code.
 SPECDEC_HD float exp2_split(float t, float* n) {
@@ -39,21 +61,13 @@ SPECDEC_HD float exp2_split(float t, float* n) {
   const int32_t counts = (bits >> 31) | -static_cast<int32_t>(magnitude > static_cast<int32_t>(detail::kInfBits));
   constexpr int32_t k64 = 0x42800000;
   const float x = f32_from_bits(static_cast<uint32_t>((magnitude < k64 ? magnitude : k64) & counts) | 0x80000000u);
-  // Adding 1.5 * 2^23 rounds to an integer, half to even.
-  *n = sub_rn(add_rn(x, 0x1.8p23f), 0x1.8p23f);
+  *n = sub_rn(add_rn(x, detail::kRounder), detail::kRounder);
   const float f = sub_rn(x, *n);  // exact, in [-0.5, 0.5]
-  // 2^f: minimax in relative error under p(0) = 1; at most 2^-23.39 off, evaluated as here.
-  float p = mul_rn(f, 0x1.416b54p-13f);
-  p = mul_rn(add_rn(p, 0x1.5f082ep-10f), f);
-  p = mul_rn(add_rn(p, 0x1.3b2de0p-7f), f);
-  p = mul_rn(add_rn(p, 0x1.c6af7cp-5f), f);
-  p = mul_rn(add_rn(p, 0x1.ebfbdcp-3f), f);
-  p = mul_rn(add_rn(p, 0x1.62e430p-1f), f);
-  return add_rn(p, 1.0f);
+  return detail::exp2_polynomial(f);
 }
 
 // p * 2^(n + 40) of exp2_split, whose integer part is the mass: the power of two goes to the exponent, which stays that
-// of a normal number. Apart from the conversion, for loops.
+// of a normal number.
 SPECDEC_HD float split_scaled(float p, float n) {
   return f32_from_bits(f32_bits(p) + (static_cast<uint32_t>(static_cast<int32_t>(n) + kMassBits) << 23));
 }
@@ -65,11 +79,85 @@ SPECDEC_HD uint64_t exp2_mass(float t) {
   return f32_to_u64(split_scaled(p, n));
 }
 
+// exp2_mass for a t that is neither NaN nor positive, in fewer operations.
+SPECDEC_HD uint64_t exp2_mass_below(float t) {
+  const float x = t > -64.0f ? t : -64.0f;
+  // The constant is even, so that halves still round to even; n + 40 stands in the lowest bits of the sum.
+  constexpr float kRound = 0x1.8p23f + kMassBits;
+  const float rounded = add_rn(x, kRound);
+  const float p = detail::exp2_polynomial(sub_rn(x, sub_rn(rounded, kRound)));
+  return f32_to_u64(f32_from_bits(f32_bits(p) + (f32_bits(rounded) << 23)));
+}
+
+// N numbers whose integer parts are the masses of the weights 2^t, for t <= 0 or NaN: exp2_mass in stages, each a loop
+// of independent elements that becomes vector code. Below 2^-64 they are 0.
+template <int N>
+SPECDEC_HD void exp2_scaled(const float* t, float* scaled) {
+  float f[N], p[N];
+  uint32_t power[N];
+  for (int j = 0; j < N; ++j) {
+    const float rounded = add_rn(t[j], detail::kRounder);
+    f[j] = sub_rn(t[j], sub_rn(rounded, detail::kRounder));
+    power[j] = (f32_bits(rounded) << 23) + (static_cast<uint32_t>(kMassBits) << 23);
+  }
+  for (int j = 0; j < N; ++j) p[j] = detail::exp2_inner(f[j]);
+  for (int j = 0; j < N; ++j) p[j] = detail::exp2_outer(p[j], f[j]);
+  for (int j = 0; j < N; ++j) {
+    const uint32_t counts = 0u - static_cast<uint32_t>(t[j] > -64.0f);
+    scaled[j] = f32_from_bits((f32_bits(p[j]) + power[j]) & counts);
+  }
+}
+
+// Sum of the integer parts of N <= 64 numbers in [0, 2^40], as two sums of 32-bit integers: 2^17 goes into a number
+// exactly `high` times, and what is left is exact.
+template <int N>
+SPECDEC_HD uint64_t scaled_sum(const float* scaled) {
+  static_assert(N <= 64, "the sums have 31 bits");
+  int32_t high = 0, low = 0;
+  for (int j = 0; j < N; ++j) {
+    const int32_t times = static_cast<int32_t>(mul_rn(scaled[j], 0x1p-17f));
+    high += times;
+    low += static_cast<int32_t>(sub_rn(scaled[j], mul_rn(static_cast<float>(times), 0x1p17f)));
+  }
+  return (static_cast<uint64_t>(static_cast<uint32_t>(high)) << 17) + static_cast<uint32_t>(low);
+}
+
+#if defined(__CUDACC__)
+namespace detail {
+
+// A mass on a CUDA device as high * 2^17 + low, found by additions that round down: far fewer instructions than 64-bit
+// shifts. 1 + w cuts w off behind bit 23; what is left, next to 2^-17, behind bit 40. Both stand in the mantissas of
+// these floats, over the bits kOneBits and kLowBits; the differences on the way are exact.
+struct MassBits {
+  uint32_t high, low;
+};
+constexpr uint32_t kLowBits = 0x37000000u;  // of 2^-17
+constexpr int kLowMassBits = 17;
+
+__device__ __forceinline__ MassBits mass_bits(float weight) {
+  const float w = __saturatef(weight), high = __fadd_rz(w, 1.0f), rest = __fsub_rn(w, __fsub_rn(high, 1.0f));
+  return {__float_as_uint(high), __float_as_uint(__fadd_rz(rest, 0x1p-17f))};
+}
+
+}  // namespace detail
+#endif
+
 // Mass of a probability or weight; NaN and anything <= 0 give 0, >= 1 gives 2^40.
 SPECDEC_HD uint64_t prob_mass(float weight) {
+#if defined(__CUDA_ARCH__)
+  const detail::MassBits bits = detail::mass_bits(weight);
+  return static_cast<uint64_t>(bits.high - detail::kOneBits) * (1u << detail::kLowMassBits) +
+         (bits.low - detail::kLowBits);
+#else
   const uint32_t x = f32_bits(weight);  // as integers: no dependence on a device's treatment of denormals
   if (x > detail::kInfBits) return 0;   // NaN, or the sign bit
   return x >= detail::kOneBits ? kMassOne : detail::floor_scaled(x, kMassBits, 0);
+#endif
+}
+
+// Mass of a fraction that a request asks for (top_p): as prob_mass, but NaN counts as 1, as in threshold.
+SPECDEC_HD uint64_t fraction_mass(float fraction) {
+  return (f32_bits(fraction) & 0x7FFFFFFFu) > detail::kInfBits ? kMassOne : prob_mass(fraction);
 }
 
 // floor(fraction * 2^24) * total >> 24, exactly, for any total; fraction is clamped to [0, 1], NaN counts as 1.

@@ -13,22 +13,22 @@ enum class MatchPolicy : int { kLeftmost = 0, kLatest = 1 };
 
 constexpr int kMaxNgramSize = 16;
 
-struct NgramQuery {
+// What is tried on a text, and where a match may use it.
+struct NgramSizes {
   MatchPolicy policy;
   int most, least;  // sizes tried; most < least: none
   int64_t prompt_end, text_end;
-  int64_t suffix[kMaxNgramSize];  // suffix[j]: the text's last token but j
 
-  // `text[i]` is the text. The query must lie in the generated part.
-  template <typename Text>
-  SPECDEC_HD NgramQuery(MatchPolicy match_policy, int largest, int smallest, int64_t prompt, int64_t end, Text& text)
+  // Unset, for shared memory of devices.
+  NgramSizes() = default;
+
+  // The query must lie in the generated part.
+  SPECDEC_HD NgramSizes(MatchPolicy match_policy, int largest, int smallest, int64_t prompt, int64_t end)
       : policy(match_policy),
         most(static_cast<int>(min64(largest, end - prompt))),
         least(smallest),
         prompt_end(prompt),
-        text_end(end) {
-    for (int j = 0; j < kMaxNgramSize; ++j) suffix[j] = j < most ? text[end - 1 - j] : 0;
-  }
+        text_end(end) {}
 
   SPECDEC_HD bool possible() const { return most >= least; }
 
@@ -38,6 +38,19 @@ struct NgramQuery {
   }
   SPECDEC_HD int64_t haystack_stop(int64_t after) const {
     return policy == MatchPolicy::kLeftmost && after < prompt_end ? prompt_end : text_end;
+  }
+};
+
+struct NgramQuery : NgramSizes {
+  int64_t suffix[kMaxNgramSize];  // suffix[j]: the text's last token but j
+
+  NgramQuery() = default;
+
+  // `text[i]` is the text.
+  template <typename Text>
+  SPECDEC_HD NgramQuery(MatchPolicy match_policy, int largest, int smallest, int64_t prompt, int64_t end, Text& text)
+      : NgramSizes(match_policy, largest, smallest, prompt, end) {
+    for (int j = 0; j < kMaxNgramSize; ++j) suffix[j] = j < most ? text[end - 1 - j] : 0;
   }
 };
 
@@ -56,12 +69,39 @@ SPECDEC_HD bool preferred(MatchPolicy policy, const NgramMatch& a, const NgramMa
   return policy == MatchPolicy::kLatest ? a.after > b.after : a.after < b.after;
 }
 
-// Length of the match at `after`, at most `most`. `tokens[i]` is text[first + i] and reaches back as far as needed.
-SPECDEC_HD int ngram_size_at(const NgramQuery& query, const int64_t* tokens, int64_t first, int64_t after) {
+// Length of the match at `after`, at most `most`. A query is NgramSizes with `suffix`. `tokens[i]` is text[first + i] and
+// reaches back as far as needed.
+template <typename Query>
+SPECDEC_HD int ngram_size_at(const Query& query, const int64_t* tokens, int64_t first, int64_t after) {
   const int64_t room = min64(query.most, after - query.haystack_start(after));
   int size = 0;
   while (size < room && tokens[after - 1 - size - first] == query.suffix[size]) ++size;
   return size;
+}
+
+// The same on a text that can be indexed anywhere, at its end too: `text[i]` is the text.
+template <typename Text>
+SPECDEC_HD int ngram_size_in(const NgramSizes& sizes, Text& text, int64_t after) {
+  const int64_t room = min64(sizes.most, after - sizes.haystack_start(after));
+  int size = 0;
+  while (size < room && text[after - 1 - size] == text[sizes.text_end - 1 - size]) ++size;
+  return size;
+}
+
+// A match as one number, for searchers that keep the best by a maximum: the larger is `preferred`, 0 is no match.
+// Places are below 2^26.
+constexpr uint32_t kMostRankedPlace = (1u << 26) - 1;
+
+SPECDEC_HD uint32_t ngram_rank(MatchPolicy policy, const NgramMatch& match) {
+  if (match.size == 0) return 0;
+  const uint32_t place = static_cast<uint32_t>(match.after);
+  return static_cast<uint32_t>(match.size) << 26 | (policy == MatchPolicy::kLatest ? place : kMostRankedPlace - place);
+}
+
+SPECDEC_HD NgramMatch ngram_ranked(MatchPolicy policy, uint32_t rank) {
+  if (rank == 0) return no_match();
+  const uint32_t place = rank & kMostRankedPlace;
+  return {static_cast<int>(rank >> 26), policy == MatchPolicy::kLatest ? place : kMostRankedPlace - place};
 }
 
 namespace detail {

@@ -5,12 +5,32 @@
 #include <cstdint>
 #include <cstring>
 
+// SPECDEC_APART: not to be inlined where local memory is the stack.
 #if defined(__CUDACC__)
 #define SPECDEC_HD __host__ __device__ __forceinline__
+#define SPECDEC_APART SPECDEC_HD
 #elif defined(__xpu__)
 #define SPECDEC_HD __device__ inline
+#define SPECDEC_APART __device__ inline __attribute__((noinline))
 #else
 #define SPECDEC_HD inline
+#define SPECDEC_APART inline
+#endif
+
+// SPECDEC_VECTOR: a function, apart, whose loops are worth being compiled for wider vectors too; which is called, the
+// machine decides when the library is loaded. Checking builds have one version: choosing comes before they are ready.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && defined(__gnu_linux__) && \
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define SPECDEC_VECTOR SPECDEC_APART __attribute__((noinline, flatten, target_clones("avx2", "default")))
+#else
+#define SPECDEC_VECTOR SPECDEC_APART
+#endif
+
+// In front of a loop over an array of fixed size, which a device then keeps in registers.
+#if defined(__CUDACC__)
+#define SPECDEC_UNROLL _Pragma("unroll")
+#else
+#define SPECDEC_UNROLL
 #endif
 
 #if defined(__FAST_MATH__)
@@ -107,6 +127,15 @@ SPECDEC_HD uint64_t mulhi64(uint64_t a, uint64_t b) {
   const uint64_t cross = a1 * b0 + (a0 * b0 >> 32);
   const uint64_t other = a0 * b1 + (cross & 0xFFFFFFFFu);
   return a1 * b1 + (cross >> 32) + (other >> 32);
+#endif
+}
+
+// Number of one bits below the lowest zero bit.
+SPECDEC_HD int count_trailing_ones(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return x == 0xFFFFFFFFu ? 32 : __ffs(static_cast<int>(~x)) - 1;
+#else
+  return x == 0xFFFFFFFFu ? 32 : __builtin_ctz(~x);
 #endif
 }
 

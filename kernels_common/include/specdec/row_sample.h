@@ -3,7 +3,7 @@
 
 #include "specdec/draw.h"
 #include "specdec/philox.h"
-#include "specdec/row_select.h"
+#include "specdec/row_first.h"
 
 namespace specdec {
 
@@ -12,42 +12,18 @@ struct SamplingParams {
   int32_t top_k;
 };
 
-// Masses of a row's logits, given its largest.
-struct Softmax {
-  float row_max, inv_temperature;
-
-  SPECDEC_HD float t(float logit) const { return softmax_t(logit, row_max, inv_temperature); }
-  SPECDEC_HD uint64_t operator()(float logit) const { return exp2_mass(t(logit)); }
-};
-
-// Exponents and masses of up to kChunk logits; the loops over whole chunks become vector code.
-struct SoftmaxChunk {
-  float logit[kChunk], t[kChunk];
-  uint64_t mass[kChunk];
-
-  template <class L>
-  SPECDEC_HD int load(const Softmax& softmax, const typename L::Bits* x, int left) {
-    const int count = left < kChunk ? left : kChunk;
-    if (count == kChunk) {
-      for (int j = 0; j < kChunk; ++j) logit[j] = L::widen(x[j]);
-    } else {
-      for (int j = 0; j < kChunk; ++j) logit[j] = L::widen(x[j < count ? j : 0]);
-    }
-    float p[kChunk], n[kChunk];
-    for (int j = 0; j < kChunk; ++j) t[j] = softmax.t(logit[j]);
-    for (int j = 0; j < kChunk; ++j) p[j] = exp2_split(t[j], &n[j]);
-    for (int j = 0; j < kChunk; ++j) p[j] = split_scaled(p[j], n[j]);
-    for (int j = 0; j < kChunk; ++j) mass[j] = f32_to_u64(p[j]);
-    return count;
-  }
-};
-
-// Buckets of equal width in t down to t = -42, below which masses are 0; the last takes what is below. A larger logit
-// is never in a later bucket, because rounding never reverses an order.
+// Buckets of equal width in t down to `floor`; the last takes what is below. A larger logit is never in a later bucket,
+// because rounding never reverses an order.
 struct SoftmaxGrid {
   Softmax softmax;
+  float floor, slope;
+  static constexpr int kLast = kBuckets - 1;
 
-  static SPECDEC_HD int bucket_of(float t) { return t > -42.0f ? static_cast<int>(t * -3.0f) : kBuckets - 1; }
+  SPECDEC_HD int bucket_of(float t) const {
+    const uint32_t inside = 0u - static_cast<uint32_t>(t > floor);
+    const int32_t b = static_cast<int32_t>(f32_from_bits(f32_bits(mul_rn(t, slope)) & inside));
+    return b | static_cast<int32_t>(static_cast<uint32_t>(kLast) & ~inside);
+  }
   SPECDEC_HD int bucket(int32_t key) const { return bucket_of(softmax.t(key_value(key))); }
 
   // The keys of one bucket, by bisection.
@@ -59,6 +35,14 @@ struct SoftmaxGrid {
   // The smallest key that is in `bucket` or an earlier one.
   SPECDEC_HD int32_t first_key(int bucket) const {
     int64_t low = -kKeyInf, high = order_key(softmax.row_max);  // the answer is in [low, high]
+    // Most often it is close to where the bucket would end without rounding.
+    constexpr int kClose = 64;
+    const float below = div_rn(div_rn(static_cast<float>(bucket + 1), slope), mul_rn(softmax.inv_temperature, kLog2E));
+    const int64_t guess = order_key(add_rn(softmax.row_max, below));
+    if (guess - kClose > low && guess + kClose < high) {
+      if (this->bucket(static_cast<int32_t>(guess - kClose)) > bucket) low = guess - kClose + 1;
+      if (this->bucket(static_cast<int32_t>(guess + kClose)) <= bucket) high = guess + kClose;
+    }
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
       if (this->bucket(static_cast<int32_t>(middle)) <= bucket) {
@@ -71,64 +55,134 @@ struct SoftmaxGrid {
   }
 };
 
+// Down to where masses are 0.
+SPECDEC_HD SoftmaxGrid full_grid(const Softmax& softmax) { return {softmax, -42.0f, -3.0f}; }
+
+// Down to where no token can be among the first that reach the fraction top_p < 1 of the mass: those at t <= floor
+// weigh less than 2^(40 + floor) * size together, and no more than (1 - top_p) of 2^40, which the largest has. A power
+// of two less makes up for rounding.
+SPECDEC_HD SoftmaxGrid nucleus_grid(const Softmax& softmax, float top_p, int64_t size) {
+  const int rest = static_cast<int>(f32_bits(sub_rn(1.0f, top_p)) >> 23) - 127;
+  const int rows = 64 - count_leading_zeros(static_cast<uint64_t>(size));
+  const int floor = static_cast<int>(clamp64(rest, -24, 0)) - rows - 1;
+  if (floor <= -42) return full_grid(softmax);
+  const float deepest = static_cast<float>(floor);
+  return {softmax, deepest, div_rn(static_cast<float>(SoftmaxGrid::kLast), deepest)};
+}
+
 // The distribution that is drawn from: a token's mass is 0 outside the cut, and where it is below `least`.
 struct KeptMasses {
   Softmax softmax;
   Cut cut;
   uint64_t least;
 
-  // Nothing is cut off.
-  SPECDEC_HD bool everything() const { return cut.key == keep_all().key && least == 0; }
+  // Nothing is cut off the order.
+  SPECDEC_HD bool uncut() const { return cut.key == keep_all().key; }
+  // Nothing is cut off, and none is too light.
+  SPECDEC_HD bool everything() const { return uncut() && least == 0; }
 
   // `mass`, or 0 if the token is not kept; without branches.
   SPECDEC_HD uint64_t of(int32_t key, int64_t id, uint64_t mass) const {
     const bool kept = (key > cut.key) | ((key == cut.key) & (id <= cut.id));
     return mass & (uint64_t{0} - static_cast<uint64_t>(kept & (mass >= least)));
   }
+
+  // All bits for those of a chunk that the cut keeps; false if there are none.
+  SPECDEC_HD bool inside_cut(const float* logit, int64_t first, uint32_t* inside) const {
+    const float low = key_value(cut.key);
+    const int last = static_cast<int>(clamp64(cut.id - first, -1, kChunk));
+    uint32_t any = 0;
+    for (int j = 0; j < kChunk; ++j) {
+      const uint32_t above = static_cast<uint32_t>(logit[j] > low), at = static_cast<uint32_t>(logit[j] == low);
+      inside[j] = 0u - (above | (at & static_cast<uint32_t>(j <= last)));
+      any |= inside[j];
+    }
+    return any != 0;
+  }
 };
 
-// Goes through the kept masses of a tile, v.kept's: v.masses(masses, first, count), at most kChunk at a time, until it
-// returns false. Chunks without any are left out.
-template <class L, class Visitor>
-SPECDEC_HD bool visit_kept(Visitor& v, const typename L::Bits* x, int64_t first, int count) {
-  const KeptMasses kept = v.kept;
-  SoftmaxChunk chunk;
-  for (int i = 0; i < count; i += kChunk) {
-    const int n = count - i < kChunk ? count - i : kChunk;
-    if (kept.everything()) {
-      chunk.load<L>(kept.softmax, x + i, n);
-    } else {
-      int32_t keys[kChunk];
-      if (n == kChunk) {
-        if (!chunk_keys<L>(x + i, {kept.cut.key, kKeyInf}, keys)) continue;
-      } else {
-        for (int j = 0; j < n; ++j) keys[j] = order_key(L::widen(x[i + j]));
-      }
-      chunk.load<L>(kept.softmax, x + i, n);
-      for (int j = 0; j < n; ++j) chunk.mass[j] = kept.of(keys[j], first + i + j, chunk.mass[j]);
+// Loads the masses of a chunk that are kept, 0 for the others; false, and nothing is loaded, if it is all cut off.
+SPECDEC_HD bool load_kept(const KeptMasses& kept, const float* logit, int64_t first, SoftmaxChunk* chunk) {
+  if (kept.uncut()) {
+    chunk->load(kept.softmax, logit);
+  } else {
+    uint32_t inside[kChunk];
+    if (!kept.inside_cut(logit, first, inside)) return false;
+    chunk->load(kept.softmax, logit);
+    for (int j = 0; j < kChunk; ++j) chunk->scaled[j] = f32_from_bits(f32_bits(chunk->scaled[j]) & inside[j]);
+  }
+  if (kept.least > 0) {
+    const float least = u64_to_f32(kept.least);  // exact: 24 bits
+    for (int j = 0; j < kChunk; ++j) {
+      const uint32_t counts = 0u - static_cast<uint32_t>(chunk->scaled[j] >= least);
+      chunk->scaled[j] = f32_from_bits(f32_bits(chunk->scaled[j]) & counts);
     }
-    if (!v.masses(chunk.mass, first + i, n)) return false;
   }
   return true;
 }
 
+// Counts and masses of a rank's logits by bucket. While they are counted both are in one word; and in two tables by
+// turns, so that additions wait less for each other. One is where the masses of other histograms will be.
 template <class L, class Shared>
 struct SoftmaxVisitor {
+  static constexpr int kCountShift = 52, kMost = (1 << (64 - kCountShift)) - 1;  // counted in a word
+
   Shared& s;
   int rank;
-  Softmax softmax;
+  SoftmaxGrid grid;
+  int held;    // elements in the tables
+  bool fresh;  // no table was added to the histogram
+  uint64_t odd[kBuckets];
 
-  SPECDEC_HD bool tile(const typename L::Bits* x, int64_t, int count) {
-    SoftmaxChunk chunk;
-    for (int i = 0; i < count; i += kChunk) {
-      const int n = chunk.load<L>(softmax, x + i, count - i);
-      for (int j = 0; j < n; ++j) {
-        const int b = SoftmaxGrid::bucket_of(chunk.t[j]);
-        s.count[0][rank][b] += 1;
-        s.mass[rank][b] += chunk.mass[j];
-      }
+  SPECDEC_HD SoftmaxVisitor(Shared& shared, int team_rank, const SoftmaxGrid& of)
+      : s(shared), rank(team_rank), grid(of), fresh(true) {
+    clear();
+  }
+  SPECDEC_HD void clear() {
+    for (int b = 0; b < kBuckets; ++b) s.mass[1][rank][b] = 0;
+    for (int b = 0; b < kBuckets; ++b) odd[b] = 0;
+    held = 0;
+  }
+  // Adds the tables to the histogram.
+  SPECDEC_HD void flush() {
+    uint32_t* count = s.count[0][rank];
+    uint64_t* mass = s.mass[0][rank];
+    const uint64_t* even = s.mass[1][rank];
+    constexpr uint64_t kMass = (uint64_t{1} << kCountShift) - 1;
+    for (int b = 0; b < kBuckets; ++b) {
+      const uint64_t sum = even[b] + odd[b];
+      count[b] = static_cast<uint32_t>(sum >> kCountShift) + (fresh ? 0 : count[b]);
+      mass[b] = (sum & kMass) + (fresh ? 0 : mass[b]);
     }
+    fresh = false;
+  }
+  SPECDEC_HD bool chunk(const float* logit, int64_t, int n) {
+    constexpr uint64_t kOne = uint64_t{1} << kCountShift;
+    if (held > kMost - kChunk) {
+      flush();
+      clear();
+    }
+    held += n;
+    SoftmaxChunk masses;
+    int32_t bucket[kChunk];
+    masses.load(grid.softmax, logit);
+    int32_t all = SoftmaxGrid::kLast;
+    for (int j = 0; j < kChunk; ++j) bucket[j] = grid.bucket_of(masses.t[j]);
+    for (int j = 0; j < kChunk; ++j) all &= bucket[j];
+    uint64_t* even = s.mass[1][rank];
+    if (all == SoftmaxGrid::kLast) {
+      even[SoftmaxGrid::kLast] += scaled_sum<kChunk>(masses.scaled) + static_cast<uint64_t>(n) * kOne;
+      return true;
+    }
+    for (int j = 0; j < n - 1; j += 2) {
+      even[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
+      odd[bucket[j + 1]] += f32_to_u64(masses.scaled[j + 1]) + kOne;
+    }
+    if (n % 2 != 0) even[bucket[n - 1]] += f32_to_u64(masses.scaled[n - 1]) + kOne;
     return true;
+  }
+  SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
+    return visit_chunks<L>(*this, x, first, count);
   }
 };
 
@@ -137,12 +191,13 @@ struct KeptSumVisitor {
   KeptMasses kept;
   uint64_t total;
 
-  SPECDEC_HD bool masses(const uint64_t* mass, int64_t, int count) {
-    for (int j = 0; j < count; ++j) total += mass[j];
+  SPECDEC_HD bool chunk(const float* logit, int64_t first, int) {
+    SoftmaxChunk masses;
+    if (load_kept(kept, logit, first, &masses)) total += scaled_sum<kChunk>(masses.scaled);
     return true;
   }
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
-    return visit_kept<L>(*this, x, first, count);
+    return visit_chunks<L>(*this, x, first, count);
   }
 };
 
@@ -153,25 +208,29 @@ struct DrawVisitor {
   uint64_t point, below;
   int64_t found;
 
-  SPECDEC_HD bool masses(const uint64_t* mass, int64_t first, int count) {
-    for (int j = 0; j < count; ++j) {
-      below += mass[j];
-      if (below > point) {
-        found = first + j;
-        return false;
-      }
+  SPECDEC_HD bool chunk(const float* logit, int64_t first, int) {
+    SoftmaxChunk masses;
+    if (!load_kept(kept, logit, first, &masses)) return true;
+    const uint64_t sum = scaled_sum<kChunk>(masses.scaled);
+    if (below + sum <= point) {
+      below += sum;
+      return true;
     }
-    return true;
+    int j = 0;
+    while ((below += f32_to_u64(masses.scaled[j])) <= point) ++j;
+    found = first + j;
+    return false;
   }
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
-    return visit_kept<L>(*this, x, first, count);
+    return visit_chunks<L>(*this, x, first, count);
   }
 };
 
-// Cuts the row's first histogram (set 0) at a goal; leaves the cut and what it keeps in s.search, in every rank's
-// sight.
+// Cuts the row's first histogram (set 0) at a goal; leaves the cut and what it keeps in s.search, and what each rank
+// keeps in s.rank_mass[turn], in every rank's sight.
 template <class L, class Team, class Row, class Shared>
-SPECDEC_HD void cut_softmax(Team& team, Row& row, Shared& s, Softmax softmax, Goal goal, uint64_t need) {
+SPECDEC_HD void cut_softmax(Team& team, Row& row, Shared& s, int turn, const SoftmaxGrid& grid, Goal goal,
+                            uint64_t need) {
   if (team.rank() == 0) {
     Search& search = s.search;
     search.goal = goal;
@@ -182,50 +241,20 @@ SPECDEC_HD void cut_softmax(Team& team, Row& row, Shared& s, Softmax softmax, Go
     search.next = Search::kTies;
     search.cut = keep_all();
     search.kept = search.above.plus(search.inside);
-    if (b < kBuckets - 1) {
-      search.range = SoftmaxGrid{softmax}.cell(b);
+    if (b < SoftmaxGrid::kLast) {
+      search.range.set(grid.cell(b));
       plan_search(search, kListed);
     }
   }
   team.sync();
-  if (s.search.bucket < kBuckets - 1 || s.search.set != 0) find_cut<L>(team, row, s, softmax);
-}
-
-// What a row keeps under the sampling parameters; false if the row has no distribution.
-template <class L, class Team, class Row, class Shared>
-SPECDEC_HD bool keep_masses(Team& team, Row& row, Shared& s, const SamplingParams& params, TopElement top,
-                            KeptMasses* kept) {
-  if (top.key == kKeyNan || top.key == -kKeyInf) return false;
-  kept->softmax = {key_value(top.key), 1.0f};
-  kept->least = 0;
-  kept->cut = {top.key, top.id};
-  if (!(params.temperature > 0.0f)) return true;
-  const Softmax softmax{key_value(top.key), div_rn(1.0f, params.temperature)};
-  kept->softmax = softmax;
-  kept->least = threshold(params.min_p, kMassOne);
-  kept->cut = keep_all();
-  const bool by_count = params.top_k > 0 && params.top_k < row.size(), by_mass = params.top_p < 1.0f;
-  if (!by_count && !by_mass) return true;
-  clear_histogram(s, 0, team.rank());
-  SoftmaxVisitor<L, Shared> v{s, team.rank(), softmax};
-  row.visit(v);
-  sum_histograms(team, s, 0);
-  uint64_t total = 0;
-  if (by_count) {
-    cut_softmax<L>(team, row, s, softmax, Goal::kCount, static_cast<uint64_t>(params.top_k));
-    kept->cut = s.search.cut;
-    total = s.search.kept.mass;
+  const int bucket = s.search.bucket;
+  const uint64_t own = own_mass(s, 0, team.rank(), bucket);
+  if (bucket < SoftmaxGrid::kLast) {
+    find_cut<L>(team, row, s, turn, own, grid.softmax);
+  } else {
+    s.rank_mass[turn][team.rank()] = own;
+    team.sync();
   }
-  if (by_mass) {
-    if (!by_count) {
-      for (int b = 0; b < kBuckets; ++b) total += s.sum[0][b].mass;
-    }
-    team.sync();  // all have read the search before it is used again
-    const uint64_t need = threshold(params.top_p, total);
-    cut_softmax<L>(team, row, s, softmax, Goal::kMass, need > 0 ? need : 1);
-    kept->cut = s.search.cut;
-  }
-  return true;
 }
 
 // Total of the kept masses, and of those of the ranks before this one.
@@ -233,38 +262,184 @@ struct KeptTotal {
   uint64_t before, own, total;
 };
 
-template <class L, class Team, class Row, class Shared>
-SPECDEC_HD KeptTotal kept_total(Team& team, Row& row, Shared& s, int turn, const KeptMasses& kept) {
-  KeptSumVisitor<L> v{kept, 0};
-  row.visit(v);
-  s.rank_mass[turn][team.rank()] = v.total;
-  team.sync();
-  KeptTotal sums{0, v.total, 0};
-  for (int r = 0; r < team.size(); ++r) {
-    if (r == team.rank()) sums.before = sums.total;
+// From s.rank_mass[turn], in every rank's sight.
+template <class Team, class Shared>
+SPECDEC_HD KeptTotal kept_total(Team& team, const Shared& s, int turn) {
+  const int rank = team.rank(), ranks = team.size();
+  KeptTotal sums{0, s.rank_mass[turn][rank], 0};
+  for (int r = 0; r < ranks; ++r) {
+    if (r == rank) sums.before = sums.total;
     sums.total += s.rank_mass[turn][r];
   }
   return sums;
 }
+
+// Which of a row's elements the sampling parameters cut off.
+struct Filters {
+  bool by_count, by_mass;
+  uint64_t least;
+
+  SPECDEC_HD Filters(const SamplingParams& params, int64_t size)
+      : by_count(params.top_k > 0 && params.top_k < size),
+        by_mass(params.top_p < 1.0f),
+        least(threshold(params.min_p, kMassOne)) {}
+};
+
+SPECDEC_HD uint64_t nucleus(float top_p, uint64_t total) {
+  const uint64_t need = threshold(top_p, total);
+  return need > 0 ? need : 1;
+}
+
+// Cuts the order of a row by top_k and top_p. Returns what each rank keeps.
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART KeptTotal cut_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params,
+                             const Filters& filters, const Softmax& softmax, Cut* cut) {
+  const int rank = team.rank();
+  const SoftmaxGrid grid = filters.by_count ? full_grid(softmax) : nucleus_grid(softmax, params.top_p, row.size());
+  SoftmaxVisitor<L, Shared> v(s, rank, grid);
+  row.visit(v);
+  v.flush();
+  sum_histograms(team, s, 0);
+  if (filters.by_count) {
+    cut_softmax<L>(team, row, s, turn, grid, Goal::kCount, static_cast<uint64_t>(params.top_k));
+  }
+  if (filters.by_mass) {
+    uint64_t need = 0;
+    if (filters.by_count) {
+      need = nucleus(params.top_p, s.search.kept.mass);
+      team.sync();  // all have read the search before it is used again
+    } else if (rank == 0) {
+      uint64_t total = 0;
+      for (int b = 0; b < kBuckets; ++b) total += s.sum[0][b].mass;
+      need = nucleus(params.top_p, total);
+    }
+    cut_softmax<L>(team, row, s, turn, grid, Goal::kMass, need);
+  }
+  cut->key = s.search.cut.key;  // one by one: there is padding between them
+  cut->id = s.search.cut.id;
+  return kept_total(team, s, turn);
+}
+
+// What a row with a distribution keeps under sampling parameters with a temperature above 0.
+template <class L, class Team, class Row, class Shared>
+SPECDEC_HD KeptTotal keep_masses(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params,
+                                 const Filters& filters, const Softmax& softmax, KeptMasses* kept) {
+  *kept = {softmax, keep_all(), filters.least};
+  if (filters.by_count || filters.by_mass) {
+    const KeptTotal sums = cut_row<L>(team, row, s, turn, params, filters, softmax, &kept->cut);
+    if (kept->least == 0) return sums;
+    if (!kept->uncut()) {
+      // A larger logit has a larger mass, but for rounding: min_p takes nothing away if it leaves the last one kept.
+      const uint64_t last = softmax(key_value(kept->cut.key));
+      if (last > kept->least + (last >> 20)) {
+        kept->least = 0;
+        return sums;
+      }
+    }
+    team.sync();  // all have read the sums before they are used again
+  }
+  KeptSumVisitor<L> v{*kept, 0};
+  row.visit(v);
+  s.rank_mass[turn][team.rank()] = v.total;
+  team.sync();
+  return kept_total(team, s, turn);
+}
+
+// A few elements that are all that top_k keeps, in order, and what the other parameters keep of them.
+struct FirstMasses {
+  float scaled[kChunk];  // 0: not kept
+  int count;             // elements up to the last that top_p keeps
+  uint64_t total;
+
+  template <class Shared>
+  SPECDEC_APART FirstMasses(const Shared& s, const SamplingParams& params, const Filters& filters,
+                            const Softmax& softmax) {
+    static_assert(kListed <= kChunk, "a chunk holds them");
+    SoftmaxChunk masses;
+    float buffer[kChunk];
+    masses.load(softmax, chunk_floats(Float32{}, s.sorted_value, params.top_k, buffer));
+    count = params.top_k;
+    if (filters.by_mass) {
+      const uint64_t need = nucleus(params.top_p, scaled_sum<kChunk>(masses.scaled));
+      uint64_t running = f32_to_u64(masses.scaled[0]);
+      for (count = 1; running < need; ++count) running += f32_to_u64(masses.scaled[count]);
+    }
+    const float least = u64_to_f32(filters.least);
+    for (int j = 0; j < kChunk; ++j) scaled[j] = j < count && masses.scaled[j] >= least ? masses.scaled[j] : 0.0f;
+    total = scaled_sum<kChunk>(scaled);
+  }
+
+  // The element with the first id whose inclusive prefix sum exceeds `point`.
+  template <class Shared>
+  SPECDEC_HD int64_t draw(const Shared& s, uint64_t point) const {
+    int i = -1;
+    uint64_t below, mass;
+    do {
+      ++i;
+      below = 0;
+      mass = f32_to_u64(scaled[i]);
+      for (int j = 0; j < count; ++j) below += s.sorted_id[j] < s.sorted_id[i] ? f32_to_u64(scaled[j]) : 0;
+    } while (point < below || point - below >= mass);
+    return s.sorted_id[i];
+  }
+};
+
+// Whether what top_k keeps fits the short list; then puts it there.
+template <class L, class Team, class Row, class Shared>
+SPECDEC_HD bool list_row(Team& team, Row& row, Shared& s, const SamplingParams& params, const Filters& filters,
+                         int32_t top) {
+  if (!filters.by_count || params.top_k > kListed) return false;
+  list_first<L>(team, row, s, keep_none(), params.top_k, logit_grid(top));
+  return true;
+}
+
+SPECDEC_HD bool has_distribution(int32_t top) { return top != kKeyNan && top != -kKeyInf; }
 
 // Draws the row's token. Exactly one rank gets it and calls sink.token(); -1 comes from rank 0. `params` and `seed` are
 // not read before the team's first sync, so rank 0 may still be fetching them for all.
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params,
                            const int64_t& seed, int64_t position, Sink& sink) {
-  const TopElement top = row_top<L>(team, row, s, turn);
-  KeptMasses kept;
-  const bool defined = keep_masses<L>(team, row, s, params, top, &kept);
-  if (!defined || !(params.temperature > 0.0f)) {
-    if (team.rank() == 0) sink.token(defined ? top.id : -1);
+  const RowTop top = row_top<L>(team, row, s, turn);
+  if (!has_distribution(top.key)) {
+    if (team.rank() == 0) sink.token(-1);
     return;
   }
-  const KeptTotal sums = kept_total<L>(team, row, s, turn, kept);
-  const uint64_t point = draw_point(philox_words(seed, position, Purpose::kSample).u64(), sums.total);
+  if (!(params.temperature > 0.0f)) {
+    if (team.rank() != top.rank) return;
+    FirstVisitor<L> first{key_value(top.key), -1};
+    row.visit(first);
+    sink.token(first.id);
+    return;
+  }
+  const Softmax softmax{key_value(top.key), div_rn(1.0f, params.temperature)};
+  const Filters filters(params, row.size());
+  const uint64_t word = philox_words(seed, position, Purpose::kSample).u64();
+  if (list_row<L>(team, row, s, params, filters, top.key)) {
+    if (team.rank() != 0) return;
+    const FirstMasses first(s, params, filters, softmax);
+    sink.token(first.draw(s, draw_point(word, first.total)));
+    return;
+  }
+  KeptMasses kept;
+  const KeptTotal sums = keep_masses<L>(team, row, s, turn, params, filters, softmax, &kept);
+  const uint64_t point = draw_point(word, sums.total);
   if (point < sums.before || point - sums.before >= sums.own) return;
   DrawVisitor<L> draw{kept, point, sums.before, -1};
   row.visit(draw);
   sink.token(draw.found);
+}
+
+// mass_ratio of a chunk's masses; `total` is not 0.
+SPECDEC_HD void chunk_ratios(const float* scaled, uint64_t total, float* ratio) {
+  const float whole = u64_to_f32(total);
+  for (int j = 0; j < kChunk; ++j) {
+    // The integer part: floats from 2^23 on are integers.
+    const uint32_t small = 0u - static_cast<uint32_t>(scaled[j] < 0x1p23f);
+    const int32_t part = static_cast<int32_t>(f32_from_bits(f32_bits(scaled[j]) & small));
+    const float mass = f32_from_bits((f32_bits(static_cast<float>(part)) & small) | (f32_bits(scaled[j]) & ~small));
+    ratio[j] = div_rn(mass, whole);
+  }
 }
 
 template <class L, class Sink>
@@ -273,30 +448,47 @@ struct ProbsVisitor {
   KeptMasses kept;
   uint64_t total;
 
-  SPECDEC_HD bool masses(const uint64_t* mass, int64_t first, int count) {
-    for (int j = 0; j < count; ++j) {
-      if (mass[j] != 0) sink.put(first + j, mass_ratio(mass[j], total));
+  SPECDEC_HD bool chunk(const float* logit, int64_t first, int n) {
+    SoftmaxChunk masses;
+    float* probability = masses.t;  // which has done its work
+    if (load_kept(kept, logit, first, &masses)) {
+      chunk_ratios(masses.scaled, total, probability);
+    } else {
+      for (int j = 0; j < kChunk; ++j) probability[j] = 0.0f;
     }
+    sink.append(probability, n);
     return true;
   }
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
-    sink.begin(first, count);
-    visit_kept<L>(*this, x, first, count);
-    sink.end();
-    return true;
+    return visit_chunks<L>(*this, x, first, count);
   }
 };
 
-// Writes the row's probabilities, each rank its own range, tile by tile: sink.begin(first, count), whose values are 0
-// until sink.put(id, probability), and sink.end(). Returns false, and writes nothing, if the row has no distribution.
-// `params` as in sample_row.
+// Gives the row's probabilities to the sinks, each rank those of its own range in order: sink.append(values, count).
+// Returns false, and gives nothing, if the row has no distribution. `params` as in sample_row.
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD bool row_probs(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, Sink& sink) {
-  const TopElement top = row_top<L>(team, row, s, turn);
-  KeptMasses kept;
-  if (!keep_masses<L>(team, row, s, params, top, &kept)) return false;
-  const KeptTotal sums = kept_total<L>(team, row, s, turn, kept);
-  ProbsVisitor<L, Sink> v{sink, kept, sums.total};
+  const RowTop top = row_top<L>(team, row, s, turn);
+  if (!has_distribution(top.key)) return false;
+  KeptMasses kept{{key_value(top.key), 1.0f}, keep_none(), 0};
+  uint64_t total = kMassOne;
+  if (params.temperature > 0.0f) {
+    kept.softmax.inv_temperature = div_rn(1.0f, params.temperature);
+    const Filters filters(params, row.size());
+    if (list_row<L>(team, row, s, params, filters, top.key)) {
+      const FirstMasses first(s, params, filters, kept.softmax);
+      kept.cut = {order_key(s.sorted_value[first.count - 1]), s.sorted_id[first.count - 1]};
+      kept.least = filters.least;
+      total = first.total;
+    } else {
+      total = keep_masses<L>(team, row, s, turn, params, filters, kept.softmax, &kept).total;
+    }
+  } else if (team.rank() == top.rank) {
+    FirstVisitor<L> first{key_value(top.key), -1};
+    row.visit(first);
+    kept.cut = {top.key, first.id};
+  }
+  ProbsVisitor<L, Sink> v{sink, kept, total};
   row.visit(v);
   return true;
 }

@@ -9,15 +9,12 @@
 // All ranks call the same functions in the same order, and all get the same result.
 #pragma once
 
-#include "specdec/integers.h"
-#include "specdec/mass.h"
-#include "specdec/row_floats.h"
+#include "specdec/row_chunks.h"
 
 namespace specdec {
 
 constexpr int kBuckets = 128;
 constexpr int kListed = 64;  // elements of the short list
-constexpr int kChunk = 32;   // elements looked at together: enough for loops to become vector code
 
 // A cut in the order of a row: kept are all larger keys, and of those equal the ids up to `id`.
 struct Cut {
@@ -37,9 +34,9 @@ struct KeyGrid {
   int shift;
 
   SPECDEC_HD int bucket(int32_t key) const {
-    if (key >= top) return 0;
     const uint32_t b = (static_cast<uint32_t>(top) - static_cast<uint32_t>(key)) >> shift;
-    return b < kBuckets ? static_cast<int>(b) : kBuckets - 1;
+    const uint32_t below = 0u - static_cast<uint32_t>(key < top);
+    return static_cast<int>((b < kBuckets ? b : kBuckets - 1u) & below);
   }
 };
 
@@ -48,6 +45,12 @@ struct KeyRange {
   int32_t low, high;
 
   SPECDEC_HD bool has(int32_t key) const { return key >= low && key <= high; }
+
+  // Member by member: a structure that comes back in registers is stored as a whole, which checked builds do not see.
+  SPECDEC_HD void set(const KeyRange& other) {
+    low = other.low;
+    high = other.high;
+  }
 
   // The part of this range in one bucket of a grid.
   SPECDEC_HD KeyRange cell(const KeyGrid& grid, int bucket) const {
@@ -98,7 +101,7 @@ struct RowShared {
 
   // Histograms of each rank, and their sums. Set 0 is the first of a row, which stays; set 1 the later ones.
   uint32_t count[2][Ranks][kBuckets];
-  uint64_t mass[Ranks][kBuckets];
+  uint64_t mass[2][Ranks][kBuckets];
   Weight sum[2][kBuckets];
   uint32_t above[Ranks];  // elements above a histogram's range (top lists only)
   Search search;
@@ -114,7 +117,6 @@ struct RowShared {
 
   // One value of each rank; two sets in turns, so that one sync a reduction is enough.
   int32_t rank_key[2][Ranks];
-  int64_t rank_id[2][Ranks];
   uint64_t rank_mass[2][Ranks];
   uint64_t rank_count[2][Ranks];
   float chosen[2];
@@ -127,81 +129,74 @@ SPECDEC_HD int64_t rank_begin(int64_t size, int rank, int ranks) {
   return min64((share * rank + min64(rank, more)) * kChunk, size);
 }
 
-// The keys of a whole chunk, and whether any is in a range.
-template <class L>
-SPECDEC_HD bool chunk_keys(const typename L::Bits* x, KeyRange range, int32_t* keys) {
-  int32_t hits = 0;
-  for (int j = 0; j < kChunk; ++j) keys[j] = order_key(L::widen(x[j]));
-  for (int j = 0; j < kChunk; ++j) {
-    hits |= static_cast<int32_t>(keys[j] >= range.low) & static_cast<int32_t>(keys[j] <= range.high);
-  }
-  return hits != 0;
-}
+// Calls v.element(key, id, value) for every element whose key is in v.wanted(). Most chunks have none, and most
+// elements of the others are passed over eight at a time.
+template <class Visitor>
+struct WantedChunks {
+  Visitor& v;
+  float low, high;
 
-// Calls v.element(key, id, value) for every element whose key is in v.wanted(), which may shrink on the way. Most
-// chunks have none.
-template <class L, class Visitor>
-SPECDEC_HD void visit_wanted(Visitor& v, const typename L::Bits* x, int64_t first, int count) {
-  int i = 0;
-  for (; i + kChunk <= count; i += kChunk) {
-    int32_t keys[kChunk];
-    if (!chunk_keys<L>(x + i, v.wanted(), keys)) continue;
+  SPECDEC_HD bool chunk(const float* value, int64_t first, int n) {
+    uint8_t hit[kChunk];
+    uint8_t any = 0;
     for (int j = 0; j < kChunk; ++j) {
-      if (v.wanted().has(keys[j])) v.element(keys[j], first + i + j, L::widen(x[i + j]));
+      hit[j] = static_cast<uint8_t>(static_cast<int>(value[j] >= low) & static_cast<int>(value[j] <= high));
     }
+    for (int j = 0; j < kChunk; ++j) any |= hit[j];
+    if (any == 0) return true;
+    for (int i = 0; i < n; i += 8) {
+      uint64_t eight;
+      std::memcpy(&eight, hit + i, sizeof eight);
+      if (eight == 0) continue;
+      for (int j = i; j < i + 8; ++j) {
+        if (hit[j] != 0 && j < n) v.element(order_key(value[j]), first + j, value[j]);
+      }
+    }
+    return true;
   }
-  for (; i < count; ++i) {
-    const float value = L::widen(x[i]);
-    const int32_t key = order_key(value);
-    if (v.wanted().has(key)) v.element(key, first + i, value);
-  }
-}
-
-// The largest key of a row and its first id.
-struct TopElement {
-  int32_t key;
-  int64_t id;
 };
 
-template <class L>
-struct TopVisitor {
-  TopElement best{-kKeyNan, 0};
+template <class L, class Visitor>
+SPECDEC_HD void visit_wanted(Visitor& v, const typename L::Bits* x, int64_t first, int count) {
+  const KeyRange wanted = v.wanted();
+  WantedChunks<Visitor> chunks{v, key_value(wanted.low), key_value(wanted.high)};
+  visit_chunks<L>(chunks, x, first, count);
+}
 
-  SPECDEC_HD KeyRange wanted() const { return {best.key == kKeyNan ? kKeyNan : best.key + 1, kKeyNan}; }
-  SPECDEC_HD void element(int32_t key, int64_t id, float) { best = {key, id}; }
-  SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
-    visit_wanted<L>(*this, x, first, count);
-    return best.key != kKeyNan;
-  }
+// The largest key of a row, and the first rank that has it.
+struct RowTop {
+  int32_t key;
+  int rank;
 };
 
 template <class L, class Team, class Row, class Shared>
-SPECDEC_HD TopElement row_top(Team& team, Row& row, Shared& s, int turn) {
-  TopVisitor<L> own;
+SPECDEC_APART RowTop row_top(Team& team, Row& row, Shared& s, int turn) {
+  LargestVisitor<L> own;
   row.visit(own);
-  s.rank_key[turn][team.rank()] = own.best.key;
-  s.rank_id[turn][team.rank()] = own.best.id;
+  s.rank_key[turn][team.rank()] = own.key();
   team.sync();
-  TopElement best{-kKeyNan, 0};
-  for (int r = 0; r < team.size(); ++r) {
-    if (s.rank_key[turn][r] > best.key) best = {s.rank_key[turn][r], s.rank_id[turn][r]};
+  RowTop top{s.rank_key[turn][0], 0};
+  const int ranks = team.size();
+  for (int r = 1; r < ranks; ++r) {
+    if (s.rank_key[turn][r] > top.key) top = {s.rank_key[turn][r], r};
   }
-  return best;
+  return top;
 }
 
 template <class Shared>
 SPECDEC_HD void clear_histogram(Shared& s, int set, int rank) {
   for (int b = 0; b < kBuckets; ++b) s.count[set][rank][b] = 0;
-  for (int b = 0; b < kBuckets; ++b) s.mass[rank][b] = 0;
+  for (int b = 0; b < kBuckets; ++b) s.mass[set][rank][b] = 0;
 }
 
 // Adds up the ranks' histograms of a set; in every rank's sight afterwards.
 template <class Team, class Shared>
 SPECDEC_HD void sum_histograms(Team& team, Shared& s, int set) {
   team.sync();
-  for (int b = team.rank(); b < kBuckets; b += team.size()) {
+  const int ranks = team.size(), end = kBuckets * (team.rank() + 1) / ranks;
+  for (int b = kBuckets * team.rank() / ranks; b < end; ++b) {
     Weight total{0, 0};
-    for (int r = 0; r < team.size(); ++r) total = total.plus({s.count[set][r][b], s.mass[r][b]});
+    for (int r = 0; r < ranks; ++r) total = total.plus({s.count[set][r][b], s.mass[set][r][b]});
     s.sum[set][b] = total;
   }
   team.sync();
@@ -252,7 +247,7 @@ struct RangeVisitor {
     }
     const int b = grid.bucket(key);
     s.count[set][rank][b] += 1;
-    s.mass[rank][b] += mass_of(value);
+    s.mass[set][rank][b] += mass_of(value);
   }
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
     visit_wanted<L>(*this, x, first, count);
@@ -270,20 +265,32 @@ SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, int set, KeyRan
   sum_histograms(team, s, set);
 }
 
-// Narrow histograms until search.next is something else; on entry and on return in every rank's sight.
+// Mass of a rank's elements in the first buckets of its histogram.
+template <class Shared>
+SPECDEC_HD uint64_t own_mass(const Shared& s, int set, int rank, int buckets) {
+  uint64_t mass = 0;
+  for (int b = 0; b < buckets; ++b) mass += s.mass[set][rank][b];
+  return mass;
+}
+
+// Narrow histograms until search.next is something else; on entry and on return in every rank's sight. Returns the mass
+// of this rank's elements that turned out to be above the range.
 template <class L, class MassOf, class Team, class Row, class Shared>
-SPECDEC_HD void narrow(Team& team, Row& row, Shared& s, Cut from, MassOf mass_of, bool list_above) {
+SPECDEC_HD uint64_t narrow(Team& team, Row& row, Shared& s, Cut from, MassOf mass_of, bool list_above) {
+  uint64_t own = 0;
   while (s.search.next == Search::kNarrow) {
     const KeyRange range = s.search.range;
     range_histogram<L>(team, row, s, 1, range, s.search.grid, from, mass_of, list_above);
     if (team.rank() == 0) {
       Search& search = s.search;
       const int b = find_bucket(s, 1, search);
-      search.range = range.cell(search.grid, b);
+      search.range.set(range.cell(search.grid, b));
       plan_search(search, kListed - (list_above ? min64(static_cast<int64_t>(search.above.count), kListed) : 0));
     }
     team.sync();
+    own += own_mass(s, 1, team.rank(), s.search.bucket);
   }
+  return own;
 }
 
 // Writes the elements of a range to the short list from `at` on; of the lowest key only the first `ties`.
@@ -329,6 +336,15 @@ struct TieVisitor {
   }
 };
 
+// How many elements of the list come before element i in the row's order: the larger, and of equals the earlier.
+template <class Shared>
+SPECDEC_HD int list_place(const Shared& s, int i) {
+  const int32_t key = s.list_key[i], size = s.list_size;
+  int32_t place = 0;
+  for (int32_t j = 0; j < size; ++j) place += static_cast<int32_t>(s.list_key[j] > key - static_cast<int32_t>(j < i));
+  return place;
+}
+
 // What element i of the list, and all that come before it in the row's order, weigh.
 template <class Shared>
 SPECDEC_HD Weight list_weight(const Shared& s, int i) {
@@ -341,46 +357,56 @@ SPECDEC_HD Weight list_weight(const Shared& s, int i) {
   return sum;
 }
 
-// Ends a search whose next step is kList: each rank tests some elements of the list for being the last one kept.
-template <class Team, class Shared>
-SPECDEC_HD void cut_list(Team& team, Shared& s) {
+// Ends a search whose next step is kList: each rank looks at its own elements of the list, [begin, end). Returns the
+// mass of those that are kept.
+template <class Shared>
+SPECDEC_HD uint64_t cut_list(Shared& s, int begin, int end) {
   const Search& search = s.search;
-  for (int i = team.rank(); i < s.list_size; i += team.size()) {
-    const Weight kept = search.above.plus(list_weight(s, i)), own{1, s.list_mass[i]};
-    if (kept.of(search.goal) >= search.need && kept.of(search.goal) - own.of(search.goal) < search.need) {
+  uint64_t own = 0;
+  for (int i = begin; i < end; ++i) {
+    const Weight upto = search.above.plus(list_weight(s, i)), self{1, s.list_mass[i]};
+    if (upto.of(search.goal) - self.of(search.goal) >= search.need) continue;
+    own += self.mass;
+    if (upto.of(search.goal) >= search.need) {  // the last one
       s.search.cut = {s.list_key[i], s.list_id[i]};
-      s.search.kept = kept;
+      s.search.kept = upto;
     }
   }
+  return own;
 }
 
-// From a planned search in every rank's sight to its cut in every rank's sight.
+// From a planned search in every rank's sight to its cut in every rank's sight. `own` is the mass of this rank's
+// elements above the range; s.rank_mass[turn] becomes that of each rank's elements that are kept.
 template <class L, class MassOf, class Team, class Row, class Shared>
-SPECDEC_HD void find_cut(Team& team, Row& row, Shared& s, MassOf mass_of) {
-  narrow<L>(team, row, s, keep_none(), mass_of, false);
+SPECDEC_APART void find_cut(Team& team, Row& row, Shared& s, int turn, uint64_t own, MassOf mass_of) {
+  own += narrow<L>(team, row, s, keep_none(), mass_of, false);
   const int rank = team.rank(), set = s.search.set, bucket = s.search.bucket;
+  const uint64_t inside = s.count[set][rank][bucket];
   uint64_t before = 0;
   for (int r = 0; r < rank; ++r) before += s.count[set][r][bucket];
   if (s.search.next == Search::kList) {
-    if (s.count[set][rank][bucket] > 0) {
+    if (inside > 0) {
       ListVisitor<L, MassOf, Shared> v{s,       s.search.range, keep_none(), mass_of, static_cast<int64_t>(before),
                                        kListed};
       row.visit(v);
     }
     if (rank == 0) s.list_size = static_cast<int>(s.search.inside.count);
     team.sync();
-    cut_list(team, s);
+    own += cut_list(s, static_cast<int>(before), static_cast<int>(before + inside));
   } else {
     const int32_t key = s.search.range.low;
     const uint64_t mass = mass_of(key_value(key)), missing = s.search.need - s.search.above.of(s.search.goal);
     const uint64_t ties = s.search.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
-    if (ties > before && ties <= before + s.count[set][rank][bucket]) {
-      TieVisitor<L> v{key, ties - before, -1};
+    const uint64_t own_ties = ties <= before ? 0 : ties - before < inside ? ties - before : inside;
+    own += own_ties * mass;
+    if (own_ties > 0 && before + own_ties == ties) {
+      TieVisitor<L> v{key, own_ties, -1};
       row.visit(v);
       s.search.cut = {key, v.found};
       s.search.kept = s.search.above.plus({ties, ties * mass});
     }
   }
+  s.rank_mass[turn][rank] = own;
   team.sync();
 }
 

@@ -48,28 +48,35 @@ struct VerifySlot {
   }
 };
 
-// The tokens a slot emits, and the one rule that stops it. `sink.append(token)` takes them in order.
+// When a slot stops emitting, and what becomes of its last token. `count` tokens are out, the last one included.
+struct EmitRule {
+  int64_t end_count, limit;
+  bool ignore_end, end_at_limit;
+
+  SPECDEC_HD bool at_limit(int64_t count) const { return count >= limit; }
+  SPECDEC_HD bool stops(int64_t count, bool is_end) const { return (is_end && !ignore_end) || at_limit(count); }
+  SPECDEC_HD bool replaces(int64_t count, bool is_end) const {
+    return at_limit(count) && end_at_limit && !is_end && end_count > 0;
+  }
+};
+
+// The tokens a slot emits, one after the other. `sink.append(token)` takes them in order.
 template <typename EndTokens, typename Sink>
 class Emission {
  public:
+  SPECDEC_HD Emission(EndTokens& end_tokens, const EmitRule& rule, Sink& sink)
+      : end_tokens_(end_tokens), rule_(rule), sink_(sink) {}
   SPECDEC_HD Emission(EndTokens& end_tokens, int64_t end_count, int64_t limit, bool ignore_end, bool end_at_limit,
                       Sink& sink)
-      : end_tokens_(end_tokens),
-        end_count_(end_count),
-        limit_(limit),
-        ignore_end_(ignore_end),
-        end_at_limit_(end_at_limit),
-        sink_(sink) {}
+      : Emission(end_tokens, {end_count, limit, ignore_end, end_at_limit}, sink) {}
 
   SPECDEC_HD void emit(int64_t token) {
     if (stopped_) return;
     ++count_;
     bool is_end = false;
-    for (int64_t e = 0; e < end_count_ && !is_end; ++e) is_end = end_tokens_[e] == token;
-    const bool at_limit = count_ >= limit_;
-    stopped_ = (is_end && !ignore_end_) || at_limit;
-    const bool replaced = at_limit && end_at_limit_ && !is_end && end_count_ > 0;
-    sink_.append(replaced ? end_tokens_[0] : token);
+    for (int64_t e = 0; e < rule_.end_count && !is_end; ++e) is_end = end_tokens_[e] == token;
+    stopped_ = rule_.stops(count_, is_end);
+    sink_.append(rule_.replaces(count_, is_end) ? end_tokens_[0] : token);
   }
 
   SPECDEC_HD int64_t count() const { return count_; }
@@ -77,8 +84,7 @@ class Emission {
 
  private:
   EndTokens& end_tokens_;
-  const int64_t end_count_, limit_;
-  const bool ignore_end_, end_at_limit_;
+  const EmitRule rule_;
   Sink& sink_;
   int64_t count_ = 0;
   bool stopped_ = false;
@@ -136,7 +142,7 @@ struct JudgeByCandidates {
     const int64_t row = slot.row(i), count = clamp64(lens[row], 1, width), first = row * width;
     uint64_t sum = 0;
     for (int64_t c = 0; c < count; ++c) sum += prob_mass(scores[first + c]);
-    const uint64_t wanted = prob_mass(top_p), total = wanted < sum ? wanted : sum;
+    const uint64_t wanted = fraction_mass(top_p), total = wanted < sum ? wanted : sum;
     if (total == 0) return ids[first];
     const uint64_t point = draw_point(slot.random(i, Purpose::kCandidate).u64(), total);
     int64_t c = 0;
@@ -166,6 +172,9 @@ struct JudgeByProbs {
   }
 };
 
+// What is left of the mass `have` of a token once its draft mass is taken away.
+SPECDEC_HD uint64_t residual_mass(uint64_t have, uint64_t taken) { return have > taken ? have - taken : 0; }
+
 // REJECTION, phase 2: a draw from max(0, mass(p) - mass(q)) over the vocabulary, which is taken in tiles of any size: sum
 // all, then look for the point in the tile that holds it. Tiles may be summed in any order and by anybody.
 struct ResidualTile {
@@ -179,8 +188,7 @@ struct ResidualTile {
     if (first + k == one_hot) return 0;  // q has mass one there, the most that p can have
     const uint64_t have = prob_mass(p[k]);
     if (q == nullptr) return have;
-    const uint64_t taken = prob_mass(q[k]);
-    return have > taken ? have - taken : 0;
+    return residual_mass(have, prob_mass(q[k]));
   }
 };
 

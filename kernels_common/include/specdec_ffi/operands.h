@@ -31,13 +31,23 @@ DLDataType dtype_of() {
   return {kDLUInt, bits, 1};
 }
 
-// The tensors of one call: contiguous, on the CPU, and of exactly the dtype and shape asked for. Everything else is a
-// ValueError that names function, argument, what was expected, what came and the cure.
+// The tensors of one call: contiguous, all on one device of the kind asked for, and of exactly the dtype and shape asked
+// for. Everything else is a ValueError that names function, argument, what was expected, what came and the cure.
 class Operands {
  public:
   using Shape = std::initializer_list<int64_t>;
 
-  explicit Operands(const char* op) : op_(op) {}
+  explicit Operands(const char* op, DLDeviceType device = kDLCPU) : op_(op), device_(device) {}
+
+  // Index of the device that the tensors lie on; -1 before the first one.
+  int device_index() const { return index_; }
+
+  // Refuses extents beyond what the kernels are written for.
+  void within(const char* argument, const char* symbol, int64_t extent, int64_t most) const {
+    if (extent <= most) return;
+    TVM_FFI_THROW(ValueError) << op_ << ": argument '" << argument << "': expected " << symbol << " <= " << most
+                              << ", got " << extent << "; pass smaller tensors";
+  }
 
   // Extent of one axis, which later checks take as given; 0 if there is no such axis.
   int64_t extent(const TensorView& x, int axis) const { return axis < x.ndim() ? x.shape()[axis] : 0; }
@@ -75,18 +85,34 @@ class Operands {
   void* checked(const char* argument, const TensorView& x, bool dtype_fits, const std::string& dtype,
                 Shape shape) const {
     const int ndim = static_cast<int>(shape.size());
-    bool fits = dtype_fits && x.device().device_type == kDLCPU && x.ndim() == ndim && x.IsContiguous();
+    const DLDevice device = x.device();
+    // Hosts have one memory, whatever index a framework gives it.
+    const bool here = device.device_type == device_ && (device_ == kDLCPU || index_ < 0 || index_ == device.device_id);
+    // The contract takes [N, 1] wherever it declares [N].
+    const bool column = ndim == 1 && x.ndim() == 2 && x.shape()[1] == 1;
+    bool fits = dtype_fits && here && (x.ndim() == ndim || column) && x.IsContiguous();
     for (int i = 0; fits && i < ndim; ++i) fits = x.shape()[i] == shape.begin()[i];
     if (!fits) {
-      const char* layout = x.device().device_type != kDLCPU ? "on a device"
-                           : x.IsContiguous()               ? "contiguous on the CPU"
-                                                            : "not contiguous";
       TVM_FFI_THROW(ValueError) << op_ << ": argument '" << argument << "': expected " << dtype << " "
-                                << list(shape.begin(), ndim) << " contiguous on the CPU, got "
+                                << list(shape.begin(), ndim) << " contiguous on " << place(device_, index_) << ", got "
                                 << tvm::ffi::DLDataTypeToString(x.dtype()) << " " << list(x.shape().data(), x.ndim())
-                                << " " << layout << "; pass a NumPy array made with np.ascontiguousarray(x, dtype)";
+                                << (x.IsContiguous() ? " contiguous on " : " not contiguous on ")
+                                << place(device.device_type, device.device_id)
+                                << (device_ == kDLCPU ? "; pass a NumPy array made with np.ascontiguousarray(x, dtype)"
+                                                      : "; pass a contiguous tensor of that dtype on that device");
     }
+    if (x.data_ptr() == nullptr && x.numel() > 0) {
+      TVM_FFI_THROW(ValueError) << op_ << ": argument '" << argument
+                                << "': expected memory, got a null address; its memory was freed: allocate it again";
+    }
+    index_ = device.device_id;
     return x.data_ptr();
+  }
+
+  static std::string place(DLDeviceType type, int index) {
+    if (type == kDLCPU) return "the CPU";
+    const std::string name = type == kDLCUDA ? "cuda" : "device type " + std::to_string(static_cast<int>(type));
+    return index < 0 ? name : name + ":" + std::to_string(index);
   }
 
   static std::string list(const int64_t* shape, int ndim) {
@@ -97,6 +123,8 @@ class Operands {
   }
 
   const char* op_;
+  DLDeviceType device_;
+  mutable int index_ = -1;
 };
 
 }  // namespace specdec::ffi

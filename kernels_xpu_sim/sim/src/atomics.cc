@@ -66,15 +66,15 @@ namespace xpu_sim::detail {
 using namespace xpu_sim::rt;
 
 int load_linked(const int* address, Site site) {
-  return link(enter(site, XPU_SIM_FRAME), address, site);
+  return link(enter(site, XPU_SIM_CALLER), address, site);
 }
 
 int store_conditional(int* address, int value, Site site) {
-  return store(enter(site, XPU_SIM_FRAME), address, value, site);
+  return store(enter(site, XPU_SIM_CALLER), address, value, site);
 }
 
 void ticket_lock(Site site) {
-  Core* const core = enter(site, XPU_SIM_FRAME);
+  Core* const core = enter(site, XPU_SIM_CALLER);
   Worker& worker = *core->worker;
   while (worker.lock_holder >= 0) {
     if (worker.lock_holder == core->id) trap(finding_at(Check::deadlock, *core, site, "the core holds the lock already"));
@@ -85,7 +85,7 @@ void ticket_lock(Site site) {
 }
 
 void ticket_unlock(Site site) {
-  Core* const core = enter(site, XPU_SIM_FRAME);
+  Core* const core = enter(site, XPU_SIM_CALLER);
   core->worker->lock_holder = -1;
   if (checker) checker->lock(*core, false);
 }
@@ -105,16 +105,18 @@ struct Operands {
 
 }  // namespace
 
+// They have no source line to give: the instruction tells it. Below the operands lies the stub's return address.
+static xpu_sim::rt::Core* enter_from_assembly(Operands* o) {
+  using namespace xpu_sim::rt;
+  return enter(xpu_sim::Site(), Caller{reinterpret_cast<char*>(o), reinterpret_cast<const void* const*>(o)[-1]});
+}
+
 extern "C" {
 __attribute__((used, visibility("hidden"))) void xpu_sim_loada_slow(Operands* o) {
-  using namespace xpu_sim::rt;
-  const xpu_sim::Site site = current()->last;
-  o->value = link(enter(site, reinterpret_cast<char*>(o)), o->address, site);
+  o->value = xpu_sim::rt::link(enter_from_assembly(o), o->address, xpu_sim::Site());
 }
 __attribute__((used, visibility("hidden"))) void xpu_sim_storea_slow(Operands* o) {
-  using namespace xpu_sim::rt;
-  const xpu_sim::Site site = current()->last;
-  o->value = store(enter(site, reinterpret_cast<char*>(o)), o->address, o->value, site);
+  o->value = xpu_sim::rt::store(enter_from_assembly(o), o->address, o->value, xpu_sim::Site());
 }
 }
 

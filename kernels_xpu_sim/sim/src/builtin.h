@@ -5,24 +5,31 @@
 
 #include "worker.h"
 
-// The caller's stack pointer, near enough: everything of the kernel's lies above.
-#define XPU_SIM_FRAME static_cast<char*>(__builtin_frame_address(0))
+// What a builtin knows of the kernel that calls it.
+#define XPU_SIM_CALLER \
+  xpu_sim::rt::Caller { static_cast<char*>(__builtin_frame_address(0)), __builtin_return_address(0) }
 
 namespace xpu_sim::rt {
+
+struct Caller {
+  char* frame;      // the stack pointer, near enough: everything of the kernel's lies above
+  const void* pc;
+};
 
 // A core that calls the runtime this often without waiting may be waiting in a loop of its own, for another core.
 constexpr uint32_t kCallsBeforeGivingWay = 1u << 16;
 
 [[noreturn]] void outside_of_kernel(Site site);
 [[gnu::cold]] void called_often(Core* core, Site site);
-void fence(uint32_t mask, Site site, char* frame);
+void fence(uint32_t mask, Site site, Caller caller);
 
-inline Core* enter(Site site, char* frame) {
+inline Core* enter(Site site, Caller caller) {
   Core* const core = current();
   if (__builtin_expect(!core->worker, 0)) outside_of_kernel(site);
   core->last = site;
-  if (frame < core->lm_low) {
-    core->lm_low = frame;
+  core->last_pc = caller.pc;
+  if (caller.frame < core->lm_low) {
+    core->lm_low = caller.frame;
     core->lm_site = site;
     core->lm_pc = nullptr;
   }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "dma_queue.h"
 #include "xpu_sim/site.h"
@@ -28,14 +29,19 @@ class Checker {
   // The copy is valid as to addresses. `sync`: it has finished when the call returns.
   virtual void copy_issued(Core&, const Copy&, const Span&, bool /*sync*/) {}
   virtual void copies_finished(Core&, Direction, Site) {}           // a synchronous copy has drained those of its kind
+  virtual void copied_late(Core&, const Copy&) {}                   // the engine has done a copy that it had put off
+  virtual void core_pauses(Core&) {}                                // others may run now
   virtual void atomic(Core&, const void* /*address*/, bool /*store*/, Site) {}
   virtual void lock(Core&, bool /*acquired*/) {}                    // ticket_lock_mix, unlock_mix
   virtual void room(Core&, const void*, size_t /*bytes*/, Site) {}  // a vector operation uses all of it
+  // An index is beyond its array, which the next access may or may not show. False: nothing was made of it.
+  virtual bool bad_index(Core&, Site, const std::string& /*message*/, const char* /*array*/) { return false; }
+  virtual bool has_frame_pointers() const { return true; }          // kernels were compiled with them
   virtual bool frames_are_true() const { return true; }             // as large as without the checks
   virtual bool many_workers() const { return true; }                // clusters may run at the same time
 };
 
 // nullptr: a plain build. Set before main by the archive of a checking build.
-extern Checker* checker;
+extern __attribute__((visibility("hidden"))) Checker* checker;
 
 }  // namespace xpu_sim::rt

@@ -25,10 +25,12 @@ bool is_dead(const Core& core, const Copy& c, const char* frame) {
 }
 
 void complain(const Core& core, const Copy& c, const char* what) {
-  Finding f = finding_at(Check::write_in_flight, core, c.site,
-                         text("%s of %zu bytes: %s before a fence", direction_name(c.direction), c.bytes, what));
-  describe(&f, core, to_gm(c.direction) ? c.from : c.to);
-  report(Check::write_in_flight, std::move(f));
+  report_once(Check::write_in_flight, core, c.site, [&] {
+    Finding f = finding_at(Check::write_in_flight, core, c.site,
+                           text("%s of %zu bytes: %s before a fence", direction_name(c.direction), c.bytes, what));
+    describe(&f, core, to_gm(c.direction) ? c.from : c.to);
+    return f;
+  });
 }
 
 void perform(Core& core, const Copy& c, const char* frame) {
@@ -47,6 +49,7 @@ void perform(Core& core, const Copy& c, const char* frame) {
     }
   }
   raw_copy(c.to, c.from, c.bytes);
+  if (checker) checker->copied_late(core, c);
 }
 
 // Does those of the pending copies that `chosen` picks, in order of issue, or in reverse where order is not promised.
@@ -107,8 +110,9 @@ void defer(Core* core, Copy* c, bool sync, const char* frame) {
 }
 
 template <Direction D, bool kSync>
-inline __attribute__((always_inline)) void copy(const void* from, void* to, long long n, Site site, char* frame) {
-  Core* const core = enter(site, frame);
+inline __attribute__((always_inline)) void copy(const void* from, void* to, long long n, Site site, Caller caller) {
+  Core* const core = enter(site, caller);
+  const char* const frame = caller.frame;
   Copy c{D, static_cast<char*>(to), static_cast<const char*>(from), static_cast<size_t>(n), 0, site};
   const Span* const span = check_copy(*core, c, n, frame);
   count(core, D, reinterpret_cast<uintptr_t>(to_gm(D) ? to : from), c.bytes);
@@ -130,13 +134,15 @@ void finish_copies(Core* core) {
       raw_copy(c.to, core->dma.sources.data() + c.kept, c.bytes);
     } else if (c.direction == gm2sm) {
       raw_copy(c.to, c.from, c.bytes);
+      if (checker) checker->copied_late(*core, c);
     }
   }
   core->dma.clear();
 }
 
-void fence(uint32_t mask, Site site, char* frame) {
-  Core* const core = enter(site, frame);
+void fence(uint32_t mask, Site site, Caller caller) {
+  Core* const core = enter(site, caller);
+  const char* const frame = caller.frame;
   ++core->worker->counters.fences;
   if (checker) checker->fence(*core, mask, site);
   if (core->dma.pending.empty()) return;
@@ -147,18 +153,27 @@ void fence(uint32_t mask, Site site, char* frame) {
 
 }  // namespace xpu_sim::rt
 
+namespace xpu_sim::detail {
+
 // Out of line: whatever a kernel keeps in registers is in memory when a copy looks at it.
-#define XPU_SIM_COPY(NAME, DIRECTION, FROM, TO)                                                           \
-  void NAME(const void* FROM, void* TO, long long bytes, xpu_sim::Site site) {                            \
-    xpu_sim::rt::copy<xpu_sim::DIRECTION, true>(FROM, TO, bytes, site, XPU_SIM_FRAME);                    \
-  }                                                                                                       \
-  void NAME##_ASYNC(const void* FROM, void* TO, long long bytes, xpu_sim::Site site) {                    \
-    xpu_sim::rt::copy<xpu_sim::DIRECTION, false>(FROM, TO, bytes, site, XPU_SIM_FRAME);                   \
+#define XPU_SIM_COPY(DIRECTION)                                                        \
+  void copy_##DIRECTION(const void* from, void* to, long long bytes, Site site) {      \
+    rt::copy<xpu_sim::DIRECTION, true>(from, to, bytes, site, XPU_SIM_CALLER);         \
+  }                                                                                    \
+  void issue_##DIRECTION(const void* from, void* to, long long bytes, Site site) {     \
+    rt::copy<xpu_sim::DIRECTION, false>(from, to, bytes, site, XPU_SIM_CALLER);        \
   }
 
-XPU_SIM_COPY(GM2LM, gm2lm, gm, lm)
-XPU_SIM_COPY(LM2GM, lm2gm, lm, gm)
-XPU_SIM_COPY(GM2SM, gm2sm, gm, sm)
-XPU_SIM_COPY(SM2GM, sm2gm, sm, gm)
-XPU_SIM_COPY(GM2GSM, gm2gsm, gm, gsm)
-XPU_SIM_COPY(GSM2GM, gsm2gm, gsm, gm)
+XPU_SIM_COPY(gm2lm)
+XPU_SIM_COPY(lm2gm)
+XPU_SIM_COPY(gm2sm)
+XPU_SIM_COPY(sm2gm)
+XPU_SIM_COPY(gm2gsm)
+XPU_SIM_COPY(gsm2gm)
+
+void beyond_object(const char* operation, uintptr_t local, long long bytes, size_t room, Site site) {
+  const rt::Core& core = *rt::enter(site, XPU_SIM_CALLER);
+  rt::beyond_object(core, operation, reinterpret_cast<const char*>(local), bytes, room, site);
+}
+
+}  // namespace xpu_sim::detail

@@ -77,6 +77,17 @@ void bad_group_shared(const Core& core, const Copy& c) {
                          core.launch->cores));
 }
 
+void beyond_object(const Core& core, const char* operation, const char* local, long long bytes, size_t room, Site site) {
+  const size_t n = static_cast<size_t>(bytes), in_sm = static_cast<size_t>(local - core.worker->sm());
+  const bool lm = local >= core.fiber->low && local < core.lm_top && n <= static_cast<size_t>(core.lm_top - local);
+  const bool sm = in_sm < core.worker->sm_bytes() && n <= core.worker->sm_bytes() - in_sm;
+  if (!lm && !sm) return;
+  Finding f = finding_at(lm ? Check::lm_object_overflow : Check::sm_object_overflow, core, site,
+                         text("%s of %zu bytes: the object has %zu from there", operation, n, room));
+  describe(&f, core, local);
+  trap(std::move(f));
+}
+
 void check_sm_object(const Core& core, const Copy& c) {
   const Module& module = *core.launch->kernel->module;
   if (!module.has_symbols) return;

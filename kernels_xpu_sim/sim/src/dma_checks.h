@@ -11,6 +11,8 @@ namespace xpu_sim::rt {
 [[noreturn]] void bad_gm(const Core& core, const Copy& c);
 [[noreturn]] void bad_local(const Core& core, const Copy& c, const char* frame);
 [[noreturn]] void bad_group_shared(const Core& core, const Copy& c);
+// An operation on more bytes than the compiler knows the object to have. Returns where the copy's own checks say it better.
+void beyond_object(const Core& core, const char* operation, const char* local, long long bytes, size_t room, Site site);
 void check_sm_object(const Core& core, const Copy& c);
 
 // The span of GM that it moves from or to; does not return otherwise.

@@ -7,11 +7,14 @@
 
 namespace xpu_sim::rt {
 
+constexpr uint64_t kFormImplicitConst = 0x21;
+
 class DwarfReader {
  public:
   explicit DwarfReader(std::string_view bytes) : rest_(bytes) {}
 
   bool at_end() const { return rest_.empty(); }
+  size_t size() const { return rest_.size(); }
   void skip(uint64_t n) { rest_.remove_prefix(n < rest_.size() ? n : rest_.size()); }
   DwarfReader part(uint64_t n) const { return DwarfReader(rest_.substr(0, n)); }
 
@@ -51,19 +54,29 @@ class DwarfReader {
     return s;
   }
 
-  // A value in one of the forms that file tables use; a string goes to *text.
+  // A value in any form (DWARF 5, section 7.5.6): a number as the result, a string as *text. Blocks are skipped. An
+  // unknown form ends the piece, since its length is not known.
   uint64_t form(uint64_t form, bool wide, std::string_view strings, std::string_view line_strings,
                 std::string_view* text) {
     switch (form) {
-      case 0x08: *text = string(); return 0;                                         // string
+      case 0x01: return u64();                                                               // addr
+      case 0x03: skip(u16()); return 0;                                                      // block2
+      case 0x04: skip(u32()); return 0;                                                      // block4
+      case 0x05: case 0x12: case 0x26: case 0x2A: return u16();                              // data2, ref2, strx2, addrx2
+      case 0x06: case 0x13: case 0x28: case 0x2C: return u32();                              // data4, ref4, strx4, addrx4
+      case 0x07: case 0x14: case 0x20: return u64();                                         // data8, ref8, ref_sig8
+      case 0x08: *text = string(); return 0;                                                 // string
+      case 0x09: case 0x18: skip(uleb()); return 0;                                          // block, exprloc
+      case 0x0A: skip(u8()); return 0;                                                       // block1
+      case 0x0B: case 0x0C: case 0x11: case 0x25: case 0x29: return u8();                    // data1, flag, ref1, strx1, addrx1
+      case 0x0D: return static_cast<uint64_t>(sleb());                                       // sdata
       case 0x0E: *text = DwarfReader(after(strings, offset(wide))).string(); return 0;       // strp
+      case 0x0F: case 0x15: case 0x1A: case 0x1B: case 0x22: case 0x23: return uleb();       // udata, ref_udata, indices
+      case 0x10: case 0x17: return offset(wide);                                             // ref_addr, sec_offset
+      case 0x19: return 1;                                                                   // flag_present
+      case 0x1E: skip(16); return 0;                                                         // data16
       case 0x1F: *text = DwarfReader(after(line_strings, offset(wide))).string(); return 0;  // line_strp
-      case 0x0B: return u8();                                                        // data1
-      case 0x05: return u16();                                                       // data2
-      case 0x06: return u32();                                                       // data4
-      case 0x07: return u64();                                                       // data8
-      case 0x0F: return uleb();                                                      // udata
-      case 0x1E: skip(16); return 0;                                                 // data16: a checksum
+      case kFormImplicitConst: return 0;                                                     // the abbreviation has it
       default: skip(rest_.size()); return 0;
     }
   }

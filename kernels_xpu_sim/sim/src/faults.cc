@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 struct sigaction previous[64];
+struct sigaction previous_watchdog;
 
 // What happened, for the code that runs after the handler.
 struct Fault {
@@ -123,10 +124,14 @@ void on_watchdog(int signal, siginfo_t* info, void* context) {
   ucontext_t* const where = static_cast<ucontext_t*>(context);
   Core* const core = core_on(sp_of(where));
   Watch* const watch = static_cast<Watch*>(info->si_value.sival_ptr);
-  const bool stop = watch && watch->tick();
+  if (!watch || !watch->is_ours()) {
+    if (previous_watchdog.sa_flags & SA_SIGINFO) previous_watchdog.sa_sigaction(signal, info, context);
+    return;
+  }
+  const bool stop = watch->tick();
   if (!core->worker) return;
   if (stop) return land(core, signal, nullptr, where);
-  if (watch && watch->limit_reached()) core->calls = UINT32_MAX - 1;  // its next call into the runtime ends the launch
+  if (watch->limit_reached()) core->calls = UINT32_MAX - 1;  // its next call into the runtime ends the launch
 }
 
 }  // namespace
@@ -140,7 +145,7 @@ void catch_watchdog_signal() {
     std::memset(&action, 0, sizeof action);
     action.sa_sigaction = &on_watchdog;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
-    sigaction(watchdog_signal(), &action, nullptr);
+    sigaction(watchdog_signal(), &action, &previous_watchdog);
   });
 }
 

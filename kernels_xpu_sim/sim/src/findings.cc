@@ -26,9 +26,8 @@ Store& store() {
 
 std::atomic<uint64_t> made{0};
 
-bool same_place(const Finding& a, const Finding& b) {
-  return a.check == b.check && a.kernel == b.kernel && a.at.line == b.at.line && a.at.file == b.at.file &&
-         a.object == b.object;
+bool is_at(const Finding& f, const std::string& check, const std::string& kernel, const Location& at) {
+  return f.at.line == at.line && f.check == check && f.kernel == kernel && f.at.file == at.file;
 }
 
 std::string line_of(const Location& where) {
@@ -54,7 +53,7 @@ void keep(Finding finding) {
   {
     const std::lock_guard<std::mutex> lock(s.mutex);
     for (Finding& known : s.findings) {
-      if (same_place(known, finding)) {
+      if (is_at(known, finding.check, finding.kernel, finding.at)) {
         ++known.count;
         return;
       }
@@ -64,6 +63,14 @@ void keep(Finding finding) {
     listener = s.listener;
   }
   if (listener) listener(finding);
+}
+
+void count_again(Check check, const std::string& kernel, const Location& at, long count) {
+  Store& s = store();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  for (Finding& known : s.findings) {
+    if (is_at(known, name_of(check), kernel, at)) known.count += count;
+  }
 }
 
 }  // namespace rt

@@ -137,12 +137,6 @@ namespace rt {
 
 uint64_t registry_generation() { return registry().generation.load(std::memory_order_acquire); }
 
-bool registry_is_empty() {
-  Registry& r = registry();
-  const std::lock_guard<std::mutex> lock(r.mutex);
-  return r.entries.empty();
-}
-
 uint64_t copy_registry(GmTable* table) {
   Registry& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);

@@ -43,7 +43,6 @@ class GmTable {
 // GM that outlives launches: allocated or registered. A launch takes a copy when something has changed.
 uint64_t registry_generation();
 uint64_t copy_registry(GmTable* table);   // returns the generation that was copied
-bool registry_is_empty();
 // Looks at the red zones of every allocation; calls back for each that was written to.
 void check_red_zones(void (*damaged)(void* context, const char* name, size_t bytes, long long offset), void* context);
 

@@ -16,6 +16,8 @@ Checker* checker = nullptr;
 
 namespace {
 
+constexpr int kMostWorkers = 32;  // half of the threads that may launch at all (stacks.cc)
+
 // The GM of the launch: what is registered, and what the options add.
 const GmTable* gm_of(const Options& options, Worker* worker) {
   if (worker->registry_seen != registry_generation()) worker->registry_seen = copy_registry(&worker->registry);
@@ -38,7 +40,9 @@ const GmTable* gm_of(const Options& options, Worker* worker) {
 std::string what_is_wrong(int clusters, int cores, const Options& options) {
   if (clusters < 1 || clusters > kMaxClusters) return text("expected 1 to %d clusters, got %d", kMaxClusters, clusters);
   if (cores < 1 || cores > kMaxCores) return text("expected 1 to %d cores, got %d", kMaxCores, cores);
-  if (options.workers < 1) return text("expected at least 1 worker, got %d", options.workers);
+  if (options.workers < 1 || options.workers > kMostWorkers) {
+    return text("expected 1 to %d workers, got %d", kMostWorkers, options.workers);
+  }
   if (current()->worker) return "a kernel cannot launch kernels";
   return "";
 }

@@ -47,6 +47,8 @@ class LineProgram {
     while (!in_.at_end()) step();
   }
 
+  const std::vector<int>& files() const { return files_; }
+
  private:
   void read_names4() {
     std::vector<std::string> directories{""};
@@ -159,12 +161,16 @@ class LineProgram {
 
 LineTable::LineTable(const std::string& path) {
   const ElfFile elf(path);
-  DwarfReader all(elf.section(".debug_line"));
+  const std::string_view section = elf.section(".debug_line");
+  DwarfReader all(section);
   while (!all.at_end()) {
+    const uint64_t offset = section.size() - all.size();
     uint64_t bytes = all.u32();
     const bool wide = bytes == 0xFFFFFFFFu;
     if (wide) bytes = all.u64();
-    LineProgram(all.part(bytes), wide, elf, this).run();
+    LineProgram program(all.part(bytes), wide, elf, this);
+    program.run();
+    programs_.emplace_back(offset, program.files());
     all.skip(bytes);
   }
   std::stable_sort(rows_.begin(), rows_.end(), [](const Row& a, const Row& b) { return a.address < b.address; });
@@ -181,6 +187,15 @@ bool LineTable::find(uintptr_t address, std::string* file, int* line) const {
   *file = files_[static_cast<size_t>(at->file)];
   *line = at->line;
   return true;
+}
+
+std::string LineTable::file(uint64_t line_program, int number) const {
+  for (const auto& [offset, files] : programs_) {
+    if (offset != line_program || number < 0 || static_cast<size_t>(number) >= files.size()) continue;
+    const int ours = files[static_cast<size_t>(number)];
+    return ours < 0 ? "" : files_[static_cast<size_t>(ours)];
+  }
+  return "";
 }
 
 }  // namespace xpu_sim::rt

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace xpu_sim::rt {
@@ -13,6 +14,8 @@ class LineTable {
 
   // False, and nothing changed: the address (relative to the module) is not known.
   bool find(uintptr_t address, std::string* file, int* line) const;
+  // A file by its number in the line program at that offset of .debug_line; empty: unknown.
+  std::string file(uint64_t line_program, int number) const;
 
  private:
   struct Row {
@@ -23,6 +26,7 @@ class LineTable {
   friend class LineProgram;
   std::vector<Row> rows_;  // sorted by address
   std::vector<std::string> files_;
+  std::vector<std::pair<uint64_t, std::vector<int>>> programs_;  // by offset: their numbers of files to ours
 };
 
 }  // namespace xpu_sim::rt

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "debug_info.h"
 #include "elf_file.h"
 #include "line_table.h"
 
@@ -134,17 +135,44 @@ const Module* module_at(const void* address) {
   return known.all.back().get();
 }
 
-Location locate(const void* pc) {
+namespace {
+
+// The module with its lines and debug information read. Findings are few: one at a time.
+std::mutex& reading() {
+  static std::mutex* const mutex = new std::mutex;
+  return *mutex;
+}
+
+Location locate_in(Module* m, uintptr_t address) {
   Location where;
-  Module* const m = const_cast<Module*>(module_at(pc));
-  if (!m) return where;
-  const uintptr_t a = reinterpret_cast<uintptr_t>(pc);
-  if (const Symbol* s = m->function_at(a)) where.function = readable(s->name);
-  static std::mutex mutex;
-  const std::lock_guard<std::mutex> lock(mutex);
+  if (const Symbol* s = m->function_at(address)) where.function = readable(s->name);
   if (!m->lines) m->lines = std::make_shared<LineTable>(m->path);
-  m->lines->find(a - m->base, &where.file, &where.line);
+  m->lines->find(address - m->base, &where.file, &where.line);
   return where;
+}
+
+}  // namespace
+
+Location locate(const void* pc) {
+  Module* const m = const_cast<Module*>(module_at(pc));
+  const std::lock_guard<std::mutex> lock(reading());
+  return m ? locate_in(m, reinterpret_cast<uintptr_t>(pc)) : Location();
+}
+
+std::vector<Location> locate_inlined(const void* pc) {
+  Module* const m = const_cast<Module*>(module_at(pc));
+  if (!m) return {};
+  const std::lock_guard<std::mutex> lock(reading());
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pc);
+  std::vector<Location> chain{locate_in(m, address)};
+  if (!m->debug) m->debug = std::make_shared<DebugInfo>(m->path);
+  const InlinedCalls inlined = m->debug->at(address - m->base);
+  const std::string outermost = chain[0].function;
+  for (const InlinedCall& call : inlined.calls) {
+    chain.back().function = call.function;
+    chain.push_back({m->lines->file(inlined.line_program, call.file), call.line, outermost});
+  }
+  return chain;
 }
 
 std::string readable(const std::string& symbol) {

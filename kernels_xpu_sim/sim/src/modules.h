@@ -11,6 +11,7 @@
 
 namespace xpu_sim::rt {
 
+class DebugInfo;
 class LineTable;
 
 struct Symbol {
@@ -30,7 +31,8 @@ struct Module {
   std::vector<Symbol> sm_gaps;       // what checking builds put between them
   std::vector<Symbol> sm_guards;     // "is it constructed": the compiler's, for types that have constructors
   bool has_symbols = false;          // false: stripped, so that SM objects are not known
-  std::shared_ptr<const LineTable> lines;
+  std::shared_ptr<const LineTable> lines;    // read when first asked for
+  std::shared_ptr<const DebugInfo> debug;
 
   const Symbol* function_at(uintptr_t address) const;
   const Symbol* sm_object_at(size_t offset) const;
@@ -45,6 +47,8 @@ const Module* module_at(const void* address);
 
 // Source position of an instruction, by the module's debug information; the function's name at least.
 Location locate(const void* pc);
+// The same, followed by the places that the functions inlined there were called from, up to the one with code of its own.
+std::vector<Location> locate_inlined(const void* pc);
 
 // "void f<float>(int)" becomes "f<float>"; other names are returned as they are.
 std::string readable(const std::string& symbol);

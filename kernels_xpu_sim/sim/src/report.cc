@@ -15,6 +15,7 @@ struct Reports {
   std::mutex mutex;
   std::vector<const rt::KernelInfo*> kernels;
   std::vector<KernelReport> reports;
+  void (*listener)(const KernelReport&) = nullptr;
 };
 
 Reports& reports() {
@@ -47,7 +48,7 @@ void merge(Counters* into, const Counters& from) {
 void record(const KernelInfo& kernel, int clusters, int cores, const Counters& counters) {
   last = counters;
   Reports& r = reports();
-  const std::lock_guard<std::mutex> lock(r.mutex);
+  std::unique_lock<std::mutex> lock(r.mutex);
   const size_t i = static_cast<size_t>(std::find(r.kernels.begin(), r.kernels.end(), &kernel) - r.kernels.begin());
   if (i == r.kernels.size()) {
     r.kernels.push_back(&kernel);
@@ -58,6 +59,9 @@ void record(const KernelInfo& kernel, int clusters, int cores, const Counters& c
   report.clusters = clusters;
   report.cores = cores;
   merge(&report.counters, counters);
+  void (*const listener)(const KernelReport&) = r.listener;
+  lock.unlock();
+  if (listener) listener({kernel.name, 1, clusters, cores, counters});
 }
 
 }  // namespace rt
@@ -77,6 +81,12 @@ void reset_report() {
   const std::lock_guard<std::mutex> lock(r.mutex);
   r.kernels.clear();
   r.reports.clear();
+}
+
+void on_launch(void (*listener)(const KernelReport&)) {
+  Reports& r = reports();
+  const std::lock_guard<std::mutex> lock(r.mutex);
+  r.listener = listener;
 }
 
 std::string to_text(const std::vector<KernelReport>& reports) {

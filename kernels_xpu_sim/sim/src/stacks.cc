@@ -11,18 +11,15 @@
 namespace xpu_sim::rt {
 
 char* block_space = nullptr;
-size_t block_space_bytes = 0;
 Core nobody;
 
 namespace {
 
-// Address space for the blocks of this many workers. Reserved, not used.
-constexpr size_t kMostWorkers = 64;
+constexpr size_t kShare = kStacksPerWorker * kBlockBytes;  // of a worker
 
 struct Space {
   std::mutex mutex;
-  size_t share = 0;  // bytes of a worker
-  bool taken[kMostWorkers] = {};
+  bool taken[kMostThreads] = {};
 };
 
 Space& space() {
@@ -30,22 +27,20 @@ Space& space() {
   return *s;
 }
 
-char* take_share(size_t bytes) {
+char* take_share() {
   Space& s = space();
   const std::lock_guard<std::mutex> lock(s.mutex);
   if (!block_space) {
-    const size_t all = bytes * kMostWorkers;
-    void* const p = mmap(nullptr, all + kBlockBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* const p = mmap(nullptr, kBlockSpaceBytes + kBlockBytes, PROT_NONE, kFlags, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     const uintptr_t aligned = (reinterpret_cast<uintptr_t>(p) + kBlockBytes - 1) & ~(kBlockBytes - 1);
-    s.share = bytes;
-    block_space_bytes = all;
     block_space = reinterpret_cast<char*>(aligned);
   }
-  for (size_t i = 0; i < kMostWorkers; ++i) {
+  for (size_t i = 0; i < kMostThreads; ++i) {
     if (s.taken[i]) continue;
     s.taken[i] = true;
-    return block_space + i * s.share;
+    return block_space + i * kShare;
   }
   throw std::runtime_error("xpu_sim: expected at most 64 threads that launch kernels, got another; end one of them");
 }
@@ -53,20 +48,28 @@ char* take_share(size_t bytes) {
 void give_back_share(char* low) {
   Space& s = space();
   const std::lock_guard<std::mutex> lock(s.mutex);
-  madvise(low, s.share, MADV_DONTNEED);
-  mprotect(low, s.share, PROT_NONE);
-  s.taken[static_cast<size_t>(low - block_space) / s.share] = false;
+  madvise(low, kShare, MADV_DONTNEED);
+  mprotect(low, kShare, PROT_NONE);
+  s.taken[static_cast<size_t>(low - block_space) / kShare] = false;
+}
+
+void make_usable(char* begin) {
+  constexpr size_t kPage = 64 * 1024;  // the largest there are
+  char* const first = begin - (reinterpret_cast<uintptr_t>(begin) & (kPage - 1));
+  const size_t bytes = kStackBytes + (first == begin ? 0 : kPage);
+  if (mprotect(first, bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
 }
 
 }  // namespace
 
-Stacks::Stacks(int most) : low_(take_share(kBlockBytes * static_cast<size_t>(most))), fibers_(static_cast<size_t>(most)) {
-  for (int i = 0; i < most; ++i) {
+Stacks::Stacks() : low_(take_share()), fibers_(kStacksPerWorker) {
+  for (int i = 0; i < kStacksPerWorker; ++i) {
     Fiber& f = fibers_[static_cast<size_t>(i)];
     char* const block = low_ + kBlockBytes * static_cast<size_t>(i);
-    if (mprotect(block + kGuardBytes, kBlockBytes - kGuardBytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
     f.index = i;
-    f.low = block + kGuardBytes;
+    f.low = block + kBlockBytes - kStackBytes;
+    make_usable(f.low);
+    make_usable(f.low - kShadowDistance);
     // Stacks that end at the same offset in a page compete for the same cache sets: spread them.
     f.high = block + kBlockBytes - 64 - static_cast<size_t>(i % 16) * 256;
     *owner_slot(block) = &nobody;

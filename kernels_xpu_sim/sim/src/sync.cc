@@ -21,12 +21,12 @@ namespace {
 
 constexpr uint32_t kAllGroups = (1u << kGroups) - 1;
 
-void wait(uint32_t groups, Site site, char* frame) {
+void wait(uint32_t groups, Site site, Caller caller) {
   Core* const core = current();
   if (__builtin_expect(core->worker != nullptr && core->launch->options->model.barrier_is_fence, 0)) {
-    fence(fence_lm | fence_sm | fence_gm, site, frame);
+    fence(fence_lm | fence_sm | fence_gm, site, caller);
   }
-  enter(site, frame)->calls = 0;
+  enter(site, caller)->calls = 0;
   core->worker->barrier(groups, site);
 }
 
@@ -46,22 +46,22 @@ int cluster_id() { return current()->cluster; }
 int core_num() { return current()->launch ? current()->launch->cores : 0; }
 int cluster_num() { return current()->launch ? current()->launch->clusters : 0; }
 
-void mfence(Site s) { fence(fence_lm | fence_sm | fence_gm, s, XPU_SIM_FRAME); }
-void mfence_lm(Site s) { fence(fence_lm, s, XPU_SIM_FRAME); }
-void mfence_sm(Site s) { fence(fence_sm, s, XPU_SIM_FRAME); }
-void mfence_gm(Site s) { fence(fence_gm, s, XPU_SIM_FRAME); }
-void mfence_lm_sm(Site s) { fence(fence_lm | fence_sm, s, XPU_SIM_FRAME); }
-void mfence_lm_gm(Site s) { fence(fence_lm | fence_gm, s, XPU_SIM_FRAME); }
-void mfence_sm_gm(Site s) { fence(fence_sm | fence_gm, s, XPU_SIM_FRAME); }
-void mfence(int mask, Site s) { fence(static_cast<uint32_t>(mask) & 7u, s, XPU_SIM_FRAME); }
+void mfence(Site s) { fence(fence_lm | fence_sm | fence_gm, s, XPU_SIM_CALLER); }
+void mfence_lm(Site s) { fence(fence_lm, s, XPU_SIM_CALLER); }
+void mfence_sm(Site s) { fence(fence_sm, s, XPU_SIM_CALLER); }
+void mfence_gm(Site s) { fence(fence_gm, s, XPU_SIM_CALLER); }
+void mfence_lm_sm(Site s) { fence(fence_lm | fence_sm, s, XPU_SIM_CALLER); }
+void mfence_lm_gm(Site s) { fence(fence_lm | fence_gm, s, XPU_SIM_CALLER); }
+void mfence_sm_gm(Site s) { fence(fence_sm | fence_gm, s, XPU_SIM_CALLER); }
+void mfence(int mask, Site s) { fence(static_cast<uint32_t>(mask) & 7u, s, XPU_SIM_CALLER); }
 
-void sync_cluster(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_FRAME); }
-void sync_all(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_FRAME); }
+void sync_cluster(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_CALLER); }
+void sync_all(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_CALLER); }
 void sync_local(Site s) {
   const auto* const core = current();
   const int group = core->worker ? core->worker->group_of(core->id) : 0;
-  xpu_sim::rt::wait(1u << group, s, XPU_SIM_FRAME);
+  xpu_sim::rt::wait(1u << group, s, XPU_SIM_CALLER);
 }
 void sync_group(int mask, Site s) {
-  xpu_sim::rt::wait(static_cast<uint32_t>(mask) & xpu_sim::rt::kAllGroups, s, XPU_SIM_FRAME);
+  xpu_sim::rt::wait(static_cast<uint32_t>(mask) & xpu_sim::rt::kAllGroups, s, XPU_SIM_CALLER);
 }

@@ -2,10 +2,14 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <typeinfo>
 
+#include "builtin.h"
+#include "checker.h"
 #include "findings.h"
 #include "worker.h"
 
@@ -61,16 +65,78 @@ std::string range(int first, int last) {
 
 }  // namespace
 
+namespace {
+
+// The return addresses from the instruction `pc` of the running core up to its kernel, itself first. Kernels of checking
+// builds keep frame pointers; others have only the first.
+std::vector<const void*> return_addresses(const Core& core, const void* pc) {
+  std::vector<const void*> all{pc};
+  if (!checker || !checker->has_frame_pointers() || &core != current()) return all;
+  const auto inside = [&core](const void* const* frame) {
+    const char* const p = reinterpret_cast<const char*>(frame);
+    return p >= core.fiber->low && p < core.lm_top - 16 && reinterpret_cast<uintptr_t>(p) % 8 == 0;
+  };
+  bool reached = false;
+  const void* const* frame = static_cast<const void* const*>(__builtin_frame_address(0));
+  while (inside(frame) && all.size() < 16) {
+    if (reached) all.push_back(frame[1]);
+    reached = reached || frame[1] == pc;
+    const void* const* const above = static_cast<const void* const*>(frame[0]);
+    if (above <= frame) break;
+    frame = above;
+  }
+  return all;
+}
+
+bool ends_with(const std::string& s, const char* end) {
+  const size_t n = std::strlen(end);
+  return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
+}
+
+// What calls the kernel, into which the kernel may be inlined.
+bool is_launcher(const Location& l) { return ends_with(l.file, "xpu_sim/launch.h") || ends_with(l.file, "xpu_sim/chevron.h"); }
+
+// Where the core is, and from where it came there. A return address is the instruction after a call.
+std::vector<Location> places(const Core& core, const void* pc, bool returns) {
+  std::vector<Location> all;
+  for (const void* address : return_addresses(core, pc)) {
+    for (Location& l : locate_inlined(static_cast<const char*>(address) - (returns ? 1 : 0))) {
+      if (is_launcher(l)) return all;
+      if (!l.file.empty()) all.push_back(std::move(l));
+    }
+    returns = true;
+  }
+  return all;
+}
+
+}  // namespace
+
 Finding finding_at(Check check, const Core& core, Site site, std::string message) {
   Finding f = of_core(check, core, std::move(message));
   if (site.file) f.at.file = site.file;
   f.at.line = site.line;
+  // The line may be of an earlier call, or of another core's: then the way there is not known any more.
+  if (!core.last_pc || site.line != core.last.line || site.file != core.last.file) return f;
+  std::vector<Location> all = places(core, core.last_pc, true);
+  // A helper of the dialect's own, such as LmPtr, passes on the line it was called from.
+  auto here = std::find_if(all.begin(), all.end(), [&f](const Location& l) { return l.file == f.at.file && l.line == f.at.line; });
+  if (here == all.end()) here = all.begin();
+  if (here == all.end()) return f;
+  if (!site.file) f.at = *here;
+  f.at.function = here->function;
+  f.callers.assign(here + 1, all.end());
   return f;
 }
 
 Finding finding_at(Check check, const Core& core, const void* pc, std::string message) {
   Finding f = of_core(check, core, std::move(message));
-  f.at = locate(pc);
+  std::vector<Location> all = places(core, pc, false);
+  if (all.empty()) {
+    f.at = locate(pc);
+    return f;
+  }
+  f.at = all[0];
+  f.callers.assign(all.begin() + 1, all.end());
   return f;
 }
 
@@ -78,6 +144,17 @@ void report(Check check, Finding finding) {
   const bool ends = ends_launch(check) || (current()->worker && current()->launch->options->halt_on_first);
   keep(std::move(finding));
   if (ends && current()->worker) current()->worker->end_launch();
+}
+
+Told* first_time(Check check, const Core& core, const void* place, int line) {
+  std::vector<Told>& told = core.worker->told;
+  for (Told& t : told) {
+    if (t.place != place || t.line != line || t.check != check) continue;
+    ++t.count;
+    return nullptr;
+  }
+  told.push_back({check, place, line, {}, 1});
+  return &told.back();
 }
 
 void trap(Finding finding) {
@@ -123,6 +200,21 @@ void describe(Finding* f, const Core& core, const void* address) {
   }
 }
 
+namespace {
+
+std::string thrown(const std::string& what) { return "the kernel threw " + what + "; kernels cannot throw"; }
+
+}  // namespace
+
+void throw_trap(const Core& core, void* object, const std::type_info& type) {
+  std::string what = readable(type.name());
+  void* as_exception = object;
+  if (typeid(std::exception).__do_catch(&type, &as_exception, 1)) {
+    what += std::string(": ") + static_cast<const std::exception*>(as_exception)->what();
+  }
+  trap(finding_at(Check::exception, core, Site(), thrown(what)));
+}
+
 void exception_trap(const Core& core) {
   std::string what = "an exception";
   try {
@@ -132,7 +224,7 @@ void exception_trap(const Core& core) {
   } catch (...) {
     if (const std::type_info* type = abi::__cxa_current_exception_type()) what = readable(type->name());
   }
-  trap(finding_at(Check::exception, core, core.last, "the kernel threw " + what + "; kernels cannot throw"));
+  trap(finding_at(Check::exception, core, core.last, thrown(what)));
 }
 
 std::string positions(Worker& worker) {
@@ -200,3 +292,11 @@ void report_launch(Check check, const Options& options, const std::string& kerne
 }
 
 }  // namespace xpu_sim::rt
+
+// Kernels call it in place of __cxa_throw (kernel/strict.h).
+extern "C" __attribute__((used, visibility("hidden"), noreturn)) void xpu_sim_throw(void* object, std::type_info* type,
+                                                                                  void (*destroy)(void*)) {
+  using namespace xpu_sim::rt;
+  if (current()->worker) throw_trap(*enter(xpu_sim::Site(), XPU_SIM_CALLER), object, *type);
+  abi::__cxa_throw(object, type, destroy);
+}

@@ -4,16 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <typeinfo>
 
 #include "checks.h"
+#include "worker.h"
 #include "xpu_sim/finding.h"
 #include "xpu_sim/options.h"
 #include "xpu_sim/site.h"
 
 namespace xpu_sim::rt {
-
-struct Core;
-class Worker;
 
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
@@ -24,12 +23,29 @@ Finding finding_at(Check check, const Core& core, const void* pc, std::string me
 
 // Records it, and ends the launch if its check or the options say so.
 void report(Check check, Finding finding);
+// nullptr: it is counted with the first.
+Told* first_time(Check check, const Core& core, const void* place, int line);
+// The same with what make() gives, unless this check has found something at that place in this launch: then it is counted.
+template <class F>
+void report_once(Check check, const Core& core, const void* place, int line, F make) {
+  if (Told* t = first_time(check, core, place, line)) {
+    Finding f = make();
+    t->at = f.at;
+    report(check, std::move(f));
+  }
+}
+template <class F>
+void report_once(Check check, const Core& core, Site site, F make) {
+  report_once(check, core, site.file, site.line, make);
+}
 // Records it and ends the launch.
 [[noreturn]] void trap(Finding finding);
 
 // Adds space, object and offset of an address, as far as known.
 void describe(Finding* finding, const Core& core, const void* address);
 
+// A throw at the core's last call, or one that has been unwound: of code that is not the kernel's own.
+[[noreturn]] void throw_trap(const Core& core, void* object, const std::type_info& type);
 [[noreturn]] void exception_trap(const Core& core);
 [[noreturn]] void deadlock_trap(Worker& worker);
 [[noreturn]] void watchdog_trap(const Core& core, Site site);

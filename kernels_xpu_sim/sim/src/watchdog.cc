@@ -15,6 +15,8 @@
 
 namespace xpu_sim::rt {
 
+const char Watch::own_mark = 0;
+
 Watch::~Watch() {
   if (created_) timer_delete(timer_);
 }

@@ -19,14 +19,18 @@ class Watch {
   void end() { watching_ = 0; }
   // Asked by a core that calls the runtime often.
   bool limit_reached() const { return requested_ != 0; }
-  // The timer's signal, at instruction `pc`. True: the core must be stopped where it is.
+  // The timer's signal. True: the core must be stopped where it is.
   bool tick();
+  // Of this copy of the emulator: each library that was linked with it has one, and the signal is for all of them.
+  bool is_ours() const { return owner_ == &own_mark; }
 
  private:
   static constexpr double kPeriod = 0.25;
+  static const char own_mark;
 
   void arm(double period);
 
+  const char* owner_ = &own_mark;
   timer_t timer_{};
   bool created_ = false;
   unsigned generation_ = 0;  // of forks, when it was created

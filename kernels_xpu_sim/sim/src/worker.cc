@@ -7,6 +7,7 @@
 #include "checker.h"
 #include "dma.h"
 #include "faults.h"
+#include "findings.h"
 #include "memory_image.h"
 #include "random.h"
 #include "trap.h"
@@ -19,7 +20,7 @@ Worker& this_worker() {
   return *worker;
 }
 
-Worker::Worker() : stacks_(kMaxCores + 1) {
+Worker::Worker() {
   for (int i = 0; i < kMaxCores; ++i) {
     cores_[i].id = i;
     cores_[i].worker = this;
@@ -42,6 +43,14 @@ void Worker::run(Launch* launch) {
   switch_context(&host_, &free_fiber()->context);
   if (launch->ended.load(std::memory_order_relaxed)) forget_fibers();
   if (checker) checker->launch_ends(*this);
+  count_told();
+}
+
+void Worker::count_told() {
+  for (const Told& t : told) {
+    if (t.count > 1) count_again(t.check, launch_->kernel->name, t.at, t.count - 1);
+  }
+  told.clear();
 }
 
 // A fiber runs cores to their ends, one after the other on one stack; only a core that must wait keeps its stack, and the
@@ -58,8 +67,8 @@ void Worker::run_cores() {
     Core* const core = next_here(self);
     core->fiber = self;
     run_core(core);
-    core->fiber = nullptr;
     leave(core);
+    core->fiber = nullptr;
   }
 }
 
@@ -155,6 +164,7 @@ void Worker::barrier(uint32_t groups, Site site) {
   Core* const core = current();
   core->wait_groups = groups;
   core->last = site;
+  if (checker) checker->core_pauses(*core);
   const uint64_t bit = uint64_t{1} << core->id;
   waiting_ |= bit;
   if (groups == (1u << kGroups) - 1) {
@@ -198,6 +208,7 @@ void Worker::release_groups() {
 void Worker::give_way() {
   Core* const core = current();
   core->calls = 0;
+  if (checker) checker->core_pauses(*core);
   push(core->id);
   continue_with(pop(), core);
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "checks.h"
 #include "dma_queue.h"
 #include "gm_table.h"
 #include "kernel_info.h"
@@ -18,13 +19,23 @@
 namespace xpu_sim::rt {
 
 constexpr int kMaxCores = 64;
-constexpr int kFaultStack = kMaxCores;  // one stack more, for what follows a fault
+constexpr int kFaultStack = kMaxCores;
+static_assert(kFaultStack + 1 == kStacksPerWorker);
 constexpr int kMaxClusters = 255;
 constexpr int kGroups = 16;
 constexpr size_t kSmBytes = 256 * 1024;
 constexpr size_t kGroupLmBytes = 32 * 1024;  // shared by the cores of a group: all of it for one core per group
 
 class Worker;
+
+// A place where a check has found something in this launch. Making a finding is slow, and a loop makes many.
+struct Told {
+  Check check;
+  const void* place;                        // an instruction, or the name of a source file
+  int line;
+  Location at;
+  long count;
+};
 
 // One launch, shared by the workers that run it.
 struct Launch {
@@ -49,15 +60,14 @@ struct Core {
   Site lm_site;                             // and where: by a builtin,
   const void* lm_pc = nullptr;              // or by an instruction
   Fiber* fiber = nullptr;                   // nullptr: not started, or finished
-  Site last;                                // its last call into the runtime
+  Site last;                                // its last call into the runtime,
+  const void* last_pc = nullptr;            // and the instruction after it
   uint32_t wait_groups = 0;                 // the groups it waits for at a barrier
   uint32_t calls = 0;                       // into the runtime, since it last gave way
   uint64_t dma_bytes = 0, accesses = 0;
   const int* linked = nullptr;              // an atomic's loada without its storea yet
-  // Of a checking build: its stack while kernel code runs on it (else no bytes), what is known of each byte, and more.
-  uintptr_t stack_begin = 0;
-  size_t stack_bytes = 0;
-  uint8_t* stack_shadow = nullptr;
+  // Of a checking build.
+  bool checked = false;                     // kernel code runs
   void* checker_state = nullptr;
   DmaQueue dma;
 };
@@ -95,6 +105,7 @@ class Worker {
   uint64_t registry_seen = 0;
   int lock_holder = -1;                     // core that holds ticket_lock_mix
   Watch watch;
+  std::vector<Told> told;                   // of this launch
   std::shared_ptr<void> checker_state;
 
  private:
@@ -112,6 +123,7 @@ class Worker {
   Fiber* free_fiber();
   void forget_fibers();
   [[noreturn]] void deadlock();
+  void count_told();
 
   void push(int core) { ready_[tail_++ % kMaxCores] = static_cast<uint8_t>(core); }
   int pop() { return ready_[head_++ % kMaxCores]; }

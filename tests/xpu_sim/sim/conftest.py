@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec_hal.xpu_cc import Build, build, toolchain
-from tests.support.xpu_program import Program
+from tests.support.xpu_program import BUILTIN_FILES, BUILTIN_TESTS, PAIRS, SOURCES, Program
 
 
 @pytest.fixture(scope="session")
@@ -41,5 +41,49 @@ def compiled(shared_folder: Path) -> Callable[..., Program]:
                 unfinished.rename(output) if status == 0 else failed.touch()
             assert output.is_file(), f"{name} does not compile"
         return Program(output)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pairs(shared_folder: Path, compiled: Callable[..., Program]) -> Callable[[str], Program]:
+    """pairs(mode): all kernels of the pairs in one program, which runs those named."""
+
+    def make(mode: str) -> Program:
+        kernels = shared_folder / f"pairs_{mode}.xpu"
+        main = shared_folder / f"pairs_{mode}.cpp"
+        write(kernels, "".join(f'#include "{kernel.path}"\n' for kernel in PAIRS.values()))
+        declared = "".join(f"void {name}(const int*, int*, int, const int*);\n" for name in PAIRS)
+        entries = "".join(f'  {{"{name}", {name}}},\n' for name in PAIRS)
+        write(
+            main,
+            f'#include "{SOURCES / "pairs_main.h"}"\n{declared}static const Entry kernels[] = {{\n{entries}}};\n'
+            "int main(int argc, char** argv) { return run_pairs(kernels, argc, argv); }\n",
+        )
+        # What is wrong on purpose is what compilers warn about.
+        return compiled("pairs", [kernels, main], mode, flags=["-Wno-error", "-w"])
+
+    return make
+
+
+def write(path: Path, text: str) -> None:
+    if not path.is_file():
+        path.write_text(text)
+
+
+@pytest.fixture(scope="session")
+def builtins(shared_folder: Path, compiled: Callable[..., Program]) -> Callable[[str], Program]:
+    """builtins(mode): all tests of the builtins in one program."""
+
+    def make(mode: str) -> Program:
+        main = shared_folder / f"builtins_{mode}.cpp"
+        declared = "".join(f"void {name}(const int*, int*, int*);\n" for name in BUILTIN_TESTS)
+        entries = "".join(f'  {{"{name}", {name}, {size[0]}, {size[1]}}},\n' for name, size in BUILTIN_TESTS.items())
+        write(
+            main,
+            f'#include "{SOURCES}/builtins/main.h"\n{declared}static const Test tests[] = {{\n{entries}}};\n'
+            "int main(int, char** argv) { return run_test(tests, argv[1]); }\n",
+        )
+        return compiled("builtins", [*BUILTIN_FILES, main], mode)
 
     return make

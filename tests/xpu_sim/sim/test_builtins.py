@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from tests.support.xpu_program import MODES, SOURCES, Program
+from specdec_hal.xpu_cc import toolchain
+from tests.support.xpu_program import BUILTIN_TESTS, MODES
 
-FILES = sorted((SOURCES / "builtins").glob("*.xpu"))
-TESTS = {
-    name: (int(clusters), int(cores))
-    for path in FILES
-    for name, clusters, cores in re.findall(r"^TEST\((\w+), (\d+), (\d+)\)", path.read_text(), re.MULTILINE)
-}
 OPTIONS = ("seed=0", "seed=3,dma=deferred,poison=90", "seed=8,dma=random,llsc_failure=0.3")
 
 
-@pytest.fixture(scope="session")
-def program(shared_folder, compiled):
-    """program(mode): all tests in one program."""
-
-    def make(mode: str) -> Program:
-        main = shared_folder / f"builtins_{mode}.cpp"
-        declared = "".join(f"void {name}(const int*, int*, int*);\n" for name in TESTS)
-        entries = "".join(f'  {{"{name}", {name}, {size[0]}, {size[1]}}},\n' for name, size in TESTS.items())
-        if not main.is_file():
-            main.write_text(
-                f'#include "{SOURCES}/builtins/main.h"\n{declared}static const Test tests[] = {{\n{entries}}};\n'
-                "int main(int, char** argv) { return run_test(tests, argv[1]); }\n"
-            )
-        return compiled("builtins", [*FILES, main], mode)
-
-    return make
-
-
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", TESTS)
-def test_builtin(program, name, mode):
+@pytest.mark.parametrize("name", BUILTIN_TESTS)
+def test_builtin(builtins, name, mode):
     for options in OPTIONS:
-        result = program(mode)(name, options=options)
+        result = builtins(mode)(name, options=options)
         assert result.status == 0, (options, result.out, result.err)
         assert result.findings == [], options
 
 
 def test_all_headers_bring_everything(shared_folder, compiled):
     """Kernels include some of the headers and rely on all of them."""
-    headers = sorted(path.name for path in (compiled_include() / "xpu" / "kernel").glob("*.h"))
+    headers = sorted(path.name for path in (toolchain().include / "xpu" / "kernel").glob("*.h"))
     assert len(headers) == 16
     for header in headers:
         source = shared_folder / f"only_{header[:-2]}.xpu"
@@ -61,9 +36,3 @@ def test_all_headers_bring_everything(shared_folder, compiled):
     main = shared_folder / "headers.cpp"
     main.write_text("int main() { return 0; }\n")
     assert compiled("headers", [*sources, main], "fast")().status == 0
-
-
-def compiled_include():
-    from specdec_hal.xpu_cc import toolchain
-
-    return toolchain().include

@@ -38,6 +38,9 @@ const Counters& last_counters();
 std::vector<KernelReport> report();
 void reset_report();
 
+// Called after each launch with its own counters; nullptr (the default): nobody.
+void on_launch(void (*listener)(const KernelReport&));
+
 std::string to_text(const std::vector<KernelReport>& report);
 std::string to_json(const std::vector<KernelReport>& report);
 

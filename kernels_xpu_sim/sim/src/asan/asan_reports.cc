@@ -21,7 +21,9 @@ const Copy* copy_at(const State& state, const char* address) {
 
 }  // namespace
 
-void report_access(const Core& core, const char* address, size_t bytes, bool write, const void* pc, Site site) {
+namespace {
+
+Finding access_finding(const Core& core, const char* address, size_t bytes, bool write, const void* pc, Site site) {
   const Copy* const copy = copy_at(*static_cast<const State*>(core.checker_state), address);
   Finding f = pc ? finding_at(Check::memory_fault, core, pc, "") : finding_at(Check::memory_fault, core, site, "");
   describe(&f, core, address);
@@ -50,7 +52,18 @@ void report_access(const Core& core, const char* address, size_t bytes, bool wri
                      static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)));
   }
   f.check = name_of(check);
-  report(check, std::move(f));
+  return f;
+}
+
+}  // namespace
+
+void report_access(const Core& core, const char* address, size_t bytes, bool write, const void* pc, Site site) {
+  // Only the use of what is in flight goes on.
+  const bool in_flight = copy_at(*static_cast<const State*>(core.checker_state), address) != nullptr;
+  const auto make = [&] { return access_finding(core, address, bytes, write, pc, site); };
+  if (!in_flight) trap(make());
+  const Check check = write ? Check::write_in_flight : Check::read_in_flight;
+  pc ? report_once(check, core, pc, 0, make) : report_once(check, core, site, make);
 }
 
 namespace {

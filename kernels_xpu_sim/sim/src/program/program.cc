@@ -2,7 +2,7 @@
 // through the environment, since the program's own arguments are its own:
 //   XPU_SIM=seed=7,dma=random    options of all launches that have none of their own
 //   XPU_SIM_JSON=FILE            findings and counters as JSON at the end; - is the standard output
-//   XPU_SIM_REPORT=1             counters by kernel at the end, on the standard error
+//   XPU_SIM_REPORT=1             counters by kernel at the end, on the standard error; "launches": after each launch
 #include <unistd.h>
 
 #include <cstdio>
@@ -17,7 +17,17 @@ namespace xpu_sim {
 
 namespace {
 
+// Of a program that launches for hours, the JSON document has the first launches.
+constexpr size_t kMostLaunches = 10000;
+
 std::vector<Finding>* printed = nullptr;
+std::vector<KernelReport>* launches = nullptr;
+bool print_launches = false;
+
+void note(const KernelReport& launch) {
+  if (print_launches) std::fputs(to_text({launch}).c_str(), stderr);
+  if (launches->size() < kMostLaunches) launches->push_back(launch);
+}
 
 void print(const Finding& finding) {
   std::fputs(to_text(finding).c_str(), stderr);
@@ -30,7 +40,8 @@ void write_json(const char* path, const std::vector<Finding>& findings) {
     std::fprintf(stderr, "xpu_sim: expected XPU_SIM_JSON to name a file that can be written, got %s\n", path);
     return;
   }
-  std::fprintf(out, "{\"findings\": %s,\n\"kernels\": %s}\n", to_json(findings).c_str(), to_json(report()).c_str());
+  std::fprintf(out, "{\"findings\": %s,\n\"kernels\": %s,\n\"launches\": %s}\n", to_json(findings).c_str(),
+               to_json(report()).c_str(), to_json(*launches).c_str());
   if (out != stdout) std::fclose(out);
 }
 
@@ -45,6 +56,11 @@ struct Program {
       }
     }
     on_finding(&print);
+    const char* const counters = std::getenv("XPU_SIM_REPORT");
+    print_launches = counters && std::strcmp(counters, "launches") == 0;
+    if (!print_launches && !std::getenv("XPU_SIM_JSON")) return;
+    launches = new std::vector<KernelReport>;
+    on_launch(&note);
   }
 
   // Runs after the destructors of the program's own globals.
@@ -54,7 +70,7 @@ struct Program {
       std::vector<Finding> all = take_findings();
       write_json(path, all.size() >= printed->size() ? all : *printed);
     }
-    if (std::getenv("XPU_SIM_REPORT")) std::fputs(to_text(report()).c_str(), stderr);
+    if (std::getenv("XPU_SIM_REPORT") && !print_launches) std::fputs(to_text(report()).c_str(), stderr);
     if (printed->empty()) return;
     const size_t n = printed->size();
     std::fprintf(stderr, "xpu_sim: %zu %s\n", n, n == 1 ? "finding" : "findings");

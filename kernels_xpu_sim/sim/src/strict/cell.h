@@ -98,6 +98,16 @@ inline bool read_again(const Cell& c, uint32_t now, uint16_t who) {
   return c.rstamp == now && (c.readers >> (who & 63u) & 1) && (c.wstamp != now || c.wcore == who) &&
          !(c.flags & (kCellDestination | kCellParts));
 }
+// Cores have synchronised by barriers of all only. Some core has read it since the last of those, before which it was
+// written and fenced: then this core may read it as well, and it is enough to note that.
+inline bool read_by_all(Cell* c, uint32_t now, uint32_t cluster_start, uint32_t full_barrier, const uint32_t* published,
+                        unsigned core) {
+  if (c->rstamp < full_barrier || c->wstamp >= full_barrier || c->wstamp < cluster_start) return false;
+  if ((c->flags & (kCellDestination | kCellParts | kCellAsync)) || c->wfence >= published[c->wcore & 63u]) return false;
+  c->readers |= uint64_t{1} << core;
+  c->rstamp = now;
+  return true;
+}
 inline bool written_again(const Cell& c, uint32_t now, uint16_t who, uint32_t fence) {
   return c.wstamp == now && c.wcore == who && c.wfence == fence && (c.flags & kCellStored) &&
          !(c.flags & (kCellDestination | kCellSource | kCellParts)) &&

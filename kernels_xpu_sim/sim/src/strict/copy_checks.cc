@@ -13,11 +13,22 @@ bool overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes) { ret
 
 std::string name(const Copy& c) { return text("%s of %zu bytes", direction_name(c.direction), c.bytes); }
 
-void complain(Core& core, const Copy& c, const char* address, Check check, const std::string& message, std::string other) {
-  Finding f = finding_at(check, core, c.site, name(c) + ": " + message);
-  describe(&f, core, address);
-  f.other = std::move(other);
-  report(check, std::move(f));
+void complain(Core& core, const Copy& c, const char* address, Check check, const char* message, const InFlight* other = nullptr) {
+  report_once(check, core, c.site, [&] {
+    Finding f = finding_at(check, core, c.site, name(c) + ": " + message);
+    describe(&f, core, address);
+    if (other) {
+      const Copy& o = other->copy;
+      f.other = text("%s_ASYNC at %s:%d", direction_name(o.direction), o.site.file, o.site.line);
+    }
+    return f;
+  });
+}
+
+// Says what a copy's access conflicts with.
+void complain(State& s, Core& core, const Copy& c, Conflict conflict, const Cell& cell, const char* address, bool write) {
+  const Check check = check_for(conflict);
+  report_once(check, core, c.site, [&] { return conflict_finding(s, core, conflict, cell, address, write, c.site, name(c)); });
 }
 
 // An earlier copy of this core's, still in flight, that uses the same local memory.
@@ -28,10 +39,6 @@ const InFlight* earlier(const State& s, const Core& core, const Copy& c, const c
   return nullptr;
 }
 
-std::string at(const InFlight* f) {
-  return f ? text("%s_ASYNC at %s:%d", direction_name(f->copy.direction), f->copy.site.file, f->copy.site.line) : "";
-}
-
 void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) {
   const Model& model = core.launch->options->model;
   uint8_t* const shadow = s.lm.of(local);
@@ -39,14 +46,16 @@ void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   const bool reads = to_gm(c.direction);
   if (!model.dma_fifo && (bits & (reads ? kDestination : kDestination | kSource))) {
     complain(core, c, local, reads ? Check::read_in_flight : Check::write_in_flight,
-             "its buffer in LM is used by an earlier copy in flight", at(earlier(s, core, c, local)));
+             "its buffer in LM is used by an earlier copy in flight", earlier(s, core, c, local));
   }
   if (reads) {
-    if (!(all_bits(shadow, c.bytes) & kWritten) && s.lm.has_unwritten(local, c.bytes)) {
-      complain(core, c, local, Check::uninitialised_read, "some of its source was never written", "");
+    const bool all_written = all_bits(shadow, c.bytes) & kWritten;
+    if (!all_written && s.lm.has_unwritten(local, c.bytes)) {
+      complain(core, c, local, Check::uninitialised_read, "some of its source was never written");
     }
-    if ((bits & kStored) && model.store_to_dma_needs_fence) {
-      complain(core, c, local, Check::missing_fence, "its source was stored to, and no mfence_lm since", "");
+    const bool stored = (bits & kStored) || (!all_written && s.lm.written_unseen(local, c.bytes));
+    if (stored && model.store_to_dma_needs_fence) {
+      complain(core, c, local, Check::missing_fence, "its source was stored to, and no mfence_lm since");
     }
     if (!sync) set_bits(shadow, c.bytes, kSource);
   } else {
@@ -81,18 +90,10 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
       if (!sync) x.flags |= kCellDestination;
     }
   });
-  if (worst != Conflict::none) {
-    Check check{};
-    Location here;
-    if (c.site.file) here.file = c.site.file;
-    here.line = c.site.line;
-    Finding f = conflict_finding(s, core, worst, cell, where, !reads, here, &check);
-    f.message = name(c) + ": " + f.message;
-    report(check, std::move(f));
-  }
-  if (unwritten) complain(core, c, local, Check::uninitialised_read, "some of its source was never written in this cluster", "");
+  if (worst != Conflict::none) complain(s, core, c, worst, cell, where, !reads);
+  if (unwritten) complain(core, c, local, Check::uninitialised_read, "some of its source was never written in this cluster");
   if (stored && core.launch->options->model.store_to_dma_needs_fence) {
-    complain(core, c, local, Check::missing_fence, "its source was stored to, and no mfence_sm since", "");
+    complain(core, c, local, Check::missing_fence, "its source was stored to, and no mfence_sm since");
   }
 }
 
@@ -105,7 +106,7 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   if (writes && !core.launch->options->model.dma_fifo) {
     for (const InFlight& f : s.in_flight[core.id]) {
       if (!to_gm(f.copy.direction) && overlap(f.gm(), f.copy.bytes, gm, c.bytes)) {
-        complain(core, c, gm, Check::write_in_flight, "its destination is the source of an earlier copy in flight", at(&f));
+        complain(core, c, gm, Check::write_in_flight, "its destination is the source of an earlier copy in flight", &f);
         break;
       }
     }
@@ -135,14 +136,7 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
     cell = before;
     where = p;
   });
-  if (worst == Conflict::none) return;
-  Check check{};
-  Location here;
-  if (c.site.file) here.file = c.site.file;
-  here.line = c.site.line;
-  Finding f = conflict_finding(s, core, worst, cell, where, writes, here, &check);
-  f.message = name(c) + ": " + f.message;
-  report(check, std::move(f));
+  if (worst != Conflict::none) complain(s, core, c, worst, cell, where, writes);
 }
 
 void finish_local(State& s, const InFlight& f) {
@@ -212,9 +206,7 @@ void finish_fenced(State& s, Core& core, uint32_t mask) {
   finish_if(s, core, false, [mask, &model](const Copy& c) { return completes(c, mask, model); });
   if (mask & fence_sm) ++s.fences[sm_space][core.id];
   if (mask & fence_gm) ++s.fences[gm_space][core.id];
-  if (mask & fence_lm) {
-    clear_bits(s.lm.of(core.lm_low), static_cast<size_t>(core.fiber->high - core.lm_low), kStored);
-  }
+  if (mask & fence_lm) s.lm.fence(core.lm_low, core.lm_top);
 }
 
 // A synchronous copy has finished when it returns, and with it the earlier ones of its kind.
@@ -245,12 +237,9 @@ void atomic_access(State& s, Core& core, const char* address, bool store) {
     cell = before;
   });
   if (k == Conflict::none) return;
-  Check check{};
-  Location here;
-  here.file = core.last.file ? core.last.file : "";
-  here.line = core.last.line;
-  Finding f = conflict_finding(s, core, k, cell, address, store, here, &check);
-  report(check, std::move(f));
+  const Check check = check_for(k);
+  report_once(check, core, core.last_pc, 0,
+              [&] { return conflict_finding(s, core, k, cell, address, store, core.last, ""); });
 }
 
 void check_room(Core& core, const void* address, size_t bytes, Site site) {

@@ -1,5 +1,8 @@
 // The functions that -fsanitize=thread calls before every load and store of a kernel. ThreadSanitizer's own library is not
 // linked: these are ours, and they know cores instead of threads.
+//
+// By far the most accesses are good ones to the core's own stack. Those take one look at the shadow; all others leave for
+// a function of their own, by a jump, so that its frame shows the kernel as its caller.
 #include <cstdint>
 #include <cstring>
 
@@ -24,6 +27,27 @@ struct Word<4> { using type = uint32_t; };
 template <>
 struct Word<8> { using type = uint64_t; };
 
+// Kernels run on the stacks of cores only; what the host runs of the same file is not looked at.
+inline bool in_kernel(const void* sp) {
+  return __builtin_expect(static_cast<size_t>(static_cast<const char*>(sp) - block_space) < kBlockSpaceBytes, 1);
+}
+
+inline bool on_own_stack(const void* p, const void* sp) {
+  return __builtin_expect((reinterpret_cast<uintptr_t>(p) ^ reinterpret_cast<uintptr_t>(sp)) < kBlockBytes, 1);
+}
+
+inline bool is_aligned(const void* p, size_t n) { return __builtin_expect((reinterpret_cast<uintptr_t>(p) & (n - 1)) == 0, 1); }
+
+// Both at once: the bits that must not be set in the distance from the block's start are moved to the top.
+template <size_t N>
+inline bool aligned_on_own_stack(const void* p, const void* sp) {
+  const uintptr_t block = reinterpret_cast<uintptr_t>(sp) & ~(kBlockBytes - 1), x = reinterpret_cast<uintptr_t>(p) - block;
+  constexpr int kShift = N == 8 ? 3 : N == 4 ? 2 : N == 2 ? 1 : 0;
+  const uintptr_t turned = kShift == 0 ? x : x >> kShift | x << (64 - kShift);
+  return __builtin_expect(turned < kBlockBytes >> kShift, 1);
+}
+
+// LM in use: what was stored to.
 inline void note(Core* core, const char* p, const void* pc) {
   ++core->accesses;
   if (__builtin_expect(p < core->lm_low, 0)) {
@@ -32,65 +56,75 @@ inline void note(Core* core, const char* p, const void* pc) {
   }
 }
 
-// On a core's own stack, which is by far the most frequent, a load or store costs one look at the shadow.
 template <size_t N>
-inline __attribute__((always_inline)) void load(const char* p, const void* pc) {
-  using W = typename Word<N>::type;
+[[gnu::noinline]] void load_otherwise(const char* p) {
+  const void* const pc = __builtin_return_address(0);
   Core* const core = current();
-  const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - core->stack_begin;
-  if (__builtin_expect(offset < core->stack_bytes, 1)) {
-    note(core, p, pc);
-    W bits;
-    std::memcpy(&bits, core->stack_shadow + offset, N);
-    constexpr W kLooked = static_cast<W>(spread(kWritten | kDestination)), kGood = static_cast<W>(spread(kWritten));
-    if (__builtin_expect((bits & kLooked) != kGood, 0)) lm_load_slow(*core, p, N, pc);
-    if (__builtin_expect(reinterpret_cast<uintptr_t>(p) & (N - 1), 0)) unaligned(*core, p, N, pc);
-  } else if (core->stack_bytes) {
-    if (__builtin_expect(reinterpret_cast<uintptr_t>(p) & (N - 1), 0)) unaligned(*core, p, N, pc);
-    shared_access(*core, p, N, false, pc);
-  }
+  if (!core->checked) return;
+  if (!is_aligned(p, N)) unaligned(*core, p, N, pc);
+  if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, N, false, pc);
+  note(core, p, pc);
+  lm_load_slow(*core, p, N, pc);
+}
+
+template <size_t N>
+[[gnu::noinline]] void store_otherwise(char* p) {
+  const void* const pc = __builtin_return_address(0);
+  Core* const core = current();
+  if (!core->checked) return;
+  if (!is_aligned(p, N)) unaligned(*core, p, N, pc);
+  if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, N, true, pc);
+  note(core, p, pc);
+  lm_store_slow(*core, p, N, pc);
+  set_bits(LmShadow::of(p), N, kWritten | kStored);
+}
+
+template <size_t N>
+inline __attribute__((always_inline)) void load(const char* p) {
+  using W = typename Word<N>::type;
+  constexpr W kLooked = static_cast<W>(spread(kWritten | kDestination)), kGood = static_cast<W>(spread(kWritten));
+  const void* const sp = stack_pointer();
+  if (!in_kernel(sp)) return;
+  if (!aligned_on_own_stack<N>(p, sp)) return load_otherwise<N>(p);
+  W bits;
+  std::memcpy(&bits, LmShadow::of(p), N);
+  if (__builtin_expect((bits & kLooked) != kGood, 0)) return load_otherwise<N>(p);
+  ++(*owner_slot(sp))->accesses;
 }
 
 template <size_t N>
 inline __attribute__((always_inline)) void store(char* p, const void* pc) {
   using W = typename Word<N>::type;
-  Core* const core = current();
-  const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - core->stack_begin;
-  if (__builtin_expect(offset < core->stack_bytes, 1)) {
-    note(core, p, pc);
-    W bits;
-    std::memcpy(&bits, core->stack_shadow + offset, N);
-    if (__builtin_expect(bits & static_cast<W>(spread(kDestination | kSource)), 0)) lm_store_slow(*core, p, N, pc);
-    bits = static_cast<W>(bits | spread(kWritten | kStored));
-    std::memcpy(core->stack_shadow + offset, &bits, N);
-    if (__builtin_expect(reinterpret_cast<uintptr_t>(p) & (N - 1), 0)) unaligned(*core, p, N, pc);
-  } else if (core->stack_bytes) {
-    if (__builtin_expect(reinterpret_cast<uintptr_t>(p) & (N - 1), 0)) unaligned(*core, p, N, pc);
-    shared_access(*core, p, N, true, pc);
-  }
+  const void* const sp = stack_pointer();
+  if (!in_kernel(sp)) return;
+  if (!aligned_on_own_stack<N>(p, sp)) return store_otherwise<N>(p);
+  uint8_t* const shadow = LmShadow::of(p);
+  W bits;
+  std::memcpy(&bits, shadow, N);
+  if (__builtin_expect(bits & static_cast<W>(spread(kDestination | kSource)), 0)) return store_otherwise<N>(p);
+  bits = static_cast<W>(spread(kWritten | kStored));  // it has no others
+  std::memcpy(shadow, &bits, N);
+  note(*owner_slot(sp), p, pc);
 }
 
 }  // namespace
 
 void load_range(const char* p, size_t bytes, const void* pc) {
   Core* const core = current();
-  if (!core->stack_bytes || bytes == 0) return;
-  const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - core->stack_begin;
-  if (offset >= core->stack_bytes) return shared_access(*core, p, bytes, false, pc);
+  if (!core->checked || bytes == 0) return;
+  if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, bytes, false, pc);
   note(core, p, pc);
   // A structure may have gaps, a vector unused lanes: it counts as uninitialised when all of it is.
-  const uint8_t* const shadow = core->stack_shadow + offset;
-  const uint8_t bits = any_bits(shadow, bytes);
+  const uint8_t bits = any_bits(LmShadow::of(p), bytes);
   if (!(bits & kWritten) || (bits & kDestination)) lm_load_slow(*core, p, bytes, pc);
 }
 
 void store_range(char* p, size_t bytes, const void* pc) {
   Core* const core = current();
-  if (!core->stack_bytes || bytes == 0) return;
-  const uintptr_t offset = reinterpret_cast<uintptr_t>(p) - core->stack_begin;
-  if (offset >= core->stack_bytes) return shared_access(*core, p, bytes, true, pc);
+  if (!core->checked || bytes == 0) return;
+  if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, bytes, true, pc);
   note(core, p, pc);
-  uint8_t* const shadow = core->stack_shadow + offset;
+  uint8_t* const shadow = LmShadow::of(p);
   if (any_bits(shadow, bytes) & (kDestination | kSource)) lm_store_slow(*core, p, bytes, pc);
   set_bits(shadow, bytes, kWritten | kStored);
 }
@@ -100,7 +134,7 @@ void store_range(char* p, size_t bytes, const void* pc) {
 #define XPU_SIM_HOOK extern "C" __attribute__((used, visibility("hidden"))) void
 #define XPU_SIM_PC __builtin_return_address(0)
 #define XPU_SIM_HOOKS(N)                                                                                            \
-  XPU_SIM_HOOK __tsan_read##N(void* p) { xpu_sim::rt::strict::load<N>(static_cast<const char*>(p), XPU_SIM_PC); }   \
+  XPU_SIM_HOOK __tsan_read##N(void* p) { xpu_sim::rt::strict::load<N>(static_cast<const char*>(p)); }   \
   XPU_SIM_HOOK __tsan_write##N(void* p) { xpu_sim::rt::strict::store<N>(static_cast<char*>(p), XPU_SIM_PC); }
 
 // The compiler knows that these are unaligned and a device's would take them apart: not an error.

@@ -22,18 +22,18 @@ std::string in_flight_text(const State& state, const Core& core, const char* p, 
 }  // namespace
 
 void lm_finding(Core& core, Check check, const char* p, size_t bytes, bool write, const void* pc) {
-  State& state = *state_of(core);
-  std::string message = text("%s of %zu bytes of LM ", kind(write), bytes);
-  const std::string copy = in_flight_text(state, core, p, bytes);
-  if (check == Check::uninitialised_read) {
-    message += "that nothing has written";
-  } else {
-    message += write ? "that a copy in flight uses; fence first" : "that a copy in flight has yet to fill; fence first";
-  }
-  Finding f = finding_at(check, core, pc, message);
-  describe(&f, core, p);
-  f.other = check == Check::uninitialised_read ? "" : copy;
-  report(check, std::move(f));
+  report_once(check, core, pc, 0, [&] {
+    std::string message = text("%s of %zu bytes of LM ", kind(write), bytes);
+    if (check == Check::uninitialised_read) {
+      message += "that nothing has written";
+    } else {
+      message += write ? "that a copy in flight uses; fence first" : "that a copy in flight has yet to fill; fence first";
+    }
+    Finding f = finding_at(check, core, pc, message);
+    describe(&f, core, p);
+    if (check != Check::uninitialised_read) f.other = in_flight_text(*state_of(core), core, p, bytes);
+    return f;
+  });
 }
 
 void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc) {

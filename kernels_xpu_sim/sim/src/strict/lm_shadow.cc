@@ -1,8 +1,6 @@
 #include "lm_shadow.h"
 
-#include <sys/mman.h>
-
-#include <new>
+#include <cstring>
 
 #include "../worker.h"
 
@@ -12,14 +10,6 @@ namespace {
 constexpr size_t kPrepared = 64 * 1024;  // of a stack, when it is first used: twice what a core may use
 constexpr size_t kRuntime = 2 * 1024;    // that the runtime's own calls may use below the kernel
 }
-
-LmShadow::LmShadow(const Stacks& stacks) : low_(stacks.low()), bytes_(stacks.bytes()), lowest_(kMaxCores + 1) {
-  void* const p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
-  shadow_ = static_cast<uint8_t*>(p);
-}
-
-LmShadow::~LmShadow() { munmap(shadow_, bytes_); }
 
 char* LmShadow::clear(const Fiber& fiber) {
   char*& lowest = lowest_[static_cast<size_t>(fiber.index)];
@@ -38,6 +28,51 @@ void LmShadow::used(const Fiber& fiber, char* lowest, bool deeply) {
 }
 
 void LmShadow::forget() { lowest_.assign(lowest_.size(), nullptr); }
+
+void LmShadow::fence(char* from, char* high) {
+  typedef uint32_t Words __attribute__((vector_size(16)));  // wider ones are compared word by word
+  constexpr uint32_t kLow = static_cast<uint32_t>(kUnused), kHigh = static_cast<uint32_t>(kUnused >> 32);
+  constexpr Words kFilling = {kLow, kHigh, kLow, kHigh};
+  constexpr uint32_t kAllWritten = 0x01010101u * kWritten, kNoStore = 0x01010101u * (0xFFu & ~kStored);
+  from -= reinterpret_cast<uintptr_t>(from) & 63;
+  uint8_t* shadow = of(from);
+  for (const char* at = from; at < high; at += 64, shadow += 64) {
+    // Most lines are written, and not by stores since the last fence: a tile that was copied in.
+    ShadowBlock all, some;
+    std::memcpy(&all, shadow, sizeof all);
+    some = all;
+    for (size_t i = sizeof all; i < 64; i += sizeof all) {
+      ShadowBlock b;
+      std::memcpy(&b, shadow + i, sizeof b);
+      all &= b;
+      some |= b;
+    }
+    uint64_t w[4];
+    all &= uint8_t{kWritten};
+    some &= uint8_t{kStored};
+    std::memcpy(w, &all, sizeof all);
+    std::memcpy(w + 2, &some, sizeof some);
+    if ((w[0] & w[1]) == 0x0101010101010101ull * kWritten && !(w[2] | w[3])) continue;
+    for (size_t i = 0; i < 64; i += sizeof(Words)) {
+      Words content, bits;
+      std::memcpy(&content, at + i, sizeof content);
+      std::memcpy(&bits, shadow + i, sizeof bits);
+      bits = (bits & kNoStore) | (reinterpret_cast<Words>(content != kFilling) & kAllWritten);
+      std::memcpy(shadow + i, &bits, sizeof bits);
+    }
+  }
+}
+
+bool LmShadow::written_unseen(const char* address, size_t bytes) const {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+  const char* const end = address + bytes;
+  for (const char* word = address - (at & 3); word < end; word += 4) {
+    uint32_t bits;
+    std::memcpy(&bits, of(word), sizeof bits);
+    if (!(bits & 0x01010101u) && !untouched(word)) return true;
+  }
+  return false;
+}
 
 // Words are compared as a whole: a single byte may have the value by chance.
 bool LmShadow::untouched(const char* word) const {

@@ -20,12 +20,11 @@ enum LmBits : uint8_t {
 
 class LmShadow {
  public:
-  explicit LmShadow(const Stacks& stacks);
-  ~LmShadow();
-  LmShadow(const LmShadow&) = delete;
-  LmShadow& operator=(const LmShadow&) = delete;
+  LmShadow() : lowest_(kStacksPerWorker) {}
 
-  uint8_t* of(const void* address) const { return shadow_ + (static_cast<const char*>(address) - low_); }
+  static uint8_t* of(const void* address) {
+    return reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(address) - kShadowDistance);
+  }
 
   // A core starts on the fiber: forgets what an earlier one did there. Gives the lowest byte that one may have used, from
   // where on the caller fills the stack with kUnused.
@@ -35,6 +34,12 @@ class LmShadow {
   // Cores were left in the middle: nothing is known of what they used.
   void forget();
 
+  // A fence of LM, where [from, high) is in use: no store is without a fence any more. Code that does not tell, such as the
+  // return of a structure, counts as well: where the filling is gone, something was written.
+  void fence(char* from, char* high);
+  // Was a part of the range written by such code since the last fence?
+  bool written_unseen(const char* address, size_t bytes) const;
+
   // Is any aligned 4-byte word of the range unwritten?
   bool has_unwritten(const char* address, size_t bytes) const;
   // Are all bytes of the range unwritten?
@@ -42,9 +47,6 @@ class LmShadow {
 
  private:
   bool untouched(const char* word) const;
-  const char* low_;
-  size_t bytes_;
-  uint8_t* shadow_;
   std::vector<char*> lowest_;  // per fiber; nullptr: never used
 };
 

@@ -31,6 +31,25 @@ XPU_SIM_CALL xpu_sim_memset(void* to, int value, size_t n) {
   return std::memset(to, value, n);
 }
 
+XPU_SIM_CALL xpu_sim_memchr(const void* in, int value, size_t n) {
+  const void* const found = std::memchr(in, value, n);
+  const char* const begin = static_cast<const char*>(in);
+  load_range(begin, found ? static_cast<size_t>(static_cast<const char*>(found) - begin) + 1 : n, XPU_SIM_PC);
+  return const_cast<void*>(found);
+}
+
+extern "C" __attribute__((used, visibility("hidden"))) int xpu_sim_memcmp(const void* a, const void* b, size_t n) {
+  load_range(static_cast<const char*>(a), n, XPU_SIM_PC);
+  load_range(static_cast<const char*>(b), n, XPU_SIM_PC);
+  return std::memcmp(a, b, n);
+}
+
+extern "C" __attribute__((used, visibility("hidden"))) size_t xpu_sim_strlen(const char* text) {
+  const size_t n = std::strlen(text);
+  load_range(text, n + 1, XPU_SIM_PC);
+  return n;
+}
+
 XPU_SIM_CALL xpu_sim_allocate_exception(size_t bytes) {
   using namespace xpu_sim::rt;
   const Core& core = *current();

@@ -18,17 +18,20 @@ namespace {
 
 [[gnu::cold]] void conflict_at(State& state, Core& core, Conflict k, const Cell& cell, const char* p, size_t bytes,
                                bool write, const void* pc) {
-  Check check{};
-  Finding f = conflict_finding(state, core, k, cell, p, write, locate(pc), &check);
+  const Check check = check_for(k);
   // A store of what is there already is harmless; whether this one is, is seen after it.
   const bool may_be_uniform = write && k != Conflict::write_in_flight && bytes <= sizeof state.suspect.before;
-  if (!may_be_uniform) return report(check, std::move(f));
+  if (!may_be_uniform) {
+    return report_once(check, core, pc, 0, [&] { return conflict_finding(state, core, k, cell, p, write, pc); });
+  }
   settle(state);
   state.suspect.address = p;
   state.suspect.bytes = bytes;
   std::memcpy(state.suspect.before, p, bytes);
-  state.suspect.check = check;
-  state.suspect.finding = std::move(f);
+  state.suspect.core = &core;
+  state.suspect.conflict = k;
+  state.suspect.cell = cell;
+  state.suspect.pc = pc;
 }
 
 // One access that may fall into several cells gives one finding.
@@ -53,11 +56,21 @@ inline void visit(Cell& c, const Access& a, bool write, Worst* worst) {
   }
 }
 
+// Nothing new can be said of the access.
+inline bool repeats(const Core& core, State& state, Cell* c, bool write) {
+  const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
+  if (write) return written_again(*c, state.now, who, state.fences[sm_space][core.id]);
+  if (read_again(*c, state.now, who)) return true;
+  return !state.synchronised_in_part && read_by_all(c, state.now, state.cluster_start, state.full_barrier,
+                                                    state.published[sm_space], static_cast<unsigned>(core.id));
+}
+
 void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write, const void* pc) {
-  Cell* const word = bytes == 4 ? state.sm.word(p) : nullptr;
-  if (word) {
-    const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
-    if (write ? written_again(*word, state.now, who, state.fences[sm_space][core.id]) : read_again(*word, state.now, who)) return;
+  Cell* const word = bytes == 4 || bytes == 8 ? state.sm.word(p) : nullptr;
+  if (word && repeats(core, state, word, write)) {
+    if (bytes == 4) return;
+    Cell* const second = state.sm.word(p + 4);
+    if (second && repeats(core, state, second, write)) return;
   }
   const Access a = state.access(core, sm_space, state.places.of(pc), write ? kCellStored : 0);
   Worst worst;
@@ -72,7 +85,7 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
       c.wcore = a.who;
     }
   };
-  if (word) {
+  if (word && bytes == 4) {
     look(*word, p, 4);
   } else {
     state.sm.each(p, bytes, look);
@@ -143,12 +156,48 @@ void shared_access(Core& core, const char* p, size_t bytes, bool write, const vo
 }
 
 void settle(State& state) {
-  Suspect& s = state.suspect;
+  const Suspect s = state.suspect;
   if (!s.address) return;
-  const bool changed = std::memcmp(s.before, s.address, s.bytes) != 0;
-  s.address = nullptr;
-  Finding f = std::move(s.finding);
-  if (changed) report(s.check, std::move(f));
+  state.suspect.address = nullptr;
+  if (std::memcmp(s.before, s.address, s.bytes) == 0) return;
+  report_once(check_for(s.conflict), *s.core, s.pc, 0,
+              [&] { return conflict_finding(state, *s.core, s.conflict, s.cell, s.address, true, s.pc); });
+}
+
+namespace {
+
+[[noreturn]] void index_trap(State& state, const Core& core) {
+  BadIndex& bad = state.bad_index;
+  bad.waits = false;
+  Finding f = finding_at(Check::lm_object_overflow, core, bad.site, std::move(bad.message));
+  f.space = "LM";
+  f.object = std::move(bad.array);
+  trap(std::move(f));
+}
+
+// A store to SM of which only the effect was seen, at some time since the core's last call into the runtime.
+void unseen_store(State& state, Core& core, const char* p, size_t bytes, unsigned differ) {
+  const Access a = state.access(core, sm_space, state.places.of(core.last), kCellStored);
+  Worst worst;
+  state.sm.each(p, bytes, [&](Cell& c, const char* at, size_t n) {
+    if (n == 1 && !(differ >> (at - p) & 1)) return;
+    if (c.wcore == a.who && in_cluster(a, c.wstamp) && c.wstamp >= state.sm_looked) return;  // it was seen
+    visit(c, a, true, &worst);
+  });
+  if (worst.conflict == Conflict::none) return;
+  report_once(check_for(worst.conflict), core, core.last, [&] {
+    return conflict_finding(state, core, worst.conflict, worst.cell, p, true, core.last,
+                            "a structure that was returned, near here");
+  });
+}
+
+}  // namespace
+
+void look(State& state, Core& core) {
+  if (__builtin_expect(state.bad_index.waits, 0)) index_trap(state, core);
+  settle(state);
+  state.sm_watch.each_change([&](const char* p, size_t bytes, unsigned differ) { unseen_store(state, core, p, bytes, differ); });
+  state.sm_looked = state.now;
 }
 
 }  // namespace xpu_sim::rt::strict

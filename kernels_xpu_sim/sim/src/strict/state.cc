@@ -44,10 +44,12 @@ std::string place_text(const Location& where) {
   return s;
 }
 
-}  // namespace
+struct Words {
+  std::string message, other;
+};
 
-Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
-                         Location at, Check* check) {
+Words words_for(const State& state, const Core& core, Conflict conflict, const Cell& cell, bool write) {
+  Words w;
   const char* const kind = write ? "write" : "read";
   const std::string writer = text("write by core %d of cluster %d at ", cell.wcore % kMaxCores, cell.wcore / kMaxCores) +
                              place_text(state.places.locate(cell.wplace));
@@ -58,55 +60,75 @@ Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell
     s += here ? text(" of cluster %d at ", core.cluster) : std::string(" of an earlier cluster, such as at ");
     return s + place_text(state.places.locate(cell.rplace));
   };
-  std::string message, other;
   switch (conflict) {
     case Conflict::uninitialised:
-      *check = Check::uninitialised_read;
-      message = "read of SM that nothing has written in this cluster";
+      w.message = "read of SM that nothing has written in this cluster";
       break;
     case Conflict::read_in_flight:
-      *check = Check::read_in_flight;
-      message = "read of what a copy in flight has yet to write; its issuer must fence first";
-      other = cell.wstamp >= state.launch_start ? writer : "";
+      w.message = "read of what a copy in flight has yet to write; its issuer must fence first";
+      w.other = cell.wstamp >= state.launch_start ? writer : "";
       break;
     case Conflict::write_in_flight:
-      *check = Check::write_in_flight;
-      message = "write to what a copy in flight uses; its issuer must fence first";
-      other = cell.wstamp >= state.launch_start ? writer : "";
+      w.message = "write to what a copy in flight uses; its issuer must fence first";
+      w.other = cell.wstamp >= state.launch_start ? writer : "";
       break;
     case Conflict::race_with_write:
-      *check = Check::race;
-      message = std::string(kind) + " of what another core writes, without a barrier between";
-      other = writer;
+      w.message = std::string(kind) + " of what another core writes, without a barrier between";
+      w.other = writer;
       break;
     case Conflict::race_with_read:
-      *check = Check::race;
-      message = "write to what another core reads, without a barrier between";
-      other = reader(true);
+      w.message = "write to what another core reads, without a barrier between";
+      w.other = reader(true);
       break;
     case Conflict::unpublished:
-      *check = Check::missing_fence;
-      message = std::string(kind) + " of what another core wrote before the barrier, but without a fence after its write";
-      other = writer;
+      w.message = std::string(kind) + " of what another core wrote before the barrier, but without a fence after its write";
+      w.other = writer;
       break;
     case Conflict::cluster_with_write:
-      *check = Check::cross_cluster_conflict;
-      message = std::string(kind) + " of what another cluster writes in the same launch; clusters cannot synchronise";
-      other = writer;
+      w.message = std::string(kind) + " of what another cluster writes in the same launch; clusters cannot synchronise";
+      w.other = writer;
       break;
     case Conflict::cluster_with_read:
-      *check = Check::cross_cluster_conflict;
-      message = "write to what another cluster reads in the same launch; clusters cannot synchronise";
-      other = reader(false);
+      w.message = "write to what another cluster reads in the same launch; clusters cannot synchronise";
+      w.other = reader(false);
       break;
     case Conflict::none:
       break;
   }
-  Finding f = finding_at(*check, core, Site(), std::move(message));
-  f.at = std::move(at);
+  return w;
+}
+
+Finding complete(Finding f, const Core& core, const char* address, std::string other) {
   describe(&f, core, address);
   f.other = std::move(other);
   return f;
+}
+
+}  // namespace
+
+Check check_for(Conflict conflict) {
+  switch (conflict) {
+    case Conflict::uninitialised: return Check::uninitialised_read;
+    case Conflict::read_in_flight: return Check::read_in_flight;
+    case Conflict::write_in_flight: return Check::write_in_flight;
+    case Conflict::unpublished: return Check::missing_fence;
+    case Conflict::cluster_with_write:
+    case Conflict::cluster_with_read: return Check::cross_cluster_conflict;
+    default: return Check::race;
+  }
+}
+
+Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
+                         const void* pc) {
+  Words w = words_for(state, core, conflict, cell, write);
+  return complete(finding_at(check_for(conflict), core, pc, w.message), core, address, std::move(w.other));
+}
+
+Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
+                         Site site, const std::string& copy) {
+  Words w = words_for(state, core, conflict, cell, write);
+  if (!copy.empty()) w.message = copy + ": " + w.message;
+  return complete(finding_at(check_for(conflict), core, site, w.message), core, address, std::move(w.other));
 }
 
 }  // namespace xpu_sim::rt::strict

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "../checks.h"
@@ -13,6 +14,7 @@
 #include "places.h"
 #include "sm_cells.h"
 #include "sm_objects.h"
+#include "sm_watch.h"
 
 namespace xpu_sim::rt::strict {
 
@@ -30,12 +32,22 @@ struct Suspect {
   const char* address = nullptr;
   size_t bytes = 0;
   char before[16];
-  Check check{};
-  Finding finding;
+  Core* core = nullptr;
+  Conflict conflict{};
+  Cell cell{};
+  const void* pc = nullptr;
+};
+
+// An index beyond its array. An access outside of any object of SM follows if the array lies there. Else it lies in LM,
+// where an array that is used by index alone is not told of.
+struct BadIndex {
+  bool waits = false;
+  Site site;
+  std::string message, array;
 };
 
 struct State {
-  explicit State(Worker& w) : worker(w), lm(w.stacks()) {}
+  explicit State(Worker& w) : worker(w) {}
 
   Access access(const Core& core, Space space, Place place, uint16_t flags = 0) const;
   // Time advances: `core` has synchronised, with whom the caller records in seen.
@@ -49,6 +61,7 @@ struct State {
   Places places;
   uint32_t now = 1, launch_start = 1, cluster_start = 1, full_barrier = 1;
   uint32_t seen[kMaxCores][kMaxCores];            // row: the core that knows
+  bool synchronised_in_part = false;              // in this cluster, otherwise than by barriers of all: seen has something
   uint32_t fences[spaces][kMaxCores];
   uint32_t published[spaces][kMaxCores];
   std::vector<InFlight> in_flight[kMaxCores];
@@ -61,6 +74,9 @@ struct State {
   std::vector<Atomic> atomics;
   LazyArray<uint32_t> atomic_of;                  // by word of SM: where in `atomics`, if there is that address
   Suspect suspect;
+  BadIndex bad_index;
+  SmWatch sm_watch;
+  uint32_t sm_looked = 0;                         // when the stores to SM that are not told of were last looked for
   uint64_t findings_seen = 0;
 };
 
@@ -70,11 +86,17 @@ inline State* state_of(const Core& core) { return static_cast<State*>(core.check
 void shared_access(Core& core, const char* address, size_t bytes, bool write, const void* pc);
 // Settles whether the last suspect store changed anything.
 void settle(State& state);
+// The core calls the runtime: settles all that was waiting to be seen.
+void look(State& state, Core& core);
 
 // -- findings
 void lm_finding(Core& core, Check check, const char* address, size_t bytes, bool write, const void* pc);
-// Names the other access by the cell.
+Check check_for(Conflict conflict);
+// Of a load or store at an instruction; or of a copy, whose text comes first, at its line. Names the other access by the
+// cell's history.
 Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
-                         Location at, Check* check);
+                         const void* pc);
+Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
+                         Site site, const std::string& copy);
 
 }  // namespace xpu_sim::rt::strict

@@ -26,11 +26,12 @@ class StrictChecker : public Checker {
     s.launch_start = ++s.now;
     s.findings_seen = findings_made();
     s.suspect.address = nullptr;
+    s.bad_index.waits = false;
     for (int i = 0; i < kMaxCores; ++i) worker.core(i).checker_state = &s;
   }
 
   void launch_ends(Worker& worker) override {
-    for (int i = 0; i < kMaxCores; ++i) worker.core(i).stack_bytes = 0;
+    for (int i = 0; i < kMaxCores; ++i) worker.core(i).checked = false;
     if (worker.launch()->ended.load()) state(worker).lm.forget();
   }
 
@@ -38,8 +39,10 @@ class StrictChecker : public Checker {
     State& s = state(worker);
     s.sm.launch_begins(worker.sm(), worker.sm_bytes());
     s.sm_objects.cluster_begins();
+    s.sm_watch.cluster_begins(s.sm_objects, worker.sm());
     s.cluster_start = s.full_barrier = ++s.now;
     std::memset(s.seen, 0, sizeof s.seen);
+    s.synchronised_in_part = false;
     std::fill_n(&s.fences[0][0], spaces * kMaxCores, 1u);
     std::memset(s.published, 0, sizeof s.published);
     std::memset(s.lock_seen, 0, sizeof s.lock_seen);
@@ -50,16 +53,15 @@ class StrictChecker : public Checker {
   char* core_begins(Core& core) override {
     const Fiber& f = *core.fiber;
     State& s = *state_of(core);
-    core.stack_begin = reinterpret_cast<uintptr_t>(f.low);
-    core.stack_shadow = s.lm.of(f.low);
-    core.stack_bytes = static_cast<size_t>(f.high - f.low);  // from here on, hooks look
+    core.checked = true;
+    core.accesses = 0;
     return s.lm.clear(f);
   }
 
   void core_ends(Core& core) override {
-    core.stack_bytes = 0;
+    core.checked = false;
     State& s = *state_of(core);
-    settle(s);
+    look(s, core);
     finish_lm(s, core);
     s.lm.used(*core.fiber, core.lm_low, findings_made() != s.findings_seen);
     s.advance(core.id);  // what it fenced is published: its end counts as arrival
@@ -67,7 +69,6 @@ class StrictChecker : public Checker {
 
   void barrier_completes(Worker& worker, uint64_t cores) override {
     State& s = state(worker);
-    settle(s);
     check_divergence(worker, cores);
     uint32_t time = 0;
     for (uint64_t rest = cores; rest; rest &= rest - 1) time = s.advance(__builtin_ctzll(rest));
@@ -75,6 +76,7 @@ class StrictChecker : public Checker {
       s.full_barrier = time;
       return;
     }
+    s.synchronised_in_part = true;
     // Those who meet know what any of them knew, and each other's past.
     uint32_t known[kMaxCores] = {};
     for (uint64_t rest = cores; rest; rest &= rest - 1) {
@@ -85,15 +87,28 @@ class StrictChecker : public Checker {
     for (uint64_t rest = cores; rest; rest &= rest - 1) std::memcpy(s.seen[__builtin_ctzll(rest)], known, sizeof known);
   }
 
+  void core_pauses(Core& core) override { look(*state_of(core), core); }
+
+  void copied_late(Core& core, const Copy& copy) override {
+    if (copy.direction == gm2sm) state_of(core)->sm_watch.changed(copy.to, copy.bytes);
+  }
+
+  bool bad_index(Core& core, Site site, const std::string& message, const char* array) override {
+    if (!core.checked) return false;
+    BadIndex& bad = state_of(core)->bad_index;
+    if (!bad.waits) bad = {true, site, message, array};
+    return true;
+  }
+
   void fence(Core& core, uint32_t mask, Site) override {
     State& s = *state_of(core);
-    settle(s);
+    look(s, core);
     finish_fenced(s, core, mask);
   }
 
   void copy_issued(Core& core, const Copy& copy, const Span&, bool sync) override {
     State& s = *state_of(core);
-    settle(s);
+    look(s, core);
     check_copy_conflicts(s, core, copy, sync);
   }
 
@@ -102,6 +117,7 @@ class StrictChecker : public Checker {
   // An atomic orders: who loads what another stored knows what that one knew.
   void atomic(Core& core, const void* address, bool store, Site) override {
     State& s = *state_of(core);
+    look(s, core);
     uint32_t* const seen = s.atomic(address).seen;
     store ? release(s, core, seen) : acquire(s, core, seen);
     atomic_access(s, core, static_cast<const char*>(address), store);
@@ -109,6 +125,7 @@ class StrictChecker : public Checker {
 
   void lock(Core& core, bool acquired) override {
     State& s = *state_of(core);
+    look(s, core);
     acquired ? acquire(s, core, s.lock_seen) : release(s, core, s.lock_seen);
   }
 
@@ -126,6 +143,7 @@ class StrictChecker : public Checker {
   }
 
   static void acquire(State& s, Core& core, const uint32_t* seen) {
+    s.synchronised_in_part = true;
     for (int j = 0; j < kMaxCores; ++j) s.seen[core.id][j] = std::max(s.seen[core.id][j], seen[j]);
   }
 

@@ -21,3 +21,5 @@ void throw_something();
 void launch_inside(int* out);
 void many_arguments(const int8_t* a, int64_t b, float c, bool d, Pair e, const void* f, uint16_t g, int* out);
 void outside_of_bounds_by_store(int* out, int at);
+void large_tile(const int* in, int* out, int n);
+void copy_rows(const int* in, int* out, const int* ends, int rows);

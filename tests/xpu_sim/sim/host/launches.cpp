@@ -63,6 +63,36 @@ HOST_TEST(long_and_empty_rows) {
   }
 }
 
+HOST_TEST(zero_length_tiles) {
+  const int lengths[] = {0, 1, 0, 0, 64, 65, 0, 300, 128, 0};
+  Gm<int> in(558, "in", 7, 1), ends(11, "ends");
+  for (size_t i = 0; i < 10; ++i) ends[i + 1] = (i ? ends[i] : ends[0] = 0) + lengths[i];
+  for (const auto& shape : {std::pair<int, int>(1, 1), {1, 16}, {255, 64}}) {
+    Gm<int> out(558, "out");
+    EXPECT(launch(copy_rows, shape.first, shape.second)(in, out, ends, 10) == ok);
+    EXPECT(std::memcmp(in.data, out.data, 558 * sizeof(int)) == 0);
+    EXPECT(launch(copy_rows, shape.first, shape.second)(in, out, ends, 0) == ok);
+  }
+  EXPECT(launch(read_all, 1, 1)(in, ends, 0) == ended);
+  EXPECT(found("dma_len_zero")[0].message.find("guard it: if (n > 0)") != std::string::npos);
+}
+
+HOST_TEST(sixteen_cores_have_all_of_their_groups_memory) {
+  Gm<int> in(6000, "in", 0, 1), out(6000 * 17, "out");
+  EXPECT(launch(large_tile, 1, 16)(in, out, 6000) == ok && finding_count() == 0);
+  EXPECT(out[5999] == 5999 && out[6000 * 15 + 7] == 22);
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr bool frames_are_true = false;  // they have gaps
+#else
+  constexpr bool frames_are_true = true;
+#endif
+  EXPECT(last_counters().lm_high >= 24000);
+  for (int cores : {1, 8, 17}) {  // the memory is divided for a full launch, unless there is one core per group
+    EXPECT(launch(large_tile, 1, cores)(in, out, 6000) == ok);
+    if (frames_are_true) EXPECT(found("lm_budget")[0].message.find("a core has 8192") != std::string::npos);
+  }
+}
+
 HOST_TEST(arguments) {
   Gm<int> out(1, "out");
   EXPECT(launch(many_arguments, 1, 1)(nullptr, 1, 2, true, Pair{3, 4.5}, out, 6, out) == ok);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "xpu_sim/kernel/dma.h"
 #include "xpu_sim/kernel/types.h"
 #include "xpu_sim/site.h"
 
@@ -26,8 +27,14 @@ inline B converted(A x) {
 }
 
 template <class A, class B>
-inline void cast_array(const A* x, B* y, long long n, Site site) {
+inline __attribute__((always_inline)) void cast_array(const char* name, const A* x, B* y, long long n, Site site) {
   const long long whole = (n + 31) / 32 * 32;
+#if defined(XPU_SIM_STRICT)
+  need_room(name, x, whole * static_cast<long long>(sizeof(A)), site);
+  need_room(name, y, whole * static_cast<long long>(sizeof(B)), site);
+#else
+  (void)name;
+#endif
   cast_needs_room(x, whole * static_cast<long long>(sizeof(A)), y, whole * static_cast<long long>(sizeof(B)), site);
   // In place: widening must not overwrite what it has yet to read, so it walks backwards.
   if constexpr (sizeof(B) > sizeof(A)) {
@@ -50,16 +57,16 @@ inline void cast_array(const A* x, B* y, long long n, Site site) {
 }  // namespace xpu_sim::detail
 
 template <class A, class B>
-inline void primitive_cast(const A* x, B* y, long long n, XPU_SIM_SITE) {
-  ::xpu_sim::detail::cast_array(x, y, n, xpu_sim_site);
+inline __attribute__((always_inline)) void primitive_cast(const A* x, B* y, long long n, XPU_SIM_SITE) {
+  ::xpu_sim::detail::cast_array("primitive_cast", x, y, n, xpu_sim_site);
 }
 
 template <class A, class B>
-inline void primitive_cast_sm(const A* x, B* y, long long n, XPU_SIM_SITE) {
-  ::xpu_sim::detail::cast_array(x, y, n, xpu_sim_site);
+inline __attribute__((always_inline)) void primitive_cast_sm(const A* x, B* y, long long n, XPU_SIM_SITE) {
+  ::xpu_sim::detail::cast_array("primitive_cast_sm", x, y, n, xpu_sim_site);
 }
 
 template <class A, class B>
-inline void primitive_cast_gsm(const A* x, B* y, long long n, XPU_SIM_SITE) {
-  ::xpu_sim::detail::cast_array(x, y, n, xpu_sim_site);
+inline __attribute__((always_inline)) void primitive_cast_gsm(const A* x, B* y, long long n, XPU_SIM_SITE) {
+  ::xpu_sim::detail::cast_array("primitive_cast_gsm", x, y, n, xpu_sim_site);
 }

@@ -2,20 +2,51 @@
 // the core's earlier asynchronous copies of the same kind; _ASYNC only issues: fence before using the local side.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "xpu_sim/site.h"
 
-// Byte counts are wider here than on the device, so that a negative or overflowing one is seen as such.
-void GM2LM(const void* gm, void* lm, long long bytes, XPU_SIM_SITE);
-void GM2LM_ASYNC(const void* gm, void* lm, long long bytes, XPU_SIM_SITE);
-void LM2GM(const void* lm, void* gm, long long bytes, XPU_SIM_SITE);
-void LM2GM_ASYNC(const void* lm, void* gm, long long bytes, XPU_SIM_SITE);
-void GM2SM(const void* gm, void* sm, long long bytes, XPU_SIM_SITE);
-void GM2SM_ASYNC(const void* gm, void* sm, long long bytes, XPU_SIM_SITE);
-void SM2GM(const void* sm, void* gm, long long bytes, XPU_SIM_SITE);
-void SM2GM_ASYNC(const void* sm, void* gm, long long bytes, XPU_SIM_SITE);
+namespace xpu_sim::detail {
 
+// How much of its object lies at and behind an address, where the compiler can tell; else the largest number. The
+// variables of LM have no names at run time, so that this is where a copy beyond one of them is seen.
+#if __has_builtin(__builtin_dynamic_object_size)
+#define XPU_SIM_ROOM(p) __builtin_dynamic_object_size(p, 0)
+#else
+#define XPU_SIM_ROOM(p) __builtin_object_size(p, 0)
+#endif
+
+[[gnu::cold]] void beyond_object(const char* operation, uintptr_t local, long long bytes, size_t room, Site site);
+
+inline __attribute__((always_inline)) void need_room(const char* operation, const void* local, long long bytes, Site site) {
+  const size_t room = XPU_SIM_ROOM(local);
+  if (__builtin_expect(bytes > 0 && static_cast<size_t>(bytes) > room, 0)) {
+    beyond_object(operation, reinterpret_cast<uintptr_t>(local), bytes, room, site);
+  }
+}
+
+}  // namespace xpu_sim::detail
+
+// Byte counts are wider here than on the device, so that a negative or overflowing one is seen as such.
+#define XPU_SIM_COPY_(NAME, RUN, FROM, TO, LOCAL)                                                                      \
+  namespace xpu_sim::detail {                                                                                          \
+  void RUN(const void* FROM, void* TO, long long bytes, Site site);                                                    \
+  }                                                                                                                    \
+  inline __attribute__((always_inline)) void NAME(const void* FROM, void* TO, long long bytes, XPU_SIM_SITE) {         \
+    ::xpu_sim::detail::need_room(#NAME, LOCAL, bytes, xpu_sim_site);                                                   \
+    ::xpu_sim::detail::RUN(FROM, TO, bytes, xpu_sim_site);                                                             \
+  }
+#define XPU_SIM_COPY(NAME, RUN, FROM, TO, LOCAL)                                                                       \
+  XPU_SIM_COPY_(NAME, copy_##RUN, FROM, TO, LOCAL)                                                                     \
+  XPU_SIM_COPY_(NAME##_ASYNC, issue_##RUN, FROM, TO, LOCAL)
+
+XPU_SIM_COPY(GM2LM, gm2lm, gm, lm, lm)
+XPU_SIM_COPY(LM2GM, lm2gm, lm, gm, lm)
+XPU_SIM_COPY(GM2SM, gm2sm, gm, sm, sm)
+XPU_SIM_COPY(SM2GM, sm2gm, sm, gm, sm)
 // Group-shared memory: launches of at most 16 cores, one per group.
-void GM2GSM(const void* gm, void* gsm, long long bytes, XPU_SIM_SITE);
-void GM2GSM_ASYNC(const void* gm, void* gsm, long long bytes, XPU_SIM_SITE);
-void GSM2GM(const void* gsm, void* gm, long long bytes, XPU_SIM_SITE);
-void GSM2GM_ASYNC(const void* gsm, void* gm, long long bytes, XPU_SIM_SITE);
+XPU_SIM_COPY(GM2GSM, gm2gsm, gm, gsm, gsm)
+XPU_SIM_COPY(GSM2GM, gsm2gm, gsm, gm, gsm)
+#undef XPU_SIM_COPY
+#undef XPU_SIM_COPY_

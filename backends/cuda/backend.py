@@ -1,0 +1,127 @@
+"""NVIDIA GPUs as a backend: binds the kernels of ``libspecdec_cuda.so`` to the op contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from specdec_hal.backend import BoundOp, Capability, Launch
+from specdec_hal.backends.cuda.graph import capture
+from specdec_hal.backends.cuda.options import Options
+from specdec_hal.backends.cuda.probe import LIBRARY
+from specdec_hal.backends.index import IndexBackend
+from specdec_hal.device import current_stream_of, download
+from specdec_hal.errors import ArgumentError
+from specdec_hal.native import load_library
+from specdec_hal.ops import OPS, TokenOrder
+from specdec_hal.ops.validate import Call
+from specdec_hal.tensors import describe, dlpack_view, framework_of
+
+LIMITS = {"M": 8192, "S": 32, "L": 1 << 20, "V": 1 << 18}
+"""Largest extents that the kernels take (kernels_cuda/ops/ops.h)."""
+
+
+def _capability(op: str) -> Capability:
+    symbols = {dim.symbol for operand in OPS[op].operands for dim in operand.tensor.dims}
+    return Capability(limits={name: most for name, most in LIMITS.items() if name in symbols}, graph_safe=True)
+
+
+_CAPABILITIES: Mapping[str, Capability] = {
+    op: _capability(op)
+    for op in (
+        "prepare_inputs",
+        "adjust_batch",
+        "recover_batch",
+        "gather_next_token",
+        "build_sampling_params",
+        "apply_penalties",
+        "sample_target",
+        "processed_probs",
+        "top_p_candidates",
+        "verify_draft_tokens",
+        "update_model_status",
+        "ngram_match",
+        "hybrid_mtp_ngram",
+        "ngram_index_update",
+        "ngram_index_reset",
+        "gather_accepted",
+        "token_logprobs",
+    )
+}
+
+INDEX_ALIGNMENT = 16
+"""The n-gram index is read and written in units of this many bytes; every allocation lies on such an address."""
+
+_MOST_INT = 2**62
+"""Larger integer attributes (a token budget, a window) mean the same as this one, and an export takes 64 bits."""
+_NATIVE = ("torch", "paddle")
+"""Frameworks whose tensors tvm-ffi reads without asking them to synchronise anything."""
+
+
+class CudaBackend(IndexBackend):
+    """CUDA kernels. Launches are asynchronous, on the stream given or else the current one of the tensors' framework.
+
+    Tensors of any framework, on any one device; the device need not be the current one.
+    """
+
+    name = "cuda"
+    device = "cuda"
+    token_order = TokenOrder.SLOT
+    capabilities = _CAPABILITIES
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.options = options
+        self.exports = load_library(LIBRARY)
+
+    @property
+    def place(self) -> str:
+        """The device of the options."""
+        return f"cuda:{self.options.device}"
+
+    def plan(self, call: Call) -> Launch:
+        """A plan of the native library over the tensors' memory."""
+        self.check_index(call)
+        _check_alignment(call)
+        attrs = [min(int(value), _MOST_INT) for value in call.attrs.values()]
+        launch: Launch = self.exports[call.op.name](*map(_exchangeable, call.tensors.values()), *attrs)
+        return launch
+
+    def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
+        """As the kernels lay it out."""
+        return int(self.exports["ngram_index_bytes"](row_width, min_ngram_size, max_ngram_size))
+
+    def stream_of(self, call: Call) -> Callable[[], int]:
+        """Asks the framework of the first tensor."""
+        tensor = next(tensor for tensor in call.tensors.values() if tensor is not None)
+        info = describe(tensor)
+        index = int(info.device.partition(":")[2] or 0) if info is not None else 0
+        return current_stream_of(framework_of(type(tensor)), index)
+
+    def to_host(self, tensor: Any) -> NDArray[Any]:
+        """A copy; waits for the device."""
+        return download(tensor)
+
+    def capture_step(self, plans: Sequence[BoundOp]) -> Launch:
+        """One CUDA graph of all the plans' kernels, in order."""
+        return capture(self, plans)
+
+
+def _check_alignment(call: Call) -> None:
+    index = call.tensors.get("index")
+    info = None if index is None else describe(index)
+    if info is not None and info.address % INDEX_ALIGNMENT:
+        raise ArgumentError(
+            op=call.op.name,
+            backend="cuda",
+            argument="index",
+            expected=f"memory on a multiple of {INDEX_ALIGNMENT} bytes",
+            got=f"an address {info.address % INDEX_ALIGNMENT} bytes behind one",
+            cure="allocate it by itself, not as a part of something",
+        )
+
+
+def _exchangeable(tensor: Any) -> Any:
+    return tensor if tensor is None or framework_of(type(tensor)) in _NATIVE else dlpack_view(tensor)

@@ -1,0 +1,36 @@
+"""The options of the CUDA backend, as they stand under ``backend.options`` in a configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from specdec_hal.errors import ConfigError
+from specdec_hal.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class Options:
+    """`device`: the GPU on which a runner puts its model and tensors, as the driver numbers them.
+
+    Ops run wherever their tensors lie, whatever this says.
+    """
+
+    device: int = 0
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Options:
+        """Check options from outside; ConfigError for an unknown name or a value out of range."""
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(
+                    f"backend.options.{name}: unknown option{did_you_mean(name, known)}; options: {', '.join(known)}"
+                )
+        device = given.get("device", 0)
+        if not isinstance(device, int) or isinstance(device, bool) or not 0 <= device < 1024:
+            raise ConfigError(
+                f"backend.options.device: expected an integer in [0, 1023], got {device!r}; change it or leave it out"
+            )
+        return cls(device)

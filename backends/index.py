@@ -1,0 +1,52 @@
+"""What backends with an n-gram index share: how large it must be, and a refusal of one that is not."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from specdec_hal.backend import Backend, Layout
+from specdec_hal.errors import ArgumentError
+from specdec_hal.ops import OPS
+from specdec_hal.ops.validate import Call
+
+
+class IndexBackend(Backend, ABC):
+    """A backend whose subclasses say how large a row of the n-gram index is."""
+
+    @abstractmethod
+    def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
+        """Bytes of one slot's n-gram index, for histories of up to `row_width` tokens."""
+
+    def workspace(self, op: str, **sizes: int) -> dict[str, Layout]:
+        """The n-gram ops take an `index` [M, X]; needs M, L, max_ngram_size and min_ngram_size."""
+        super().workspace(op)
+        if "index" not in OPS[op].by_name:
+            return {}
+        for name in ("M", "L", "max_ngram_size"):
+            if name not in sizes:
+                raise ArgumentError(
+                    op=op,
+                    backend=self.name,
+                    argument=name,
+                    expected="the sizes M, L and max_ngram_size (and min_ngram_size, if it is not 1)",
+                    got=", ".join(sizes) or "none",
+                    cure="pass it to workspace()",
+                )
+        width = self.index_bytes(sizes["L"], sizes.get("min_ngram_size", 1), sizes["max_ngram_size"])
+        return {"index": Layout((sizes["M"], width), "uint8")}
+
+    def check_index(self, call: Call) -> None:
+        """ArgumentError for an index of the wrong size, where the call has one and says for which n-gram sizes."""
+        if "X" not in call.symbols or "max_ngram_size" not in call.attrs:
+            return
+        sizes = {name: call.attrs[name] for name in ("min_ngram_size", "max_ngram_size")}
+        wanted = self.workspace(call.op.name, M=call.symbols["M"], L=call.symbols["L"], **sizes)["index"].shape
+        if call.symbols["X"] != wanted[1]:
+            raise ArgumentError(
+                op=call.op.name,
+                backend=self.name,
+                argument="index",
+                expected=f"shape {list(wanted)} for L = {call.symbols['L']}, n-gram sizes {tuple(sizes.values())}",
+                got=f"[{call.symbols['M']}, {call.symbols['X']}]",
+                cure=f"allocate what backend.workspace('{call.op.name}', ...) says",
+            )

@@ -1,0 +1,290 @@
+// A compact n-gram index of one slot, for devices that insert and look up in parallel: 16 bytes a token of history for
+// up to three n-gram sizes (16/3 for each size more). Results are those of the search, as with the index of
+// ngram_index.h.
+//
+// A row is a header, then an open-addressing hash table of 8-byte entries in buckets of eight. An entry holds three
+// places (columns of the token after the n-gram; 0: none): the latest, the first inside the prompt, the first inside
+// the generated part; the n-gram's size; and what bits are left of its hash, so that most other n-grams are told apart
+// without reading the history. The tokens are the keys.
+//
+// An n-gram that occurred once answers for all longer ones that end there: those get entries of their own when the
+// short one occurs again. So a place is the only one of at most one entry; what is entered at s sizes are at most
+// max(7/4, s/2) n-grams a token, and the table never gets full. The order of insertions changes where entries lie and
+// nothing else. A cluster of more than kMostProbes buckets (texts made to collide) spoils the index: `compact_insert`
+// says so, and look-ups must search the history instead.
+#pragma once
+
+#include "specdec/integers.h"
+#include "specdec/ngram.h"
+
+namespace specdec {
+
+using Place = int32_t;  // a column of the token after an n-gram; histories have at most 2^20
+
+struct CompactHeader {
+  int32_t seen;        // tokens whose n-grams are entered, but those that end with the last one
+  int32_t prompt_end;  // where the prompt ended; means nothing while seen is 0
+  int32_t spoilt;      // not 0: look-ups must not use the table
+  int32_t unused[13];
+};
+
+constexpr int kCompactBucket = 8;  // entries; a row is aligned to them
+constexpr int kMostProbes = 128;   // buckets
+
+struct CompactLayout {
+  uint32_t buckets;
+  int place_bits, label_shift, tag_shift;
+  int min_size, max_size;
+
+  SPECDEC_HD CompactLayout(int64_t row_width, int smallest, int largest) : min_size(smallest), max_size(largest) {
+    const int64_t sizes = largest - smallest + 1;
+    const int64_t thirds = max64(2 * sizes, 6);  // entries for three tokens
+    buckets = static_cast<uint32_t>(max64((row_width * thirds + 3 * kCompactBucket - 1) / (3 * kCompactBucket), 1));
+    place_bits = bit_width(static_cast<uint64_t>(max64(row_width - 1, 1)));
+    label_shift = 3 * place_bits;
+    tag_shift = label_shift + bit_width(static_cast<uint64_t>(sizes));
+  }
+
+  SPECDEC_HD int64_t row_bytes() const {
+    return static_cast<int64_t>(sizeof(CompactHeader)) +
+           int64_t{buckets} * kCompactBucket * static_cast<int64_t>(sizeof(uint64_t));
+  }
+
+  // An entry's label stands where it stands in the entry: the size, from 1 for the smallest, and as many bits of the hash
+  // as there is room for. It is not 0, so that no free entry is like any n-gram; but for the last of 16 sizes in
+  // histories of more than 2^19 tokens, whose look-ups compare a free entry in vain.
+  SPECDEC_HD uint64_t label(uint32_t tag, int size) const {
+    const uint64_t high = tag_shift < 64 ? static_cast<uint64_t>(tag) << tag_shift : 0;
+    return static_cast<uint64_t>(size - min_size + 1) << label_shift | high;
+  }
+  SPECDEC_HD bool alike(uint64_t entry, uint64_t label) const { return entry >> label_shift == label >> label_shift; }
+
+  SPECDEC_HD Place place(uint64_t entry, int field) const {
+    return static_cast<Place>(static_cast<uint32_t>(entry >> (field * place_bits)) & ((1u << place_bits) - 1));
+  }
+  SPECDEC_HD Place latest(uint64_t entry) const { return place(entry, 0); }
+  SPECDEC_HD Place in_prompt(uint64_t entry) const { return place(entry, 1); }
+  SPECDEC_HD Place in_generated(uint64_t entry) const { return place(entry, 2); }
+  // One occurrence only, wherever it lies: all places equal, which two occurrences cannot make them.
+  SPECDEC_HD bool single(uint64_t entry) const {
+    return latest(entry) == in_prompt(entry) && latest(entry) == in_generated(entry);
+  }
+  SPECDEC_HD uint64_t entry(uint64_t label, Place latest, Place in_prompt, Place in_generated) const {
+    return label | static_cast<uint64_t>(latest) | static_cast<uint64_t>(in_prompt) << place_bits |
+           static_cast<uint64_t>(in_generated) << (2 * place_bits);
+  }
+  SPECDEC_HD uint64_t single_entry(uint64_t label, Place place) const { return entry(label, place, place, place); }
+
+  // The entry when the n-gram occurs at `after` as well.
+  SPECDEC_HD uint64_t merged(uint64_t old, Place after, int size, Place prompt_end) const {
+    const Place last = latest(old);
+    Place prompt = in_prompt(old), generated = in_generated(old);
+    if (last == prompt && last == generated) {
+      if (last == after) return old;
+      prompt = generated = 0;
+      enter(last, size, prompt_end, &prompt, &generated);
+    }
+    enter(after, size, prompt_end, &prompt, &generated);
+    return entry(old >> label_shift << label_shift, last > after ? last : after, prompt, generated);
+  }
+
+ private:
+  // Bits of x > 0.
+  static SPECDEC_HD int bit_width(uint64_t x) { return 64 - count_leading_zeros(x); }
+  static SPECDEC_HD void enter(Place after, int size, Place prompt_end, Place* prompt, Place* generated) {
+    if (after < prompt_end && (*prompt == 0 || after < *prompt)) *prompt = after;
+    if (after - size >= prompt_end && (*generated == 0 || after < *generated)) *generated = after;
+  }
+};
+
+// Hash of the tokens before a place, taken in from the last one backwards.
+struct CompactHash {
+  uint32_t state = 0x243F6A88u;
+
+  SPECDEC_HD void take(int64_t token) {
+    const uint32_t low = static_cast<uint32_t>(token), high = static_cast<uint32_t>(static_cast<uint64_t>(token) >> 32);
+    state = (state ^ low ^ high * 0x27D4EB2Fu) * 0x9E3779B1u;
+    state ^= state >> 15;
+  }
+  SPECDEC_HD uint32_t of_size(int size) const {
+    const uint32_t hash = (state + static_cast<uint32_t>(size)) * 0x85EBCA77u;
+    return (hash ^ hash >> 13) * 0xC2B2AE3Du;
+  }
+};
+
+// Where an n-gram's search starts, and its label.
+struct CompactKey {
+  uint32_t bucket;
+  uint64_t label;
+
+  SPECDEC_HD CompactKey(const CompactLayout& layout, uint32_t hash, int size)
+      : bucket(static_cast<uint32_t>(static_cast<uint64_t>(hash) * layout.buckets >> 32)),
+        // The low bits, which have the least to do with the bucket.
+        label(layout.label(hash * 0x165667B1u ^ hash << 16, size)) {}
+};
+
+template <typename Text>
+SPECDEC_HD CompactKey compact_key(const CompactLayout& layout, Text& text, Place after, int size) {
+  CompactHash hash;
+  for (int j = 0; j < size; ++j) hash.take(text[after - 1 - j]);
+  return CompactKey(layout, hash.of_size(size), size);
+}
+
+// Whether the `size` tokens before the places a and b are equal; false if `a`, which an index says, is no place of it.
+template <typename Text>
+SPECDEC_HD bool same_ngram(Text& text, Place length, Place a, Place b, int size) {
+  if (a < size || a >= length) return false;
+  bool same = true;
+  for (int j = 0; j < size; ++j) same &= text[a - 1 - j] == text[b - 1 - j];  // no branch: all are read at once
+  return same;
+}
+
+// Entries of a bucket: bit i stands for entry i.
+struct CompactBits {
+  uint32_t free, alike;  // alike: of the same label
+
+  SPECDEC_HD CompactBits(const CompactLayout& layout, const uint64_t (&words)[kCompactBucket], uint64_t label)
+      : free(0), alike(0) {
+    SPECDEC_UNROLL
+    for (int i = 0; i < kCompactBucket; ++i) {
+      free |= static_cast<uint32_t>(words[i] == 0) << i;
+      alike |= static_cast<uint32_t>(layout.alike(words[i], label)) << i;
+    }
+  }
+
+  // Number of the lowest set bit; some is set.
+  static SPECDEC_HD int lowest(uint32_t bits) { return 63 - count_leading_zeros(bits & (~bits + 1)); }
+  // words[i], without an address.
+  static SPECDEC_HD uint64_t pick(const uint64_t (&words)[kCompactBucket], int i) {
+    uint64_t word = 0;
+    SPECDEC_UNROLL
+    for (int j = 0; j < kCompactBucket; ++j) word = j == i ? words[j] : word;
+    return word;
+  }
+};
+
+struct CompactFound {
+  int64_t at;      // entry number; negative: neither found nor room
+  uint64_t entry;  // 0: free
+  uint64_t label;  // of the n-gram
+};
+
+// The entry of the n-gram before place `after`, or the free one where it belongs. `table.load(bucket, words)` reads the
+// entries of a bucket.
+template <typename Table, typename Text>
+SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, Text& text, Place length, Place after,
+                                     int size) {
+  const CompactKey key = compact_key(layout, text, after, size);
+  uint32_t bucket = key.bucket;
+  for (int probe = 0; probe < kMostProbes; ++probe) {
+    uint64_t words[kCompactBucket];
+    table.load(bucket, words);
+    CompactBits bits(layout, words, key.label);
+    const int64_t first = int64_t{bucket} * kCompactBucket;
+    for (; bits.alike != 0; bits.alike &= bits.alike - 1) {
+      const int i = CompactBits::lowest(bits.alike);
+      const uint64_t entry = CompactBits::pick(words, i);
+      if (same_ngram(text, length, layout.latest(entry), after, size)) return {first + i, entry, key.label};
+    }
+    if (bits.free != 0) return {first + CompactBits::lowest(bits.free), 0, key.label};
+    bucket = bucket + 1 < layout.buckets ? bucket + 1 : 0;
+  }
+  return {-1, 0, key.label};
+}
+
+// Enter the n-grams that end before `after`, 1 <= after < length, from `size` up. `table.swap(at, old, next)` stores
+// `next` if the entry still is `old`, and says whether it did. False if the index is spoilt.
+template <typename Table, typename Text>
+SPECDEC_HD bool compact_insert(const CompactLayout& layout, Table& table, Text& text, Place prompt_end, Place length,
+                               Place after, int size) {
+  // What is still to be entered: each step takes one and adds at most two of the next size.
+  Place places[kMaxNgramSize + 1];
+  int8_t sizes[kMaxNgramSize + 1];
+  int waiting = 1;
+  places[0] = after;
+  sizes[0] = static_cast<int8_t>(size);
+  while (waiting > 0) {
+    --waiting;
+    const Place place = places[waiting];
+    const int n = sizes[waiting];
+    if (n > layout.max_size || n > place) continue;
+    for (;;) {
+      const CompactFound found = compact_find(layout, table, text, length, place, n);
+      if (found.at < 0) return false;
+      const bool alone = layout.single(found.entry);
+      const uint64_t next = found.entry == 0 ? layout.single_entry(found.label, place)
+                                             : layout.merged(found.entry, place, n, prompt_end);
+      const bool changed = next != found.entry;
+      if (changed && !table.swap(found.at, found.entry, next)) continue;
+      if (found.entry == 0 || (alone && !changed)) break;  // the only one of its kind
+      if (alone) {
+        places[waiting] = layout.latest(found.entry);
+        sizes[waiting++] = static_cast<int8_t>(n + 1);
+      }
+      places[waiting] = place;
+      sizes[waiting++] = static_cast<int8_t>(n + 1);
+      break;
+    }
+  }
+  return true;
+}
+
+// The place of an entry's n-gram that the policy prefers; one outside its haystacks if there is none inside.
+SPECDEC_HD Place compact_place(const CompactLayout& layout, uint64_t entry, MatchPolicy policy) {
+  const Place latest = layout.latest(entry);
+  if (policy == MatchPolicy::kLatest || layout.single(entry)) return latest;
+  if (layout.in_prompt(entry) != 0) return layout.in_prompt(entry);
+  return layout.in_generated(entry) != 0 ? layout.in_generated(entry) : latest;
+}
+
+// What an entry says of the text's last tokens: a match, and whether the entry is theirs (of its size).
+struct CompactMatch {
+  NgramMatch match;
+  bool same;
+};
+
+template <typename Text, typename Query>
+SPECDEC_HD CompactMatch compact_match(const CompactLayout& layout, uint64_t entry, Text& text, const Query& query,
+                                      Place length, int size) {
+  const Place after = compact_place(layout, entry, query.policy);
+  if (after < size || after >= length) return {no_match(), false};
+  const int most = query.most < after ? query.most : after;
+  uint32_t equal = 0;
+  for (int j = 0; j < most; ++j) {  // no branch: all are read at once
+    equal |= static_cast<uint32_t>(text[after - 1 - j] == query.suffix[j]) << j;
+  }
+  const int common = CompactBits::lowest(~equal);
+  const int inside = static_cast<int>(min64(common, after - query.haystack_start(after)));
+  return {inside >= query.least ? NgramMatch{inside, after} : no_match(), common >= size};
+}
+
+// The key of the text's last `size` tokens.
+template <typename Query>
+SPECDEC_HD CompactKey compact_query_key(const CompactLayout& layout, const Query& query, int size) {
+  CompactHash hash;
+  for (int j = 0; j < size; ++j) hash.take(query.suffix[j]);
+  return CompactKey(layout, hash.of_size(size), size);
+}
+
+// What the index knows about the text's last `size` tokens, whose key this is; `words` is the key's bucket. The first
+// `length` tokens of the text are indexed.
+template <typename Table, typename Text, typename Query>
+SPECDEC_HD NgramMatch compact_look_up(const CompactLayout& layout, Table& table, Text& text, const Query& query,
+                                      Place length, int size, const CompactKey& key,
+                                      uint64_t (&words)[kCompactBucket]) {
+  uint32_t bucket = key.bucket;
+  for (int probe = 0; probe < kMostProbes; ++probe) {
+    if (probe > 0) table.load(bucket, words);
+    CompactBits bits(layout, words, key.label);
+    for (; bits.alike != 0; bits.alike &= bits.alike - 1) {
+      const uint64_t entry = CompactBits::pick(words, CompactBits::lowest(bits.alike));
+      const CompactMatch found = compact_match(layout, entry, text, query, length, size);
+      if (found.same) return found.match;
+    }
+    if (bits.free != 0) break;
+    bucket = bucket + 1 < layout.buckets ? bucket + 1 : 0;
+  }
+  return no_match();
+}
+
+}  // namespace specdec

@@ -1,0 +1,51 @@
+// Which device calls of this thread go to.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../ops/check.h"
+
+namespace specdec::cuda {
+
+// Makes a device current for as long as it lives, if it is not already.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    check("cudaGetDevice", cudaGetDevice(&before_));
+    changed_ = before_ != device;
+    if (changed_) check("cudaSetDevice", cudaSetDevice(device));
+  }
+  // Going back to a device that worked before cannot fail in a way that a destructor could report.
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+// What would help against an error, for messages.
+inline const char* cure_of(cudaError_t error) {
+  switch (error) {
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorContextIsDestroyed:
+      return "pass a live stream of the tensors' device";
+    case cudaErrorNoKernelImageForDevice:
+      return "build specdec_hal for this device: see SPECDEC_CUDA_ARCHS in kernels_cuda/CMakeLists.txt";
+    case cudaErrorInsufficientDriver:
+    case cudaErrorNoDevice:
+      return "see `specdec-hal explain cuda`";
+    case cudaErrorMemoryAllocation:
+      return "free memory of the device, or decode fewer requests at a time";
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureUnsupported:
+      return "capture nothing but bound ops on this stream";
+    default:
+      return "an earlier kernel of this process may have failed: restart it, and look with compute-sanitizer";
+  }
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,94 @@
+// apply_penalties: a block for the rows of one slot and a window of token ids, whose tallies are in shared memory.
+#pragma once
+
+#include "specdec/penalty.h"
+#include "warp.cuh"
+
+namespace specdec::cuda {
+
+constexpr int kPenaltyThreads = 512;
+
+struct PenaltyTensors {
+  const int64_t *token_ids_all, *prompt_lens, *step_idx, *draft_tokens;
+  const int32_t *cu_seqlens_q_output, *slot_of_row;
+  const float *repetition, *frequency, *presence;
+  const int64_t *bad_tokens, *end_tokens, *min_dec_len;
+  int64_t rows, vocabulary, row_width, draft_width, slots, bad_count, end_count;
+};
+
+// The tallies of a window, in shared memory.
+struct TallyTable {
+  int32_t* tallies;
+
+  __device__ void add(int64_t i, int n) { atomicAdd(tallies + i, n); }
+  __device__ void mark(int64_t i, int bits) { atomicOr(tallies + i, bits); }
+  __device__ int take(int64_t i) { return atomicExch(tallies + i, 0); }
+};
+
+template <class L>
+struct PenaltyLogits {
+  typename L::Bits* logits;
+  int64_t vocabulary;
+
+  __device__ float load(int64_t row, int64_t token) const { return L::widen(logits[row * vocabulary + token]); }
+  __device__ void store(int64_t row, int64_t token, float x) { logits[row * vocabulary + token] = L::narrow(x); }
+};
+
+// Threads share a stretch of ids. A visitor sees one id at a time.
+template <class Visitor>
+__device__ __forceinline__ void visit_ids(Visitor& v, const int64_t* ids, int64_t begin, int64_t end) {
+  for (int64_t i = begin + threadIdx.x; i < end; i += kPenaltyThreads) v.tile(ids + i, i, 1);
+}
+
+// Ids of a list that fall into the window, each a thread's; a list may repeat an id, which is then stored twice.
+template <class L>
+__device__ __forceinline__ void forbid(PenaltyLogits<L>& logits, const int64_t* ids, int64_t count, int64_t first,
+                                       int64_t size, const PenaltyRows& rows, int64_t step_idx, int64_t min_dec_len,
+                                       bool always) {
+  for (int64_t i = threadIdx.x; i < count; i += kPenaltyThreads) {
+    const int64_t token = ids[i];
+    if (token < first || token - first >= size) continue;
+    for (int64_t row = rows.first; row < rows.stop; ++row) {
+      if (always || below_min_length(step_idx, rows.drafts(row), min_dec_len)) logits.store(row, token, -INFINITY);
+    }
+  }
+}
+
+// Grid: rows x windows. A block does nothing unless a slot's neighbouring rows begin with its row.
+template <class L>
+__global__ void __launch_bounds__(kPenaltyThreads, 1)
+    apply_penalties_kernel(PenaltyTensors t, typename L::Bits* logits, int64_t window_size) {
+  extern __shared__ int32_t tallies[];
+  wait_for_previous();
+  const int64_t first = blockIdx.x, b = t.slot_of_row[first];
+  if (b < 0 || b >= t.slots || (first > 0 && t.slot_of_row[first - 1] == b)) return;
+  int64_t stop = first + 1;
+  while (stop < t.rows && t.slot_of_row[stop] == b) ++stop;
+
+  const PenaltyParams params = {t.repetition[b], t.frequency[b], t.presence[b]};
+  const PenaltyRows rows = {first, stop, t.cu_seqlens_q_output[b], t.draft_width};
+  const int64_t step_idx = t.step_idx[b], window_first = blockIdx.y * window_size;
+  TallyTable table = {tallies};
+  const TokenWindow<TallyTable> window = {table, window_first, min64(window_size, t.vocabulary - window_first)};
+  PenaltyLogits<L> values = {logits, t.vocabulary};
+  if (params.any()) {
+    for (int64_t i = threadIdx.x; i < window.size; i += kPenaltyThreads) tallies[i] = 0;
+    __syncthreads();
+    const History history = history_bounds(t.row_width, t.prompt_lens[b], step_idx);
+    const int64_t *text = t.token_ids_all + b * t.row_width, *drafts = t.draft_tokens + b * t.draft_width;
+    const int64_t seen_drafts = rows.drafts(stop - 1);
+    TallyVisitor<TallyTable> tally = {window, history.prompt_end};
+    visit_ids(tally, text, 0, history.end);
+    DraftVisitor<TallyTable> mark = {window};
+    visit_ids(mark, drafts, 1, seen_drafts + 1);
+    __syncthreads();
+    PenaltyVisitor<TallyTable, PenaltyLogits<L>, const int64_t*> penalty = {window, params, rows, values, drafts};
+    visit_ids(penalty, text, 0, history.end);
+    visit_ids(penalty, drafts, 1, seen_drafts + 1);
+    __syncthreads();
+  }
+  forbid(values, t.bad_tokens + b * t.bad_count, t.bad_count, window.first, window.size, rows, 0, 0, true);
+  forbid(values, t.end_tokens, t.end_count, window.first, window.size, rows, step_idx, t.min_dec_len[b], false);
+}
+
+}  // namespace specdec::cuda

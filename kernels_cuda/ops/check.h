@@ -1,0 +1,26 @@
+// Errors of the CUDA runtime as exceptions. What an asynchronous kernel does wrong shows up in a later call.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace specdec::cuda {
+
+struct CudaError : std::runtime_error {
+  CudaError(const char* what, cudaError_t status)
+      : std::runtime_error(std::string(what) + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status)),
+        code(status) {}
+  cudaError_t code;
+};
+
+// Throws CudaError with what the CUDA runtime says, if that is an error.
+inline void check(const char* what, cudaError_t status) {
+  if (status != cudaSuccess) throw CudaError(what, status);
+}
+
+// For launches with <<<>>>, directly behind them.
+inline void check_launch(const char* kernel) { check(kernel, cudaGetLastError()); }
+
+}  // namespace specdec::cuda

@@ -1,0 +1,62 @@
+// How the wrappers of this folder launch kernels: on the caller's stream, every launch checked.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "check.h"
+
+namespace specdec::cuda {
+
+// Major compute capability of the current device: 9 has thread block clusters and overlapping launches.
+inline int device_generation(const char* op) {
+  constexpr int kDevices = 64;
+  static std::array<std::atomic<int>, kDevices> known = {};
+  int device = 0;
+  check(op, cudaGetDevice(&device));
+  int major = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (major == 0) {
+    check(op, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    if (device < kDevices) known[device].store(major, std::memory_order_relaxed);
+  }
+  return major;
+}
+
+struct LaunchShape {
+  dim3 grid, block;
+  size_t shared_bytes = 0;  // dynamic
+  unsigned cluster = 1;     // blocks of a cluster, along x; more than one only from generation 9 on
+};
+
+// Launches `kernel`, which starts while the launch before it in the stream still runs (programmatic dependent launch,
+// where the device can): its first statement must be `wait_for_previous()` of warp.cuh, in all threads.
+template <typename... P, typename... A>
+void launch(const char* op, cudaStream_t stream, const LaunchShape& shape, void (*kernel)(P...), const A&... args) {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  if (device_generation(op) >= 9) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    if (shape.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
+    }
+  }
+  check(op, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
+}
+
+// Blocks for `count` items, `each` a block: at least one, at most `most`.
+inline unsigned blocks_for(int64_t count, int64_t each, int64_t most = 0x7FFFFFFF) {
+  const int64_t blocks = count / each + (count % each != 0 ? 1 : 0);
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks > most ? most : blocks);
+}
+
+}  // namespace specdec::cuda

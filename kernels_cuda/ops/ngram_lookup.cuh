@@ -1,0 +1,157 @@
+// The search of ngram_match with an index: one warp a slot. It looks the last tokens up at all sizes at once, and
+// compares them with the places that the index has not seen: the tokens accepted last, which the next launch enters,
+// and MTP drafts.
+#pragma once
+
+#include "ngram_index.cuh"
+
+namespace specdec::cuda {
+
+constexpr int kLookupWarps = 4;
+constexpr int64_t kTailPlaces = 2 * kWarp;  // places that may be missing in the index
+constexpr int64_t kTailTokens = kTailPlaces + kWarp;
+
+// Whether the index misses no more than a tail of what ends at `stop`. Else the slot's history is searched.
+__device__ __forceinline__ bool index_serves(const CompactHeader& header, const ProposeSlot& slot, int64_t stop) {
+  return header.spoilt == 0 && index_is_of(header, slot.prompt_end, slot.end) &&
+         stop - first_unseen(header) <= kTailPlaces;
+}
+
+struct LookupShared {
+  int64_t suffix[kMaxNgramSize];  // as in NgramQuery
+  int64_t tail[kTailTokens];      // the end of the text
+};
+
+struct SharedQuery : NgramSizes {
+  const int64_t* suffix;
+};
+
+// One warp: the best match in the whole text. For an index that cannot be used.
+__device__ __forceinline__ uint32_t search_by_warp(const ProposeSlot& slot, const NgramSizes& query) {
+  const SlotText text = slot.text();
+  uint32_t best = 0;
+  for (int64_t after = 1 + lane_id(); after < slot.text_end; after += kWarp) {
+    const int size = ngram_size_in(query, text, after);
+    if (size < query.least) continue;
+    const uint32_t rank = ngram_rank(query.policy, {size, after});
+    best = rank > best ? rank : best;
+  }
+  return warp_max(best);
+}
+
+// One warp, lane i for the i-th size: the best match that the index knows, as a rank. What follows the longest n-gram
+// that seems to be there is read meanwhile.
+struct Followers {
+  Place after = 0;
+  int64_t token = 0;  // lane i has text[after + i]
+};
+
+__device__ __forceinline__ uint32_t look_up(const CompactLayout& layout, const CompactTable& table,
+                                            const SlotText& text, const SharedQuery& query, const CompactKey& key,
+                                            uint64_t (&words)[kCompactBucket], int64_t wanted, Followers* followers) {
+  const int size = query.least + static_cast<int>(lane_id());
+  const bool tried = size <= query.most;
+  const CompactBits bits(layout, words, key.label);
+  const uint32_t seen = __ballot_sync(kAllLanes, tried && bits.alike != 0);
+  if (seen != 0) {
+    const uint64_t entry = CompactBits::pick(words, __ffs(static_cast<int>(bits.alike)) - 1);
+    const unsigned longest = 31 - __clz(static_cast<int>(seen));
+    followers->after = Team<kWarp>::get(compact_place(layout, entry, query.policy), longest);
+    const int64_t i = followers->after + lane_id();
+    if (lane_id() < wanted && i < query.text_end) followers->token = text[i];
+  }
+  uint32_t best = 0;
+  if (tried) {
+    const Place length = static_cast<Place>(text.end);
+    best = ngram_rank(query.policy,
+                      compact_look_up(layout, table, text.history, query, length, size, key, words));
+  }
+  return warp_max(best);
+}
+
+template <bool kHybrid>
+__global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(ProposeArgs a, CompactLayout layout) {
+  wait_for_previous();
+  let_next_start();
+  __shared__ LookupShared shared_of[kLookupWarps];
+  LookupShared& shared = shared_of[warp_id()];
+  const int64_t b = int64_t{blockIdx.x} * kLookupWarps + warp_id();
+  if (b >= a.slots) return;
+  ProposeSlot slot;
+  const bool decoding = slot.load<kHybrid>(a, b);
+  CompactHeader* place = index_header(a.index, a.index_bytes, b);
+  const CompactHeader header = *place;
+  if (!decoding) return;
+  const SlotText text = slot.text();
+  const int64_t tail = max64(slot.text_end - kTailTokens, 0);
+#pragma unroll
+  for (int i = 0; i < kTailTokens / static_cast<int>(kWarp); ++i) {
+    const int64_t j = i * kWarp + lane_id();
+    shared.tail[j] = tail + j < slot.text_end ? text[tail + j] : 0;
+  }
+  if (lane_id() < kMaxNgramSize) {
+    const int64_t i = slot.text_end - 1 - lane_id();
+    shared.suffix[lane_id()] = i >= 0 ? text[i] : 0;
+  }
+  __syncwarp();
+  const SharedQuery query = {slot.sizes(a), shared.suffix};
+  uint32_t best = 0;
+  Followers followers;
+  if (query.possible()) {
+    if (index_serves(header, slot, slot.text_end)) {
+      const CompactTable table = index_table(place);
+      const int size = min(query.least + static_cast<int>(lane_id()), query.most);
+      const CompactKey key = compact_query_key(layout, query, size);
+      uint64_t words[kCompactBucket];
+      table.load(key.bucket, words);
+      // While that is under way.
+      for (int64_t after = first_unseen(header) + lane_id(); after < slot.text_end; after += kWarp) {
+        const int common = ngram_size_at(query, shared.tail, tail, after);
+        if (common < query.least) continue;
+        const uint32_t rank = ngram_rank(query.policy, {common, after});
+        best = rank > best ? rank : best;
+      }
+      best = max(warp_max(best), look_up(layout, table, text, query, key, words, slot.wanted, &followers));
+    } else {
+      best = search_by_warp(slot, query);
+    }
+  }
+  const NgramMatch match = ngram_ranked(query.policy, best);
+  int64_t count = 0;
+  if (match.size > 0 && match.after == followers.after) {
+    count = slot.count(query, match);
+    if (lane_id() < count) slot.drafts[slot.base + lane_id()] = followers.token;
+  } else {
+    count = slot.append(query, text, match);
+  }
+  if (lane_id() == 0) a.seq_lens_this_time[b] = pack_proposal(slot.base, count);
+}
+
+// One warp, in the launch behind the look-up: enter the places of slot b that the index has not seen.
+__device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLayout& layout, int64_t b) {
+  // What it has got besides its history, the look-up is changing.
+  ProposeSlot slot;
+  const bool decoding = slot.load<false>(a, b);
+  CompactHeader* place = index_header(a.index, a.index_bytes, b);
+  const CompactHeader header = *place;
+  CompactTable table = index_table(place);
+  const Place prompt_end = static_cast<Place>(slot.prompt_end), length = static_cast<Place>(slot.end);
+  const Place start = static_cast<Place>(first_unseen(header));
+  const bool wanted = decoding && index_serves(header, slot, slot.end) && header.seen != slot.end;
+  WarpEntries entries;
+  if (wanted) entries.find(layout, table, slot.row, prompt_end, length, start);
+  wait_for_previous();
+  let_next_start();
+  if (!wanted) return;
+  bool entered = entries.commit(layout, table, slot.row, prompt_end, length);
+  __syncwarp();
+  entered &= enter_few(layout, table, slot.row, prompt_end, length, start + WarpEntries::places(layout));
+  entered = __all_sync(kAllLanes, entered);
+  if (lane_id() == 0) {
+    place->seen = static_cast<int32_t>(slot.end);
+    place->prompt_end = static_cast<int32_t>(slot.prompt_end);
+    place->spoilt = entered ? 0 : 1;
+  }
+}
+
+}  // namespace specdec::cuda

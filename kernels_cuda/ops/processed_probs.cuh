@@ -1,0 +1,100 @@
+// processed_probs: a cluster a row; each lane writes the probabilities of the logits it has read.
+#pragma once
+
+#include "sample_rows.cuh"
+
+namespace specdec::cuda {
+
+// Writes this lane's part of a row: probability(x, id) of each element.
+template <class Part, class F>
+__device__ __forceinline__ void write_probs(const Part& part, float* out, F probability) {
+  part.template sweep<1>([&](int v, const auto& elements, bool real) {
+    if (!real) return;
+    const int id = part.id(v);
+    float p[Part::kLength];
+#pragma unroll
+    for (int j = 0; j < Part::kLength; ++j) p[j] = probability(elements.x[j], id + j);
+    if (part.whole(v) && reinterpret_cast<uintptr_t>(out + id) % 16 == 0) {
+#pragma unroll
+      for (int j = 0; j < Part::kLength; j += 4) {
+        __stcs(reinterpret_cast<float4*>(out + id + j), make_float4(p[j], p[j + 1], p[j + 2], p[j + 3]));
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < Part::kLength; ++j) {
+        if (part.has(id + j)) out[id + j] = p[j];
+      }
+    }
+  });
+}
+
+// The kept masses over their total.
+template <class Part>
+__device__ __forceinline__ void write_kept(const Part& part, float* out, const KeptMasses& kept, uint64_t total) {
+  write_probs(part, out, [&](float x, int id) {
+    const uint64_t mass = kept_mass(kept, AnySoftmax{kept.softmax}, x, id);
+    return mass == 0 ? 0.0f : mass_ratio(mass, total);
+  });
+}
+
+// All 0 but for one id, which gets 1; -1: none. Needs no loaded part.
+__device__ __forceinline__ void write_one(float* out, int64_t size, int64_t one) {
+  const int64_t threads = int64_t{Cluster::size()} * kRowThreads;
+  for (int64_t i = int64_t{Cluster::rank()} * kRowThreads + threadIdx.x; i < size; i += threads) {
+    out[i] = i == one ? 1.0f : 0.0f;
+  }
+}
+
+template <class L, bool kResident>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    processed_probs_kernel(SamplingTensors t, const typename L::Bits* logits, float* probs) {
+  extern __shared__ uint4 dynamic[];
+  __shared__ RowBoard s;
+  wait_for_previous();
+  const auto out = [&] { return probs + Cluster::index() * t.vocabulary; };
+  if (t.position[Cluster::index()] < 0) {
+    write_one(out(), t.vocabulary, -1);
+    return;
+  }
+  clear_board(s);
+  Cluster::arrive();
+  read_params(t, Cluster::index(), 0, s);
+  RowPart<L, kResident> part(logits + Cluster::index() * t.vocabulary, static_cast<int>(t.vocabulary), dynamic);
+  const int32_t top = load_row<L>(part, s);
+  if (top == kKeyNan || top == -kKeyInf) {
+    write_one(out(), t.vocabulary, -1);
+    return;
+  }
+  if (!(s.params.temperature > 0.0f)) {
+    find_first(part, s, top);
+    Cluster::sync();
+    const int first = Cluster::of(&s, 0)->first_id;
+    Cluster::sync();  // the leader stays until all have read
+    write_one(out(), t.vocabulary, first);
+    return;
+  }
+  set_softmax(s, top);
+  if (is_short_list(s.params, part.size())) {
+    const int32_t pivot = pivot_key(s, s.params.top_k);
+    collect_top(part, s, pivot);
+    Cluster::sync();
+    if (settle_top(part, s, s.params.top_k, pivot)) {
+      if (Cluster::rank() == 0) {
+        sort_top(s, s.params.top_k);
+        keep_sorted(s);
+      }
+      Cluster::sync();
+      const Cut cut = Cluster::of(&s, 0)->cut;
+      const uint64_t total = Cluster::of(&s, 0)->kept_total;
+      Cluster::sync();  // the leader stays until all have read
+      write_kept(part, out(), kept_by(s, cut), total);
+      return;
+    }
+  }
+  const RowKept kept = keep_row<L>(part, s);
+  publish(s.published[3], kept.own);
+  Cluster::sync();
+  write_kept(part, out(), kept_by(s, kept.cut), gather(s.published[3]).total);
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,147 @@
+// What the blocks of a row share: values of warps, short lists, histograms. One RowBoard a block; the lists are those
+// of the first block, the leader.
+#pragma once
+
+#include "row_block.cuh"
+#include "specdec/row_sample.h"
+
+namespace specdec::cuda {
+
+constexpr int kShort = kRowThreads / 2;  // elements of a short list
+constexpr int kSorted = 80;       // elements of a sorted one: most first elements that are found at once
+constexpr int kSampledCells = kRowThreads;  // a thread a cell
+static_assert(kSorted <= kRowGroups, "a pivot is a maximum of a group");
+
+// Elements in no order. `count` goes on beyond kShort, the rest does not.
+struct ShortList {
+  uint32_t count;
+  float value[kShort];
+  int32_t id[kShort];
+
+  // From any block, into the leader's.
+  __device__ __forceinline__ void append(float x, int at_id) {
+    const uint32_t at = atomicAdd(&count, 1u);
+    if (at >= kShort) return;
+    value[at] = x;
+    id[at] = at_id;
+  }
+};
+
+// Counts and masses by bucket: the mass in three pieces of 14 bits, so that a block's sums fit 32 bits.
+union Cells {
+  uint32_t word[4][kBuckets];  // count, mass pieces from the lowest
+  uint32_t sampled[kSampledCells];
+};
+
+// A search for the shortest beginning of the order that reaches `need` (1 or more). In shared memory, as all that must
+// outlive a pass: registers are what a pass needs most.
+struct RowSearch {
+  Goal goal;
+  uint64_t need;
+  KeyRange range;  // the cut is in here
+  KeyGrid grid;    // for the next histogram
+  Weight above;    // of the elements above `range`
+  Weight inside;   // of the elements in `range`
+  bool reached;
+};
+
+struct RowBoard {
+  // Group maxima of the whole row, and a low value of each block.
+  int32_t group_key[kRowGroups];
+  float block_low[kMostBlocks];
+  int32_t staged_key[kRowGroups];
+  int32_t thread_key[kRowThreads];  // the largest of each thread's elements
+  float staged_low[kRowWarps];
+  int32_t pivot;
+  int32_t first_id;
+  SamplingParams params;
+  Softmax softmax;
+  uint64_t random;
+
+  uint64_t published[4][kRowGroups];
+
+  ShortList above, ties;
+  float sorted_value[kSorted];
+  int32_t sorted_id[kSorted];
+  uint64_t sorted_mass[kSorted], kept_mass[kSorted];
+
+  Cells cells[2];  // in turns
+  Weight merged[kBuckets];
+  RowSearch search;
+  float copy_value[kShort];
+  int32_t copy_id[kShort];
+  uint64_t copy_mass[kShort];
+  Cut cut;
+  Weight kept;
+  uint64_t row_mass, kept_total;
+
+  float scan_mass[kRowWarps], scan_variance[kRowWarps];
+  float target, margin;
+  int guess_first, guess_last;
+
+  uint16_t owner[kRowThreads];
+  int owners;
+  int drawn_warp;
+  uint64_t drawn_point;
+  uint64_t warp_part[kRowWarps];
+};
+
+// Before the block arrives at the cluster's first barrier.
+__device__ __forceinline__ void clear_board(RowBoard& s) {
+  if (threadIdx.x != 0) return;
+  s.above.count = 0;
+  s.ties.count = 0;
+  s.first_id = 0x7FFFFFFF;
+  s.owners = 0;
+  s.drawn_warp = -1;
+}
+
+// The largest key of the row, from the largest of every thread and a low value of it (+inf: none). The cluster's first
+// meeting: it waits for a barrier at which all have arrived.
+__device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key, float own_low) {
+  const int blocks = Cluster::size(), rank = Cluster::rank(), tid = static_cast<int>(threadIdx.x);
+  const int lanes = 32 / (kMostBlocks / blocks), groups = kRowGroups / blocks;
+  s.thread_key[tid] = own_key;
+  const int32_t key = group_max(own_key, lanes);
+  if (tid % lanes == 0) s.staged_key[tid / lanes] = key;
+  float low = own_low;
+#pragma unroll
+  for (int d = 16; d >= 1; d /= 2) low = fminf(low, __shfl_xor_sync(kAllLanes, low, d));
+  if (lane_id() == 0) s.staged_low[warp_id()] = low;
+  __syncthreads();
+  Cluster::wait();
+  if (tid < kRowGroups) {
+    Cluster::of(s.group_key, tid / groups)[rank * groups + tid % groups] = s.staged_key[tid % groups];
+  }
+  if (tid < blocks) {
+    float least = s.staged_low[0];
+    for (int w = 1; w < kRowWarps; ++w) least = fminf(least, s.staged_low[w]);
+    Cluster::of(s.block_low, tid)[rank] = least;
+  }
+  Cluster::sync();
+  int32_t top = s.group_key[lane_id()];
+#pragma unroll
+  for (int i = static_cast<int>(lane_id()) + 32; i < kRowGroups; i += 32) top = max(top, s.group_key[i]);
+  return __reduce_max_sync(kAllLanes, top);
+}
+
+// A key that at least `need` (1 .. kRowGroups) elements reach: the need-th largest maximum of a group.
+__device__ __forceinline__ int32_t pivot_key(RowBoard& s, int need) {
+  constexpr int kThreads = kRowThreads / kRowGroups;
+  const int own = static_cast<int>(threadIdx.x) / kThreads, part = static_cast<int>(threadIdx.x) % kThreads;
+  const int32_t key = s.group_key[own];
+  int before = 0;
+#pragma unroll 8
+  for (int g = part; g < kRowGroups; g += kThreads) {
+    const int32_t other = s.group_key[g];
+    before += other > key || (other == key && g < own) ? 1 : 0;
+  }
+#pragma unroll
+  for (int d = 1; d < kThreads; d *= 2) before += __shfl_xor_sync(kAllLanes, before, d);
+  __syncthreads();  // the pivot before has been read
+  if (part == 0 && before == need - 1) s.pivot = key;
+  __syncthreads();
+  return s.pivot;
+}
+
+}  // namespace specdec::cuda

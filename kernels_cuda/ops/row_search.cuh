@@ -1,0 +1,191 @@
+// Where the order (value descending, id ascending) of a row is cut, exactly: histograms over ranges of keys that become
+// narrower until a short list is left, or elements that are all equal.
+#pragma once
+
+#include "row_masses.cuh"
+#include "row_top.cuh"
+
+namespace specdec::cuda {
+
+// The result, which may differ between warps in the id: of elements equal to the last one kept, a warp knows its own.
+// s.kept says what the whole row keeps.
+struct RowCut {
+  Cut cut;
+  bool reached;
+};
+
+// Bits below which the keys of a type are all zero.
+template <class L>
+constexpr int kKeyShift = 0;
+template <>
+constexpr int kKeyShift<Float16> = 13;
+template <>
+constexpr int kKeyShift<BFloat16> = 16;
+
+// The keys of a range that elements of the type can have.
+template <class L>
+__device__ __forceinline__ KeyRange possible_keys(KeyRange range) {
+  constexpr int32_t kStep = int32_t{1} << kKeyShift<L>;
+  const int32_t low = (range.low >> kKeyShift<L>) * kStep;
+  return {low < range.low ? low + kStep : low, (range.high >> kKeyShift<L>) * kStep};
+}
+
+// Adds an element to a histogram.
+__device__ __forceinline__ void count_cell(Cells& cells, int bucket, uint64_t mass) {
+  atomicAdd(&cells.word[0][bucket], 1u);
+  const uint32_t piece[3] = {static_cast<uint32_t>(mass) & 0x3FFFu, static_cast<uint32_t>(mass >> 14) & 0x3FFFu,
+                             static_cast<uint32_t>(mass >> 28)};
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    if (piece[i] != 0) atomicAdd(&cells.word[1 + i][bucket], piece[i]);
+  }
+}
+
+// The row's histogram out of the blocks' cells, after a Cluster::sync().
+__device__ __forceinline__ void merge_cells(RowBoard& s, Cells& own) {
+  const int blocks = Cluster::size(), word = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll 1
+  for (int bucket = static_cast<int>(threadIdx.x) / 4; bucket < kBuckets; bucket += kRowThreads / 4) {
+    uint64_t sum = 0;
+#pragma unroll
+    for (int r = 0; r < kMostBlocks; ++r) sum += r < blocks ? Cluster::of(&own, r)->word[word][bucket] : 0u;
+    uint64_t mass = word == 0 ? 0 : sum << (14 * (word - 1));
+#pragma unroll
+    for (int d = 1; d < 4; d *= 2) mass += __shfl_xor_sync(kAllLanes, mass, d);
+    if (word == 0) s.merged[bucket] = {sum, mass};
+  }
+  __syncthreads();
+}
+
+// Goes on with s.search where the merged histogram reaches its need, for all to see.
+template <class L>
+__device__ __forceinline__ void find_cell(RowBoard& s) {
+  if (warp_id() == 0) {
+    constexpr int kEach = kBuckets / 32;
+    const int first = static_cast<int>(lane_id()) * kEach;
+    const Goal goal = s.search.goal;
+    const uint64_t need = s.search.need;
+    Weight sum = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) sum = sum.plus(s.merged[first + i]);
+    const Weight upto = s.search.above.plus({warp_inclusive(sum.count), warp_inclusive(sum.mass)});
+    const uint32_t lanes = __ballot_sync(kAllLanes, upto.of(goal) >= need);
+    if (lane_id() == 0) s.search.reached = lanes != 0;
+    if (lanes != 0 && static_cast<int>(lane_id()) == __ffs(static_cast<int>(lanes)) - 1) {
+      Weight above = {upto.count - sum.count, upto.mass - sum.mass};
+      int b = first;
+      for (; b < first + kEach - 1 && above.plus(s.merged[b]).of(goal) < need; ++b) above = above.plus(s.merged[b]);
+      s.search.above = above;
+      s.search.inside = s.merged[b];
+      s.search.range = possible_keys<L>(s.search.range.cell(s.search.grid, b));
+      s.search.grid = s.search.range.grid();
+    }
+  }
+  __syncthreads();
+}
+
+// Cuts the short list of what is in s.search.range, which the leader has: s.cut and s.kept for all.
+template <class MassOf>
+__device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
+  const RowBoard* leader = Cluster::of(&s, 0);
+  const int tid = static_cast<int>(threadIdx.x), n = static_cast<int>(s.search.inside.count);
+  if (tid < n) {
+    const float x = leader->above.value[tid];
+    s.copy_value[tid] = x;
+    s.copy_id[tid] = leader->above.id[tid];
+    s.copy_mass[tid] = mass_of(x);
+  }
+  __syncthreads();
+  static_assert(kShort * 2 <= kRowThreads, "two threads an element");
+  const int i = tid / 2;
+  if (i < n) {
+    const int32_t key = order_key(s.copy_value[i]), id = s.copy_id[i];
+    uint32_t count = 0;
+    uint64_t mass = 0;
+#pragma unroll 2
+    for (int j = tid % 2; j < n; j += 2) {
+      const int32_t other = order_key(s.copy_value[j]);
+      if (other > key || (other == key && s.copy_id[j] <= id)) {
+        ++count;
+        mass += s.copy_mass[j];
+      }
+    }
+    const unsigned both = 3u << (lane_id() & ~1u);
+    count += __shfl_xor_sync(both, count, 1);
+    mass += __shfl_xor_sync(both, mass, 1);
+    const Weight kept = s.search.above.plus({count, mass});
+    const Goal goal = s.search.goal;
+    const uint64_t upto = kept.of(goal), before = upto - Weight{1, s.copy_mass[i]}.of(goal);
+    if (tid % 2 == 0 && upto >= s.search.need && before < s.search.need) {
+      s.cut = {key, id};
+      s.kept = kept;
+    }
+  }
+  __syncthreads();
+}
+
+// Cuts among elements that all have one key: the first `ties` of them are kept. `own_ties` are those of this lane.
+template <class Part>
+__device__ __forceinline__ Cut cut_ties(const Part& part, RowBoard& s, int32_t key, uint64_t ties, int own_ties) {
+  const int count = warp_sum(own_ties);
+  publish(s.published[0], static_cast<uint64_t>(count));
+  Cluster::sync();
+  const uint64_t before = gather(s.published[0]).before;
+  const int kept = static_cast<int>(ties <= before ? 0 : min(ties - before, static_cast<uint64_t>(count)));
+  if (kept == count) return {key, part.size()};
+  return {key, kept == 0 ? -1 : nth_tie(part, key, kept)};
+}
+
+// Begins a search; the caller has a barrier after the one before.
+__device__ __forceinline__ void begin_search(RowBoard& s, const RowSearch& search) {
+  if (threadIdx.x == 0) s.search = search;
+  __syncthreads();
+}
+
+// Ends s.search by histograms. `each(f)` calls f(value, id) for this lane's share of elements, which are all that there
+// are in the search's range. All blocks of the row call it; not reached: the range does not hold what is needed.
+template <class L, class Part, class Each, class MassOf>
+__device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each each, const MassOf& mass_of) {
+  for (int turn = 0;; turn ^= 1) {
+    Cells& cells = s.cells[turn];
+    for (int i = static_cast<int>(threadIdx.x); i < 4 * kBuckets; i += kRowThreads) {
+      cells.word[i / kBuckets][i % kBuckets] = 0;
+    }
+    __syncthreads();
+    {
+      const KeyRange range = s.search.range;
+      const KeyGrid grid = s.search.grid;
+      each([&](float x, int) {
+        const int32_t key = order_key(x);
+        if (range.has(key)) count_cell(cells, grid.bucket(key), mass_of(x));
+      });
+    }
+    Cluster::sync();
+    merge_cells(s, cells);
+    find_cell<L>(s);
+    if (!s.search.reached) {
+      Cluster::sync();  // all have merged the cells, which the next search clears
+      return {{0, 0}, false};
+    }
+    const KeyRange range = s.search.range;
+    if (s.search.inside.count <= kShort) {
+      each([&](float x, int id) {
+        if (range.has(order_key(x))) Cluster::of(&s, 0)->above.append(x, id);
+      });
+      Cluster::sync();
+      if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
+      cut_short(s, mass_of);
+      return {s.cut, true};
+    }
+    if (range.low == range.high) {
+      const uint64_t mass = mass_of(key_value(range.low)), missing = s.search.need - s.search.above.of(s.search.goal);
+      const uint64_t ties = s.search.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
+      if (threadIdx.x == 0) s.kept = s.search.above.plus({ties, ties * mass});
+      int own = 0;
+      each([&](float x, int) { own += order_key(x) == range.low ? 1 : 0; });
+      return {cut_ties(part, s, range.low, ties, own), true};
+    }
+  }
+}
+
+}  // namespace specdec::cuda

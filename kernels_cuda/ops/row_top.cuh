@@ -1,0 +1,151 @@
+// The first elements of a row in order, for as many as fit the sorted list: elements that reach a pivot known from the
+// maxima of groups, which are few, sorted by counting.
+#pragma once
+
+#include "row_board.cuh"
+
+namespace specdec::cuda {
+
+// f(value, id) for each element of this lane's.
+template <class Part, class F>
+__device__ __forceinline__ void each_element(const Part& part, F f) {
+  part.sweep([&](int v, const auto& elements, bool real) {
+    if (!real) return;
+    const int id = part.id(v);
+#pragma unroll
+    for (int j = 0; j < Part::kLength; ++j) {
+      if (part.has(id + j)) f(elements.x[j], id + j);
+    }
+  });
+}
+
+// f(value, id) for each element of the threads whose largest key reaches `key`, which are few: all threads of the block
+// share them.
+template <class Part, class F>
+__device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, int32_t key, F f) {
+  const int tid = static_cast<int>(threadIdx.x);
+  if (s.thread_key[tid] >= key) s.owner[atomicAdd(&s.owners, 1)] = static_cast<uint16_t>(tid);
+  __syncthreads();
+  const int rounds = part.rounds(), count = s.owners * rounds;
+#pragma unroll 1
+  for (int i = tid; i < count; i += kRowThreads) {
+    const int owner = s.owner[i / rounds], v = part.begin(owner / 32) + owner % 32 + i % rounds * 32;
+    if (v >= part.end(owner / 32)) continue;
+    const auto elements = part[v];
+    const int id = part.id(v);
+#pragma unroll
+    for (int j = 0; j < Part::kLength; ++j) {
+      if (part.has(id + j)) f(elements.x[j], id + j);
+    }
+  }
+  __syncthreads();
+  if (tid == 0) s.owners = 0;
+}
+
+// The smallest id of a key, in the leader's s.first_id after the next Cluster::sync().
+template <class Part>
+__device__ __forceinline__ void find_first(const Part& part, RowBoard& s, int32_t key) {
+  each_owned(part, s, key, [&](float x, int id) {
+    if (order_key(x) == key) atomicMin(&Cluster::of(&s, 0)->first_id, id);
+  });
+}
+
+// Appends the elements above a pivot to the leader's s.above and those equal to it to its s.ties.
+template <class Part>
+__device__ __forceinline__ void collect_top(const Part& part, RowBoard& s, int32_t pivot) {
+  RowBoard* leader = Cluster::of(&s, 0);
+  each_owned(part, s, pivot, [&](float x, int id) {
+    const int32_t key = order_key(x);
+    if (key >= pivot) (key > pivot ? leader->above : leader->ties).append(x, id);
+  });
+}
+
+// The id of the n-th (from 1) of this warp's elements with a key, which are that many at least; in all lanes.
+template <class Part>
+__device__ __forceinline__ int nth_tie(const Part& part, int32_t key, int n) {
+  int before = 0;
+  const int end = part.end(static_cast<int>(warp_id()));
+#pragma unroll 1
+  for (int at = part.begin(static_cast<int>(warp_id())); at < end; at += 32) {
+    const int v = at + static_cast<int>(lane_id()), id = part.id(v);
+    uint32_t equal = 0;
+    if (v < end) {
+      const auto elements = part[v];
+#pragma unroll
+      for (int j = 0; j < Part::kLength; ++j) {
+        if (part.has(id + j) && order_key(elements.x[j]) == key) equal |= 1u << j;
+      }
+    }
+    const int inclusive = warp_inclusive(__popc(equal)), missing = n - before - (inclusive - __popc(equal));
+    const uint32_t lanes = __ballot_sync(kAllLanes, missing <= __popc(equal));
+    if (lanes != 0) {
+      const int place = static_cast<int>(__fns(equal, 0, missing > 0 ? missing : 1));
+      return __shfl_sync(kAllLanes, id + place, __ffs(static_cast<int>(lanes)) - 1);
+    }
+    before += __shfl_sync(kAllLanes, inclusive, 31);
+  }
+  return -1;
+}
+
+// How many of this lane's elements have a key.
+template <class Part>
+__device__ __forceinline__ int count_ties(const Part& part, int32_t key) {
+  int count = 0;
+  each_element(part, [&](float x, int) { count += order_key(x) == key ? 1 : 0; });
+  return count;
+}
+
+// After collect_top and a Cluster::sync(): whether the leader's lists hold the first `need` elements, perhaps with
+// more.
+// All blocks call it and get the same.
+template <class Part>
+__device__ __forceinline__ bool settle_top(const Part& part, RowBoard& s, int need, int32_t pivot) {
+  RowBoard* leader = Cluster::of(&s, 0);
+  const int above = static_cast<int>(leader->above.count), ties = static_cast<int>(leader->ties.count);
+  if (above > kShort) {
+    Cluster::sync();  // all have read the count
+    if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
+    return false;
+  }
+  if (above >= need || ties <= kShort) return true;
+  // Too many are equal to the pivot: only the first of them count, which are in the first warps that have any.
+  const int count = warp_sum(count_ties(part, pivot));
+  publish(s.published[0], static_cast<uint64_t>(count));
+  Cluster::sync();
+  const int before = static_cast<int>(gather(s.published[0]).before), missing = need - above;
+  for (int n = 1; n <= min(count, missing - before); ++n) {
+    const int id = nth_tie(part, pivot, n);
+    if (lane_id() == 0) {
+      leader->ties.value[before + n - 1] = part.value(id);
+      leader->ties.id[before + n - 1] = id;
+    }
+  }
+  if (Cluster::rank() == 0 && threadIdx.x == 0) s.ties.count = missing;
+  Cluster::sync();
+  return true;
+}
+
+// In the leader, after settle_top: the first `need` elements in order.
+__device__ __forceinline__ void sort_top(RowBoard& s, int need) {
+  const int above = static_cast<int>(s.above.count), n = above + (above >= need ? 0 : static_cast<int>(s.ties.count));
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kRowThreads) {
+    const float x = i < above ? s.above.value[i] : s.ties.value[i - above];
+    const int id = i < above ? s.above.id[i] : s.ties.id[i - above];
+    const int32_t key = order_key(x);
+    int place = 0;
+    for (int j = 0; j < above; ++j) {
+      const int32_t other = order_key(s.above.value[j]);
+      place += other > key || (other == key && s.above.id[j] < id) ? 1 : 0;
+    }
+    if (i >= above) {
+      for (int j = 0; j < n - above; ++j) place += s.ties.id[j] < id ? 1 : 0;
+    }
+    if (place < need) {
+      s.sorted_value[place] = x;
+      s.sorted_id[place] = id;
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,32 @@
+// Launches of kernels whose blocks each add up all slots.
+#pragma once
+
+#include "launch.cuh"
+#include "ops.h"
+#include "slot_scan.cuh"
+
+namespace specdec::cuda {
+
+using FewSlots = SlotShape<256, 1>;
+using MoreSlots = SlotShape<512, 1>;
+using ManySlots = SlotShape<1024, 1>;
+using MostSlots = SlotShape<1024, 8>;
+static_assert(MostSlots::kSlots >= kMostSlots, "every batch has a shape");
+
+// body(shape), with the smallest shape that has room for the slots.
+template <typename Body>
+void with_slot_shape(int64_t slots, Body body) {
+  if (slots <= FewSlots::kSlots) return body(FewSlots{});
+  if (slots <= MoreSlots::kSlots) return body(MoreSlots{});
+  if (slots <= ManySlots::kSlots) return body(ManySlots{});
+  return body(MostSlots{});
+}
+
+// Blocks for `items`, one a thread, but not more than run at the same time.
+template <typename Shape>
+LaunchShape packed_shape(Shape, int64_t items) {
+  constexpr int64_t kMostBlocks = 264 * 256 / Shape::kThreads;
+  return {blocks_for(items, Shape::kThreads, kMostBlocks), Shape::kThreads};
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,62 @@
+// top_p_candidates: a cluster a row.
+#pragma once
+
+#include "row_list.cuh"
+
+namespace specdec::cuda {
+
+struct CandidateTensors {
+  const float *probs, *top_p;
+  const int32_t* slot_of_row;
+  float* scores;
+  int64_t* ids;
+  int32_t* lens;
+  int64_t rows, vocabulary, slots, candidates;
+};
+
+template <bool kResident>
+__global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(CandidateTensors t) {
+  using Part = RowPart<Probability, kResident>;
+  extern __shared__ uint4 dynamic[];
+  __shared__ RowBoard s;
+  wait_for_previous();
+  const int64_t r = Cluster::index(), b = t.slot_of_row[r];
+  const bool leads = Cluster::rank() == 0;
+  float* scores = t.scores + r * t.candidates;
+  int64_t* ids = t.ids + r * t.candidates;
+  if (b < 0 || b >= t.slots) {
+    if (!leads) return;
+    for (int64_t i = threadIdx.x; i < t.candidates; i += kRowThreads) {
+      scores[i] = 0.0f;
+      ids[i] = -1;
+    }
+    if (threadIdx.x == 0) t.lens[r] = 0;
+    return;
+  }
+  clear_board(s);
+  Cluster::arrive();
+  const uint64_t wanted = fraction_mass(t.top_p[b]);
+  Part part(t.probs + r * t.vocabulary, static_cast<int>(t.vocabulary), dynamic);
+  float largest = -INFINITY;
+  part.load([&](int, const Elements<Probability>& elements) {
+#pragma unroll
+    for (int j = 0; j < Part::kLength; ++j) largest = fmaxf(largest, elements.x[j]);
+  });
+  meet_row(s, order_key(largest), INFINITY);
+  uint64_t running = 0;
+  int64_t reached = 0;
+  list_row<Probability>(part, s, t.candidates, [&](int64_t at, int n) {
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += kRowThreads) {
+      scores[at + i] = s.sorted_value[i];
+      ids[at + i] = s.sorted_id[i];
+    }
+    if (threadIdx.x != 0) return;
+    for (int i = 0; i < n && reached == 0; ++i) {
+      running += prob_mass(s.sorted_value[i]);
+      if (running >= wanted) reached = at + i + 1;
+    }
+    if (at + n == t.candidates) t.lens[r] = static_cast<int32_t>(reached > 0 ? reached : t.candidates);
+  });
+}
+
+}  // namespace specdec::cuda

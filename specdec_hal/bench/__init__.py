@@ -1,0 +1,17 @@
+"""Benchmarks of a backend's ops: ``specdec-hal bench --suite ngram --backend cuda``.
+
+A suite is a module with ``cases(quick) -> Iterator[Case]`` (`case`). `timing` takes the times, `floor` measures what
+the device allows at best in the same run, `runner` puts both together, `record` says where a figure comes from, `plot`
+draws. Times are taken here and never in tests.
+"""
+
+from __future__ import annotations
+
+SUITES = {
+    "ngram": "n-gram look-up: scan and index, over lengths, batches, hits and budgets",
+    "verify": "verification of drafts and the updates of slots",
+    "sampling": "from logits to tokens: sampling, probabilities, candidates, penalties",
+    "logprobs": "log-probabilities of accepted tokens",
+    "step": "the captured token plane of a whole decode step, and the host's cost of a call",
+}
+"""The suites, each the module of its name here, and what they measure."""

@@ -1,0 +1,50 @@
+"""What the device allows at best, measured in the same run: its copy bandwidth and a launch without work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specdec_hal.bench.timing import GraphTimer
+
+_COPY_BYTES = 2 << 30  # read, and as many written
+
+
+@dataclass(frozen=True)
+class Floor:
+    """`bandwidth`: bytes a second of a device-to-device copy, read and written; the rest: us of an empty kernel."""
+
+    bandwidth: float
+    empty_warm: float
+    empty_cold: float
+
+    def microseconds(self, moved: int, *, cold: bool) -> float:
+        """The least time for an op that moves that many bytes through the device's memory."""
+        return moved / self.bandwidth * 1e6 + (self.empty_cold if cold else self.empty_warm)
+
+    def document(self) -> dict[str, float]:
+        """For JSON."""
+        return {
+            "copy_gb_per_s": round(self.bandwidth / 1e9, 1),
+            "empty_kernel_warm_us": round(self.empty_warm, 2),
+            "empty_kernel_cold_us": round(self.empty_cold, 2),
+        }
+
+
+def measure_floor(exports: Any, timer: GraphTimer, device: int) -> Floor:
+    """`exports` is the CUDA library."""
+    import torch
+
+    place = torch.device("cuda", device)
+    source, target = (torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=place) for _ in range(2))
+    best = float("inf")
+    with torch.cuda.device(place):
+        for _ in range(12):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            target.copy_(source)
+            stop.record()
+            torch.cuda.synchronize()
+            best = min(best, start.elapsed_time(stop) / 1000)
+    empty = exports["empty"](device)
+    return Floor(2 * _COPY_BYTES / best, timer.time(empty, cold=False).median, timer.time(empty, cold=True).median)

@@ -1,0 +1,123 @@
+"""Running suites: every case checked, timed warm and cold, beside the floor of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any
+
+from specdec_hal.backend import Backend
+from specdec_hal.bench import SUITES
+from specdec_hal.bench.case import Case, Prepared, WarmCold, WrongResult
+from specdec_hal.bench.floor import Floor, measure_floor
+from specdec_hal.bench.host import host_costs
+from specdec_hal.bench.record import circumstances
+from specdec_hal.bench.timing import GraphTimer, HostTimer, Timer
+from specdec_hal.device import Device, get_device
+from specdec_hal.errors import ArgumentError
+
+Row = dict[str, Any]
+
+
+def cases_of(suite: str, *, quick: bool = False, only: str = "") -> list[Case]:
+    """The suite's cases whose group or label contains `only`; ArgumentError for an unknown suite, or if none does."""
+    if suite not in SUITES:
+        raise _wrong("suite", f"one of {', '.join(SUITES)}", suite)
+    every: Iterator[Case] = import_module(f"specdec_hal.bench.{suite}").cases(quick)
+    chosen = [case for case in every if only in case.group or only in case.label]
+    if not chosen:
+        raise _wrong("only", f"a part of the group or label of a case of '{suite}'", only)
+    return chosen
+
+
+def run_suites(
+    suites: Sequence[str],
+    backend: Backend,
+    command: Sequence[str],
+    *,
+    quick: bool = False,
+    only: str = "",
+    alone: Callable[[], AbstractContextManager[object]] = nullcontext,
+    on_row: Callable[[dict[str, Any], int], None] = lambda document, total: None,
+) -> dict[str, Any]:
+    """The whole document, ready for JSON; `on_row` gets it after every row, with how many there will be.
+
+    The device is used inside `alone()` only: processes that share a lock there can prepare inputs at the same time.
+    """
+    chosen = [
+        (suite, case)
+        for suite in suites
+        for case in cases_of(suite, quick=quick, only=only)
+        if not case.backends or backend.name in case.backends
+    ]
+    device = get_device(backend.place, "torch")
+    document: dict[str, Any] = {**circumstances(command), "backend": backend.name, "quick": quick}
+    with alone():
+        timer, floor = _instruments(backend, device, document, quick)
+    document["rows"] = []
+    for suite, case in chosen:
+        prepared = Prepared(case, backend, device, seed=0)
+        with alone():
+            row = _row(prepared, timer, floor)
+        document["rows"].append({"suite": suite, **row})
+        on_row(document, len(chosen))
+    return document
+
+
+def _instruments(backend: Backend, device: Device, document: dict[str, Any], quick: bool) -> tuple[Timer, Floor | None]:
+    """The timer for this backend; what else is measured once goes into the document."""
+    if backend.device != "cuda":
+        return HostTimer(0.1 if quick else 0.5), None
+    from specdec_hal.backends.cuda.probe import LIBRARY
+    from specdec_hal.native import load_library
+
+    index = int(device.place.partition(":")[2])
+    timer, exports = GraphTimer(index, 15 if quick else 60), load_library(LIBRARY)
+    floor = measure_floor(exports, timer, index)
+    document["floor"] = floor.document()
+    document["host_us"] = host_costs(backend, exports, device)
+    return timer, floor
+
+
+def _row(prepared: Prepared, timer: Timer, floor: Floor | None) -> Row:
+    """Times and all that they are held against; a kernel that computes something wrong gets an error instead."""
+    case = prepared.case
+    row: Row = {"group": case.group, "label": case.label, **case.params, "moved_bytes": case.moved}
+    try:
+        return {**row, **_times(prepared, timer, floor)}
+    except WrongResult as error:
+        return {**row, "error": str(error)}
+
+
+def _times(prepared: Prepared, timer: Timer, floor: Floor | None) -> Row:
+    row: Row = {}
+    case = prepared.case
+    prepared.check()
+    for cold in (False, True) if timer.cold_too else (False,):
+        name = "cold" if cold else "warm"
+        prepared.restore()
+        launch, steps = (prepared.launch_first, 1) if cold else (prepared.launch, case.steps)
+        row[f"{name}_us"] = timer.time(launch, cold=cold, restore=prepared.restore, steps=steps).rounded()
+        if floor is not None:
+            row[f"{name}_floor_us"] = round(floor.microseconds(case.moved, cold=cold), 2)
+    prepared.check()
+    row["target_us"] = _pair(case.target)
+    if case.peers:
+        row["peers_us"] = {name: _pair(times) for name, times in case.peers.items()}
+    return row
+
+
+def _pair(times: WarmCold) -> dict[str, float | None]:
+    return dict(zip(("warm", "cold"), times, strict=True))
+
+
+def _wrong(argument: str, expected: str, got: str) -> ArgumentError:
+    return ArgumentError(
+        op="bench",
+        backend="-",
+        argument=argument,
+        expected=expected,
+        got=repr(got),
+        cure="see specdec-hal bench --help",
+    )

@@ -1,0 +1,157 @@
+"""From logits to tokens: sampling, the distribution sampled from, candidates, penalties.
+
+Targets and others' figures are those of the issue that asked for the CUDA backend: measured on an H200, elsewhere, in
+another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.bench.case import Case, OpCall, WarmCold
+from specdec_hal.bench.decode_step import BATCHES, VOCABULARIES
+from specdec_hal.bench.logit_rows import LogitRows, alone, check_some_rows
+
+HEADLINE = LogitRows(256, 151_936)
+"""The rows that the targets are for."""
+_SETTINGS: Mapping[str, Mapping[str, float]] = {
+    "argmax": {"temperature": 0},
+    "no filter": {},
+    "top-p 0.9": {"top_p": 0.9},
+    "top-k 20, top-p 0.9": {"top_k": 20, "top_p": 0.9},
+    "min-p 0.05": {"min_p": 0.05},
+    "top-k 1,000, top-p 0.9": {"top_k": 1000, "top_p": 0.9},
+}
+_TARGETS = {"argmax": 42.0, "no filter": 75.0, "top-p 0.9": 95.0, "top-k 20, top-p 0.9": 95.0}
+_PEERS: Mapping[str, Mapping[str, WarmCold]] = {
+    "argmax": {"torch argmax": (54, None)},
+    "no filter": {"FlashInfer": (108, None)},
+    "top-p 0.9": {"FlashInfer softmax + top_p": (252, None)},
+    "top-k 20, top-p 0.9": {"FlashInfer": (375, None)},
+}
+_ROW_PARAMS = ("row_temperature", "row_top_p", "row_top_k", "row_min_p", "position")
+
+
+def cases(quick: bool) -> Iterator[Case]:
+    """The headline of every setting first; then what varies."""
+    if quick:
+        small = LogitRows(8, 32_000)
+        yield _sample(small, "top-p 0.9")
+        yield _candidates(small, 5)
+        return
+    for setting in _SETTINGS:
+        yield _sample(HEADLINE, setting, headline=True)
+    yield _candidates(HEADLINE, 5, headline=True)
+    yield _candidates(HEADLINE, 20)
+    yield _probs(HEADLINE, "top-p 0.9")
+    yield _penalties(HEADLINE, 1024)
+    yield from _varied()
+
+
+def _varied() -> Iterator[Case]:
+    settings = tuple(_TARGETS)
+    for dtype in ("bfloat16", "float16"):
+        yield from (_sample(LogitRows(256, 151_936, dtype), setting) for setting in settings)
+    for spread in (0.01, 1.0, 5.0):
+        yield _sample(LogitRows(256, 151_936, spread=spread), "top-p 0.9")
+    yield from (_sample(LogitRows(256, 151_936, peaks=20), setting) for setting in settings)
+    for rows in BATCHES:
+        if rows != HEADLINE.rows:
+            yield from (_sample(LogitRows(rows, 151_936), setting) for setting in ("argmax", "top-p 0.9"))
+    for vocabulary in (4096, *VOCABULARIES[:2], 262_144):
+        yield _sample(LogitRows(256, vocabulary), "top-p 0.9")
+        yield _candidates(LogitRows(256, vocabulary), 5)
+
+
+def _row_params(rows: int, setting: str, seed: int) -> dict[str, Any]:
+    value = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0} | dict(_SETTINGS[setting])
+    rng = np.random.default_rng([seed, 8])
+    return {
+        "row_temperature": np.full(rows, value["temperature"], np.float32),
+        "row_top_p": np.full(rows, value["top_p"], np.float32),
+        "row_top_k": np.full(rows, value["top_k"], np.int32),
+        "row_min_p": np.full(rows, value["min_p"], np.float32),
+        "position": rng.integers(0, 1 << 20, rows),
+    }
+
+
+def _sample(size: LogitRows, setting: str, *, headline: bool = False) -> Case:
+    def call(seed: int) -> OpCall:
+        seeds = np.random.default_rng([seed, 9]).integers(0, 1 << 62, size.rows)
+        inputs = _row_params(size.rows, setting, seed) | {"row_seed": seeds}
+        outputs = {"target_tokens": np.zeros(size.rows, np.int64)}
+        return OpCall("sample_target", {"logits": size.logits(seed)} | inputs | outputs)
+
+    known: dict[str, Any] = {}
+    if headline:
+        known = {"target": (_TARGETS.get(setting), None), "peers": _PEERS.get(setting, {})}
+    check = check_some_rows(("logits", *_ROW_PARAMS, "row_seed", "target_tokens"))
+    label = f"sample_target, {setting}, {size}"
+    return Case(
+        label, f"sample {setting}", alone(call), size.bytes, params=size.params, checked=False, check=check, **known
+    )
+
+
+def _probs(size: LogitRows, setting: str) -> Case:
+    def call(seed: int) -> OpCall:
+        outputs = {"probs": np.zeros((size.rows, size.vocabulary), np.float32)}
+        return OpCall(
+            "processed_probs", {"logits": size.logits(seed)} | _row_params(size.rows, setting, seed) | outputs
+        )
+
+    moved = size.bytes + size.rows * size.vocabulary * 4
+    check = check_some_rows(("logits", *_ROW_PARAMS, "probs"))
+    label = f"processed_probs, {setting}, {size}"
+    return Case(label, "processed_probs", alone(call), moved, params=size.params, checked=False, check=check)
+
+
+def _candidates(size: LogitRows, count: int, *, headline: bool = False) -> Case:
+    def call(seed: int) -> OpCall:
+        inputs = {
+            "probs": size.probabilities(seed),
+            "top_p": np.full(size.rows, 0.9, np.float32),
+            "batch_id_per_token_output": np.arange(size.rows, dtype=np.int32),
+        }
+        outputs = {
+            "candidate_scores": np.zeros((size.rows, count), np.float32),
+            "candidate_ids": np.zeros((size.rows, count), np.int64),
+            "candidate_lens": np.zeros(size.rows, np.int32),
+        }
+        return OpCall("top_p_candidates", inputs | outputs)
+
+    known: dict[str, Any] = {"target": (60, None), "peers": {"FastDeploy": (133, None)}} if headline else {}
+    by_row = ("probs", "batch_id_per_token_output", "candidate_scores", "candidate_ids", "candidate_lens")
+    label = f"top_p_candidates, C {count}, {size}"
+    params = {**size.params, "C": count}
+    check = check_some_rows(by_row)
+    return Case(label, "top_p_candidates", alone(call), size.bytes, params=params, checked=False, check=check, **known)
+
+
+def _penalties(size: LogitRows, history: int) -> Case:
+    """One row a slot; moves the history and, at most, a logit for every token of it."""
+
+    def call(seed: int) -> OpCall:
+        rng = np.random.default_rng([seed, 10])
+        m = size.rows
+        inputs = {
+            "token_ids_all": rng.integers(0, size.vocabulary, (m, history)),
+            "prompt_lens": np.full(m, history // 2),
+            "step_idx": np.full(m, history // 2),
+            "draft_tokens": rng.integers(0, size.vocabulary, (m, 1)),
+            "cu_seqlens_q_output": np.arange(m + 1, dtype=np.int32),
+            "batch_id_per_token_output": np.arange(m, dtype=np.int32),
+            "repetition": np.full(m, 1.1, np.float32),
+            "frequency": np.full(m, 0.1, np.float32),
+            "presence": np.full(m, 0.1, np.float32),
+            "bad_tokens": np.full((m, 1), -1),
+            "end_tokens": np.array([2]),
+            "min_dec_len": np.zeros(m, np.int64),
+        }
+        return OpCall("apply_penalties", {"logits": size.logits(seed)} | inputs)
+
+    moved = size.rows * history * (8 + 2 * 32)  # a logit costs a sector each way
+    label = f"apply_penalties, {history:,} tokens of history, {size}"
+    return Case(label, "apply_penalties", alone(call), moved, params={**size.params, "history": history})

@@ -1,0 +1,131 @@
+"""Measure a backend's ops: each checked against the reference first, then timed warm and cold, beside the floor.
+
+On a GPU a time is that of one op inside a CUDA graph, replayed; the floor is what its bytes take at the copy bandwidth
+of the same run, and one empty kernel. On a CPU it is wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from specdec_hal.bench import SUITES
+from specdec_hal.cli.output import Output, table
+from specdec_hal.errors import ConfigError
+
+HELP = "measure a backend's ops"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, on what, and where figures and plots go."""
+    what = "; ".join(f"{name}: {text}" for name, text in SUITES.items())
+    parser.add_argument("--suite", metavar="NAME", action="append", default=[], help=f"may be repeated ({what})")
+    parser.add_argument("--backend", metavar="NAME", default="auto", help="default: the best available")
+    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose group or label contains this")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions: a look, not a measurement")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write the JSON document there too")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the results (.png, .svg, .pdf)")
+    parser.add_argument(
+        "--lock",
+        metavar="FILE",
+        type=Path,
+        help="hold this lock while the device is used, so that several commands can prepare inputs meanwhile",
+    )
+    parser.add_argument("--read", metavar="FILE", type=Path, help="print or draw a document of --out; measures nothing")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Measure and print; 1 if a kernel computes something wrong."""
+    document = _measured(args) if args.read is None else _recorded(args.read)
+    if args.plot is not None:
+        from specdec_hal.bench.plot import plot
+
+        plot(document, args.plot)
+    if output.json:
+        output.document(document)
+    else:
+        _print(document, output)
+    return 1 if any("error" in row for row in document["rows"]) else 0
+
+
+def _measured(args: argparse.Namespace) -> dict[str, Any]:
+    from specdec_hal import registry
+    from specdec_hal.bench.runner import run_suites
+
+    backend = registry.get_backend(args.backend)
+    suites = args.suite or list(SUITES)
+    command = ["specdec-hal", "bench", *(part for suite in suites for part in ("--suite", suite))]
+    command += ["--backend", backend.name, *(["--only", args.only] if args.only else [])]
+    command += ["--quick"] if args.quick else []
+    with _progress() as advance:
+
+        def on_row(document: dict[str, Any], total: int) -> None:
+            if args.out is not None:  # after every row: what was measured is kept if the rest fails
+                args.out.write_text(json.dumps(document, indent=1) + "\n")
+            advance(document["rows"][-1]["label"], total)
+
+        alone = nullcontext if args.lock is None else partial(_locked, args.lock)
+        return run_suites(suites, backend, command, quick=args.quick, only=args.only, alone=alone, on_row=on_row)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Nobody else who asks for the lock gets it meanwhile; a process that dies gives it back."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], None]]:
+    """A progress bar over cases on stderr; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda label, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("measuring", total=None)
+        yield lambda label, total: progress.update(task, advance=1, total=total, description=label)
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+        document["rows"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: expected a document written by `bench --out`, got {error!r}; measure again"
+        ) from error
+    return document
+
+
+def _print(document: dict[str, Any], output: Output) -> None:
+    for name in ("floor", "host_us"):
+        if name in document:
+            figures = {k: v["median"] if isinstance(v, dict) else v for k, v in document[name].items()}
+            output.console.print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in figures.items()))
+    columns = ("suite", "group", "case", "warm", "floor", "target", "cold", "floor", "target")
+    rows = table("microseconds, median", *columns)
+    for row in document["rows"]:
+        cells = [row["suite"], row["group"], row["label"]]
+        if "error" in row:
+            rows.add_row(*cells, row["error"])
+            continue
+        for name in ("warm", "cold"):
+            time = row.get(f"{name}_us", {}).get("median")
+            cells += [_text(time), _text(row.get(f"{name}_floor_us")), _text(row["target_us"][name])]
+        rows.add_row(*cells)
+    output.console.print(rows)
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

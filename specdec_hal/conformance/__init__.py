@@ -1,0 +1,37 @@
+"""The conformance suite: proof that a backend is what it claims to be. README.md has the interfaces.
+
+specdec-hal conformance --backend NAME
+pytest --pyargs specdec_hal.conformance --specdec-backend NAME
+report = specdec_hal.conformance.run(backend)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_hal.conformance.case import Case
+    from specdec_hal.conformance.checks import Check
+    from specdec_hal.conformance.report import Report, Result
+    from specdec_hal.conformance.reproduction import reproduce
+    from specdec_hal.conformance.suite import run
+    from specdec_hal.conformance.xfail import ExpectedFailures
+
+_HOME = {
+    "Case": "case",
+    "Check": "checks",
+    "ExpectedFailures": "xfail",
+    "Report": "report",
+    "Result": "report",
+    "reproduce": "reproduction",
+    "run": "suite",
+}
+
+__all__ = ["Case", "Check", "ExpectedFailures", "Report", "Result", "reproduce", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'specdec_hal.conformance' has no attribute '{name}'")
+    return getattr(import_module(f"specdec_hal.conformance.{_HOME[name]}"), name)

@@ -1,0 +1,49 @@
+"""A process that runs units for `parallel`: ``python -m specdec_hal.conformance.child``.
+
+Reads one JSON document a line from stdin: first the job (backend, options, device, level), then units and seeds. Writes
+one a line to stdout: {"start": case}, {"result": ...}, {"done": unit}. A crash of the backend ends this process only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from specdec_hal import registry
+from specdec_hal.conformance.device import device_for
+from specdec_hal.conformance.subject import Subject
+from specdec_hal.conformance.suite import Settings, Unit, run_unit
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    # Whatever the backend prints must not get between the lines.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(**message: Any) -> None:
+        out.write(json.dumps(message) + "\n")
+
+    job = json.loads(sys.stdin.readline())
+    backend = registry.get_backend(job["backend"], options=job["options"])
+    subject = Subject(backend, device_for(backend, job["device"]))
+    for line in sys.stdin:
+        message = json.loads(line)
+        unit = Unit(*message["unit"])
+        settings = Settings(
+            job["level"],
+            message["seed"],
+            job["options"],
+            samples=job["samples"],
+            started=lambda case: tell(start=case),
+        )
+        for result in run_unit(subject, unit, settings):
+            tell(result=asdict(result))
+        tell(done=list(unit))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""Section 6: hybrid_mtp_ngram."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from specdec_hal.conformance.case import Case
+from specdec_hal.conformance.edges.edge import edge
+from specdec_hal.conformance.edges.ngram import LEFTMOST, proposes
+
+OP = "hybrid_mtp_ngram"
+
+
+def edges() -> Iterator[Case]:
+    """hybrid_mtp_ngram."""
+    text = [1, 2, 3, 4, 5, 9, 1]
+
+    def hybrid(name: str, rules: str, drafts: list[int], mtp: tuple[int, ...], **given: Any) -> Iterator[Case]:
+        yield from proposes(name, rules, text, 6, drafts, op=OP, mtp=mtp, **given)
+
+    yield from hybrid("appended to MTP drafts", "appended base query", [2, 3, 4, 5, 9], (2, 3))
+    yield from hybrid("nothing like the last draft", "query", [2, 8], (2, 8))
+    yield from hybrid("MTP drafts survive a budget of 0", "kept budget", [2, 3], (2, 3), token_budget=0)
+    yield from hybrid("the budget grants one more", "budget kept", [2, 3, 4], (2, 3), token_budget=4)
+    yield from hybrid("the limit", "wanted", [2, 3, 4], (2, 3), max_dec_len=[5])
+    yield from hybrid("the request's wish does not enter", "wanted", [2, 3, 4, 5, 9], (2, 3), draft_token_num=[0])
+    yield from hybrid("its own drafts are searched", "text", [2, 2, 2], (2, 2), min_ngram_size=1)
+    yield from hybrid("leftmost in the prompt first", "text", [2, 3, 4, 5, 9], (2, 3), match_policy=LEFTMOST)
+    yield from hybrid("leftmost in its own drafts", "text", [7, 7, 7], (7, 7), match_policy=LEFTMOST)
+    yield from hybrid("padded with the last draft", "pad", [2, 8, 8, 8, 8], (2, 8), pad_to_max=True)
+    yield edge(
+        OP, "MTP drafts of other slots count", "budget base",
+        {"seq_lens_this_time": [3, 2, 0, 4]},
+        token_ids_all=[[1, 2, 3, 1]] * 4, prompt_lens=[3] * 4, step_idx=[1] * 4, seq_lens_decoder=[3, 3, 0, 0],
+        seq_lens_encoder=[0, 0, 0, 4], seq_lens_this_time=[2, 2, 3, 4], draft_tokens=[[1, 2, 0, 0]] * 4,
+        max_ngram_size=1, token_budget=6, match_policy=LEFTMOST,
+    )  # fmt: skip
+    yield edge(
+        OP, "lengths on entry are clamped", "base", {"seq_lens_this_time": [1, 3]},
+        token_ids_all=[[5, 6, 7, 8]] * 2, prompt_lens=[3] * 2, step_idx=[1] * 2, seq_lens_decoder=[3, 3],
+        seq_lens_this_time=[-2, 99], draft_tokens=[[8, 1, 2]] * 2, max_ngram_size=1, token_budget=99,
+        match_policy=LEFTMOST,
+    )  # fmt: skip

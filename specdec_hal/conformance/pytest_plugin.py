@@ -1,0 +1,85 @@
+"""The suite as pytest tests: ``pytest --pyargs specdec_hal.conformance --specdec-backend NAME [-n 2]``.
+
+Loaded by every pytest of an environment that has this package, so it imports the suite only when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from specdec_hal.conformance.subject import Subject
+    from specdec_hal.conformance.suite import Settings
+    from specdec_hal.conformance.xfail import ExpectedFailures
+
+NEEDED = "name the backend to be tested: --specdec-backend NAME"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options, under a heading of their own."""
+    group = parser.getgroup("specdec", "conformance of specdec_hal backends")
+    group.addoption("--specdec-backend", metavar="NAME", help="the backend to be tested")
+    group.addoption("--specdec-op", metavar="OP", action="append", help="only this op; may be repeated")
+    group.addoption("--specdec-level", default="quick", choices=("quick", "full"), help="how much (default: quick)")
+    group.addoption("--specdec-seed", type=int, default=0, help="of the generated cases (default: 0)")
+    group.addoption("--specdec-device", metavar="D", help="where the tensors are, such as cuda:1")
+    group.addoption("--specdec-option", metavar="KEY=VALUE", action="append", default=[], help="the backend's option")
+    group.addoption("--specdec-xfail", metavar="FILE", type=Path, help="expected failures, 'PATTERN # reason' a line")
+    group.addoption("--specdec-samples", type=int, help="requests per distribution test")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per op and group of cases."""
+    if "conformance_unit" not in metafunc.fixturenames:
+        return
+    from specdec_hal.conformance.suite import units
+
+    config = metafunc.config
+    if config.getoption("specdec_backend") is None:
+        nothing = pytest.param(None, marks=pytest.mark.skip(reason=NEEDED))
+        metafunc.parametrize("conformance_unit", [nothing], ids=["none"])
+        return
+    chosen = units(config.getoption("specdec_op"), config.getoption("specdec_level"))
+    metafunc.parametrize("conformance_unit", chosen, ids=map(str, chosen))
+
+
+@pytest.fixture(scope="session")
+def conformance_subject(request: pytest.FixtureRequest) -> Subject:
+    """The backend under test."""
+    from specdec_hal import registry
+    from specdec_hal.conformance.device import device_for
+    from specdec_hal.conformance.options import parse_options
+    from specdec_hal.conformance.subject import Subject
+
+    config = request.config
+    backend = registry.get_backend(
+        config.getoption("specdec_backend"), options=parse_options(config.getoption("specdec_option"))
+    )
+    return Subject(backend, device_for(backend, config.getoption("specdec_device")))
+
+
+@pytest.fixture(scope="session")
+def conformance_settings(request: pytest.FixtureRequest) -> Settings:
+    """Level and seed."""
+    from specdec_hal.conformance.options import parse_options
+    from specdec_hal.conformance.suite import Settings
+
+    config = request.config
+    settings = Settings(config.getoption("specdec_level"), config.getoption("specdec_seed"))
+    settings.options = parse_options(config.getoption("specdec_option"))
+    if config.getoption("specdec_samples") is not None:
+        settings.samples = config.getoption("specdec_samples")
+    return settings
+
+
+@pytest.fixture(scope="session")
+def conformance_expected(request: pytest.FixtureRequest) -> Iterator[ExpectedFailures]:
+    """The file of expected failures."""
+    from specdec_hal.conformance.xfail import ExpectedFailures
+
+    path = request.config.getoption("specdec_xfail")
+    yield ExpectedFailures.read(path) if path else ExpectedFailures([])

@@ -1,0 +1,75 @@
+"""Move slots to other places of a batch, together with everything that belongs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hal.ops import get_op
+
+Array = NDArray[Any]
+
+_OFFSETS = {"T_cap": "cu_seqlens_q", "R_cap": "cu_seqlens_q_output", "A_cap": "cu_batch_token_offset"}
+
+
+def slots_in_use(inputs: Mapping[str, Any]) -> int:
+    """B of a call; for ops over all M slots, M."""
+    for name in ("seq_lens_this_time", "cu_seqlens_q_output", "cu_batch_token_offset"):
+        if name in inputs:
+            return len(inputs[name]) - (name != "seq_lens_this_time")
+    if "batch_id_per_token_output" in inputs:
+        return int(inputs["batch_id_per_token_output"].max(initial=-1)) + 1
+    return len(next(iter(inputs.values())))
+
+
+class Relayout:
+    """A batch in which slot j is slot order[j] of an old one, behind them stale copies of old slots, flags and all.
+
+    `call` holds the old batch's operands (as they are after the op ran) and attributes, `m` is the new M.
+    """
+
+    def __init__(self, op: str, call: Mapping[str, Any], slots: int, order: Sequence[int], m: int) -> None:
+        self.spec, self.call, self.slots, self.order, self.m = get_op(op), call, slots, list(order), m
+        self.attrs = {name: call[name] for name in self.spec.attr_by_name}
+
+    def move(self, name: str, value: Any) -> tuple[Any, int]:
+        """An operand in the new batch, and how many of its leading entries are determined."""
+        operand = self.spec.by_name.get(name)
+        if operand is None or value is None:
+            return value, 0
+        order, used = self.order, len(self.order)
+        first = str(operand.dims(self.attrs)[0])
+        if first == "M":
+            return value[[*order, *(j % len(value) for j in range(self.m - used))]], used
+        if first == "B":
+            return value[order], used
+        if first == "B+1":
+            return np.cumsum([0, *np.diff(value.astype(np.int64))[order]]).astype(value.dtype), used + 1
+        offsets = self._offsets(_OFFSETS.get(first, ""))
+        return (value, len(value)) if offsets is None else self._move_blocks(name, value, offsets)
+
+    def _offsets(self, name: str) -> Array | None:
+        if name in self.call:
+            known: Array = self.call[name].astype(np.int64)
+            return known
+        if name == "cu_seqlens_q_output" and "batch_id_per_token_output" in self.call:
+            owners = self.call["batch_id_per_token_output"]
+            return np.cumsum([0, *(np.count_nonzero(owners == b) for b in range(self.slots))])
+        return None
+
+    def _move_blocks(self, name: str, value: Array, offsets: Array) -> tuple[Array, int]:
+        blocks = [value[offsets[b] : offsets[b + 1]] for b in self.order]
+        if name.startswith("batch_id_per_token"):
+            blocks = [np.full_like(block, j) for j, block in enumerate(blocks)]
+        first_row = self._offsets("cu_seqlens_q_output")
+        if name == "rows" and first_row is not None:  # logit rows move too
+            new_row = np.cumsum([0, *np.diff(first_row)[self.order]])
+            blocks = [block + new_row[j] - first_row[self.order[j]] for j, block in enumerate(blocks)]
+        count = sum(map(len, blocks))
+        fill = -1 if name.startswith(("batch_id", "rows")) else 0
+        tail = np.full((len(value) - count, *value.shape[1:]), fill)
+        moved: Array = np.concatenate([*blocks, tail]).astype(value.dtype)
+        return moved, count

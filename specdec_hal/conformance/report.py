@@ -1,0 +1,145 @@
+"""Results, and how they are told: a table, JSON, JUnit."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+import specdec_hal
+
+PASSED, FAILED, REFUSED, EXPECTED, UNEXPECTED = "passed", "failed", "refused", "expected failure", "unexpected pass"
+STATUSES = (PASSED, FAILED, REFUSED, EXPECTED, UNEXPECTED)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check of one case. `detail`: what is wrong, or why it was refused or expected. `rules` are full ids."""
+
+    op: str
+    mode: str
+    case: str
+    check: str
+    status: str
+    detail: str = ""
+    rules: tuple[str, ...] = ()
+    reproduction: str = ""
+    seconds: float = 0.0
+
+    @property
+    def id(self) -> str:
+        """What expected-failure patterns are matched against: ``op/case::check [mode]``, mode only if there is one."""
+        return f"{self.op}/{self.case}::{self.check}" + (f" [{self.mode}]" if self.mode else "")
+
+
+@dataclass
+class Report:
+    """All results of one backend. `problems`: what fails the run besides results (stale expected failures)."""
+
+    backend: str
+    device: str
+    level: str
+    seed: int
+    results: list[Result] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the backend is what it claims to be."""
+        return not self.problems and not any(r.status in (FAILED, UNEXPECTED) for r in self.results)
+
+    @property
+    def failures(self) -> list[Result]:
+        """What failed, and what passed though a failure is expected."""
+        return [r for r in self.results if r.status in (FAILED, UNEXPECTED)]
+
+    def table(self) -> dict[tuple[str, str], Counter[str]]:
+        """Statuses counted by (op, mode), in the order of running; ops without results have no row."""
+        rows: dict[tuple[str, str], Counter[str]] = {}
+        for result in self.results:
+            rows.setdefault((result.op, result.mode), Counter())[result.status] += 1
+        return rows
+
+    def reasons(self, op: str, mode: str) -> list[str]:
+        """Why calls of that row were refused, each once."""
+        return list(dict.fromkeys(r.detail for r in self.results if (r.op, r.mode, r.status) == (op, mode, REFUSED)))
+
+    def totals(self) -> dict[str, int]:
+        """Results by status."""
+        counts = Counter(result.status for result in self.results)
+        return {status: counts[status] for status in STATUSES}
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: everything but the passed results one by one."""
+        return {
+            "backend": self.backend,
+            "device": self.device,
+            "level": self.level,
+            "seed": self.seed,
+            "ok": self.ok,
+            "versions": versions(),
+            "seconds": round(self.seconds, 2),
+            "totals": self.totals(),
+            "problems": self.problems,
+            "table": [
+                {"op": op, "mode": mode, **counts, "reasons": self.reasons(op, mode)}
+                for (op, mode), counts in self.table().items()
+            ],
+            "results": [asdict(result) for result in self.results if result.status not in (PASSED, REFUSED)],
+        }
+
+    def junit(self) -> ElementTree.ElementTree[ElementTree.Element]:
+        """As JUnit: a test case per op, mode and check; what is refused is skipped with its reason."""
+        groups: dict[tuple[str, str, str], list[Result]] = {}
+        for result in self.results:
+            groups.setdefault((result.op, result.mode, result.check), []).append(result)
+        suite = ElementTree.Element("testsuite", name=f"specdec_hal.conformance {self.backend}")
+        failed = skipped = 0
+        for (op, mode, check), results in groups.items():
+            seconds = f"{sum(r.seconds for r in results):.3f}"
+            element = ElementTree.SubElement(
+                suite, "testcase", classname=f"{self.backend}.{op}", name=f"{check} {mode}".strip(), time=seconds
+            )
+            wrong = [r for r in results if r.status in (FAILED, UNEXPECTED)]
+            if wrong:
+                failed += 1
+                failure = ElementTree.SubElement(element, "failure", message=f"{wrong[0].id}: {wrong[0].detail}")
+                failure.text = "\n".join(f"{r.id}: {r.detail}\n{r.reproduction}" for r in wrong)
+            elif all(r.status in (REFUSED, EXPECTED) for r in results):
+                skipped += 1
+                ElementTree.SubElement(element, "skipped", message=results[0].detail)
+        for problem in self.problems:
+            failed += 1
+            element = ElementTree.SubElement(suite, "testcase", classname=self.backend, name="expected failures")
+            ElementTree.SubElement(element, "failure", message=problem)
+        suite.set("tests", str(len(suite)))
+        suite.set("failures", str(failed))
+        suite.set("skipped", str(skipped))
+        suite.set("time", f"{self.seconds:.3f}")
+        return ElementTree.ElementTree(suite)
+
+    def write_junit(self, path: Path) -> None:
+        """Write the JUnit file."""
+        self.junit().write(path, encoding="utf-8", xml_declaration=True)
+
+
+def versions() -> dict[str, str]:
+    """What a reproduction depends on."""
+    return {"specdec_hal": specdec_hal.__version__, "numpy": np.__version__, "python": platform.python_version()}
+
+
+def merged(reports: Iterable[Report]) -> Report:
+    """Parts of one run as one report."""
+    parts = list(reports)
+    whole = Report(parts[0].backend, parts[0].device, parts[0].level, parts[0].seed)
+    for part in parts:
+        whole.results += part.results
+        whole.problems += part.problems
+    return whole

@@ -1,0 +1,127 @@
+"""The backend under test, as the checks see it: inputs in, outputs and damage out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hal.backend import Backend, BoundOp
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.conformance.bits import same_bits
+from specdec_hal.conformance.case import Inputs
+from specdec_hal.conformance.device import Device, Placed, device_for
+from specdec_hal.errors import SpecDecError
+from specdec_hal.ops import get_op
+from specdec_hal.ops.spec import Role
+from specdec_hal.ops.validate import check_call
+
+Array = NDArray[Any]
+
+OPAQUE = ("index",)
+"""Written tensors whose bytes are the backend's own business."""
+
+
+class CallFailed(Exception):
+    """The backend raised where it should have answered."""
+
+
+@dataclass
+class Outcome:
+    """What a call left behind. `damage`: what was written that should not have been."""
+
+    outputs: dict[str, Array]
+    opaque: dict[str, Array]
+    damage: list[str] = field(default_factory=list)
+
+
+def written(op: str, inputs: Mapping[str, Any]) -> list[str]:
+    """The names among `inputs` that the op writes."""
+    operands = get_op(op).by_name
+    return [n for n, o in operands.items() if o.role is not Role.IN and isinstance(inputs.get(n), np.ndarray)]
+
+
+class Subject:
+    """A backend and the device its tensors live on."""
+
+    def __init__(self, backend: Backend, device: Device | None = None) -> None:
+        self.backend = backend
+        self.device = device or device_for(backend)
+
+    @property
+    def name(self) -> str:
+        """The backend's."""
+        return self.backend.name
+
+    def refusal(self, op: str, inputs: Mapping[str, Any]) -> str | None:
+        """Why the backend's capabilities do not cover a call, or None. What a fallback would do does not count."""
+        capability = self.backend.capability(op)
+        if capability is None:
+            return "the op is missing"
+        return capability.refusal(self._checked(op, inputs))
+
+    def _checked(self, op: str, inputs: Mapping[str, Any]) -> Any:
+        order = {"token_order": self.backend.token_order}
+        return check_call(get_op(op), (), inputs, backend=self.name, attr_defaults=order)
+
+    def place(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Placed], dict[str, Any]]:
+        """(placed arrays by name, arguments for a call)."""
+        placed = {name: self.device.place(v) for name, v in inputs.items() if isinstance(v, np.ndarray)}
+        arguments = {name: placed[name].tensor if name in placed else v for name, v in inputs.items()}
+        return placed, arguments
+
+    def run(self, op: str, inputs: Mapping[str, Any]) -> Outcome:
+        """Call the op on copies. Raises CallFailed if it raises."""
+        placed, arguments = self.place(inputs)
+        plan = self.bind(op, arguments)
+        self.launch(plan)
+        return self.outcome(op, inputs, placed)
+
+    def bind(self, op: str, arguments: Mapping[str, Any]) -> BoundOp:
+        """A plan on tensors that are placed. Raises CallFailed if that is refused."""
+        with _failing("bind()"):
+            return self.backend.bind(op, **arguments)
+
+    def launch(self, plan: BoundOp) -> None:
+        """Run a plan to its end. Raises CallFailed if it raises."""
+        with _failing("the launch"):
+            plan(self.device.stream())
+            self.device.synchronize()
+
+    def outcome(self, op: str, inputs: Mapping[str, Any], placed: Mapping[str, Placed]) -> Outcome:
+        """Read back what a launch wrote; compare what it should have left alone with `inputs`."""
+        names = written(op, inputs)
+        outputs = {n: placed[n].value().copy() for n in names if n not in OPAQUE}
+        opaque = {n: placed[n].value().copy() for n in names if n in OPAQUE}
+        damage = [f"'{name}': {found}" for name, tensor in placed.items() if (found := tensor.damage())]
+        for name, tensor in placed.items():
+            if name not in names and not same_bits(tensor.value(), inputs[name]).all():
+                damage.append(f"input '{name}' was written")
+        return Outcome(outputs, opaque, damage)
+
+
+@contextmanager
+def _failing(what: str) -> Any:
+    try:
+        yield
+    except SpecDecError as error:
+        raise CallFailed(f"{what} refused a valid call: {error}") from error
+    except Exception as error:
+        raise CallFailed(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+REFERENCE = ReferenceBackend()
+
+
+def reference_outputs(op: str, inputs: Mapping[str, Any]) -> dict[str, Array]:
+    """What the contract says: the reference's outputs, opaque ones left out. Look-ups go without an index."""
+    call: Inputs = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in inputs.items() if n not in OPAQUE}
+    if any(name in inputs and not get_op(op).by_name[name].optional for name in OPAQUE):
+        return {}
+    with np.errstate(all="ignore"):
+        getattr(REFERENCE, op)(**call)
+    return {name: call[name] for name in written(op, call)}

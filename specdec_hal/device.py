@@ -1,0 +1,250 @@
+"""Tensors on a device, in the framework that already holds memory there: what a runner's state is made of.
+
+Host backends work on NumPy arrays. On a GPU, tensors come from the model's framework (PyTorch, Paddle or CuPy), so that
+there is one allocator and one current stream. Nothing here knows an op.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.tensors import as_numpy, dlpack_view, framework_of
+
+Stream = Callable[[], int]
+"""Asks for the current stream, as the integer that a launch takes."""
+
+
+class Device(ABC):
+    """Memory of one place ("cpu", "cuda:0") in one framework. Dtypes are the contract's; NumPy's bfloat16 is uint16.
+
+    Everything is ordered by the framework's current stream; only `download` waits for it.
+    """
+
+    framework = ""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self.index = int(place.partition(":")[2] or 0)
+
+    @cached_property
+    def _stream(self) -> Stream:
+        return current_stream_of(self.framework, self.index)
+
+    def stream(self) -> int:
+        """The framework's current stream on this device."""
+        return self._stream()
+
+    @abstractmethod
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """A new tensor of zeros."""
+
+    @abstractmethod
+    def upload(self, array: NDArray[Any]) -> Any:
+        """A tensor with the array's values, in memory of its own."""
+
+    @abstractmethod
+    def download(self, tensor: Any) -> NDArray[Any]:
+        """The tensor's values on the host; on a host, the tensor's own memory."""
+
+    @abstractmethod
+    def write(self, tensor: Any, index: Any, values: Any) -> None:
+        """``tensor[index] = values`` with values of the host (a number, a list, an array)."""
+
+    @abstractmethod
+    def copy(self, tensor: Any) -> Any:
+        """A tensor with the same values in memory of its own."""
+
+
+class HostDevice(Device):
+    """NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """As numpy.zeros."""
+        return np.zeros(shape, _numpy_dtype(dtype))
+
+    def upload(self, array: NDArray[Any]) -> Any:
+        """A copy."""
+        return np.array(array, order="C")
+
+    def download(self, tensor: Any) -> NDArray[Any]:
+        """A view."""
+        return as_numpy(tensor)
+
+    def write(self, tensor: Any, index: Any, values: Any) -> None:
+        """As NumPy assigns."""
+        tensor[index] = values
+
+    def copy(self, tensor: Any) -> Any:
+        """A NumPy copy of a tensor of any framework."""
+        return np.array(as_numpy(tensor))
+
+
+class TorchDevice(Device):
+    """PyTorch on a CUDA device."""
+
+    framework = "torch"
+
+    def __init__(self, place: str) -> None:
+        import torch
+
+        super().__init__(place)
+        self._torch = torch
+        self._device = torch.device(place)
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """As torch.zeros."""
+        return self._torch.zeros(tuple(shape), dtype=getattr(self._torch, dtype), device=self._device)
+
+    def upload(self, array: NDArray[Any]) -> Any:
+        """Waits for nothing: from pageable memory, the copy to the device starts when the array has been read."""
+        if array.dtype == np.uint16:
+            return self.upload(array.view(np.int16)).view(self._torch.bfloat16)
+        return self._torch.tensor(array).to(self._device, non_blocking=True)
+
+    def download(self, tensor: Any) -> NDArray[Any]:
+        """Waits for the current stream."""
+        return as_numpy(tensor.cpu())
+
+    def write(self, tensor: Any, index: Any, values: Any) -> None:
+        """A number is an argument of the kernel that writes it; an array is copied first."""
+        if not isinstance(values, (bool, int, float)):
+            values = self.upload(np.asarray(values)).to(tensor.dtype)
+        tensor[index] = values
+
+    def copy(self, tensor: Any) -> Any:
+        """As torch.clone."""
+        return tensor.clone()
+
+
+class PaddleDevice(Device):
+    """Paddle on a CUDA device."""
+
+    framework = "paddle"
+
+    def __init__(self, place: str) -> None:
+        import paddle
+
+        super().__init__(place)
+        self._paddle = paddle
+        self._place = paddle.CUDAPlace(self.index)
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """Through the host: paddle.zeros knows no place."""
+        return self.upload(np.zeros(shape, _numpy_dtype(dtype)))
+
+    def upload(self, array: NDArray[Any]) -> Any:
+        """As paddle.to_tensor."""
+        if array.dtype == np.uint16:
+            return self.upload(array.view(np.int16)).view("bfloat16")
+        return self._paddle.to_tensor(array, place=self._place)
+
+    def download(self, tensor: Any) -> NDArray[Any]:
+        """Waits for the current stream."""
+        return as_numpy(tensor.cpu())
+
+    def write(self, tensor: Any, index: Any, values: Any) -> None:
+        """Assignment to an index writes in place. Numbers are uploaded too: Paddle (3.3.1) rounds large integers."""
+        dtype = str(tensor.dtype).rpartition(".")[2]
+        tensor[index] = self.upload(np.asarray(values, _numpy_dtype(dtype)))
+
+    def copy(self, tensor: Any) -> Any:
+        """As Tensor.clone, without gradients."""
+        return tensor.detach().clone()
+
+
+class CupyDevice(Device):
+    """CuPy, which has no bfloat16: uint16 stands for it, as in NumPy."""
+
+    framework = "cupy"
+
+    def __init__(self, place: str) -> None:
+        import cupy
+
+        super().__init__(place)
+        self._cupy = cupy
+        self._device = cupy.cuda.Device(self.index)
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """As cupy.zeros."""
+        with self._device:
+            return self._cupy.zeros(tuple(shape), _numpy_dtype(dtype))
+
+    def upload(self, array: NDArray[Any]) -> Any:
+        """As cupy.array."""
+        with self._device:
+            return self._cupy.array(array, order="C")
+
+    def download(self, tensor: Any) -> NDArray[Any]:
+        """Waits for the current stream."""
+        array: NDArray[Any] = self._cupy.asnumpy(tensor)
+        return array
+
+    def write(self, tensor: Any, index: Any, values: Any) -> None:
+        """As CuPy assigns."""
+        with self._device:
+            tensor[index] = values if isinstance(values, (bool, int, float)) else self._cupy.asarray(values)
+
+    def copy(self, tensor: Any) -> Any:
+        """A CuPy copy of a tensor of any framework."""
+        with self._device:
+            return self._cupy.array(self._cupy.from_dlpack(tensor))
+
+
+_ON_CUDA: dict[str, Callable[[str], Device]] = {"torch": TorchDevice, "paddle": PaddleDevice, "cupy": CupyDevice}
+
+
+def get_device(place: str, framework: str) -> Device:
+    """The memory of a place, held by a framework; UnsupportedError if that framework holds none there."""
+    if place == "cpu":
+        return HostDevice()
+    make = _ON_CUDA.get(framework) if place.startswith("cuda:") else None
+    if make is None:
+        raise UnsupportedError(
+            f"expected a framework that holds memory on {place} ({', '.join(_ON_CUDA)}), got '{framework}'; choose "
+            "another model.framework, or another backend"
+        )
+    return make(place)
+
+
+def current_stream_of(framework: str, index: int) -> Stream:
+    """How a framework is asked for its current stream on CUDA device `index`; for others, the default stream."""
+    if framework == "torch":
+        from torch._C import _cuda_getCurrentRawStream as raw  # 30 ns; torch.cuda.current_stream() takes a microsecond
+
+        return lambda: int(raw(index))
+    if framework == "paddle":
+        import paddle
+
+        return lambda: int(paddle.device.current_stream(f"gpu:{index}").__cuda_stream__()[1])
+    if framework == "cupy":
+        from cupy.cuda import get_current_stream
+
+        return lambda: int(get_current_stream().ptr)
+    return lambda: 0
+
+
+def download(tensor: Any) -> NDArray[Any]:
+    """The values of a tensor of any framework and place, as NumPy; waits for the device that holds them."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    framework = framework_of(type(tensor))
+    if framework in ("torch", "paddle"):
+        return as_numpy(tensor.cpu())
+    if framework == "cupy":
+        array: NDArray[Any] = tensor.get()
+        return array
+    return as_numpy(dlpack_view(tensor))
+
+
+def _numpy_dtype(dtype: str) -> np.dtype[Any]:
+    return np.dtype("uint16" if dtype == "bfloat16" else dtype)

@@ -1,0 +1,19 @@
+"""Deliberately broken backends, by which the conformance suite is itself tested.
+
+Each is the reference with a few lines changed; every one must fail the suite at level `quick`.
+"""
+
+from __future__ import annotations
+
+from tests.conformance.mutants import conduct, ngram, output, sampling, status, step_index, verify
+from tests.conformance.mutants.making import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (
+    *step_index.MUTANTS,
+    *sampling.MUTANTS,
+    *verify.MUTANTS,
+    *status.MUTANTS,
+    *ngram.MUTANTS,
+    *output.MUTANTS,
+    *conduct.MUTANTS,
+)

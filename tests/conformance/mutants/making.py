@@ -1,0 +1,127 @@
+"""How a mutant is made: the reference with some of its text replaced, or with something done around its launches."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.backend import Backend, Launch
+from specdec_hal.backends import reference
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.ops.validate import Call
+
+Arrays = dict[str, Any]
+_PACKAGE = reference.__name__
+_FOLDER = Path(inspect.getfile(reference)).parent
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace `old`, which must occur exactly once in a module of the reference (or in one function), by `new`."""
+
+    module: str
+    old: str
+    new: str
+    within: str = ""
+
+    def apply(self, text: str) -> str:
+        """The module's text with the replacement."""
+        start, end = 0, len(text)
+        if self.within:
+            start = text.index(f"def {self.within}(")
+            following = text.find("\ndef ", start)
+            end = following if following >= 0 else end
+        count = text.count(self.old, start, end)
+        if count != 1:
+            place = f"backends/reference/{self.module}.py {self.within}".strip()
+            raise LookupError(f"{place}: {self.old!r} occurs {count} times, expected 1; bring the mutant up to date")
+        return text[:start] + text[start:end].replace(self.old, self.new) + text[end:]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A broken backend. `ops`: what it breaks, and what the suite is asked about. `stands_for`: seen in the field."""
+
+    name: str
+    ops: tuple[str, ...]
+    stands_for: str
+    make: Callable[[], Backend]
+
+
+class _EditedReference(MetaPathFinder, Loader):
+    """Imports a second reference package from the first one's text."""
+
+    def __init__(self, package: str, edits: Sequence[Edit]) -> None:
+        self.package, self.edits = package, edits
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        is_package = fullname == self.package
+        if not is_package and not fullname.startswith(f"{self.package}."):
+            return None
+        return ModuleSpec(fullname, self, is_package=is_package)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ == self.package:
+            return
+        name = module.__name__.rpartition(".")[2]
+        text = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+        for edit in self.edits:
+            if edit.module == name:
+                text = edit.apply(text)
+        exec(compile(text.replace(_PACKAGE, self.package), f"<{module.__name__}>", "exec"), module.__dict__)
+
+
+def edited_reference(edits: Sequence[Edit]) -> Backend:
+    """The reference backend built from edited text, under module names of its own."""
+    finder = _EditedReference(f"edited_reference_{next(_numbers)}", edits)
+    sys.meta_path.insert(0, finder)
+    try:
+        module = importlib.import_module(f"{finder.package}.backend")
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] == finder.package]:
+            del sys.modules[name]
+    backend: Backend = module.ReferenceBackend()
+    return backend
+
+
+def edited(name: str, ops: str, stands_for: str, *edits: Edit) -> Mutant:
+    """A mutant with other text. `ops`: names with blanks between."""
+    return Mutant(name, tuple(ops.split()), stands_for, lambda: edited_reference(edits))
+
+
+def around(name: str, op: str, stands_for: str, run: Callable[[Arrays, Callable[[], None]], None]) -> Mutant:
+    """A mutant that calls `run(arrays, launch)` where the reference would launch `op`; arrays, attributes by name."""
+
+    class Wrapped(ReferenceBackend):
+        def plan(self, call: Call) -> Launch:
+            launch = super().plan(call)
+            if call.op.name != op:
+                return launch
+            arrays = {**self.arrays(call), **call.attrs}
+            return lambda stream: run(arrays, lambda: launch(stream))
+
+    return Mutant(name, (op,), stands_for, Wrapped)
+
+
+def undefined(op: str, output: str, fill: Any, stands_for: str) -> Mutant:
+    """A mutant that leaves `output` as it was wherever the reference writes `fill` to it."""
+
+    def run(arrays: Arrays, launch: Callable[[], None]) -> None:
+        before = arrays[output].copy()
+        launch()
+        np.copyto(arrays[output], before, where=arrays[output] == fill)
+
+    return around(f"{op}-leaves-{output}", op, stands_for, run)

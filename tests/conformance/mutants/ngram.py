@@ -1,0 +1,264 @@
+"""Section 6 got wrong: drafting from the history."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.conformance.mutants.making import Edit, edited
+
+_edit = partial(Edit, "ngram")
+_index = partial(Edit, "ngram_index")
+_BOTH = "ngram_match hybrid_mtp_ngram"
+_UPDATE, _RESET = "ngram_index_update", "ngram_index_reset"
+
+_SEARCH = (
+    edited(
+        "step-as-last-index",
+        _BOTH,
+        "step_idx is taken for the last index: the query ends in an unwritten cell (FastDeploy before PR 7774)",
+        _edit("text = np.concatenate([token_ids_all[b, :end], mtp_drafts])",
+              "text = np.concatenate([token_ids_all[b, : end + 1], mtp_drafts])"),
+    ),
+    edited(
+        "generated-before-prompt",
+        _BOTH,
+        "LEFTMOST searches the generated text before the prompt",
+        _edit("for start, end in ((0, prompt_len), (prompt_len, len(text))):",
+              "for start, end in ((prompt_len, len(text)), (0, prompt_len)):"),
+    ),
+    edited(
+        "continues-past-the-haystack",
+        _BOTH,
+        "LEFTMOST: drafts from the prompt run on into the generated text",
+        _edit("return start + int(found[0]), end", "return start + int(found[0]), len(text)"),
+    ),
+    edited(
+        "rightmost-for-leftmost",
+        _BOTH,
+        "LEFTMOST takes the last occurrence: threads race, and the latest writer wins",
+        _edit("start + int(found[0])", "start + int(found[-1])"),
+    ),
+    edited(
+        "leftmost-for-latest",
+        _BOTH,
+        "LATEST takes the first occurrence: old text is drafted again and rarely accepted",
+        _edit("int(found[-1]), len(text)", "int(found[0]), len(text)"),
+    ),
+    edited(
+        "latest-without-the-prompt",
+        _BOTH,
+        "LATEST searches the generated text only",
+        _edit("found = occurrences(text, query)\n",
+              "found = prompt_len + occurrences(text[prompt_len:], query)\n"),
+    ),
+    edited(
+        "query-crosses-into-the-prompt",
+        _BOTH,
+        "the query may begin in the prompt",
+        _edit("if len(text) - prompt_len < n:", "if len(text) < n:"),
+    ),
+    edited(
+        "shortest-query-first",
+        _BOTH,
+        "the shortest n-gram is tried first: drafts are of low quality, and nothing is wrong to see",
+        _edit("for n in sizes:", "for n in reversed(sizes):"),
+    ),
+    edited(
+        "minimum-size-ignored",
+        _BOTH,
+        "sizes go down to 1 whatever min_ngram_size says",
+        _edit("for n in sizes:", "for n in range(sizes.start, 0, -1):"),
+    ),
+    edited(
+        "a-following-token-is-not-asked-for",
+        _BOTH,
+        "the last possible occurrence, with one token behind it, is not looked at",
+        _edit("starts = len(haystack) - len(query)", "starts = len(haystack) - len(query) - 1"),
+    ),
+    edited(
+        "only-two-tokens-compared",
+        _BOTH,
+        "queries are compared by a hash of their first tokens",
+        _edit("for j, token in enumerate(query):", "for j, token in enumerate(query[:2]):"),
+    ),
+    edited(
+        "tokens-compared-in-32-bits",
+        _BOTH,
+        "ids are compared by their lower half",
+        _edit("hit &= haystack[j : j + starts] == token",
+              "hit &= haystack[j : j + starts].astype(np.int32) == token.astype(np.int32)"),
+    ),
+)  # fmt: skip
+_COUNT = (
+    edited(
+        "drafts-past-the-limit",
+        "ngram_match",
+        "the limit leaves no room for the token behind the drafts: they can never all be accepted",
+        _edit("(max_dec_len - step_idx)[:slots] - 1)", "(max_dec_len - step_idx)[:slots])"),
+    ),
+    edited(
+        "draft-token-num-ignored",
+        "ngram_match",
+        "a request that asked for fewer drafts (or none) gets K",
+        _edit("np.minimum(draft_token_num[:slots], k)", "k"),
+    ),
+    edited(
+        "draft-token-num-not-clamped",
+        "ngram_match",
+        "more drafts than K are asked for, and the row is too short",
+        _edit("np.minimum(draft_token_num[:slots], k)",
+              "np.where(draft_token_num[:slots] > k, 0, draft_token_num[:slots])"),
+    ),
+    edited(
+        "budget-all-or-nothing",
+        _BOTH,
+        "at the budget's edge a slot gets all its drafts or none (FastDeploy: CPU [6, 1, 1], CUDA [6, 2, 1])",
+        _edit("min(max(room, 0), int(counts[b]))", "(int(counts[b]) if counts[b] <= room else 0)"),
+    ),
+    edited(
+        "budget-one-too-many",
+        _BOTH,
+        "off by one: the base token of the slot itself is not counted",
+        _edit("- left - int(base[b])\n", "- left - int(base[b]) + 1\n"),
+    ),
+    edited(
+        "budget-forgets-later-slots",
+        _BOTH,
+        "nothing is kept back for the base tokens of later slots, and the batch is larger than the budget",
+        _edit("room = token_budget - used - left -", "room = token_budget - used -"),
+    ),
+    edited(
+        "budget-forgets-prefill",
+        _BOTH,
+        "tokens of prefill chunks do not count",
+        _edit("used += int(seq_lens_this_time[b])", "used += int(seq_lens_this_time[b]) if decoding[b] else 0"),
+    ),
+    edited(
+        "budget-counts-idle-slots",
+        _BOTH,
+        "a base token is kept back for idle slots, too",
+        _edit("used, left = 0, int(active.sum())", "active[:] = True\n    used, left = 0, int(active.sum())"),
+    ),
+    edited(
+        "budget-takes-base-tokens",
+        _BOTH,
+        "a budget that is used up leaves a decoding slot without any token",
+        _edit("min(max(room, 0), int(counts[b]))", "min(max(room, -1), int(counts[b]))"),
+    ),
+    edited(
+        "idle-slot-keeps-its-tokens",
+        _BOTH,
+        "slt of a slot without a cache stays as it was",
+        _edit("            seq_lens_this_time[b] = 0\n", "            pass\n"),
+    ),
+    edited(
+        "prefill-slot-cleared",
+        _BOTH,
+        "slt of a slot in the middle of its prompt is overwritten",
+        _edit("elif seq_lens_encoder[b] <= 0:", "else:"),
+    ),
+    edited(
+        "pads-with-the-last-column",
+        _BOTH,
+        "pad_to_max repeats what stood in the last column",
+        _edit("= draft_tokens[b, valid - 1]", "= draft_tokens[b, s - 1]"),
+    ),
+    edited(
+        "pads-with-a-draft-that-was-not-granted",
+        _BOTH,
+        "pad_to_max repeats the last draft found, and not the last one within the budget",
+        _edit("= draft_tokens[b, valid - 1]", "= draft_tokens[b, int(base[b] + counts[b]) - 1]"),
+    ),
+    edited(
+        "pads-with-zeros",
+        _BOTH,
+        "pad_to_max pads with token 0",
+        _edit("= draft_tokens[b, valid - 1]", "= 0"),
+    ),
+    edited(
+        "clears-the-rest-of-the-row",
+        _BOTH,
+        "what stands behind the drafts is cleared, though it is the caller's",
+        _edit("                counts[b] = count\n",
+              "                counts[b] = count\n                draft_tokens[b, base[b] + count :] = -1\n"),
+    ),
+    edited(
+        "mtp-drafts-under-the-budget",
+        "hybrid_mtp_ngram",
+        "the budget takes MTP drafts away",
+        _edit("seq_lens_this_time[b] = base[b] + min(max(room, 0), int(counts[b]))",
+              "seq_lens_this_time[b] = max(base[b] + min(room, int(counts[b])), 1)"),
+    ),
+    edited(
+        "query-without-mtp-drafts",
+        "hybrid_mtp_ngram",
+        "the query ends at the last accepted token: the continuation repeats the MTP drafts",
+        _edit("mtp_drafts = draft_tokens[b, 1 : base[b]]", "mtp_drafts = draft_tokens[b, 1:1]"),
+    ),
+    edited(
+        "hybrid-limit-forgets-mtp-drafts",
+        "hybrid_mtp_ngram",
+        "the length limit does not count the MTP drafts",
+        _edit("(max_dec_len - step_idx)[:slots] - base)", "(max_dec_len - step_idx)[:slots] - 1)"),
+    ),
+)  # fmt: skip
+_INDEX = (
+    edited(
+        "index-stale-after-reset",
+        f"{_RESET} {_UPDATE} ngram_match",
+        "entries from before a reset (a rollback, the slot's last request) stay: drafts from a stranger's text",
+        _edit("index[reset_slots] = 0", "index[reset_slots, :4] = 0"),
+    ),
+    edited(
+        "index-reset-of-all-slots",
+        _RESET,
+        "a new request resets everybody's index",
+        _edit("index[reset_slots] = 0", "index[:] = 0"),
+    ),
+    edited(
+        "index-reset-of-the-others",
+        f"{_RESET} {_UPDATE}",
+        "the mask is read the wrong way round",
+        _edit("index[reset_slots] = 0", "index[~reset_slots] = 0"),
+    ),
+    edited(
+        "index-one-token-behind",
+        f"{_UPDATE} ngram_match",
+        "the last accepted token is entered one step late",
+        _edit(".extend(token_ids_all[b, :end], prompt_len)", ".extend(token_ids_all[b, : end - 1], prompt_len)"),
+    ),
+    edited(
+        "index-skips-a-token-per-update",
+        _UPDATE,
+        "the n-gram across two updates is never entered",
+        _index("range(max(seen, 1), len(text))", "range(seen + 1, len(text))"),
+    ),
+    edited(
+        "index-keeps-the-first",
+        f"{_UPDATE} ngram_match",
+        "entries are written once and never moved to the latest occurrence",
+        _index("entry[0], entry[3] = n, after", "entry[0], entry[3] = n, entry[3] or after"),
+    ),
+    edited(
+        "index-of-prefill-slots",
+        _UPDATE,
+        "the prompt is entered while it is still being read",
+        _edit("np.flatnonzero((seq_lens_encoder <= 0) & (seq_lens_decoder > 0))", "range(len(index))"),
+    ),
+    edited(
+        "index-trusts-its-hash",
+        f"{_UPDATE} ngram_match",
+        "entries are found by hash alone, and another n-gram's continuation is drafted",
+        _index("np.array_equal(text[max(after - n, 0) : after], gram)", "True"),
+        _index("return value ^ (value >> 29)", "return value & 3"),
+    ),
+    edited(
+        "index-forgets-where-the-prompt-ends",
+        f"{_UPDATE} ngram_match",
+        "with the index, LEFTMOST lets an n-gram of the prompt continue with a generated token",
+        _index("if after < prompt_len and entry[1] == 0", "if after <= prompt_len and entry[1] == 0"),
+        _index("if 0 < in_prompt < prompt_len:", "if 0 < in_prompt <= prompt_len:"),
+    ),
+)  # fmt: skip
+
+MUTANTS = (*_SEARCH, *_COUNT, *_INDEX)

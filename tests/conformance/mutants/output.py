@@ -1,0 +1,125 @@
+"""Section 7 got wrong: accepted tokens and their log-probabilities."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.conformance.mutants.making import Edit, edited, undefined
+
+_edit = partial(Edit, "output")
+_GATHER, _LOGPROBS = "gather_accepted", "token_logprobs"
+
+MUTANTS = (
+    edited(
+        "stale-count-of-an-idle-slot",
+        _GATHER,
+        "accept_num of a slot without tokens enters the offsets: tokens of the last step are sent again",
+        _edit(" if seq_lens_this_time[b] > 0 else 0", ""),
+    ),
+    edited(
+        "rows-are-numbered-through",
+        _GATHER,
+        "the row of an accepted token is its own number: right as long as nothing is rejected",
+        _edit("np.clip(first + steps, 0, last_row)", "np.clip(a + steps, 0, last_row)"),
+    ),
+    edited(
+        "prefill-has-many-rows",
+        _GATHER,
+        "tokens of a prefill slot step through rows of which it has one",
+        _edit("np.zeros(fits, np.int64) if seq_lens_encoder[b] > 0 else np.arange(fits)", "np.arange(fits)"),
+    ),
+    edited(
+        "row-of-the-token-itself",
+        _GATHER,
+        "a token is looked up in the row behind the one that predicts it",
+        _edit("np.clip(first + steps, 0, last_row)", "np.clip(first + steps + 1, 0, last_row)"),
+    ),
+    edited(
+        "accept-num-not-clamped",
+        _GATHER,
+        "a count beyond S takes the next slot's tokens",
+        _edit("min(max(int(accept_num[b]), 0), accept_tokens.shape[1])", "max(int(accept_num[b]), 0)"),
+        _edit("accept_tokens[b, :fits]", "np.resize(accept_tokens[b], fits)"),
+    ),
+    edited(
+        "offsets-of-what-fits",
+        _GATHER,
+        "the offsets stop at the capacity, so that the caller cannot see what is missing",
+        _edit("a += count", "a += fits"),
+    ),
+    undefined(_GATHER, "token_ids", -1, "the tail of token_ids is uninitialised (FastDeploy)"),
+    undefined(_GATHER, "rows", -1, "the tail of rows is uninitialised"),
+    edited(
+        "rank-counts-larger-ones-only",
+        _LOGPROBS,
+        "rank counts entries > the chosen one and not >=: it is one less, and 0 for the best",
+        _edit("np.count_nonzero(row >= row[token])", "np.count_nonzero(row > row[token])"),
+    ),
+    edited(
+        "rank-from-the-sorted-order",
+        _LOGPROBS,
+        "rank is the place in a sorted list: equal logits get different ranks",
+        _edit("np.count_nonzero(row >= row[token])",
+              "1 + int(np.flatnonzero(np.argsort(-row, kind='stable') == token)[0])"),
+    ),
+    edited(
+        "minus-infinity-comes-out",
+        _LOGPROBS,
+        "-inf is not clipped, and the client's JSON parser fails on it",
+        _edit("np.maximum(below_max - ln_total, LOWEST)", "below_max - ln_total"),
+    ),
+    edited(
+        "infinity-minus-infinity",
+        _LOGPROBS,
+        "a logit of +inf gives NaN",
+        _edit("np.where(chosen == row_max, np.float32(0), chosen - row_max)", "chosen - row_max"),
+    ),
+    edited(
+        "logarithm-of-the-library",
+        _LOGPROBS,
+        "float32 sum and logarithm of the platform's library",
+        _edit("ln_ratio(exp2_mass(softmax_t(row, row_max, np.float32(1))).sum(dtype=np.uint64))",
+              "np.log(exp2_mass(softmax_t(row, row_max, np.float32(1))).astype(np.float32).sum() / np.float32(2**40))"),
+    ),
+    edited(
+        "best-token-in-column-zero",
+        _LOGPROBS,
+        "column 0 has the best token and not the chosen one",
+        _edit("        if top:\n", "        ids[a, 0] = np.argmax(row)\n        if top:\n"),
+    ),
+    edited(
+        "top-tokens-by-larger-id",
+        _LOGPROBS,
+        "equal logits come with the larger id first",
+        _edit('np.argsort(-row, kind="stable")[:top]', '(len(row) - 1 - np.argsort(-row[::-1], kind="stable"))[:top]'),
+    ),
+    edited(
+        "chosen-token-left-out-of-the-top",
+        _LOGPROBS,
+        "the chosen token is not repeated among the top ones",
+        _edit('np.argsort(-row, kind="stable")[:top]',
+              '(order := np.argsort(-row, kind="stable"))[order != token][:top]'),
+    ),
+    edited(
+        "logprobs-of-the-tail",
+        _LOGPROBS,
+        "all A_cap entries are computed, the last ones from stale rows",
+        _edit("range(accepted)", "range(len(token_ids))"),
+    ),
+    edited(
+        "nan-logprobs",
+        _LOGPROBS,
+        "a NaN row gives NaN log-probabilities",
+        _edit("logprobs[a] = LOWEST", "logprobs[a] = np.nan"),
+    ),
+    edited(
+        "row-without-a-distribution-ranks",
+        _LOGPROBS,
+        "a row of all -inf gives a rank although nothing can be ranked",
+        _edit("logprobs[a] = LOWEST\n", "logprobs[a] = LOWEST\n            ranks[a] = len(row)\n"),
+    ),
+    *(
+        undefined(_LOGPROBS, output, fill, f"the tail of {output} is uninitialised (FastDeploy)")
+        for output, fill in (("ids", -1), ("logprobs", 0), ("ranks", -1))
+    ),
+)  # fmt: skip

@@ -1,0 +1,107 @@
+"""Section 5 got wrong: history and slot states."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.conformance.mutants.making import Edit, edited, undefined
+
+_edit = partial(Edit, "status")
+_OP = "update_model_status"
+
+MUTANTS = (
+    edited(
+        "history-one-short",
+        _OP,
+        "the last column of the history is never written (FastDeploy)",
+        _edit("fits = min(count, row_width - start)", "fits = min(count, max(row_width - 1 - start, 0))"),
+    ),
+    edited(
+        "history-all-or-nothing",
+        _OP,
+        "tokens that do not all fit are not written at all (FastDeploy)",
+        _edit("fits = min(count, row_width - start)", "fits = count if count <= row_width - start else 0"),
+    ),
+    edited(
+        "history-at-the-new-step",
+        _OP,
+        "tokens are written behind the advanced step_idx: a gap before them, and the n-gram search reads it",
+        _edit("fits = min(count, row_width - start)", "start = min(start + count, row_width)\n"
+              "        fits = min(count, row_width - start)"),
+    ),
+    edited(
+        "padding-slot-runs",
+        _OP,
+        "an unstopped padding slot counts as running, so that the engine never becomes idle (FastDeploy)",
+        _edit("    has_running[0] = False\n",
+              "    has_running[0] = bool((~stop_flags[len(seq_lens_this_time) :]).any())\n"),
+    ),
+    edited(
+        "padding-slot-stopped",
+        _OP,
+        "slots beyond the batch are cleared, and with them requests that wait to be resumed",
+        _edit("    row_width = token_ids_all.shape[1]\n",
+              "    row_width = token_ids_all.shape[1]\n    stop_flags[len(seq_lens_this_time) :] = True\n"),
+    ),
+    edited(
+        "stopped-slot-keeps-its-count",
+        _OP,
+        "accept_num of a slot that has stopped stays, and its tokens are sent once more",
+        _edit("seq_lens_this_time[b] = accept_num[b] = 0", "seq_lens_this_time[b] = 0"),
+    ),
+    edited(
+        "paused-slot-goes-on",
+        _OP,
+        "a preempted slot is advanced as if it had run",
+        _edit("if stop_flags[b] or is_block_step[b]:", "if stop_flags[b]:"),
+    ),
+    edited(
+        "base-token-is-the-first",
+        _OP,
+        "the next step starts from the first emitted token instead of the last: right without drafts",
+        _edit("draft_tokens[b, 0] = emitted[-1]", "draft_tokens[b, 0] = emitted[0]"),
+    ),
+    edited(
+        "base-token-cleared",
+        _OP,
+        "a slot that emitted nothing loses its base token",
+        _edit("        if count:\n", "        draft_tokens[b, 0] = -1\n        if count:\n"),
+    ),
+    edited(
+        "any-end-token-stops",
+        _OP,
+        "an end token anywhere among the emitted ones stops the slot, also under ACCEPT_ALL",
+        _edit("ended = emitted[-1] in end_tokens", "ended = bool(np.isin(emitted, end_tokens).any())"),
+    ),
+    edited(
+        "limit-plus-one",
+        _OP,
+        "a request stops one token after its limit",
+        _edit("step_idx[b] >= max_dec_len[b]", "step_idx[b] > max_dec_len[b]"),
+    ),
+    edited(
+        "prefill-decodes-at-once",
+        _OP,
+        "the token emitted by the last prefill chunk is counted as cached, which it is only after the next step",
+        _edit("seq_lens_decoder[b] += seq_lens_encoder[b]", "seq_lens_decoder[b] += seq_lens_encoder[b] + count"),
+    ),
+    edited(
+        "silent-chunk-does-not-advance",
+        _OP,
+        "a chunk that emitted nothing is computed again and again",
+        _edit("if seq_lens_encoder[b] > 0:", "if seq_lens_encoder[b] > 0 and count:"),
+    ),
+    edited(
+        "idle-slot-becomes-decoding",
+        _OP,
+        "dec grows in a slot that has no cache yet",
+        _edit("elif seq_lens_decoder[b] > 0:", "else:"),
+    ),
+    edited(
+        "running-as-it-was",
+        _OP,
+        "has_running is from before the step: one more step after the last request has ended",
+        _edit("has_running[0] |= not stop_flags[b]", "has_running[0] = True"),
+    ),
+    undefined(_OP, "has_running", False, "has_running is only ever set, never cleared"),
+)  # fmt: skip

@@ -1,0 +1,319 @@
+"""Section 4 got wrong: accepting drafts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.conformance.mutants.making import Edit, edited, undefined
+
+_edit = partial(Edit, "verify")
+_OP = "verify_draft_tokens"
+
+_RANDOM = (
+    edited(
+        "accepts-with-u-zero",
+        _OP,
+        "the acceptance test's random number is 0: every draft of any probability passes (FastDeploy XPU)",
+        _edit("accept_test(philox_u32(slot.seed, slot.position(i), Purpose.ACCEPT), q, p)", "accept_test(0, q, p)"),
+    ),
+    edited(
+        "verify-seed-ignored",
+        _OP,
+        "one seed for all requests",
+        _edit("int(seed[b])", "0"),
+    ),
+    edited(
+        "verify-seed-by-slot",
+        _OP,
+        "the slot is mixed into the seed: a request continues differently after it was moved",
+        _edit("int(seed[b])", "int(seed[b]) ^ b"),
+    ),
+    edited(
+        "verify-position-ignored",
+        _OP,
+        "all positions of a step share one random number: drafts pass together or not at all",
+        _edit("return (self.length + i + 2**63)", "return (self.length + 2**63)"),
+    ),
+    edited(
+        "position-counts-the-step-only",
+        _OP,
+        "positions leave the prompt out, where sample_target counts it",
+        _edit("int(prompt_lens[b]) + int(step_idx[b])", "int(step_idx[b])"),
+    ),
+    edited(
+        "acceptance-shares-the-draw",
+        _OP,
+        "the number that rejected the draft also chooses the token in its place",
+        _edit("Purpose.RESIDUAL)", "Purpose.ACCEPT)"),
+    ),
+)
+_REJECTION = (
+    edited(
+        "q-of-another-position",
+        _OP,
+        "q is not the probability that the draft was sampled with: rows of the draft model off by one",
+        _edit("self.draft_probs[slot.b, i, draft]", "self.draft_probs[slot.b, max(i - 1, 0), draft]"),
+    ),
+    edited(
+        "q-of-the-largest",
+        _OP,
+        "q is the draft model's largest probability and not the sampled token's: sampling drafts is no longer lossless",
+        _edit("self.draft_probs[slot.b, i, draft]", "self.draft_probs[slot.b, i].max()"),
+    ),
+    edited(
+        "dense-q-ignored",
+        _OP,
+        "drafts are taken as certain although the draft model gave probabilities",
+        _edit("if self.draft_probs is None else prob_mass(self.draft_probs[slot.b, i, draft])", ""),
+    ),
+    edited(
+        "q-of-slot-zero",
+        _OP,
+        "the slot is missing from the draft probabilities' address: right with one request",
+        _edit("self.draft_probs[slot.b, i, draft]", "self.draft_probs[0, i, draft]"),
+    ),
+    edited(
+        "residual-keeps-q",
+        _OP,
+        "after a rejection the token is drawn from p and not from what p has more than q: drafts come back",
+        _edit("p - np.minimum(p, self._draft_masses(slot, i, len(p))) if rejected else p", "p"),
+    ),
+    edited(
+        "bonus-from-the-residual",
+        _OP,
+        "the last draft's residual is used for the bonus token, too",
+        _edit("if rejected else p", "if rejected or slot.drafts[i : i + 1].size else p"),
+    ),
+    edited(
+        "bonus-subtracts-stale-q",
+        _OP,
+        "at the bonus position, where nothing was drafted, the last row of draft probabilities is subtracted",
+        _edit(
+            "masses = p - np.minimum(p, self._draft_masses(slot, i, len(p))) if rejected else p",
+            "j = min(i, len(slot.drafts) - 1)\n"
+            "        masses = p - np.minimum(p, self._draft_masses(slot, j, len(p))) if j >= 0 else p",
+        ),
+    ),
+    edited(
+        "empty-residual-gives-token-zero",
+        _OP,
+        "where p and q are equal the residual is empty, and the argmax of nothing is 0",
+        _edit("return int(np.argmax(p))", "return int(np.argmax(masses))"),
+    ),
+    edited(
+        "accepts-the-border",
+        _OP,
+        "<= for <: a draft that the target forbids passes once in a while",
+        Edit("primitives", "mulhi64(u << _32, q_mass) < np", "mulhi64(u << _32, q_mass) <= np"),
+    ),
+    edited(
+        "draws-the-border",
+        _OP,
+        "a draw takes the first prefix sum that reaches r and not the first beyond it: forbidden tokens can come out",
+        Edit("sampling", 'side="right"', 'side="left"', "draw_from"),
+    ),
+    edited(
+        "draft-outside-the-vocabulary",
+        _OP,
+        "a draft of -1 reads the last token's probability",
+        _edit("        if not 0 <= draft < len(p_row):\n            return 0\n", "        draft %= len(p_row)\n"),
+    ),
+)
+_TOPP = (
+    edited(
+        "window-does-not-resume",
+        _OP,
+        "after a window the next position is accepted without being verified (FastDeploy XPU)",
+        _edit("return 1 + self.window", "return 2 + self.window"),
+    ),
+    edited(
+        "window-dropped",
+        _OP,
+        "a draft that is second best is rejected whatever follows (FastDeploy CUDA)",
+        _edit("return 1 + self.window", "return 0"),
+    ),
+    edited(
+        "window-behind-the-drafts",
+        _OP,
+        "the window may reach beyond the last draft",
+        _edit("if second_best and enough and all(", "if second_best and all("),
+        _edit(
+            "range(i + 1, i + 1 + self.window)\n",
+            "range(i + 1, min(i + 1 + self.window, len(slot.drafts)))\n",
+        ),
+    ),
+    edited(
+        "window-not-compared",
+        _OP,
+        "a second-best draft is accepted without looking at what follows",
+        _edit(" and all(self.ids[slot.row(j), 0] == slot.drafts[j] for j in following)", ""),
+    ),
+    edited(
+        "all-candidates-count",
+        _OP,
+        "a draft is accepted if it is among all C candidates and not among those that reach top_p",
+        _edit("slot.drafts[i] in self.ids[r, : self.lens[r]]", "slot.drafts[i] in self.ids[r]"),
+    ),
+    edited(
+        "no-lens-no-candidate",
+        _OP,
+        "lens of 0 is not raised to 1, and the first candidate is rejected",
+        _edit("np.clip(lens, 1, ids.shape[1])", "np.clip(lens, 0, ids.shape[1])"),
+        _edit("masses = prob_mass(self.scores[r, : self.lens[r]])",
+              "masses = prob_mass(self.scores[r, : max(self.lens[r], 1)])"),
+    ),
+    edited(
+        "candidates-of-any-mass",
+        _OP,
+        "the draw goes over the candidates' whole mass, also where it is more than top_p",
+        _edit("min(int(fraction_mass(self.top_p[slot.b])), int(masses.sum(dtype=np.uint64)))",
+              "int(masses.sum(dtype=np.uint64))"),
+    ),
+    edited(
+        "candidate-draw-shares-the-sampler's",
+        _OP,
+        "the draw among candidates has the purpose of sample_target",
+        _edit("Purpose.CANDIDATE, total", "Purpose.SAMPLE, total"),
+    ),
+)  # fmt: skip
+_WHO = (
+    edited(
+        "idle-slot-takes-a-neighbour's-row",
+        _OP,
+        "a running slot without tokens emits from the row at its offset, which is another slot's (FastDeploy)",
+        _edit(" or seq_lens_this_time[b] <= 0 or", " or"),
+        _edit("slt = min(int(seq_lens_this_time[b])", "slt = min(max(int(seq_lens_this_time[b]), 1)"),
+    ),
+    edited(
+        "stopped-slot-emits",
+        _OP,
+        "the stop flag is read one step late",
+        _edit("if stop_flags[b] or is_block_step[b]", "if is_block_step[b]"),
+    ),
+    edited(
+        "paused-slot-emits",
+        _OP,
+        "a preempted request goes on emitting from rows that are no longer its own",
+        _edit("if stop_flags[b] or is_block_step[b]", "if stop_flags[b]"),
+    ),
+    edited(
+        "padding-slot-emits",
+        _OP,
+        "all M slots are processed, the last ones with what an earlier, larger batch left",
+        _edit("for b in range(len(seq_lens_this_time)):",
+              "slots = len(draft_tokens)\n"
+              "    seq_lens_this_time = np.concatenate([seq_lens_this_time, np.ones(slots, np.int32)])[:slots]\n"
+              "    cu_seqlens_q_output = np.concatenate([cu_seqlens_q_output, np.zeros(slots, np.int32)])[:slots]\n"
+              "    for b in range(slots):"),
+    ),
+    edited(
+        "unfinished-chunk-emits",
+        _OP,
+        "every prefill chunk emits a token, not only the prompt's last",
+        _edit("unfinished_prompt = enc > 0 and", "unfinished_prompt = False and"),
+    ),
+    edited(
+        "last-chunk-is-silent",
+        _OP,
+        "<= for <: the prompt's last chunk emits nothing, and the request is one token behind for ever",
+        _edit("int(seq_lens_decoder[b]) + enc < prompt_lens[b]", "int(seq_lens_decoder[b]) + enc <= prompt_lens[b]"),
+    ),
+    edited(
+        "prefill-verifies-drafts",
+        _OP,
+        "the chunk's length is taken for the number of drafts",
+        _edit(" and enc <= 0 and", " and"),
+    ),
+    edited(
+        "reasoning-verifies-drafts",
+        _OP,
+        "drafts are accepted at the point where the reasoning has to be ended",
+        _edit(" and reasoning_status[b] != 1:", ":"),
+    ),
+    edited(
+        "rows-by-slot-number",
+        _OP,
+        "row b * S + i, as if every slot had S rows",
+        _edit("int(cu_seqlens_q_output[b]),\n", "b * draft_tokens.shape[1],\n"),
+    ),
+    edited(
+        "rows-not-clamped",
+        _OP,
+        "an offset beyond the rows is used as it is",
+        _edit("return min(max(self.first_row + i, 0), self.last_row)", "return self.first_row + i"),
+    ),
+)  # fmt: skip
+_EMIT = (
+    edited(
+        "draft-past-the-limit",
+        _OP,
+        "off by one at max_dec_len: one token too many",
+        _edit("len(self.tokens) >= self.limit", "len(self.tokens) > self.limit"),
+    ),
+    edited(
+        "end-token-is-a-token",
+        _OP,
+        "drafts behind an end token are emitted",
+        _edit("(is_end and not self.ignore_end) or at_limit", "at_limit"),
+    ),
+    edited(
+        "only-the-first-end-token",
+        _OP,
+        "only one of several end tokens ends a request",
+        _edit("token in self.end_tokens", "token in self.end_tokens[:1]"),
+    ),
+    edited(
+        "accept-all-stops-at-end-tokens",
+        _OP,
+        "warm-up and benchmarks end early by chance",
+        _edit("- int(step_idx[b]), accept_all, end_at_limit)", "- int(step_idx[b]), False, end_at_limit)"),
+    ),
+    edited(
+        "accept-all-compares",
+        _OP,
+        "ACCEPT_ALL still looks at the target",
+        _edit("count = 1 if accept_all else judge.accepted(slot, i)", "count = judge.accepted(slot, i)"),
+    ),
+    edited(
+        "reject-all-verifies",
+        _OP,
+        "REJECT_ALL has no effect",
+        _edit("if accept_policy is not AcceptPolicy.REJECT_ALL and ", "if "),
+    ),
+    edited(
+        "end-at-limit-replaces-an-end-token",
+        _OP,
+        "a request that ends by itself at its limit gets another end token",
+        _edit("self.end_at_limit and not is_end and", "self.end_at_limit and"),
+    ),
+    edited(
+        "end-at-limit-is-always-on",
+        _OP,
+        "the last token of every request that runs into its limit is lost",
+        _edit("if at_limit and self.end_at_limit and", "if at_limit and"),
+    ),
+    edited(
+        "count-one-too-many",
+        _OP,
+        "accept_num counts a bonus token that was not emitted when an end token or the limit ends the drafts "
+        "(FastDeploy CUDA)",
+        _edit("        if not out.stopped:\n", "        ended = out.stopped\n        if not ended:\n"),
+        _edit("accept_num[b] = len(out.tokens)", "accept_num[b] = len(out.tokens) + ended"),
+    ),
+    edited(
+        "bonus-after-the-end",
+        _OP,
+        "a stopped slot emits one more token",
+        _edit("        if not out.stopped:\n", "        out.stopped = False\n        if True:\n"),
+    ),
+    edited(
+        "full-acceptance-gives-no-bonus",
+        _OP,
+        "when every draft passes, the token behind the last one is not emitted",
+        _edit("if not out.stopped:\n", "if not out.stopped and (rejected or slt < 2):\n"),
+    ),
+    undefined(_OP, "accept_tokens", -1, "behind accept_num stands what the last step accepted"),
+    undefined(_OP, "accept_num", 0, "an idle slot keeps the last step's count, and its tokens are sent twice"),
+)  # fmt: skip
+
+MUTANTS = (*_RANDOM, *_REJECTION, *_TOPP, *_WHO, *_EMIT)

@@ -1,0 +1,70 @@
+"""The built-in backends at level quick: the reference, the simulated XPU, and the simulated XPU with every check on."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from specdec_hal import registry
+from specdec_hal.conformance.report import PASSED, REFUSED, Report
+from specdec_hal.conformance.rules import coverage
+from specdec_hal.conformance.subject import Subject
+from specdec_hal.conformance.suite import Settings, Unit, run_unit, units
+
+SAMPLES = {"reference": 4096}
+"""The distribution tests' full number takes NumPy minutes; so few show a total variation of 0.08."""
+STRICT = {"generated": 40, "hostile": 25}
+"""Results taken of each group in strict mode."""
+
+
+@cache
+def subject(backend: str, mode: str = "") -> Subject:
+    return Subject(registry.get_backend(backend, options={"mode": mode} if mode else {}))
+
+
+def assert_passes(results: list) -> None:
+    wrong = [f"{result.id}: {result.status}: {result.detail}" for result in results if result.status != PASSED]
+    assert results and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("unit", units(), ids=str)
+@pytest.mark.parametrize("backend", ["reference", "xpu_sim"])
+def test_quick(backend: str, unit: Unit) -> None:
+    settings = Settings(shrink=False)
+    settings.samples = SAMPLES.get(backend, settings.samples)
+    assert_passes(list(run_unit(subject(backend), unit, settings)))
+
+
+@pytest.mark.gpu
+def test_cuda() -> None:
+    """Where there is a GPU; one test, as the device is one."""
+    found = [info for info in registry.backends() if info.name == "cuda"]
+    if not found or not found[0].available:
+        pytest.skip(f"no CUDA backend here: {found[0].reason if found else 'none is registered'}")
+    results = [result for unit in units() for result in run_unit(subject("cuda"), unit, Settings())]
+    assert_passes([result for result in results if result.status != REFUSED])
+
+
+@pytest.mark.parametrize("unit", [unit for unit in units() if unit.group in STRICT], ids=str)
+def test_strict(unit: Unit) -> None:
+    results = run_unit(subject("xpu_sim", "strict"), unit, Settings(seed=1, shrink=False))
+    assert_passes([result for _, result in zip(range(STRICT[unit.group]), results, strict=False)])
+
+
+def test_every_rule_has_a_named_case() -> None:
+    """The edges touch every rule but those that other groups stand for."""
+    report = Report("xpu_sim", "cpu", "quick", 0)
+    for unit in units():
+        if unit.group == "edges":
+            report.results += run_unit(subject("xpu_sim"), unit, Settings())
+    others = {"refusal", "replay", "independent", "any-value", "random", "sizes"}
+    assert set(coverage(report).untouched) == {f"conventions#{rule}" for rule in others}
+
+
+def test_other_seeds_give_other_cases() -> None:
+    from specdec_hal.conformance.generated import drawn_cases
+
+    first, again, other = ([case.note for case in drawn_cases("ngram_match", "generated", 30, s)] for s in (1, 1, 2))
+    assert first == again and len(first) == 30
+    assert first != other

@@ -1,0 +1,174 @@
+"""`specdec-hal conformance`: exit status, table, JSON, JUnit, crashes, rounds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from specdec_hal.cli import main
+
+OP = "ngram_index_reset"  # the quickest
+
+
+def call(*args: str) -> int:
+    return main(["conformance", *args])
+
+
+def document(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict]:
+    status = call("--json", *args)
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_table_of_what_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--backend", "reference", "--op", OP, "--jobs", "1") == 0
+    out = capsys.readouterr().out
+    assert "Conformance of 'reference' on cpu, level quick, seed 0" in out
+    assert OP in out and "failed in" not in out
+
+
+def test_json_and_junit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "junit.xml"
+    status, report = document(
+        capsys, "--backend", "xpu_sim", "--op", OP, "--seed", "7", "--coverage", "--junit", str(path)
+    )
+    assert status == 0 and report["ok"]
+    assert (report["backend"], report["level"], report["seed"], report["device"]) == ("xpu_sim", "quick", 7, "cpu")
+    assert report["totals"]["passed"] > 500 and report["totals"]["failed"] == 0
+    assert {row["op"] for row in report["table"]} == {OP} and report["results"] == []
+    assert report["coverage"] == {"rules": 2, "untouched": {}, "refused": {}}
+    assert set(report["versions"]) == {"specdec_hal", "numpy", "python"}
+    suite = ElementTree.parse(path).getroot()
+    assert suite.get("failures") == "0" and int(suite.get("tests")) == len(suite) > 5
+
+
+def test_a_failure_is_shrunk_and_can_be_pasted(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    junit = tmp_path / "junit.xml"
+    status, report = document(
+        capsys, "--backend", faulty, "--option", "fault=value", "--op", "gather_accepted", "--junit", str(junit)
+    )
+    assert status == 1 and not report["ok"]
+    failure = next(r for r in report["results"] if r["case"].startswith("generated:") and r["reproduction"])
+    code = failure["reproduction"]
+    for part in ("# gather_accepted/generated:", "backend faulty, seed 0", "specdec_hal 0.", "numpy", "python"):
+        assert part in code
+    namespace: dict = {}
+    exec(code, namespace)
+    found = capsys.readouterr().out
+    assert "'rows'" in found and "expected" in found
+    inputs = namespace["inputs"]
+    assert inputs["accept_tokens"].size <= 2 and len(inputs["rows"]) == 3
+    assert int(ElementTree.parse(junit).getroot().get("failures")) >= 1
+
+
+def test_expected_failures(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = ("--backend", faulty, "--option", "fault=value", "--op", "gather_accepted")
+    path = tmp_path / "xfail.txt"
+    path.write_text("gather_accepted/* # issue 9: the third row is one too large\n")
+    status, report = document(capsys, *args, "--xfail", str(path))
+    assert status == 0 and report["totals"]["expected failure"] > 10
+    path.write_text(
+        "gather_accepted/edge:a prefill slot has one row::equality # issue 10\ngather_accepted/* # issue 9\n"
+    )
+    status, report = document(capsys, *args, "--xfail", str(path))
+    assert status == 1 and report["totals"]["unexpected pass"] == 1
+
+
+def test_what_is_not_claimed_is_refused(faulty: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, report = document(
+        capsys, "--backend", faulty, "--option", "fault=partial", "--op", OP, "--op", "ngram_match", "--coverage"
+    )
+    reset, match = report["table"]
+    assert match["reasons"] == ["the op is missing"] and "passed" not in match
+    assert reset["passed"] > 50 and reset["refused"] > 50 and "M = 4 (largest: 3)" in reset["reasons"]
+    assert report["ok"] is (status == 0)
+    assert report["coverage"]["refused"]["ngram_match#latest"] == "the op is missing"
+    assert not any(rule.startswith("ngram") for rule in report["coverage"]["untouched"])
+
+
+@pytest.mark.parametrize("fault, how", [("abort", "was killed by SIGABRT"), ("exit", "ended with status 3")])
+def test_a_crash_is_a_failure_with_its_inputs_saved(
+    faulty: str, fault: str, how: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    args = ("--backend", faulty, "--option", f"fault={fault}", "--op", OP, "--op", "prepare_inputs")
+    status, report = document(capsys, *args, "--save", str(tmp_path), "--jobs", "2")
+    assert status == 1
+    crashes = [result for result in report["results"] if result["check"] == "survival"]
+    assert {result["op"] for result in crashes} == {OP} and how in crashes[0]["detail"]
+    saved = sorted(tmp_path.glob("conformance-crash-*.npz"))
+    assert saved and len(np.load(saved[0])["index"]) == 4
+    assert str(saved[0]) in "".join(result["detail"] for result in crashes)
+    # The other op was tested to its end.
+    assert next(row for row in report["table"] if row["op"] == "prepare_inputs")["passed"] > 500
+
+
+def test_a_read_outside_a_tensor_is_seen(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = ("--backend", faulty, "--option", "fault=read", "--op", "gather_accepted", "--jobs", "1")
+    status, report = document(capsys, *args, "--save", str(tmp_path))
+    assert status == 1
+    (crash,) = report["results"]
+    assert crash["case"].startswith("hostile:") and "was killed by SIGSEGV" in crash["detail"]
+
+
+def test_a_process_that_never_starts(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, report = document(capsys, "--backend", faulty, "--option", "fault=start", "--op", OP, "--jobs", "1")
+    assert status == 1
+    assert {result["case"] for result in report["results"]} == {"(before the first case)"}
+    assert "ended with status 5" in report["results"][0]["detail"]
+
+
+def test_soak_runs_rounds_with_fresh_seeds(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = ("--level", "soak", "--rounds", "2", "--op", OP, "--jobs", "2", "--save", str(tmp_path))
+    assert call("--backend", "reference", *args) == 0
+    progress = capsys.readouterr().err
+    assert "round 1 (seed 0)" in progress and "round 2 (seed 1)" in progress
+    status, report = document(capsys, "--backend", faulty, "--option", "fault=abort", *args)
+    assert status == 1 and {r["check"] for r in report["results"]} == {"survival"}
+    assert len(list(tmp_path.glob("*-seed0.npz"))) == len(list(tmp_path.glob("*-seed1.npz"))) == 2
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_soak_runs_until_it_is_told_to_stop(told: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "specdec_hal.cli", "conformance", "--json", "--backend", "xpu_sim"]
+    soak = [*command, "--level", "soak", "--op", OP, "--jobs", "1"]
+    # A shell starts jobs in the background with SIGINT ignored, and their children inherit that.
+    listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(soak, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path, preexec_fn=listen) as process:
+        shown = ""
+        while "round 2" not in shown:
+            shown = process.stderr.readline()
+            assert shown, "it ended by itself"
+        process.send_signal(told)
+        out, _ = process.communicate()
+    report = json.loads(out)
+    assert process.returncode == 0 and report["ok"] and report["totals"]["failed"] == 0
+    assert not list(tmp_path.iterdir())  # what was running when it stopped has not crashed
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("--backend", "nobody"), "unknown backend 'nobody'"),
+        (("--backend", "reference", "--op", "ngram_macth"), "no op 'ngram_macth' in the contract; did you mean"),
+        (("--backend", "reference", "--rounds", "2"), "--rounds: only level soak has rounds"),
+        (("--backend", "reference", "--jobs", "0"), "--jobs: expected at least 1, got 0"),
+        (("--backend", "reference", "--samples", "5"), "--samples: expected at least 1000, got 5"),
+        (("--backend", "reference", "--option", "fast"), "backend option 'fast': expected KEY=VALUE"),
+        (("--backend", "reference", "--option", "fast=1"), "the reference backend has no options, got fast"),
+        (("--backend", "reference", "--device", "cuda:0"), "backend 'reference' works on cpu, not on 'cuda:0'"),
+        (("--backend", "reference", "--xfail", "none.txt"), "cannot read expected failures"),
+        (("--backend", "reference", "--level", "some"), "invalid choice: 'some'"),
+    ],
+)
+def test_bad_input(args: tuple[str, ...], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*args) == 2
+    out, err = capsys.readouterr()
+    assert complaint in err and out == "" and "Traceback" not in err

@@ -1,0 +1,136 @@
+"""The example of a vendor's distribution, as its README says: installed beside the wheel, away from the checkout."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_hal.ops import OPS
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "third_party_backend"
+CLAIMED = {"prepare_inputs", "verify_draft_tokens", "gather_accepted"}
+
+
+def call(*command: object, cwd: Path, status: int = 0) -> str:
+    """stdout of a command that ends with this status. It sees nothing of the checkout through the environment."""
+    environment = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "PYTEST", "SPECDEC"))}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, (
+        f"{command}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )
+    return done.stdout
+
+
+def fresh_environment(folder: Path) -> Path:
+    """An environment with this package as a wheel, the example, and the dependencies of the environment we run in.
+
+    The wheel's native part comes from the build folder, if `make setup` has filled it.
+    """
+    dependencies = [path for path in sys.path if path.endswith("site-packages")]
+    wheels, environment = folder / "wheels", folder / "environment"
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+    call(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", wheels, ROOT, cwd=folder)
+    example = shutil.copytree(EXAMPLE, folder / "example")  # building leaves files behind
+    call(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", wheels, example, cwd=folder)
+    call(sys.executable, "-m", "venv", "--without-pip", environment, cwd=folder)
+    # The folders' own .pth files are not read there, so that the checkout's editable install is out of reach.
+    (site,) = environment.glob("lib/python3*/site-packages")
+    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in dependencies))
+    found = sorted(wheels.glob("*.whl"))
+    assert [wheel.name.split("-")[0] for wheel in found] == ["acme_npu", "specdec_hal"]
+    pip = (sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install")
+    call(*pip, "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", *found, cwd=folder)
+    return environment
+
+
+def test_the_example_beside_the_wheel(tmp_path: Path) -> None:
+    """One test, because the environment is made once."""
+    for module in ("pip", "setuptools", "scikit_build_core"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed, and without it no wheel can be built (make setup)")
+    environment = fresh_environment(tmp_path)
+    python, specdec_hal = environment / "bin" / "python", environment / "bin" / "specdec-hal"
+    where = call(
+        python, "-c", "import specdec_hal, acme_npu; print(specdec_hal.__file__, acme_npu.__file__)", cwd=tmp_path
+    )
+    assert [Path(path).is_relative_to(environment) for path in where.split()] == [True, True]
+
+    listed = json.loads(call(specdec_hal, "backends", "--json", cwd=tmp_path))
+    acme = {info["name"]: info for info in listed["backends"]}["acme_npu"]
+    assert acme["available"]
+    assert listed["auto"] != "acme_npu"
+    assert listed["plugin_errors"] == []
+
+    explained = json.loads(call(specdec_hal, "explain", "acme_npu", "--json", cwd=tmp_path))["ops"]
+    assert {op["op"] for op in explained if op["available"]} == CLAIMED
+    assert len(explained) == len(OPS)
+    assert all(op["reason"] and op["cure"] for op in explained if not op["available"])
+
+    proves_what_it_claims(specdec_hal, tmp_path)
+    fails_when_broken(environment, tmp_path)
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    generates(specdec_hal, tmp_path)
+
+
+def proves_what_it_claims(specdec_hal: Path, folder: Path) -> None:
+    suite = (specdec_hal, "conformance", "--backend", "acme_npu", "--level", "quick", "--jobs", 2, "--json")
+    report = json.loads(call(*suite, cwd=folder))
+    assert report["ok"]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in report["table"]:
+        rows.setdefault(row["op"], []).append(row)
+    assert set(rows) == set(OPS)
+    for op, modes in rows.items():
+        if op in CLAIMED:
+            assert sum(row.get("passed", 0) for row in modes) > 500
+        else:
+            assert [(row["reasons"], row.get("passed", 0)) for row in modes] == [(["the op is missing"], 0)]
+    plugin = ("--pyargs", "specdec_hal.conformance", "--specdec-backend", "acme_npu", "-p", "no:cacheprovider")
+    only = ("--specdec-op", "gather_accepted", "--specdec-op", "ngram_match")
+    summary = call(specdec_hal.with_name("python"), "-m", "pytest", *plugin, *only, cwd=folder).splitlines()[-1]
+    assert re.search(r"5 passed, 5 skipped", summary)
+    refused = {row["mode"] for row in rows["verify_draft_tokens"] if row.get("refused") and not row.get("passed")}
+    assert refused == {"TOPP", "REJECTION", "REJECTION dense"}
+
+
+def generates(specdec_hal: Path, folder: Path) -> None:
+    config = EXAMPLE / "acme_npu.yaml"
+    command = (specdec_hal, "generate", "--config", config, "--prompt", "def main():", "--max-new-tokens", 24, "--json")
+    told = json.loads(call(*command, cwd=folder))
+    plain = json.loads(call(*command, "--set", "backend.name=reference", cwd=folder))
+    assert told["backend"] == "acme_npu"
+    assert len(told["requests"][0]["token_ids"]) == 24
+    assert told["requests"][0]["token_ids"] == plain["requests"][0]["token_ids"]
+    assert told["metrics"]["accepted_tokens"] > 0
+    # Its own ops were not served by the fallback, the others were.
+    assert not CLAIMED & set(told["metrics"]["fallback_calls"])
+    assert told["metrics"]["fallback_calls"]["sample_target"] == told["metrics"]["steps"]
+
+
+def fails_when_broken(environment: Path, folder: Path) -> None:
+    """A defect in the vendor's kernel fails the suite, and what it prints shows the defect again."""
+    (kernels,) = environment.glob("lib/python3*/site-packages/acme_npu/kernels.py")
+    text = kernels.read_text()
+    right = "np.where(seq_lens_encoder[slot] > 0, 0, place)"
+    assert text.count(right) == 1
+    kernels.write_text(text.replace(right, "place"))
+    suite = (environment / "bin" / "specdec-hal", "conformance", "--backend", "acme_npu", "--op", "gather_accepted")
+    report = json.loads(call(*suite, "--jobs", 2, "--json", cwd=folder, status=1))
+    shown = [result for result in report["results"] if result["reproduction"]]
+    assert shown
+    assert shown[0]["op"] == "gather_accepted"
+    again = call(environment / "bin" / "python", "-c", shown[0]["reproduction"], cwd=folder)
+    assert re.match(r"'rows'\[\d+\] is \d+, expected \d+", again)
+    kernels.write_text(text)

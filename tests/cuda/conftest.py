@@ -1,0 +1,31 @@
+"""Tests marked `gpu` run where the CUDA backend and PyTorch with CUDA are there, and else say what is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_hal.backend import Backend
+from tests.support.gpu import why_not
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if item.get_closest_marker("gpu") and "tests/cuda" in item.path.as_posix()]
+    if here and (missing := why_not("torch")):
+        for item in here:
+            item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(scope="session")
+def cuda() -> Backend:
+    from specdec_hal.backends.cuda.backend import CudaBackend
+    from specdec_hal.backends.cuda.options import Options
+
+    return CudaBackend(Options())
+
+
+@pytest.fixture(params=["torch", "cupy"])
+def framework(request: pytest.FixtureRequest) -> str:
+    missing = why_not(request.param)
+    if missing:
+        pytest.skip(missing)
+    return str(request.param)

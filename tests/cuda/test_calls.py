@@ -1,0 +1,172 @@
+"""What the host can know is refused before anything is launched. Needs the library, but no GPU: tensors are fakes."""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specdec_hal as sd
+from specdec_hal.backends.cuda import plugin
+from specdec_hal.backends.cuda.backend import LIMITS, CudaBackend
+from specdec_hal.backends.cuda.options import Options
+from specdec_hal.backends.cuda.probe import LIBRARY
+from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
+from specdec_hal.native import library_path
+from specdec_hal.ops import OPS, TokenOrder
+from specdec_hal.ops.generate import generate
+from tests.support.dlpack import CPU, CUDA, FakeTensor
+
+pytestmark = pytest.mark.skipif(
+    library_path(LIBRARY) is None, reason="libspecdec_cuda.so is not built here (there was no nvcc)"
+)
+
+
+def faked(inputs: dict[str, Any], device: tuple[int, int] = (CUDA, 0)) -> dict[str, Any]:
+    return {n: FakeTensor(v, device) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+
+
+def test_every_op_is_there_and_can_be_captured(cuda):
+    for status in cuda.explain():
+        assert status.available, status
+        assert cuda.capability(status.op).graph_safe
+    assert set(cuda.capabilities) == set(OPS) and cuda.token_order is TokenOrder.SLOT
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_calls_on_device_tensors_are_accepted(op, cuda):
+    for seed in range(4):
+        inputs = generate(op, seed, workspace=cuda.workspace, dtype="float16", M=5, S=3)
+        cuda.bind(op, **faked(inputs))
+        gc.collect()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_tensor_elsewhere_is_refused(op, cuda):
+    inputs = generate(op, 1, workspace=cuda.workspace, dtype="float32")
+    names = [name for name, value in inputs.items() if isinstance(value, np.ndarray)]
+    for name in names:
+        for device, where in (((CPU, 0), "cpu"), ((CUDA, 1), "cuda:1")):
+            call = {**faked(inputs), name: FakeTensor(inputs[name], device)}
+            if name == names[0] and where == "cuda:1":  # the first tensor decides; the next one is wrong
+                expected = rf"{op} \[cuda\]: argument '\w+': expected a tensor on cuda:1, got one on cuda:0"
+            else:
+                expected = (
+                    rf"{op} \[cuda\]: argument '{name}': expected a tensor on cuda(:0)?, got one on {where}; move"
+                )
+            if len(names) > 1 or where == "cpu":
+                with pytest.raises(ArgumentError, match=expected):
+                    cuda.bind(op, **call)
+
+
+def test_numpy_arrays_are_refused(cuda):
+    with pytest.raises(ArgumentError, match=r"'index': expected a tensor on cuda, got one on cpu; move it"):
+        cuda.ngram_index_reset(np.zeros((2, 64), np.uint8), np.ones(2, np.bool_))
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "symbol"),
+    [
+        ("build_sampling_params", {"M": 8193, "S": 1}, "M"),
+        ("prepare_inputs", {"M": 8193, "S": 1, "I_cap": 1}, "M"),
+        ("verify_draft_tokens", {"M": 1, "S": 33, "V": 4}, "S"),
+        ("ngram_match", {"M": 1, "S": 33, "L": 64}, "S"),
+        ("ngram_match", {"M": 1, "S": 2, "L": (1 << 20) + 1}, "L"),
+        ("sample_target", {"M": 1, "S": 1, "R_cap": 1, "V": (1 << 18) + 1}, "V"),
+    ],
+)
+def test_more_than_the_kernels_take(op, sizes, symbol, cuda):
+    option = {"index": False} if op == "ngram_match" else {}
+    inputs = generate(op, 0, **sizes, **option)
+    with pytest.raises(
+        UnsupportedError, match=rf"{op} \[cuda\].*{symbol} = {sizes[symbol]} \(largest: {LIMITS[symbol]}\)"
+    ):
+        cuda.bind(op, **faked(inputs))
+
+
+def test_the_library_knows_the_same_limits(cuda):
+    """It trusts nobody: what the package would refuse, its exports refuse too."""
+    inputs = generate("ngram_match", 0, M=1, S=33, L=64, index=False)
+    tensors = [FakeTensor(inputs[o.name]) if o.name in inputs else None for o in OPS["ngram_match"].operands]
+    attrs = [int(inputs[a.name]) for a in OPS["ngram_match"].attrs]
+    with pytest.raises(ValueError, match=re.escape("ngram_match: argument 'draft_tokens': expected S <= 32, got 33")):
+        cuda.exports["ngram_match"](*(None if t is None else _exported(t) for t in tensors), *attrs)
+
+
+def _exported(tensor: FakeTensor) -> Any:
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(tensor)
+
+
+@pytest.mark.parametrize(
+    ("index", "flags", "message"),
+    [
+        ((2, CUDA, 0), (3, CUDA, 0), "'reset_slots': expected bool [2] contiguous on cuda:0, got bool [3] contiguous"),
+        ((2, CUDA, 1), (2, CUDA, 0), "'reset_slots': expected bool [2] contiguous on cuda:1, got bool [2] contiguous"),
+        (
+            (2, CPU, 0),
+            (2, CPU, 0),
+            "'index': expected uint8 [2, 64] contiguous on cuda, got uint8 [2, 64] contiguous on",
+        ),
+    ],
+)
+def test_exports_check_their_operands(index, flags, message, cuda):
+    tensors = [
+        FakeTensor(np.zeros((index[0], 64), np.uint8), index[1:]),
+        FakeTensor(np.zeros(flags[0], np.bool_), flags[1:]),
+    ]
+    with pytest.raises(ValueError, match=re.escape(f"ngram_index_reset: argument {message}")):
+        cuda.exports["ngram_index_reset"](*map(_exported, tensors))
+
+
+def test_an_index_for_shorter_histories_is_refused(cuda):
+    inputs = generate("ngram_match", 0, M=3, L=100, max_ngram_size=3, min_ngram_size=1, index=False)
+    layout = cuda.workspace("ngram_match", M=3, L=50, max_ngram_size=3, min_ngram_size=1)["index"]
+    call = faked({**inputs, "index": np.zeros(layout.shape, np.uint8)})
+    with pytest.raises(ArgumentError, match=r"'index': expected shape .* for L = 100, .*backend.workspace"):
+        cuda.bind("ngram_match", **call)
+
+
+def test_a_host_backend_cannot_stand_in(cuda):
+    """A fallback would have to copy behind the caller's back."""
+    backend = CudaBackend(Options())
+    backend.capabilities = {}
+    backend.set_fallback([sd.get_backend("reference")])
+    with pytest.raises(UnsupportedError, match=r"cuda: the op is missing; reference: it works on cpu, not cuda"):
+        backend.bind("ngram_index_reset", **faked(generate("ngram_index_reset", 0, workspace=cuda.workspace)))
+
+
+def test_a_captured_step_needs_plans_on_one_device(cuda):
+    inputs = generate("build_sampling_params", 0)
+    plans = [cuda.bind("build_sampling_params", **faked(inputs, (CUDA, i))) for i in range(2)]
+    with pytest.raises(
+        ArgumentError, match=r"capture_step \[cuda\]: argument 'plans': .* on one device, got cuda:0, cuda:1"
+    ):
+        cuda.capture_step(plans)
+    with pytest.raises(ArgumentError, match="got none"):
+        cuda.capture_step([])
+    with pytest.raises(UnsupportedError, match="backend 'reference' has no graphs"):
+        sd.get_backend("reference").capture_step([])
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"devices": 1}, r"options\.devices: unknown option.*did you mean 'device'"),
+        ({"device": -1}, r"options\.device: expected an integer in \[0, 1023\], got -1"),
+        ({"device": "0"}, r"options\.device: .*got '0'"),
+        ({"device": True}, r"options\.device: .*got True"),
+    ],
+)
+def test_bad_options(options, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        plugin.specdec_backends().factory(options)
+
+
+def test_the_option_says_where_a_runner_puts_its_tensors():
+    backend = plugin.specdec_backends().factory({"device": 3})
+    assert backend.place == "cuda:3" and backend.device == "cuda"

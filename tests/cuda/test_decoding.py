@@ -1,0 +1,102 @@
+"""Requests decoded on a GPU get the tokens that the reference gives them, and speculative tokens equal plain ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specdec_hal as sd
+from specdec_hal.backend import Backend
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import parse
+from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from tests.support.history_model import HistoryModel, LetterTokenizer
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.9, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+    "penalised": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.2, "min_new_tokens": 5},
+    "logprobs": {"temperature": 0.5, "logprobs": 3, "presence_penalty": 0.1, "bad_token_ids": [3]},
+}
+
+
+class OnDevice(HistoryModel):
+    """The history model with its tensors on the GPU."""
+
+    def __init__(self, framework: str) -> None:
+        super().__init__()
+        from specdec_hal.device import get_device
+
+        self.framework = framework
+        self.device = get_device("cuda:0", framework)
+
+    def forward(self, batch: Any) -> Any:
+        return self.device.upload(super().forward(batch))
+
+    def compute_logits(self, hidden: Any) -> Any:
+        return self.device.upload(self.device.download(hidden))
+
+
+def decode(backend: Backend, model: Any, strategy: str, sampling: dict[str, Any], **ngram: Any) -> dict[str, Any]:
+    speculative = {"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy, "ngram": ngram}
+    config = parse({"speculative": speculative, "runner": {"max_num_seqs": 3, "prefill_chunk": 5, "debug": True}})
+    runner = ModelRunner(config, backend, model, LetterTokenizer())  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    for i in range(7):
+        prompt = rng.integers(4, 10, int(rng.integers(1, 20))).tolist()
+        runner.add_request(Request(str(i), prompt, SamplingParams(max_new_tokens=24, seed=i, **sampling)))
+    return {name: (list(o.token_ids), o.logprobs, o.accepted) for name, o in runner.run().items()}
+
+
+@pytest.mark.parametrize("use_index", [False, True])
+@pytest.mark.parametrize("strategy", ["target_match", "topp", "rejection"])
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING)
+def test_the_same_tokens_as_the_reference(strategy, sampling, use_index, cuda, framework):
+    expected = decode(ReferenceBackend(), HistoryModel(), strategy, sampling, use_index=use_index)
+    actual = decode(cuda, OnDevice(framework), strategy, sampling, use_index=use_index)
+    assert actual == expected and sum(len(tokens) for tokens, _, _ in actual.values()) > 50
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    from specdec_hal.models import load_model, load_tokenizer
+
+    folder = ROOT / "models/tiny-py-lm"
+    return load_model(folder, "torch", device="cuda:0", bit_stable=True), load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("batch", "chunk"), [(1, 256), (3, 256), (8, 256), (3, 37)])
+def test_speculative_equals_plain(sampling, batch, chunk, loaded):
+    """The settings of tests/end_to_end, with the model and every op on the GPU."""
+    model, tokenizer = loaded
+    texts = [path.read_text().rstrip("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
+    requests = [
+        Request(str(i), tokenizer.encode(texts[i % len(texts)]), SamplingParams(max_new_tokens=48, seed=i, **sampling))
+        for i in range(batch)
+    ]
+    config = sd.load(
+        ROOT / "configs/cuda.yaml",
+        [f"runner.max_num_seqs={min(batch, 5)}", f"runner.prefill_chunk={chunk}", "model.framework=torch"],
+    )
+    runner = ModelRunner.from_config(config, model=model, tokenizer=tokenizer)
+    for request in requests:
+        runner.add_request(request)
+    together = runner.run()
+    assert runner.summary()["accepted_tokens"] > 0 and not runner.summary()["fallback_calls"]
+    for request in requests:
+        plain_config = sd.load(ROOT / "configs/cuda.yaml", ["runner.prefill_chunk=2048", "model.framework=torch"])
+        plain = ModelRunner.from_config(plain_config.naive(), model=model, tokenizer=tokenizer)
+        plain.add_request(request)
+        expected = plain.run()[request.request_id]
+        actual = together[request.request_id]
+        assert actual.token_ids == expected.token_ids
+        assert (actual.text, actual.finish_reason) == (expected.text, expected.finish_reason)

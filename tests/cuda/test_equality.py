@@ -1,0 +1,174 @@
+"""Every op on a GPU gives the reference's bits, in guarded memory, on poisoned outputs, whatever values come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.backends.cuda.backend import CudaBackend
+from specdec_hal.ops import OPS as SPECS
+from specdec_hal.ops import MatchPolicy
+from specdec_hal.ops.generate import cases, generate, hostile
+from specdec_hal.ops.spec import FLOATS
+from tests.support import wide_rows
+from tests.support.bits import assert_same_bits
+from tests.support.gpu import GpuCall, run_on_gpu
+from tests.support.running import run
+
+pytestmark = pytest.mark.gpu
+
+OPS = tuple(CudaBackend.capabilities)
+INDEX_OPS = ("ngram_index_update", "ngram_index_reset")
+COUNT = 100  # cases of each kind for an op and framework
+PLAIN = [op for op in OPS if op not in INDEX_OPS]
+
+
+def without_index(op: str) -> dict[str, Any]:
+    return {"index": False} if any(o.optional and o.name == "index" for o in SPECS[op].operands) else {}
+
+
+def check(op: str, inputs: dict[str, Any], backend: CudaBackend, context: object, framework: str = "torch") -> None:
+    actual = run_on_gpu(op, inputs, backend, framework)
+    assert_same_bits(actual, run(op, inputs), (op, context))
+
+
+@pytest.mark.parametrize("make", [generate, hostile])
+@pytest.mark.parametrize("op", PLAIN)
+def test_equal_to_the_reference(op, make, cuda, framework):
+    for options in cases(op, COUNT):
+        check(op, make(op, **options, **without_index(op)), cuda, options, framework)
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "complaint"),
+    [
+        ("reset_slots", 0, "byte 0 of its input 'reset_slots'"),
+        ("reset_slots", -1, "1 bytes before 'reset_slots'"),
+        ("index", "end", "0 bytes behind the end of 'index'"),
+    ],
+)
+def test_the_guards_see_stray_writes(name, offset, complaint, cuda):
+    """This harness can fail."""
+    inputs = generate("ngram_index_reset", 1, workspace=cuda.workspace)
+    gpu = GpuCall("ngram_index_reset", inputs)
+    cuda.ngram_index_reset(**gpu.call)
+    gpu.results()
+    gpu.buffer[gpu.places[name] + (inputs[name].nbytes if offset == "end" else offset)] += 1
+    with pytest.raises(AssertionError, match=complaint):
+        gpu.results()
+
+
+BIG = {
+    "prepare_inputs": {"M": 1300, "S": 9, "L": 900, "I_cap": 300},
+    "adjust_batch": {"M": 90, "S": 9, "D": 1537, "L": 60},
+    "recover_batch": {"M": 90, "S": 9, "D": 1537, "L": 60},
+    "gather_next_token": {"M": 90, "S": 9, "D": 1537, "L": 60},
+    "build_sampling_params": {"M": 1300, "S": 32},
+    "verify_draft_tokens": {"M": 1100, "S": 32, "V": 200, "E": 40, "C": 50},
+    "update_model_status": {"M": 1300, "S": 32, "L": 300, "E": 40},
+    "ngram_match": {"M": 40, "S": 32, "L": 9001},
+    "hybrid_mtp_ngram": {"M": 40, "S": 32, "L": 9001},
+    "gather_accepted": {"M": 1300, "S": 32, "L": 200},
+}
+
+
+@pytest.mark.parametrize("op", BIG)
+def test_large(op, cuda):
+    for seed in range(4):
+        check(op, generate(op, seed, **BIG[op], **without_index(op)), cuda, seed)
+
+
+@pytest.mark.parametrize("op", BIG)
+def test_the_most_slots(op, cuda):
+    sizes = {"M": 8192, "S": 3, "L": 32} | ({"V": 7} if op == "verify_draft_tokens" else {})
+    check(op, generate(op, 5, **sizes, **without_index(op)), cuda, sizes)
+
+
+@pytest.mark.parametrize("op", BIG)
+def test_no_slot_in_use(op, cuda):
+    for seed in range(4):
+        check(op, generate(op, seed, M=3, B=0, **without_index(op)), cuda, seed)
+
+
+@pytest.mark.parametrize("strategy", ["REJECTION", "TOPP"])
+def test_a_wide_vocabulary(strategy, cuda):
+    for seed in range(6):
+        options = {"M": 5, "S": 4, "V": 50_001} | ({"C": 900} if strategy == "TOPP" else {"C": 1})
+        inputs = generate("verify_draft_tokens", seed, strategy=strategy, accept_policy="NORMAL", **options)
+        check("verify_draft_tokens", inputs, cuda, (strategy, seed))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("style", wide_rows.STYLES)
+def test_wide_rows(style, dtype, cuda):
+    for seed, v in enumerate((1, 17, 1000, 3001, 20_011, 151_937)):
+        inputs = wide_rows.sampling(style, dtype, v, seed, some=8)
+        check("sample_target", inputs, cuda, (style, v))
+        check("processed_probs", wide_rows.probabilities(inputs), cuda, (style, v))
+
+
+@pytest.mark.parametrize("c", [1, 5, 20, 128, 300])
+def test_wide_candidates(c, cuda):
+    for v in (c, c + 1, 500, 3001, 20_011, 262_144):
+        check("top_p_candidates", wide_rows.candidates(v, c, 0.9), cuda, (c, v))
+
+
+HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
+
+
+def indexed(op: str, options: dict[str, Any], backend: CudaBackend) -> tuple[dict[str, Any], np.ndarray]:
+    """Inputs of a look-up without its index, and the index that the kernels have built for them."""
+    inputs = generate(op, index=True, workspace=backend.workspace, **options)
+    sizes = {name: inputs[name] for name in ("min_ngram_size", "max_ngram_size")}
+    index = inputs.pop("index")
+    everywhere = {"index": index, "reset_slots": np.ones(len(index), np.bool_)}
+    index = run_on_gpu("ngram_index_reset", everywhere, backend)["index"]
+    update = {"index": index, **{name: inputs[name] for name in HISTORY}, **sizes}
+    return inputs, run_on_gpu("ngram_index_update", update, backend)["index"]
+
+
+@pytest.mark.parametrize("op", ["ngram_match", "hybrid_mtp_ngram"])
+def test_an_index_changes_nothing(op, cuda):
+    found = 0
+    for options in cases(op, 100):
+        inputs, index = indexed(op, options, cuda)
+        for policy in MatchPolicy:
+            call = {**inputs, "match_policy": policy}
+            expected = run(op, call)
+            actual = run_on_gpu(op, {**call, "index": index}, cuda)
+            actual.pop("index")
+            assert_same_bits(actual, expected, (options, policy))
+            found += int((expected["draft_tokens"] != inputs["draft_tokens"]).any())
+    assert found > 30
+
+
+@pytest.mark.parametrize("op", [*INDEX_OPS, "ngram_match", "hybrid_mtp_ngram"])
+def test_a_spoilt_index_stays_in_bounds(op, cuda):
+    """What the kernels make of rubbish is undefined, but nothing outside the outputs is written."""
+    option = {} if op in INDEX_OPS else {"index": True}
+    for options in cases(op, 60):
+        inputs = hostile(op, workspace=cuda.workspace, **options, **option)
+        gpu = GpuCall(op, inputs)
+        getattr(cuda, op)(**gpu.call)
+        gpu.results()
+
+
+def test_a_reset_forgets_the_slots_it_names_and_no_others(cuda):
+    for seed in range(20):
+        options = {"seed": seed, "M": 6, "B": 6, "states": ("decode",), "S": 6, "L": 40, "V": 4}
+        inputs, index = indexed("ngram_match", options, cuda)
+        flags = np.random.default_rng(seed).random(6) < 0.5
+        kept = run_on_gpu("ngram_index_reset", {"index": index, "reset_slots": flags}, cuda)["index"]
+        assert (kept[~flags] == index[~flags]).all()
+        fresh = {"index": np.full_like(index, 0xA5), "reset_slots": np.ones(6, np.bool_)}
+        empty = run_on_gpu("ngram_index_reset", fresh, cuda)["index"]
+        sizes = {name: inputs[name] for name in ("min_ngram_size", "max_ngram_size")}
+        # A slot that was reset behaves as one that was never used.
+        for start in (kept, np.where(flags[:, None], empty, index)):
+            update = {"index": start, **{name: inputs[name] for name in HISTORY}, **sizes}
+            updated = run_on_gpu("ngram_index_update", update, cuda)["index"]
+            actual = run_on_gpu("ngram_match", {**inputs, "index": updated}, cuda)
+            actual.pop("index")
+            assert_same_bits(actual, run("ngram_match", inputs), seed)

@@ -1,0 +1,113 @@
+"""Run ops on a GPU on copies of NumPy inputs, in guarded memory, through any framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.conformance.device import MARGIN, SENTINEL
+from specdec_hal.ops import get_op
+from specdec_hal.ops.spec import Role
+
+FRAMEWORKS = ("torch", "cupy")
+
+
+def why_not(framework: str) -> str:
+    """What is missing for GPU tests through a framework, "" if nothing."""
+    from specdec_hal.backends.cuda.probe import probe
+
+    found = probe()
+    if not found.available:
+        return f"the CUDA backend is unavailable: {found.reason}"
+    try:
+        if framework == "torch":
+            import torch
+
+            return "" if torch.cuda.is_available() else "PyTorch has no CUDA (pip install 'specdec-hal[torch]')"
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    return ""
+
+
+def _buffer(bytes_: np.ndarray, framework: str, device: int) -> Any:
+    if framework == "torch":
+        import torch
+
+        return torch.from_numpy(bytes_).to(f"cuda:{device}")
+    import cupy
+
+    with cupy.cuda.Device(device):
+        return cupy.asarray(bytes_)
+
+
+def _typed(part: Any, array: np.ndarray, framework: str) -> Any:
+    if framework == "torch":
+        import torch
+
+        dtype = torch.bfloat16 if array.dtype == np.uint16 else getattr(torch, str(array.dtype))
+        return part.view(dtype).reshape(array.shape)
+    return part.view(array.dtype).reshape(array.shape)
+
+
+class GpuCall:
+    """A call's arrays in one buffer on a device, each between marked margins and aligned to its elements only."""
+
+    def __init__(self, op: str, inputs: dict[str, Any], framework: str = "torch", device: int = 0) -> None:
+        self.spec = get_op(op)
+        self.arrays = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
+        self.places: dict[str, int] = {}
+        end = MARGIN
+        for number, (name, array) in enumerate(self.arrays.items()):
+            # Not always on 16 bytes, but for the index, which must be.
+            start = -(-end // 16) * 16 + (0 if name == "index" else array.itemsize * (number % 4))
+            self.places[name] = start
+            end = start + array.nbytes + MARGIN
+        host = np.full(-(-end // 16) * 16, SENTINEL, np.uint8)
+        for name, array in self.arrays.items():
+            start = self.places[name]
+            host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.before = host
+        self.buffer = _buffer(host, framework, device)
+        self.call = dict(inputs)
+        for name, array in self.arrays.items():
+            start = self.places[name]
+            self.call[name] = _typed(self.buffer[start : start + array.nbytes], array, framework)
+
+    def results(self) -> dict[str, np.ndarray]:
+        """What the op wrote. Fails if it wrote anything else: an input, or outside its tensors."""
+        after = self.buffer.cpu().numpy() if hasattr(self.buffer, "cpu") else self.buffer.get()
+        allowed = np.zeros(len(after), np.bool_)
+        outputs = {}
+        for name, array in self.arrays.items():
+            part = slice(self.places[name], self.places[name] + array.nbytes)
+            operand = self.spec.by_name.get(name)
+            if operand is not None and operand.role is not Role.IN:
+                allowed[part] = True
+                outputs[name] = after[part].copy().view(array.dtype).reshape(array.shape)
+        wrong = np.flatnonzero((after != self.before) & ~allowed)
+        assert not wrong.size, f"{self.spec.name} wrote {self._at(int(wrong[0]))}"
+        return outputs
+
+    def _at(self, byte: int) -> str:
+        ends = {name: (place, place + self.arrays[name].nbytes) for name, place in self.places.items()}
+        name, (first, last) = min(ends.items(), key=lambda item: max(item[1][0] - byte, byte - item[1][1], 0))
+        if first <= byte < last:
+            return f"byte {byte - first} of its input '{name}'"
+        return (
+            f"{first - byte} bytes before '{name}'"
+            if byte < first
+            else f"{byte - last} bytes behind the end of '{name}'"
+        )
+
+
+def run_on_gpu(
+    op: str, inputs: dict[str, Any], backend: Any, framework: str = "torch", device: int = 0
+) -> dict[str, np.ndarray]:
+    """What the op writes, given these inputs."""
+    gpu = GpuCall(op, inputs, framework, device)
+    getattr(backend, op)(**gpu.call)
+    return gpu.results()

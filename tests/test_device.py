@@ -1,0 +1,112 @@
+"""A runner's memory behaves alike in every framework. Without a GPU, the frameworks' CPU tensors stand in for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.device import Device, HostDevice, PaddleDevice, TorchDevice, current_stream_of, download, get_device
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.tensors import describe
+from tests.support.dlpack import FakeTensor
+
+DTYPES = ("int64", "int32", "uint8", "bool", "float32", "float16", "bfloat16")
+
+
+@pytest.fixture(params=["numpy", "paddle", pytest.param("torch", marks=pytest.mark.torch)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    if request.param == "numpy":
+        return HostDevice()
+    if request.param == "torch":
+        return TorchDevice("cpu")
+    paddle = pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    monkeypatch.setattr(paddle, "CUDAPlace", lambda index: paddle.CPUPlace())
+    return PaddleDevice("cuda:0")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros(device, dtype):
+    tensor = device.zeros((3, 2), dtype)
+    info = describe(tensor)
+    assert info is not None and (info.dtype, info.shape, info.contiguous) == (dtype, (3, 2), True)
+    assert not device.download(tensor).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_uploads_are_copies(device, dtype):
+    array = (np.arange(6).reshape(3, 2) % 2).astype("uint16" if dtype == "bfloat16" else dtype)
+    expected = array.copy()
+    tensor = device.upload(array)
+    array[...] = 0
+    assert describe(tensor).dtype == dtype
+    assert (np.array(device.download(tensor)) == expected).all()
+    again = device.copy(tensor)
+    device.write(tensor, slice(None), 0)
+    assert not device.download(tensor).any() and (np.array(device.download(again)) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "index", "values", "expected"),
+    [
+        ("int64", 1, -(1 << 63) + 5, [0, -(1 << 63) + 5, 0, 0]),
+        ("int64", 1, (1 << 53) + 1, [0, (1 << 53) + 1, 0, 0]),
+        ("int32", 3, (1 << 31) - 1, [0, 0, 0, (1 << 31) - 1]),
+        ("int32", slice(None), 7, [7, 7, 7, 7]),
+        ("int64", slice(2), np.array([5, 6]), [5, 6, 0, 0]),
+        ("int64", slice(2), [1 << 40, 3], [1 << 40, 3, 0, 0]),
+        ("float32", 2, 0.1, [0, 0, np.float32(0.1), 0]),
+        ("bool", [0, 3], True, [True, False, False, True]),
+        ("bool", slice(None), np.array([True, False, True, True]), [True, False, True, True]),
+    ],
+)
+def test_writes_are_exact_and_in_place(device, dtype, index, values, expected):
+    tensor = device.zeros((4,), dtype)
+    address = describe(tensor).address
+    device.write(tensor, index, values)
+    assert describe(tensor).address == address
+    assert device.download(tensor).tolist() == np.array(expected, dtype).tolist()
+
+
+def test_writes_into_rows(device):
+    tensor = device.zeros((3, 4), "int64")
+    device.write(tensor, (1, slice(2)), [8, 9])
+    device.write(tensor, 2, -1)
+    assert device.download(tensor).tolist() == [[0, 0, 0, 0], [8, 9, 0, 0], [-1, -1, -1, -1]]
+
+
+def test_leading_rows_share_the_memory(device):
+    """What `DecodeState.args` cuts."""
+    tensor = device.zeros((4, 2), "float32")
+    head = tensor[:2]
+    device.write(head, slice(None), 3)
+    assert describe(head).contiguous
+    assert device.download(tensor).tolist() == [[3, 3], [3, 3], [0, 0], [0, 0]]
+
+
+def test_places_and_frameworks():
+    assert isinstance(get_device("cpu", "anything"), HostDevice) and HostDevice().stream() == 0
+    with pytest.raises(UnsupportedError, match=r"memory on cuda:0 \(torch, paddle, cupy\), got 'jax'; choose"):
+        get_device("cuda:0", "jax")
+    with pytest.raises(UnsupportedError, match="memory on npu:1"):
+        get_device("npu:1", "torch")
+    assert current_stream_of("", 0)() == 0
+
+
+def test_download_of_any_dlpack_tensor():
+    array = np.arange(4, dtype=np.int32)
+    assert (download(FakeTensor(array, (1, 0))) == array).all()
+    assert download(array) is array
+
+
+def test_a_paddle_stream_is_asked_for_its_handle(monkeypatch):
+    paddle = pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    asked: list[Any] = []
+
+    class Stream:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 0xABC
+
+    monkeypatch.setattr(paddle.device, "current_stream", lambda place: asked.append(place) or Stream())
+    assert current_stream_of("paddle", 2)() == 0xABC and asked == ["gpu:2"]

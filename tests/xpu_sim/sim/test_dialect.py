@@ -1,0 +1,100 @@
+"""The list of the dialect's names (builtins/dialect.txt) against the headers, and against the kernels that use them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from specdec_hal.xpu_cc import toolchain
+from tests.support.xpu_program import BUILTIN_FILES, SOURCES
+
+WORD = re.compile(r"(?:xpu_std::|std::)?[A-Za-z_]\w*(?:\.w\b)?")
+
+
+def expand(word: str) -> list[str]:
+    """{a,b}c is ac and bc, as in a shell."""
+    parts = [part.split(",") if i % 2 else [part] for i, part in enumerate(re.split(r"\{(.*?)\}", word))]
+    return ["".join(choice) for choice in itertools.product(*parts)]
+
+
+def read_list() -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for line in (SOURCES / "builtins" / "dialect.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            kind, words = line.split(":", 1)
+            names.setdefault(kind, []).extend(name for word in words.split() for name in expand(word))
+    return names
+
+
+NAMES = read_list()
+
+
+def without_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)
+
+
+def expanded(path: Path) -> str:
+    """A source as the compiler sees it, without what its includes bring."""
+    command = ["g++", "-std=gnu++17", "-E", f"-I{toolchain().include}", "-x", "c++", str(path)]
+    own, lines = False, []
+    for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+        if line.startswith("# "):
+            own = f'"{path}"' in line
+        elif own:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def used() -> set[str]:
+    """Names in the unit kernels: as written, since qualifiers are macros, and expanded, since tests use macros too."""
+    texts = [text for path in BUILTIN_FILES for text in (without_comments(path.read_text()), expanded(path))]
+    return set(WORD.findall("\n".join(texts)))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NAMES if kind != "headers"])
+def test_every_name_has_a_unit_kernel(used, kind):
+    assert set(NAMES[kind]) - used == set()
+
+
+def test_headers():
+    folder = toolchain().include / "xpu" / "kernel"
+    assert {path.name for path in folder.iterdir()} == set(NAMES["headers"])
+
+
+def declared() -> set[str]:
+    """The names that stand in the dialect's headers at the outermost level."""
+    folder = toolchain().include / "xpu_sim" / "kernel"
+    command = ["g++", "-std=gnu++17", "-E", f"-I{toolchain().include}", "-x", "c++", str(folder.with_suffix(".h"))]
+    own, depth, found = False, 0, set()
+    for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+        if line.startswith("# "):
+            own = f'"{folder}/' in line
+            continue
+        if not own:
+            continue
+        for part in re.findall(r'"(?:[^"\\]|\\.)*"|(?:\w+::)*[A-Za-z_]\w*|\S', line):
+            if part in ("{", "("):
+                depth += 1
+            elif part in ("}", ")"):
+                depth -= 1
+            elif depth == 0:
+                found.add(part)
+    return found
+
+
+def test_no_name_is_missing_from_the_list():
+    """A builtin that is added to the headers goes into the list too, and so gets a unit kernel."""
+    looks_public = re.compile(
+        r"(?:[a-z]+2[a-z]+(?:_ASYNC)?|mfence\w*|sync_\w+|(?:vv|sv)[a-z]+_\w+|v[a-z0-9]+_\w+|vfix2float|\w+x\d+_t|"
+        r"round(?:up|down)\w*|primitive_\w+|partition\w*|\w+Ptr|b?float16|\w+_atomic|atomic\w+|\w+_mix|c\w+_(?:id|num))",
+        re.IGNORECASE,
+    )
+    listed = {name for names in NAMES.values() for name in names}
+    public = {name for name in declared() if looks_public.fullmatch(name)}
+    assert len(public) > 100
+    assert public - listed == set()

@@ -1,0 +1,75 @@
+"""Launch every CUDA op on small inputs, generated and hostile, for compute-sanitizer to watch.
+
+usage: compute-sanitizer --tool memcheck --error-exitcode 9 python3 tools/sanitize.py [OP...]
+
+Every tensor has an allocation of its own, to the byte, so that an access behind its end is one that the tool sees. What
+an op only writes is left uninitialised, so that initcheck sees an op that reads it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import cupy
+import numpy as np
+
+from specdec_hal.backends.cuda.backend import CudaBackend
+from specdec_hal.backends.cuda.options import Options
+from specdec_hal.ops import get_op
+from specdec_hal.ops.generate import cases, generate, hostile
+from specdec_hal.ops.spec import Role
+
+CASES = 30  # of each kind
+WIDE = {"M": 3, "S": 3, "V": 3001, "L": 700}
+HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
+
+
+def inputs_of(op: str, backend: CudaBackend) -> Iterator[dict[str, Any]]:
+    """Small calls of every kind, and wide ones."""
+    for make in (generate, hostile):
+        for options in cases(op, CASES):
+            yield make(op, workspace=backend.workspace, **options)
+        yield make(op, CASES, workspace=backend.workspace, **WIDE)
+
+
+def on_device(op: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Exact allocations; only what an op reads is filled."""
+    operands = get_op(op).by_name
+    call = dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, np.ndarray):
+            call[name] = cupy.empty(value.shape, value.dtype)
+            if operands[name].role is not Role.OUT:
+                call[name].set(np.ascontiguousarray(value))
+    return call
+
+
+def build_index(backend: CudaBackend, inputs: dict[str, Any]) -> None:
+    """An index as a runner has it, so that look-ups find something."""
+    sizes = {name: inputs[name] for name in ("max_ngram_size", "min_ngram_size")}
+    backend.ngram_index_reset(inputs["index"], cupy.ones(len(inputs["index"]), cupy.bool_))
+    backend.ngram_index_update(inputs["index"], *(inputs[name] for name in HISTORY), **sizes)
+
+
+def main(ops: list[str]) -> None:
+    """Run."""
+    cupy.cuda.set_allocator(None)
+    backend = CudaBackend(Options())
+    launches = 0
+    for op in ops or list(backend.capabilities):
+        for inputs in inputs_of(op, backend):
+            call = on_device(op, inputs)
+            plan = backend.bind(op, **call)
+            if "index" in call and "max_ngram_size" in call and "draft_tokens" in call:
+                plan()  # with whatever the index holds, then with a good one
+                build_index(backend, call)
+            plan()
+            cupy.cuda.Device().synchronize()
+            launches += 1
+    print(f"{launches} calls of {len(ops or backend.capabilities)} ops")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
