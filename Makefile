@@ -7,6 +7,8 @@ PYTEST_ARGS ?=
 # supported take several times as long: make setup CUDA_ARCHS=
 CUDA_ARCHS ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .),90)
 
+CMAKE := -C cmake.define.SPECDEC_CUDA_ARCHS=$(CUDA_ARCHS) -C cmake.define.SPECDEC_CUDA_HOST=ON
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := CMakeLists.txt $(shell find kernels_* -type f -not -name '*.md' 2>/dev/null)
@@ -75,10 +77,10 @@ $(VENV)/.build-tools: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/.build-tools
 	@echo "Building and installing specdec-hal with Paddle into $(VENV) (a few minutes the first time)"
-	@$(PIP) install --no-build-isolation -C cmake.define.SPECDEC_CUDA_ARCHS=$(CUDA_ARCHS) --editable ".[paddle,models,test]"
+	@$(PIP) install --no-build-isolation $(CMAKE) --editable ".[paddle,models,test]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
 	@echo "Installing ruff and mypy into $(VENV)"
-	@$(PIP) install --no-build-isolation -C cmake.define.SPECDEC_CUDA_ARCHS=$(CUDA_ARCHS) --editable ".[dev]"
+	@$(PIP) install --no-build-isolation $(CMAKE) --editable ".[dev]"
 	@touch $@

@@ -27,7 +27,12 @@ using tvm::ffi::Function;
 // Kernels get plain addresses.
 class TargetOperands : public Operands {
  public:
-  explicit TargetOperands(const char* op) : Operands(op, kDLCUDA), op_(op) {}
+#if defined(SPECDEC_HOST_ARCH)  // kernels on the host, for tests
+  static constexpr DLDeviceType kDevice = kDLCPU;
+#else
+  static constexpr DLDeviceType kDevice = kDLCUDA;
+#endif
+  explicit TargetOperands(const char* op) : Operands(op, kDevice), op_(op) {}
 
   // T is void or const void, char or const char.
   template <typename T>

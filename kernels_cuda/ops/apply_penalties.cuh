@@ -58,7 +58,7 @@ __device__ __forceinline__ void forbid(PenaltyLogits<L>& logits, const int64_t* 
 template <class L>
 __global__ void __launch_bounds__(kPenaltyThreads, 1)
     apply_penalties_kernel(PenaltyTensors t, typename L::Bits* logits, int64_t window_size) {
-  extern __shared__ int32_t tallies[];
+  int32_t* const tallies = ptx::dynamic_shared<int32_t>();
   wait_for_previous();
   const int64_t first = blockIdx.x, b = t.slot_of_row[first];
   if (b < 0 || b >= t.slots || (first > 0 && t.slot_of_row[first - 1] == b)) return;

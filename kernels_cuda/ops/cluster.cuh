@@ -1,7 +1,11 @@
 // Thread block clusters, and their stand-in before generation 9, where a block is alone.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
+
+#include "ptx.cuh"
 
 namespace specdec::cuda {
 
@@ -13,27 +17,21 @@ struct Cluster {
   // Its number in the grid.
   __device__ __forceinline__ static int64_t index() {
 #if __CUDA_ARCH__ >= 900
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(x));
-    return x;
+    return ptx::cluster_index();
 #else
     return blockIdx.x;
 #endif
   }
   __device__ __forceinline__ static int rank() {
 #if __CUDA_ARCH__ >= 900
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
-    return static_cast<int>(x);
+    return static_cast<int>(ptx::cluster_rank());
 #else
     return 0;
 #endif
   }
   __device__ __forceinline__ static int size() {
 #if __CUDA_ARCH__ >= 900
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(x));
-    return static_cast<int>(x);
+    return static_cast<int>(ptx::cluster_size());
 #else
     return 1;
 #endif
@@ -42,12 +40,12 @@ struct Cluster {
   // which a block does something else. Before the first access to another block's memory, too: it may not have started.
   __device__ __forceinline__ static void arrive() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    ptx::arrive_cluster();
 #endif
   }
   __device__ __forceinline__ static void wait() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    ptx::wait_cluster();
 #else
     __syncthreads();
 #endif
@@ -60,9 +58,7 @@ struct Cluster {
   template <typename T>
   __device__ __forceinline__ static T* of(T* own, int rank) {
 #if __CUDA_ARCH__ >= 900
-    uint64_t address;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(own)), "r"(rank));
-    return reinterpret_cast<T*>(address);
+    return ptx::shared_of(own, static_cast<uint32_t>(rank));
 #else
     (void)rank;
     return own;

@@ -128,17 +128,17 @@ class InPlace {
 struct AdjustRows {
   using Args = PermuteRowsArgs;
 
-  static __device__ __forceinline__ int64_t direct(const Args& a, const SlotRows& slots, int64_t r) {
+  static __device__ __forceinline__ int64_t direct(const Args&, const SlotRows& slots, int64_t r) {
     return slots.slots > 0 && r < slots.of(slots.slots - 1).stop ? r : -1;
   }
-  static __device__ __forceinline__ int64_t search(const Args& a, const SlotRows& slots, const uint32_t* places,
+  static __device__ __forceinline__ int64_t search(const Args&, const SlotRows& slots, const uint32_t* places,
                                                    int64_t r) {
     return slots.row_at(places, r);
   }
 };
 
 struct RecoverRows : AdjustRows {
-  static __device__ __forceinline__ int64_t search(const Args& a, const SlotRows& slots, const uint32_t* places,
+  static __device__ __forceinline__ int64_t search(const Args&, const SlotRows& slots, const uint32_t* places,
                                                    int64_t r) {
     return slots.place_of(places, r);
   }
@@ -200,7 +200,7 @@ struct MoveChunk {
 template <typename Rows, typename Unit, bool kWide>
 __global__ void __launch_bounds__(kMoveThreads, 3)
     move_rows_kernel(const __grid_constant__ typename Rows::Args a, int64_t out_rows) {
-  extern __shared__ uint32_t places[];
+  uint32_t* const places = ptx::dynamic_shared<uint32_t>();
   __shared__ int64_t sources[kWide ? 1 : kMoveChunk];
   wait_for_previous();
   const SlotRows slots(a);

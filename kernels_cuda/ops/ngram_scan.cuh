@@ -192,7 +192,7 @@ template <bool kHybrid, typename Shape>
 __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short_rows_kernel(ProposeArgs a) {
   wait_for_previous();
   let_next_start();
-  __shared__ alignas(16) int64_t tile[2 * Shape::kPairs];
+  alignas(16) __shared__ int64_t tile[2 * Shape::kPairs];
   __shared__ uint32_t best;
   const unsigned rank = Cluster::rank(), ranks = Cluster::size();
   const int64_t b = blockIdx.x / ranks, start = rank * Shape::kPairs;

@@ -48,7 +48,7 @@ __device__ __forceinline__ void write_one(float* out, int64_t size, int64_t one)
 template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
     processed_probs_kernel(SamplingTensors t, const typename L::Bits* logits, float* probs) {
-  extern __shared__ uint4 dynamic[];
+  uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
   const auto out = [&] { return probs + Cluster::index() * t.vocabulary; };

@@ -56,13 +56,6 @@ struct Elements {
   }
 };
 
-// max(a, b), or NaN if one of them is.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-  float m;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
-  return m;
-}
-
 // This block's part of a row.
 template <class L, bool kResident>
 class RowPart {
@@ -137,9 +130,7 @@ class RowPart {
            static_cast<int>(warp_id()) * list_room();
   }
   __device__ int list_room() const {
-    uint32_t bytes;
-    asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-    return (static_cast<int>(bytes) - held_vectors() * 16) / (kRowWarps * 6);
+    return (static_cast<int>(ptx::dynamic_shared_bytes()) - held_vectors() * 16) / (kRowWarps * 6);
   }
   // The place of a vector's first element among those of its warp, and the id at a place of this warp's.
   __device__ int place(int vector) const { return (vector - begin(static_cast<int>(warp_id()))) * kLength; }
@@ -223,13 +214,6 @@ class RowPart {
   int size_, first_id_, count_, warp_share_;
   uint4* held_;
 };
-
-// The lanes below this one.
-__device__ __forceinline__ uint32_t lanes_below() {
-  uint32_t mask;
-  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
-  return mask;
-}
 
 // Maximum over `lanes` neighbouring lanes, a power of two.
 __device__ __forceinline__ int32_t group_max(int32_t key, int lanes) {

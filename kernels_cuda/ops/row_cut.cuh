@@ -133,7 +133,7 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s, In
       if (kCounts && t > kLeastT) counts += 1u << 16;
       const bool inside = t <= in.high && t >= in.low;
       const uint32_t lanes = __ballot_sync(kAllLanes, inside);
-      const int at = listed + __popc(lanes & lanes_below());
+      const int at = listed + __popc(lanes & ptx::lanes_below());
       if (inside && at < room) {
         values[at] = elements.x[j];
         places[at] = static_cast<uint16_t>(place + j);

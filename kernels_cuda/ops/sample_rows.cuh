@@ -29,7 +29,7 @@ __device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s) {
     const bool whole = part.whole(v);
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {
-      top = max_or_nan(top, elements.x[j]);
+      top = ptx::max_or_nan(top, elements.x[j]);
       if (whole) low = fminf(low, elements.x[j]);
     }
   });

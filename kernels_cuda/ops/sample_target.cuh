@@ -8,7 +8,7 @@ namespace specdec::cuda {
 template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
     sample_target_kernel(SamplingTensors t, const typename L::Bits* logits, int64_t* target_tokens) {
-  extern __shared__ uint4 dynamic[];
+  uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
   const int64_t position = t.position[Cluster::index()];

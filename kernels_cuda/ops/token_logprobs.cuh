@@ -29,7 +29,7 @@ template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
     token_logprobs_kernel(LogprobTensors t, const typename L::Bits* logits) {
   using Part = RowPart<L, kResident>;
-  extern __shared__ uint4 dynamic[];
+  uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
   const int64_t a = Cluster::index(), accepted = clamp64(*t.accepted, 0, t.entries);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   part.load([&](int, const Elements<L>& elements) {
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {
-      largest = max_or_nan(largest, elements.x[j]);
+      largest = ptx::max_or_nan(largest, elements.x[j]);
       not_below += elements.x[j] >= chosen ? 1 : 0;
     }
   });

@@ -17,7 +17,7 @@ struct CandidateTensors {
 template <bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(CandidateTensors t) {
   using Part = RowPart<Probability, kResident>;
-  extern __shared__ uint4 dynamic[];
+  uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
   const int64_t r = Cluster::index(), b = t.slot_of_row[r];

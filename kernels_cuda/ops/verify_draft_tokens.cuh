@@ -61,7 +61,7 @@ struct Staged {
 // `kStaged`: the candidates of a slot's rows, which are neighbours, fit in its part of shared memory.
 template <unsigned kLanes, bool kStaged>
 __global__ void verify_by_candidates_kernel(const __grid_constant__ VerifyArgs a) {
-  extern __shared__ int64_t stage[];
+  int64_t* const stage = ptx::dynamic_shared<int64_t>();
   wait_for_previous();
   let_next_start();
   const LaneSlot<kLanes> own(a, team_index<kLanes>());

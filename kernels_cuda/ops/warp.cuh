@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "ptx.cuh"
+
 namespace specdec::cuda {
 
 constexpr unsigned kWarp = 32;
@@ -14,7 +16,7 @@ constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 // kernel, in every thread: `launch` starts kernels early, and later launches rely on it in turn.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  ptx::wait_for_previous_grid();
 #endif
 }
 
@@ -22,7 +24,7 @@ __device__ __forceinline__ void wait_for_previous() {
 // this one.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  ptx::launch_dependent_grid();
 #endif
 }
 

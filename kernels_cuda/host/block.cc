@@ -1,0 +1,231 @@
+#include "block.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace simt {
+namespace {
+
+thread_local Block* current = nullptr;
+
+uint32_t bit(unsigned lane) { return 1u << lane; }
+
+}  // namespace
+
+Block* current_block() { return current; }
+void set_current_block(Block* block) { current = block; }
+
+size_t Chance::below(size_t n) {
+  if (none_) return 0;
+  uint64_t x = state_ += 0x9E3779B97F4A7C15u;  // SplitMix64
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return static_cast<size_t>((x ^ x >> 31) % n);
+}
+
+void ClusterBarrier::see() {
+  if (live == 0 || arrived < live) return;
+  arrived = 0;
+  ++phase;
+  for (Block* const block : blocks) {
+    if (block != nullptr) block->pass_cluster();
+  }
+}
+
+void Block::begin(const Launch& launch, Size place, ClusterBarrier* cluster, Chance* chance,
+                  const std::function<void()>* kernel) {
+  current = this;
+  kernel_ = kernel;
+  cluster_ = cluster;
+  chance_ = chance;
+  shared_.begin(launch.dynamic_bytes, static_cast<uint8_t>(0xA5 + chance->below(256)));
+  const unsigned threads = launch.block.x;
+  fibers_.resize(threads);
+  warps_.assign((threads + kLanes - 1) / kLanes, Warp());
+  ready_.clear();
+  error_.clear();
+  live_ = threads;
+  at_barrier_ = 0;
+  some_ = false;
+  all_ = true;
+  begun_ = true;
+  for (unsigned i = 0; i < threads; ++i) {
+    Fiber& fiber = fibers_[i];
+    fiber.view = {Size(i, 0), place, launch.block, launch.grid, rank_, launch.cluster};
+    fiber.waits = Waits::kNothing;
+    fiber.arrived = false;
+    xpu_sim::rt::prepare(&fiber.context, stacks_[i], Stacks::kBytes, &Block::entry, this);
+    warps_[i / kLanes].live |= bit(i % kLanes);
+    ready_.push_back(&fiber);
+  }
+}
+
+bool Block::go() {
+  bool any = false;
+  while (!ready_.empty() && error_.empty()) {
+    std::swap(ready_.front(), ready_[chance_->below(ready_.size())]);
+    running_ = ready_.front();
+    ready_.pop_front();
+    any = true;
+    xpu_sim::rt::switch_context(&scheduler_, &running_->context);
+  }
+  return any;
+}
+
+void Block::entry(void* block) {
+  xpu_sim::rt::arrived();
+  Block& self = *static_cast<Block*>(block);
+  (*self.kernel_)();
+  self.returned();
+  xpu_sim::rt::abandon_context(&self.scheduler_);
+}
+
+void Block::fail(const std::string& what) {
+  error_ = place(*running_) + ": " + what;
+  xpu_sim::rt::abandon_context(&scheduler_);
+}
+
+void Block::returned() {
+  Fiber& fiber = *running_;
+  fiber.waits = Waits::kOver;
+  --live_;
+  const size_t lane = fiber.view.thread.x % kLanes, first = fiber.view.thread.x - lane;
+  Warp& warp = warps_[first / kLanes];
+  warp.live &= ~bit(static_cast<unsigned>(lane));
+  for (Meeting& meeting : warp.meetings) see(warp, first, meeting);
+  see_block();
+  --cluster_->live;
+  if (fiber.arrived) --cluster_->arrived;
+  cluster_->see();
+}
+
+void Block::wait(Waits what) {
+  running_->waits = what;
+  xpu_sim::rt::switch_context(&running_->context, &scheduler_);
+}
+
+void Block::wake(Fiber& fiber) {
+  if (&fiber != running_) ready_.push_back(&fiber);
+  fiber.waits = Waits::kNothing;
+}
+
+Answer Block::meet_block(bool yes) {
+  some_ |= yes;
+  all_ &= yes;
+  ++at_barrier_;
+  Fiber& own = *running_;
+  own.waits = Waits::kBlock;
+  see_block();
+  if (own.waits == Waits::kBlock) wait(Waits::kBlock);
+  return {(own.answer & 1) != 0, (own.answer & 2) != 0};
+}
+
+void Block::see_block() {
+  if (live_ == 0 || at_barrier_ < live_) return;
+  const uint64_t answer = (some_ ? 1u : 0u) | (all_ ? 2u : 0u);
+  at_barrier_ = 0;
+  some_ = false;
+  all_ = true;
+  for (Fiber& fiber : fibers_) {
+    if (fiber.waits != Waits::kBlock) continue;
+    fiber.answer = answer;
+    wake(fiber);
+  }
+}
+
+uint64_t Block::meet_warp(Kind kind, uint32_t mask, uint64_t value, unsigned from) {
+  Fiber& own = *running_;
+  const unsigned lane = own.view.thread.x % kLanes;
+  const size_t first = own.view.thread.x - lane;
+  if ((mask & bit(lane)) == 0) fail("is not in the mask of the lanes that it wants to meet");
+  Warp& warp = warps_[first / kLanes];
+  Meeting& meeting = warp.meetings[static_cast<size_t>(__builtin_ctz(mask))];
+  if (meeting.arrived == 0) {
+    meeting.kind = kind;
+    meeting.mask = mask;
+  } else if (meeting.kind != kind || meeting.mask != mask) {
+    fail("lanes of a warp meet at different instructions, or with different masks");
+  }
+  meeting.arrived |= bit(lane);
+  meeting.value[lane] = value;
+  meeting.from[lane] = from;
+  own.waits = Waits::kWarp;
+  see(warp, first, meeting);
+  if (own.waits == Waits::kWarp) wait(Waits::kWarp);
+  return own.answer;
+}
+
+void Block::see(Warp& warp, size_t first, Meeting& meeting) {
+  if (meeting.arrived == 0 || meeting.arrived != (meeting.mask & warp.live)) return;
+  const uint32_t came = meeting.arrived;
+  meeting.arrived = 0;
+  uint64_t votes = 0;
+  for (unsigned lane = 0; lane < kLanes; ++lane) {
+    if ((came & bit(lane)) != 0 && meeting.value[lane] != 0) votes |= bit(lane);
+  }
+  for (unsigned lane = 0; lane < kLanes; ++lane) {
+    if ((came & bit(lane)) == 0) continue;
+    Fiber& fiber = fibers_[first + lane];
+    if (meeting.kind == Kind::kVote) {
+      fiber.answer = votes;
+    } else {  // from a lane that did not come, anything
+      const unsigned from = meeting.from[lane];
+      fiber.answer = (came & bit(from)) != 0 ? meeting.value[from] : 0xBAD0BAD0BAD0BAD0u;
+    }
+    wake(fiber);
+  }
+}
+
+void Block::arrive_cluster() {
+  if (running_->arrived) fail("arrives twice at the cluster's barrier");
+  running_->arrived = true;
+  ++cluster_->arrived;
+  cluster_->see();
+}
+
+void Block::wait_cluster() {
+  // `arrived` is taken back when the phase ends.
+  if (running_->arrived) wait(Waits::kCluster);
+}
+
+void Block::pass_cluster() {
+  for (Fiber& fiber : fibers_) {
+    if (fiber.waits == Waits::kOver) continue;
+    fiber.arrived = false;
+    if (fiber.waits == Waits::kCluster) wake(fiber);
+  }
+}
+
+void* Block::shared_of(void* own, unsigned rank) {
+  Block* const other = rank < kMostCluster ? cluster_->blocks[rank] : nullptr;
+  if (other == nullptr) fail("reaches for block " + std::to_string(rank) + " of a cluster that has fewer");
+  if (!other->begun_) fail("reaches for the memory of block " + std::to_string(rank) + " of its cluster, which may not have started");
+  if (other->over()) fail("reaches for the memory of block " + std::to_string(rank) + " of its cluster, which has ended");
+  void* const theirs = shared_.counterpart(own, other->shared_);
+  if (theirs == nullptr) fail("asks for the counterpart of what is not in shared memory");
+  return theirs;
+}
+
+std::string Block::place(const Fiber& fiber) const {
+  return "thread " + std::to_string(fiber.view.thread.x) + " of block " + std::to_string(fiber.view.block.x) +
+         (fiber.view.block.y == 0 ? "" : "," + std::to_string(fiber.view.block.y));
+}
+
+std::string Block::standstill() const {
+  std::string found;
+  const char* const names[] = {"", "for other lanes", "at __syncthreads", "at the cluster's barrier"};
+  for (const Waits kind : {Waits::kWarp, Waits::kBlock, Waits::kCluster}) {
+    unsigned count = 0;
+    const Fiber* first = nullptr;
+    for (const Fiber& fiber : fibers_) {
+      if (fiber.waits != kind) continue;
+      if (count++ == 0) first = &fiber;
+    }
+    if (count == 0) continue;
+    found += (found.empty() ? "" : "; ") + std::to_string(count) + " wait " + names[static_cast<int>(kind)] + " (first: " +
+             place(*first) + ")";
+  }
+  return found;
+}
+
+}  // namespace simt

@@ -1,0 +1,37 @@
+// ops/ptx.cuh on the host.
+#pragma once
+
+#include <cmath>
+
+#include "simt.h"
+
+namespace specdec::cuda::ptx {
+
+// Launches do not overlap.
+inline void wait_for_previous_grid() {}
+inline void launch_dependent_grid() {}
+
+inline uint32_t cluster_index() { return simt::self().block.x / simt::self().cluster_size; }
+inline uint32_t cluster_rank() { return simt::self().rank; }
+inline uint32_t cluster_size() { return simt::self().cluster_size; }
+inline void arrive_cluster() { simt::arrive_cluster(); }
+inline void wait_cluster() { simt::wait_cluster(); }
+template <typename T>
+T* shared_of(T* own, uint32_t rank) {
+  return static_cast<T*>(simt::shared_of(own, rank));
+}
+
+inline uint32_t dynamic_shared_bytes() { return static_cast<uint32_t>(simt::dynamic_shared_bytes()); }
+template <typename T>
+T* dynamic_shared() {
+  return static_cast<T*>(simt::dynamic_shared());
+}
+
+inline uint32_t lanes_below() { return (1u << simt::self().thread.x % 32) - 1; }
+
+inline float max_or_nan(float a, float b) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? a : b;
+  return b > a || (a == b && std::signbit(a)) ? b : a;
+}
+
+}  // namespace specdec::cuda::ptx

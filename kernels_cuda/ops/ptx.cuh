@@ -1,0 +1,73 @@
+// PTX instructions and special registers that CUDA C++ has no other name for. On the host, where tests run the kernels:
+// host/ptx.h.
+#pragma once
+
+#if defined(SPECDEC_HOST_ARCH)
+#include "../host/ptx.h"
+#else
+
+#include <cstdint>
+
+namespace specdec::cuda::ptx {
+
+#if __CUDA_ARCH__ >= 900
+
+// Programmatic dependent launch: what the grid before wrote is seen from here on; the grid behind may start from here on.
+__device__ __forceinline__ void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void launch_dependent_grid() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+__device__ __forceinline__ uint32_t cluster_index() {
+  uint32_t x;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(x));
+  return x;
+}
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t x;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
+  return x;
+}
+__device__ __forceinline__ uint32_t cluster_size() {
+  uint32_t x;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(x));
+  return x;
+}
+__device__ __forceinline__ void arrive_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// The same shared variable of another block of the cluster.
+template <typename T>
+__device__ __forceinline__ T* shared_of(T* own, uint32_t rank) {
+  uint64_t address;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(own)), "r"(rank));
+  return reinterpret_cast<T*>(address);
+}
+
+#endif
+
+__device__ __forceinline__ uint32_t dynamic_shared_bytes() {
+  uint32_t bytes;
+  asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return bytes;
+}
+template <typename T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ uint4 specdec_dynamic_shared[];
+  return reinterpret_cast<T*>(specdec_dynamic_shared);
+}
+
+__device__ __forceinline__ uint32_t lanes_below() {
+  uint32_t mask;
+  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+  return mask;
+}
+
+// The larger one, or NaN if one of them is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float m;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
+
+}  // namespace specdec::cuda::ptx
+
+#endif
