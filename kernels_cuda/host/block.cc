@@ -68,6 +68,7 @@ bool Block::go() {
     ready_.pop_front();
     any = true;
     xpu_sim::rt::switch_context(&scheduler_, &running_->context);
+    running_ = nullptr;
   }
   return any;
 }
@@ -139,12 +140,12 @@ uint64_t Block::meet_warp(Kind kind, uint32_t mask, uint64_t value, unsigned fro
   const size_t first = own.view.thread.x - lane;
   if ((mask & bit(lane)) == 0) fail("is not in the mask of the lanes that it wants to meet");
   Warp& warp = warps_[first / kLanes];
-  Meeting& meeting = warp.meetings[static_cast<size_t>(__builtin_ctz(mask))];
+  Meeting& meeting = meeting_of(warp, mask);
   if (meeting.arrived == 0) {
     meeting.kind = kind;
     meeting.mask = mask;
-  } else if (meeting.kind != kind || meeting.mask != mask) {
-    fail("lanes of a warp meet at different instructions, or with different masks");
+  } else if (meeting.kind != kind) {
+    fail("lanes of a warp meet at different instructions");
   }
   meeting.arrived |= bit(lane);
   meeting.value[lane] = value;
@@ -153,6 +154,16 @@ uint64_t Block::meet_warp(Kind kind, uint32_t mask, uint64_t value, unsigned fro
   see(warp, first, meeting);
   if (own.waits == Waits::kWarp) wait(Waits::kWarp);
   return own.answer;
+}
+
+// The one that lanes of this mask have begun, or else one to begin: every lane is in one at most.
+Block::Meeting& Block::meeting_of(Warp& warp, uint32_t mask) {
+  Meeting* free = nullptr;
+  for (Meeting& meeting : warp.meetings) {
+    if (meeting.arrived != 0 && meeting.mask == mask) return meeting;
+    if (meeting.arrived == 0 && free == nullptr) free = &meeting;
+  }
+  return *free;
 }
 
 void Block::see(Warp& warp, size_t first, Meeting& meeting) {

@@ -85,13 +85,13 @@ class Block {
  private:
   struct Meeting {
     Kind kind;
-    uint32_t mask, arrived = 0;
+    uint32_t mask = 0, arrived = 0;
     uint64_t value[kLanes];
     unsigned from[kLanes];
   };
   struct Warp {
     uint32_t live = 0;
-    std::array<Meeting, kLanes> meetings = {};  // by the lowest lane of the mask
+    std::array<Meeting, kLanes> meetings = {};  // those that have begun, each with a mask of its own, have arrivals
   };
 
   static void entry(void* block);
@@ -99,6 +99,7 @@ class Block {
   void returned();
   void wait(Waits what);
   void wake(Fiber& fiber);
+  static Meeting& meeting_of(Warp& warp, uint32_t mask);
   void see(Warp& warp, size_t first, Meeting& meeting);
   void see_block();
   std::string place(const Fiber& fiber) const;

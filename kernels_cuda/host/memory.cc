@@ -59,6 +59,7 @@ SharedMemory::~SharedMemory() { munmap(arena_, kArena + kPage); }
 void SharedMemory::begin(size_t bytes, uint8_t filler) {
   const Module own = module();
   variables_ = own.variables;
+  variable_bytes_ = own.bytes;
   Block* const block = current_block();
   std::memset(own.variables, filler, own.bytes);
   set_current_block(block);
@@ -69,7 +70,7 @@ void SharedMemory::begin(size_t bytes, uint8_t filler) {
 
 void* SharedMemory::counterpart(const void* own, const SharedMemory& other) const {
   const char* const at = static_cast<const char*>(own);
-  if (at >= variables_ && at < variables_ + module().bytes) return other.variables_ + (at - variables_);
+  if (at >= variables_ && at < variables_ + variable_bytes_) return other.variables_ + (at - variables_);
   if (at >= dynamic_ && at < dynamic_ + bytes_) return other.dynamic_ + (at - dynamic_);
   return nullptr;
 }

@@ -23,6 +23,7 @@ class SharedMemory {
 
  private:
   char* variables_ = nullptr;
+  size_t variable_bytes_ = 0;
   char* arena_;
   char* dynamic_ = nullptr;
   size_t bytes_ = 0;

@@ -1,0 +1,106 @@
+"""The CUDA kernels, compiled for the CPU, give the reference's bits in whatever order their threads run."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specdec_hal.backends.cuda.backend import CudaBackend
+from specdec_hal.conformance import checks
+from specdec_hal.conformance.device import HostDevice
+from specdec_hal.conformance.generated import drawn_cases
+from specdec_hal.conformance.report import FAILED
+from specdec_hal.conformance.subject import Subject
+from specdec_hal.conformance.suite import Settings, Unit, run_unit
+from specdec_hal.conformance.trial import Trial
+from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not
+
+ROOT = Path(__file__).parents[2]
+OPS = tuple(CudaBackend.capabilities)
+needs_library = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
+CASES = 12  # of each kind, for an op and a generation
+
+
+@needs_library
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("op", OPS)
+def test_equal_to_the_reference(op, arch):
+    for group, seed in (("generated", 1), ("hostile", 2)):
+        for number, case in enumerate(drawn_cases(op, group, CASES, arch + seed)):
+            subject = Subject(CudaOnHost(arch, seed=number), HostDevice())
+            trial = Trial(subject, case)
+            for check in (checks.EQUALITY, checks.SENTINELS):
+                wrong = check(trial)
+                assert wrong is None, (case.id, "order", number, check.name, wrong)
+
+
+@needs_library
+@pytest.mark.parametrize("op", OPS)
+def test_every_rule_by_name(op):
+    """Both generations in turn, in changing order."""
+    results = [
+        result
+        for arch in ARCHS
+        for result in run_unit(Subject(CudaOnHost(arch, seed=arch), HostDevice()), Unit(op, "edges"), Settings())
+    ]
+    assert results
+    assert [(result.case, result.check, result.detail) for result in results if result.status == FAILED] == []
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """planted(name, seed): runs a kernel of host/planted.cu."""
+    program = tmp_path_factory.mktemp("planted") / "planted"
+    runtime = [path for path in (ROOT / "kernels_cuda" / "host").glob("*.cc") if path.name != "export.cc"]
+    emulator = ROOT / "kernels_xpu_sim" / "sim" / "src"
+    folders = [ROOT / "kernels_cuda" / "host" / "include", ROOT / "kernels_cuda" / "host", emulator]
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-DSPECDEC_HOST_ARCH=900"]
+    command += [f"-I{folder}" for folder in folders]
+    command += ["-x", "c++", str(ROOT / "tests" / "cuda" / "host" / "planted.cu")]
+    command += [*map(str, runtime), str(emulator / "context.cc"), "-pthread", "-o", str(program)]
+    subprocess.run(command, check=True)
+
+    def run(name: str, seed: int = 0) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(program), name, str(seed)], capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["neighbour", "used_again", "unwritten"])
+def test_what_depends_on_the_order_shows(name, planted):
+    found = {kind: {planted(f"{name}_{kind}", seed).stdout for seed in range(6)} for kind in ("good", "bad")}
+    assert len(found["good"]) == 1 and "" not in found["good"]
+    assert len(found["bad"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("parted", "31 wait for other lanes (first: thread 33 of block 0); 33 wait at __syncthreads (first: thread 0 of"),
+        ("two_instructions", "thread 1 of block 0: lanes of a warp meet at different instructions"),
+        ("not_in_the_mask", "thread 20 of block 0: is not in the mask of the lanes that it wants to meet"),
+        ("too_early", "thread 0 of block 0: reaches for the memory of block 1 of its cluster, which may not have started"),
+        ("too_late", "reaches for the memory of block 3 of its cluster, which has ended"),
+    ],
+)
+def test_what_may_not_be_is_refused(name, message, planted):
+    for seed in range(3):
+        done = planted(f"{name}_good", seed)
+        assert (done.returncode, done.stderr) == (0, "")
+    done = planted(f"{name}_bad")
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def test_dynamic_shared_memory_has_an_end(planted):
+    assert set(planted("beyond_the_end_good").stdout.split()) == {"16"}
+    assert planted("beyond_the_end_bad").returncode == -11  # SIGSEGV
+
+
+def test_functions_of_the_language(planted):
+    for seed in range(4):
+        assert set(planted("functions", seed).stdout.split()) == {"1"}
+    assert planted("rounding").returncode == 0
