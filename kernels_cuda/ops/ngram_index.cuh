@@ -177,7 +177,7 @@ __global__ __launch_bounds__(kUpdateThreads, 1) void ngram_index_update_kernel(I
   wait_for_previous();
   let_next_start();
   __shared__ uint32_t spoilt;  // of the cluster's first block
-  const unsigned rank = Cluster::rank(), ranks = Cluster::blocks();
+  const unsigned rank = Cluster::rank(), ranks = Cluster::size();
   const uint32_t thread = rank * blockDim.x + threadIdx.x, threads = ranks * blockDim.x;
   const int64_t b = blockIdx.x / ranks;
   const int32_t enc = a.seq_lens_encoder[b], dec = a.seq_lens_decoder[b];

@@ -89,7 +89,7 @@ __device__ __forceinline__ void look_at(const NgramSizes& sizes, Text& text, int
   if (rank <= known) return;
   atomicMax(best, rank);
   if (tell && size == sizes.most) {
-    for (unsigned k = 0; k < Cluster::blocks(); ++k) atomicMax(Cluster::of(best, k), rank);
+    for (int k = 0; k < Cluster::size(); ++k) atomicMax(Cluster::of(best, k), rank);
   }
 }
 
@@ -119,7 +119,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_scan_
   wait_for_previous();
   let_next_start();
   __shared__ uint32_t best;  // what the cluster told this block of
-  const unsigned rank = Cluster::rank(), ranks = Cluster::blocks();
+  const unsigned rank = Cluster::rank(), ranks = Cluster::size();
   const int64_t b = blockIdx.x / ranks;
   ProposeSlot slot;
   // The same in all blocks of the cluster.
@@ -194,7 +194,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short
   let_next_start();
   __shared__ alignas(16) int64_t tile[2 * Shape::kPairs];
   __shared__ uint32_t best;
-  const unsigned rank = Cluster::rank(), ranks = Cluster::blocks();
+  const unsigned rank = Cluster::rank(), ranks = Cluster::size();
   const int64_t b = blockIdx.x / ranks, start = rank * Shape::kPairs;
   TokenPairs pairs(a.token_ids_all + b * a.row_width, a.row_width);
   Volley<Shape::kLoads> volley;

@@ -5,6 +5,7 @@
 // of those, and a lane of the warp every 32nd.
 #pragma once
 
+#include "cluster.cuh"
 #include "specdec/row_floats.h"
 #include "warp.cuh"
 
@@ -12,71 +13,7 @@ namespace specdec::cuda {
 
 constexpr int kRowThreads = 320;  // two blocks on a processor, with 96 registers a thread
 constexpr int kRowWarps = kRowThreads / 32;
-constexpr int kMostBlocks = 8;                     // of a cluster; a power of two, as all numbers of blocks
-constexpr int kRowGroups = kMostBlocks * kRowWarps;  // groups of lanes of a row, however many blocks it has
-
-// The blocks that share a row. Before generation 9 there is only one. What they are is asked anew every time, which is
-// cheaper than a register through all passes.
-struct Cluster {
-  // The row's number.
-  __device__ __forceinline__ static int64_t index() {
-#if __CUDA_ARCH__ >= 900
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(x));
-    return x;
-#else
-    return blockIdx.x;
-#endif
-  }
-  __device__ __forceinline__ static int rank() {
-#if __CUDA_ARCH__ >= 900
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
-    return static_cast<int>(x);
-#else
-    return 0;
-#endif
-  }
-  __device__ __forceinline__ static int size() {
-#if __CUDA_ARCH__ >= 900
-    uint32_t x;
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(x));
-    return static_cast<int>(x);
-#else
-    return 1;
-#endif
-  }
-  // What all threads stored before in any block's shared memory is seen by all after. `sync` in two halves, between
-  // which a block does something else.
-  __device__ __forceinline__ static void arrive() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-  }
-  __device__ __forceinline__ static void wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-    __syncthreads();
-#endif
-  }
-  __device__ __forceinline__ static void sync() {
-    arrive();
-    wait();
-  }
-  // A block's copy of a shared variable.
-  template <typename T>
-  __device__ __forceinline__ static T* of(T* own, int rank) {
-#if __CUDA_ARCH__ >= 900
-    uint64_t address;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(own)), "r"(rank));
-    return reinterpret_cast<T*>(address);
-#else
-    (void)rank;
-    return own;
-#endif
-  }
-};
+constexpr int kRowGroups = kMostCluster * kRowWarps;  // groups of lanes of a row, however many blocks it has
 
 // -inf as it stands in memory: what fills vectors beyond the ends of a row.
 template <class L>

@@ -48,7 +48,7 @@ struct RowSearch {
 struct RowBoard {
   // Group maxima of the whole row, and a low value of each block.
   int32_t group_key[kRowGroups];
-  float block_low[kMostBlocks];
+  float block_low[kMostCluster];
   int32_t staged_key[kRowGroups];
   int32_t thread_key[kRowThreads];  // the largest of each thread's elements
   float staged_low[kRowWarps];
@@ -100,7 +100,7 @@ __device__ __forceinline__ void clear_board(RowBoard& s) {
 // meeting: it waits for a barrier at which all have arrived.
 __device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key, float own_low) {
   const int blocks = Cluster::size(), rank = Cluster::rank(), tid = static_cast<int>(threadIdx.x);
-  const int lanes = 32 / (kMostBlocks / blocks), groups = kRowGroups / blocks;
+  const int lanes = 32 / (kMostCluster / blocks), groups = kRowGroups / blocks;
   s.thread_key[tid] = own_key;
   const int32_t key = group_max(own_key, lanes);
   if (tid % lanes == 0) s.staged_key[tid / lanes] = key;

@@ -59,7 +59,7 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
   const int blocks = Cluster::size();
   uint32_t count = 0;
 #pragma unroll
-  for (int r = 0; r < kMostBlocks; ++r) count += r < blocks ? Cluster::of(&s.cells[0], r)->sampled[tid] : 0u;
+  for (int r = 0; r < kMostCluster; ++r) count += r < blocks ? Cluster::of(&s.cells[0], r)->sampled[tid] : 0u;
   const float weight = goal == Goal::kCount        ? 1.0f
                        : tid < kSampledCells - 1 ? exp2f((static_cast<float>(tid) + 0.5f) / scale)
                                                  : 0.0f;

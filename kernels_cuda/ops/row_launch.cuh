@@ -66,7 +66,7 @@ inline RowShape row_shape(const RowDevice& device, int64_t rows, int64_t size, i
   constexpr int64_t kLeastShare = 8 * 1024, kLists = 16 * 1024;
   const int64_t bytes = size * element_bytes;
   unsigned blocks = 1;
-  while (device.generation >= 9 && blocks < kMostBlocks && rows * blocks <= device.processors &&
+  while (device.generation >= 9 && blocks < kMostCluster && rows * blocks <= device.processors &&
          bytes > kLeastShare * blocks) {
     blocks *= 2;
   }

@@ -48,7 +48,7 @@ __device__ __forceinline__ void merge_cells(RowBoard& s, Cells& own) {
   for (int bucket = static_cast<int>(threadIdx.x) / 4; bucket < kBuckets; bucket += kRowThreads / 4) {
     uint64_t sum = 0;
 #pragma unroll
-    for (int r = 0; r < kMostBlocks; ++r) sum += r < blocks ? Cluster::of(&own, r)->word[word][bucket] : 0u;
+    for (int r = 0; r < kMostCluster; ++r) sum += r < blocks ? Cluster::of(&own, r)->word[word][bucket] : 0u;
     uint64_t mass = word == 0 ? 0 : sum << (14 * (word - 1));
 #pragma unroll
     for (int d = 1; d < 4; d *= 2) mass += __shfl_xor_sync(kAllLanes, mass, d);

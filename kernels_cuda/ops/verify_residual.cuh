@@ -199,7 +199,7 @@ __device__ inline uint64_t best_of(const ResidualRow& row, int64_t low, int64_t 
 
 // Draws a token; returned by one thread of the cluster, the others get -1. All threads of the cluster.
 __device__ inline int64_t draw_residual(const ResidualRow& row, uint64_t random, ResidualShared& shared) {
-  const unsigned rank = Cluster::rank(), blocks = Cluster::blocks();
+  const unsigned rank = Cluster::rank(), blocks = Cluster::size();
   const int low = row.chunks * static_cast<int>(rank) / static_cast<int>(blocks);
   const int high = row.chunks * static_cast<int>(rank + 1) / static_cast<int>(blocks);
   if (row.q == nullptr) {
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kResidualThreads, 2) verify_by_probs_kernel(co
   __shared__ ResidualTask task;
   wait_for_previous();
   let_next_start();
-  const unsigned blocks = Cluster::blocks();
+  const unsigned blocks = Cluster::size();
   const int64_t b = blockIdx.x / blocks;
   if (b >= a.slots_in_use) return clear_slots(a, int64_t{blockIdx.x} - a.slots_in_use * blocks);
 
