@@ -5,22 +5,9 @@
 
 #include "launch.cuh"
 #include "row_board.cuh"
-#include "specdec_ops/sampling.h"
+#include "specdec_ops/row_tensors.h"
 
 namespace specdec::cuda {
-
-// body(Float32{} | Float16{} | BFloat16{})
-template <typename Body>
-void with_logit_type(LogitType type, Body body) {
-  switch (type) {
-    case LogitType::kFloat32:
-      return body(Float32{});
-    case LogitType::kFloat16:
-      return body(Float16{});
-    case LogitType::kBfloat16:
-      return body(BFloat16{});
-  }
-}
 
 // Of the current device.
 struct RowDevice {
