@@ -4,10 +4,13 @@
 #include <type_traits>
 
 #include "launch.cuh"
+#include "ops.h"
 #include "row_board.cuh"
 #include "specdec_ops/row_tensors.h"
 
 namespace specdec::cuda {
+
+static_assert(kMostVocabulary <= 1 << 18, "a block's Cells have 32 bits, packed counts 20, places in a warp's list 16");
 
 // Of the current device.
 struct RowDevice {
