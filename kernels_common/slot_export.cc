@@ -178,7 +178,8 @@ void verify_draft_tokens(TensorView draft_tokens, Optional<TensorView> target_to
           uint32_t best = 0;
           for (int64_t i = 0; i < slot.drafts; ++i) best |= uint32_t{list(i).best_is(slot_drafts[i])} << i;
           const auto vote = [&](int64_t i, LaneVotes* votes) {
-            const bool window = list(i).second_is(slot_drafts[i]) && window_follows(best, i, verify_window, slot.drafts);
+            const bool window =
+                list(i).second_is(slot_drafts[i]) && window_follows(best, i, verify_window, slot.drafts);
             votes->alone |= uint32_t{list(i).contain(slot_drafts[i])} << i;
             votes->window |= uint32_t{window} << i;
           };

@@ -1,7 +1,8 @@
 """Tensors on a device, in the framework that already holds memory there: what a runner's state is made of.
 
 Host backends work on NumPy arrays. On a GPU, tensors come from the model's framework (PyTorch, Paddle or CuPy), so that
-there is one allocator and one current stream. Nothing here knows an op.
+there is one allocator and one current stream. Nothing here knows an op. The conformance suite has tensors of its own,
+with margins around them: :mod:`specdec_hal.conformance.guarded`.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from specdec_hal.ops.spec import Role
 
 CASES = 30  # of each kind
 WIDE = {"M": 3, "S": 3, "V": 3001, "L": 700}
+WIDEST = {"M": 1, "S": 2, "V": 1 << 18, "L": 700}  # clusters of 8, and rows that do not fit in shared memory
 HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
 
 
@@ -32,6 +33,8 @@ def inputs_of(op: str, backend: CudaBackend) -> Iterator[dict[str, Any]]:
         for options in cases(op, CASES):
             yield make(op, workspace=backend.workspace, **options)
         yield make(op, CASES, workspace=backend.workspace, **WIDE)
+    if "V" in backend.capabilities[op].limits:
+        yield generate(op, CASES, workspace=backend.workspace, **WIDEST)
 
 
 def on_device(op: str, inputs: dict[str, Any]) -> dict[str, Any]:

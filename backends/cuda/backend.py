@@ -113,7 +113,9 @@ class CudaBackend(IndexBackend):
 def _check_alignment(call: Call) -> None:
     index = call.tensors.get("index")
     info = None if index is None else describe(index)
-    if info is not None and info.address % INDEX_ALIGNMENT:
+    if info is None:
+        return
+    if info.address % INDEX_ALIGNMENT:
         raise ArgumentError(
             op=call.op.name,
             backend="cuda",
@@ -121,6 +123,15 @@ def _check_alignment(call: Call) -> None:
             expected=f"memory on a multiple of {INDEX_ALIGNMENT} bytes",
             got=f"an address {info.address % INDEX_ALIGNMENT} bytes behind one",
             cure="allocate it by itself, not as a part of something",
+        )
+    if info.shape[-1] % INDEX_ALIGNMENT:
+        raise ArgumentError(
+            op=call.op.name,
+            backend="cuda",
+            argument="index",
+            expected=f"rows of a multiple of {INDEX_ALIGNMENT} bytes",
+            got=f"rows of {info.shape[-1]}",
+            cure="allocate what backend.workspace('ngram_match', ...) says",
         )
 
 

@@ -19,7 +19,8 @@ T* logit_rows(TargetOperands& op, const TensorView& logits, LogitRows* size) {
 }  // namespace
 
 Function sample_target(TensorView logits, TensorView row_temperature, TensorView row_top_p, TensorView row_top_k,
-                       TensorView row_min_p, TensorView row_seed, TensorView position, TensorView target_tokens SPECDEC_OPTIONS) {
+                       TensorView row_min_p, TensorView row_seed, TensorView position,
+                       TensorView target_tokens SPECDEC_OPTIONS) {
   TargetOperands op("sample_target");
   SampleTargetArgs a;
   a.logits = logit_rows<const void>(op, logits, &a.size);
@@ -52,7 +53,8 @@ Function processed_probs(TensorView logits, TensorView row_temperature, TensorVi
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(processed_probs, specdec::ffi::processed_probs)
 
 Function top_p_candidates(TensorView probs, TensorView top_p, TensorView batch_id_per_token_output,
-                          TensorView candidate_scores, TensorView candidate_ids, TensorView candidate_lens SPECDEC_OPTIONS) {
+                          TensorView candidate_scores, TensorView candidate_ids,
+                          TensorView candidate_lens SPECDEC_OPTIONS) {
   TargetOperands op("top_p_candidates");
   TopPCandidatesArgs a;
   a.rows = op.extent(probs, 0);

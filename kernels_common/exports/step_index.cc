@@ -7,7 +7,8 @@ namespace {
 Function prepare_inputs(TensorView input_ids, TensorView draft_tokens, TensorView seq_lens_this_time,
                         TensorView seq_lens_encoder, TensorView seq_lens_decoder, TensorView ids_remove_padding,
                         TensorView batch_id_per_token, TensorView cu_seqlens_q, TensorView cu_seqlens_k,
-                        TensorView cu_seqlens_q_output, TensorView batch_id_per_token_output, TensorView num_tokens SPECDEC_OPTIONS) {
+                        TensorView cu_seqlens_q_output, TensorView batch_id_per_token_output,
+                        TensorView num_tokens SPECDEC_OPTIONS) {
   TargetOperands op("prepare_inputs");
   PrepareInputsArgs a;
   const int64_t m = op.extent(draft_tokens, 0);
@@ -74,7 +75,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(recover_batch, recover_batch)
 
 Function gather_next_token(TensorView x, TensorView cu_seqlens_q, TensorView cu_seqlens_q_output,
                            TensorView batch_id_per_token_output, TensorView seq_lens_this_time,
-                           TensorView seq_lens_encoder, TensorView out, int64_t is_speculative, int64_t token_order SPECDEC_OPTIONS) {
+                           TensorView seq_lens_encoder, TensorView out, int64_t is_speculative,
+                           int64_t token_order SPECDEC_OPTIONS) {
   TargetOperands op("gather_next_token");
   GatherNextTokenArgs a;
   a.slots = op.extent(seq_lens_this_time, 0);

@@ -2,19 +2,12 @@
 #pragma once
 
 #include "specdec/penalty.h"
+#include "specdec_ops/row_tensors.h"
 #include "warp.cuh"
 
 namespace specdec::cuda {
 
 constexpr int kPenaltyThreads = 512;
-
-struct PenaltyTensors {
-  const int64_t *token_ids_all, *prompt_lens, *step_idx, *draft_tokens;
-  const int32_t *cu_seqlens_q_output, *slot_of_row;
-  const float *repetition, *frequency, *presence;
-  const int64_t *bad_tokens, *end_tokens, *min_dec_len;
-  int64_t rows, vocabulary, row_width, draft_width, slots, bad_count, end_count;
-};
 
 // The tallies of a window, in shared memory.
 struct TallyTable {

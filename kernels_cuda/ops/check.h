@@ -15,9 +15,12 @@ struct CudaError : std::runtime_error {
   cudaError_t code;
 };
 
-// Throws CudaError with what the CUDA runtime says, if that is an error.
+// Throws CudaError with what the CUDA runtime says, if that is an error. The runtime forgets it, so that nobody hears
+// of it a second time; a broken context goes on failing.
 inline void check(const char* what, cudaError_t status) {
-  if (status != cudaSuccess) throw CudaError(what, status);
+  if (status == cudaSuccess) return;
+  cudaGetLastError();
+  throw CudaError(what, status);
 }
 
 // For launches with <<<>>>, directly behind them.

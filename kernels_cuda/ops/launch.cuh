@@ -32,7 +32,7 @@ struct LaunchShape {
 };
 
 // Launches `kernel`, which starts while the launch before it in the stream still runs (programmatic dependent launch,
-// where the device can): its first statement must be `wait_for_previous()` of warp.cuh, in all threads.
+// where the device can): it must call `wait_for_previous()` of warp.cuh before it touches what earlier launches wrote.
 template <typename... P, typename... A>
 void launch(const char* op, cudaStream_t stream, const LaunchShape& shape, void (*kernel)(P...), const A&... args) {
   cudaLaunchAttribute attributes[2] = {};

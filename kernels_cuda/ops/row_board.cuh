@@ -71,7 +71,7 @@ struct RowBoard {
   float copy_value[kShort];
   int32_t copy_id[kShort];
   uint64_t copy_mass[kShort];
-  Cut cut;
+  Cut cut, drawn_cut;  // what is kept; the same as the warp of the drawn token knows it
   Weight kept;
   uint64_t row_mass, kept_total;
 

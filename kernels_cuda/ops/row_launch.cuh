@@ -4,23 +4,13 @@
 #include <type_traits>
 
 #include "launch.cuh"
+#include "ops.h"
 #include "row_board.cuh"
-#include "specdec_ops/sampling.h"
+#include "specdec_ops/row_tensors.h"
 
 namespace specdec::cuda {
 
-// body(Float32{} | Float16{} | BFloat16{})
-template <typename Body>
-void with_logit_type(LogitType type, Body body) {
-  switch (type) {
-    case LogitType::kFloat32:
-      return body(Float32{});
-    case LogitType::kFloat16:
-      return body(Float16{});
-    case LogitType::kBfloat16:
-      return body(BFloat16{});
-  }
-}
+static_assert(kMostVocabulary <= 1 << 18, "a block's Cells have 32 bits, packed counts 20, places in a warp's list 16");
 
 // Of the current device.
 struct RowDevice {

@@ -90,12 +90,12 @@ __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMas
   if (lane == 0 && point >= sums.before && point - sums.before < own) {
     s.drawn_warp = static_cast<int>(warp_id());
     s.drawn_point = point - sums.before;
-    s.cut = kept.cut;
+    s.drawn_cut = kept.cut;
   }
   __syncthreads();
   const int warp = s.drawn_warp;
   if (warp < 0) return -1;
-  kept.cut = s.cut;  // of equal elements a warp knows its own
+  kept.cut = s.drawn_cut;  // of equal elements a warp knows its own
   // The block shares that warp's vectors, a stretch of them each; the thread whose stretch it is gives one to each
   // lane.
   const AnySoftmax masses{kept.softmax};

@@ -2,16 +2,9 @@
 #pragma once
 
 #include "row_cut.cuh"
+#include "specdec_ops/row_tensors.h"
 
 namespace specdec::cuda {
-
-struct SamplingTensors {
-  const float *temperature, *top_p, *min_p;
-  const int32_t* top_k;
-  const int64_t* seed;  // null: not used
-  const int64_t* position;
-  int64_t rows, vocabulary;
-};
 
 // Puts the row's parameters into s.params and, if there are seeds, its random word into s.random; in all threads' sight
 // after the next barrier.

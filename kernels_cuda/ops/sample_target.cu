@@ -14,14 +14,11 @@ struct Kernels {
 }  // namespace
 
 void sample_target(const SampleTargetArgs& a, cudaStream_t stream) {
-  const int64_t rows = a.size.rows, vocabulary = a.size.vocabulary;
-  if (rows == 0) return;
-  const SamplingTensors params = {a.row_temperature, a.row_top_p, a.row_min_p, a.row_top_k,
-                                  a.row_seed,        a.position,  rows,        vocabulary};
+  if (a.size.rows == 0) return;
   with_logit_type(a.size.type, [&](auto type) {
     using L = decltype(type);
-    launch_rows<Kernels<L>>("sample_target", stream, rows, vocabulary, sizeof(typename L::Bits), params,
-                            static_cast<const typename L::Bits*>(a.logits), a.target_tokens);
+    launch_rows<Kernels<L>>("sample_target", stream, a.size.rows, a.size.vocabulary, sizeof(typename L::Bits),
+                            tensors_of(a), static_cast<const typename L::Bits*>(a.logits), a.target_tokens);
   });
 }
 

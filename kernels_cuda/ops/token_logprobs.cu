@@ -15,13 +15,10 @@ struct Kernels {
 
 void token_logprobs(const TokenLogprobsArgs& a, cudaStream_t stream) {
   if (a.entries == 0) return;
-  const LogprobTensors tensors = {a.rows,      a.token_ids,       a.cu_batch_token_offset + a.slots,
-                                  a.ids,       a.logprobs,        a.ranks,
-                                  a.size.rows, a.size.vocabulary, a.entries, a.width};
   with_logit_type(a.size.type, [&](auto type) {
     using L = decltype(type);
-    launch_rows<Kernels<L>>("token_logprobs", stream, a.entries, a.size.vocabulary, sizeof(typename L::Bits), tensors,
-                            static_cast<const typename L::Bits*>(a.logits));
+    launch_rows<Kernels<L>>("token_logprobs", stream, a.entries, a.size.vocabulary, sizeof(typename L::Bits),
+                            tensors_of(a), static_cast<const typename L::Bits*>(a.logits));
   });
 }
 

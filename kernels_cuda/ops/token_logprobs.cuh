@@ -3,18 +3,9 @@
 
 #include "row_list.cuh"
 #include "row_masses.cuh"
+#include "specdec_ops/row_tensors.h"
 
 namespace specdec::cuda {
-
-struct LogprobTensors {
-  const int32_t* rows;
-  const int64_t* token_ids;
-  const int32_t* accepted;  // the last offset
-  int64_t* ids;
-  float* logprobs;
-  int64_t* ranks;
-  int64_t row_count, vocabulary, entries, width;
-};
 
 // Fills an entry that has nothing to list; by one block.
 __device__ __forceinline__ void fill_entry(const LogprobTensors& t, int64_t a, int64_t first_id, float logprob) {

@@ -14,10 +14,7 @@ struct Kernels {
 
 void top_p_candidates(const TopPCandidatesArgs& a, cudaStream_t stream) {
   if (a.rows == 0) return;
-  const CandidateTensors tensors = {a.probs,         a.top_p,          a.batch_id_per_token_output, a.candidate_scores,
-                                    a.candidate_ids, a.candidate_lens, a.rows,                      a.vocabulary,
-                                    a.slots,         a.candidates};
-  launch_rows<Kernels>("top_p_candidates", stream, a.rows, a.vocabulary, sizeof(float), tensors);
+  launch_rows<Kernels>("top_p_candidates", stream, a.rows, a.vocabulary, sizeof(float), tensors_of(a));
 }
 
 }  // namespace specdec::cuda

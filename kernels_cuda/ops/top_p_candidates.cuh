@@ -2,17 +2,9 @@
 #pragma once
 
 #include "row_list.cuh"
+#include "specdec_ops/row_tensors.h"
 
 namespace specdec::cuda {
-
-struct CandidateTensors {
-  const float *probs, *top_p;
-  const int32_t* slot_of_row;
-  float* scores;
-  int64_t* ids;
-  int32_t* lens;
-  int64_t rows, vocabulary, slots, candidates;
-};
 
 template <bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(CandidateTensors t) {

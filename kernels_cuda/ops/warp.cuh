@@ -13,7 +13,8 @@ constexpr unsigned kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 // Waits until the launches before this one in the stream are complete, with all they wrote. The first statement of a
-// kernel, in every thread: `launch` starts kernels early, and later launches rely on it in turn.
+// kernel, in every thread: `launch` starts kernels early, and later launches rely on it in turn. (The second launch of
+// the n-gram ops first reads what the first one leaves alone; that one has waited for those before it.)
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   ptx::wait_for_previous_grid();

@@ -4,16 +4,9 @@
 #include "row_tiles.h"
 
 #include "specdec/row_sample.h"
+#include "specdec_ops/row_tensors.h"
 
 namespace specdec {
-
-struct SamplingTensors {
-  const float *temperature, *top_p, *min_p;
-  const int32_t* top_k;
-  const int64_t* seed;  // null: not used
-  const int64_t* position;
-  int64_t rows, vocabulary;
-};
 
 // A row's parameters in SM. Core 0 fetches them while all look for the row's largest logit; the next sync publishes
 // them.

@@ -101,7 +101,8 @@ struct GmTile {
   }
 };
 
-// `count` cells become `value`. Apart from its callers, whose frame its tile would make larger all the time; so gm_copy.
+// `count` cells become `value`. Apart from its callers, whose frame its tile would make larger all the time; so
+// gm_copy.
 template <typename T>
 SPECDEC_APART void gm_fill(T* gm, int64_t count, T value) {
   constexpr int64_t kTile = 1024 / sizeof(T);

@@ -19,6 +19,7 @@ struct LaunchOptions {
 
 constexpr int64_t kDeviceClusters = 12;
 constexpr int64_t kClusterCores = 64;
+constexpr int64_t kRowShare = 1024;  // elements of a row that are worth a core: a tile
 
 // At least one, at most `most`; `fixed` if that is positive.
 inline int launch_extent(int fixed, int64_t useful, int64_t most) {

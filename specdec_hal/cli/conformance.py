@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Run the suite and print the report."""
-    from specdec_hal.conformance.device import check_device
+    from specdec_hal.conformance.guarded import check_device
     from specdec_hal.conformance.options import parse_options
     from specdec_hal.conformance.parallel import Job
     from specdec_hal.conformance.report import Report

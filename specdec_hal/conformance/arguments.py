@@ -12,7 +12,7 @@ import numpy as np
 
 from specdec_hal.conformance.bits import same_bits
 from specdec_hal.conformance.case import Inputs, Workspace
-from specdec_hal.conformance.device import HostDevice
+from specdec_hal.conformance.guarded import GuardedHost
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import get_op
@@ -161,7 +161,7 @@ def _instead(value: Any, given: Any) -> Any:
 
 def malformed(op: str, subject: Subject) -> list[Malformed]:
     """Every way that is tried for an op."""
-    return [*_of_tensors(op, isinstance(subject.device, HostDevice)), *_of_attributes(op)]
+    return [*_of_tensors(op, isinstance(subject.device, GuardedHost)), *_of_attributes(op)]
 
 
 def not_claimed(op: str, subject: Subject, how: Malformed) -> str | None:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from specdec_hal.conformance import lookups
 from specdec_hal.conformance.bits import difference, same_bits
 from specdec_hal.conformance.case import Inputs
-from specdec_hal.conformance.device import HostDevice
 from specdec_hal.conformance.expectations import unmet
 from specdec_hal.conformance.fences import FencedDevice
+from specdec_hal.conformance.guarded import GuardedHost
 from specdec_hal.conformance.relayout import Relayout, slots_in_use
 from specdec_hal.conformance.subject import CallFailed, Subject, reference_outputs
 from specdec_hal.conformance.trial import Trial, repoisoned
@@ -236,7 +236,7 @@ INDEPENDENCE = Check("independence", independence, ("independent",), _by_itself)
 COLUMNS = Check("columns", columns, ("column",))
 INDEX = Check("index", index_contents, applies=lambda trial: trial.op in lookups.INDEX_OPS)
 BOUNDED = Check("bounded", bounded, ("any-value",), lambda trial: trial.op == "verify_draft_tokens")
-FENCES = Check("fences", fences, ("inside", "any-value"), lambda trial: isinstance(trial.subject.device, HostDevice))
+FENCES = Check("fences", fences, ("inside", "any-value"), lambda trial: isinstance(trial.subject.device, GuardedHost))
 
 CHECKS = {
     check.name: check

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from specdec_hal import registry
-from specdec_hal.conformance.device import device_for
+from specdec_hal.conformance.guarded import device_for
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.suite import Settings, Unit, run_unit
 

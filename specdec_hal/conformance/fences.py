@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.conformance.device import MARGIN, SENTINEL, HostDevice, Placed
+from specdec_hal.conformance.guarded import MARGIN, SENTINEL, GuardedHost, Placed
 
 Array = NDArray[Any]
 
@@ -20,7 +20,7 @@ PAGE = mmap.PAGESIZE
 _NO_ACCESS = 0  # PROT_NONE
 
 
-class FencedDevice(HostDevice):
+class FencedDevice(GuardedHost):
     """Host memory with pages without access around each tensor, which ends (with `at_start`: begins) at one."""
 
     def __init__(self, *, at_start: bool = False) -> None:

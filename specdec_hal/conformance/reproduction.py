@@ -14,7 +14,7 @@ import numpy as np
 from specdec_hal import registry
 from specdec_hal.conformance.case import Case, Inputs
 from specdec_hal.conformance.checks import CHECKS
-from specdec_hal.conformance.device import device_for
+from specdec_hal.conformance.guarded import device_for
 from specdec_hal.conformance.report import versions
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.trial import Trial

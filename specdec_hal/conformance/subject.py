@@ -14,7 +14,7 @@ from specdec_hal.backend import Backend, BoundOp
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.conformance.bits import same_bits
 from specdec_hal.conformance.case import Inputs
-from specdec_hal.conformance.device import Device, Placed, device_for
+from specdec_hal.conformance.guarded import GuardedDevice, Placed, device_for
 from specdec_hal.errors import SpecDecError
 from specdec_hal.ops import get_op
 from specdec_hal.ops.spec import Role
@@ -48,7 +48,7 @@ def written(op: str, inputs: Mapping[str, Any]) -> list[str]:
 class Subject:
     """A backend and the device its tensors live on."""
 
-    def __init__(self, backend: Backend, device: Device | None = None) -> None:
+    def __init__(self, backend: Backend, device: GuardedDevice | None = None) -> None:
         self.backend = backend
         self.device = device or device_for(backend)
 

@@ -12,8 +12,8 @@ from specdec_hal.backend import Backend
 from specdec_hal.conformance import arguments, checks, distributions, lookups, traces
 from specdec_hal.conformance.case import Case, mode_of
 from specdec_hal.conformance.checks import Check
-from specdec_hal.conformance.device import HostDevice, device_for
 from specdec_hal.conformance.edges import edge_cases
+from specdec_hal.conformance.guarded import GuardedHost, device_for
 from specdec_hal.conformance.report import FAILED, PASSED, REFUSED, Report, Result
 from specdec_hal.conformance.reproduction import source
 from specdec_hal.conformance.rules import full_id
@@ -206,7 +206,7 @@ def _arguments(subject: Subject, op: str, settings: Settings) -> Iterator[Result
 
 
 def _wide(subject: Subject, op: str, settings: Settings) -> Iterator[Result]:
-    if not isinstance(subject.device, HostDevice):
+    if not isinstance(subject.device, GuardedHost):
         return  # a device's memory has all of its rows
     for case in wide_cases(op):
         name = f"wide:{case.name}"

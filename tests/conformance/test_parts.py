@@ -13,10 +13,10 @@ from specdec_hal.conformance.bits import difference
 from specdec_hal.conformance.building import build
 from specdec_hal.conformance.case import Case
 from specdec_hal.conformance.checks import CHECKS
-from specdec_hal.conformance.device import Device, HostDevice, TorchDevice, device_for
 from specdec_hal.conformance.edges.edge import edge
 from specdec_hal.conformance.expectations import Close, Where, unmet
 from specdec_hal.conformance.fences import FencedDevice
+from specdec_hal.conformance.guarded import GuardedDevice, GuardedHost, GuardedTorch, device_for
 from specdec_hal.conformance.reproduction import source
 from specdec_hal.conformance.shrink import shrink
 from specdec_hal.errors import BackendUnavailableError, ConfigError
@@ -26,15 +26,15 @@ from specdec_hal.ops.spec import parse_rules
 
 
 @pytest.fixture(params=["host", "fenced", "fenced at start", pytest.param("torch", marks=pytest.mark.torch)])
-def device(request: pytest.FixtureRequest) -> Device:
+def device(request: pytest.FixtureRequest) -> GuardedDevice:
     if request.param == "torch":
-        return TorchDevice("cpu")
-    return HostDevice() if request.param == "host" else FencedDevice(at_start="start" in request.param)
+        return GuardedTorch("cpu")
+    return GuardedHost() if request.param == "host" else FencedDevice(at_start="start" in request.param)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool", "float32", "float16", "uint16"])
 @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (1,)])
-def test_tensors_are_guarded(device: Device, dtype: str, shape: tuple[int, ...]) -> None:
+def test_tensors_are_guarded(device: GuardedDevice, dtype: str, shape: tuple[int, ...]) -> None:
     array = (np.arange(np.prod(shape)).reshape(shape) % 2).astype(dtype)
     placed = device.place(array)
     assert difference({"a": placed.value()}, {"a": array}) is None and placed.damage() is None
@@ -44,7 +44,7 @@ def test_tensors_are_guarded(device: Device, dtype: str, shape: tuple[int, ...])
 
 
 def test_damage_is_found_on_both_sides() -> None:
-    placed = HostDevice().place(np.zeros(4, np.int32))
+    placed = GuardedHost().place(np.zeros(4, np.int32))
     buffer = placed.read()
     buffer[len(buffer) - 256] = 1
     assert placed.damage() == "1 bytes written behind its end, the nearest 1 byte(s) away"
@@ -54,7 +54,7 @@ def test_damage_is_found_on_both_sides() -> None:
 
 def test_devices_of_another_kind() -> None:
     backend = registry.get_backend("reference")
-    assert isinstance(device_for(backend), HostDevice)
+    assert isinstance(device_for(backend), GuardedHost)
     with pytest.raises(BackendUnavailableError, match="works on cpu, not on 'cuda:1'; leave the device out"):
         device_for(backend, "cuda:1")
     backend.device = "tpu"

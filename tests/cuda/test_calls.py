@@ -131,6 +131,12 @@ def test_an_index_for_shorter_histories_is_refused(cuda):
         cuda.bind("ngram_match", **call)
 
 
+def test_an_index_whose_rows_are_not_aligned_is_refused(cuda):
+    call = faked({"index": np.zeros((2, 72), np.uint8), "reset_slots": np.ones(2, np.bool_)})
+    with pytest.raises(ArgumentError, match=r"'index': expected rows of a multiple of 16 bytes, got rows of 72"):
+        cuda.bind("ngram_index_reset", **call)
+
+
 def test_a_host_backend_cannot_stand_in(cuda):
     """A fallback would have to copy behind the caller's back."""
     backend = CudaBackend(Options())

@@ -109,6 +109,36 @@ def test_wide_rows(style, dtype, cuda):
         check("processed_probs", wide_rows.probabilities(inputs), cuda, (style, v))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("style", ["smooth", "tied", "+inf"])
+def test_rows_that_do_not_fit_in_shared_memory(style, dtype, cuda):
+    """So many rows that a cluster is two blocks at most, and so wide that these have to read them again."""
+    inputs = wide_rows.sampling(style, dtype, 100_001, 0, some=len(wide_rows.PARAMS))
+    check("sample_target", inputs, cuda, style)
+    check("processed_probs", wide_rows.probabilities(inputs), cuda, style)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("style", wide_rows.STYLES)
+def test_wide_logprobs(style, dtype, cuda):
+    for v in (1000, 20_011, 151_937, 262_144):
+        for n in (1, 21, 100):
+            check("token_logprobs", wide_rows.logprobs(style, dtype, v, n), cuda, (style, v, n))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_penalties_of_a_wide_vocabulary(dtype, cuda):
+    """Which takes several windows of tallies."""
+    for seed, v in enumerate((57_000, 60_001, 151_937, 262_144)):
+        inputs = generate("apply_penalties", seed, M=4, S=4, L=900, V=v, W=20, dtype=dtype)
+        check("apply_penalties", inputs, cuda, (dtype, v))
+
+
+def test_penalties_round_every_16_bit_logit(cuda):
+    for inputs in wide_rows.rounding():
+        check("apply_penalties", inputs, cuda, inputs["repetition"])
+
+
 @pytest.mark.parametrize("c", [1, 5, 20, 128, 300])
 def test_wide_candidates(c, cuda):
     for v in (c, c + 1, 500, 3001, 20_011, 262_144):

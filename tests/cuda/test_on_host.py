@@ -10,7 +10,7 @@ import pytest
 
 from specdec_hal.backends.cuda.backend import CudaBackend
 from specdec_hal.conformance import checks
-from specdec_hal.conformance.device import HostDevice
+from specdec_hal.conformance.guarded import GuardedHost
 from specdec_hal.conformance.generated import drawn_cases
 from specdec_hal.conformance.report import FAILED
 from specdec_hal.conformance.subject import Subject
@@ -30,7 +30,7 @@ CASES = 12  # of each kind, for an op and a generation
 def test_equal_to_the_reference(op, arch):
     for group, seed in (("generated", 1), ("hostile", 2)):
         for number, case in enumerate(drawn_cases(op, group, CASES, arch + seed)):
-            subject = Subject(CudaOnHost(arch, seed=number), HostDevice())
+            subject = Subject(CudaOnHost(arch, seed=number), GuardedHost())
             trial = Trial(subject, case)
             for check in (checks.EQUALITY, checks.SENTINELS):
                 wrong = check(trial)
@@ -44,7 +44,7 @@ def test_every_rule_by_name(op):
     results = [
         result
         for arch in ARCHS
-        for result in run_unit(Subject(CudaOnHost(arch, seed=arch), HostDevice()), Unit(op, "edges"), Settings())
+        for result in run_unit(Subject(CudaOnHost(arch, seed=arch), GuardedHost()), Unit(op, "edges"), Settings())
     ]
     assert results
     assert [(result.case, result.check, result.detail) for result in results if result.status == FAILED] == []

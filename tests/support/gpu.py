@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.conformance.device import MARGIN, SENTINEL
+from specdec_hal.conformance.guarded import MARGIN, SENTINEL
 from specdec_hal.ops import get_op
 from specdec_hal.ops.spec import Role
 

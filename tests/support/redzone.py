@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.conformance.device import HostDevice
+from specdec_hal.conformance.guarded import GuardedHost
 
 
 class RedZones:
     """Copies of a call's arrays, each with marked memory on both sides; `check` finds writes into it."""
 
     def __init__(self, call: dict[str, Any]) -> None:
-        device = HostDevice()
+        device = GuardedHost()
         self.placed = {n: device.place(v) for n, v in call.items() if isinstance(v, np.ndarray)}
         self.call = {n: self.placed[n].tensor if n in self.placed else v for n, v in call.items()}
 

@@ -6,8 +6,8 @@
 
 namespace specdec {
 
-// log2(m) in Q32, in (exact - 2^-31, exact]; m = 0 is taken as 1. One result bit at a time: squaring the mantissa doubles
-// the logarithm, and a square that reaches 2 gives a 1.
+// log2(m) in Q32, in (exact - 2^-31, exact]; m = 0 is taken as 1. One result bit at a time: squaring the mantissa
+// doubles the logarithm, and a square that reaches 2 gives a 1.
 SPECDEC_HD int64_t log2_q32(uint64_t m) {
   if (m == 0) m = 1;
   const int zeros = count_leading_zeros(m);

@@ -1,7 +1,7 @@
 // Drafts from the request's own history (contract, section 6): the search, and the batch's token budget.
 //
-// The text is prompt ++ generated (++ MTP drafts). A match is named by `after`, the column of the token that follows the
-// occurrence. Of all sizes tried, the longest that occurs wins; so one pass that keeps the longest common suffix of
+// The text is prompt ++ generated (++ MTP drafts). A match is named by `after`, the column of the token that follows
+// the occurrence. Of all sizes tried, the longest that occurs wins; so one pass that keeps the longest common suffix of
 // text[0, after) and the text gives what trying the sizes one by one gives.
 #pragma once
 
@@ -69,8 +69,8 @@ SPECDEC_HD bool preferred(MatchPolicy policy, const NgramMatch& a, const NgramMa
   return policy == MatchPolicy::kLatest ? a.after > b.after : a.after < b.after;
 }
 
-// Length of the match at `after`, at most `most`. A query is NgramSizes with `suffix`. `tokens[i]` is text[first + i] and
-// reaches back as far as needed.
+// Length of the match at `after`, at most `most`. A query is NgramSizes with `suffix`. `tokens[i]` is text[first + i]
+// and reaches back as far as needed.
 template <typename Query>
 SPECDEC_HD int ngram_size_at(const Query& query, const int64_t* tokens, int64_t first, int64_t after) {
   const int64_t room = min64(query.most, after - query.haystack_start(after));

@@ -50,8 +50,8 @@ struct CompactLayout {
            int64_t{buckets} * kCompactBucket * static_cast<int64_t>(sizeof(uint64_t));
   }
 
-  // An entry's label stands where it stands in the entry: the size, from 1 for the smallest, and as many bits of the hash
-  // as there is room for. It is not 0, so that no free entry is like any n-gram; but for the last of 16 sizes in
+  // An entry's label stands where it stands in the entry: the size, from 1 for the smallest, and as many bits of the
+  // hash as there is room for. It is not 0, so that no free entry is like any n-gram; but for the last of 16 sizes in
   // histories of more than 2^19 tokens, whose look-ups compare a free entry in vain.
   SPECDEC_HD uint64_t label(uint32_t tag, int size) const {
     const uint64_t high = tag_shift < 64 ? static_cast<uint64_t>(tag) << tag_shift : 0;

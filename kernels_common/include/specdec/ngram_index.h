@@ -40,8 +40,8 @@ SPECDEC_HD uint64_t ngram_hash(Text& text, int64_t start, int size) {
   return value ^ (value >> 29);
 }
 
-// Whether the n-gram at `start` is the one that ends before column `after` of text[0, length). A negative `after`, which
-// only a spoilt index has, counts from the end, as Python slices do.
+// Whether the n-gram at `start` is the one that ends before column `after` of text[0, length). A negative `after`,
+// which only a spoilt index has, counts from the end, as Python slices do.
 template <typename Text>
 SPECDEC_HD bool ngram_ends_before(Text& text, int64_t length, int64_t after, int64_t start, int size) {
   const int64_t from = after < size ? 0 : after - size, stop = after < 0 ? length + after : after;
@@ -87,8 +87,8 @@ SPECDEC_HD void ngram_index_extend(Table& table, Text& text, int32_t seen, int64
   }
 }
 
-// The match of the text's last `size` tokens, which lies inside its haystack whatever the index holds. The first `length`
-// tokens of the text are indexed; those beyond (MTP drafts) are looked at.
+// The match of the text's last `size` tokens, which lies inside its haystack whatever the index holds. The first
+// `length` tokens of the text are indexed; those beyond (MTP drafts) are looked at.
 template <typename Table, typename Text>
 SPECDEC_HD NgramMatch ngram_index_match(Table& table, Text& text, MatchPolicy policy, int64_t prompt_end,
                                         int64_t length, int64_t text_end, int size) {

@@ -19,8 +19,8 @@
 
 // SPECDEC_VECTOR: a function, apart, whose loops are worth being compiled for wider vectors too; which is called, the
 // machine decides when the library is loaded. Checking builds have one version: choosing comes before they are ready.
-#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && defined(__gnu_linux__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
+    defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define SPECDEC_VECTOR SPECDEC_APART __attribute__((noinline, flatten, target_clones("avx2", "default")))
 #else
 #define SPECDEC_VECTOR SPECDEC_APART

@@ -50,8 +50,8 @@ SPECDEC_HD bool placed_in_pass(bool prefill_first, int pass, int32_t enc) {
   return !prefill_first || (enc > 0) == (pass == 0);
 }
 
-// The slot-order row that predicts output row `i` of a slot, for a slot with rows; only the last one counts in the plain
-// path (`speculative` false) and for a prefill chunk.
+// The slot-order row that predicts output row `i` of a slot, for a slot with rows; only the last one counts in the
+// plain path (`speculative` false) and for a prefill chunk.
 SPECDEC_HD int64_t predicting_row(RowRange rows, bool speculative, int32_t enc, int64_t i) {
   return !speculative || enc > 0 ? rows.stop - 1 : rows.start + clamp64(i, 0, rows.size() - 1);
 }

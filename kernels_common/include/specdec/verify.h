@@ -154,8 +154,8 @@ struct JudgeByCandidates {
   }
 };
 
-// REJECTION, phase 1: by the probabilities of the draft alone. `target_probs` is [rows, vocabulary], `draft_probs` (null:
-// one-hot drafts) this slot's [drafts, vocabulary], both flat.
+// REJECTION, phase 1: by the probabilities of the draft alone. `target_probs` is [rows, vocabulary], `draft_probs`
+// (null: one-hot drafts) this slot's [drafts, vocabulary], both flat.
 template <typename TargetProbs, typename DraftProbs>
 struct JudgeByProbs {
   TargetProbs& target_probs;
@@ -175,8 +175,8 @@ struct JudgeByProbs {
 // What is left of the mass `have` of a token once its draft mass is taken away.
 SPECDEC_HD uint64_t residual_mass(uint64_t have, uint64_t taken) { return have > taken ? have - taken : 0; }
 
-// REJECTION, phase 2: a draw from max(0, mass(p) - mass(q)) over the vocabulary, which is taken in tiles of any size: sum
-// all, then look for the point in the tile that holds it. Tiles may be summed in any order and by anybody.
+// REJECTION, phase 2: a draw from max(0, mass(p) - mass(q)) over the vocabulary, which is taken in tiles of any size:
+// sum all, then look for the point in the tile that holds it. Tiles may be summed in any order and by anybody.
 struct ResidualTile {
   const float* p;
   const float* q;   // null: nothing is taken away but `one_hot`

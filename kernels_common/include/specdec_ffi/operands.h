@@ -31,8 +31,8 @@ DLDataType dtype_of() {
   return {kDLUInt, bits, 1};
 }
 
-// The tensors of one call: contiguous, all on one device of the kind asked for, and of exactly the dtype and shape asked
-// for. Everything else is a ValueError that names function, argument, what was expected, what came and the cure.
+// The tensors of one call: contiguous, all on one device of the kind asked for, and of exactly the dtype and shape
+// asked for. Everything else is a ValueError that names function, argument, what was expected, what came and the cure.
 class Operands {
  public:
   using Shape = std::initializer_list<int64_t>;

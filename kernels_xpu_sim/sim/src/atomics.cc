@@ -1,5 +1,5 @@
-// Load-linked and store-conditional. Cores take turns, so that a pair that no call separates is indivisible already; the
-// failures that the hardware may produce are drawn by the seed.
+// Load-linked and store-conditional. Cores take turns, so that a pair that no call separates is indivisible already;
+// the failures that the hardware may produce are drawn by the seed.
 #include "builtin.h"
 #include "checker.h"
 #include "random.h"
@@ -11,7 +11,8 @@ namespace xpu_sim::rt {
 namespace {
 
 [[gnu::cold]] void nested(Core* core, const int* address, Site site) {
-  Finding f = finding_at(Check::atom_nested_err, *core, site, "loada before the storea of an earlier loada on another address");
+  Finding f =
+      finding_at(Check::atom_nested_err, *core, site, "loada before the storea of an earlier loada on another address");
   describe(&f, *core, address);
   trap(std::move(f));
 }
@@ -77,7 +78,9 @@ void ticket_lock(Site site) {
   Core* const core = enter(site, XPU_SIM_CALLER);
   Worker& worker = *core->worker;
   while (worker.lock_holder >= 0) {
-    if (worker.lock_holder == core->id) trap(finding_at(Check::deadlock, *core, site, "the core holds the lock already"));
+    if (worker.lock_holder == core->id) {
+      trap(finding_at(Check::deadlock, *core, site, "the core holds the lock already"));
+    }
     called_often(core, site);
   }
   worker.lock_holder = core->id;

@@ -8,7 +8,9 @@ namespace {
 
 std::string what(const Copy& c) { return text("%s of %zu bytes", direction_name(c.direction), c.bytes); }
 
-std::string hex(const void* p) { return text("0x%llx", static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(p))); }
+std::string hex(const void* p) {
+  return text("0x%llx", static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(p)));
+}
 
 [[noreturn]] void trap_at(Check check, const Core& core, const Copy& c, const void* address, std::string message) {
   Finding f = finding_at(check, core, c.site, std::move(message));
@@ -21,7 +23,9 @@ std::string hex(const void* p) { return text("0x%llx", static_cast<unsigned long
 void bad_length(const Core& core, const Copy& c, long long n) {
   const void* const gm = to_gm(c.direction) ? c.to : c.from;
   const char* const name = direction_name(c.direction);
-  if (n == 0) trap_at(Check::dma_len_zero, core, c, gm, text("%s: expected at least 1 byte, got 0; guard it: if (n > 0)", name));
+  if (n == 0) {
+    trap_at(Check::dma_len_zero, core, c, gm, text("%s: expected at least 1 byte, got 0; guard it: if (n > 0)", name));
+  }
   trap_at(Check::dma_len_negative, core, c, gm, text("%s: expected at least 1 byte, got %lld", name, n));
 }
 
@@ -30,7 +34,8 @@ void bad_gm(const Core& core, const Copy& c) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(gm);
   const char* const side = to_gm(c.direction) ? "destination" : "source";
   if (at < 4096) {
-    trap_at(Check::null_pointer, core, c, gm, what(c) + ": its GM " + side + " is " + (at ? hex(gm) : "a null pointer"));
+    trap_at(Check::null_pointer, core, c, gm,
+            what(c) + ": its GM " + side + " is " + (at ? hex(gm) : "a null pointer"));
   }
   if (core.launch->gm->find(at, c.bytes, nullptr)) {
     trap_at(Check::gm_read_only, core, c, gm, what(c) + ": its destination was given to the launch as read-only");
@@ -44,7 +49,8 @@ void bad_gm(const Core& core, const Copy& c) {
   }
   Finding f = finding_at(Check::host_pointer, core, c.site, "");
   describe(&f, core, gm);
-  f.message = what(c) + ": its GM " + side + " " + hex(gm) + " is not GM but " + (f.space.empty() ? "host memory" : f.space) +
+  f.message = what(c) + ": its GM " + side + " " + hex(gm) + " is not GM but " +
+              (f.space.empty() ? "host memory" : f.space) +
               "; GM is what gm_alloc gives and what is registered for the launch";
   trap(std::move(f));
 }
@@ -54,7 +60,10 @@ void bad_local(const Core& core, const Copy& c, const char* frame) {
   const bool sm = local_fence(c.direction) == fence_sm;
   const char* const local = to_gm(c.direction) ? c.from : c.to;
   const uintptr_t at = reinterpret_cast<uintptr_t>(local);
-  if (at < 4096) trap_at(Check::null_pointer, core, c, local, what(c) + ": its local side is " + (at ? hex(local) : "a null pointer"));
+  if (at < 4096) {
+    trap_at(Check::null_pointer, core, c, local,
+            what(c) + ": its local side is " + (at ? hex(local) : "a null pointer"));
+  }
   const bool starts_inside = sm ? static_cast<size_t>(local - worker.sm()) < worker.sm_bytes()
                                 : local >= frame && local < core.lm_top;
   const char* const space = sm ? "SM" : "LM";
@@ -77,7 +86,8 @@ void bad_group_shared(const Core& core, const Copy& c) {
                          core.launch->cores));
 }
 
-void beyond_object(const Core& core, const char* operation, const char* local, long long bytes, size_t room, Site site) {
+void beyond_object(const Core& core, const char* operation, const char* local, long long bytes, size_t room,
+                   Site site) {
   const size_t n = static_cast<size_t>(bytes), in_sm = static_cast<size_t>(local - core.worker->sm());
   const bool lm = local >= core.fiber->low && local < core.lm_top && n <= static_cast<size_t>(core.lm_top - local);
   const bool sm = in_sm < core.worker->sm_bytes() && n <= core.worker->sm_bytes() - in_sm;

@@ -11,12 +11,14 @@ namespace xpu_sim::rt {
 [[noreturn]] void bad_gm(const Core& core, const Copy& c);
 [[noreturn]] void bad_local(const Core& core, const Copy& c, const char* frame);
 [[noreturn]] void bad_group_shared(const Core& core, const Copy& c);
-// An operation on more bytes than the compiler knows the object to have. Returns where the copy's own checks say it better.
+// An operation on more bytes than the compiler knows the object to have. Returns where the copy's own checks say it
+// better.
 void beyond_object(const Core& core, const char* operation, const char* local, long long bytes, size_t room, Site site);
 void check_sm_object(const Core& core, const Copy& c);
 
 // The span of GM that it moves from or to; does not return otherwise.
-inline __attribute__((always_inline)) const Span* check_copy(Core& core, const Copy& c, long long n, const char* frame) {
+inline __attribute__((always_inline)) const Span* check_copy(Core& core, const Copy& c, long long n,
+                                                             const char* frame) {
   Worker& worker = *core.worker;
   if (__builtin_expect(n <= 0, 0)) bad_length(core, c, n);
   const char* const gm = to_gm(c.direction) ? c.to : c.from;

@@ -62,16 +62,17 @@ class DwarfReader {
       case 0x01: return u64();                                                               // addr
       case 0x03: skip(u16()); return 0;                                                      // block2
       case 0x04: skip(u32()); return 0;                                                      // block4
-      case 0x05: case 0x12: case 0x26: case 0x2A: return u16();                              // data2, ref2, strx2, addrx2
-      case 0x06: case 0x13: case 0x28: case 0x2C: return u32();                              // data4, ref4, strx4, addrx4
+      case 0x05: case 0x12: case 0x26: case 0x2A: return u16();                              // data2/ref2/strx2/addrx2
+      case 0x06: case 0x13: case 0x28: case 0x2C: return u32();                              // data4/ref4/strx4/addrx4
       case 0x07: case 0x14: case 0x20: return u64();                                         // data8, ref8, ref_sig8
       case 0x08: *text = string(); return 0;                                                 // string
       case 0x09: case 0x18: skip(uleb()); return 0;                                          // block, exprloc
       case 0x0A: skip(u8()); return 0;                                                       // block1
-      case 0x0B: case 0x0C: case 0x11: case 0x25: case 0x29: return u8();                    // data1, flag, ref1, strx1, addrx1
+      case 0x0B: case 0x0C: case 0x11:                                                       // data1/flag/ref1
+      case 0x25: case 0x29: return u8();                                                     // strx1/addrx1
       case 0x0D: return static_cast<uint64_t>(sleb());                                       // sdata
       case 0x0E: *text = DwarfReader(after(strings, offset(wide))).string(); return 0;       // strp
-      case 0x0F: case 0x15: case 0x1A: case 0x1B: case 0x22: case 0x23: return uleb();       // udata, ref_udata, indices
+      case 0x0F: case 0x15: case 0x1A: case 0x1B: case 0x22: case 0x23: return uleb();       // udata/ref_udata/indices
       case 0x10: case 0x17: return offset(wide);                                             // ref_addr, sec_offset
       case 0x19: return 1;                                                                   // flag_present
       case 0x1E: skip(16); return 0;                                                         // data16
@@ -82,7 +83,9 @@ class DwarfReader {
   }
 
  private:
-  static std::string_view after(std::string_view s, uint64_t n) { return n < s.size() ? s.substr(n) : std::string_view(); }
+  static std::string_view after(std::string_view s, uint64_t n) {
+    return n < s.size() ? s.substr(n) : std::string_view();
+  }
 
   template <class T>
   T number() {

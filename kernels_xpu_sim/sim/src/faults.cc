@@ -65,7 +65,8 @@ const void* sp_of(const ucontext_t* context) {
                    static_cast<size_t>(core.lm_top - static_cast<const char*>(fault.address)), core.launch->lm_limit);
   } else if (at < 4096) {
     check = Check::null_pointer;
-    message = at ? text("access through a null pointer, at offset %zu", static_cast<size_t>(at)) : "access through a null pointer";
+    message = at ? text("access through a null pointer, at offset %zu", static_cast<size_t>(at))
+                 : "access through a null pointer";
   } else {
     const Span* const near = core.launch->gm->nearest(at);
     if (near && at + 65536 > near->begin && at < near->end + 65536) {

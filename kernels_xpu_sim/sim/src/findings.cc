@@ -105,7 +105,8 @@ std::string to_text(const Finding& f) {
   if (!f.space.empty()) {
     s += "  object: " + f.space + (f.object.empty() ? "" : " " + f.object);
     if (f.offset >= 0) {
-      s += f.space == "LM" ? ", " + std::to_string(f.offset) + " bytes below its top" : " + " + std::to_string(f.offset);
+      s +=
+          f.space == "LM" ? ", " + std::to_string(f.offset) + " bytes below its top" : " + " + std::to_string(f.offset);
     }
     s += "\n";
   }

@@ -155,7 +155,8 @@ void check_red_zones(void (*damaged)(void*, const char*, size_t, long long), voi
     const long long bytes = static_cast<long long>(e.span.bytes());
     for (const long long first : {-kZone, bytes}) {
       char* const zone = data + first;
-      const char* const hit = std::find_if(zone, zone + kZone, [](char c) { return static_cast<unsigned char>(c) != kRedZone; });
+      const char* const hit =
+          std::find_if(zone, zone + kZone, [](char c) { return static_cast<unsigned char>(c) != kRedZone; });
       if (hit == zone + kZone) continue;
       damaged(context, e.name.c_str(), e.span.bytes(), hit - data);
       std::memset(zone, kRedZone, kZone);  // reported once

@@ -135,12 +135,14 @@ class LineProgram {
 
   void standard(int op) {
     switch (op) {
-      case 1: emit(); break;                                                                              // copy
-      case 2: address_ += in_.uleb() * min_instruction_; break;                                           // advance_pc
-      case 3: line_ += static_cast<int>(in_.sleb()); break;                                               // advance_line
-      case 4: file_ = in_.uleb(); break;                                                                  // set_file
-      case 8: address_ += static_cast<uintptr_t>((255 - opcode_base_) / line_range_) * min_instruction_; break;  // const_add_pc
-      case 9: address_ += in_.u16(); break;                                                               // fixed_advance_pc
+      case 1: emit(); break;                                                                      // copy
+      case 2: address_ += in_.uleb() * min_instruction_; break;                                   // advance_pc
+      case 3: line_ += static_cast<int>(in_.sleb()); break;                                       // advance_line
+      case 4: file_ = in_.uleb(); break;                                                          // set_file
+      case 8:                                                                                     // const_add_pc
+        address_ += static_cast<uintptr_t>((255 - opcode_base_) / line_range_) * min_instruction_;
+        break;
+      case 9: address_ += in_.u16(); break;                                                       // fixed_advance_pc
       default:
         for (int i = 0; i < lengths_[static_cast<size_t>(op)]; ++i) in_.uleb();
     }

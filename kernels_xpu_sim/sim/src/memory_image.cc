@@ -13,7 +13,8 @@ void poison_lm(Core* core) {
   // Called on the stack that it fills, hence the distance to what is in use.
   constexpr size_t kInUse = 512;
   char* const top = static_cast<char*>(__builtin_frame_address(0)) - kInUse;
-  raw_fill(top - core->launch->lm_limit, static_cast<unsigned char>(core->launch->options->poison), core->launch->lm_limit);
+  raw_fill(top - core->launch->lm_limit, static_cast<unsigned char>(core->launch->options->poison),
+           core->launch->lm_limit);
 }
 
 void poison_sm(Worker& worker) {

@@ -17,8 +17,8 @@ void poison_sm(Worker& worker);
 // store recorded: code that is not instrumented, such as the prologue that keeps a parameter, writes without telling.
 constexpr uint64_t kUnused = 0xB5C3D2E1F7A98B6Dull;
 
-// Fills the stack from `lowest`, a multiple of 8, up to the caller's frame. Inlined, and calls nothing: what is below the
-// stack pointer is nobody's, since signals are handled on another stack.
+// Fills the stack from `lowest`, a multiple of 8, up to the caller's frame. Inlined, and calls nothing: what is below
+// the stack pointer is nobody's, since signals are handled on another stack.
 inline __attribute__((always_inline)) void fill_unused_stack(char* lowest) {
   const size_t words = static_cast<size_t>(static_cast<const char*>(stack_pointer()) - lowest) / sizeof kUnused;
 #if defined(__x86_64__)

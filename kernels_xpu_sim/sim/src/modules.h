@@ -47,7 +47,8 @@ const Module* module_at(const void* address);
 
 // Source position of an instruction, by the module's debug information; the function's name at least.
 Location locate(const void* pc);
-// The same, followed by the places that the functions inlined there were called from, up to the one with code of its own.
+// The same, followed by the places that the functions inlined there were called from, up to the one with code of its
+// own.
 std::vector<Location> locate_inlined(const void* pc);
 
 // "void f<float>(int)" becomes "f<float>"; other names are returned as they are.

@@ -28,8 +28,8 @@ struct Fiber {
 constexpr size_t kBlockBytes = 512 * 1024;
 constexpr size_t kGuardBytes = 64 * 1024;
 constexpr size_t kStackBytes = kBlockBytes / 2 - kGuardBytes;
-// From a byte of the stack down to what is known of it. No multiple of 4 KB: a processor takes a load for one of the store
-// that came just before if their addresses agree in the low 12 bits, and waits.
+// From a byte of the stack down to what is known of it. No multiple of 4 KB: a processor takes a load for one of the
+// store that came just before if their addresses agree in the low 12 bits, and waits.
 constexpr size_t kShadowDistance = kBlockBytes / 2 + 2048 + 64;
 
 // All blocks of all workers: address space, reserved and not used.

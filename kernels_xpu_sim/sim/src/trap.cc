@@ -67,8 +67,8 @@ std::string range(int first, int last) {
 
 namespace {
 
-// The return addresses from the instruction `pc` of the running core up to its kernel, itself first. Kernels of checking
-// builds keep frame pointers; others have only the first.
+// The return addresses from the instruction `pc` of the running core up to its kernel, itself first. Kernels of
+// checking builds keep frame pointers; others have only the first.
 std::vector<const void*> return_addresses(const Core& core, const void* pc) {
   std::vector<const void*> all{pc};
   if (!checker || !checker->has_frame_pointers() || &core != current()) return all;
@@ -94,7 +94,9 @@ bool ends_with(const std::string& s, const char* end) {
 }
 
 // What calls the kernel, into which the kernel may be inlined.
-bool is_launcher(const Location& l) { return ends_with(l.file, "xpu_sim/launch.h") || ends_with(l.file, "xpu_sim/chevron.h"); }
+bool is_launcher(const Location& l) {
+  return ends_with(l.file, "xpu_sim/launch.h") || ends_with(l.file, "xpu_sim/chevron.h");
+}
 
 // Where the core is, and from where it came there. A return address is the instruction after a call.
 std::vector<Location> places(const Core& core, const void* pc, bool returns) {
@@ -119,7 +121,8 @@ Finding finding_at(Check check, const Core& core, Site site, std::string message
   if (!core.last_pc || site.line != core.last.line || site.file != core.last.file) return f;
   std::vector<Location> all = places(core, core.last_pc, true);
   // A helper of the dialect's own, such as LmPtr, passes on the line it was called from.
-  auto here = std::find_if(all.begin(), all.end(), [&f](const Location& l) { return l.file == f.at.file && l.line == f.at.line; });
+  auto here = std::find_if(all.begin(), all.end(),
+                           [&f](const Location& l) { return l.file == f.at.file && l.line == f.at.line; });
   if (here == all.end()) here = all.begin();
   if (here == all.end()) return f;
   if (!site.file) f.at = *here;

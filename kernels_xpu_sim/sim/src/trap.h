@@ -25,7 +25,8 @@ Finding finding_at(Check check, const Core& core, const void* pc, std::string me
 void report(Check check, Finding finding);
 // nullptr: it is counted with the first.
 Told* first_time(Check check, const Core& core, const void* place, int line);
-// The same with what make() gives, unless this check has found something at that place in this launch: then it is counted.
+// The same with what make() gives, unless this check has found something at that place in this launch: then it is
+// counted.
 template <class F>
 void report_once(Check check, const Core& core, const void* place, int line, F make) {
   if (Told* t = first_time(check, core, place, line)) {

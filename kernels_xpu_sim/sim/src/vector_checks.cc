@@ -11,9 +11,10 @@ using namespace xpu_sim::rt;
 
 void simd_unaligned(const void* address, Site site) {
   Core* const core = enter(site, XPU_SIM_CALLER);
-  Finding f = finding_at(Check::simd_unalign, *core, site,
-                         text("a vector load or store needs a multiple of 64 bytes, got an address that is %u beyond one",
-                              static_cast<unsigned>(reinterpret_cast<uintptr_t>(address) & 63)));
+  Finding f =
+      finding_at(Check::simd_unalign, *core, site,
+                 text("a vector load or store needs a multiple of 64 bytes, got an address that is %u beyond one",
+                      static_cast<unsigned>(reinterpret_cast<uintptr_t>(address) & 63)));
   describe(&f, *core, address);
   trap(std::move(f));
 }

@@ -60,8 +60,8 @@ bool Watch::tick() {
     return false;
   }
   if (++ticks_ * kPeriod < limit_) return false;
-  // First ask: the core may be in the runtime, which must not be left in the middle. One that has not come by in a whole
-  // period is in its own code.
+  // First ask: the core may be in the runtime, which must not be left in the middle. One that has not come by in a
+  // whole period is in its own code.
   if (requested_) return true;
   requested_ = 1;
   return false;

@@ -53,8 +53,8 @@ void Worker::count_told() {
   told.clear();
 }
 
-// A fiber runs cores to their ends, one after the other on one stack; only a core that must wait keeps its stack, and the
-// others go on on another. A kernel that never waits thus needs no switch per core.
+// A fiber runs cores to their ends, one after the other on one stack; only a core that must wait keeps its stack, and
+// the others go on on another. A kernel that never waits thus needs no switch per core.
 void Worker::runner(void* self) {
   arrived();
   static_cast<Worker*>(self)->run_cores();

@@ -14,8 +14,8 @@ namespace detail {
 
 struct AsPointer {};
 
-// Of a kernel whose template arguments are all given. The first argument makes the call depend on a template, so that an
-// overload set that names no single kernel is no error but no candidate.
+// Of a kernel whose template arguments are all given. The first argument makes the call depend on a template, so that
+// an overload set that names no single kernel is no error but no candidate.
 template <class... P>
 auto pointer_of(AsPointer, void (*kernel)(P...)) -> void (*)(P...) {
   return kernel;

@@ -56,8 +56,8 @@ struct Options {
 // What launches without options of their own use. Change it before the first launch.
 Options& defaults();
 
-// "seed=7,dma=random,llsc_failure=0.1,model.dma_fifo=1": changes the named options. Returns what is wrong with the text,
-// or an empty string.
+// "seed=7,dma=random,llsc_failure=0.1,model.dma_fifo=1": changes the named options. Returns what is wrong with the
+// text, or an empty string.
 std::string parse_options(const std::string& text, Options* options);
 // The text that gives these options from the initial ones.
 std::string to_string(const Options& options);

@@ -1,5 +1,5 @@
-// What instrumented code calls when it is about to touch what it may not: a finding for a kernel, and AddressSanitizer's
-// own report for host code.
+// What instrumented code calls when it is about to touch what it may not: a finding for a kernel, and
+// AddressSanitizer's own report for host code.
 #include "asan_state.h"
 
 #include "../checks.h"
@@ -32,7 +32,8 @@ Finding access_finding(const Core& core, const char* address, size_t bytes, bool
   if (copy) {
     check = write ? Check::write_in_flight : Check::read_in_flight;
     f.message = text("%s of the destination of a copy in flight; fence first", kind);
-    f.other = text("%s_ASYNC of %zu bytes at %s:%d", direction_name(copy->direction), copy->bytes, copy->site.file, copy->site.line);
+    f.other = text("%s_ASYNC of %zu bytes at %s:%d", direction_name(copy->direction), copy->bytes, copy->site.file,
+                   copy->site.line);
   } else if (f.space == "LM") {
     check = Check::lm_object_overflow;
     char name[128] = "";

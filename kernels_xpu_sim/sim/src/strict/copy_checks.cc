@@ -9,11 +9,14 @@ namespace xpu_sim::rt::strict {
 
 namespace {
 
-bool overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
+bool overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes) {
+  return a < b + b_bytes && b < a + a_bytes;
+}
 
 std::string name(const Copy& c) { return text("%s of %zu bytes", direction_name(c.direction), c.bytes); }
 
-void complain(Core& core, const Copy& c, const char* address, Check check, const char* message, const InFlight* other = nullptr) {
+void complain(Core& core, const Copy& c, const char* address, Check check, const char* message,
+              const InFlight* other = nullptr) {
   report_once(check, core, c.site, [&] {
     Finding f = finding_at(check, core, c.site, name(c) + ": " + message);
     describe(&f, core, address);
@@ -26,9 +29,11 @@ void complain(Core& core, const Copy& c, const char* address, Check check, const
 }
 
 // Says what a copy's access conflicts with.
-void complain(State& s, Core& core, const Copy& c, Conflict conflict, const Cell& cell, const char* address, bool write) {
+void complain(State& s, Core& core, const Copy& c, Conflict conflict, const Cell& cell, const char* address,
+              bool write) {
   const Check check = check_for(conflict);
-  report_once(check, core, c.site, [&] { return conflict_finding(s, core, conflict, cell, address, write, c.site, name(c)); });
+  report_once(check, core, c.site,
+              [&] { return conflict_finding(s, core, conflict, cell, address, write, c.site, name(c)); });
 }
 
 // An earlier copy of this core's, still in flight, that uses the same local memory.
@@ -81,8 +86,10 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
     if (reads) {
       const Cell before = x;
       note(read_cell(&x, a), before, p);
-      unwritten |= before.wstamp < s.cluster_start && s.sm_objects.unwritten(static_cast<size_t>(p - core.worker->sm()), bytes);
-      stored |= before.wstamp >= s.cluster_start && (before.flags & kCellStored) && before.wcore == a.who && before.wfence == a.fence;
+      unwritten |=
+          before.wstamp < s.cluster_start && s.sm_objects.unwritten(static_cast<size_t>(p - core.worker->sm()), bytes);
+      stored |= before.wstamp >= s.cluster_start && (before.flags & kCellStored) && before.wcore == a.who &&
+                before.wfence == a.fence;
       if (!sync) x.flags |= kCellSource;
     } else {
       note(check_write(&x, a), x, p);
@@ -91,7 +98,9 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
     }
   });
   if (worst != Conflict::none) complain(s, core, c, worst, cell, where, !reads);
-  if (unwritten) complain(core, c, local, Check::uninitialised_read, "some of its source was never written in this cluster");
+  if (unwritten) {
+    complain(core, c, local, Check::uninitialised_read, "some of its source was never written in this cluster");
+  }
   if (stored && core.launch->options->model.store_to_dma_needs_fence) {
     complain(core, c, local, Check::missing_fence, "its source was stored to, and no mfence_sm since");
   }
@@ -249,7 +258,9 @@ void check_room(Core& core, const void* address, size_t bytes, Site site) {
   const bool fits = in_sm ? state_of(core)->sm_objects.hold(sm_offset, bytes) : p + bytes <= core.lm_top;
   if (fits) return;
   const Check check = in_sm ? Check::sm_object_overflow : Check::lm_object_overflow;
-  Finding f = finding_at(check, core, site, text("whole vectors are converted: %zu bytes from here, which end outside of the object", bytes));
+  Finding f =
+      finding_at(check, core, site,
+                 text("whole vectors are converted: %zu bytes from here, which end outside of the object", bytes));
   describe(&f, core, p);
   trap(std::move(f));
 }

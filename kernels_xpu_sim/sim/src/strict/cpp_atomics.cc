@@ -1,12 +1,13 @@
-// std::atomic and __atomic: -fsanitize=thread turns the operations into these calls. The device has no such atomics, so in
-// a kernel they are loads and stores like others; host code in the same file may use them.
+// std::atomic and __atomic: -fsanitize=thread turns the operations into these calls. The device has no such atomics, so
+// in a kernel they are loads and stores like others; host code in the same file may use them.
 #include <cstdint>
 
 #include "memory_calls.h"
 
 #define XPU_SIM_HOOK extern "C" __attribute__((used, visibility("hidden")))
-#define XPU_SIM_TELL(KIND) \
-  xpu_sim::rt::strict::KIND##_range(const_cast<char*>(reinterpret_cast<const volatile char*>(p)), sizeof *p, __builtin_return_address(0))
+#define XPU_SIM_TELL(KIND)                                                                                   \
+  xpu_sim::rt::strict::KIND##_range(const_cast<char*>(reinterpret_cast<const volatile char*>(p)), sizeof *p, \
+                                    __builtin_return_address(0))
 #define XPU_SIM_FETCH(BITS, NAME)                                                                                   \
   XPU_SIM_HOOK uint##BITS##_t __tsan_atomic##BITS##_fetch_##NAME(volatile uint##BITS##_t* p, uint##BITS##_t x, int) { \
     XPU_SIM_TELL(load);                                                                                             \

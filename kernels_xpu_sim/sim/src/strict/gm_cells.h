@@ -49,7 +49,9 @@ class GmCells {
       line.rstamp = a.now;  // so that it stays what it is for this launch
       const uintptr_t stop = line_end < end ? line_end : end;
       size_t i = (address - r.begin) / r.element;
-      for (uintptr_t at = r.begin + i * r.element; at < stop; ++i, at += r.element) f(cells_[r.first_cell + i], at, size_t{r.element});
+      for (uintptr_t at = r.begin + i * r.element; at < stop; ++i, at += r.element) {
+        f(cells_[r.first_cell + i], at, size_t{r.element});
+      }
       address = stop;
     }
   }

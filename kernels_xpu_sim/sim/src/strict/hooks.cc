@@ -1,8 +1,8 @@
-// The functions that -fsanitize=thread calls before every load and store of a kernel. ThreadSanitizer's own library is not
-// linked: these are ours, and they know cores instead of threads.
+// The functions that -fsanitize=thread calls before every load and store of a kernel. ThreadSanitizer's own library is
+// not linked: these are ours, and they know cores instead of threads.
 //
-// By far the most accesses are good ones to the core's own stack. Those take one look at the shadow; all others leave for
-// a function of their own, by a jump, so that its frame shows the kernel as its caller.
+// By far the most accesses are good ones to the core's own stack. Those take one look at the shadow; all others leave
+// for a function of their own, by a jump, so that its frame shows the kernel as its caller.
 #include <cstdint>
 #include <cstring>
 
@@ -36,12 +36,15 @@ inline bool on_own_stack(const void* p, const void* sp) {
   return __builtin_expect((reinterpret_cast<uintptr_t>(p) ^ reinterpret_cast<uintptr_t>(sp)) < kBlockBytes, 1);
 }
 
-inline bool is_aligned(const void* p, size_t n) { return __builtin_expect((reinterpret_cast<uintptr_t>(p) & (n - 1)) == 0, 1); }
+inline bool is_aligned(const void* p, size_t n) {
+  return __builtin_expect((reinterpret_cast<uintptr_t>(p) & (n - 1)) == 0, 1);
+}
 
 // Both at once: the bits that must not be set in the distance from the block's start are moved to the top.
 template <size_t N>
 inline bool aligned_on_own_stack(const void* p, const void* sp) {
-  const uintptr_t block = reinterpret_cast<uintptr_t>(sp) & ~(kBlockBytes - 1), x = reinterpret_cast<uintptr_t>(p) - block;
+  const uintptr_t block = reinterpret_cast<uintptr_t>(sp) & ~(kBlockBytes - 1),
+                  x = reinterpret_cast<uintptr_t>(p) - block;
   constexpr int kShift = N == 8 ? 3 : N == 4 ? 2 : N == 2 ? 1 : 0;
   const uintptr_t turned = kShift == 0 ? x : x >> kShift | x << (64 - kShift);
   return __builtin_expect(turned < kBlockBytes >> kShift, 1);

@@ -27,7 +27,8 @@ void lm_finding(Core& core, Check check, const char* p, size_t bytes, bool write
     if (check == Check::uninitialised_read) {
       message += "that nothing has written";
     } else {
-      message += write ? "that a copy in flight uses; fence first" : "that a copy in flight has yet to fill; fence first";
+      message +=
+          write ? "that a copy in flight uses; fence first" : "that a copy in flight has yet to fill; fence first";
     }
     Finding f = finding_at(check, core, pc, message);
     describe(&f, core, p);

@@ -79,7 +79,8 @@ bool LmShadow::untouched(const char* word) const {
   uint32_t bits, content, unused;
   std::memcpy(&bits, of(word), sizeof bits);
   std::memcpy(&content, word, sizeof content);
-  std::memcpy(&unused, reinterpret_cast<const char*>(&kUnused) + (reinterpret_cast<uintptr_t>(word) & 4), sizeof unused);
+  std::memcpy(&unused, reinterpret_cast<const char*>(&kUnused) + (reinterpret_cast<uintptr_t>(word) & 4),
+              sizeof unused);
   return !(bits & 0x01010101u) && content == unused;
 }
 

@@ -26,16 +26,16 @@ class LmShadow {
     return reinterpret_cast<uint8_t*>(reinterpret_cast<uintptr_t>(address) - kShadowDistance);
   }
 
-  // A core starts on the fiber: forgets what an earlier one did there. Gives the lowest byte that one may have used, from
-  // where on the caller fills the stack with kUnused.
+  // A core starts on the fiber: forgets what an earlier one did there. Gives the lowest byte that one may have used,
+  // from where on the caller fills the stack with kUnused.
   char* clear(const Fiber& fiber);
   // The core used its stack down to `lowest`; `deeply`: and the runtime made findings on it, which takes much.
   void used(const Fiber& fiber, char* lowest, bool deeply);
   // Cores were left in the middle: nothing is known of what they used.
   void forget();
 
-  // A fence of LM, where [from, high) is in use: no store is without a fence any more. Code that does not tell, such as the
-  // return of a structure, counts as well: where the filling is gone, something was written.
+  // A fence of LM, where [from, high) is in use: no store is without a fence any more. Code that does not tell, such as
+  // the return of a structure, counts as well: where the filling is gone, something was written.
   void fence(char* from, char* high);
   // Was a part of the range written by such code since the last fence?
   bool written_unseen(const char* address, size_t bytes) const;

@@ -1,5 +1,5 @@
-// memcpy and its like, for kernels: the kernel header gives these names to the assembler (kernel/strict.h), so that also
-// calls that the compiler makes are seen.
+// memcpy and its like, for kernels: the kernel header gives these names to the assembler (kernel/strict.h), so that
+// also calls that the compiler makes are seen.
 #include "memory_calls.h"
 
 #include <cxxabi.h>

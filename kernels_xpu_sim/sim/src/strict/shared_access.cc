@@ -10,7 +10,8 @@ namespace xpu_sim::rt::strict {
 
 namespace {
 
-[[noreturn, gnu::cold]] void trap_at(Check check, Core& core, const char* p, const void* pc, const std::string& message) {
+[[noreturn, gnu::cold]] void trap_at(Check check, Core& core, const char* p, const void* pc,
+                                     const std::string& message) {
   Finding f = finding_at(check, core, pc, message);
   describe(&f, core, p);
   trap(std::move(f));
@@ -95,13 +96,19 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
   }
 }
 
-void gm_access(Core& core, State& state, const Region& region, const char* p, size_t bytes, bool write, const void* pc) {
+void gm_access(Core& core, State& state, const Region& region, const char* p, size_t bytes, bool write,
+               const void* pc) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(p);
   ++core.worker->counters.scalar_gm;
-  if (at + bytes > region.end) trap_at(Check::gm_out_of_bounds, core, p, pc, text("access to %zu bytes, of which the object has %zu", bytes, static_cast<size_t>(region.end - at)));
+  if (at + bytes > region.end) {
+    trap_at(Check::gm_out_of_bounds, core, p, pc,
+            text("access to %zu bytes, of which the object has %zu", bytes, static_cast<size_t>(region.end - at)));
+  }
   if (write && (region.read_only || region.mixed)) {
     const Span* const span = core.launch->gm->find(at, bytes, nullptr);
-    if (span && span->read_only) trap_at(Check::gm_read_only, core, p, pc, "store to what was given to the launch as read-only");
+    if (span && span->read_only) {
+      trap_at(Check::gm_read_only, core, p, pc, "store to what was given to the launch as read-only");
+    }
   }
   if (region.read_only) return;
   const Access a = state.access(core, gm_space, state.places.of(pc), write ? kCellStored : 0);
@@ -131,8 +138,9 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
             text("%s of %zu bytes at byte %lld of %s, which has %zu", kind, bytes,
                  static_cast<long long>(at - near->begin), near->name, near->bytes()));
   }
-  trap_at(Check::host_pointer, core, p, pc, text("%s of %zu bytes at 0x%llx, which is neither LM nor SM nor GM", kind, bytes,
-                                                 static_cast<unsigned long long>(at)));
+  trap_at(Check::host_pointer, core, p, pc,
+          text("%s of %zu bytes at 0x%llx, which is neither LM nor SM nor GM", kind, bytes,
+               static_cast<unsigned long long>(at)));
 }
 
 }  // namespace
@@ -196,7 +204,8 @@ void unseen_store(State& state, Core& core, const char* p, size_t bytes, unsigne
 void look(State& state, Core& core) {
   if (__builtin_expect(state.bad_index.waits, 0)) index_trap(state, core);
   settle(state);
-  state.sm_watch.each_change([&](const char* p, size_t bytes, unsigned differ) { unseen_store(state, core, p, bytes, differ); });
+  state.sm_watch.each_change(
+      [&](const char* p, size_t bytes, unsigned differ) { unseen_store(state, core, p, bytes, differ); });
   state.sm_looked = state.now;
 }
 

@@ -34,7 +34,9 @@ std::vector<uint16_t>& SmObjects::filled_of(const KernelInfo* kernel) {
     if (known == kernel) return objects;
   }
   std::vector<uint16_t> own;
-  for (const Symbol* object : kernel->sm_objects) own.push_back(static_cast<uint16_t>(object - module_->sm_objects.data() + 1));
+  for (const Symbol* object : kernel->sm_objects) {
+    own.push_back(static_cast<uint16_t>(object - module_->sm_objects.data() + 1));
+  }
   known_.emplace_back(kernel, std::move(own));
   return known_.back().second;
 }

@@ -19,7 +19,9 @@ class SmObjects {
   // Calls f(offset, bytes) for those.
   template <class F>
   void each_filled(F f) const {
-    for (const uint16_t number : filled_) f(module_->sm_objects[number - 1u].begin, module_->sm_objects[number - 1u].bytes);
+    for (const uint16_t number : filled_) {
+      f(module_->sm_objects[number - 1u].begin, module_->sm_objects[number - 1u].bytes);
+    }
   }
 
   // Does the range lie within one object?

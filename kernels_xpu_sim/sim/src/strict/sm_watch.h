@@ -1,6 +1,6 @@
-// Stores to SM that the hooks do not tell of: the compiler lets a function return its structure right into the variable it
-// is assigned to. They are seen by their effect: small variables are compared with a copy whenever the running core calls
-// the emulator, and so before any other core runs.
+// Stores to SM that the hooks do not tell of: the compiler lets a function return its structure right into the variable
+// it is assigned to. They are seen by their effect: small variables are compared with a copy whenever the running core
+// calls the emulator, and so before any other core runs.
 #pragma once
 
 #include <cstddef>

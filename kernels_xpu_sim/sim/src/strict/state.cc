@@ -51,8 +51,9 @@ struct Words {
 Words words_for(const State& state, const Core& core, Conflict conflict, const Cell& cell, bool write) {
   Words w;
   const char* const kind = write ? "write" : "read";
-  const std::string writer = text("write by core %d of cluster %d at ", cell.wcore % kMaxCores, cell.wcore / kMaxCores) +
-                             place_text(state.places.locate(cell.wplace));
+  const std::string writer =
+      text("write by core %d of cluster %d at ", cell.wcore % kMaxCores, cell.wcore / kMaxCores) +
+      place_text(state.places.locate(cell.wplace));
   const auto reader = [&](bool here) {
     std::string s = "read by ";
     const uint64_t others = cell.readers & ~(uint64_t{1} << core.id);
@@ -81,7 +82,8 @@ Words words_for(const State& state, const Core& core, Conflict conflict, const C
       w.other = reader(true);
       break;
     case Conflict::unpublished:
-      w.message = std::string(kind) + " of what another core wrote before the barrier, but without a fence after its write";
+      w.message =
+          std::string(kind) + " of what another core wrote before the barrier, but without a fence after its write";
       w.other = writer;
       break;
     case Conflict::cluster_with_write:

@@ -61,7 +61,7 @@ struct State {
   Places places;
   uint32_t now = 1, launch_start = 1, cluster_start = 1, full_barrier = 1;
   uint32_t seen[kMaxCores][kMaxCores];            // row: the core that knows
-  bool synchronised_in_part = false;              // in this cluster, otherwise than by barriers of all: seen has something
+  bool synchronised_in_part = false;              // in this cluster, not by barriers of all: seen has something
   uint32_t fences[spaces][kMaxCores];
   uint32_t published[spaces][kMaxCores];
   std::vector<InFlight> in_flight[kMaxCores];
@@ -92,8 +92,8 @@ void look(State& state, Core& core);
 // -- findings
 void lm_finding(Core& core, Check check, const char* address, size_t bytes, bool write, const void* pc);
 Check check_for(Conflict conflict);
-// Of a load or store at an instruction; or of a copy, whose text comes first, at its line. Names the other access by the
-// cell's history.
+// Of a load or store at an instruction; or of a copy, whose text comes first, at its line. Names the other access by
+// the cell's history.
 Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
                          const void* pc);
 Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,

@@ -112,7 +112,9 @@ class StrictChecker : public Checker {
     check_copy_conflicts(s, core, copy, sync);
   }
 
-  void copies_finished(Core& core, Direction direction, Site) override { finish_kind(*state_of(core), core, direction); }
+  void copies_finished(Core& core, Direction direction, Site) override {
+    finish_kind(*state_of(core), core, direction);
+  }
 
   // An atomic orders: who loads what another stored knows what that one knew.
   void atomic(Core& core, const void* address, bool store, Site) override {
@@ -129,7 +131,9 @@ class StrictChecker : public Checker {
     acquired ? acquire(s, core, s.lock_seen) : release(s, core, s.lock_seen);
   }
 
-  void room(Core& core, const void* address, size_t bytes, Site site) override { check_room(core, address, bytes, site); }
+  void room(Core& core, const void* address, size_t bytes, Site site) override {
+    check_room(core, address, bytes, site);
+  }
 
  private:
   static State& state(Worker& worker) { return *static_cast<State*>(worker.checker_state.get()); }

@@ -65,15 +65,19 @@ std::string number(const Type* type, Value v) {
 
 void overflow(const OverflowData* d, const char* operation, Value a, Value b) {
   say(Check::undefined_behaviour, d->where,
-      "signed overflow: " + number(d->type, a) + " " + operation + " " + number(d->type, b) + " does not fit " + d->type->name);
+      "signed overflow: " + number(d->type, a) + " " + operation + " " + number(d->type, b) + " does not fit " +
+          d->type->name);
 }
 
 void mismatch(const MismatchData* d, Value address) {
-  static constexpr const char* kKinds[] = {"load", "store", "reference binding", "member access", "member call",
-                                           "constructor call", "downcast", "downcast", "upcast", "cast", "cast", "cast"};
+  static constexpr const char* kKinds[] = {
+      "load",     "store",    "reference binding", "member access", "member call", "constructor call",
+      "downcast", "downcast", "upcast",            "cast",          "cast",        "cast"};
   const std::string kind = d->kind < sizeof kKinds / sizeof *kKinds ? kKinds[d->kind] : "access";
   const Value alignment = Value{1} << d->log_alignment;
-  if (address == 0) return say(Check::null_pointer, d->where, kind + " through a null pointer of type " + d->type->name);
+  if (address == 0) {
+    return say(Check::null_pointer, d->where, kind + " through a null pointer of type " + d->type->name);
+  }
   if (address & (alignment - 1)) {
     return say(Check::ld_st_unalign, d->where,
                text("%s of type %s at 0x%llx, which is no multiple of %llu", kind.c_str(), d->type->name,

@@ -9,8 +9,8 @@
 
 namespace xpu_sim::detail {
 
-// The device converts whole vectors: up to 31 elements past n are read and written. They are left alone here, where they
-// may be a neighbour's, and checking builds ask for the room.
+// The device converts whole vectors: up to 31 elements past n are read and written. They are left alone here, where
+// they may be a neighbour's, and checking builds ask for the room.
 void cast_needs_room(const void* from, long long from_bytes, void* to, long long to_bytes, Site site);
 
 template <class B, class A>

@@ -19,7 +19,8 @@ namespace xpu_sim::detail {
 
 [[gnu::cold]] void beyond_object(const char* operation, uintptr_t local, long long bytes, size_t room, Site site);
 
-inline __attribute__((always_inline)) void need_room(const char* operation, const void* local, long long bytes, Site site) {
+inline __attribute__((always_inline)) void need_room(const char* operation, const void* local, long long bytes,
+                                                     Site site) {
   const size_t room = XPU_SIM_ROOM(local);
   if (__builtin_expect(bytes > 0 && static_cast<size_t>(bytes) > room, 0)) {
     beyond_object(operation, reinterpret_cast<uintptr_t>(local), bytes, room, site);

@@ -5,8 +5,8 @@
 
 #include "xpu_sim/kernel/arithmetic.h"
 
-// The part [*start, *end) of [0, len) that is `tid`'s, of `nthreads`: contiguous blocks of `align`, the remainder to the
-// low ids.
+// The part [*start, *end) of [0, len) that is `tid`'s, of `nthreads`: contiguous blocks of `align`, the remainder to
+// the low ids.
 template <class TID>
 inline void partition(int tid, int nthreads, TID len, int align, TID* start, TID* end) {
   const TID blocks = roundup_div(len, static_cast<TID>(align)), each = blocks / nthreads, more = blocks % nthreads;

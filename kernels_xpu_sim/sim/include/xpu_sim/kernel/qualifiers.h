@@ -17,8 +17,8 @@
 #define __local__
 #define __simd__ __attribute__((aligned(64)))
 
-// SM holds one copy per cluster for the whole kernel. A worker thread runs one cluster at a time, so thread-local storage
-// is exactly that, and the segment of the kernel's module is the SM image.
+// SM holds one copy per cluster for the whole kernel. A worker thread runs one cluster at a time, so thread-local
+// storage is exactly that, and the segment of the kernel's module is the SM image.
 #if defined(XPU_SIM_SM_REDZONES)
 // Checking builds put a gap before each object, which nobody may touch. The alignment is given here because a __simd__
 // written before __shared__ lands on the gap.

@@ -1,8 +1,8 @@
 // Which functions a kernel's file calls in place of the library's.
 #pragma once
 
-// -fsanitize=thread tells of loads and stores, but not of those inside memcpy and its like. Renaming the calls in the assembly catches
-// also those that the compiler makes.
+// -fsanitize=thread tells of loads and stores, but not of those inside memcpy and its like. Renaming the calls in the
+// assembly catches also those that the compiler makes.
 #if defined(XPU_SIM_STRICT)
 __asm__(
     ".set memcpy, xpu_sim_memcpy\n"

@@ -22,7 +22,9 @@ XPU_SIM_SIMD float32x16_t vsrlp_float32x16(int bits, float32x16_t v) {
 }
 
 // The lane whose bit is set in the mask (one bit, not an index).
-XPU_SIM_SIMD int vextract_int32x16(int32x16_t v, int mask = 1) { return v[__builtin_ctz(static_cast<unsigned>(mask)) & 15]; }
+XPU_SIM_SIMD int vextract_int32x16(int32x16_t v, int mask = 1) {
+  return v[__builtin_ctz(static_cast<unsigned>(mask)) & 15];
+}
 XPU_SIM_SIMD float vextract_float32x16(float32x16_t v, int mask = 1) {
   return v[__builtin_ctz(static_cast<unsigned>(mask)) & 15];
 }

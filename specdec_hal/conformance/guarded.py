@@ -1,7 +1,8 @@
-"""Where the tensors of the backend under test live.
+"""Where the tensors of the backend under test live: guarded, unlike those of :mod:`specdec_hal.device`.
 
-Cases are NumPy. A :class:`Device` makes a tensor of each, inside a larger buffer whose margins hold a known pattern,
-and reads both back; it knows how to capture a launch for replay and how to notice a read of a device value on the host.
+Cases are NumPy. A :class:`GuardedDevice` makes a tensor of each, inside a larger buffer whose margins hold a known
+pattern, and reads both back; it knows how to capture a launch for replay and how to notice a read of a device value on
+the host.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Placed:
         return None
 
 
-class Device(Protocol):
-    """A place for tensors."""
+class GuardedDevice(Protocol):
+    """A place for tensors that have margins."""
 
     def place(self, array: Array) -> Placed:
         """A copy of the array, with margins."""
@@ -78,7 +79,7 @@ def _guarded(array: Array) -> NDArray[np.uint8]:
     return buffer
 
 
-class HostDevice:
+class GuardedHost:
     """Tensors are NumPy arrays; there is one stream, and plans replay themselves."""
 
     def place(self, array: Array) -> Placed:
@@ -107,7 +108,7 @@ class HostDevice:
         return nullcontext()
 
 
-class TorchDevice:
+class GuardedTorch:
     """Tensors are PyTorch's; on CUDA, launches run on a stream of their own and are captured in graphs."""
 
     def __init__(self, name: str) -> None:
@@ -187,13 +188,13 @@ def check_device(backend: Backend, name: str | None) -> str:
     return wanted
 
 
-def device_for(backend: Backend, name: str | None = None) -> Device:
+def device_for(backend: Backend, name: str | None = None) -> GuardedDevice:
     """The device for a backend's tensors. `name`: such as "cuda:1"; None is the first one of the backend's kind."""
     wanted = check_device(backend, name)
     if backend.device == "cpu":
-        return HostDevice()
+        return GuardedHost()
     if backend.device == "cuda":
-        return TorchDevice(wanted if ":" in wanted else "cuda:0")
+        return GuardedTorch(wanted if ":" in wanted else "cuda:0")
     raise BackendUnavailableError(
         f"no way to put tensors on '{wanted}' (backend '{backend.name}'); known devices: cpu, cuda"
     )
