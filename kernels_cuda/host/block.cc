@@ -1,7 +1,6 @@
 #include "block.h"
 
-#include <algorithm>
-#include <cstdio>
+#include <utility>
 
 namespace simt {
 namespace {
@@ -210,8 +209,9 @@ void Block::pass_cluster() {
 void* Block::shared_of(void* own, unsigned rank) {
   Block* const other = rank < kMostCluster ? cluster_->blocks[rank] : nullptr;
   if (other == nullptr) fail("reaches for block " + std::to_string(rank) + " of a cluster that has fewer");
-  if (!other->begun_) fail("reaches for the memory of block " + std::to_string(rank) + " of its cluster, which may not have started");
-  if (other->over()) fail("reaches for the memory of block " + std::to_string(rank) + " of its cluster, which has ended");
+  const std::string what = "reaches for the memory of block " + std::to_string(rank) + " of its cluster, which ";
+  if (!other->begun_) fail(what + "may not have started");
+  if (other->over()) fail(what + "has ended");
   void* const theirs = shared_.counterpart(own, other->shared_);
   if (theirs == nullptr) fail("asks for the counterpart of what is not in shared memory");
   return theirs;
@@ -233,8 +233,8 @@ std::string Block::standstill() const {
       if (count++ == 0) first = &fiber;
     }
     if (count == 0) continue;
-    found += (found.empty() ? "" : "; ") + std::to_string(count) + " wait " + names[static_cast<int>(kind)] + " (first: " +
-             place(*first) + ")";
+    found += (found.empty() ? "" : "; ") + std::to_string(count) + " wait " + names[static_cast<int>(kind)] +
+             " (first: " + place(*first) + ")";
   }
   return found;
 }

@@ -1,5 +1,5 @@
-// Exports set_seed: of the order in which the threads of later launches run, and of what is in memory that they have not
-// written.
+// Exports set_seed: of the order in which the threads of later launches run, and of what is in shared memory that they
+// have not written.
 #include <tvm/ffi/function.h>
 
 #include <cstdint>

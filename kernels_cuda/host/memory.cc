@@ -81,7 +81,8 @@ Stacks::~Stacks() { munmap(memory_, kMostThreads * (kBytes + kPage)); }
 
 char* Stacks::operator[](size_t i) {
   for (; ready_ <= i; ++ready_) {
-    if (mprotect(memory_ + ready_ * (kBytes + kPage) + kPage, kBytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+    char* const low = memory_ + ready_ * (kBytes + kPage) + kPage;
+    if (mprotect(low, kBytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
   }
   return memory_ + i * (kBytes + kPage) + kPage;
 }

@@ -13,6 +13,17 @@
 namespace simt {
 namespace {
 
+// Throws for what no device would launch.
+void check(const Launch& launch) {
+  const bool clusters = launch.cluster >= 1 && launch.cluster <= kMostCluster && launch.grid.x % launch.cluster == 0;
+  const bool blocks = launch.grid.x >= 1 && launch.grid.y >= 1 && launch.grid.y <= 0xFFFF;
+  if (clusters && blocks && launch.block.x >= 1 && launch.block.x <= kMostThreads && launch.block.y == 1) return;
+  throw std::runtime_error("expected blocks of 1 to 1024 threads in clusters of 1 to 8 that divide the grid, got a grid "
+                           "of " + std::to_string(launch.grid.x) + " x " + std::to_string(launch.grid.y) +
+                           " blocks of " + std::to_string(launch.block.x) + " x " + std::to_string(launch.block.y) +
+                           " threads in clusters of " + std::to_string(launch.cluster));
+}
+
 // A thread of the machine with the block that runs in it. call() waits for the end of what it has it do.
 class Worker {
  public:
@@ -65,11 +76,7 @@ class Device {
  public:
   void run(const Launch& launch, const std::function<void()>& kernel) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (launch.cluster < 1 || launch.cluster > kMostCluster || launch.grid.x % launch.cluster != 0 || launch.grid.x == 0 ||
-        launch.grid.y == 0 || launch.block.x < 1 || launch.block.x > kMostThreads || launch.block.y != 1) {
-      throw std::runtime_error("a launch of " + std::to_string(launch.grid.x) + " blocks in clusters of " +
-                               std::to_string(launch.cluster) + ", of " + std::to_string(launch.block.x) + " threads");
-    }
+    check(launch);
     while (workers_.size() < launch.cluster) workers_.push_back(std::make_unique<Worker>(workers_.size()));
     Chance chance(seed_of_launches);
     std::vector<uint64_t> clusters(uint64_t{launch.grid.x} * launch.grid.y / launch.cluster);
@@ -118,7 +125,8 @@ class Device {
       for (const unsigned rank : ranks) {
         Block& block = workers_[rank]->block;
         workers_[rank]->call([&] {
-          if (!block.begun()) block.begin(launch, place_of(launch, index * launch.cluster + rank), &barrier, chance, &kernel);
+          const Size place = place_of(launch, index * launch.cluster + rank);
+          if (!block.begun()) block.begin(launch, place, &barrier, chance, &kernel);
           any |= block.go();
         });
         if (!block.error().empty()) return block.error();

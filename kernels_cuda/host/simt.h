@@ -1,5 +1,5 @@
-// Runs CUDA kernels on the host, to see what they compute and whether they may: every thread is a fiber, every block of a
-// cluster a thread of the machine, of which one runs at a time. Which fiber comes next, and what shared memory holds
+// Runs CUDA kernels on the host, to see what they compute and whether they may: every thread is a fiber, every block of
+// a cluster a thread of the machine, of which one runs at a time. Which fiber comes next, and what shared memory holds
 // before it is written, depend on a seed: a kernel whose result does too lacks a barrier or reads what it never wrote.
 #pragma once
 

@@ -1,3 +1,6 @@
+#include <stdexcept>
+#include <string>
+
 #include "launch.cuh"
 #include "move_rows.cuh"
 #include "ops.h"
@@ -9,6 +12,12 @@ template <typename Rows, typename Unit>
 void launch_units(const char* op, const typename Rows::Args& a, int64_t out_rows, cudaStream_t stream) {
   const int64_t row_units = a.row_bytes / static_cast<int64_t>(sizeof(Unit));
   if (out_rows == 0 || row_units == 0) return;
+  constexpr int64_t kMostUnits = int64_t{kMoveChunk} * 0xFFFF;  // blocks along y
+  if (row_units > kMostUnits) {
+    throw std::invalid_argument("rows: expected at most " + std::to_string(kMostUnits) + " units of " +
+                                std::to_string(sizeof(Unit)) + " bytes, got " + std::to_string(row_units) +
+                                "; align rows to 16 bytes, or pass narrower ones");
+  }
   const size_t places = static_cast<size_t>(a.slots) * sizeof(uint32_t);
   if (row_units >= kMoveChunk / 4) {
     const dim3 grid(static_cast<unsigned>(out_rows), blocks_for(row_units, kMoveChunk));

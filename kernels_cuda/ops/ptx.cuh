@@ -12,9 +12,11 @@ namespace specdec::cuda::ptx {
 
 #if __CUDA_ARCH__ >= 900
 
-// Programmatic dependent launch: what the grid before wrote is seen from here on; the grid behind may start from here on.
+// Programmatic dependent launch: from here on what the grid before wrote is seen; the grid behind may start.
 __device__ __forceinline__ void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void launch_dependent_grid() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void launch_dependent_grid() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 __device__ __forceinline__ uint32_t cluster_index() {
   uint32_t x;
@@ -31,7 +33,9 @@ __device__ __forceinline__ uint32_t cluster_size() {
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(x));
   return x;
 }
-__device__ __forceinline__ void arrive_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void arrive_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void wait_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // The same shared variable of another block of the cluster.

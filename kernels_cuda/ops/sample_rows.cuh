@@ -18,8 +18,8 @@ __device__ __forceinline__ void read_params(const SamplingTensors& t, int64_t ro
 template <class L, class Part>
 __device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s) {
   float top = -INFINITY, low = INFINITY;
-  part.load([&](int v, const Elements<L>& elements) {
-    const bool whole = part.whole(v);
+  part.load([&](int v, const Elements<L>& elements, bool real) {
+    const bool whole = real && part.whole(v);
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {
       top = ptx::max_or_nan(top, elements.x[j]);

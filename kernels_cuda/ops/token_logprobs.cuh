@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   Part part(row, static_cast<int>(t.vocabulary), dynamic);
   float largest = -INFINITY;
   int not_below = 0;
-  part.load([&](int, const Elements<L>& elements) {
+  part.load([&](int, const Elements<L>& elements, bool) {
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {
       largest = ptx::max_or_nan(largest, elements.x[j]);

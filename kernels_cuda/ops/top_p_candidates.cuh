@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(Candid
   const uint64_t wanted = fraction_mass(t.top_p[b]);
   Part part(t.probs + r * t.vocabulary, static_cast<int>(t.vocabulary), dynamic);
   float largest = -INFINITY;
-  part.load([&](int, const Elements<Probability>& elements) {
+  part.load([&](int, const Elements<Probability>& elements, bool) {
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) largest = fmaxf(largest, elements.x[j]);
   });

@@ -48,6 +48,7 @@ __device__ __forceinline__ bool advance_slots(const StatusArgs& a, int64_t team,
       max_dec_len = a.max_dec_len[b];
     }
     LastToken last = {tokens.at(clamp64(slot.accept_num, 1, a.draft_width) - 1)};
+    __syncwarp();  // all lanes have read what the first one overwrites
     if (!in_use) continue;
     const int64_t* ends = a.end_tokens;
     const StatusMoves moves = advance_slot(&slot, paused, prompt_len, max_dec_len, a.draft_width, a.row_width, last,

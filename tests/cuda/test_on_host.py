@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specdec_hal.backends.cuda.backend import CudaBackend
@@ -16,7 +17,9 @@ from specdec_hal.conformance.report import FAILED
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.suite import Settings, Unit, run_unit
 from specdec_hal.conformance.trial import Trial
+from specdec_hal.ops.generate import generate
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not
+from tests.support.running import run
 
 ROOT = Path(__file__).parents[2]
 OPS = tuple(CudaBackend.capabilities)
@@ -48,6 +51,15 @@ def test_every_rule_by_name(op):
     ]
     assert results
     assert [(result.case, result.check, result.detail) for result in results if result.status == FAILED] == []
+
+
+@needs_library
+def test_rows_that_no_grid_covers_are_refused():
+    inputs = generate("adjust_batch", 3, M=1, D=1)
+    rows, width = len(inputs["x"]), 0xFFFF * 1024 + 1  # of two bytes, so not in larger units
+    inputs |= {name: np.zeros((rows, width), np.uint16) for name in ("x", "out")}
+    with pytest.raises(ValueError, match=rf"adjust_batch .*expected at most {width - 1} units of 2 bytes, got {width};"):
+        run("adjust_batch", inputs, CudaOnHost())
 
 
 @pytest.fixture(scope="module")

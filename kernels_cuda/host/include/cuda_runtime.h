@@ -1,5 +1,4 @@
-// CUDA C++ as far as the kernels of ops/ use it, for the host's compiler: what a kernel's code means, one thread at a time.
-// ../simt.h runs it.
+// CUDA C++ as far as the kernels of ops/ use it, for the host's compiler. ../simt.h runs it.
 #pragma once
 
 // Whatever uses a name that is a keyword of CUDA comes first.
