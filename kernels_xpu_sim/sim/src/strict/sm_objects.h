@@ -16,12 +16,6 @@ class SmObjects {
   // Fills the kernel's objects with what unused memory holds (lm_shadow.h).
   void cluster_begins();
 
-  // Calls f(offset, bytes) for those.
-  template <class F>
-  void each_filled(F f) const {
-    for (const uint16_t number : filled_) f(module_->sm_objects[number - 1u].begin, module_->sm_objects[number - 1u].bytes);
-  }
-
   // Does the range lie within one object?
   bool hold(size_t offset, size_t bytes) const {
     return number_.empty() || (number_[offset] && number_[offset + bytes - 1] == number_[offset]);
