@@ -74,6 +74,7 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
     if (second && repeats(core, state, second, write)) return;
   }
   const Access a = state.access(core, sm_space, state.places.of(pc), write ? kCellStored : 0);
+  if (write) state.sm_objects.written(static_cast<size_t>(p - core.worker->sm()), bytes);
   Worst worst;
   const auto look = [&](Cell& c, const char* at, size_t n) {
     const bool seen_written = in_cluster(a, c.wstamp);

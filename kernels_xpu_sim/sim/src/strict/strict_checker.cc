@@ -38,6 +38,7 @@ class StrictChecker : public Checker {
   void cluster_begins(Worker& worker) override {
     State& s = state(worker);
     s.sm.launch_begins(worker.sm(), worker.sm_bytes());
+    if (worker.launch()->options->poison >= 0) s.sm_objects.all_written();
     s.sm_objects.cluster_begins();
     s.cluster_start = s.full_barrier = ++s.now;
     std::memset(s.seen, 0, sizeof s.seen);
