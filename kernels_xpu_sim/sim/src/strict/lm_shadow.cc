@@ -33,6 +33,7 @@ void LmShadow::fence(char* from, char* high) {
   typedef uint32_t Words __attribute__((vector_size(16)));  // wider ones are compared word by word
   constexpr uint32_t kLow = static_cast<uint32_t>(kUnused), kHigh = static_cast<uint32_t>(kUnused >> 32);
   constexpr Words kFilling = {kLow, kHigh, kLow, kHigh};
+  static constexpr uint64_t kUnusedLine[] = {kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused};
   constexpr uint32_t kAllWritten = 0x01010101u * kWritten, kNoStore = 0x01010101u * (0xFFu & ~kStored);
   from -= reinterpret_cast<uintptr_t>(from) & 63;
   uint8_t* shadow = of(from);
@@ -48,11 +49,13 @@ void LmShadow::fence(char* from, char* high) {
       some |= b;
     }
     uint64_t w[4];
-    all &= uint8_t{kWritten};
-    some &= uint8_t{kStored};
     std::memcpy(w, &all, sizeof all);
     std::memcpy(w + 2, &some, sizeof some);
-    if ((w[0] & w[1]) == 0x0101010101010101ull * kWritten && !(w[2] | w[3])) continue;
+    const uint64_t every = w[0] & w[1], any = w[2] | w[3];
+    if (!(any & 0x0101010101010101ull * kStored)) {
+      if (!(~every & 0x0101010101010101ull * kWritten)) continue;
+      if (any == 0 && std::memcmp(at, kUnusedLine, sizeof kUnusedLine) == 0) continue;  // of an array in part use
+    }
     for (size_t i = 0; i < 64; i += sizeof(Words)) {
       Words content, bits;
       std::memcpy(&content, at + i, sizeof content);
