@@ -142,6 +142,7 @@ void shared_access(Core& core, const char* p, size_t bytes, bool write, const vo
   State& state = *state_of(core);
   ++core.accesses;
   if (state.suspect.address) settle(state);
+  if (__builtin_expect(core.worker->watch.limit_reached(), 0)) watchdog_trap(core, pc);  // here its line is known
   const uintptr_t at = reinterpret_cast<uintptr_t>(p);
   const size_t offset = static_cast<size_t>(p - core.worker->sm());
   if (offset < core.worker->sm_bytes()) {
