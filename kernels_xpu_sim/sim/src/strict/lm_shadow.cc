@@ -9,7 +9,22 @@ namespace xpu_sim::rt::strict {
 namespace {
 constexpr size_t kPrepared = 64 * 1024;  // of a stack, when it is first used: twice what a core may use
 constexpr size_t kRuntime = 2 * 1024;    // that the runtime's own calls may use below the kernel
+
+// Of the bits `which`, has each of the 64 bytes just `bits`?
+inline bool none_differs(const uint8_t* shadow, uint8_t bits, uint8_t which) {
+  ShadowBlock differ = {};
+  for (size_t i = 0; i < 64; i += sizeof differ) {
+    ShadowBlock b;
+    std::memcpy(&b, shadow + i, sizeof b);
+    differ |= b ^ bits;
+  }
+  differ &= which;
+  uint64_t w[2];
+  std::memcpy(w, &differ, sizeof w);
+  return (w[0] | w[1]) == 0;
 }
+
+}  // namespace
 
 char* LmShadow::clear(const Fiber& fiber) {
   char*& lowest = lowest_[static_cast<size_t>(fiber.index)];
@@ -39,23 +54,9 @@ void LmShadow::fence(char* from, char* high) {
   uint8_t* shadow = of(from);
   for (const char* at = from; at < high; at += 64, shadow += 64) {
     // Most lines are written, and not by stores since the last fence: a tile that was copied in.
-    ShadowBlock all, some;
-    std::memcpy(&all, shadow, sizeof all);
-    some = all;
-    for (size_t i = sizeof all; i < 64; i += sizeof all) {
-      ShadowBlock b;
-      std::memcpy(&b, shadow + i, sizeof b);
-      all &= b;
-      some |= b;
-    }
-    uint64_t w[4];
-    std::memcpy(w, &all, sizeof all);
-    std::memcpy(w + 2, &some, sizeof some);
-    const uint64_t every = w[0] & w[1], any = w[2] | w[3];
-    if (!(any & 0x0101010101010101ull * kStored)) {
-      if (!(~every & 0x0101010101010101ull * kWritten)) continue;
-      if (any == 0 && std::memcmp(at, kUnusedLine, sizeof kUnusedLine) == 0) continue;  // of an array in part use
-    }
+    if (none_differs(shadow, kWritten, kWritten | kStored)) continue;
+    // Or they belong to an array that is in use in part.
+    if (none_differs(shadow, 0, 0xFF) && std::memcmp(at, kUnusedLine, sizeof kUnusedLine) == 0) continue;
     for (size_t i = 0; i < 64; i += sizeof(Words)) {
       Words content, bits;
       std::memcpy(&content, at + i, sizeof content);

@@ -30,8 +30,8 @@ class SmObjects {
   // The compiler's own, no memory of the kernel's.
   bool is_guard(size_t offset) const { return !number_.empty() && number_[offset] == kGuard; }
 
-  // Called for bytes that no store that was seen has written: is that so? Not every store is seen, such as one of a
-  // returned structure. Objects of functions that the kernel calls are learnt here, for the next cluster.
+  // Called for bytes that no store that was seen has written: is that so? Not every store is seen, such as a
+  // library function's. Objects of functions that the kernel calls are learnt here, for the next cluster.
   bool unwritten(size_t offset, size_t bytes);
 
  private:
