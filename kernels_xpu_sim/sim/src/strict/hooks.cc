@@ -107,8 +107,8 @@ inline __attribute__((always_inline)) void store(char* p, const void* pc) {
   note(*owner_slot(sp), p, pc);
 }
 
-// The compiler's own vectors: a device would take them apart, so that alignment is no matter. A structure may have gaps, a
-// vector unused lanes: it counts as uninitialised when all of it is.
+// The compiler's own vectors: a device would take them apart, so that alignment is no matter. They may have gaps or
+// unused lanes, hence count as uninitialised only when all of a vector is.
 inline __attribute__((always_inline)) void load16(const char* p, const void* pc) {
   const void* const sp = stack_pointer();
   if (!in_kernel(sp)) return;
