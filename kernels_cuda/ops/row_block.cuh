@@ -88,8 +88,8 @@ class RowPart {
     return first >= 0 && first + kLength <= size_;
   }
 
-  // Goes through this lane's vectors for the first time: f(vector, elements, whether they are the row's), -inf where the
-  // row does not reach.
+  // Goes through this lane's vectors for the first time: f(vector, elements, whether they are the row's); -inf where it
+  // does not reach.
   template <class F>
   __device__ __forceinline__ void load(F f) {
     sweep_memory<false, 4>([&](int v, uint4 x, bool real) {

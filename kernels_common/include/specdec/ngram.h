@@ -106,11 +106,23 @@ SPECDEC_HD NgramMatch ngram_ranked(MatchPolicy policy, uint32_t rank) {
 
 namespace detail {
 
-// Whether any of eight tokens is the one looked for, without a branch for each.
-SPECDEC_HD bool any_of_eight(const int64_t* tokens, int64_t token) {
+// Whether any of eight tokens may be the one looked for, without a branch for each: false only if none is.
+SPECDEC_HD bool maybe_in_eight(const int64_t* tokens, int64_t token) {
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+  // The low halves, four at a time. Fewer loads, too, which are what checked builds spend their time on.
+  typedef int32_t Four __attribute__((vector_size(16), aligned(8), may_alias));
+  typedef int64_t Two __attribute__((vector_size(16)));
+  const Four* const x = reinterpret_cast<const Four*>(tokens);
+  constexpr Four kLow = {0, 2, 4, 6};
+  const int32_t low = static_cast<int32_t>(token);
+  const Four equal = (__builtin_shuffle(x[0], x[1], kLow) == low) | (__builtin_shuffle(x[2], x[3], kLow) == low);
+  const Two any = reinterpret_cast<Two>(equal);
+  return (any[0] | any[1]) != 0;
+#else
   bool any = false;
   for (int j = 0; j < 8; ++j) any |= tokens[j] == token;
   return any;
+#endif
 }
 
 }  // namespace detail
@@ -125,7 +137,7 @@ SPECDEC_HD void ngram_scan(const NgramQuery& query, const int64_t* tokens, int64
   for (int64_t done = 0, count = high - low; done < count && best->size < query.most;) {
     // The text's last token must stand before `after`: most places are passed over by that.
     const int64_t block = latest ? high - done - 8 : low + done;
-    if (count - done >= 8 && !detail::any_of_eight(tokens + (block - 1 - first), last_token)) {
+    if (count - done >= 8 && !detail::maybe_in_eight(tokens + (block - 1 - first), last_token)) {
       done += 8;
       continue;
     }

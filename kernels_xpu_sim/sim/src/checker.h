@@ -29,7 +29,6 @@ class Checker {
   // The copy is valid as to addresses. `sync`: it has finished when the call returns.
   virtual void copy_issued(Core&, const Copy&, const Span&, bool /*sync*/) {}
   virtual void copies_finished(Core&, Direction, Site) {}           // a synchronous copy has drained those of its kind
-  virtual void copied_late(Core&, const Copy&) {}                   // the engine has done a copy that it had put off
   virtual void core_pauses(Core&) {}                                // others may run now
   virtual void atomic(Core&, const void* /*address*/, bool /*store*/, Site) {}
   virtual void lock(Core&, bool /*acquired*/) {}                    // ticket_lock_mix, unlock_mix

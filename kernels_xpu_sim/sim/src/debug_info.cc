@@ -8,7 +8,8 @@ namespace {
 
 enum : uint64_t {  // DWARF 5, section 7.5
   kTagSubprogram = 0x2E, kTagInlined = 0x1D,
-  kName = 0x03, kStmtList = 0x10, kLowPc = 0x11, kHighPc = 0x12, kAbstractOrigin = 0x31, kSpecification = 0x47,
+  kName = 0x03, kStmtList = 0x10, kLowPc = 0x11, kHighPc = 0x12, kAbstractOrigin = 0x31, kArtificial = 0x34,
+  kSpecification = 0x47,
   kRanges = 0x55, kCallFile = 0x58, kCallLine = 0x59, kLinkageName = 0x6E,
   kFormAddr = 0x01
 };
@@ -28,7 +29,7 @@ struct DebugInfo::Entry {
   const Abbreviation* abbreviation = nullptr;  // nullptr: the end of a list of children
   uint64_t low = 0, high = 0, ranges = 0, origin = 0, specification = 0, line_program = 0;
   int call_file = 0, call_line = 0;
-  bool has_low = false, high_is_length = false, has_ranges = false;
+  bool has_low = false, high_is_length = false, has_ranges = false, artificial = false;
   std::string_view name, linkage_name;
 };
 
@@ -123,6 +124,7 @@ DebugInfo::Entry DebugInfo::read_entry(DwarfReader* in, const Unit& unit) const 
       case kRanges: e.ranges = value; e.has_ranges = true; break;
       case kAbstractOrigin: e.origin = value + (local ? unit.offset : 0); break;
       case kSpecification: e.specification = value + (local ? unit.offset : 0); break;
+      case kArtificial: e.artificial = value != 0; break;
       case kStmtList: e.line_program = value; break;
       case kCallFile: e.call_file = static_cast<int>(value); break;
       case kCallLine: e.call_line = static_cast<int>(value); break;
@@ -141,9 +143,12 @@ void DebugInfo::walk(DwarfReader* in, const Unit& unit, uintptr_t address, Inlin
     const bool has_code = e.has_low || e.has_ranges;
     const bool here = has_code && covers(e, unit, address);
     if (here && tag == kTagSubprogram) {
-      found->function = !e.name.empty() ? std::string(e.name) : name_of(e.origin ? e.origin : e.specification, unit);
+      bool artificial = false;
+      found->function = e.name;
+      name(e.origin ? e.origin : e.specification, unit, &found->function, &artificial);
     } else if (here && tag == kTagInlined) {
-      found->calls.push_back({name_of(e.origin, unit), e.call_file, e.call_line});
+      found->calls.push_back({"", false, e.call_file, e.call_line});
+      name(e.origin, unit, &found->calls.back().function, &found->calls.back().artificial);
     }
     if (!e.abbreviation->children) continue;
     // Blocks and namespaces have no code, or one of their own that is no function: look inside all the same.
@@ -202,12 +207,14 @@ bool DebugInfo::in_ranges(uint64_t offset, const Unit& unit, uintptr_t address) 
   return false;
 }
 
-std::string DebugInfo::name_of(uint64_t offset, const Unit& unit, int depth) const {
-  if (offset < unit.first || offset >= unit.end || depth > 4) return "";
+// What a function's entry, or one that it refers to, says of it.
+void DebugInfo::name(uint64_t offset, const Unit& unit, std::string* name, bool* artificial, int depth) const {
+  if (offset < unit.first || offset >= unit.end || depth > 4) return;
   DwarfReader in(info_.substr(offset, unit.end - offset));
   const Entry e = read_entry(&in, unit);
-  if (!e.name.empty()) return std::string(e.name);
-  return name_of(e.origin ? e.origin : e.specification, unit, depth + 1);
+  if (name->empty()) *name = e.name;
+  *artificial |= e.artificial;
+  this->name(e.origin ? e.origin : e.specification, unit, name, artificial, depth + 1);
 }
 
 }  // namespace xpu_sim::rt

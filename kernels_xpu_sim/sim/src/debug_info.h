@@ -14,6 +14,7 @@ namespace xpu_sim::rt {
 // One level of inlining: what was inlined, and from where it was called.
 struct InlinedCall {
   std::string function;
+  bool artificial = false;     // the compiler's, such as an assignment of structures
   int file = 0, line = 0;      // the file's number in the unit's line program
 };
 
@@ -50,7 +51,7 @@ class DebugInfo {
   void skip_children(DwarfReader* in, const Unit& unit) const;
   bool covers(const Entry& entry, const Unit& unit, uintptr_t address) const;
   bool in_ranges(uint64_t offset, const Unit& unit, uintptr_t address) const;
-  std::string name_of(uint64_t offset, const Unit& unit, int depth = 0) const;
+  void name(uint64_t offset, const Unit& unit, std::string* name, bool* artificial, int depth = 0) const;
 
   ElfFile elf_;
   std::string_view info_, abbreviations_, strings_, line_strings_, ranges_, range_lists_;

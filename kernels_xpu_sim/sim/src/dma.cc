@@ -49,7 +49,6 @@ void perform(Core& core, const Copy& c, const char* frame) {
     }
   }
   raw_copy(c.to, c.from, c.bytes);
-  if (checker) checker->copied_late(core, c);
 }
 
 // Does those of the pending copies that `chosen` picks, in order of issue, or in reverse where order is not promised.
@@ -134,7 +133,6 @@ void finish_copies(Core* core) {
       raw_copy(c.to, core->dma.sources.data() + c.kept, c.bytes);
     } else if (c.direction == gm2sm) {
       raw_copy(c.to, c.from, c.bytes);
-      if (checker) checker->copied_late(*core, c);
     }
   }
   core->dma.clear();

@@ -23,6 +23,7 @@ struct Fault {
   int signal;
   const void* address;
   const void* pc;
+  const void* caller;  // of a function without a frame, if it is in one
 };
 
 const void* pc_of(const ucontext_t* context) {
@@ -30,6 +31,17 @@ const void* pc_of(const ucontext_t* context) {
   return reinterpret_cast<const void*>(context->uc_mcontext.gregs[REG_RIP]);
 #elif defined(__aarch64__)
   return reinterpret_cast<const void*>(context->uc_mcontext.pc);
+#else
+  (void)context;
+  return nullptr;
+#endif
+}
+
+const void* caller_of(const ucontext_t* context) {
+#if defined(__x86_64__)
+  return *reinterpret_cast<const void* const*>(context->uc_mcontext.gregs[REG_RSP]);
+#elif defined(__aarch64__)
+  return reinterpret_cast<const void*>(context->uc_mcontext.regs[30]);
 #else
   (void)context;
   return nullptr;
@@ -47,10 +59,18 @@ const void* sp_of(const ucontext_t* context) {
 #endif
 }
 
+// The functions that the strict build calls at loads and stores have no frame, and no line either.
+const void* kernel_pc(const Fault& fault) {
+  const Module* const module = module_at(fault.pc);
+  const Symbol* const function = module ? module->function_at(reinterpret_cast<uintptr_t>(fault.pc)) : nullptr;
+  const bool hook = function && function->name.compare(0, 7, "__tsan_") == 0;
+  return hook && fault.caller ? static_cast<const char*>(fault.caller) - 1 : fault.pc;
+}
+
 [[noreturn]] void landed(const Core& core, const Fault& fault) {
   Worker& worker = *core.worker;
   const uintptr_t at = reinterpret_cast<uintptr_t>(fault.address);
-  if (fault.signal == watchdog_signal()) watchdog_trap(core, fault.pc);
+  if (fault.signal == watchdog_signal()) watchdog_trap(core, kernel_pc(fault));
   Check check = Check::memory_fault;
   std::string message;
   if (fault.signal == SIGFPE) {
@@ -98,7 +118,9 @@ void land(Core* core, int signal, const void* address, ucontext_t* context) {
   const Fiber& f = *core->worker->stacks().fiber(kFaultStack);
   *owner_slot(f.low) = core;
   Landing* const l = reinterpret_cast<Landing*>(f.high - sizeof(Landing)) - 1;
-  *l = {core, {signal, address, pc_of(context)}};
+  // Of a stack that has overflowed nothing can be read.
+  const void* const caller = signal == watchdog_signal() ? caller_of(context) : nullptr;
+  *l = {core, {signal, address, pc_of(context), caller}};
 #if defined(__x86_64__)
   const uintptr_t top = reinterpret_cast<uintptr_t>(l) & ~uintptr_t{15};
   context->uc_mcontext.gregs[REG_RSP] = static_cast<greg_t>(top - 8);  // as after a call

@@ -154,9 +154,8 @@ Location locate_in(Module* m, uintptr_t address) {
 }  // namespace
 
 Location locate(const void* pc) {
-  Module* const m = const_cast<Module*>(module_at(pc));
-  const std::lock_guard<std::mutex> lock(reading());
-  return m ? locate_in(m, reinterpret_cast<uintptr_t>(pc)) : Location();
+  const std::vector<Location> chain = locate_inlined(pc);
+  return chain.empty() ? Location() : chain[0];
 }
 
 std::vector<Location> locate_inlined(const void* pc) {
@@ -169,7 +168,9 @@ std::vector<Location> locate_inlined(const void* pc) {
   const InlinedCalls inlined = m->debug->at(address - m->base);
   const std::string outermost = chain[0].function;
   for (const InlinedCall& call : inlined.calls) {
-    chain.back().function = call.function;
+    // What nobody wrote has no line of its own: its caller's counts.
+    if (call.artificial) chain.pop_back();
+    if (!chain.empty()) chain.back().function = call.function;
     chain.push_back({m->lines->file(inlined.line_program, call.file), call.line, outermost});
   }
   return chain;

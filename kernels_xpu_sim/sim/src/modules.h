@@ -45,7 +45,8 @@ struct Module {
 // The module at an address; nullptr: none. Read once and kept.
 const Module* module_at(const void* address);
 
-// Source position of an instruction, by the module's debug information; the function's name at least.
+// Source position of an instruction, by the module's debug information; the function's name at least. Of code that the
+// compiler made up, such as an assignment of structures: the line that it is for.
 Location locate(const void* pc);
 // The same, followed by the places that the functions inlined there were called from, up to the one with code of its
 // own.

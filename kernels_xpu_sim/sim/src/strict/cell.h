@@ -19,7 +19,8 @@ enum CellFlags : uint16_t {
   kCellStored = 8,        // written by a store, not by a copy
   kCellAtomic = 16,       // written by storea
   kCellOtherRead = 32,    // read by an earlier cluster of this launch
-  kCellParts = 64         // see the cells of its parts instead
+  kCellParts = 64,        // see the cells of its parts instead
+  kCellUnseen = 128       // written by a store that was not seen: by whom and when is not known
 };
 
 struct Cell {
@@ -65,7 +66,7 @@ inline bool in_cluster(const Access& a, uint32_t stamp) { return stamp >= a.clus
 inline bool in_launch(const Access& a, uint32_t stamp) { return stamp >= a.launch_start; }
 
 inline Conflict against_write(const Cell& c, const Access& a, bool writing) {
-  if (!in_launch(a, c.wstamp)) return Conflict::none;
+  if (!in_launch(a, c.wstamp) || (c.flags & kCellUnseen)) return Conflict::none;
   if (!in_cluster(a, c.wstamp)) return Conflict::cluster_with_write;
   if (c.wcore != a.who) {
     const unsigned writer = c.wcore & 63u;
@@ -139,6 +140,14 @@ inline Conflict read_cell(Cell* c, const Access& a) {
   c->rstamp = a.now;
   c->rplace = a.place;
   return k;
+}
+
+// Read, though no write was seen: since the cluster began there was one, of which nothing can be said.
+inline void written_unseen(Cell* c, const Access& a) {
+  c->wstamp = a.cluster_start;
+  c->wfence = 0;
+  c->wcore = a.who;
+  c->flags = static_cast<uint16_t>((c->flags & ~(kCellAsync | kCellStored | kCellAtomic)) | kCellUnseen);
 }
 
 // What a write would conflict with; record_write then makes it the last one.

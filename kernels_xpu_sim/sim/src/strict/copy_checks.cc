@@ -76,6 +76,7 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   Cell cell{};
   const char* where = local;
   bool stored = false, unwritten = false;
+  if (!reads) s.sm_objects.written(static_cast<size_t>(local - core.worker->sm()), c.bytes);
   const auto note = [&](Conflict k, const Cell& c2, const char* p) {
     if (k == Conflict::none || worst != Conflict::none) return;
     worst = k;
@@ -232,6 +233,7 @@ void finish_lm(State& s, Core& core) {
 void atomic_access(State& s, Core& core, const char* address, bool store) {
   Access a = s.access(core, sm_space, s.places.of(core.last), kCellAtomic);
   --a.fence;  // it is in SM at once, for a barrier to publish
+  if (store) s.sm_objects.written(static_cast<size_t>(address - core.worker->sm()), 4);
   Conflict k = Conflict::none;
   Cell cell{};
   s.sm.each(address, 4, [&](Cell& c, const char*, size_t) {

@@ -9,7 +9,22 @@ namespace xpu_sim::rt::strict {
 namespace {
 constexpr size_t kPrepared = 64 * 1024;  // of a stack, when it is first used: twice what a core may use
 constexpr size_t kRuntime = 2 * 1024;    // that the runtime's own calls may use below the kernel
+
+// Of the bits `which`, has each of the 64 bytes just `bits`?
+inline bool none_differs(const uint8_t* shadow, uint8_t bits, uint8_t which) {
+  ShadowBlock differ = {};
+  for (size_t i = 0; i < 64; i += sizeof differ) {
+    ShadowBlock b;
+    std::memcpy(&b, shadow + i, sizeof b);
+    differ |= b ^ bits;
+  }
+  differ &= which;
+  uint64_t w[2];
+  std::memcpy(w, &differ, sizeof w);
+  return (w[0] | w[1]) == 0;
 }
+
+}  // namespace
 
 char* LmShadow::clear(const Fiber& fiber) {
   char*& lowest = lowest_[static_cast<size_t>(fiber.index)];
@@ -33,26 +48,15 @@ void LmShadow::fence(char* from, char* high) {
   typedef uint32_t Words __attribute__((vector_size(16)));  // wider ones are compared word by word
   constexpr uint32_t kLow = static_cast<uint32_t>(kUnused), kHigh = static_cast<uint32_t>(kUnused >> 32);
   constexpr Words kFilling = {kLow, kHigh, kLow, kHigh};
+  static constexpr uint64_t kUnusedLine[] = {kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused};
   constexpr uint32_t kAllWritten = 0x01010101u * kWritten, kNoStore = 0x01010101u * (0xFFu & ~kStored);
   from -= reinterpret_cast<uintptr_t>(from) & 63;
   uint8_t* shadow = of(from);
   for (const char* at = from; at < high; at += 64, shadow += 64) {
     // Most lines are written, and not by stores since the last fence: a tile that was copied in.
-    ShadowBlock all, some;
-    std::memcpy(&all, shadow, sizeof all);
-    some = all;
-    for (size_t i = sizeof all; i < 64; i += sizeof all) {
-      ShadowBlock b;
-      std::memcpy(&b, shadow + i, sizeof b);
-      all &= b;
-      some |= b;
-    }
-    uint64_t w[4];
-    all &= uint8_t{kWritten};
-    some &= uint8_t{kStored};
-    std::memcpy(w, &all, sizeof all);
-    std::memcpy(w + 2, &some, sizeof some);
-    if ((w[0] & w[1]) == 0x0101010101010101ull * kWritten && !(w[2] | w[3])) continue;
+    if (none_differs(shadow, kWritten, kWritten | kStored)) continue;
+    // Or they belong to an array that is in use in part.
+    if (none_differs(shadow, 0, 0xFF) && std::memcmp(at, kUnusedLine, sizeof kUnusedLine) == 0) continue;
     for (size_t i = 0; i < 64; i += sizeof(Words)) {
       Words content, bits;
       std::memcpy(&content, at + i, sizeof content);

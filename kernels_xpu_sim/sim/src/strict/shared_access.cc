@@ -1,4 +1,5 @@
 // Loads and stores outside of the core's own LM: SM, GM, or a mistake.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -74,6 +75,7 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
     if (second && repeats(core, state, second, write)) return;
   }
   const Access a = state.access(core, sm_space, state.places.of(pc), write ? kCellStored : 0);
+  if (write) state.sm_objects.written(static_cast<size_t>(p - core.worker->sm()), bytes);
   Worst worst;
   const auto look = [&](Cell& c, const char* at, size_t n) {
     const bool seen_written = in_cluster(a, c.wstamp);
@@ -82,8 +84,7 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
     if (state.sm_objects.unwritten(static_cast<size_t>(at - core.worker->sm()), n)) {
       worst.add(Conflict::uninitialised, c);
     } else {
-      c.wstamp = a.cluster_start;  // by a store that was not seen: before everything that was
-      c.wcore = a.who;
+      written_unseen(&c, a);
     }
   };
   if (word && bytes == 4) {
@@ -149,6 +150,7 @@ void shared_access(Core& core, const char* p, size_t bytes, bool write, const vo
   State& state = *state_of(core);
   ++core.accesses;
   if (state.suspect.address) settle(state);
+  if (__builtin_expect(core.worker->watch.limit_reached(), 0)) watchdog_trap(core, pc);  // here its line is known
   const uintptr_t at = reinterpret_cast<uintptr_t>(p);
   const size_t offset = static_cast<size_t>(p - core.worker->sm());
   if (offset < core.worker->sm_bytes()) {
@@ -164,12 +166,15 @@ void shared_access(Core& core, const char* p, size_t bytes, bool write, const vo
 }
 
 void settle(State& state) {
+  if (!state.suspect.address) return;
   const Suspect s = state.suspect;
-  if (!s.address) return;
   state.suspect.address = nullptr;
-  if (std::memcmp(s.before, s.address, s.bytes) == 0) return;
+  const char* const changed = std::mismatch(s.address, s.address + s.bytes, s.before).first;
+  if (changed == s.address + s.bytes) return;
+  // The word, as the history has it.
+  const char* const word = std::max(s.address, changed - (reinterpret_cast<uintptr_t>(changed) & 3));
   report_once(check_for(s.conflict), *s.core, s.pc, 0,
-              [&] { return conflict_finding(state, *s.core, s.conflict, s.cell, s.address, true, s.pc); });
+              [&] { return conflict_finding(state, *s.core, s.conflict, s.cell, word, true, s.pc); });
 }
 
 namespace {
@@ -183,30 +188,11 @@ namespace {
   trap(std::move(f));
 }
 
-// A store to SM of which only the effect was seen, at some time since the core's last call into the runtime.
-void unseen_store(State& state, Core& core, const char* p, size_t bytes, unsigned differ) {
-  const Access a = state.access(core, sm_space, state.places.of(core.last), kCellStored);
-  Worst worst;
-  state.sm.each(p, bytes, [&](Cell& c, const char* at, size_t n) {
-    if (n == 1 && !(differ >> (at - p) & 1)) return;
-    if (c.wcore == a.who && in_cluster(a, c.wstamp) && c.wstamp >= state.sm_looked) return;  // it was seen
-    visit(c, a, true, &worst);
-  });
-  if (worst.conflict == Conflict::none) return;
-  report_once(check_for(worst.conflict), core, core.last, [&] {
-    return conflict_finding(state, core, worst.conflict, worst.cell, p, true, core.last,
-                            "a structure that was returned, near here");
-  });
-}
-
 }  // namespace
 
 void look(State& state, Core& core) {
   if (__builtin_expect(state.bad_index.waits, 0)) index_trap(state, core);
   settle(state);
-  state.sm_watch.each_change(
-      [&](const char* p, size_t bytes, unsigned differ) { unseen_store(state, core, p, bytes, differ); });
-  state.sm_looked = state.now;
 }
 
 }  // namespace xpu_sim::rt::strict

@@ -14,6 +14,7 @@ void SmObjects::launch_begins(const KernelInfo* kernel, char* sm) {
     module_ = kernel->module;
     number_.clear();
     known_.clear();
+    used_.assign(module_ ? module_->tls_bytes / kLine / 64 + 1 : 0, ~uint64_t{0});
     if (module_ && module_->has_symbols) {
       number_.assign(module_->tls_bytes + 1, 0);
       uint16_t number = 0;
@@ -42,17 +43,24 @@ std::vector<uint16_t>& SmObjects::filled_of(const KernelInfo* kernel) {
 }
 
 void SmObjects::cluster_begins() {
-  // The pattern lies by address, so that a part of it is recognised. Objects begin at multiples of 64 bytes.
-  typedef uint64_t Line __attribute__((vector_size(64)));
-  constexpr Line kFilling = {kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused};
+  // The pattern lies by address, so that a part of it is recognised.
+  constexpr uint64_t kFilling[] = {kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused};
+  static_assert(sizeof kFilling == kLine);
   for (const uint16_t number : filled_) {
     const Symbol& object = module_->sm_objects[number - 1u];
-    char* at = sm_ + object.begin;
-    char* const end = at + object.bytes;
-    for (; end - at >= static_cast<std::ptrdiff_t>(sizeof kFilling); at += sizeof kFilling) {
-      std::memcpy(at, &kFilling, sizeof kFilling);
+    const size_t end = object.begin + object.bytes;
+    for (size_t line = object.begin / kLine; line * kLine < end;) {
+      const uint64_t rest = used_[line / 64] >> line % 64;
+      if (rest == 0) {
+        line = (line / 64 + 1) * 64;
+        continue;
+      }
+      line += static_cast<size_t>(__builtin_ctzll(rest));
+      if (line * kLine >= end) break;
+      std::memcpy(sm_ + line * kLine, kFilling, std::min(kLine, end - line * kLine));
+      used_[line / 64] &= ~(uint64_t{1} << line % 64);
+      ++line;
     }
-    std::memcpy(at, &kFilling, static_cast<size_t>(end - at));
   }
 }
 

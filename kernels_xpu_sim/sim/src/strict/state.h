@@ -14,7 +14,6 @@
 #include "places.h"
 #include "sm_cells.h"
 #include "sm_objects.h"
-#include "sm_watch.h"
 
 namespace xpu_sim::rt::strict {
 
@@ -31,7 +30,7 @@ struct InFlight {
 struct Suspect {
   const char* address = nullptr;
   size_t bytes = 0;
-  char before[16];
+  char before[256];
   Core* core = nullptr;
   Conflict conflict{};
   Cell cell{};
@@ -75,8 +74,6 @@ struct State {
   LazyArray<uint32_t> atomic_of;                  // by word of SM: where in `atomics`, if there is that address
   Suspect suspect;
   BadIndex bad_index;
-  SmWatch sm_watch;
-  uint32_t sm_looked = 0;                         // when the stores to SM that are not told of were last looked for
   uint64_t findings_seen = 0;
 };
 

@@ -38,8 +38,8 @@ class StrictChecker : public Checker {
   void cluster_begins(Worker& worker) override {
     State& s = state(worker);
     s.sm.launch_begins(worker.sm(), worker.sm_bytes());
+    if (worker.launch()->options->poison >= 0) s.sm_objects.all_written();
     s.sm_objects.cluster_begins();
-    s.sm_watch.cluster_begins(s.sm_objects, worker.sm());
     s.cluster_start = s.full_barrier = ++s.now;
     std::memset(s.seen, 0, sizeof s.seen);
     s.synchronised_in_part = false;
@@ -88,10 +88,6 @@ class StrictChecker : public Checker {
   }
 
   void core_pauses(Core& core) override { look(*state_of(core), core); }
-
-  void copied_late(Core& core, const Copy& copy) override {
-    if (copy.direction == gm2sm) state_of(core)->sm_watch.changed(copy.to, copy.bytes);
-  }
 
   bool bad_index(Core& core, Site site, const std::string& message, const char* array) override {
     if (!core.checked) return false;
