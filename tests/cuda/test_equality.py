@@ -14,6 +14,7 @@ from specdec_hal.ops.generate import cases, generate, hostile
 from specdec_hal.ops.spec import FLOATS
 from tests.support import wide_rows
 from tests.support.bits import assert_same_bits
+from tests.support.cuda_shapes import LARGE
 from tests.support.gpu import GpuCall, run_on_gpu
 from tests.support.running import run
 
@@ -60,33 +61,19 @@ def test_the_guards_see_stray_writes(name, offset, complaint, cuda):
         gpu.results()
 
 
-BIG = {
-    "prepare_inputs": {"M": 1300, "S": 9, "L": 900, "I_cap": 300},
-    "adjust_batch": {"M": 90, "S": 9, "D": 1537, "L": 60},
-    "recover_batch": {"M": 90, "S": 9, "D": 1537, "L": 60},
-    "gather_next_token": {"M": 90, "S": 9, "D": 1537, "L": 60},
-    "build_sampling_params": {"M": 1300, "S": 32},
-    "verify_draft_tokens": {"M": 1100, "S": 32, "V": 200, "E": 40, "C": 50},
-    "update_model_status": {"M": 1300, "S": 32, "L": 300, "E": 40},
-    "ngram_match": {"M": 40, "S": 32, "L": 9001},
-    "hybrid_mtp_ngram": {"M": 40, "S": 32, "L": 9001},
-    "gather_accepted": {"M": 1300, "S": 32, "L": 200},
-}
-
-
-@pytest.mark.parametrize("op", BIG)
+@pytest.mark.parametrize("op", LARGE)
 def test_large(op, cuda):
     for seed in range(4):
-        check(op, generate(op, seed, **BIG[op], **without_index(op)), cuda, seed)
+        check(op, generate(op, seed, **LARGE[op], **without_index(op)), cuda, seed)
 
 
-@pytest.mark.parametrize("op", BIG)
+@pytest.mark.parametrize("op", LARGE)
 def test_the_most_slots(op, cuda):
     sizes = {"M": 8192, "S": 3, "L": 32} | ({"V": 7} if op == "verify_draft_tokens" else {})
     check(op, generate(op, 5, **sizes, **without_index(op)), cuda, sizes)
 
 
-@pytest.mark.parametrize("op", BIG)
+@pytest.mark.parametrize("op", LARGE)
 def test_no_slot_in_use(op, cuda):
     for seed in range(4):
         check(op, generate(op, seed, M=3, B=0, **without_index(op)), cuda, seed)

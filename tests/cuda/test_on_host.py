@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,11 @@ from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.suite import Settings, Unit, run_unit
 from specdec_hal.conformance.trial import Trial
 from specdec_hal.ops.generate import generate
+from specdec_hal.ops.spec import FLOATS
+from tests.support import wide_rows
+from tests.support.bits import assert_same_bits
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not
+from tests.support.cuda_shapes import LARGE
 from tests.support.running import run
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +56,47 @@ def test_every_rule_by_name(op):
     ]
     assert results
     assert [(result.case, result.check, result.detail) for result in results if result.status == FAILED] == []
+
+
+def check(op: str, inputs: dict[str, Any], number: int, context: object) -> None:
+    """Both generations in turn, each time in another order."""
+    backend = CudaOnHost(ARCHS[number % len(ARCHS)], seed=number)
+    assert_same_bits(run(op, inputs, backend), run(op, inputs), (op, number, context))
+
+
+@needs_library
+@pytest.mark.parametrize("op", LARGE)
+def test_large(op):
+    for number in range(4):
+        check(op, generate(op, number, **LARGE[op]), number, LARGE[op])
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("style", wide_rows.STYLES)
+def test_wide_rows(style, dtype):
+    """Rows that clusters of blocks share, in shared memory and not."""
+    for number, v in enumerate((1000, 3001, 20_011)):
+        inputs = wide_rows.sampling(style, dtype, v, number, some=8)
+        for order in (2 * number, 2 * number + 1):
+            check("sample_target", inputs, order, (style, v))
+        check("processed_probs", wide_rows.probabilities(inputs), 2 * number, (style, v))
+
+
+@needs_library
+@pytest.mark.parametrize("c", [1, 20, 300])
+def test_wide_candidates(c):
+    for number, v in enumerate((1, 500, 20_011)):
+        check("top_p_candidates", wide_rows.candidates(max(v, c), c, 0.9), number, v)
+
+
+@needs_library
+@pytest.mark.parametrize("strategy", ["REJECTION", "TOPP"])
+def test_a_wide_vocabulary(strategy):
+    for number in range(4):
+        options = {"M": 5, "S": 4, "V": 50_001} | ({"C": 900} if strategy == "TOPP" else {"C": 1})
+        inputs = generate("verify_draft_tokens", number, strategy=strategy, accept_policy="NORMAL", **options)
+        check("verify_draft_tokens", inputs, number, (strategy, options))
 
 
 @needs_library

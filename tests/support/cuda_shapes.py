@@ -1,0 +1,16 @@
+"""Sizes at which the CUDA kernels take several warps, blocks and clusters."""
+
+from __future__ import annotations
+
+LARGE = {
+    "prepare_inputs": {"M": 1300, "S": 9, "L": 900, "I_cap": 300},
+    "adjust_batch": {"M": 90, "S": 9, "D": 1537, "L": 60},
+    "recover_batch": {"M": 90, "S": 9, "D": 1537, "L": 60},
+    "gather_next_token": {"M": 90, "S": 9, "D": 1537, "L": 60},
+    "build_sampling_params": {"M": 1300, "S": 32},
+    "verify_draft_tokens": {"M": 1100, "S": 32, "V": 200, "E": 40, "C": 50},
+    "update_model_status": {"M": 1300, "S": 32, "L": 300, "E": 40},
+    "ngram_match": {"M": 40, "S": 32, "L": 9001},
+    "hybrid_mtp_ngram": {"M": 40, "S": 32, "L": 9001},
+    "gather_accepted": {"M": 1300, "S": 32, "L": 200},
+}
