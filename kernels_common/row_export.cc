@@ -154,8 +154,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(row_draw, row_draw)
 struct ProbsSink {
   float* out;
 
-  void append(const float* values, int count) {
-    std::memcpy(out, values, sizeof(float) * static_cast<size_t>(count));
+  void append(const Chunk& values, int count) {
+    std::memcpy(out, values.at, sizeof(float) * static_cast<size_t>(count));
     out += count;
   }
 };

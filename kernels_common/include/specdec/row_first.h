@@ -9,38 +9,45 @@ struct NoMass {
   SPECDEC_HD uint64_t operator()(float) const { return 0; }
 };
 
-// Counts of a rank's elements by bucket, in two tables by turns, so that additions wait less for each other.
+// Counts of a rank's elements by bucket.
 template <class L, class Shared>
 struct CountVisitor {
   Shared& s;
   int rank;
   KeyGrid grid;
-  uint32_t odd[kBuckets];
 
-  SPECDEC_HD CountVisitor(Shared& shared, int team_rank, const KeyGrid& of) : s(shared), rank(team_rank), grid(of) {
-    for (int b = 0; b < kBuckets; ++b) s.count[1][rank][b] = odd[b] = 0;
-  }
-  SPECDEC_HD void finish() {
-    for (int b = 0; b < kBuckets; ++b) s.count[1][rank][b] += odd[b];
-    for (int b = 0; b < kBuckets; ++b) s.mass[1][rank][b] = 0;
-    s.above[rank] = 0;
-  }
-  SPECDEC_HD bool chunk(const float* value, int64_t, int n) {
-    int32_t bucket[kChunk];
-    int32_t all = kBuckets - 1;
-    for (int j = 0; j < kChunk; ++j) bucket[j] = grid.bucket(order_key(value[j]));
-    for (int j = 0; j < kChunk; ++j) all &= bucket[j];
-    uint32_t* even = s.count[1][rank];
-    if (all == kBuckets - 1) {
-      even[kBuckets - 1] += static_cast<uint32_t>(n);
+  struct Work {
+    KeyGrid grid;
+    Wide<uint32_t, kBuckets> count;
+
+    SPECDEC_HD explicit Work(const CountVisitor& v) : grid(v.grid) {
+      for (int b = 0; b < kBuckets; ++b) count[b] = 0;
+    }
+    SPECDEC_HD bool chunk(const Chunk& value, int64_t, int n) {
+      Wide<int32_t, kChunk> bucket;
+      int32_t all = kBuckets - 1;
+      for (int j = 0; j < kChunk; ++j) bucket[j] = grid.bucket(order_key(value[j]));
+      for (int j = 0; j < kChunk; ++j) all &= bucket[j];
+      if (all == kBuckets - 1) {
+        count[kBuckets - 1] += static_cast<uint32_t>(n);
+      } else {
+        for (int j = 0; j < n; ++j) count.at[bucket[j]] += 1;
+      }
       return true;
     }
-    for (int j = 0; j < n - 1; j += 2) {
-      even[bucket[j]] += 1;
-      odd[bucket[j + 1]] += 1;
+    SPECDEC_HD void finish(CountVisitor& v) const {
+      for (int b = 0; b < kBuckets; b += kBlock) {
+        Wide<uint32_t, kBlock> sum;
+        sum.load(v.s.count[1][v.rank] + b);
+        for (int j = 0; j < kBlock; ++j) sum[j] += count[b + j];
+        sum.store(v.s.count[1][v.rank] + b);
+      }
     }
-    if (n % 2 != 0) even[bucket[n - 1]] += 1;
-    return true;
+  };
+
+  SPECDEC_HD CountVisitor(Shared& shared, int team_rank, const KeyGrid& of) : s(shared), rank(team_rank), grid(of) {
+    clear_histogram(s, 1, rank);
+    s.above[rank] = 0;
   }
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
     return visit_chunks<L>(*this, x, first, count);
@@ -51,6 +58,27 @@ struct CountVisitor {
 // for others.
 SPECDEC_HD KeyGrid logit_grid(int32_t top) { return {top, 18}; }
 
+// Puts this rank's elements of the list among the first `want` in order into s.sorted_value and s.sorted_id: every
+// ranks-th from `rank` on.
+template <class Shared>
+SPECDEC_VECTOR void sort_list(Shared& s, int rank, int ranks, int want) {
+  Wide<int32_t, kListed> keys;
+  const int size = s.list_size;
+  keys.load(s.list_key, size);
+  for (int i = rank; i < size; i += ranks) {
+    // The elements that come before this one: the larger, and of equals the earlier.
+    const int32_t key = keys[i];
+    int32_t place = 0;
+    for (int j = 0; j < kListed; ++j) {
+      place += static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j < i)) & static_cast<int32_t>(j < size);
+    }
+    if (place < want) {
+      s.sorted_value[place] = s.list_value[i];
+      s.sorted_id[place] = s.list_id[i];
+    }
+  }
+}
+
 // Puts the `want` (1 .. kListed, and not more than there are) first elements behind `from` into s.sorted_value and
 // s.sorted_id, in order and in every rank's sight; returns the last of them. `grid` is a guess at where they are.
 template <class L, class Team, class Row, class Shared>
@@ -60,7 +88,6 @@ SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, Cut from, int want
   if (from.key == keep_none().key) {
     CountVisitor<L, Shared> v(s, rank, grid);
     row.visit(v);
-    v.finish();
     sum_histograms(team, s, 1);
   } else {
     range_histogram<L>(team, row, s, 1, everything, grid, from, NoMass{}, true);
@@ -98,14 +125,7 @@ SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, Cut from, int want
   }
   if (rank == 0) s.list_size = static_cast<int>(search.above.count + quota);
   team.sync();
-  const int ranks = team.size();
-  for (int i = rank; i < s.list_size; i += ranks) {
-    const int place = list_place(s, i);
-    if (place < want) {
-      s.sorted_value[place] = s.list_value[i];
-      s.sorted_id[place] = s.list_id[i];
-    }
-  }
+  sort_list(s, rank, team.size(), want);
   team.sync();
   return {order_key(s.sorted_value[want - 1]), s.sorted_id[want - 1]};
 }

@@ -45,14 +45,16 @@ struct RowLogprobs {
 
 template <class L>
 struct TotalRankVisitor {
+  using Work = OwnWork<TotalRankVisitor>;
+
   Softmax softmax;
   float chosen;
   uint64_t total, rank;
 
-  SPECDEC_HD bool chunk(const float* logit, int64_t, int n) {
+  SPECDEC_HD bool chunk(const Chunk& logit, int64_t, int n) {
     SoftmaxChunk masses;
     masses.load(softmax, logit);
-    total += scaled_sum<kChunk>(masses.scaled);
+    total += scaled_sum(masses.scaled);
     int32_t before = 0;
     for (int j = 0; j < kChunk; ++j) before += static_cast<int32_t>(logit[j] >= chosen) & static_cast<int32_t>(j < n);
     rank += static_cast<uint64_t>(before);

@@ -16,6 +16,8 @@ namespace specdec {
 constexpr int kBuckets = 128;
 constexpr int kListed = 64;  // elements of the short list
 
+constexpr int kBlock = 16;  // buckets looked at together
+
 // A cut in the order of a row: kept are all larger keys, and of those equal the ids up to `id`.
 struct Cut {
   int32_t key;
@@ -102,7 +104,7 @@ struct RowShared {
   // Histograms of each rank, and their sums. Set 0 is the first of a row, which stays; set 1 the later ones.
   uint32_t count[2][Ranks][kBuckets];
   uint64_t mass[2][Ranks][kBuckets];
-  Weight sum[2][kBuckets];
+  uint64_t sum_count[2][kBuckets], sum_mass[2][kBuckets];
   uint32_t above[Ranks];  // elements above a histogram's range (top lists only)
   Search search;
 
@@ -129,31 +131,38 @@ SPECDEC_HD int64_t rank_begin(int64_t size, int rank, int ranks) {
   return min64((share * rank + min64(rank, more)) * kChunk, size);
 }
 
-// Calls v.element(key, id, value) for every element whose key is in v.wanted(). Most chunks have none, and most
-// elements of the others are passed over eight at a time.
+// Calls v.element(key, id, value) for every element whose key is in v.wanted(). Most chunks have none.
 template <class Visitor>
 struct WantedChunks {
   Visitor& v;
   float low, high;
 
-  SPECDEC_HD bool chunk(const float* value, int64_t first, int n) {
-    uint8_t hit[kChunk];
-    uint8_t any = 0;
-    for (int j = 0; j < kChunk; ++j) {
-      hit[j] = static_cast<uint8_t>(static_cast<int>(value[j] >= low) & static_cast<int>(value[j] <= high));
-    }
-    for (int j = 0; j < kChunk; ++j) any |= hit[j];
-    if (any == 0) return true;
-    for (int i = 0; i < n; i += 8) {
-      uint64_t eight;
-      std::memcpy(&eight, hit + i, sizeof eight);
-      if (eight == 0) continue;
-      for (int j = i; j < i + 8; ++j) {
-        if (hit[j] != 0 && j < n) v.element(order_key(value[j]), first + j, value[j]);
+  struct Work {
+    Visitor& v;
+    float low, high;
+
+    SPECDEC_HD explicit Work(const WantedChunks& chunks) : v(chunks.v), low(chunks.low), high(chunks.high) {}
+    SPECDEC_HD bool chunk(const Chunk& value, int64_t first, int n) {
+      uint32_t hits[kChunk / kLanes];
+      for (int half = 0; half < kChunk / kLanes; ++half) {
+        uint32_t bits = 0;
+        for (int j = 0; j < kLanes; ++j) {
+          const float x = value[half * kLanes + j];
+          bits |= (0u - (static_cast<uint32_t>(x >= low) & static_cast<uint32_t>(x <= high))) & (1u << j);
+        }
+        hits[half] = bits;
       }
+      if ((hits[0] | hits[1]) == 0) return true;
+      for (int half = 0; half < kChunk / kLanes; ++half) {
+        for (uint32_t left = hits[half]; left != 0; left &= left - 1) {
+          const int j = half * kLanes + count_trailing_ones(~left);
+          if (j < n) v.element(order_key(value[j]), first + j, value[j]);
+        }
+      }
+      return true;
     }
-    return true;
-  }
+    SPECDEC_HD void finish(WantedChunks&) const {}
+  };
 };
 
 template <class L, class Visitor>
@@ -185,36 +194,58 @@ SPECDEC_APART RowTop row_top(Team& team, Row& row, Shared& s, int turn) {
 
 template <class Shared>
 SPECDEC_HD void clear_histogram(Shared& s, int set, int rank) {
-  for (int b = 0; b < kBuckets; ++b) s.count[set][rank][b] = 0;
-  for (int b = 0; b < kBuckets; ++b) s.mass[set][rank][b] = 0;
+  Wide<uint32_t, kBlock> count;
+  Wide<uint64_t, kBlock> mass;
+  for (int j = 0; j < kBlock; ++j) count[j] = 0;
+  for (int j = 0; j < kBlock; ++j) mass[j] = 0;
+  for (int b = 0; b < kBuckets; b += kBlock) count.store(s.count[set][rank] + b);
+  for (int b = 0; b < kBuckets; b += kBlock) mass.store(s.mass[set][rank] + b);
 }
 
 // Adds up the ranks' histograms of a set; in every rank's sight afterwards.
 template <class Team, class Shared>
-SPECDEC_HD void sum_histograms(Team& team, Shared& s, int set) {
+SPECDEC_APART void sum_histograms(Team& team, Shared& s, int set) {
   team.sync();
-  const int ranks = team.size(), end = kBuckets * (team.rank() + 1) / ranks;
-  for (int b = kBuckets * team.rank() / ranks; b < end; ++b) {
-    Weight total{0, 0};
-    for (int r = 0; r < ranks; ++r) total = total.plus({s.count[set][r][b], s.mass[set][r][b]});
-    s.sum[set][b] = total;
+  const int ranks = team.size();
+  for (int b = kBlock * team.rank(); b < kBuckets; b += kBlock * ranks) {
+    Wide<uint64_t, kBlock> all_count, all_mass;
+    for (int j = 0; j < kBlock; ++j) all_count[j] = all_mass[j] = 0;
+    for (int r = 0; r < ranks; ++r) {
+      Wide<uint32_t, kBlock> count;
+      Wide<uint64_t, kBlock> mass;
+      count.load(s.count[set][r] + b);
+      mass.load(s.mass[set][r] + b);
+      for (int j = 0; j < kBlock; ++j) all_count[j] += count[j];
+      for (int j = 0; j < kBlock; ++j) all_mass[j] += mass[j];
+    }
+    all_count.store(s.sum_count[set] + b);
+    all_mass.store(s.sum_mass[set] + b);
   }
   team.sync();
 }
 
 // The first bucket in which the search reaches its goal; adds what lies above to search.above.
 template <class Shared>
-SPECDEC_HD int find_bucket(const Shared& s, int set, Search& search) {
-  int b = 0;
-  for (; b < kBuckets - 1; ++b) {
-    const Weight beyond = search.above.plus(s.sum[set][b]);
-    if (beyond.of(search.goal) >= search.need) break;
-    search.above = beyond;
+SPECDEC_APART int find_bucket(const Shared& s, int set, Search& search) {
+  const Goal goal = search.goal;
+  const uint64_t need = search.need;
+  Weight above = search.above;
+  for (int block = 0;; block += kBlock) {
+    Wide<uint64_t, kBlock> count, mass;
+    count.load(s.sum_count[set] + block);
+    mass.load(s.sum_mass[set] + block);
+    for (int j = 0; j < kBlock; ++j) {
+      const Weight inside{count[j], mass[j]}, beyond = above.plus(inside);
+      if (beyond.of(goal) >= need || block + j == kBuckets - 1) {
+        search.above = above;
+        search.set = set;
+        search.bucket = block + j;
+        search.inside = inside;
+        return block + j;
+      }
+      above = beyond;
+    }
   }
-  search.set = set;
-  search.bucket = b;
-  search.inside = s.sum[set][b];
-  return b;
 }
 
 // How to go on with search.range, of which `most` elements can be listed.
@@ -268,9 +299,13 @@ SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, int set, KeyRan
 // Mass of a rank's elements in the first buckets of its histogram.
 template <class Shared>
 SPECDEC_HD uint64_t own_mass(const Shared& s, int set, int rank, int buckets) {
-  uint64_t mass = 0;
-  for (int b = 0; b < buckets; ++b) mass += s.mass[set][rank][b];
-  return mass;
+  uint64_t sum = 0;
+  for (int b = 0; b < buckets; b += kBlock) {
+    Wide<uint64_t, kBlock> mass;
+    mass.load(s.mass[set][rank] + b);
+    for (int j = 0; j < kBlock; ++j) sum += mass[j] & (uint64_t{0} - static_cast<uint64_t>(b + j < buckets));
+  }
+  return sum;
 }
 
 // Narrow histograms until search.next is something else; on entry and on return in every rank's sight. Returns the mass
@@ -336,40 +371,37 @@ struct TieVisitor {
   }
 };
 
-// How many elements of the list come before element i in the row's order: the larger, and of equals the earlier.
-template <class Shared>
-SPECDEC_HD int list_place(const Shared& s, int i) {
-  const int32_t key = s.list_key[i], size = s.list_size;
-  int32_t place = 0;
-  for (int32_t j = 0; j < size; ++j) place += static_cast<int32_t>(s.list_key[j] > key - static_cast<int32_t>(j < i));
-  return place;
-}
-
-// What element i of the list, and all that come before it in the row's order, weigh.
-template <class Shared>
-SPECDEC_HD Weight list_weight(const Shared& s, int i) {
-  const int32_t key = s.list_key[i];
-  Weight sum{0, 0};
-  for (int j = 0; j < s.list_size; ++j) {
-    const uint64_t counts = static_cast<uint64_t>((s.list_key[j] > key) | ((s.list_key[j] == key) & (j <= i)));
-    sum = sum.plus({counts, s.list_mass[j] & (uint64_t{0} - counts)});
-  }
-  return sum;
-}
-
 // Ends a search whose next step is kList: each rank looks at its own elements of the list, [begin, end). Returns the
 // mass of those that are kept.
 template <class Shared>
-SPECDEC_HD uint64_t cut_list(Shared& s, int begin, int end) {
-  const Search& search = s.search;
+SPECDEC_VECTOR uint64_t cut_list(Shared& s, int begin, int end) {
+  const Goal goal = s.search.goal;
+  const Weight above = s.search.above;
+  const uint64_t need = s.search.need;
+  Wide<int32_t, kListed> keys;
+  Wide<uint64_t, kListed> masses;
+  const int size = s.list_size;
+  keys.load(s.list_key, size);
+  masses.load(s.list_mass, size);
   uint64_t own = 0;
   for (int i = begin; i < end; ++i) {
-    const Weight upto = search.above.plus(list_weight(s, i)), self{1, s.list_mass[i]};
-    if (upto.of(search.goal) - self.of(search.goal) >= search.need) continue;
+    // What this element, and all that come before it in the row's order, weigh.
+    const int32_t key = keys[i];
+    const Weight self{1, masses[i]};
+    Weight upto = above;
+    for (int j = 0; j < kListed; ++j) {
+      const int32_t first = static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j <= i)) &
+                            static_cast<int32_t>(j < size);
+      upto.count += static_cast<uint64_t>(first);
+      upto.mass += masses[j] & (uint64_t{0} - static_cast<uint64_t>(first));
+    }
+    if (upto.of(goal) - self.of(goal) >= need) continue;
     own += self.mass;
-    if (upto.of(search.goal) >= search.need) {  // the last one
-      s.search.cut = {s.list_key[i], s.list_id[i]};
-      s.search.kept = upto;
+    if (upto.of(goal) >= need) {  // the last one
+      s.search.cut.key = key;
+      s.search.cut.id = s.list_id[i];
+      s.search.kept.count = upto.count;
+      s.search.kept.mass = upto.mass;
     }
   }
   return own;
