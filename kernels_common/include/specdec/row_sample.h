@@ -87,6 +87,13 @@ struct KeptMasses {
     return mass & (uint64_t{0} - static_cast<uint64_t>(kept & (mass >= least)));
   }
 
+  // Elements with a mass of `least` have a t above this: logarithms are above the line between powers of two, which the
+  // bits of a float are read as.
+  SPECDEC_HD float deepest() const {
+    const float bits = static_cast<float>(static_cast<int32_t>(f32_bits(u64_to_f32(least))));
+    return sub_rn(mul_rn(bits, 0x1p-23f), 127.0f + kMassBits + 0x1p-8f);
+  }
+
   // All bits for those of a chunk that the cut keeps; false if there are none.
   SPECDEC_HD bool inside_cut(const Chunk& logit, int64_t first, Wide<uint32_t, kChunk>& inside) const {
     const float low = key_value(cut.key);
@@ -116,9 +123,7 @@ SPECDEC_HD bool load_kept(const KeptMasses& kept, const Chunk& logit, int64_t fi
   chunk.load_t(kept.softmax, logit);
   const float least = u64_to_f32(kept.least);  // exact: 24 bits
   if (kept.least > 0) {
-    // Most chunks have none: the logarithm of least is above the line between powers of two, which bits are read as.
-    const float deepest = sub_rn(mul_rn(static_cast<float>(static_cast<int32_t>(f32_bits(least))), 0x1p-23f),
-                                 127.0f + kMassBits + 0x1p-8f);
+    const float deepest = kept.deepest();
     uint32_t any = 0;
     for (int j = 0; j < kChunk; ++j) any |= inside[j] & static_cast<uint32_t>(chunk.t[j] >= deepest);
     if (any == 0) return false;
@@ -131,7 +136,8 @@ SPECDEC_HD bool load_kept(const KeptMasses& kept, const Chunk& logit, int64_t fi
   return true;
 }
 
-// Counts and masses of a rank's logits by bucket. While they are counted both are in one word.
+// Counts and masses of a rank's logits by bucket. While they are counted both are in one word, and in two tables by
+// turns: an addition to what was just stored waits for it.
 template <class L, class Shared>
 struct SoftmaxVisitor {
   static constexpr int kCountShift = 52, kMost = (1 << (64 - kCountShift)) - kChunk;  // counted in a word
@@ -142,10 +148,10 @@ struct SoftmaxVisitor {
 
   struct Work {
     SoftmaxGrid grid;
-    Wide<uint64_t, kBuckets> table;
+    Wide<uint64_t, kBuckets> even, odd;
 
     SPECDEC_HD explicit Work(const SoftmaxVisitor& v) : grid(v.grid) {
-      for (int b = 0; b < kBuckets; ++b) table[b] = 0;
+      for (int b = 0; b < kBuckets; ++b) even[b] = odd[b] = 0;
     }
     SPECDEC_HD bool chunk(const Chunk& logit, int64_t, int n) {
       constexpr uint64_t kOne = uint64_t{1} << kCountShift;
@@ -156,9 +162,13 @@ struct SoftmaxVisitor {
       for (int j = 0; j < kChunk; ++j) bucket[j] = grid.bucket_of(masses.t[j]);
       for (int j = 0; j < kChunk; ++j) all &= bucket[j];
       if (all == SoftmaxGrid::kLast) {
-        table[SoftmaxGrid::kLast] += scaled_sum(masses.scaled) + static_cast<uint64_t>(n) * kOne;
+        even[SoftmaxGrid::kLast] += scaled_sum(masses.scaled) + static_cast<uint64_t>(n) * kOne;
       } else {
-        for (int j = 0; j < n; ++j) table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
+        for (int j = 0; j < n - 1; j += 2) {
+          even.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
+          odd.at[bucket[j + 1]] += f32_to_u64(masses.scaled[j + 1]) + kOne;
+        }
+        if (n % 2 != 0) even.at[bucket[n - 1]] += f32_to_u64(masses.scaled[n - 1]) + kOne;
       }
       return true;
     }
@@ -169,8 +179,11 @@ struct SoftmaxVisitor {
         Wide<uint64_t, kBlock> mass;
         count.load(v.s.count[0][v.rank] + b);
         mass.load(v.s.mass[0][v.rank] + b);
-        for (int j = 0; j < kBlock; ++j) count[j] += static_cast<uint32_t>(table[b + j] >> kCountShift);
-        for (int j = 0; j < kBlock; ++j) mass[j] += table[b + j] & kMass;
+        for (int j = 0; j < kBlock; ++j) {
+          const uint64_t sum = even[b + j] + odd[b + j];
+          count[j] += static_cast<uint32_t>(sum >> kCountShift);
+          mass[j] += sum & kMass;
+        }
         count.store(v.s.count[0][v.rank] + b);
         mass.store(v.s.mass[0][v.rank] + b);
       }
@@ -198,7 +211,29 @@ struct KeptSumVisitor {
 
   SPECDEC_HD bool chunk(const Chunk& logit, int64_t first, int) {
     SoftmaxChunk masses;
-    if (load_kept(kept, logit, first, masses)) total += scaled_sum(masses.scaled);
+    if (kept.least == 0) {
+      if (load_kept(kept, logit, first, masses)) total += scaled_sum(masses.scaled);
+      return true;
+    }
+    // Most chunks have none, or few that are heavy enough.
+    Wide<uint32_t, kChunk> inside;
+    if (!kept.inside_cut(logit, first, inside)) return true;
+    masses.load_t(kept.softmax, logit);
+    const float deepest = kept.deepest();
+    uint32_t heavy[2];
+    for (int half = 0; half < 2; ++half) {
+      uint32_t bits = 0;
+      for (int j = 0; j < kLanes; ++j) {
+        bits |= inside[half * kLanes + j] & (0u - static_cast<uint32_t>(masses.t[half * kLanes + j] >= deepest)) & (1u << j);
+      }
+      heavy[half] = bits;
+    }
+    for (int half = 0; half < 2; ++half) {
+      for (uint32_t left = heavy[half]; left != 0; left &= left - 1) {
+        const uint64_t mass = exp2_mass(masses.t[half * kLanes + count_trailing_ones(~left)]);
+        total += mass >= kept.least ? mass : 0;
+      }
+    }
     return true;
   }
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {

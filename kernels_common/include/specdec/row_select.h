@@ -371,6 +371,23 @@ struct TieVisitor {
   }
 };
 
+// What element i of a list of up to N weighs together with all that come before it in the row's order: the larger, and of
+// equals the earlier.
+template <int N>
+SPECDEC_HD Weight listed_weight(const Wide<int32_t, kListed>& keys, const Wide<uint64_t, kListed>& masses, int i,
+                                int size) {
+  const int32_t key = keys[i];
+  int32_t count = 0;
+  uint64_t mass = 0;
+  for (int j = 0; j < N; ++j) {
+    const int32_t counts = static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j <= i)) &
+                           static_cast<int32_t>(j < size);
+    count += counts;
+    mass += masses[j] & (uint64_t{0} - static_cast<uint64_t>(counts));
+  }
+  return {static_cast<uint64_t>(count), mass};
+}
+
 // Ends a search whose next step is kList: each rank looks at its own elements of the list, [begin, end). Returns the
 // mass of those that are kept.
 template <class Shared>
@@ -385,16 +402,10 @@ SPECDEC_VECTOR uint64_t cut_list(Shared& s, int begin, int end) {
   masses.load(s.list_mass, size);
   uint64_t own = 0;
   for (int i = begin; i < end; ++i) {
-    // What this element, and all that come before it in the row's order, weigh.
     const int32_t key = keys[i];
     const Weight self{1, masses[i]};
-    Weight upto = above;
-    for (int j = 0; j < kListed; ++j) {
-      const int32_t first = static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j <= i)) &
-                            static_cast<int32_t>(j < size);
-      upto.count += static_cast<uint64_t>(first);
-      upto.mass += masses[j] & (uint64_t{0} - static_cast<uint64_t>(first));
-    }
+    const Weight upto = above.plus(size <= kLanes ? listed_weight<kLanes>(keys, masses, i, size)
+                                                  : listed_weight<kListed>(keys, masses, i, size));
     if (upto.of(goal) - self.of(goal) >= need) continue;
     own += self.mass;
     if (upto.of(goal) >= need) {  // the last one
