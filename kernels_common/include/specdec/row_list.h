@@ -15,6 +15,7 @@ SPECDEC_HD void row_candidates(Team& team, Row& row, Shared& s, int64_t count, f
   constexpr KeyGrid kProbabilities{0x3FFFFFFF, 21};  // four buckets an octave, from 2 down to 2^-31
   uint64_t running = 0;
   int64_t reached = 0;
+  row_top<Probability>(team, row, s, 0);
   Cut cut = keep_none();
   for (int64_t at = 0; at < count;) {
     const int n = static_cast<int>(min64(count - at, kListed));

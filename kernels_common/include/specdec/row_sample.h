@@ -96,6 +96,10 @@ struct KeptMasses {
 
   // All bits for those of a chunk that the cut keeps; false if there are none.
   SPECDEC_HD bool inside_cut(const Chunk& logit, int64_t first, Wide<uint32_t, kChunk>& inside) const {
+    if (uncut()) {
+      for (int j = 0; j < kChunk; ++j) inside[j] = ~0u;
+      return true;
+    }
     const float low = key_value(cut.key);
     const int last = static_cast<int>(clamp64(cut.id - first, -1, kChunk));
     uint32_t any = 0;
@@ -115,11 +119,7 @@ SPECDEC_HD bool load_kept(const KeptMasses& kept, const Chunk& logit, int64_t fi
     return true;
   }
   Wide<uint32_t, kChunk> inside;
-  if (kept.uncut()) {
-    for (int j = 0; j < kChunk; ++j) inside[j] = ~0u;
-  } else if (!kept.inside_cut(logit, first, inside)) {
-    return false;
-  }
+  if (!kept.inside_cut(logit, first, inside)) return false;
   chunk.load_t(kept.softmax, logit);
   const float least = u64_to_f32(kept.least);  // exact: 24 bits
   if (kept.least > 0) {
@@ -136,8 +136,7 @@ SPECDEC_HD bool load_kept(const KeptMasses& kept, const Chunk& logit, int64_t fi
   return true;
 }
 
-// Counts and masses of a rank's logits by bucket. While they are counted both are in one word, and in two tables by
-// turns: an addition to what was just stored waits for it.
+// Counts and masses of a rank's logits by bucket. While they are counted both are in one word.
 template <class L, class Shared>
 struct SoftmaxVisitor {
   static constexpr int kCountShift = 52, kMost = (1 << (64 - kCountShift)) - kChunk;  // counted in a word
@@ -148,10 +147,10 @@ struct SoftmaxVisitor {
 
   struct Work {
     SoftmaxGrid grid;
-    Wide<uint64_t, kBuckets> even, odd;
+    Wide<uint64_t, kBuckets> table;
 
     SPECDEC_HD explicit Work(const SoftmaxVisitor& v) : grid(v.grid) {
-      for (int b = 0; b < kBuckets; ++b) even[b] = odd[b] = 0;
+      for (int b = 0; b < kBuckets; ++b) table[b] = 0;
     }
     SPECDEC_HD bool chunk(const Chunk& logit, int64_t, int n) {
       constexpr uint64_t kOne = uint64_t{1} << kCountShift;
@@ -162,13 +161,9 @@ struct SoftmaxVisitor {
       for (int j = 0; j < kChunk; ++j) bucket[j] = grid.bucket_of(masses.t[j]);
       for (int j = 0; j < kChunk; ++j) all &= bucket[j];
       if (all == SoftmaxGrid::kLast) {
-        even[SoftmaxGrid::kLast] += scaled_sum(masses.scaled) + static_cast<uint64_t>(n) * kOne;
+        table[SoftmaxGrid::kLast] += scaled_sum(masses.scaled) + static_cast<uint64_t>(n) * kOne;
       } else {
-        for (int j = 0; j < n - 1; j += 2) {
-          even.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
-          odd.at[bucket[j + 1]] += f32_to_u64(masses.scaled[j + 1]) + kOne;
-        }
-        if (n % 2 != 0) even.at[bucket[n - 1]] += f32_to_u64(masses.scaled[n - 1]) + kOne;
+        for (int j = 0; j < n; ++j) table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
       }
       return true;
     }
@@ -179,11 +174,8 @@ struct SoftmaxVisitor {
         Wide<uint64_t, kBlock> mass;
         count.load(v.s.count[0][v.rank] + b);
         mass.load(v.s.mass[0][v.rank] + b);
-        for (int j = 0; j < kBlock; ++j) {
-          const uint64_t sum = even[b + j] + odd[b + j];
-          count[j] += static_cast<uint32_t>(sum >> kCountShift);
-          mass[j] += sum & kMass;
-        }
+        for (int j = 0; j < kBlock; ++j) count[j] += static_cast<uint32_t>(table[b + j] >> kCountShift);
+        for (int j = 0; j < kBlock; ++j) mass[j] += table[b + j] & kMass;
         count.store(v.s.count[0][v.rank] + b);
         mass.store(v.s.mass[0][v.rank] + b);
       }
@@ -423,15 +415,15 @@ template <class Shared>
 SPECDEC_VECTOR int64_t draw_first(const Shared& s, const FirstMasses& first, uint64_t point) {
   Chunk scaled;
   Wide<int64_t, kChunk> ids;
+  Wide<uint64_t, kChunk> masses;
   scaled.load(first.scaled);
-  const int count = first.count;
-  ids.load(s.sorted_id, count);
+  ids.load(s.sorted_id, first.count);
+  for (int j = 0; j < kChunk; ++j) masses[j] = f32_to_u64(scaled[j]);
   for (int i = 0;; ++i) {
     const int64_t id = ids[i];
-    const uint64_t mass = f32_to_u64(scaled[i]);
     uint64_t below = 0;
-    for (int j = 0; j < count; ++j) below += ids[j] < id ? f32_to_u64(scaled[j]) : 0;
-    if (point >= below && point - below < mass) return id;
+    for (int j = 0; j < kChunk; ++j) below += masses[j] & (uint64_t{0} - static_cast<uint64_t>(ids[j] < id));
+    if (point >= below && point - below < masses[i]) return id;
   }
 }
 

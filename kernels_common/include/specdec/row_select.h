@@ -15,6 +15,7 @@ namespace specdec {
 
 constexpr int kBuckets = 128;
 constexpr int kListed = 64;  // elements of the short list
+constexpr int kRoom = 2 * kListed;  // it has room for, since a guess at its length may be wrong
 
 constexpr int kBlock = 16;  // buckets looked at together
 
@@ -109,9 +110,9 @@ struct RowShared {
   Search search;
 
   // The short list, by ascending id, and a part of it in the row's order.
-  int32_t list_key[kListed];
-  float list_value[kListed];
-  int64_t list_id[kListed];
+  int32_t list_key[kRoom];
+  float list_value[kRoom];
+  int64_t list_id[kRoom];
   uint64_t list_mass[kListed];
   float sorted_value[kListed];
   int64_t sorted_id[kListed];
@@ -119,6 +120,8 @@ struct RowShared {
 
   // One value of each rank; two sets in turns, so that one sync a reduction is enough.
   int32_t rank_key[2][Ranks];
+  float lane[Ranks][kLanes];  // see LargestVisitor
+  int32_t floor;
   uint64_t rank_mass[2][Ranks];
   uint64_t rank_count[2][Ranks];
   float chosen[2];
@@ -172,7 +175,7 @@ SPECDEC_HD void visit_wanted(Visitor& v, const typename L::Bits* x, int64_t firs
   visit_chunks<L>(chunks, x, first, count);
 }
 
-// The largest key of a row, and the first rank that has it.
+// The largest key of a row (of each lane, too, in s.lane), and the first rank that has it.
 struct RowTop {
   int32_t key;
   int rank;
@@ -183,6 +186,7 @@ SPECDEC_APART RowTop row_top(Team& team, Row& row, Shared& s, int turn) {
   LargestVisitor<L> own;
   row.visit(own);
   s.rank_key[turn][team.rank()] = own.key();
+  own.lane.store(s.lane[team.rank()]);
   team.sync();
   RowTop top{s.rank_key[turn][0], 0};
   const int ranks = team.size();
