@@ -105,6 +105,15 @@ struct LargestVisitor {
   SPECDEC_HD int32_t key() const { return unordered != 0 ? kKeyNan : order_key(largest); }
 };
 
+// A bit for each lane, from memory because not all vector units shift lanes by different amounts.
+struct LaneBits {
+  Wide<uint32_t, kLanes> bit;
+
+  SPECDEC_HD LaneBits() {
+    for (int j = 0; j < kLanes; ++j) bit[j] = 1u << j;
+  }
+};
+
 // The first element with a value.
 template <class L>
 struct FirstVisitor {

@@ -196,38 +196,40 @@ struct SoftmaxVisitor {
 
 template <class L>
 struct KeptSumVisitor {
-  using Work = OwnWork<KeptSumVisitor>;
-
   KeptMasses kept;
   uint64_t total;
 
-  SPECDEC_HD bool chunk(const Chunk& logit, int64_t first, int) {
-    SoftmaxChunk masses;
-    if (kept.least == 0) {
-      if (load_kept(kept, logit, first, masses)) total += scaled_sum(masses.scaled);
+  struct Work : OwnWork<KeptSumVisitor> {
+    LaneBits lanes;
+
+    using OwnWork<KeptSumVisitor>::OwnWork;
+    SPECDEC_HD bool chunk(const Chunk& logit, int64_t first, int) {
+      const KeptMasses& of = this->kept;
+      SoftmaxChunk masses;
+      if (of.least == 0) {
+        if (load_kept(of, logit, first, masses)) this->total += scaled_sum(masses.scaled);
+        return true;
+      }
+      // Most chunks have none that is heavy enough, or few.
+      Wide<uint32_t, kChunk> inside;
+      if (!of.inside_cut(logit, first, inside)) return true;
+      masses.load_t(of.softmax, logit);
+      const float deepest = of.deepest();
+      for (int half = 0; half < kChunk; half += kLanes) {
+        uint32_t heavy = 0;
+        for (int j = 0; j < kLanes; ++j) {
+          const uint32_t may = 0u - static_cast<uint32_t>(masses.t[half + j] >= deepest);
+          heavy |= inside[half + j] & may & lanes.bit[j];
+        }
+        for (; heavy != 0; heavy &= heavy - 1) {
+          const uint64_t mass = exp2_mass(masses.t[half + count_trailing_ones(~heavy)]);
+          this->total += mass >= of.least ? mass : 0;
+        }
+      }
       return true;
     }
-    // Most chunks have none, or few that are heavy enough.
-    Wide<uint32_t, kChunk> inside;
-    if (!kept.inside_cut(logit, first, inside)) return true;
-    masses.load_t(kept.softmax, logit);
-    const float deepest = kept.deepest();
-    uint32_t heavy[2];
-    for (int half = 0; half < 2; ++half) {
-      uint32_t bits = 0;
-      for (int j = 0; j < kLanes; ++j) {
-        bits |= inside[half * kLanes + j] & (0u - static_cast<uint32_t>(masses.t[half * kLanes + j] >= deepest)) & (1u << j);
-      }
-      heavy[half] = bits;
-    }
-    for (int half = 0; half < 2; ++half) {
-      for (uint32_t left = heavy[half]; left != 0; left &= left - 1) {
-        const uint64_t mass = exp2_mass(masses.t[half * kLanes + count_trailing_ones(~left)]);
-        total += mass >= kept.least ? mass : 0;
-      }
-    }
-    return true;
-  }
+  };
+
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
     return visit_chunks<L>(*this, x, first, count);
   }

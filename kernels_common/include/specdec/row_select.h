@@ -143,6 +143,7 @@ struct WantedChunks {
   struct Work {
     Visitor& v;
     float low, high;
+    LaneBits lanes;
 
     SPECDEC_HD explicit Work(const WantedChunks& chunks) : v(chunks.v), low(chunks.low), high(chunks.high) {}
     SPECDEC_HD bool chunk(const Chunk& value, int64_t first, int n) {
@@ -151,7 +152,7 @@ struct WantedChunks {
         uint32_t bits = 0;
         for (int j = 0; j < kLanes; ++j) {
           const float x = value[half * kLanes + j];
-          bits |= (0u - (static_cast<uint32_t>(x >= low) & static_cast<uint32_t>(x <= high))) & (1u << j);
+          bits |= (0u - (static_cast<uint32_t>(x >= low) & static_cast<uint32_t>(x <= high))) & lanes.bit[j];
         }
         hits[half] = bits;
       }
