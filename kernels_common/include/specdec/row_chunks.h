@@ -1,5 +1,5 @@
 // A row some elements at a time, in loops without branches that become vector code: values, largest value, softmax
-// masses. What these loops work on are arrays of the function that runs them, called by name and not by pointers: so they
+// masses. What these loops work on are arrays of the function that runs them, called by name and not by pointers: they
 // are no memory that anything else could see, and checked builds have nothing to look at.
 #pragma once
 

@@ -197,8 +197,8 @@ SPECDEC_APART void list_by_counts(Team& team, Row& row, Shared& s, Cut from, int
 }
 
 // Puts the `want` (1 .. kListed, and not more than there are) first elements behind `from` into s.sorted_value and
-// s.sorted_id, in order and in every rank's sight; returns the last of them. `grid` is a guess at where they are. Without
-// `from`, follows row_top.
+// s.sorted_id, in order and in every rank's sight; returns the last of them. `grid` is a guess at where they are.
+// Without `from`, follows row_top.
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, Cut from, int want, KeyGrid grid) {
   if (from.key != keep_none().key || !list_from_floor<L>(team, row, s, want, grid)) {

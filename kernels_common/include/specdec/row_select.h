@@ -376,8 +376,8 @@ struct TieVisitor {
   }
 };
 
-// What element i of a list of up to N weighs together with all that come before it in the row's order: the larger, and of
-// equals the earlier.
+// What element i of a list of up to N weighs together with all that come before it in the row's order: the larger, and
+// of equals the earlier.
 template <int N>
 SPECDEC_HD Weight listed_weight(const Wide<int32_t, kListed>& keys, const Wide<uint64_t, kListed>& masses, int i,
                                 int size) {
