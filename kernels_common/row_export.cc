@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "specdec/penalty.h"
@@ -153,8 +154,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(row_draw, row_draw)
 struct ProbsSink {
   float* out;
 
-  void append(const float* values, int count) {
-    std::memcpy(out, values, sizeof(float) * static_cast<size_t>(count));
+  void append(const Chunk& values, int count) {
+    std::memcpy(out, values.at, sizeof(float) * static_cast<size_t>(count));
     out += count;
   }
 };
@@ -281,9 +282,13 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(token_logprobs, token_logprobs)
 struct HostTable {
   std::vector<int32_t> tallies;
 
-  void add(int64_t i, int32_t n) { __atomic_fetch_add(&tallies[static_cast<size_t>(i)], n, __ATOMIC_RELAXED); }
-  void mark(int64_t i, int32_t bits) { __atomic_fetch_or(&tallies[static_cast<size_t>(i)], bits, __ATOMIC_RELAXED); }
-  int32_t take(int64_t i) { return __atomic_exchange_n(&tallies[static_cast<size_t>(i)], 0, __ATOMIC_RELAXED); }
+  int32_t add(int64_t i, int32_t n) { return __atomic_fetch_add(at(i), n, __ATOMIC_RELAXED); }
+  int32_t mark(int64_t i, int32_t bits) { return __atomic_fetch_or(at(i), bits, __ATOMIC_RELAXED); }
+  int32_t take(int64_t i) { return __atomic_exchange_n(at(i), 0, __ATOMIC_RELAXED); }
+  int32_t take_alone(int64_t i) { return std::exchange(*at(i), 0); }
+
+ private:
+  int32_t* at(int64_t i) { return &tallies[static_cast<size_t>(i)]; }
 };
 
 struct HostHistory {
@@ -348,7 +353,10 @@ void apply_penalties(TensorView logits, TensorView token_ids_all, TensorView pro
           const History bounds = history_bounds(l, prompts[b], steps[b]);
           HostHistory history{texts + b * l, drafts, rank_begin(bounds.end, team.rank(), team.size()),
                               rank_begin(bounds.end, team.rank() + 1, team.size()), tile};
-          penalize_rows(team, table, window, v, history, bounds.prompt_end, params, mine, values, drafts);
+          std::vector<int32_t> list(static_cast<size_t>(tile));
+          const bool list_holds = rank_begin(bounds.end, 1, team.size()) + s <= tile;
+          penalize_rows(team, table, window, v, history, bounds.prompt_end, params, mine, values, drafts, list.data(),
+                        static_cast<int>(tile), list_holds);
         }
         const int64_t* slot_bad = bad + b * w;
         forbid_tokens(team, v, slot_bad, w, ends, end_count, steps[b], least[b], mine, values);

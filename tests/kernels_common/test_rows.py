@@ -87,6 +87,18 @@ def test_penalties_tallied_in_windows(window):
         check("apply_penalties", inputs, SPLITS[options["seed"] % len(SPLITS)], options, window)
 
 
+@pytest.mark.parametrize("short", [0, 1])
+def test_penalties_of_as_many_tokens_as_are_listed(short):
+    """Each token once: they just fit the rank's list; with one place less the history is searched again instead."""
+    length = 64
+    inputs = generate("apply_penalties", 3, M=4, B=4, S=5, L=length, V=111, W=0, dtype="float32", states=("decode",))
+    inputs["token_ids_all"][:] = np.random.default_rng(0).permutation(111)[:length]
+    inputs["draft_tokens"][:] = np.setdiff1d(np.arange(111), inputs["token_ids_all"][0])[:5]
+    inputs["prompt_lens"][:], inputs["step_idx"][:] = 30, length - 30
+    inputs["repetition"][:], inputs["frequency"][:], inputs["presence"][:] = 1.3, 0.5, 0.25
+    check("apply_penalties", inputs, (1, length + 5 - short), window=111)
+
+
 def test_rounding_to_sixteen_bits():
     for inputs in wide_rows.rounding():
         check("apply_penalties", inputs, (1, 512), inputs["repetition"], 8192)

@@ -11,11 +11,27 @@ struct PenaltyParams {
 
   SPECDEC_HD bool any() const { return repetition != 1.0f || frequency != 0.0f || presence != 0.0f; }
 
-  // The logit of a token of the history that occurs `generated` times behind the prompt.
-  SPECDEC_HD float apply(float logit, int64_t generated) const {
-    const float l = logit > 0.0f ? div_rn(logit, repetition) : mul_rn(logit, repetition);
-    if (generated == 0) return l;
-    return sub_rn(sub_rn(l, mul_rn(u64_to_f32(static_cast<uint64_t>(generated)), frequency)), presence);
+  // What the counts of a token that occurs `generated` times behind the prompt take off its logit, but for presence.
+  SPECDEC_HD float counted(int64_t generated) const {
+    return mul_rn(u64_to_f32(static_cast<uint64_t>(generated)), frequency);
+  }
+
+  // The logit of a token of the history, whose counted() is `taken`.
+  SPECDEC_HD float apply(float logit, int64_t generated, float taken) const {
+    const float l = repeated(logit);
+    return generated == 0 ? l : sub_rn(sub_rn(l, taken), presence);
+  }
+
+ private:
+  SPECDEC_HD float repeated(float logit) const {
+#if defined(__CUDA_ARCH__)
+    return logit > 0.0f ? div_rn(logit, repetition) : mul_rn(logit, repetition);
+#else
+    // Signs are as good as random, and a branch that is guessed wrong costs more than a division.
+    const uint32_t divide = 0u - static_cast<uint32_t>(logit > 0.0f);
+    return f32_from_bits((f32_bits(div_rn(logit, repetition)) & divide) |
+                         (f32_bits(mul_rn(logit, repetition)) & ~divide));
+#endif
   }
 };
 
@@ -56,11 +72,12 @@ struct TallyVisitor {
 
   SPECDEC_HD bool tile(const int64_t* ids, int64_t column, int count) {
     for (int i = 0; i < count; ++i) {
-      if (!window.has(ids[i])) continue;
+      const int64_t token = ids[i];
+      if (!window.has(token)) continue;
       if (column + i < prompt_end) {
-        window.table.mark(window.index(ids[i]), kInPrompt);
+        window.table.mark(window.index(token), kInPrompt);
       } else {
-        window.table.add(window.index(ids[i]), 1);
+        window.table.add(window.index(token), 1);
       }
     }
     return true;
@@ -74,7 +91,8 @@ struct DraftVisitor {
 
   SPECDEC_HD bool tile(const int64_t* ids, int64_t, int count) {
     for (int i = 0; i < count; ++i) {
-      if (window.has(ids[i])) window.table.mark(window.index(ids[i]), kInDrafts);
+      const int64_t token = ids[i];
+      if (window.has(token)) window.table.mark(window.index(token), kInDrafts);
     }
     return true;
   }
@@ -92,42 +110,72 @@ struct PenaltyVisitor {
 
   SPECDEC_HD bool tile(const int64_t* ids, int64_t, int count) {
     for (int i = 0; i < count; ++i) {
-      if (!window.has(ids[i])) continue;
-      const int32_t tally = window.table.take(window.index(ids[i]));
-      if (tally != 0) penalize(ids[i], tally);
+      const int64_t token = ids[i];
+      if (!window.has(token)) continue;
+      const int32_t tally = window.table.take(window.index(token));
+      if (tally != 0) penalize(token, tally);
     }
     return true;
   }
 
   SPECDEC_HD void penalize(int64_t token, int32_t tally) {
+    const PenaltyParams p = params;
+    const int64_t stop = rows.stop;
     int64_t generated = tally & kGeneratedMask, counted = 0;
-    for (int64_t row = rows.first; row < rows.stop; ++row) {
+    float taken = p.counted(generated);
+    for (int64_t row = rows.first; row < stop; ++row) {
       if (tally & kInDrafts) {
         for (; counted < rows.drafts(row); ++counted) generated += drafts[counted + 1] == token ? 1 : 0;
+        taken = p.counted(generated);
       }
       if (generated == 0 && (tally & kInPrompt) == 0) continue;
-      logits.store(row, token, params.apply(logits.load(row, token), generated));
+      logits.store(row, token, p.apply(logits.load(row, token), generated, taken));
     }
   }
 };
 
-// Penalises a slot's rows. The table's first `window_size` tallies are 0. `history.visit(v)` streams this rank's part
-// of columns [0, end) of the history, on rank 0 `history.visit_drafts(v, n)` drafts 1 .. n; ranks meet in team.sync().
+// A table that lists what this rank was the first to tally, up to `most` indices.
+template <class Table>
+struct ListingTable {
+  Table& table;
+  int32_t* list;
+  int count, most;
+
+  SPECDEC_HD void add(int64_t i, int32_t n) { note(i, table.add(i, n)); }
+  SPECDEC_HD void mark(int64_t i, int32_t bits) { note(i, table.mark(i, bits)); }
+  SPECDEC_HD int32_t take(int64_t i) { return table.take(i); }
+
+ private:
+  SPECDEC_HD void note(int64_t i, int32_t before) {
+    if (before == 0 && count < most) list[count++] = static_cast<int32_t>(i);
+  }
+};
+
+// Penalises a slot's rows. The table's first `window_size` tallies are 0; its add and mark return what was there
+// before, and take_alone(i) is take(i) where no other rank looks. `history.visit(v)` streams this rank's part of columns
+// [0, end) of the history, on rank 0 `history.visit_drafts(v, n)` drafts 1 .. n; ranks meet in team.sync(). If
+// `list_holds`, which is the same on all ranks, `list` has room for all tokens of any rank's part.
 template <class Team, class Table, class Text, class Logits, class Drafts>
 SPECDEC_HD void penalize_rows(Team& team, Table& table, int64_t window_size, int64_t vocabulary, Text& history,
                               int64_t prompt_end, const PenaltyParams& params, const PenaltyRows& rows, Logits& logits,
-                              Drafts& drafts) {
+                              Drafts& drafts, int32_t* list, int most, bool list_holds) {
+  using Listing = ListingTable<Table>;
   const int64_t seen_drafts = team.rank() == 0 ? rows.drafts(rows.stop - 1) : 0;
   for (int64_t first = 0; first < vocabulary; first += window_size) {
-    const TokenWindow<Table> window{table, first, min64(window_size, vocabulary - first)};
-    TallyVisitor<Table> tally{window, prompt_end};
+    Listing listing{table, list, 0, most};
+    const TokenWindow<Listing> window{listing, first, min64(window_size, vocabulary - first)};
+    TallyVisitor<Listing> tally{window, prompt_end};
     history.visit(tally);
-    DraftVisitor<Table> mark{window};
+    DraftVisitor<Listing> mark{window};
     history.visit_drafts(mark, seen_drafts);
     team.sync();
-    PenaltyVisitor<Table, Logits, Drafts> penalty{window, params, rows, logits, drafts};
-    history.visit(penalty);
-    history.visit_drafts(penalty, seen_drafts);
+    PenaltyVisitor<Listing, Logits, Drafts> penalty{window, params, rows, logits, drafts};
+    if (list_holds) {
+      for (int k = 0; k < listing.count; ++k) penalty.penalize(first + list[k], table.take_alone(list[k]));
+    } else {
+      history.visit(penalty);
+      history.visit_drafts(penalty, seen_drafts);
+    }
     team.sync();
   }
 }

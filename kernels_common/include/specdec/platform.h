@@ -22,6 +22,8 @@
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
     defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define SPECDEC_VECTOR SPECDEC_APART __attribute__((noinline, flatten, target_clones("avx2", "default")))
+#elif defined(__GNUC__) && !defined(__CUDACC__)
+#define SPECDEC_VECTOR SPECDEC_APART __attribute__((noinline, flatten))
 #else
 #define SPECDEC_VECTOR SPECDEC_APART
 #endif

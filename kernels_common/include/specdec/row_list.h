@@ -15,6 +15,7 @@ SPECDEC_HD void row_candidates(Team& team, Row& row, Shared& s, int64_t count, f
   constexpr KeyGrid kProbabilities{0x3FFFFFFF, 21};  // four buckets an octave, from 2 down to 2^-31
   uint64_t running = 0;
   int64_t reached = 0;
+  row_top<Probability>(team, row, s, 0);
   Cut cut = keep_none();
   for (int64_t at = 0; at < count;) {
     const int n = static_cast<int>(min64(count - at, kListed));
@@ -45,14 +46,16 @@ struct RowLogprobs {
 
 template <class L>
 struct TotalRankVisitor {
+  using Work = OwnWork<TotalRankVisitor>;
+
   Softmax softmax;
   float chosen;
   uint64_t total, rank;
 
-  SPECDEC_HD bool chunk(const float* logit, int64_t, int n) {
+  SPECDEC_HD bool chunk(const Chunk& logit, int64_t, int n) {
     SoftmaxChunk masses;
     masses.load(softmax, logit);
-    total += scaled_sum<kChunk>(masses.scaled);
+    total += scaled_sum(masses.scaled);
     int32_t before = 0;
     for (int j = 0; j < kChunk; ++j) before += static_cast<int32_t>(logit[j] >= chosen) & static_cast<int32_t>(j < n);
     rank += static_cast<uint64_t>(before);

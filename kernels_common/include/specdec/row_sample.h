@@ -87,8 +87,19 @@ struct KeptMasses {
     return mass & (uint64_t{0} - static_cast<uint64_t>(kept & (mass >= least)));
   }
 
+  // Elements with a mass of `least` have a t above this: logarithms are above the line between powers of two, which the
+  // bits of a float are read as.
+  SPECDEC_HD float deepest() const {
+    const float bits = static_cast<float>(static_cast<int32_t>(f32_bits(u64_to_f32(least))));
+    return sub_rn(mul_rn(bits, 0x1p-23f), 127.0f + kMassBits + 0x1p-8f);
+  }
+
   // All bits for those of a chunk that the cut keeps; false if there are none.
-  SPECDEC_HD bool inside_cut(const float* logit, int64_t first, uint32_t* inside) const {
+  SPECDEC_HD bool inside_cut(const Chunk& logit, int64_t first, Wide<uint32_t, kChunk>& inside) const {
+    if (uncut()) {
+      for (int j = 0; j < kChunk; ++j) inside[j] = ~0u;
+      return true;
+    }
     const float low = key_value(cut.key);
     const int last = static_cast<int>(clamp64(cut.id - first, -1, kChunk));
     uint32_t any = 0;
@@ -101,88 +112,85 @@ struct KeptMasses {
   }
 };
 
-// Loads the masses of a chunk that are kept, 0 for the others; false, and nothing is loaded, if it is all cut off.
-SPECDEC_HD bool load_kept(const KeptMasses& kept, const float* logit, int64_t first, SoftmaxChunk* chunk) {
-  if (kept.uncut()) {
-    chunk->load(kept.softmax, logit);
-  } else {
-    uint32_t inside[kChunk];
-    if (!kept.inside_cut(logit, first, inside)) return false;
-    chunk->load(kept.softmax, logit);
-    for (int j = 0; j < kChunk; ++j) chunk->scaled[j] = f32_from_bits(f32_bits(chunk->scaled[j]) & inside[j]);
+// Loads the masses of a chunk that are kept, 0 for the others; false if there are none, and then all of it is void.
+SPECDEC_HD bool load_kept(const KeptMasses& kept, const Chunk& logit, int64_t first, SoftmaxChunk& chunk) {
+  if (kept.everything()) {
+    chunk.load(kept.softmax, logit);
+    return true;
   }
+  Wide<uint32_t, kChunk> inside;
+  if (!kept.inside_cut(logit, first, inside)) return false;
+  chunk.load_t(kept.softmax, logit);
+  const float least = u64_to_f32(kept.least);  // exact: 24 bits
   if (kept.least > 0) {
-    const float least = u64_to_f32(kept.least);  // exact: 24 bits
-    for (int j = 0; j < kChunk; ++j) {
-      const uint32_t counts = 0u - static_cast<uint32_t>(chunk->scaled[j] >= least);
-      chunk->scaled[j] = f32_from_bits(f32_bits(chunk->scaled[j]) & counts);
-    }
+    const float deepest = kept.deepest();
+    uint32_t any = 0;
+    for (int j = 0; j < kChunk; ++j) any |= inside[j] & static_cast<uint32_t>(chunk.t[j] >= deepest);
+    if (any == 0) return false;
+  }
+  chunk.load_scaled();
+  for (int j = 0; j < kChunk; ++j) {
+    const uint32_t counts = 0u - static_cast<uint32_t>(chunk.scaled[j] >= least);
+    chunk.scaled[j] = f32_from_bits(f32_bits(chunk.scaled[j]) & inside[j] & counts);
   }
   return true;
 }
 
-// Counts and masses of a rank's logits by bucket. While they are counted both are in one word; and in two tables by
-// turns, so that additions wait less for each other. One is where the masses of other histograms will be.
+// Counts and masses of a rank's logits by bucket. While they are counted both are in one word.
 template <class L, class Shared>
 struct SoftmaxVisitor {
-  static constexpr int kCountShift = 52, kMost = (1 << (64 - kCountShift)) - 1;  // counted in a word
+  static constexpr int kCountShift = 52, kMost = (1 << (64 - kCountShift)) - kChunk;  // counted in a word
 
   Shared& s;
   int rank;
   SoftmaxGrid grid;
-  int held;    // elements in the tables
-  bool fresh;  // no table was added to the histogram
-  uint64_t odd[kBuckets];
 
-  SPECDEC_HD SoftmaxVisitor(Shared& shared, int team_rank, const SoftmaxGrid& of)
-      : s(shared), rank(team_rank), grid(of), fresh(true) {
-    clear();
-  }
-  SPECDEC_HD void clear() {
-    for (int b = 0; b < kBuckets; ++b) s.mass[1][rank][b] = 0;
-    for (int b = 0; b < kBuckets; ++b) odd[b] = 0;
-    held = 0;
-  }
-  // Adds the tables to the histogram.
-  SPECDEC_HD void flush() {
-    uint32_t* count = s.count[0][rank];
-    uint64_t* mass = s.mass[0][rank];
-    const uint64_t* even = s.mass[1][rank];
-    constexpr uint64_t kMass = (uint64_t{1} << kCountShift) - 1;
-    for (int b = 0; b < kBuckets; ++b) {
-      const uint64_t sum = even[b] + odd[b];
-      count[b] = static_cast<uint32_t>(sum >> kCountShift) + (fresh ? 0 : count[b]);
-      mass[b] = (sum & kMass) + (fresh ? 0 : mass[b]);
+  struct Work {
+    SoftmaxGrid grid;
+    Wide<uint64_t, kBuckets> table;
+
+    SPECDEC_HD explicit Work(const SoftmaxVisitor& v) : grid(v.grid) {
+      for (int b = 0; b < kBuckets; ++b) table[b] = 0;
     }
-    fresh = false;
-  }
-  SPECDEC_HD bool chunk(const float* logit, int64_t, int n) {
-    constexpr uint64_t kOne = uint64_t{1} << kCountShift;
-    if (held > kMost - kChunk) {
-      flush();
-      clear();
-    }
-    held += n;
-    SoftmaxChunk masses;
-    int32_t bucket[kChunk];
-    masses.load(grid.softmax, logit);
-    int32_t all = SoftmaxGrid::kLast;
-    for (int j = 0; j < kChunk; ++j) bucket[j] = grid.bucket_of(masses.t[j]);
-    for (int j = 0; j < kChunk; ++j) all &= bucket[j];
-    uint64_t* even = s.mass[1][rank];
-    if (all == SoftmaxGrid::kLast) {
-      even[SoftmaxGrid::kLast] += scaled_sum<kChunk>(masses.scaled) + static_cast<uint64_t>(n) * kOne;
+    SPECDEC_HD bool chunk(const Chunk& logit, int64_t, int n) {
+      constexpr uint64_t kOne = uint64_t{1} << kCountShift;
+      SoftmaxChunk masses;
+      Wide<int32_t, kChunk> bucket;
+      masses.load(grid.softmax, logit);
+      int32_t all = SoftmaxGrid::kLast;
+      for (int j = 0; j < kChunk; ++j) bucket[j] = grid.bucket_of(masses.t[j]);
+      for (int j = 0; j < kChunk; ++j) all &= bucket[j];
+      if (all == SoftmaxGrid::kLast) {
+        table[SoftmaxGrid::kLast] += scaled_sum(masses.scaled) + static_cast<uint64_t>(n) * kOne;
+      } else {
+        for (int j = 0; j < n; ++j) table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
+      }
       return true;
     }
-    for (int j = 0; j < n - 1; j += 2) {
-      even[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
-      odd[bucket[j + 1]] += f32_to_u64(masses.scaled[j + 1]) + kOne;
+    SPECDEC_HD void finish(SoftmaxVisitor& v) const {
+      constexpr uint64_t kMass = (uint64_t{1} << kCountShift) - 1;
+      for (int b = 0; b < kBuckets; b += kBlock) {
+        Wide<uint32_t, kBlock> count;
+        Wide<uint64_t, kBlock> mass;
+        count.load(v.s.count[0][v.rank] + b);
+        mass.load(v.s.mass[0][v.rank] + b);
+        for (int j = 0; j < kBlock; ++j) count[j] += static_cast<uint32_t>(table[b + j] >> kCountShift);
+        for (int j = 0; j < kBlock; ++j) mass[j] += table[b + j] & kMass;
+        count.store(v.s.count[0][v.rank] + b);
+        mass.store(v.s.mass[0][v.rank] + b);
+      }
     }
-    if (n % 2 != 0) even[bucket[n - 1]] += f32_to_u64(masses.scaled[n - 1]) + kOne;
-    return true;
+  };
+
+  SPECDEC_HD SoftmaxVisitor(Shared& shared, int team_rank, const SoftmaxGrid& of)
+      : s(shared), rank(team_rank), grid(of) {
+    clear_histogram(s, 0, rank);
   }
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
-    return visit_chunks<L>(*this, x, first, count);
+    for (int at = 0; at < count; at += kMost) {
+      visit_chunks<L>(*this, x + at, first + at, count - at < kMost ? count - at : kMost);
+    }
+    return true;
   }
 };
 
@@ -191,11 +199,37 @@ struct KeptSumVisitor {
   KeptMasses kept;
   uint64_t total;
 
-  SPECDEC_HD bool chunk(const float* logit, int64_t first, int) {
-    SoftmaxChunk masses;
-    if (load_kept(kept, logit, first, &masses)) total += scaled_sum<kChunk>(masses.scaled);
-    return true;
-  }
+  struct Work : OwnWork<KeptSumVisitor> {
+    LaneBits lanes;
+
+    using OwnWork<KeptSumVisitor>::OwnWork;
+    SPECDEC_HD bool chunk(const Chunk& logit, int64_t first, int) {
+      const KeptMasses& of = this->kept;
+      SoftmaxChunk masses;
+      if (of.least == 0) {
+        if (load_kept(of, logit, first, masses)) this->total += scaled_sum(masses.scaled);
+        return true;
+      }
+      // Most chunks have none that is heavy enough, or few.
+      Wide<uint32_t, kChunk> inside;
+      if (!of.inside_cut(logit, first, inside)) return true;
+      masses.load_t(of.softmax, logit);
+      const float deepest = of.deepest();
+      for (int half = 0; half < kChunk; half += kLanes) {
+        uint32_t heavy = 0;
+        for (int j = 0; j < kLanes; ++j) {
+          const uint32_t may = 0u - static_cast<uint32_t>(masses.t[half + j] >= deepest);
+          heavy |= inside[half + j] & may & lanes.bit[j];
+        }
+        for (; heavy != 0; heavy &= heavy - 1) {
+          const uint64_t mass = exp2_mass(masses.t[half + count_trailing_ones(~heavy)]);
+          this->total += mass >= of.least ? mass : 0;
+        }
+      }
+      return true;
+    }
+  };
+
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
     return visit_chunks<L>(*this, x, first, count);
   }
@@ -204,14 +238,16 @@ struct KeptSumVisitor {
 // The first id whose inclusive prefix sum exceeds `point`, where `below` is the mass of the ids before.
 template <class L>
 struct DrawVisitor {
+  using Work = OwnWork<DrawVisitor>;
+
   KeptMasses kept;
   uint64_t point, below;
   int64_t found;
 
-  SPECDEC_HD bool chunk(const float* logit, int64_t first, int) {
+  SPECDEC_HD bool chunk(const Chunk& logit, int64_t first, int) {
     SoftmaxChunk masses;
-    if (!load_kept(kept, logit, first, &masses)) return true;
-    const uint64_t sum = scaled_sum<kChunk>(masses.scaled);
+    if (!load_kept(kept, logit, first, masses)) return true;
+    const uint64_t sum = scaled_sum(masses.scaled);
     if (below + sum <= point) {
       below += sum;
       return true;
@@ -298,7 +334,6 @@ SPECDEC_APART KeptTotal cut_row(Team& team, Row& row, Shared& s, int turn, const
   const SoftmaxGrid grid = filters.by_count ? full_grid(softmax) : nucleus_grid(softmax, params.top_p, row.size());
   SoftmaxVisitor<L, Shared> v(s, rank, grid);
   row.visit(v);
-  v.flush();
   sum_histograms(team, s, 0);
   if (filters.by_count) {
     cut_softmax<L>(team, row, s, turn, grid, Goal::kCount, static_cast<uint64_t>(params.top_k));
@@ -310,7 +345,7 @@ SPECDEC_APART KeptTotal cut_row(Team& team, Row& row, Shared& s, int turn, const
       team.sync();  // all have read the search before it is used again
     } else if (rank == 0) {
       uint64_t total = 0;
-      for (int b = 0; b < kBuckets; ++b) total += s.sum[0][b].mass;
+      for (int b = 0; b < kBuckets; ++b) total += s.sum_mass[0][b];
       need = nucleus(params.top_p, total);
     }
     cut_softmax<L>(team, row, s, turn, grid, Goal::kMass, need);
@@ -350,39 +385,49 @@ struct FirstMasses {
   float scaled[kChunk];  // 0: not kept
   int count;             // elements up to the last that top_p keeps
   uint64_t total;
-
-  template <class Shared>
-  SPECDEC_APART FirstMasses(const Shared& s, const SamplingParams& params, const Filters& filters,
-                            const Softmax& softmax) {
-    static_assert(kListed <= kChunk, "a chunk holds them");
-    SoftmaxChunk masses;
-    float buffer[kChunk];
-    masses.load(softmax, chunk_floats(Float32{}, s.sorted_value, params.top_k, buffer));
-    count = params.top_k;
-    if (filters.by_mass) {
-      const uint64_t need = nucleus(params.top_p, scaled_sum<kChunk>(masses.scaled));
-      uint64_t running = f32_to_u64(masses.scaled[0]);
-      for (count = 1; running < need; ++count) running += f32_to_u64(masses.scaled[count]);
-    }
-    const float least = u64_to_f32(filters.least);
-    for (int j = 0; j < kChunk; ++j) scaled[j] = j < count && masses.scaled[j] >= least ? masses.scaled[j] : 0.0f;
-    total = scaled_sum<kChunk>(scaled);
-  }
-
-  // The element with the first id whose inclusive prefix sum exceeds `point`.
-  template <class Shared>
-  SPECDEC_HD int64_t draw(const Shared& s, uint64_t point) const {
-    int i = -1;
-    uint64_t below, mass;
-    do {
-      ++i;
-      below = 0;
-      mass = f32_to_u64(scaled[i]);
-      for (int j = 0; j < count; ++j) below += s.sorted_id[j] < s.sorted_id[i] ? f32_to_u64(scaled[j]) : 0;
-    } while (point < below || point - below >= mass);
-    return s.sorted_id[i];
-  }
 };
+
+template <class Shared>
+SPECDEC_VECTOR void load_first(const Shared& s, const SamplingParams& params, const Filters& filters,
+                               const Softmax& softmax, FirstMasses* first) {
+  static_assert(kListed <= kChunk, "a chunk holds them");
+  const int most = params.top_k;
+  const uint64_t least_mass = filters.least;
+  Chunk logit;
+  SoftmaxChunk masses;
+  logit.load(s.sorted_value, most);
+  for (int j = 0; j < kChunk; ++j) logit[j] = j < most ? logit[j] : kLeastFloat;
+  masses.load(softmax, logit);
+  int count = most;
+  if (filters.by_mass) {
+    const uint64_t need = nucleus(params.top_p, scaled_sum(masses.scaled));
+    uint64_t running = f32_to_u64(masses.scaled[0]);
+    for (count = 1; running < need; ++count) running += f32_to_u64(masses.scaled[count]);
+  }
+  const float least = u64_to_f32(least_mass);
+  Chunk kept;
+  for (int j = 0; j < kChunk; ++j) kept[j] = j < count && masses.scaled[j] >= least ? masses.scaled[j] : 0.0f;
+  kept.store(first->scaled);
+  first->count = count;
+  first->total = scaled_sum(kept);
+}
+
+// Of these the one with the first id whose inclusive prefix sum exceeds `point`.
+template <class Shared>
+SPECDEC_VECTOR int64_t draw_first(const Shared& s, const FirstMasses& first, uint64_t point) {
+  Chunk scaled;
+  Wide<int64_t, kChunk> ids;
+  Wide<uint64_t, kChunk> masses;
+  scaled.load(first.scaled);
+  ids.load(s.sorted_id, first.count);
+  for (int j = 0; j < kChunk; ++j) masses[j] = f32_to_u64(scaled[j]);
+  for (int i = 0;; ++i) {
+    const int64_t id = ids[i];
+    uint64_t below = 0;
+    for (int j = 0; j < kChunk; ++j) below += masses[j] & (uint64_t{0} - static_cast<uint64_t>(ids[j] < id));
+    if (point >= below && point - below < masses[i]) return id;
+  }
+}
 
 // Whether what top_k keeps fits the short list; then puts it there.
 template <class L, class Team, class Row, class Shared>
@@ -417,8 +462,9 @@ SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const Samp
   const uint64_t word = philox_words(seed, position, Purpose::kSample).u64();
   if (list_row<L>(team, row, s, params, filters, top.key)) {
     if (team.rank() != 0) return;
-    const FirstMasses first(s, params, filters, softmax);
-    sink.token(first.draw(s, draw_point(word, first.total)));
+    FirstMasses first;
+    load_first(s, params, filters, softmax, &first);
+    sink.token(draw_first(s, first, draw_point(word, first.total)));
     return;
   }
   KeptMasses kept;
@@ -431,7 +477,7 @@ SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const Samp
 }
 
 // mass_ratio of a chunk's masses; `total` is not 0.
-SPECDEC_HD void chunk_ratios(const float* scaled, uint64_t total, float* ratio) {
+SPECDEC_HD void chunk_ratios(const Chunk& scaled, uint64_t total, Chunk& ratio) {
   const float whole = u64_to_f32(total);
   for (int j = 0; j < kChunk; ++j) {
     // The integer part: floats from 2^23 on are integers.
@@ -448,17 +494,26 @@ struct ProbsVisitor {
   KeptMasses kept;
   uint64_t total;
 
-  SPECDEC_HD bool chunk(const float* logit, int64_t first, int n) {
-    SoftmaxChunk masses;
-    float* probability = masses.t;  // which has done its work
-    if (load_kept(kept, logit, first, &masses)) {
-      chunk_ratios(masses.scaled, total, probability);
-    } else {
-      for (int j = 0; j < kChunk; ++j) probability[j] = 0.0f;
+  struct Work {
+    Sink& sink;
+    KeptMasses kept;
+    uint64_t total;
+
+    SPECDEC_HD explicit Work(const ProbsVisitor& v) : sink(v.sink), kept(v.kept), total(v.total) {}
+    SPECDEC_HD bool chunk(const Chunk& logit, int64_t first, int n) {
+      SoftmaxChunk masses;
+      Chunk probability;
+      if (load_kept(kept, logit, first, masses)) {
+        chunk_ratios(masses.scaled, total, probability);
+      } else {
+        for (int j = 0; j < kChunk; ++j) probability[j] = 0.0f;
+      }
+      sink.append(probability, n);
+      return true;
     }
-    sink.append(probability, n);
-    return true;
-  }
+    SPECDEC_HD void finish(ProbsVisitor&) const {}
+  };
+
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
     return visit_chunks<L>(*this, x, first, count);
   }
@@ -476,7 +531,8 @@ SPECDEC_HD bool row_probs(Team& team, Row& row, Shared& s, int turn, const Sampl
     kept.softmax.inv_temperature = div_rn(1.0f, params.temperature);
     const Filters filters(params, row.size());
     if (list_row<L>(team, row, s, params, filters, top.key)) {
-      const FirstMasses first(s, params, filters, kept.softmax);
+      FirstMasses first;
+      load_first(s, params, filters, kept.softmax, &first);
       kept.cut = {order_key(s.sorted_value[first.count - 1]), s.sorted_id[first.count - 1]};
       kept.least = filters.least;
       total = first.total;

@@ -15,6 +15,9 @@ namespace specdec {
 
 constexpr int kBuckets = 128;
 constexpr int kListed = 64;  // elements of the short list
+constexpr int kRoom = 2 * kListed;  // it has room for, since a guess at its length may be wrong
+
+constexpr int kBlock = 16;  // buckets looked at together
 
 // A cut in the order of a row: kept are all larger keys, and of those equal the ids up to `id`.
 struct Cut {
@@ -102,14 +105,14 @@ struct RowShared {
   // Histograms of each rank, and their sums. Set 0 is the first of a row, which stays; set 1 the later ones.
   uint32_t count[2][Ranks][kBuckets];
   uint64_t mass[2][Ranks][kBuckets];
-  Weight sum[2][kBuckets];
+  uint64_t sum_count[2][kBuckets], sum_mass[2][kBuckets];
   uint32_t above[Ranks];  // elements above a histogram's range (top lists only)
   Search search;
 
   // The short list, by ascending id, and a part of it in the row's order.
-  int32_t list_key[kListed];
-  float list_value[kListed];
-  int64_t list_id[kListed];
+  int32_t list_key[kRoom];
+  float list_value[kRoom];
+  int64_t list_id[kRoom];
   uint64_t list_mass[kListed];
   float sorted_value[kListed];
   int64_t sorted_id[kListed];
@@ -117,6 +120,8 @@ struct RowShared {
 
   // One value of each rank; two sets in turns, so that one sync a reduction is enough.
   int32_t rank_key[2][Ranks];
+  float lane[Ranks][kLanes];  // see LargestVisitor
+  int32_t floor;
   uint64_t rank_mass[2][Ranks];
   uint64_t rank_count[2][Ranks];
   float chosen[2];
@@ -129,31 +134,39 @@ SPECDEC_HD int64_t rank_begin(int64_t size, int rank, int ranks) {
   return min64((share * rank + min64(rank, more)) * kChunk, size);
 }
 
-// Calls v.element(key, id, value) for every element whose key is in v.wanted(). Most chunks have none, and most
-// elements of the others are passed over eight at a time.
+// Calls v.element(key, id, value) for every element whose key is in v.wanted(). Most chunks have none.
 template <class Visitor>
 struct WantedChunks {
   Visitor& v;
   float low, high;
 
-  SPECDEC_HD bool chunk(const float* value, int64_t first, int n) {
-    uint8_t hit[kChunk];
-    uint8_t any = 0;
-    for (int j = 0; j < kChunk; ++j) {
-      hit[j] = static_cast<uint8_t>(static_cast<int>(value[j] >= low) & static_cast<int>(value[j] <= high));
-    }
-    for (int j = 0; j < kChunk; ++j) any |= hit[j];
-    if (any == 0) return true;
-    for (int i = 0; i < n; i += 8) {
-      uint64_t eight;
-      std::memcpy(&eight, hit + i, sizeof eight);
-      if (eight == 0) continue;
-      for (int j = i; j < i + 8; ++j) {
-        if (hit[j] != 0 && j < n) v.element(order_key(value[j]), first + j, value[j]);
+  struct Work {
+    Visitor& v;
+    float low, high;
+    LaneBits lanes;
+
+    SPECDEC_HD explicit Work(const WantedChunks& chunks) : v(chunks.v), low(chunks.low), high(chunks.high) {}
+    SPECDEC_HD bool chunk(const Chunk& value, int64_t first, int n) {
+      uint32_t hits[kChunk / kLanes];
+      for (int half = 0; half < kChunk / kLanes; ++half) {
+        uint32_t bits = 0;
+        for (int j = 0; j < kLanes; ++j) {
+          const float x = value[half * kLanes + j];
+          bits |= (0u - (static_cast<uint32_t>(x >= low) & static_cast<uint32_t>(x <= high))) & lanes.bit[j];
+        }
+        hits[half] = bits;
       }
+      if ((hits[0] | hits[1]) == 0) return true;
+      for (int half = 0; half < kChunk / kLanes; ++half) {
+        for (uint32_t left = hits[half]; left != 0; left &= left - 1) {
+          const int j = half * kLanes + count_trailing_ones(~left);
+          if (j < n) v.element(order_key(value[j]), first + j, value[j]);
+        }
+      }
+      return true;
     }
-    return true;
-  }
+    SPECDEC_HD void finish(WantedChunks&) const {}
+  };
 };
 
 template <class L, class Visitor>
@@ -163,7 +176,7 @@ SPECDEC_HD void visit_wanted(Visitor& v, const typename L::Bits* x, int64_t firs
   visit_chunks<L>(chunks, x, first, count);
 }
 
-// The largest key of a row, and the first rank that has it.
+// The largest key of a row (of each lane, too, in s.lane), and the first rank that has it.
 struct RowTop {
   int32_t key;
   int rank;
@@ -174,6 +187,7 @@ SPECDEC_APART RowTop row_top(Team& team, Row& row, Shared& s, int turn) {
   LargestVisitor<L> own;
   row.visit(own);
   s.rank_key[turn][team.rank()] = own.key();
+  own.lane.store(s.lane[team.rank()]);
   team.sync();
   RowTop top{s.rank_key[turn][0], 0};
   const int ranks = team.size();
@@ -185,36 +199,58 @@ SPECDEC_APART RowTop row_top(Team& team, Row& row, Shared& s, int turn) {
 
 template <class Shared>
 SPECDEC_HD void clear_histogram(Shared& s, int set, int rank) {
-  for (int b = 0; b < kBuckets; ++b) s.count[set][rank][b] = 0;
-  for (int b = 0; b < kBuckets; ++b) s.mass[set][rank][b] = 0;
+  Wide<uint32_t, kBlock> count;
+  Wide<uint64_t, kBlock> mass;
+  for (int j = 0; j < kBlock; ++j) count[j] = 0;
+  for (int j = 0; j < kBlock; ++j) mass[j] = 0;
+  for (int b = 0; b < kBuckets; b += kBlock) count.store(s.count[set][rank] + b);
+  for (int b = 0; b < kBuckets; b += kBlock) mass.store(s.mass[set][rank] + b);
 }
 
 // Adds up the ranks' histograms of a set; in every rank's sight afterwards.
 template <class Team, class Shared>
-SPECDEC_HD void sum_histograms(Team& team, Shared& s, int set) {
+SPECDEC_APART void sum_histograms(Team& team, Shared& s, int set) {
   team.sync();
-  const int ranks = team.size(), end = kBuckets * (team.rank() + 1) / ranks;
-  for (int b = kBuckets * team.rank() / ranks; b < end; ++b) {
-    Weight total{0, 0};
-    for (int r = 0; r < ranks; ++r) total = total.plus({s.count[set][r][b], s.mass[set][r][b]});
-    s.sum[set][b] = total;
+  const int ranks = team.size();
+  for (int b = kBlock * team.rank(); b < kBuckets; b += kBlock * ranks) {
+    Wide<uint64_t, kBlock> all_count, all_mass;
+    for (int j = 0; j < kBlock; ++j) all_count[j] = all_mass[j] = 0;
+    for (int r = 0; r < ranks; ++r) {
+      Wide<uint32_t, kBlock> count;
+      Wide<uint64_t, kBlock> mass;
+      count.load(s.count[set][r] + b);
+      mass.load(s.mass[set][r] + b);
+      for (int j = 0; j < kBlock; ++j) all_count[j] += count[j];
+      for (int j = 0; j < kBlock; ++j) all_mass[j] += mass[j];
+    }
+    all_count.store(s.sum_count[set] + b);
+    all_mass.store(s.sum_mass[set] + b);
   }
   team.sync();
 }
 
 // The first bucket in which the search reaches its goal; adds what lies above to search.above.
 template <class Shared>
-SPECDEC_HD int find_bucket(const Shared& s, int set, Search& search) {
-  int b = 0;
-  for (; b < kBuckets - 1; ++b) {
-    const Weight beyond = search.above.plus(s.sum[set][b]);
-    if (beyond.of(search.goal) >= search.need) break;
-    search.above = beyond;
+SPECDEC_APART int find_bucket(const Shared& s, int set, Search& search) {
+  const Goal goal = search.goal;
+  const uint64_t need = search.need;
+  Weight above = search.above;
+  for (int block = 0;; block += kBlock) {
+    Wide<uint64_t, kBlock> count, mass;
+    count.load(s.sum_count[set] + block);
+    mass.load(s.sum_mass[set] + block);
+    for (int j = 0; j < kBlock; ++j) {
+      const Weight inside{count[j], mass[j]}, beyond = above.plus(inside);
+      if (beyond.of(goal) >= need || block + j == kBuckets - 1) {
+        search.above = above;
+        search.set = set;
+        search.bucket = block + j;
+        search.inside = inside;
+        return block + j;
+      }
+      above = beyond;
+    }
   }
-  search.set = set;
-  search.bucket = b;
-  search.inside = s.sum[set][b];
-  return b;
 }
 
 // How to go on with search.range, of which `most` elements can be listed.
@@ -268,9 +304,13 @@ SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, int set, KeyRan
 // Mass of a rank's elements in the first buckets of its histogram.
 template <class Shared>
 SPECDEC_HD uint64_t own_mass(const Shared& s, int set, int rank, int buckets) {
-  uint64_t mass = 0;
-  for (int b = 0; b < buckets; ++b) mass += s.mass[set][rank][b];
-  return mass;
+  uint64_t sum = 0;
+  for (int b = 0; b < buckets; b += kBlock) {
+    Wide<uint64_t, kBlock> mass;
+    mass.load(s.mass[set][rank] + b);
+    for (int j = 0; j < kBlock; ++j) sum += mass[j] & (uint64_t{0} - static_cast<uint64_t>(b + j < buckets));
+  }
+  return sum;
 }
 
 // Narrow histograms until search.next is something else; on entry and on return in every rank's sight. Returns the mass
@@ -336,40 +376,48 @@ struct TieVisitor {
   }
 };
 
-// How many elements of the list come before element i in the row's order: the larger, and of equals the earlier.
-template <class Shared>
-SPECDEC_HD int list_place(const Shared& s, int i) {
-  const int32_t key = s.list_key[i], size = s.list_size;
-  int32_t place = 0;
-  for (int32_t j = 0; j < size; ++j) place += static_cast<int32_t>(s.list_key[j] > key - static_cast<int32_t>(j < i));
-  return place;
-}
-
-// What element i of the list, and all that come before it in the row's order, weigh.
-template <class Shared>
-SPECDEC_HD Weight list_weight(const Shared& s, int i) {
-  const int32_t key = s.list_key[i];
-  Weight sum{0, 0};
-  for (int j = 0; j < s.list_size; ++j) {
-    const uint64_t counts = static_cast<uint64_t>((s.list_key[j] > key) | ((s.list_key[j] == key) & (j <= i)));
-    sum = sum.plus({counts, s.list_mass[j] & (uint64_t{0} - counts)});
+// What element i of a list of up to N weighs together with all that come before it in the row's order: the larger, and
+// of equals the earlier.
+template <int N>
+SPECDEC_HD Weight listed_weight(const Wide<int32_t, kListed>& keys, const Wide<uint64_t, kListed>& masses, int i,
+                                int size) {
+  const int32_t key = keys[i];
+  int32_t count = 0;
+  uint64_t mass = 0;
+  for (int j = 0; j < N; ++j) {
+    const int32_t counts = static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j <= i)) &
+                           static_cast<int32_t>(j < size);
+    count += counts;
+    mass += masses[j] & (uint64_t{0} - static_cast<uint64_t>(counts));
   }
-  return sum;
+  return {static_cast<uint64_t>(count), mass};
 }
 
 // Ends a search whose next step is kList: each rank looks at its own elements of the list, [begin, end). Returns the
 // mass of those that are kept.
 template <class Shared>
-SPECDEC_HD uint64_t cut_list(Shared& s, int begin, int end) {
-  const Search& search = s.search;
+SPECDEC_VECTOR uint64_t cut_list(Shared& s, int begin, int end) {
+  const Goal goal = s.search.goal;
+  const Weight above = s.search.above;
+  const uint64_t need = s.search.need;
+  Wide<int32_t, kListed> keys;
+  Wide<uint64_t, kListed> masses;
+  const int size = s.list_size;
+  keys.load(s.list_key, size);
+  masses.load(s.list_mass, size);
   uint64_t own = 0;
   for (int i = begin; i < end; ++i) {
-    const Weight upto = search.above.plus(list_weight(s, i)), self{1, s.list_mass[i]};
-    if (upto.of(search.goal) - self.of(search.goal) >= search.need) continue;
+    const int32_t key = keys[i];
+    const Weight self{1, masses[i]};
+    const Weight upto = above.plus(size <= kLanes ? listed_weight<kLanes>(keys, masses, i, size)
+                                                  : listed_weight<kListed>(keys, masses, i, size));
+    if (upto.of(goal) - self.of(goal) >= need) continue;
     own += self.mass;
-    if (upto.of(search.goal) >= search.need) {  // the last one
-      s.search.cut = {s.list_key[i], s.list_id[i]};
-      s.search.kept = upto;
+    if (upto.of(goal) >= need) {  // the last one
+      s.search.cut.key = key;
+      s.search.cut.id = s.list_id[i];
+      s.search.kept.count = upto.count;
+      s.search.kept.mass = upto.mass;
     }
   }
   return own;
