@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from specdec_hal.backends.cuda.backend import CudaBackend
 from specdec_hal.backends.cuda.options import Options
-from specdec_hal.tensors import as_numpy
 from specdec_hal.native import library_path
 from specdec_hal.ops.validate import Call
+from specdec_hal.tensors import as_numpy
 
 ARCHS = (900, 800)
 """Compute capabilities, times 100, that the sources differ for: with thread block clusters and without."""
@@ -23,8 +23,8 @@ def library_of(arch: int) -> str:
 
 def why_not() -> str:
     """Why these tests cannot run, "" if they can."""
-    missing = [name for name in map(library_of, ARCHS) if library_path(name) is None]
-    return f"{', '.join(missing)} was not built (CMake: SPECDEC_CUDA_HOST=ON, as `make setup` has it)" if missing else ""
+    missing = ", ".join(name for name in map(library_of, ARCHS) if library_path(name) is None)
+    return f"{missing}: not built (CMake: SPECDEC_CUDA_HOST=ON, as `make setup` has it)" if missing else ""
 
 
 class CudaOnHost(CudaBackend):
