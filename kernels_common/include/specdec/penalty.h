@@ -152,8 +152,8 @@ struct ListingTable {
 };
 
 // Penalises a slot's rows. The table's first `window_size` tallies are 0; its add and mark return what was there
-// before, and take_alone(i) is take(i) where no other rank looks. `history.visit(v)` streams this rank's part of columns
-// [0, end) of the history, on rank 0 `history.visit_drafts(v, n)` drafts 1 .. n; ranks meet in team.sync(). If
+// before, and take_alone(i) is take(i) where no other rank looks. `history.visit(v)` streams this rank's part of
+// columns [0, end) of the history, on rank 0 `history.visit_drafts(v, n)` drafts 1 .. n; ranks meet in team.sync(). If
 // `list_holds`, which is the same on all ranks, `list` has room for all tokens of any rank's part.
 template <class Team, class Table, class Text, class Logits, class Drafts>
 SPECDEC_HD void penalize_rows(Team& team, Table& table, int64_t window_size, int64_t vocabulary, Text& history,
