@@ -9,6 +9,7 @@ import numpy as np
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.ops import get_op
 from specdec_hal.ops.spec import Role
+from tests.support.bits import assert_same_bits
 
 BACKEND = ReferenceBackend()
 
@@ -35,7 +36,10 @@ def run(op: str, inputs: dict[str, Any], backend: Any = BACKEND) -> dict[str, np
 
 
 def assert_same(actual: dict[str, np.ndarray], expected: dict[str, Any], context: object = "") -> None:
-    """Every written tensor equals what was expected, to the bit (NaN equals NaN)."""
+    """Every written tensor equals what was expected, to the bit; expected may be lists, of any shape."""
     assert actual.keys() == expected.keys()
+    wanted = {}
     for name, array in actual.items():
-        np.testing.assert_array_equal(array, np.asarray(expected[name]).reshape(array.shape), f"{name} {context}")
+        value = expected[name]
+        wanted[name] = np.asarray(value, getattr(value, "dtype", array.dtype)).reshape(array.shape)
+    assert_same_bits(actual, wanted, context)
