@@ -166,7 +166,7 @@ SPECDEC_APART void list_by_counts(Team& team, Row& row, Shared& s, Cut from, int
     search.goal = Goal::kCount;
     search.need = static_cast<uint64_t>(want);
     search.above = {0, 0};
-    search.range.set(everything.cell(grid, find_bucket(s, 1, search)));
+    search.range = everything.cell(grid, find_bucket(s, 1, search));
     plan_search(search, kListed - search.above.count);
   }
   team.sync();

@@ -278,7 +278,7 @@ SPECDEC_HD void cut_softmax(Team& team, Row& row, Shared& s, int turn, const Sof
     search.cut = keep_all();
     search.kept = search.above.plus(search.inside);
     if (b < SoftmaxGrid::kLast) {
-      search.range.set(grid.cell(b));
+      search.range = grid.cell(b);
       plan_search(search, kListed);
     }
   }

@@ -49,12 +49,6 @@ struct KeyRange {
 
   SPECDEC_HD bool has(int32_t key) const { return key >= low && key <= high; }
 
-  // Member by member: a structure that comes back in registers is stored as a whole, which checked builds do not see.
-  SPECDEC_HD void set(const KeyRange& other) {
-    low = other.low;
-    high = other.high;
-  }
-
   // The part of this range in one bucket of a grid.
   SPECDEC_HD KeyRange cell(const KeyGrid& grid, int bucket) const {
     const int64_t first = int64_t{grid.top} - (int64_t{bucket} << grid.shift);
@@ -324,7 +318,7 @@ SPECDEC_HD uint64_t narrow(Team& team, Row& row, Shared& s, Cut from, MassOf mas
     if (team.rank() == 0) {
       Search& search = s.search;
       const int b = find_bucket(s, 1, search);
-      search.range.set(range.cell(search.grid, b));
+      search.range = range.cell(search.grid, b);
       plan_search(search, kListed - (list_above ? min64(static_cast<int64_t>(search.above.count), kListed) : 0));
     }
     team.sync();

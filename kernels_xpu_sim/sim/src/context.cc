@@ -9,7 +9,7 @@ __attribute__((weak)) void __sanitizer_start_switch_fiber(void** fake_stack, con
 __attribute__((weak)) void __sanitizer_finish_switch_fiber(void* fake_stack, const void** low, size_t* bytes);
 }
 
-#if defined(__x86_64__)
+#if defined(XPU_SIM_OWN_SWITCH)
 
 // A switch saves what a function call must preserve, nothing else: no signal mask, hence no system call. MXCSR and the
 // x87 control word are left alone, since no kernel changes them.

@@ -3,7 +3,10 @@
 
 #include <cstddef>
 
-#if !defined(__x86_64__)
+// The portable way is the only one elsewhere; XPU_SIM_UCONTEXT asks for it here, to test it.
+#if defined(__x86_64__) && !defined(XPU_SIM_UCONTEXT)
+#define XPU_SIM_OWN_SWITCH
+#else
 #include <ucontext.h>
 #endif
 
@@ -11,7 +14,7 @@ namespace xpu_sim::rt {
 
 // A stopped computation: a fiber's, or the thread's own while fibers run.
 struct Context {
-#if defined(__x86_64__)
+#if defined(XPU_SIM_OWN_SWITCH)
   void* sp = nullptr;
 #else
   ucontext_t registers;

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from specdec_hal.xpu_cc import Build, build
-from tests.support.xpu_program import MODES, SOURCES
+from specdec_hal.xpu_cc import Build, build, toolchain
+from tests.support.xpu_program import MODES, SOURCES, Program
 
 FILES = sorted((SOURCES / "host").glob("*.cpp"))
 TESTS = [name for path in FILES for name in re.findall(r"^HOST_TEST\((\w+)\)", path.read_text(), re.MULTILINE)]
@@ -26,6 +27,20 @@ def test_host(program, name, mode):
     # The findings that a test asks for are printed too, hence its own status: 4 failed, else 0, or 1 for findings.
     result = program(mode)(name)
     assert result.status in (0, 1) and "expected" not in result.out, (result.out, result.err)
+
+
+def test_fibers_of_other_machines(tmp_path):
+    """The emulator's own sources with the portable switch between fibers."""
+    sources = Path(__file__).parents[3] / "kernels_xpu_sim" / "sim" / "src"
+    runtime = [*sorted(sources.glob("*.cc")), *sorted((sources / "program").glob("*.cc"))]
+    tools, program = toolchain(), tmp_path / "host"
+    command = ["g++", "-std=c++17", "-O1", "-fno-omit-frame-pointer", "-DXPU_SIM_UCONTEXT", *tools.flags("every")]
+    command += [f"-I{tools.include}", f"-I{sources}", *map(str, runtime), *map(str, FILES)]
+    command += ["-x", "c++", str(SOURCES / "host" / "kernels.xpu"), "-pthread", "-ldl", "-o", str(program)]
+    subprocess.run(command, check=True)
+    for name in TESTS:
+        result = Program(program)(name)
+        assert result.status in (0, 1) and "expected" not in result.out, (name, result.out, result.err)
 
 
 def test_a_large_library_can_be_loaded_late(shared_folder):
