@@ -25,7 +25,6 @@ size_t Chance::below(size_t n) {
 void ClusterBarrier::see() {
   if (live == 0 || arrived < live) return;
   arrived = 0;
-  ++phase;
   for (Block* const block : blocks) {
     if (block != nullptr) block->pass_cluster();
   }
@@ -194,7 +193,7 @@ void Block::arrive_cluster() {
 }
 
 void Block::wait_cluster() {
-  // `arrived` is taken back when the phase ends.
+  // `arrived` is taken back when all pass.
   if (running_->arrived) wait(Waits::kCluster);
 }
 

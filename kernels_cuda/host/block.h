@@ -25,13 +25,12 @@ void set_current_block(Block* block);
 // The barrier of a cluster. A thread that has returned is not waited for.
 struct ClusterBarrier {
   unsigned live = 0, arrived = 0;
-  uint64_t phase = 0;  // how often all had arrived
   std::array<Block*, kMostCluster> blocks = {};
 
-  void see();  // ends the phase if all have arrived
+  void see();  // lets all pass if all have arrived
 };
 
-// Random numbers of a launch: where they are 0, things go in order.
+// What a launch leaves to chance. Without a seed, things go in order.
 class Chance {
  public:
   explicit Chance(uint64_t seed) : state_(seed), none_(seed == 0) {}
@@ -46,17 +45,16 @@ class Chance {
 class Block {
  public:
   enum class Waits { kNothing, kWarp, kBlock, kCluster, kOver };
-  // Threads that meet: `answer` is what a thread is told.
   enum class Kind { kVote, kShuffle };
   struct Fiber {
     xpu_sim::rt::Context context;
     Thread view;
     Waits waits;
-    bool arrived;  // at the cluster's barrier, in this phase
-    uint64_t answer;
+    bool arrived;     // at the cluster's barrier, since all passed it last
+    uint64_t answer;  // to what it waited for last
   };
 
-  explicit Block(unsigned rank) : shared_(), stacks_(), rank_(rank) {}
+  explicit Block(unsigned rank) : rank_(rank) {}
 
   // Called by the machine's thread that is this block's: its thread-local variables are the block's shared ones.
   void begin(const Launch& launch, Size place, ClusterBarrier* cluster, Chance* chance,
