@@ -70,12 +70,12 @@ class CudaBackend(IndexBackend):
     device = "cuda"
     token_order = TokenOrder.SLOT
     capabilities = _CAPABILITIES
-    library = LIBRARY
+    native_library = LIBRARY
 
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.options = options
-        self.exports = load_library(self.library)
+        self.exports = load_library(self.native_library)
 
     @property
     def place(self) -> str:

@@ -34,7 +34,7 @@ class CudaOnHost(CudaBackend):
     device = "cpu"
 
     def __init__(self, arch: int = 900, seed: int = 0) -> None:
-        self.library = library_of(arch)
+        self.native_library = library_of(arch)
         super().__init__(Options())
         self.exports["set_seed"](seed)
 
