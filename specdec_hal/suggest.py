@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+from specdec_hal.errors import ConfigError
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -17,3 +19,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` or nothing, ready to be appended to a message."""
     found = nearest(name, known)
     return f"; did you mean '{found}'?" if found else ""
+
+
+def check_backend_options(given: Iterable[str], known: Collection[str]) -> None:
+    """ConfigError for the first name under ``backend.options`` that the backend does not know."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"backend.options.{name}: unknown option{did_you_mean(name, known)}; options: {', '.join(known)}"
+            )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from specdec_hal.errors import ConfigError
-from specdec_hal.suggest import did_you_mean
+from specdec_hal.suggest import check_backend_options
 
 AUTO = "auto"
 DMA = ("eager", "deferred", "random")
@@ -38,12 +38,7 @@ class Options:
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
         """Check options from outside; ConfigError for an unknown name or a value out of range."""
-        known = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise ConfigError(
-                    f"backend.options.{name}: unknown option{did_you_mean(name, known)}; options: {', '.join(known)}"
-                )
+        check_backend_options(given, [field.name for field in fields(cls)])
         return cls(**{name: _CHECKS[name](name, value) for name, value in given.items()})
 
     def numbers(self) -> tuple[int, ...]:
