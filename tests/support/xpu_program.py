@@ -21,7 +21,8 @@ class Result:
 
     status: int
     findings: list[dict[str, Any]]
-    kernels: list[dict[str, Any]]
+    kernels: list[dict[str, Any]]  # counters of all launches of a kernel
+    launches: list[dict[str, Any]]  # of each launch by itself, in the order in which they ended
     out: str
     err: str
 
@@ -43,7 +44,7 @@ class Program:
         assert report.is_file(), f"ended without a report: {ran.returncode}\n{ran.stdout}\n{ran.stderr}"
         document = json.loads(report.read_text())
         report.unlink()
-        return Result(ran.returncode, document["findings"], document["kernels"], ran.stdout, ran.stderr)
+        return Result(ran.returncode, **document, out=ran.stdout, err=ran.stderr)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,12 @@ def test_host(program, name, mode):
     assert result.status in (0, 1) and "expected" not in result.out, (result.out, result.err)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_no_launch_of_a_thread_is_lost(program, mode):
+    result = program(mode)("threads_launch_at_the_same_time")
+    assert len(result.launches) == sum(kernel["launches"] for kernel in result.kernels) == 4 * 500
+
+
 def test_fibers_of_other_machines(tmp_path):
     """The emulator's own sources with the portable switch between fibers."""
     sources = Path(__file__).parents[3] / "kernels_xpu_sim" / "sim" / "src"

@@ -38,7 +38,8 @@ const Counters& last_counters();
 std::vector<KernelReport> report();
 void reset_report();
 
-// Called after each launch with its own counters; nullptr (the default): nobody.
+// Called after each launch with its own counters, by the thread that launched, so by several at once if several launch;
+// nullptr (the default): nobody.
 void on_launch(void (*listener)(const KernelReport&));
 
 std::string to_text(const std::vector<KernelReport>& report);

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -24,12 +25,20 @@ std::vector<Finding>* printed = nullptr;
 std::vector<KernelReport>* launches = nullptr;
 bool print_launches = false;
 
+// Of the two lists: the program's threads launch, and end, when they like. Outlives ~Program, as the lists do.
+std::mutex& lists() {
+  static std::mutex* const mutex = new std::mutex;
+  return *mutex;
+}
+
 void note(const KernelReport& launch) {
+  const std::lock_guard<std::mutex> lock(lists());
   if (print_launches) std::fputs(to_text({launch}).c_str(), stderr);
   if (launches->size() < kMostLaunches) launches->push_back(launch);
 }
 
 void print(const Finding& finding) {
+  const std::lock_guard<std::mutex> lock(lists());
   std::fputs(to_text(finding).c_str(), stderr);
   printed->push_back(finding);
 }
@@ -65,6 +74,7 @@ struct Program {
 
   // Runs after the destructors of the program's own globals.
   ~Program() {
+    const std::lock_guard<std::mutex> lock(lists());
     if (const char* path = std::getenv("XPU_SIM_JSON")) {
       // Taken ones have no later counts; those that were left have.
       std::vector<Finding> all = take_findings();

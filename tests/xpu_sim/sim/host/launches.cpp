@@ -147,7 +147,7 @@ HOST_TEST(threads_launch_at_the_same_time) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([t] {
-      for (int round = 0; round < 20; ++round) {
+      for (int round = 0; round < 500; ++round) {
         Gm<int> in(1000, "in", t, 1), out(4, "out");
         EXPECT(launch(cluster_sums, 4, 16)(in, out, 1000) == ok);
         EXPECT(out[0] + out[1] + out[2] + out[3] == 499500 + 1000 * t);
