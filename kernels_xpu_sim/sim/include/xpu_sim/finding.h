@@ -39,8 +39,8 @@ size_t finding_count();
 std::string to_text(const Finding& finding);
 std::string to_json(const std::vector<Finding>& findings);
 
-// Called with each distinct finding when it is made, by the thread that made it, so by several at once if several launch;
-// nullptr (the default) only collects.
+// Called with each distinct finding when it is made, by the thread that made it, so by several at once if several
+// launch; nullptr (the default) only collects.
 void on_finding(void (*listener)(const Finding&));
 
 }  // namespace xpu_sim
