@@ -64,7 +64,7 @@ class XpuSimBackend(HostBackend):
                 "Python with LD_PRELOAD=$(g++ -print-file-name=libasan.so)"
             )
         self._exports = load_library(library)
-        self._launch_options = options.numbers()
+        self._launch_options = options.arguments()
 
     def plan(self, call: Call) -> Launch:
         """A plan of the native library over the tensors' memory."""

@@ -3,11 +3,13 @@
 
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/string.h>
 
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -72,7 +74,8 @@ class TargetOperands {
 
   // A function of the stream that calls launch(options).
   template <typename Launch>
-  Function plan(Launch launch, int64_t clusters, int64_t cores, int64_t seed, int64_t dma, int64_t workers) const {
+  Function plan(Launch launch, int64_t clusters, int64_t cores, int64_t seed, int64_t dma, int64_t workers,
+                const tvm::ffi::String& model) const {
     xpu::LaunchOptions options;
     options.clusters = static_cast<int>(clusters);
     options.cores = static_cast<int>(cores);
@@ -80,6 +83,8 @@ class TargetOperands {
     options.sim.dma = static_cast<xpu_sim::DmaPolicy>(dma);
     options.sim.workers = static_cast<int>(workers);
     options.sim.watchdog_seconds = kWatchdogSeconds;
+    const std::string wrong = xpu_sim::parse_options(model, &options.sim);
+    if (!wrong.empty()) TVM_FFI_THROW(ValueError) << op_ << " [xpu_sim]: " << wrong;
     options.sim.gm_count = spans_.size();
     const auto spans = std::make_shared<const std::vector<xpu_sim::GmSpan>>(spans_);
     options.sim.gm = spans->data();
@@ -112,7 +117,8 @@ class TargetOperands {
 }  // namespace specdec::ffi
 
 // The last parameters of every export, and the plan that it returns.
-#define SPECDEC_OPTIONS , int64_t clusters, int64_t cores, int64_t seed, int64_t dma, int64_t workers
+#define SPECDEC_OPTIONS \
+  , int64_t clusters, int64_t cores, int64_t seed, int64_t dma, int64_t workers, const tvm::ffi::String& model
 #define SPECDEC_PLAN(operands, op, args)                                                                             \
   operands.plan([=](const specdec::xpu::LaunchOptions& options) { op(args, options); }, clusters, cores, seed, dma, \
-                workers)
+                workers, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import specdec_hal as sd
 from specdec_hal import registry
 from specdec_hal.backends.xpu_sim import plugin
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
-from specdec_hal.backends.xpu_sim.options import Options
+from specdec_hal.backends.xpu_sim.options import MODEL, Options
 from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.ops import OPS, TokenOrder
 from specdec_hal.ops.generate import generate
@@ -39,6 +40,7 @@ def test_without_its_library_it_says_how_to_build_it(monkeypatch):
         {"clusters": 255, "cores": 64, "seed": 2**63 - 1, "dma": "random"},
         {"clusters": "auto", "cores": 1, "mode": "fast", "workers": 2},
         {"clusters": 7, "cores": 16, "mode": "strict", "dma": "deferred"},
+        {"model": {"dma_fifo": True, "gsm_stack_bytes": 8192}},
     ],
 )
 def test_good_options(options):
@@ -61,11 +63,23 @@ def test_good_options(options):
         ({"dma": "lazy"}, r"options\.dma: expected eager \| deferred \| random, got 'lazy'"),
         ({"mode": "slow"}, r"options\.mode: expected fast \| strict \| asan, got 'slow'"),
         ({"workers": 0}, r"options\.workers: .*got 0"),
+        ({"model": "dma_fifo=1"}, r"options\.model: expected a mapping of flags to their values, got 'dma_fifo=1'"),
+        ({"model": {"fifo": True}}, r"options\.model\.fifo: unknown flag; did you mean 'dma_fifo'\?; flags: exit_"),
+        ({"model": {"dma_fifo": 1}}, r"options\.model\.dma_fifo: expected true \| false, got 1"),
+        ({"model": {"gsm_stack_bytes": 32769}}, r"options\.model\.gsm_stack_bytes: expected an integer in .*got 32769"),
     ],
 )
 def test_bad_options(options, complaint):
     with pytest.raises(ConfigError, match=complaint):
         sd.get_backend("xpu_sim", options=options)
+
+
+def test_the_flags_of_the_model_are_the_emulators():
+    header = (Path(__file__).parents[2] / "kernels_xpu_sim/sim/include/xpu_sim/options.h").read_text()
+    model = re.search(r"struct Model \{(.*?)\};", header, re.DOTALL)
+    assert model and {name: kind.__name__ for name, kind in MODEL.items()} == dict(
+        (name, kind) for kind, name in re.findall(r"^  (\w+) (\w+) = ", model[1], re.MULTILINE)
+    )
 
 
 def test_explain_is_honest():
@@ -119,4 +133,4 @@ def test_exports_check_their_operands():
     index, flags = np.zeros((2, 64), np.uint8), np.zeros(3, np.bool_)
     message = "ngram_index_reset: argument 'reset_slots': expected bool [2] contiguous on the CPU, got bool [3]"
     with pytest.raises(ValueError, match=re.escape(message)):
-        exports["ngram_index_reset"](index, flags, *Options().numbers())
+        exports["ngram_index_reset"](index, flags, *Options().arguments())

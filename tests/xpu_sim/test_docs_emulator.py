@@ -43,10 +43,10 @@ def test_every_check_is_named():
 
 def test_every_flag_of_the_model_is_named_with_its_default():
     header = (SIM / "include" / "xpu_sim" / "options.h").read_text()
-    flags = re.findall(r"^  bool (\w+) = (true|false);", header[header.index("struct Model") :], re.MULTILINE)
-    model = flags[: next(i for i, (name, _) in enumerate(flags) if name == "halt_on_first")]
-    assert len(model) == 9
-    for name, value in model:
-        row = re.search(rf"`model\.{name}` \| ([01])", PAGE)
+    model = header[header.index("struct Model") : header.index("enum class GmAccess")]
+    flags = re.findall(r"^  (?:bool|int) (\w+) = (\w+);", model, re.MULTILINE)
+    assert len(flags) == 12
+    for name, value in flags:
+        row = re.search(rf"`model\.{name}` \| (\d+)", PAGE)
         assert row, name
-        assert (row[1] == "1") == (value == "true"), name
+        assert row[1] == {"true": "1", "false": "0"}.get(value, value), name

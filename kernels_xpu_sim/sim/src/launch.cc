@@ -43,6 +43,10 @@ std::string what_is_wrong(int clusters, int cores, const Options& options) {
   if (options.workers < 1 || options.workers > kMostWorkers) {
     return text("expected 1 to %d workers, got %d", kMostWorkers, options.workers);
   }
+  const int stack = options.model.gsm_stack_bytes;
+  if (stack < 0 || static_cast<size_t>(stack) > kGroupLmBytes) {
+    return text("expected model.gsm_stack_bytes of 0 to %zu, got %d", kGroupLmBytes, stack);
+  }
   if (current()->worker) return "a kernel cannot launch kernels";
   return "";
 }

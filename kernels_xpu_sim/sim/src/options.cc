@@ -27,6 +27,9 @@ void each_option(O& o, F f) {
   f("model.store_to_dma_needs_fence", o.model.store_to_dma_needs_fence);
   f("model.differing_barriers_diverge", o.model.differing_barriers_diverge);
   f("model.nested_atomics_trap", o.model.nested_atomics_trap);
+  f("model.scalar_gm_is_coherent", o.model.scalar_gm_is_coherent);
+  f("model.masked_stores_write_zero", o.model.masked_stores_write_zero);
+  f("model.gsm_stack_bytes", o.model.gsm_stack_bytes);
 }
 
 constexpr const char* kPolicies[] = {"eager", "deferred", "random"};

@@ -277,14 +277,6 @@ void watchdog_trap(const Core& core, const void* pc) {
   trap(std::move(f));
 }
 
-void lm_budget_finding(const Core& core, size_t used) {
-  if (core.launch->lm_reported.exchange(true)) return;
-  const std::string message =
-      text("%zu bytes of LM in use, call stack included; a core has %zu", used, core.launch->lm_limit);
-  report(Check::lm_budget, core.lm_pc ? finding_at(Check::lm_budget, core, core.lm_pc, message)
-                                      : finding_at(Check::lm_budget, core, core.lm_site, message));
-}
-
 void report_launch(Check check, const Options& options, const std::string& kernel, std::string message) {
   Finding f;
   f.check = name_of(check);

@@ -51,7 +51,6 @@ void describe(Finding* finding, const Core& core, const void* address);
 [[noreturn]] void deadlock_trap(Worker& worker);
 [[noreturn]] void watchdog_trap(const Core& core, Site site);
 [[noreturn]] void watchdog_trap(const Core& core, const void* pc);
-void lm_budget_finding(const Core& core, size_t used);
 // "core 3 waits at k.xpu:12; cores 4-63 have returned": where the cores of the running cluster are.
 std::string positions(Worker& worker);
 

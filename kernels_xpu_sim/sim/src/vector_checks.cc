@@ -19,6 +19,11 @@ void simd_unaligned(const void* address, Site site) {
   trap(std::move(f));
 }
 
+bool masked_stores_write_zero() {
+  const Launch* const launch = current()->launch;
+  return !launch || launch->options->model.masked_stores_write_zero;
+}
+
 void cast_needs_room(const void* from, long long from_bytes, void* to, long long to_bytes, Site site) {
   if (!checker || from_bytes <= 0) return;
   Core* const core = enter(site, XPU_SIM_CALLER);

@@ -8,6 +8,7 @@
 #include "dma.h"
 #include "faults.h"
 #include "findings.h"
+#include "lm_budget.h"
 #include "memory_image.h"
 #include "random.h"
 #include "trap.h"
@@ -96,6 +97,7 @@ void Worker::run_core(Core* core) {
   core->calls = 0;
   core->dma_bytes = core->accesses = 0;
   core->linked = nullptr;
+  core->group_shared.clear();
   *owner_slot(core->fiber->low) = core;
   if (launch_->options->poison >= 0) poison_lm(core);
   try {
@@ -109,8 +111,9 @@ void Worker::run_core(Core* core) {
 void Worker::leave(Core* core) {
   const size_t lm = static_cast<size_t>(core->lm_top - core->lm_low);
   if (lm > counters.lm_high) counters.lm_high = lm;
-  if (__builtin_expect(lm > launch_->lm_limit, 0) && (!checker || checker->frames_are_true())) {
-    lm_budget_finding(*core, lm);
+  if (__builtin_expect(lm > launch_->lm_limit || !core->group_shared.empty(), 0) &&
+      (!checker || checker->frames_are_true())) {
+    check_lm(*core, lm);
   }
   if (core->dma_bytes > counters.max_core_dma_bytes) counters.max_core_dma_bytes = core->dma_bytes;
   if (core->accesses > counters.max_core_accesses) counters.max_core_accesses = core->accesses;

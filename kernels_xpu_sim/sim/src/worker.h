@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "checks.h"
@@ -64,6 +65,7 @@ struct Core {
   const void* last_pc = nullptr;            // and the instruction after it
   uint32_t wait_groups = 0;                 // the groups it waits for at a barrier
   uint32_t calls = 0;                       // into the runtime, since it last gave way
+  std::vector<std::pair<char*, char*>> group_shared;  // begin and end of what of its LM is, where that has a share
   uint64_t dma_bytes = 0, accesses = 0;
   const int* linked = nullptr;              // an atomic's loada without its storea yet
   // Of a checking build.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.xpu_program import BUILTIN_TESTS, PAIRS
+from tests.support.xpu_program import BUILTIN_TESTS, MODES, PAIRS
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,13 @@ def test_whether_a_synchronous_store_is_visible(builtins):
     assert "sm_copies" in BUILTIN_TESTS  # SM2GM by one core, a barrier, GM2LM by another
     result = builtins("strict")("sm_copies", options="model.sync_store_is_visible=0")
     assert result.checks == {"missing_fence"}, result.err
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_masked_store_leaves(builtins, mode):
+    assert builtins(mode)("loads_and_stores").status == 0  # zeros
+    result = builtins(mode)("loads_and_stores", options="model.masked_stores_write_zero=0")
+    assert result.out.startswith("loads_and_stores: line "), result.err
 
 
 def test_halt_on_first(pairs):

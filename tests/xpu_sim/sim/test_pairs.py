@@ -36,7 +36,7 @@ def test_the_bad_one_is_flagged(pairs, kernel, mode):
     check = kernel.finds[mode]
     for seed in (0, 5):
         options = f"seed={seed},dma={kernel.dma},watchdog_seconds=0.5"
-        result = pairs(mode)(kernel.name, kernel.clusters, kernel.cores, options=options)
+        result = pairs(mode)(kernel.name, kernel.clusters, kernel.cores, options=options + flag(kernel))
         assert check in result.checks, result.err
         assert {(mode, other) for other in result.checks - {check}} <= CONSEQUENCES, result.err
         assert result.status == 1
@@ -49,6 +49,10 @@ def test_the_bad_one_is_flagged(pairs, kernel, mode):
         check_place(kernel, mode, seed, finding)
         assert f"{kernel.name}.xpu:{finding['at']['line']}: {check}: {finding['message']}\n" in result.err
         assert f"in {kernel.name}, cluster {finding['cluster']}, core {finding['core']}" in result.err
+
+
+def flag(kernel):
+    return f",model.{kernel.model}" if kernel.model else ""
 
 
 def check_place(kernel, mode, seed, finding):
@@ -79,6 +83,16 @@ def test_the_good_ones_are_not(pairs, mode, schedule):
     assert result.findings == [], result.err
     assert result.status == 0
     assert {one["kernel"] for one in result.kernels} == {kernel.name for kernel in GOOD}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kernel", [kernel for kernel in BAD if kernel.model], ids=lambda kernel: kernel.name)
+def test_only_a_flag_of_the_model_makes_it_wrong(pairs, kernel, mode):
+    assert pairs(mode)(kernel.name, kernel.clusters, kernel.cores).checks == set()
+    good = PAIRS[f"{kernel.name[:-4]}_good"]
+    for schedule in SCHEDULES:
+        result = pairs(mode)(good.name, good.clusters, good.cores, options=schedule + flag(kernel))
+        assert result.findings == [], result.err
 
 
 def test_there_is_a_twin_for_each():

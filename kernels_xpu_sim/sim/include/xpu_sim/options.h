@@ -26,6 +26,9 @@ struct Model {
   bool store_to_dma_needs_fence = true;     // a scalar store to LM or SM is seen by a copy only after a fence
   bool differing_barriers_diverge = true;   // cores that meet from different lines are a finding
   bool nested_atomics_trap = true;          // loada on a second address before the first one's storea
+  bool scalar_gm_is_coherent = true;        // no cache of the core's own is between its loads and stores and GM
+  bool masked_stores_write_zero = true;     // vstore_..._mz: to the lanes that are masked off, which else keep theirs
+  int gsm_stack_bytes = 0;                  // of the 32 KB with 16 cores, if GSM has the rest; 0: whichever needs them
 };
 
 enum class GmAccess { read_write, read_only };

@@ -124,10 +124,13 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   Conflict worst = Conflict::none;
   Cell cell{};
   const char* where = gm;
+  bool stored = false;  // by this core, and perhaps in its cache still
   s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, [&](Cell& x, uintptr_t first, size_t bytes) {
     const char* const p = reinterpret_cast<const char*>(first);
     Conflict k;
     const Cell before = x;
+    stored |= in_launch(a, before.wstamp) && (before.flags & kCellStored) && before.wcore == a.who &&
+              before.wfence == s.fences[gm_space][core.id];
     if (writes) {
       k = check_write(&x, a);
       record_write(&x, a);
@@ -147,6 +150,9 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
     where = p;
   });
   if (worst != Conflict::none) complain(s, core, c, worst, cell, where, writes);
+  if (stored && !core.launch->options->model.scalar_gm_is_coherent) {
+    complain(core, c, gm, Check::missing_fence, "its side in GM was stored to by this core, and no mfence since");
+  }
 }
 
 void finish_local(State& s, const InFlight& f) {
@@ -215,7 +221,10 @@ void finish_fenced(State& s, Core& core, uint32_t mask) {
   const Model& model = core.launch->options->model;
   finish_if(s, core, false, [mask, &model](const Copy& c) { return completes(c, mask, model); });
   if (mask & fence_sm) ++s.fences[sm_space][core.id];
-  if (mask & fence_gm) ++s.fences[gm_space][core.id];
+  if (mask & fence_gm) {
+    ++s.fences[gm_space][core.id];
+    s.gm_caches.clear(core.id);
+  }
   if (mask & fence_lm) s.lm.fence(core.lm_low, core.lm_top);
 }
 

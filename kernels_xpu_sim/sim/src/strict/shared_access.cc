@@ -97,6 +97,19 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
   }
 }
 
+void cached_access(Core& core, State& state, const Region& region, const char* p, size_t bytes, bool write,
+                   const void* pc) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+  if (write) return state.gm_caches.store(core.id, region, at, bytes);
+  if (state.gm_caches.load(core.id, region, at, bytes)) return;
+  report_once(Check::missing_fence, core, pc, 0, [&] {
+    Finding f = finding_at(Check::missing_fence, core, pc,
+                           "read of a line of GM that this core has loaded before it was written, and no mfence since");
+    describe(&f, core, p);
+    return f;
+  });
+}
+
 void gm_access(Core& core, State& state, const Region& region, const char* p, size_t bytes, bool write,
                const void* pc) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(p);
@@ -112,6 +125,7 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
     }
   }
   if (region.read_only) return;
+  if (!core.launch->options->model.scalar_gm_is_coherent) cached_access(core, state, region, p, bytes, write, pc);
   const Access a = state.access(core, gm_space, state.places.of(pc), write ? kCellStored : 0);
   Worst worst;
   state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t, size_t) { visit(c, a, write, &worst); });
@@ -193,6 +207,7 @@ namespace {
 void look(State& state, Core& core) {
   if (__builtin_expect(state.bad_index.waits, 0)) index_trap(state, core);
   settle(state);
+  state.gm_caches.settle();
 }
 
 }  // namespace xpu_sim::rt::strict

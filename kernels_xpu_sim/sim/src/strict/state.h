@@ -8,6 +8,7 @@
 #include "../checks.h"
 #include "../worker.h"
 #include "cell.h"
+#include "gm_caches.h"
 #include "gm_cells.h"
 #include "lazy_array.h"
 #include "lm_shadow.h"
@@ -57,6 +58,7 @@ struct State {
   SmCells sm;
   SmObjects sm_objects;
   GmCells gm;
+  GmCaches gm_caches;
   Places places;
   uint32_t now = 1, launch_start = 1, cluster_start = 1, full_barrier = 1;
   uint32_t seen[kMaxCores][kMaxCores];            // row: the core that knows

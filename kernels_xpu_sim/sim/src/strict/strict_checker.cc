@@ -48,6 +48,7 @@ class StrictChecker : public Checker {
     std::memset(s.lock_seen, 0, sizeof s.lock_seen);
     s.atomics.clear();
     for (auto& pending : s.in_flight) pending.clear();
+    for (int i = 0; i < worker.launch()->cores; ++i) s.gm_caches.clear(i);
   }
 
   char* core_begins(Core& core) override {

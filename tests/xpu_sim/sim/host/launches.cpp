@@ -25,6 +25,12 @@ HOST_TEST(refused_launches) {
   options.workers = 0;
   EXPECT(launch(nothing, 1, 1, options)() == refused);
   found("bad_launch");
+  options.workers = 1;
+  for (int bytes : {-1, 32769}) {
+    options.model.gsm_stack_bytes = bytes;
+    EXPECT(launch(nothing, 1, 16, options)() == refused);
+    EXPECT(found("bad_launch")[0].message.find("model.gsm_stack_bytes of 0 to 32768") != std::string::npos);
+  }
   Gm<int> out(1, "out");
   if (launch(launch_inside, 1, 1)(out) == ok) {
     EXPECT(out[0] == refused);

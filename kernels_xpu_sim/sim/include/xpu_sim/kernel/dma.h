@@ -5,17 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "xpu_sim/kernel/room.h"
 #include "xpu_sim/site.h"
 
 namespace xpu_sim::detail {
-
-// How much of its object lies at and behind an address, where the compiler can tell; else the largest number. The
-// variables of LM have no names at run time, so that this is where a copy beyond one of them is seen.
-#if __has_builtin(__builtin_dynamic_object_size)
-#define XPU_SIM_ROOM(p) __builtin_dynamic_object_size(p, 0)
-#else
-#define XPU_SIM_ROOM(p) __builtin_object_size(p, 0)
-#endif
 
 [[gnu::cold]] void beyond_object(const char* operation, uintptr_t local, long long bytes, size_t room, Site site);
 

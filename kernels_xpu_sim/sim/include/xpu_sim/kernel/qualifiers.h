@@ -1,6 +1,10 @@
 // Qualifiers of functions, variables and pointers.
 #pragma once
 
+#include <cstddef>
+
+#include "xpu_sim/kernel/room.h"
+
 // The command line of a kernel compiler says which device it compiles for; a plain g++ call does not.
 #ifndef __xpu__
 #define __xpu__ 1
@@ -32,7 +36,14 @@
 #endif
 
 // The group's memory is carved out of its LM and used with one core per group, so it is private to that core: a local.
-#define __group_shared__ __attribute__((aligned(64)))
+// How much there is of it is told at the end of each one's scope.
+namespace xpu_sim::detail {
+void group_shared_was_used(char* object, size_t bytes);
+}
+inline __attribute__((always_inline)) void xpu_sim_group_shared(void* object) {
+  ::xpu_sim::detail::group_shared_was_used(static_cast<char*>(object), XPU_SIM_ROOM(object));
+}
+#define __group_shared__ __attribute__((aligned(64), cleanup(xpu_sim_group_shared)))
 
 // Address spaces are told apart by address, not by type.
 #define __global_ptr__

@@ -7,6 +7,7 @@
 namespace xpu_sim::detail {
 
 [[gnu::cold]] void simd_unaligned(const void* address, Site site);
+bool masked_stores_write_zero();
 
 XPU_SIM_SIMD void need_alignment(const void* p, Site site) {
   if (__builtin_expect(reinterpret_cast<uintptr_t>(p) & 63, 0)) simd_unaligned(p, site);
@@ -44,16 +45,19 @@ XPU_SIM_SIMD void store(void* p, V v, Site site) {
   XPU_SIM_SIMD void vstore_##SPACE##_##V(void* p, V##_t v, XPU_SIM_SITE) {                                     \
     ::xpu_sim::detail::store(p, v, xpu_sim_site);                                                              \
   }                                                                                                            \
-  XPU_SIM_SIMD void vstore_##SPACE##_##V##_mz(void* p, V##_t v, int mask, XPU_SIM_SITE) {                      \
-    ::xpu_sim::detail::store(p, ::xpu_sim::detail::select(::xpu_sim::detail::lanes32(mask), v, V##_t{}),       \
-                             xpu_sim_site);                                                                    \
-  }                                                                                                            \
   XPU_SIM_SIMD void vstore_##SPACE##_##V##_mh(void* p, V##_t v, int mask, XPU_SIM_SITE) {                      \
     ::xpu_sim::detail::need_alignment(p, xpu_sim_site);                                                        \
     T* const to = static_cast<T*>(p);                                                                          \
     for (int i = 0; i < 16; ++i) {                                                                             \
       if (mask >> i & 1) to[i] = v[i];                                                                         \
     }                                                                                                          \
+  }                                                                                                            \
+  XPU_SIM_SIMD void vstore_##SPACE##_##V##_mz(void* p, V##_t v, int mask, XPU_SIM_SITE) {                      \
+    if (!::xpu_sim::detail::masked_stores_write_zero()) {                                                      \
+      return vstore_##SPACE##_##V##_mh(p, v, mask, xpu_sim_site);                                              \
+    }                                                                                                          \
+    ::xpu_sim::detail::store(p, ::xpu_sim::detail::select(::xpu_sim::detail::lanes32(mask), v, V##_t{}),       \
+                             xpu_sim_site);                                                                    \
   }
 
 XPU_SIM_MEMORY(lm, int32_t, int32x16)
