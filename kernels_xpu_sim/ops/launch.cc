@@ -2,17 +2,19 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "xpu_sim/finding.h"
 
 namespace specdec::xpu {
 
 void check_launch(int status) {
-  if (status == xpu_sim::ok && xpu_sim::finding_count() == 0) return;
+  const std::vector<xpu_sim::Finding> findings = xpu_sim::take_last_findings();
+  if (status == xpu_sim::ok && findings.empty()) return;
   std::string message = status == xpu_sim::refused ? "the launch was refused"
                         : status == xpu_sim::ended ? "the launch was ended early"
                                                    : "the launch has findings";
-  for (const xpu_sim::Finding& finding : xpu_sim::take_findings()) message += "\n" + xpu_sim::to_text(finding);
+  for (const xpu_sim::Finding& finding : findings) message += "\n" + xpu_sim::to_text(finding);
   throw std::runtime_error(message);
 }
 

@@ -1,5 +1,6 @@
 #include "faults.h"
 
+#include <dlfcn.h>
 #include <ucontext.h>
 
 #include <csignal>
@@ -115,6 +116,7 @@ struct Landing {
 
 // Goes on in `landed`, outside of the handler: it may allocate and lock, which the interrupted kernel does not.
 void land(Core* core, int signal, const void* address, ucontext_t* context) {
+  core->worker->watch.hold();  // until the launch has ended
   const Fiber& f = *core->worker->stacks().fiber(kFaultStack);
   *owner_slot(f.low) = core;
   Landing* const l = reinterpret_cast<Landing*>(f.high - sizeof(Landing)) - 1;
@@ -157,6 +159,14 @@ void on_watchdog(int signal, siginfo_t* info, void* context) {
   if (watch->limit_reached()) core->calls = UINT32_MAX - 1;  // its next call into the runtime ends the launch
 }
 
+// Handlers are for the process: they must not go when a library that the emulator is linked into is unloaded.
+void stay_loaded() {
+  Dl_info here;
+  if (dladdr(reinterpret_cast<const void*>(&on_fault), &here) != 0) {
+    dlopen(here.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);  // nothing comes of it in a program
+  }
+}
+
 }  // namespace
 
 int watchdog_signal() { return SIGRTMIN + 7; }
@@ -168,28 +178,43 @@ void catch_watchdog_signal() {
     std::memset(&action, 0, sizeof action);
     action.sa_sigaction = &on_watchdog;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
-    sigaction(watchdog_signal(), &action, &previous_watchdog);
+    sigaction(watchdog_signal(), nullptr, &previous_watchdog);
+    sigaction(watchdog_signal(), &action, nullptr);
   });
 }
 
 void catch_faults() {
   static std::once_flag once;
   std::call_once(once, [] {
+    stay_loaded();
     for (const int signal : kSignals) {
       struct sigaction action;
       std::memset(&action, 0, sizeof action);
       action.sa_sigaction = &on_fault;
       action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-      sigaction(signal, &action, &previous[signal]);
+      sigaction(signal, nullptr, &previous[signal]);  // known before the handler can be called
+      sigaction(signal, &action, nullptr);
     }
   });
+}
+
+SignalStack::SignalStack() {
   stack_t old;
   if (sigaltstack(nullptr, &old) == 0 && !(old.ss_flags & SS_DISABLE)) return;  // the thread has one
   stack_t mine;
   std::memset(&mine, 0, sizeof mine);
   mine.ss_size = 64 * 1024;
-  mine.ss_sp = std::malloc(mine.ss_size);  // for as long as the thread lives
-  if (mine.ss_sp) sigaltstack(&mine, nullptr);
+  memory_.reset(new char[mine.ss_size]);
+  mine.ss_sp = memory_.get();
+  sigaltstack(&mine, nullptr);
+}
+
+SignalStack::~SignalStack() {
+  stack_t now;
+  if (!memory_ || sigaltstack(nullptr, &now) != 0 || now.ss_sp != memory_.get()) return;
+  std::memset(&now, 0, sizeof now);
+  now.ss_flags = SS_DISABLE;
+  sigaltstack(&now, nullptr);
 }
 
 }  // namespace xpu_sim::rt

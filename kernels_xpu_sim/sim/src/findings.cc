@@ -1,9 +1,11 @@
 #include "findings.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <utility>
 
+#include "forks.h"
 #include "json.h"
 
 namespace xpu_sim {
@@ -14,7 +16,6 @@ namespace {
 constexpr size_t kMost = 1000;
 
 struct Store {
-  std::mutex mutex;
   std::vector<Finding> findings;
   void (*listener)(const Finding&) = nullptr;
 };
@@ -26,8 +27,24 @@ Store& store() {
 
 std::atomic<uint64_t> made{0};
 
-bool is_at(const Finding& f, const std::string& check, const std::string& kernel, const Location& at) {
+thread_local std::vector<Finding> of_last_launch;
+
+// Of the same check at the same place.
+bool same(const Finding& f, const std::string& check, const std::string& kernel, const Location& at) {
   return f.at.line == at.line && f.check == check && f.kernel == kernel && f.at.file == at.file;
+}
+
+// False: it is counted, or there are too many.
+bool add(std::vector<Finding>* all, const Finding& finding) {
+  for (Finding& known : *all) {
+    if (same(known, finding.check, finding.kernel, finding.at)) {
+      ++known.count;
+      return false;
+    }
+  }
+  if (all->size() >= kMost) return false;
+  all->push_back(finding);
+  return true;
 }
 
 std::string line_of(const Location& where) {
@@ -46,50 +63,62 @@ namespace rt {
 
 uint64_t findings_made() { return made.load(std::memory_order_relaxed); }
 
-void keep(Finding finding) {
+void keep(const Finding& finding, std::vector<Finding>* of_launch) {
   made.fetch_add(1, std::memory_order_relaxed);
   Store& s = store();
   void (*listener)(const Finding&) = nullptr;
   {
-    const std::lock_guard<std::mutex> lock(s.mutex);
-    for (Finding& known : s.findings) {
-      if (is_at(known, finding.check, finding.kernel, finding.at)) {
-        ++known.count;
-        return;
-      }
-    }
-    if (s.findings.size() >= kMost) return;
-    s.findings.push_back(finding);
-    listener = s.listener;
+    const std::lock_guard<std::mutex> lock(lock_of(Shared::findings));
+    add(of_launch, finding);
+    if (add(&s.findings, finding)) listener = s.listener;
   }
   if (listener) listener(finding);
 }
 
-void count_again(Check check, const std::string& kernel, const Location& at, long count) {
-  Store& s = store();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  for (Finding& known : s.findings) {
-    if (is_at(known, name_of(check), kernel, at)) known.count += count;
+void count_again(Check check, const std::string& kernel, const Location& at, long count,
+                 std::vector<Finding>* of_launch) {
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::findings));
+  for (std::vector<Finding>* const all : {of_launch, &store().findings}) {
+    for (Finding& known : *all) {
+      if (same(known, name_of(check), kernel, at)) known.count += count;
+    }
   }
+}
+
+void launch_found(std::vector<Finding> findings) {
+  if (!findings.empty() || !of_last_launch.empty()) of_last_launch = std::move(findings);
 }
 
 }  // namespace rt
 
 std::vector<Finding> take_findings() {
   Store& s = store();
-  const std::lock_guard<std::mutex> lock(s.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
   return std::exchange(s.findings, {});
+}
+
+std::vector<Finding> take_last_findings() {
+  std::vector<Finding> mine = std::exchange(of_last_launch, {});
+  if (mine.empty()) return mine;
+  std::vector<Finding>& all = store().findings;
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
+  const auto is_mine = [&mine](const Finding& f) {
+    return std::any_of(mine.begin(), mine.end(),
+                       [&f](const Finding& m) { return same(m, f.check, f.kernel, f.at); });
+  };
+  all.erase(std::remove_if(all.begin(), all.end(), is_mine), all.end());
+  return mine;
 }
 
 size_t finding_count() {
   Store& s = store();
-  const std::lock_guard<std::mutex> lock(s.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
   return s.findings.size();
 }
 
 void on_finding(void (*listener)(const Finding&)) {
   Store& s = store();
-  const std::lock_guard<std::mutex> lock(s.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
   s.listener = listener;
 }
 

@@ -1,15 +1,20 @@
-// The list of findings.
+// The lists of findings: the process's, and each launch's own.
 #pragma once
+
+#include <vector>
 
 #include "checks.h"
 #include "xpu_sim/finding.h"
 
 namespace xpu_sim::rt {
 
-// One entry per distinct place: a repetition is counted.
-void keep(Finding finding);
+// One entry per distinct place in each list: a repetition is counted.
+void keep(const Finding& finding, std::vector<Finding>* of_launch);
 // The same was seen `count` times more.
-void count_again(Check check, const std::string& kernel, const Location& at, long count);
+void count_again(Check check, const std::string& kernel, const Location& at, long count,
+                 std::vector<Finding>* of_launch);
+// This thread's launch has ended.
+void launch_found(std::vector<Finding> findings);
 // How often keep() was called.
 uint64_t findings_made();
 

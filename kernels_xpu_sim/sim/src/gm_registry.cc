@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <list>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "forks.h"
 #include "gm_table.h"
 #include "xpu_sim/gm.h"
 
@@ -27,15 +29,14 @@ constexpr unsigned char kRedZone = 0xFD, kFresh = 0xA5;
 constexpr long long kZone = 64;  // bytes on either side, at least
 
 struct Entry {
-  std::string name;
+  std::shared_ptr<const std::string> name;
   rt::Span span;
   char* mapping = nullptr;  // allocated here; nullptr: the caller's
   size_t mapped = 0;
 };
 
 struct Registry {
-  std::mutex mutex;
-  std::list<Entry> entries;  // a list: tables point at the names
+  std::vector<Entry> entries;
   std::atomic<uint64_t> generation{1};
 };
 
@@ -71,12 +72,12 @@ void* gm_alloc_bytes(size_t bytes, const char* name, unsigned element) {
     __asan_unpoison_memory_region(data, bytes);
   }
   Registry& r = registry();
-  const std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
   Entry& e = r.entries.emplace_back();
-  e.name = name && *name ? name : "gm_alloc(" + std::to_string(bytes) + ")";
+  e.name = std::make_shared<std::string>(name && *name ? name : "gm_alloc(" + std::to_string(bytes) + ")");
   e.span.begin = reinterpret_cast<uintptr_t>(data);
   e.span.end = e.span.begin + bytes;
-  e.span.name = e.name.c_str();
+  e.span.name = e.name->c_str();
   e.span.element = std::max(1u, element);
   e.mapping = mapping;
   e.mapped = mapped;
@@ -87,7 +88,7 @@ void* gm_alloc_bytes(size_t bytes, const char* name, unsigned element) {
 void gm_free(void* p) {
   if (!p) return;
   Registry& r = registry();
-  const std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
   const auto at = std::find_if(r.entries.begin(), r.entries.end(), [p](const Entry& e) {
     return e.mapping && e.span.begin == reinterpret_cast<uintptr_t>(p);
   });
@@ -100,12 +101,12 @@ void gm_free(void* p) {
 
 void register_gm(const GmSpan& span) {
   Registry& r = registry();
-  const std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
   Entry& e = r.entries.emplace_back();
-  e.name = span.name ? span.name : "";
+  e.name = std::make_shared<std::string>(span.name ? span.name : "");
   e.span.begin = reinterpret_cast<uintptr_t>(span.data);
   e.span.end = e.span.begin + span.bytes;
-  e.span.name = e.name.c_str();
+  e.span.name = e.name->c_str();
   e.span.element = std::max(1u, span.element);
   e.span.read_only = span.access == GmAccess::read_only;
   ++r.generation;
@@ -122,7 +123,7 @@ void register_gm(const void* data, size_t bytes, const char* name) {
 void unregister_gm(const void* data, size_t bytes) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
   Registry& r = registry();
-  const std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
   const auto at = std::find_if(r.entries.begin(), r.entries.end(), [&](const Entry& e) {
     return !e.mapping && e.span.begin == begin && e.span.bytes() == bytes;
   });
@@ -139,16 +140,17 @@ uint64_t registry_generation() { return registry().generation.load(std::memory_o
 
 uint64_t copy_registry(GmTable* table) {
   Registry& r = registry();
-  const std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
   table->clear();
-  for (const Entry& e : r.entries) table->add(e.span);
+  for (const Entry& e : r.entries) table->add(e.span, e.name);
   return r.generation.load();
 }
 
-void check_red_zones(void (*damaged)(void*, const char*, size_t, long long), void* context) {
+std::vector<Damage> check_red_zones() {
+  std::vector<Damage> damages;
   Registry& r = registry();
-  const std::lock_guard<std::mutex> lock(r.mutex);
-  if (__asan_poison_memory_region) return;  // reported when it happens
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
+  if (__asan_poison_memory_region) return damages;  // reported when it happens
   for (Entry& e : r.entries) {
     if (!e.mapping) continue;
     char* const data = reinterpret_cast<char*>(e.span.begin);
@@ -158,10 +160,11 @@ void check_red_zones(void (*damaged)(void*, const char*, size_t, long long), voi
       const char* const hit =
           std::find_if(zone, zone + kZone, [](char c) { return static_cast<unsigned char>(c) != kRedZone; });
       if (hit == zone + kZone) continue;
-      damaged(context, e.name.c_str(), e.span.bytes(), hit - data);
+      damages.push_back({*e.name, e.span.bytes(), hit - data});
       std::memset(zone, kRedZone, kZone);  // reported once
     }
   }
+  return damages;
 }
 
 }  // namespace rt

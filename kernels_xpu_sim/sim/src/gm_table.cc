@@ -1,10 +1,12 @@
 #include "gm_table.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace xpu_sim::rt {
 
-void GmTable::add(const Span& span) {
+void GmTable::add(const Span& span, std::shared_ptr<const std::string> name) {
+  if (name) names_.push_back(std::move(name));
   const auto at = std::upper_bound(spans_.begin(), spans_.end(), span.begin,
                                    [](uintptr_t begin, const Span& s) { return begin < s.begin; });
   size_t i = static_cast<size_t>(at - spans_.begin());

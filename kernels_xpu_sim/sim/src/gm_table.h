@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "xpu_sim/options.h"
@@ -22,8 +24,12 @@ struct Span {
 // Spans sorted by address; they may overlap.
 class GmTable {
  public:
-  void clear() { spans_.clear(); }
-  void add(const Span& span);   // keeps the order; `reach` is filled in
+  void clear() {
+    spans_.clear();
+    names_.clear();
+  }
+  // Keeps the order; `reach` is filled in. `name` lives as long as the table: another thread may free the memory.
+  void add(const Span& span, std::shared_ptr<const std::string> name = nullptr);
 
   // The span that holds all of [address, address + bytes); nullptr: none. Of several, one that may be written, since a
   // caller may pass one tensor as two arguments. `hint` is the caller's last result, or nullptr.
@@ -38,12 +44,19 @@ class GmTable {
  private:
   const Span* search(uintptr_t address, size_t bytes) const;
   std::vector<Span> spans_;
+  std::vector<std::shared_ptr<const std::string>> names_;
 };
 
 // GM that outlives launches: allocated or registered. A launch takes a copy when something has changed.
 uint64_t registry_generation();
 uint64_t copy_registry(GmTable* table);   // returns the generation that was copied
-// Looks at the red zones of every allocation; calls back for each that was written to.
-void check_red_zones(void (*damaged)(void* context, const char* name, size_t bytes, long long offset), void* context);
+// A write to the red zone of an allocation.
+struct Damage {
+  std::string name;      // the allocation's,
+  size_t bytes;          // and size
+  long long offset;      // from its start
+};
+// Those since the last call.
+std::vector<Damage> check_red_zones();
 
 }  // namespace xpu_sim::rt

@@ -4,6 +4,8 @@
 #include <memory>
 #include <mutex>
 
+#include "forks.h"
+
 namespace xpu_sim::rt {
 
 namespace {
@@ -42,9 +44,8 @@ const KernelInfo* kernel_info(const void* kernel, const char* name, KernelCache*
   const KernelInfo*& slot = cache->recent[(reinterpret_cast<uintptr_t>(kernel) >> 4) % std::size(cache->recent)];
   if (slot && slot->address == kernel && (!name || slot->name == name)) return slot;
 
-  static std::mutex* const mutex = new std::mutex;
   static auto* const all = new std::vector<std::unique_ptr<KernelInfo>>;
-  const std::lock_guard<std::mutex> lock(*mutex);
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::kernels));
   for (const auto& known : *all) {
     if (known->address == kernel && (!name || known->name == name)) return slot = known.get();
   }

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "checker.h"
+#include "findings.h"
 #include "memory_image.h"
 #include "random.h"
 #include "report.h"
@@ -51,18 +52,19 @@ std::string what_is_wrong(int clusters, int cores, const Options& options) {
   return "";
 }
 
+int refuse(Check check, const Options& options, const KernelInfo& kernel, const std::string& why) {
+  std::vector<Finding> findings;
+  report_launch(check, options, kernel.name, why, &findings);
+  launch_found(std::move(findings));
+  return refused;
+}
+
 void shuffle_clusters(Launch* launch) {
   if (launch->options->seed == 0) return;
   std::vector<int>& order = launch->cluster_order;
   for (int i = 0; i < launch->clusters; ++i) order.push_back(i);
   Random random(launch->options->seed, Random::cluster_order, 0);
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(static_cast<uint32_t>(i))]);
-}
-
-void red_zone_damaged(void* context, const char* name, size_t bytes, long long offset) {
-  const Launch& launch = *static_cast<const Launch*>(context);
-  report_launch(Check::gm_red_zone, *launch.options, launch.kernel->name,
-                text("byte %lld of %s, which has %zu, was written by a store", offset, name, bytes));
 }
 
 }  // namespace
@@ -77,14 +79,10 @@ int run(const Call& call, int clusters, int cores, const Options& options) {
   Worker& worker = this_worker();
   const KernelInfo* const kernel = kernel_info(call.kernel, options.name, &worker.kernels);
   const std::string wrong = what_is_wrong(clusters, cores, options);
-  if (!wrong.empty()) {
-    report_launch(Check::bad_launch, options, kernel->name, wrong);
-    return refused;
-  }
+  if (!wrong.empty()) return refuse(Check::bad_launch, options, *kernel, wrong);
   if (kernel->sm_bytes > kSmBytes) {
-    report_launch(Check::sm_budget, options, kernel->name,
+    return refuse(Check::sm_budget, options, *kernel,
                   text("%zu bytes of SM declared; a cluster has %zu", kernel->sm_bytes, kSmBytes));
-    return refused;
   }
   Launch launch;
   launch.call = call;
@@ -105,7 +103,12 @@ int run(const Call& call, int clusters, int cores, const Options& options) {
   }
   total.sm_bytes = kernel->sm_bytes;
   record(*kernel, clusters, cores, total);
-  check_red_zones(&red_zone_damaged, &launch);
+  for (const Damage& d : check_red_zones()) {
+    report_launch(Check::gm_red_zone, options, kernel->name,
+                  text("byte %lld of %s, which has %zu, was written by a store", d.offset, d.name.c_str(), d.bytes),
+                  &launch.findings);
+  }
+  launch_found(std::move(launch.findings));
   return launch.ended.load() ? ended : ok;
 }
 

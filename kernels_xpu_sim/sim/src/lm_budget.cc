@@ -12,8 +12,9 @@ namespace {
 
 void complain(const Core& core, const std::string& message) {
   if (core.launch->lm_reported.exchange(true)) return;
-  report(Check::lm_budget, core.lm_pc ? finding_at(Check::lm_budget, core, core.lm_pc, message)
-                                      : finding_at(Check::lm_budget, core, core.lm_site, message));
+  report(Check::lm_budget, core,
+         core.lm_pc ? finding_at(Check::lm_budget, core, core.lm_pc, message)
+                    : finding_at(Check::lm_budget, core, core.lm_site, message));
 }
 
 // Objects of a loop, or of calls one after the other, may have had the same memory.

@@ -11,6 +11,7 @@
 
 #include "debug_info.h"
 #include "elf_file.h"
+#include "forks.h"
 #include "line_table.h"
 
 // What the thread-local addresses in compiled code go through; it allocates the segment on first use.
@@ -88,14 +89,9 @@ const Symbol* holder(const std::vector<Symbol>& symbols, uintptr_t at) {
   return at - s.begin < s.bytes ? &s : nullptr;
 }
 
-struct Modules {
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Module>> all;
-};
-
-Modules& modules() {
-  static Modules* const m = new Modules;
-  return *m;
+std::vector<std::unique_ptr<Module>>& modules() {
+  static auto* const all = new std::vector<std::unique_ptr<Module>>;
+  return *all;
 }
 
 }  // namespace
@@ -122,26 +118,20 @@ char* Module::tls_block() const {
 
 const Module* module_at(const void* address) {
   const uintptr_t a = reinterpret_cast<uintptr_t>(address);
-  Modules& known = modules();
-  const std::lock_guard<std::mutex> lock(known.mutex);
-  for (const auto& m : known.all) {
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::modules));
+  std::vector<std::unique_ptr<Module>>& known = modules();
+  for (const auto& m : known) {
     if (a - m->low < m->high - m->low) return m.get();
   }
   auto fresh = std::make_unique<Module>();
   Search search{a, fresh.get()};
   if (dl_iterate_phdr(visit, &search) == 0) return nullptr;
   read_symbols(fresh.get());
-  known.all.push_back(std::move(fresh));
-  return known.all.back().get();
+  known.push_back(std::move(fresh));
+  return known.back().get();
 }
 
 namespace {
-
-// The module with its lines and debug information read. Findings are few: one at a time.
-std::mutex& reading() {
-  static std::mutex* const mutex = new std::mutex;
-  return *mutex;
-}
 
 Location locate_in(Module* m, uintptr_t address) {
   Location where;
@@ -161,7 +151,8 @@ Location locate(const void* pc) {
 std::vector<Location> locate_inlined(const void* pc) {
   Module* const m = const_cast<Module*>(module_at(pc));
   if (!m) return {};
-  const std::lock_guard<std::mutex> lock(reading());
+  // Lines and debug information are read when first asked for. Findings are few: one at a time.
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::source_lines));
   const uintptr_t address = reinterpret_cast<uintptr_t>(pc);
   std::vector<Location> chain{locate_in(m, address)};
   if (!m->debug) m->debug = std::make_shared<DebugInfo>(m->path);

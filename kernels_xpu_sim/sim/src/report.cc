@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "forks.h"
 #include "json.h"
 
 namespace xpu_sim {
@@ -12,7 +13,6 @@ namespace {
 thread_local Counters last;
 
 struct Reports {
-  std::mutex mutex;
   std::vector<const rt::KernelInfo*> kernels;
   std::vector<KernelReport> reports;
   void (*listener)(const KernelReport&) = nullptr;
@@ -48,7 +48,7 @@ void merge(Counters* into, const Counters& from) {
 void record(const KernelInfo& kernel, int clusters, int cores, const Counters& counters) {
   last = counters;
   Reports& r = reports();
-  std::unique_lock<std::mutex> lock(r.mutex);
+  std::unique_lock<std::mutex> lock(rt::lock_of(rt::Shared::reports));
   const size_t i = static_cast<size_t>(std::find(r.kernels.begin(), r.kernels.end(), &kernel) - r.kernels.begin());
   if (i == r.kernels.size()) {
     r.kernels.push_back(&kernel);
@@ -72,20 +72,20 @@ const Counters& last_counters() { return last; }
 
 std::vector<KernelReport> report() {
   Reports& r = reports();
-  const std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::reports));
   return r.reports;
 }
 
 void reset_report() {
   Reports& r = reports();
-  const std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::reports));
   r.kernels.clear();
   r.reports.clear();
 }
 
 void on_launch(void (*listener)(const KernelReport&)) {
   Reports& r = reports();
-  const std::lock_guard<std::mutex> lock(r.mutex);
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::reports));
   r.listener = listener;
 }
 

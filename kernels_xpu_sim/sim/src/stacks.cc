@@ -3,9 +3,10 @@
 #include <sys/mman.h>
 
 #include <mutex>
+#include <new>
 #include <stdexcept>
-#include <vector>
 
+#include "forks.h"
 #include "worker.h"
 
 namespace xpu_sim::rt {
@@ -17,19 +18,19 @@ namespace {
 
 constexpr size_t kShare = kStacksPerWorker * kBlockBytes;  // of a worker
 
-struct Space {
-  std::mutex mutex;
-  bool taken[kMostThreads] = {};
-};
+enum class Share : uint8_t { free, taken, left };  // left: by a thread of the process that this one was forked from
+Share shares[kMostThreads];                        // guarded by the lock
+thread_local char* own = nullptr;                  // this thread's
 
-Space& space() {
-  static Space* const s = new Space;
-  return *s;
+std::mutex& lock() { return lock_of(Shared::stacks); }
+
+void clean(char* low) {
+  madvise(low, kShare, MADV_DONTNEED);
+  mprotect(low, kShare, PROT_NONE);
 }
 
 char* take_share() {
-  Space& s = space();
-  const std::lock_guard<std::mutex> lock(s.mutex);
+  const std::lock_guard<std::mutex> guard(lock());
   if (!block_space) {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* const p = mmap(nullptr, kBlockSpaceBytes + kBlockBytes, PROT_NONE, kFlags, -1, 0);
@@ -38,19 +39,19 @@ char* take_share() {
     block_space = reinterpret_cast<char*>(aligned);
   }
   for (size_t i = 0; i < kMostThreads; ++i) {
-    if (s.taken[i]) continue;
-    s.taken[i] = true;
-    return block_space + i * kShare;
+    if (shares[i] == Share::taken) continue;
+    if (shares[i] == Share::left) clean(block_space + i * kShare);
+    shares[i] = Share::taken;
+    return own = block_space + i * kShare;
   }
   throw std::runtime_error("xpu_sim: expected at most 64 threads that launch kernels, got another; end one of them");
 }
 
 void give_back_share(char* low) {
-  Space& s = space();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  madvise(low, kShare, MADV_DONTNEED);
-  mprotect(low, kShare, PROT_NONE);
-  s.taken[static_cast<size_t>(low - block_space) / kShare] = false;
+  const std::lock_guard<std::mutex> guard(lock());
+  clean(low);
+  shares[static_cast<size_t>(low - block_space) / kShare] = Share::free;
+  own = nullptr;
 }
 
 void make_usable(char* begin) {
@@ -61,6 +62,12 @@ void make_usable(char* begin) {
 }
 
 }  // namespace
+
+void keep_only_own_stacks() {
+  for (size_t i = 0; i < kMostThreads; ++i) {
+    if (shares[i] == Share::taken && block_space + i * kShare != own) shares[i] = Share::left;
+  }
+}
 
 Stacks::Stacks() : low_(take_share()), fibers_(kStacksPerWorker) {
   for (int i = 0; i < kStacksPerWorker; ++i) {

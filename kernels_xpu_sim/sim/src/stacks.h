@@ -63,6 +63,9 @@ inline __attribute__((always_inline)) const void* stack_pointer() {
 // The core that runs here.
 inline __attribute__((always_inline)) Core* current() { return core_on(stack_pointer()); }
 
+// In a forked child: those of threads that it does not have are free.
+void keep_only_own_stacks();
+
 // The stacks of one worker. Memory is committed by use: only the top pages of most ever are.
 class Stacks {
  public:

@@ -1,7 +1,9 @@
 #include "thread_pool.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "forks.h"
@@ -17,13 +19,11 @@ class ThreadPool {
   void run(int workers, Launch* launch, Counters* total) {
     std::unique_lock<std::mutex> lock(mutex_);
     idle_.wait(lock, [this] { return launch_ == nullptr; });  // another thread's launch
-    while (threads_ < workers - 1) {
-      std::thread([this] { serve(); }).detach();
-      ++threads_;
+    while (threads_ < workers - 1 && add_thread()) {
     }
     launch_ = launch;
     total_ = total;
-    wanted_ = busy_ = workers - 1;
+    wanted_ = busy_ = std::min(workers - 1, threads_);
     ++ticket_;
     work_.notify_all();
     lock.unlock();
@@ -37,6 +37,26 @@ class ThreadPool {
   }
 
  private:
+  // False: the system has no more. The launch is then shared by fewer.
+  bool add_thread() {
+    try {
+      std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error&) {
+      return false;
+    }
+    ++threads_;
+    return true;
+  }
+
+  // nullptr: as many threads launch as can. The others then do this one's clusters.
+  static Worker* worker_if_any() {
+    try {
+      return &this_worker();
+    } catch (const std::exception&) {
+      return nullptr;
+    }
+  }
+
   void serve() {
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex_);
@@ -46,10 +66,10 @@ class ThreadPool {
       --wanted_;
       Launch* const launch = launch_;
       lock.unlock();
-      Worker& mine = this_worker();
-      mine.run(launch);
+      Worker* const mine = worker_if_any();
+      if (mine) mine->run(launch);
       lock.lock();
-      merge(total_, mine.counters);
+      if (mine) merge(total_, mine->counters);
       if (--busy_ == 0) done_.notify_all();
     }
   }
@@ -65,12 +85,11 @@ class ThreadPool {
 }  // namespace
 
 void run_on(int workers, Launch* launch, Counters* counters) {
-  static std::mutex mutex;
   static ThreadPool* pool = nullptr;
   static unsigned generation = 0;
   ThreadPool* mine;
   {
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard<std::mutex> lock(lock_of(Shared::pool));
     if (!pool || generation != fork_generation()) {
       pool = new ThreadPool;  // the parent's is left: its threads are not here
       generation = fork_generation();

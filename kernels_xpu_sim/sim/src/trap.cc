@@ -114,6 +114,7 @@ std::vector<Location> places(const Core& core, const void* pc, bool returns) {
 }  // namespace
 
 Finding finding_at(Check check, const Core& core, Site site, std::string message) {
+  const WatchdogHold making(&core.worker->watch);
   Finding f = of_core(check, core, std::move(message));
   if (site.file) f.at.file = site.file;
   f.at.line = site.line;
@@ -132,6 +133,7 @@ Finding finding_at(Check check, const Core& core, Site site, std::string message
 }
 
 Finding finding_at(Check check, const Core& core, const void* pc, std::string message) {
+  const WatchdogHold making(&core.worker->watch);
   Finding f = of_core(check, core, std::move(message));
   std::vector<Location> all = places(core, pc, false);
   if (all.empty()) {
@@ -143,10 +145,14 @@ Finding finding_at(Check check, const Core& core, const void* pc, std::string me
   return f;
 }
 
-void report(Check check, Finding finding) {
-  const bool ends = ends_launch(check) || (current()->worker && current()->launch->options->halt_on_first);
-  keep(std::move(finding));
-  if (ends && current()->worker) current()->worker->end_launch();
+void report(Check check, const Core& core, Finding finding) {
+  const bool ends = ends_launch(check) || core.launch->options->halt_on_first;
+  {
+    const WatchdogHold keeping(&core.worker->watch);
+    const Finding mine = std::move(finding);  // see trap()
+    keep(mine, &core.launch->findings);
+  }
+  if (ends) core.worker->end_launch();
 }
 
 Told* first_time(Check check, const Core& core, const void* place, int line) {
@@ -161,11 +167,13 @@ Told* first_time(Check check, const Core& core, const void* place, int line) {
 }
 
 void trap(Finding finding) {
+  Worker& worker = *current()->worker;
+  worker.watch.hold();
   {
     const Finding mine = std::move(finding);  // this stack is never unwound: free what it holds
-    keep(mine);
+    keep(mine, &worker.launch()->findings);
   }
-  current()->worker->end_launch();
+  worker.end_launch();
 }
 
 void describe(Finding* f, const Core& core, const void* address) {
@@ -277,13 +285,14 @@ void watchdog_trap(const Core& core, const void* pc) {
   trap(std::move(f));
 }
 
-void report_launch(Check check, const Options& options, const std::string& kernel, std::string message) {
+void report_launch(Check check, const Options& options, const std::string& kernel, std::string message,
+                   std::vector<Finding>* of_launch) {
   Finding f;
   f.check = name_of(check);
   f.message = std::move(message);
   f.kernel = kernel;
   f.replay = to_string(options);
-  keep(std::move(f));
+  keep(f, of_launch);
 }
 
 }  // namespace xpu_sim::rt

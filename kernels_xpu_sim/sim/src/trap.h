@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <typeinfo>
+#include <vector>
 
 #include "checks.h"
 #include "worker.h"
@@ -22,7 +23,7 @@ Finding finding_at(Check check, const Core& core, Site site, std::string message
 Finding finding_at(Check check, const Core& core, const void* pc, std::string message);
 
 // Records it, and ends the launch if its check or the options say so.
-void report(Check check, Finding finding);
+void report(Check check, const Core& core, Finding finding);
 // nullptr: it is counted with the first.
 Told* first_time(Check check, const Core& core, const void* place, int line);
 // The same with what make() gives, unless this check has found something at that place in this launch: then it is
@@ -30,9 +31,10 @@ Told* first_time(Check check, const Core& core, const void* place, int line);
 template <class F>
 void report_once(Check check, const Core& core, const void* place, int line, F make) {
   if (Told* t = first_time(check, core, place, line)) {
+    const WatchdogHold making(&core.worker->watch);
     Finding f = make();
     t->at = f.at;
-    report(check, std::move(f));
+    report(check, core, std::move(f));
   }
 }
 template <class F>
@@ -55,6 +57,7 @@ void describe(Finding* finding, const Core& core, const void* address);
 std::string positions(Worker& worker);
 
 // A finding that belongs to no core.
-void report_launch(Check check, const Options& options, const std::string& kernel, std::string message);
+void report_launch(Check check, const Options& options, const std::string& kernel, std::string message,
+                   std::vector<Finding>* of_launch);
 
 }  // namespace xpu_sim::rt

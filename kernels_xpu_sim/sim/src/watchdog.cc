@@ -24,7 +24,7 @@ Watch::~Watch() {
 void Watch::begin(double seconds) {
   limit_ = seconds;
   ticks_ = 0;
-  requested_ = 0;
+  requested_ = held_ = 0;
   if (seconds <= 0) return;
   if (generation_ != fork_generation()) {
     created_ = false;
@@ -59,6 +59,7 @@ bool Watch::tick() {
     arm(0);
     return false;
   }
+  if (held_) return false;
   if (++ticks_ * kPeriod < limit_) return false;
   // First ask: the core may be in the runtime, which must not be left in the middle. One that has not come by in a
   // whole period is in its own code.

@@ -19,6 +19,9 @@ class Watch {
   void end() { watching_ = 0; }
   // Asked by a core that calls the runtime often.
   bool limit_reached() const { return requested_ != 0; }
+  // Between the two, the core is not stopped: the runtime is in the middle of something that takes its time.
+  void hold() { held_ = held_ + 1; }
+  void release() { held_ = held_ - 1; }
   // The timer's signal. True: the core must be stopped where it is.
   bool tick();
   // Of this copy of the emulator: each library that was linked with it has one, and the signal is for all of them.
@@ -36,7 +39,18 @@ class Watch {
   unsigned generation_ = 0;  // of forks, when it was created
   double limit_ = 0;
   int ticks_ = 0;
-  volatile std::sig_atomic_t armed_ = 0, watching_ = 0, requested_ = 0;
+  volatile std::sig_atomic_t armed_ = 0, watching_ = 0, requested_ = 0, held_ = 0;
+};
+
+class WatchdogHold {
+ public:
+  explicit WatchdogHold(Watch* watch) : watch_(watch) { watch_->hold(); }
+  ~WatchdogHold() { watch_->release(); }
+  WatchdogHold(const WatchdogHold&) = delete;
+  WatchdogHold& operator=(const WatchdogHold&) = delete;
+
+ private:
+  Watch* watch_;
 };
 
 class WatchdogScope {

@@ -6,7 +6,6 @@
 
 #include "checker.h"
 #include "dma.h"
-#include "faults.h"
 #include "findings.h"
 #include "lm_budget.h"
 #include "memory_image.h"
@@ -49,7 +48,7 @@ void Worker::run(Launch* launch) {
 
 void Worker::count_told() {
   for (const Told& t : told) {
-    if (t.count > 1) count_again(t.check, launch_->kernel->name, t.at, t.count - 1);
+    if (t.count > 1) count_again(t.check, launch_->kernel->name, t.at, t.count - 1, &launch_->findings);
   }
   told.clear();
 }

@@ -9,6 +9,7 @@
 
 #include "checks.h"
 #include "dma_queue.h"
+#include "faults.h"
 #include "gm_table.h"
 #include "kernel_info.h"
 #include "stacks.h"
@@ -50,6 +51,7 @@ struct Launch {
   std::atomic<int> next_cluster{0};
   std::atomic<bool> ended{false};           // early
   std::atomic<bool> lm_reported{false};
+  std::vector<Finding> findings;            // of all workers; findings.cc guards it
 };
 
 struct Core {
@@ -133,6 +135,7 @@ class Worker {
 
   Launch* launch_ = nullptr;
   Context host_;                            // the thread's own stack, while cores run
+  SignalStack signal_stack_;
   Stacks stacks_;
   std::vector<Fiber*> free_;                // without a core in the middle of a kernel
   int fibers_used_ = 0;

@@ -33,6 +33,8 @@ struct Finding {
 
 // Findings since the last call, oldest first, and forgets them. Safe from any thread.
 std::vector<Finding> take_findings();
+// The same of this thread's last launch alone, whatever other threads find meanwhile.
+std::vector<Finding> take_last_findings();
 // Findings so far, without those taken.
 size_t finding_count();
 

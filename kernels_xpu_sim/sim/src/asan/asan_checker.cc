@@ -75,8 +75,8 @@ class AsanChecker : public Checker {
   }
 };
 
-AsanChecker instance;
-const bool installed = (checker = &instance, true);
+// Never destroyed: other threads may launch while the program ends.
+const bool installed = (checker = new AsanChecker, true);
 
 }  // namespace
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "../forks.h"
 #include "xpu_sim/host.h"
 
 namespace xpu_sim {
@@ -26,10 +27,7 @@ std::vector<KernelReport>* launches = nullptr;
 bool print_launches = false;
 
 // Of the two lists: the program's threads launch, and end, when they like. Outlives ~Program, as the lists do.
-std::mutex& lists() {
-  static std::mutex* const mutex = new std::mutex;
-  return *mutex;
-}
+std::mutex& lists() { return rt::lock_of(rt::Shared::program); }
 
 void note(const KernelReport& launch) {
   const std::lock_guard<std::mutex> lock(lists());

@@ -157,13 +157,13 @@ class StrictChecker : public Checker {
       Finding f = finding_at(Check::barrier_divergence, core, core.last,
                              "cores of one barrier come from different lines: " + positions(worker));
       f.other = text("core %d waits at %s:%d", first.id, first.last.file, first.last.line);
-      return report(Check::barrier_divergence, std::move(f));
+      return report(Check::barrier_divergence, core, std::move(f));
     }
   }
 };
 
-StrictChecker instance;
-const bool installed = (checker = &instance, true);
+// Never destroyed: other threads may launch while the program ends.
+const bool installed = (checker = new StrictChecker, true);
 
 }  // namespace
 

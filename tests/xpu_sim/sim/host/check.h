@@ -1,6 +1,7 @@
 // HOST_TEST(name) { ... }: a test of the host side. test_host.py finds them by this macro and runs each in a process.
 #pragma once
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -22,7 +23,7 @@ struct HostTest {
   HostTest(const char* n, void (*r)()) : name(n), run(r), next(first()) { first() = this; }
 };
 
-inline int failed_line = 0;
+inline std::atomic<int> failed_line{0};  // tests have threads
 
 #define HOST_TEST(name)                             \
   static void name();                               \

@@ -5,7 +5,6 @@
 #include <csignal>
 #include <set>
 #include <stdexcept>
-#include <thread>
 
 #include "check.h"
 #include "xpu_sim/kernel/dma.h"
@@ -147,20 +146,6 @@ HOST_TEST(workers_give_the_same) {
   EXPECT(launch(null_store, 100, 4, options)(nullptr) == ended);
   found("null_pointer");
   EXPECT(launch(cluster_sums, 12, 64, options)(in, shared, 10007) == ok);
-}
-
-HOST_TEST(threads_launch_at_the_same_time) {
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([t] {
-      for (int round = 0; round < 500; ++round) {
-        Gm<int> in(1000, "in", t, 1), out(4, "out");
-        EXPECT(launch(cluster_sums, 4, 16)(in, out, 1000) == ok);
-        EXPECT(out[0] + out[1] + out[2] + out[3] == 499500 + 1000 * t);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
 }
 
 HOST_TEST(a_forked_child_launches) {
