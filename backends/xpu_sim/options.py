@@ -14,6 +14,7 @@ DMA = ("eager", "deferred", "random")
 """Policies by the number that the library knows them by."""
 MODES = ("fast", "strict", "asan")
 MAX_SEED = 2**63 - 1
+MAX_WORKERS = 32
 GROUP_LM_BYTES = 32768
 MODEL: Mapping[str, type] = {
     "exit_counts_as_arrival": bool,
@@ -112,6 +113,6 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "cores": _whole(1, 64, AUTO),
     "seed": _whole(0, MAX_SEED),
     "dma": _one_of(DMA),
-    "workers": _whole(1, 64),
+    "workers": _whole(1, MAX_WORKERS),
     "model": _model,
 }

@@ -63,6 +63,7 @@ def test_good_options(options):
         ({"dma": "lazy"}, r"options\.dma: expected eager \| deferred \| random, got 'lazy'"),
         ({"mode": "slow"}, r"options\.mode: expected fast \| strict \| asan, got 'slow'"),
         ({"workers": 0}, r"options\.workers: .*got 0"),
+        ({"workers": 33}, r"options\.workers: expected an integer in \[1, 32\], got 33"),
         ({"model": "dma_fifo=1"}, r"options\.model: expected a mapping of flags to their values, got 'dma_fifo=1'"),
         ({"model": {"fifo": True}}, r"options\.model\.fifo: unknown flag; did you mean 'dma_fifo'\?; flags: exit_"),
         ({"model": {"dma_fifo": 1}}, r"options\.model\.dma_fifo: expected true \| false, got 1"),

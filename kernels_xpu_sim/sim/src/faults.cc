@@ -1,6 +1,5 @@
 #include "faults.h"
 
-#include <dlfcn.h>
 #include <ucontext.h>
 
 #include <csignal>
@@ -159,14 +158,6 @@ void on_watchdog(int signal, siginfo_t* info, void* context) {
   if (watch->limit_reached()) core->calls = UINT32_MAX - 1;  // its next call into the runtime ends the launch
 }
 
-// Handlers are for the process: they must not go when a library that the emulator is linked into is unloaded.
-void stay_loaded() {
-  Dl_info here;
-  if (dladdr(reinterpret_cast<const void*>(&on_fault), &here) != 0) {
-    dlopen(here.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);  // nothing comes of it in a program
-  }
-}
-
 }  // namespace
 
 int watchdog_signal() { return SIGRTMIN + 7; }
@@ -186,7 +177,6 @@ void catch_watchdog_signal() {
 void catch_faults() {
   static std::once_flag once;
   std::call_once(once, [] {
-    stay_loaded();
     for (const int signal : kSignals) {
       struct sigaction action;
       std::memset(&action, 0, sizeof action);
