@@ -23,7 +23,7 @@ template <class F>
 static int in_a_child(F f) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);
+    alarm(60);
     _exit(f() ? 0 : 1);
   }
   int status = -1;
