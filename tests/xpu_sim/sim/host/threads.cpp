@@ -59,13 +59,11 @@ HOST_TEST(threads_share_the_workers) {
 HOST_TEST(findings_are_of_the_threads_own_launch) {
   std::vector<std::thread> threads;
   Options brief;
-  brief.watchdog_seconds = 0.3;
+  brief.watchdog_seconds = 0.2;
   threads.emplace_back([&brief] {
-    for (int round = 0; round < 3; ++round) {
-      EXPECT(launch(spin, 1, 4, brief)() == ended);
-      const std::vector<Finding> all = take_last_findings();
-      EXPECT(all.size() == 1 && all[0].check == "watchdog");
-    }
+    EXPECT(launch(spin, 1, 4, brief)() == ended);
+    const std::vector<Finding> all = take_last_findings();
+    EXPECT(all.size() == 1 && all[0].check == "watchdog");
   });
   for (int t = 0; t < 2; ++t) {
     threads.emplace_back([] {
@@ -183,7 +181,7 @@ static void take_long(const Finding&) {
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
   };
-  for (const double end = seconds() + 1.2; seconds() < end;) {
+  for (const double end = seconds() + 0.8; seconds() < end;) {
   }
 }
 
