@@ -24,7 +24,7 @@ namespace detail {
 typedef float PenaltyFloats __attribute__((vector_size(4 * kPenaltyLanes)));
 typedef int32_t PenaltyInts __attribute__((vector_size(4 * kPenaltyLanes)));
 constexpr int kIdLanes = kWideBytes / 8;
-typedef int64_t PenaltyIds __attribute__((vector_size(kWideBytes), may_alias, aligned(8)));
+typedef uint64_t PenaltyIds __attribute__((vector_size(kWideBytes), may_alias, aligned(8)));
 
 // PenaltyParams::apply on all of them.
 struct PenaltyLanes {
@@ -120,19 +120,21 @@ struct PenaltyTally {
   }
 
  private:
-  // Of the ids [at, stop) those that may be in the tile are added, if they are.
+  // Adds those of the ids [at, stop) that are in the tile; those that may be are found together.
   SPECDEC_HD void look(const int64_t* ids, int at, int stop, int marks, int generated) {
+    constexpr uint64_t kInside = kPenaltyTile - 1;
+    PenaltyIds bit;
+    for (int k = 0; k < kIdLanes; ++k) bit[k] = uint64_t{1} << k;
     for (; at < stop; at += kLooked) {
       const int looked = stop - at < kLooked ? stop - at : kLooked;
-      uint64_t hits = 0;
-      PenaltyIds bit, found = {};
-      for (int k = 0; k < kIdLanes; ++k) bit[k] = int64_t{1} << k;
+      PenaltyIds near = {};
       int j = 0;
       for (; j + kIdLanes <= looked; j += kIdLanes) {
         const PenaltyIds id = *reinterpret_cast<const PenaltyIds*>(ids + at + j);
-        found |= ((((id ^ first) & -kPenaltyTile) == 0) & bit) << j;
+        near |= (reinterpret_cast<PenaltyIds>(((id ^ static_cast<uint64_t>(first)) & ~kInside) == 0) & bit) << j;
       }
-      for (int k = 0; k < kIdLanes; ++k) hits |= static_cast<uint64_t>(found[k]);
+      uint64_t hits = 0;
+      for (int k = 0; k < kIdLanes; ++k) hits |= near[k];
       for (; j < looked; ++j) hits |= static_cast<uint64_t>(has(ids[at + j])) << j;
       for (; hits != 0; hits &= hits - 1) {
         const int64_t id = ids[at + __builtin_ctzll(hits)];

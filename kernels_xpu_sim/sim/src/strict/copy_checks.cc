@@ -125,6 +125,7 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   Cell cell{};
   const char* where = gm;
   s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, [&](Cell& x, uintptr_t first, size_t bytes) {
+    if (writes ? first_write(&x, a) : first_read(&x, a)) return;
     const char* const p = reinterpret_cast<const char*>(first);
     Conflict k;
     const Cell before = x;
