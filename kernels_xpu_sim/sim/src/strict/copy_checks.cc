@@ -124,8 +124,7 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   Conflict worst = Conflict::none;
   Cell cell{};
   const char* where = gm;
-  s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, [&](Cell& x, uintptr_t first, size_t bytes) {
-    if (writes ? first_write(&x, a) : first_read(&x, a)) return;
+  const auto look = [&](Cell& x, uintptr_t first, size_t bytes) {
     const char* const p = reinterpret_cast<const char*>(first);
     Conflict k;
     const Cell before = x;
@@ -146,7 +145,11 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
     worst = k;
     cell = before;
     where = p;
-  });
+  };
+  const auto visit = [&](Cell& x, uintptr_t first, size_t bytes) __attribute__((always_inline)) {
+    if (!(writes ? first_write(&x, a) : first_read(&x, a))) look(x, first, bytes);
+  };
+  s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, visit);
   if (worst != Conflict::none) complain(s, core, c, worst, cell, where, writes);
 }
 
