@@ -48,8 +48,8 @@ struct PenaltyLanes {
   }
 };
 
-// Tallies of ids [first, first + size) from a multiple of kPenaltyTile on, and lists of those that are not 0: the first part's from the front of `listed`,
-// the second part's from its end.
+// Tallies of ids [first, first + size), where `first` is a multiple of kPenaltyTile, and lists of those that are not 0:
+// the first part's from the front of `listed`, the second part's from its end.
 struct PenaltyTally {
   static constexpr int kLooked = 64;  // ids at a time
   static constexpr int kRoom = kPenaltyTile + 2 * kPenaltyLanes;
