@@ -194,8 +194,8 @@ inline void record_write(Cell* c, const Access& a) {
   c->flags = static_cast<uint16_t>((c->flags & (kCellParts | kCellOtherRead)) | a.flags);
 }
 
-// Read, or written after it was read, by one core of the launch only: read_cell, or check_write and record_write, of what
-// most of GM sees. False: nothing is done.
+// Read, or written after it was read, by one core of the launch only: read_cell, or check_write and record_write, of
+// what most of GM sees. False: nothing is done.
 inline bool first_read(Cell* c, const Access& a) {
   if (in_launch(a, c->wstamp) || in_launch(a, c->rstamp)) return false;
   c->flags &= kCellParts;
