@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "specdec/penalty.h"
+#include "specdec/penalty_tile.h"
 #include "specdec/row_list.h"
 #include "specdec/row_sample.h"
 #include "specdec_ffi/operands.h"
@@ -314,7 +314,22 @@ struct HostLogits {
   void store(int64_t row, int64_t token, float x) { data[row * width + token] = L::narrow(x); }
 };
 
-// `window`: tokens tallied at a time.
+// Rows in place, and all of a history for each tile of ids.
+template <class L>
+struct HostPenaltyTile {
+  const int64_t* ids;
+  int64_t end, step;
+  HostLogits<L> logits;
+
+  template <class Visitor>
+  void visit(Visitor& v) {
+    for (int64_t at = 0; at < end; at += step) v.tile(ids + at, at, static_cast<int>(min64(step, end - at)));
+  }
+  typename L::Bits* load(int64_t row, int64_t id, int) { return logits.data + row * logits.width + id; }
+  void store(int64_t, int64_t, int) {}
+};
+
+// `window`: tokens tallied at a time; 0: by tiles of ids, whatever the length of the history up to kMostTileTallies.
 void apply_penalties(TensorView logits, TensorView token_ids_all, TensorView prompt_lens, TensorView step_idx,
                      TensorView draft_tokens, TensorView cu_seqlens_q_output, TensorView batch_id_per_token_output,
                      TensorView repetition, TensorView frequency, TensorView presence, TensorView bad_tokens,
@@ -351,12 +366,21 @@ void apply_penalties(TensorView logits, TensorView token_ids_all, TensorView pro
         const int64_t* drafts = all_drafts + b * s;
         if (params.any()) {
           const History bounds = history_bounds(l, prompts[b], steps[b]);
-          HostHistory history{texts + b * l, drafts, rank_begin(bounds.end, team.rank(), team.size()),
-                              rank_begin(bounds.end, team.rank() + 1, team.size()), tile};
-          std::vector<int32_t> list(static_cast<size_t>(tile));
-          const bool list_holds = rank_begin(bounds.end, 1, team.size()) + s <= tile;
-          penalize_rows(team, table, window, v, history, bounds.prompt_end, params, mine, values, drafts, list.data(),
-                        static_cast<int>(tile), list_holds);
+          if (window == 0) {
+            HostPenaltyTile<L> part{texts + b * l, bounds.end, tile, values};
+            for (int64_t id = team.rank() * kPenaltyTile; id < v; id += team.size() * kPenaltyTile) {
+              penalize_tile<L>(id, static_cast<int>(min64(kPenaltyTile, v - id)), part, bounds.prompt_end, params, mine,
+                               part, drafts);
+            }
+            team.sync();
+          } else {
+            HostHistory history{texts + b * l, drafts, rank_begin(bounds.end, team.rank(), team.size()),
+                                rank_begin(bounds.end, team.rank() + 1, team.size()), tile};
+            std::vector<int32_t> list(static_cast<size_t>(tile));
+            const bool list_holds = rank_begin(bounds.end, 1, team.size()) + s <= tile;
+            penalize_rows(team, table, window, v, history, bounds.prompt_end, params, mine, values, drafts,
+                          list.data(), static_cast<int>(tile), list_holds);
+          }
         }
         const int64_t* slot_bad = bad + b * w;
         forbid_tokens(team, v, slot_bad, w, ends, end_count, steps[b], least[b], mine, values);

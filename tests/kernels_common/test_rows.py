@@ -22,6 +22,7 @@ from tests.support.running import run, written
 
 ROW_OPS = ("sample_target", "processed_probs", "top_p_candidates", "token_logprobs", "apply_penalties")
 SPLITS = ((1, 1000), (1, 7), (3, 16), (5, 33))
+BY_TILES = 0  # instead of a window of tallies
 WIDTHS = (1, 2, 15, 16, 17, 129, 257, 1000, 2999)
 
 
@@ -80,11 +81,18 @@ def test_logprobs_of_wide_rows(style, dtype):
         check("token_logprobs", wide_rows.logprobs(style, dtype, v, n), SPLITS[case % len(SPLITS)], (style, v))
 
 
-@pytest.mark.parametrize("window", [1, 3, 64, 10**4])
+@pytest.mark.parametrize("window", [BY_TILES, 1, 3, 64, 10**4])
 def test_penalties_tallied_in_windows(window):
     for options in cases("apply_penalties", 60):
         inputs = generate("apply_penalties", **{**options, "L": 40, "V": 111})
         check("apply_penalties", inputs, SPLITS[options["seed"] % len(SPLITS)], options, window)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_penalties_by_tiles(dtype):
+    for seed, (v, length) in enumerate(wide_rows.PENALTY_SIZES):
+        if length < 10_000:
+            check("apply_penalties", wide_rows.penalties(dtype, v, length, seed), SPLITS[seed % 4], (v, length), BY_TILES)
 
 
 @pytest.mark.parametrize("short", [0, 1])
@@ -101,4 +109,5 @@ def test_penalties_of_as_many_tokens_as_are_listed(short):
 
 def test_rounding_to_sixteen_bits():
     for inputs in wide_rows.rounding():
-        check("apply_penalties", inputs, (1, 512), inputs["repetition"], 8192)
+        for window in (8192, BY_TILES):
+            check("apply_penalties", inputs, (1, 512), inputs["repetition"], window)

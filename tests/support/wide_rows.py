@@ -119,3 +119,29 @@ def rounding() -> Iterator[dict[str, Any]]:
                 "batch_id_per_token_output": np.array([0], np.int32),
                 "repetition": np.array([repetition], np.float32),
             }
+
+
+PENALTY_SIZES = [(1, 3), (511, 70), (1024, 128), (1025, 127), (1025, 128), (1030, 3000), (4099, 600), (300, 32_800)]
+"""Vocabulary and history: about as much as decides whether rows are penalised by tiles of 1,024 ids."""
+
+
+def penalties(dtype: str, v: int, length: int, seed: int) -> dict[str, Any]:
+    """Inputs of `apply_penalties` whose text has every id now and then, and those at the edges of tiles often."""
+    rng = np.random.default_rng([seed, v, length])
+    m, s = 4, 5
+    size = {"M": m, "B": m, "S": s, "L": length, "V": v, "R_cap": m * s}
+    inputs = generate("apply_penalties", seed, dtype=dtype, states=("decode",), **size)
+    edges = np.concatenate([np.arange(0, v + 512, 512), np.arange(-1, v + 512, 512), [v, 2**40, -(2**62)]])
+    text = np.where(rng.random((m, length)) < 0.5, rng.choice(edges, (m, length)), rng.integers(0, v, (m, length)))
+    prompt_lens = np.array([0, length // 3, length, length - 1])
+    return inputs | {
+        "token_ids_all": text,
+        "draft_tokens": np.where(rng.random((m, s)) < 0.5, rng.choice(edges, (m, s)), rng.integers(0, v, (m, s))),
+        "prompt_lens": prompt_lens,
+        "step_idx": length - prompt_lens,
+        "cu_seqlens_q_output": np.arange(m + 1, dtype=np.int32) * s,
+        "batch_id_per_token_output": np.repeat(np.arange(m, dtype=np.int32), s),
+        "repetition": np.array([1.1, 1.0, 0.7, 2.0], np.float32),
+        "frequency": np.array([0.1, 0.3, 0.0, -0.0], np.float32),
+        "presence": np.array([0.0, 0.7, 0.0, 0.0], np.float32),
+    }

@@ -93,6 +93,14 @@ def test_penalties_of_a_long_history(options):
     check("apply_penalties", inputs, options)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("options", [*LAUNCHES, *STRICT], ids=str)
+def test_penalties_by_tiles_and_by_tokens(options, dtype):
+    for seed, (v, length) in enumerate(wide_rows.PENALTY_SIZES):
+        if options.mode != "strict" or length < 10_000:
+            check("apply_penalties", wide_rows.penalties(dtype, v, length, seed), options, (v, length))
+
+
 @pytest.mark.parametrize("options", STRICT, ids=str)
 def test_clean_in_strict_mode(options):
     """No race, missing fence, bad copy or uninitialised read, whichever way a cut is found."""

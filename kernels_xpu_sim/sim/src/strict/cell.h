@@ -99,20 +99,48 @@ inline bool read_again(const Cell& c, uint32_t now, uint16_t who) {
   return c.rstamp == now && (c.readers >> (who & 63u) & 1) && (c.wstamp != now || c.wcore == who) &&
          !(c.flags & (kCellDestination | kCellParts));
 }
-// Cores have synchronised by barriers of all only. Some core has read it since the last of those, before which it was
-// written and fenced: then this core may read it as well, and it is enough to note that.
-inline bool read_by_all(Cell* c, uint32_t now, uint32_t cluster_start, uint32_t full_barrier, const uint32_t* published,
-                        unsigned core) {
-  if (c->rstamp < full_barrier || c->wstamp >= full_barrier || c->wstamp < cluster_start) return false;
-  if ((c->flags & (kCellDestination | kCellParts | kCellAsync)) || c->wfence >= published[c->wcore & 63u]) return false;
-  c->readers |= uint64_t{1} << core;
-  c->rstamp = now;
-  return true;
-}
 inline bool written_again(const Cell& c, uint32_t now, uint16_t who, uint32_t fence) {
   return c.wstamp == now && c.wcore == who && c.wfence == fence && (c.flags & kCellStored) &&
          !(c.flags & (kCellDestination | kCellSource | kCellParts)) &&
          (c.rstamp != now || !(c.readers & ~(uint64_t{1} << (who & 63u))));
+}
+
+// An access to SM where cores have synchronised by barriers of all only, with what decides about most of them.
+struct PlainAccess {
+  uint32_t now, cluster_start, full_barrier, fence;
+  const uint32_t* published;
+  uint16_t who;
+  Place place;
+
+  uint64_t me() const { return uint64_t{1} << (who & 63u); }
+};
+
+// By this core, or before the last barrier and fenced; in neither case is a copy in flight involved.
+inline bool write_is_over(const Cell& c, const PlainAccess& a) {
+  return c.wcore == a.who || (c.wstamp < a.full_barrier && c.wfence < a.published[c.wcore & 63u]);
+}
+
+// read_cell, if it is a good access of the usual kind; else nothing is done.
+inline bool plain_read(Cell* c, const PlainAccess& a) {
+  if (c->flags & (kCellDestination | kCellAsync | kCellParts | kCellUnseen)) return false;
+  if (c->wstamp < a.cluster_start || !write_is_over(*c, a)) return false;
+  c->readers = (c->rstamp < a.full_barrier ? 0 : c->readers) | a.me();
+  c->rstamp = a.now;
+  c->rplace = a.place;
+  return true;
+}
+
+// check_write and record_write of a store, likewise.
+inline bool plain_write(Cell* c, const PlainAccess& a) {
+  if (c->flags & (kCellDestination | kCellSource | kCellAsync | kCellParts | kCellUnseen)) return false;
+  if (c->wstamp >= a.cluster_start && !write_is_over(*c, a)) return false;
+  if (c->rstamp >= a.full_barrier && (c->readers & ~a.me())) return false;
+  c->wstamp = a.now;
+  c->wplace = a.place;
+  c->wfence = a.fence;
+  c->wcore = a.who;
+  c->flags = kCellStored;
+  return true;
 }
 
 inline Conflict read_cell(Cell* c, const Access& a) {
@@ -164,6 +192,28 @@ inline void record_write(Cell* c, const Access& a) {
   c->wfence = a.fence;
   c->wcore = a.who;
   c->flags = static_cast<uint16_t>((c->flags & (kCellParts | kCellOtherRead)) | a.flags);
+}
+
+// Read, or written after it was read, by one core of the launch only: read_cell, or check_write and record_write, of
+// what most of GM sees. False: nothing is done.
+inline bool first_read(Cell* c, const Access& a) {
+  if (in_launch(a, c->wstamp) || in_launch(a, c->rstamp)) return false;
+  c->flags &= kCellParts;
+  c->readers = uint64_t{1} << a.core();
+  c->rstamp = a.now;
+  c->rplace = a.place;
+  return true;
+}
+inline bool first_write(Cell* c, const Access& a) {
+  if (in_launch(a, c->wstamp)) return false;
+  if (in_launch(a, c->rstamp)) {
+    if (!in_cluster(a, c->rstamp) || (c->readers & ~(uint64_t{1} << a.core()))) return false;
+    if (c->flags & (kCellOtherRead | kCellDestination | kCellSource)) return false;
+  } else {
+    c->flags &= kCellParts;
+  }
+  record_write(c, a);
+  return true;
 }
 
 }  // namespace xpu_sim::rt::strict

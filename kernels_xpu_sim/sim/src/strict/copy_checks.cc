@@ -124,8 +124,9 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   Conflict worst = Conflict::none;
   Cell cell{};
   const char* where = gm;
+  const bool caches = !core.launch->options->model.scalar_gm_is_coherent;
   bool stored = false;  // by this core, and perhaps in its cache still
-  s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, [&](Cell& x, uintptr_t first, size_t bytes) {
+  const auto look = [&](Cell& x, uintptr_t first, size_t bytes) {
     const char* const p = reinterpret_cast<const char*>(first);
     Conflict k;
     const Cell before = x;
@@ -148,9 +149,13 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
     worst = k;
     cell = before;
     where = p;
-  });
+  };
+  const auto visit = [&](Cell& x, uintptr_t first, size_t bytes) __attribute__((always_inline)) {
+    if (caches || !(writes ? first_write(&x, a) : first_read(&x, a))) look(x, first, bytes);
+  };
+  s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, visit);
   if (worst != Conflict::none) complain(s, core, c, worst, cell, where, writes);
-  if (stored && !core.launch->options->model.scalar_gm_is_coherent) {
+  if (stored && caches) {
     complain(core, c, gm, Check::missing_fence, "its side in GM was stored to by this core, and no mfence since");
   }
 }

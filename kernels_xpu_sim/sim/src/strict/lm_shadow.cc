@@ -13,6 +13,7 @@ constexpr size_t kRuntime = 2 * 1024;    // that the runtime's own calls may use
 // Of the bits `which`, has each of the 64 bytes just `bits`?
 inline bool none_differs(const uint8_t* shadow, uint8_t bits, uint8_t which) {
   ShadowBlock differ = {};
+#pragma GCC unroll 4
   for (size_t i = 0; i < 64; i += sizeof differ) {
     ShadowBlock b;
     std::memcpy(&b, shadow + i, sizeof b);
@@ -22,6 +23,18 @@ inline bool none_differs(const uint8_t* shadow, uint8_t bits, uint8_t which) {
   uint64_t w[2];
   std::memcpy(w, &differ, sizeof w);
   return (w[0] | w[1]) == 0;
+}
+
+// Does the line of LM hold nothing but kUnused?
+inline bool is_unused(const char* line) {
+  uint64_t differ = 0;
+#pragma GCC unroll 8
+  for (size_t i = 0; i < 64; i += sizeof kUnused) {
+    uint64_t word;
+    std::memcpy(&word, line + i, sizeof word);
+    differ |= word ^ kUnused;
+  }
+  return differ == 0;
 }
 
 }  // namespace
@@ -48,7 +61,6 @@ void LmShadow::fence(char* from, char* high) {
   typedef uint32_t Words __attribute__((vector_size(16)));  // wider ones are compared word by word
   constexpr uint32_t kLow = static_cast<uint32_t>(kUnused), kHigh = static_cast<uint32_t>(kUnused >> 32);
   constexpr Words kFilling = {kLow, kHigh, kLow, kHigh};
-  static constexpr uint64_t kUnusedLine[] = {kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused, kUnused};
   constexpr uint32_t kAllWritten = 0x01010101u * kWritten, kNoStore = 0x01010101u * (0xFFu & ~kStored);
   from -= reinterpret_cast<uintptr_t>(from) & 63;
   uint8_t* shadow = of(from);
@@ -56,7 +68,8 @@ void LmShadow::fence(char* from, char* high) {
     // Most lines are written, and not by stores since the last fence: a tile that was copied in.
     if (none_differs(shadow, kWritten, kWritten | kStored)) continue;
     // Or they belong to an array that is in use in part.
-    if (none_differs(shadow, 0, 0xFF) && std::memcmp(at, kUnusedLine, sizeof kUnusedLine) == 0) continue;
+    if (none_differs(shadow, 0, 0xFF) && is_unused(at)) continue;
+#pragma GCC unroll 4
     for (size_t i = 0; i < 64; i += sizeof(Words)) {
       Words content, bits;
       std::memcpy(&content, at + i, sizeof content);

@@ -58,24 +58,37 @@ inline void visit(Cell& c, const Access& a, bool write, Worst* worst) {
   }
 }
 
-// Nothing new can be said of the access.
-inline bool repeats(const Core& core, State& state, Cell* c, bool write) {
+// How many of the words are accessed as most are, without anything to find; those are done with.
+size_t good_words(const Core& core, State& state, Cell* words, size_t count, bool write, Place place) {
   const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
-  if (write) return written_again(*c, state.now, who, state.fences[sm_space][core.id]);
-  if (read_again(*c, state.now, who)) return true;
-  return !state.synchronised_in_part && read_by_all(c, state.now, state.cluster_start, state.full_barrier,
-                                                    state.published[sm_space], static_cast<unsigned>(core.id));
+  const uint32_t fence = state.fences[sm_space][core.id];
+  size_t good = 0;
+  if (__builtin_expect(state.synchronised_in_part, 0)) {
+    const auto repeats = [&](const Cell& c) {
+      return write ? written_again(c, state.now, who, fence) : read_again(c, state.now, who);
+    };
+    while (good < count && repeats(words[good])) ++good;
+    return good;
+  }
+  const PlainAccess a = {state.now, state.cluster_start, state.full_barrier, fence, state.published[sm_space],
+                         who, place};
+  if (write) {
+    while (good < count && plain_write(&words[good], a)) ++good;
+  } else {
+    while (good < count && plain_read(&words[good], a)) ++good;
+  }
+  return good;
 }
 
 void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write, const void* pc) {
-  Cell* const word = bytes == 4 || bytes == 8 ? state.sm.word(p) : nullptr;
-  if (word && repeats(core, state, word, write)) {
-    if (bytes == 4) return;
-    Cell* const second = state.sm.word(p + 4);
-    if (second && repeats(core, state, second, write)) return;
-  }
-  const Access a = state.access(core, sm_space, state.places.of(pc), write ? kCellStored : 0);
+  const Place place = state.places.of(pc);
   if (write) state.sm_objects.written(static_cast<size_t>(p - core.worker->sm()), bytes);
+  size_t good = 0;
+  if (Cell* const words = state.sm.words(p, bytes)) {
+    good = 4 * good_words(core, state, words, bytes / 4, write, place);
+    if (good == bytes) return;
+  }
+  const Access a = state.access(core, sm_space, place, write ? kCellStored : 0);
   Worst worst;
   const auto look = [&](Cell& c, const char* at, size_t n) {
     const bool seen_written = in_cluster(a, c.wstamp);
@@ -87,11 +100,7 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
       written_unseen(&c, a);
     }
   };
-  if (word && bytes == 4) {
-    look(*word, p, 4);
-  } else {
-    state.sm.each(p, bytes, look);
-  }
+  state.sm.each(p + good, bytes - good, look);
   if (__builtin_expect(worst.conflict != Conflict::none, 0)) {
     conflict_at(state, core, worst.conflict, worst.cell, p, bytes, write, pc);
   }

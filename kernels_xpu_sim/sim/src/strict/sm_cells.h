@@ -32,11 +32,10 @@ class SmCells {
     }
   }
 
-  // The cell of a whole, aligned word that was never accessed in parts; nullptr: use each().
-  Cell* word(const char* address) {
+  // The cells of whole, aligned words, which may have been accessed in parts; nullptr: use each().
+  Cell* words(const char* address, size_t bytes) {
     const size_t at = static_cast<size_t>(address - begin_);
-    Cell& c = words_[at / 4];
-    return at % 4 == 0 && !(c.flags & kCellParts) ? &c : nullptr;
+    return (at | bytes) % 4 == 0 ? &words_[at / 4] : nullptr;
   }
 
  private:
