@@ -23,8 +23,9 @@ __global__ __launch_bounds__(kThreads, 1) void ngram_settle_kernel(ProposeArgs a
   if (!kIndexed || blockIdx.x == 0) {
     grant_tokens<kEach>(a);
   } else {
+    __shared__ int64_t staged[kThreads / kWarp][WarpEntries::kTokens];
     const int64_t b = int64_t{blockIdx.x - 1} * (blockDim.x / kWarp) + warp_id();
-    if (b < a.slots) grow_index(a, layout, b);
+    if (b < a.slots) grow_index(a, layout, b, staged[warp_id()]);
   }
 }
 

@@ -128,7 +128,8 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Pr
 }
 
 // One warp, in the launch behind the look-up: enter the places of slot b that the index has not seen.
-__device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLayout& layout, int64_t b) {
+__device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLayout& layout, int64_t b,
+                                           int64_t* staged) {
   // What it has got besides its history, the look-up is changing.
   ProposeSlot slot;
   const bool decoding = slot.load<false>(a, b);
@@ -139,13 +140,13 @@ __device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLa
   const Place start = static_cast<Place>(first_unseen(header));
   const bool wanted = decoding && index_serves(header, slot, slot.end) && header.seen != slot.end;
   WarpEntries entries;
-  if (wanted) entries.find(layout, table, slot.row, prompt_end, length, start);
+  if (wanted) entries.find(layout, table, slot.row, prompt_end, length, start, staged);
   wait_for_previous();
   let_next_start();
   if (!wanted) return;
   bool entered = entries.commit(layout, table, slot.row, prompt_end, length);
   __syncwarp();
-  entered &= enter_few(layout, table, slot.row, prompt_end, length, start + WarpEntries::places(layout));
+  entered &= enter_few(layout, table, slot.row, prompt_end, length, start + WarpEntries::places(layout), staged);
   entered = __all_sync(kAllLanes, entered);
   if (lane_id() == 0) {
     place->seen = static_cast<int32_t>(slot.end);

@@ -166,15 +166,13 @@ struct CompactBits {
 struct CompactFound {
   int64_t at;      // entry number; negative: neither found nor room
   uint64_t entry;  // 0: free
-  uint64_t label;  // of the n-gram
+  uint32_t free;   // of the entry's bucket, as in CompactBits; where the entry is free
 };
 
-// The entry of the n-gram before place `after`, or the free one where it belongs. `table.load(bucket, words)` reads the
-// entries of a bucket.
-template <typename Table, typename Text>
-SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, Text& text, Place length, Place after,
-                                     int size) {
-  const CompactKey key = compact_key(layout, text, after, size);
+// The entry of the n-gram with this key, or the free one where it belongs. `table.load(bucket, words)` reads the
+// entries of a bucket; `same(place)` says whether the n-gram of the key's size before a place is the one meant.
+template <typename Table, typename Same>
+SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, const CompactKey& key, Same&& same) {
   uint32_t bucket = key.bucket;
   for (int probe = 0; probe < kMostProbes; ++probe) {
     uint64_t words[kCompactBucket];
@@ -184,12 +182,12 @@ SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, 
     for (; bits.alike != 0; bits.alike &= bits.alike - 1) {
       const int i = CompactBits::lowest(bits.alike);
       const uint64_t entry = CompactBits::pick(words, i);
-      if (same_ngram(text, length, layout.latest(entry), after, size)) return {first + i, entry, key.label};
+      if (same(layout.latest(entry))) return {first + i, entry, 0};
     }
-    if (bits.free != 0) return {first + CompactBits::lowest(bits.free), 0, key.label};
+    if (bits.free != 0) return {first + CompactBits::lowest(bits.free), 0, bits.free};
     bucket = bucket + 1 < layout.buckets ? bucket + 1 : 0;
   }
-  return {-1, 0, key.label};
+  return {-1, 0, 0};
 }
 
 // Enter the n-grams that end before `after`, 1 <= after < length, from `size` up. `table.swap(at, old, next)` stores
@@ -209,10 +207,12 @@ SPECDEC_HD bool compact_insert(const CompactLayout& layout, Table& table, Text& 
     const int n = sizes[waiting];
     if (n > layout.max_size || n > place) continue;
     for (;;) {
-      const CompactFound found = compact_find(layout, table, text, length, place, n);
+      const CompactKey key = compact_key(layout, text, place, n);
+      const CompactFound found = compact_find(
+          layout, table, key, [&](Place known) { return same_ngram(text, length, known, place, n); });
       if (found.at < 0) return false;
       const bool alone = layout.single(found.entry);
-      const uint64_t next = found.entry == 0 ? layout.single_entry(found.label, place)
+      const uint64_t next = found.entry == 0 ? layout.single_entry(key.label, place)
                                              : layout.merged(found.entry, place, n, prompt_end);
       const bool changed = next != found.entry;
       if (changed && !table.swap(found.at, found.entry, next)) continue;
