@@ -110,6 +110,7 @@ void propose(const ProposeArgs& given, cudaStream_t stream) {
   require_alignment(given.index);
   ProposeArgs a = given;
   a.token_budget = min64(a.token_budget, int64_t{1} << 60);  // so that sums with it cannot overflow
+  if (a.index_bytes == kNoIndexBytes) a.index = nullptr;
   if (a.hybrid) {
     find_drafts<true>(a, stream);
   } else {
@@ -123,7 +124,7 @@ int64_t ngram_index_bytes(int64_t row_width, int min_size, int max_size) {
 }
 
 void ngram_index_update(const IndexUpdateArgs& a, cudaStream_t stream) {
-  if (a.slots == 0) return;
+  if (a.slots == 0 || a.index_bytes == kNoIndexBytes) return;
   require_alignment(a.index);
   // Few slots: several blocks each, for the histories that come at once.
   unsigned cluster = 1;

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdec_hal.backends.cuda.backend import NO_INDEX_BYTES
+from specdec_hal.backends.cuda.options import Options
 from specdec_hal.ops import MatchPolicy
 from tests.kernels_common.test_compact_index import TEXTS
 from tests.support.bits import assert_same_bits
@@ -117,3 +119,13 @@ LETTERS = {
 def test_n_grams_new_and_known_in_one_step(text):
     for seed in range(12):
         grow(text, np.random.default_rng(seed), CudaOnHost(ARCHS[seed % 2], seed), 120, 124, seed)
+
+
+@pytest.mark.parametrize("columns", [0, 1])  # more than rows that are searched have
+def test_short_rows_are_searched_whatever_the_index(columns):
+    width = Options.index_from - 1 + columns
+    for arch in ARCHS:
+        backend = CudaOnHost(arch, seed=1, index_from=Options.index_from)
+        layout = backend.workspace("ngram_match", M=4, L=width, max_ngram_size=3, min_ngram_size=1)["index"]
+        assert (layout.shape[1] == NO_INDEX_BYTES) == (columns == 0)
+        grow(TEXTS["two letters"], np.random.default_rng(arch), backend, 40, width, columns)
