@@ -58,10 +58,14 @@ class WarpEntries {
   __device__ __forceinline__ void find(const CompactLayout& layout, CompactTable& table, const int64_t* text,
                                        Place prompt_end, Place length, Place first, int64_t* staged) {
     const StagedTokens tail = {staged, first - kMaxNgramSize};
-    for (int i = static_cast<int>(lane_id()); i < kTokens; i += kWarp) {
-      const Place j = tail.first + i;
-      staged[i] = j >= 0 && j < length ? text[j] : 0;
+    int64_t tokens[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const Place j = tail.first + static_cast<int>(k * kWarp + lane_id());
+      tokens[k] = j >= 0 && j < length && k * kWarp + lane_id() < kTokens ? text[j] : 0;
     }
+    staged[lane_id()] = tokens[0];
+    if (kWarp + lane_id() < kTokens) staged[kWarp + lane_id()] = tokens[1];
     __syncwarp();
     const int sizes = layout.max_size - layout.min_size + 1;
     const int group = static_cast<int>(lane_id()) / sizes;
@@ -79,7 +83,9 @@ class WarpEntries {
       label = key.label;
       found = compact_find(layout, table, key, [&](Place known) {
         if (known < size_ || known >= length) return false;
-        common = common_tokens(text, known, tail, place_, layout.max_size);
+        const Place most = min(layout.max_size, min(known, place_));
+        common = common_tokens(
+            most, [&](int j) { return text[known - 1 - j]; }, [&](int j) { return tail[place_ - 1 - j]; });
         return common >= size_;
       });
     }
@@ -183,25 +189,11 @@ class WarpEntries {
     return free == 0 ? at : at / kCompactBucket * kCompactBucket + __ffs(static_cast<int>(free)) - 1;
   }
 
-  // How many tokens before two places are the same, at most `most`.
-  static __device__ __forceinline__ int common_tokens(const int64_t* text, Place a, const StagedTokens& tail, Place b,
-                                                      int most) {
-    most = min(most, min(a, b));
-    uint32_t differ = 1u << most;
-    for (int j = 0; j < most; j += 4) {
-#pragma unroll
-      for (int k = j; k < j + 4; ++k) {  // four reads at once
-        if (k < most) differ |= static_cast<uint32_t>(text[a - 1 - k] != tail[b - 1 - k]) << k;
-      }
-    }
-    return __ffs(static_cast<int>(differ)) - 1;
-  }
-
   // The key of the n-gram that parts from the one before a place in its first token only.
   static __device__ __forceinline__ CompactKey parting_key(const CompactLayout& layout, const StagedTokens& tail,
                                                            Place after, int size, int64_t token) {
     CompactHash hash;
-    for (int j = 0; j < size - 1; ++j) hash.take(tail[after - 1 - j]);
+    hash.take_all(size - 1, [&](int j) { return tail[after - 1 - j]; });
     hash.take(token);
     return CompactKey(layout, hash.of_size(size), size);
   }

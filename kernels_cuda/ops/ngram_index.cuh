@@ -9,6 +9,11 @@ namespace specdec::cuda {
 __device__ __forceinline__ CompactHeader* index_header(uint8_t* index, int64_t row_bytes, int64_t b) {
   return reinterpret_cast<CompactHeader*>(index + b * row_bytes);
 }
+// In one read.
+__device__ __forceinline__ CompactHeader read_header(const CompactHeader* place) {
+  const uint4 words = *reinterpret_cast<const uint4*>(place);
+  return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y), static_cast<int32_t>(words.z), {}};
+}
 __device__ __forceinline__ CompactTable index_table(CompactHeader* header) {
   return {reinterpret_cast<unsigned long long*>(header + 1)};
 }
@@ -53,7 +58,7 @@ __global__ __launch_bounds__(kUpdateThreads, 1) void ngram_index_update_kernel(I
   const int32_t enc = a.seq_lens_encoder[b], dec = a.seq_lens_decoder[b];
   const History history = history_bounds(a.row_width, a.prompt_lens[b], a.step_idx[b]);
   CompactHeader* place = index_header(a.index, a.index_bytes, b);
-  CompactHeader header = *place;
+  CompactHeader header = read_header(place);
   // The same in all blocks of the cluster.
   if (enc > 0 || dec <= 0) return;
   CompactTable table = index_table(place);

@@ -77,21 +77,24 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Pr
   LookupShared& shared = shared_of[warp_id()];
   const int64_t b = int64_t{blockIdx.x} * kLookupWarps + warp_id();
   if (b >= a.slots) return;
+  CompactHeader* place = index_header(a.index, a.index_bytes, b);
+  const CompactHeader header = read_header(place);
   ProposeSlot slot;
   const bool decoding = slot.load<kHybrid>(a, b);
-  CompactHeader* place = index_header(a.index, a.index_bytes, b);
-  const CompactHeader header = *place;
   if (!decoding) return;
   const SlotText text = slot.text();
   const int64_t tail = max64(slot.text_end - kTailTokens, 0);
+  int64_t tokens[kTailTokens / kWarp];
 #pragma unroll
   for (int i = 0; i < kTailTokens / static_cast<int>(kWarp); ++i) {
-    const int64_t j = i * kWarp + lane_id();
-    shared.tail[j] = tail + j < slot.text_end ? text[tail + j] : 0;
+    const int64_t j = tail + i * kWarp + lane_id();
+    tokens[i] = j < slot.text_end ? text[j] : 0;
   }
-  if (lane_id() < kMaxNgramSize) {
-    const int64_t i = slot.text_end - 1 - lane_id();
-    shared.suffix[lane_id()] = i >= 0 ? text[i] : 0;
+#pragma unroll
+  for (int i = 0; i < kTailTokens / static_cast<int>(kWarp); ++i) {
+    const int64_t j = i * kWarp + lane_id(), back = slot.text_end - 1 - tail - j;
+    shared.tail[j] = tokens[i];
+    if (back >= 0 && back < kMaxNgramSize) shared.suffix[back] = tokens[i];
   }
   __syncwarp();
   const SharedQuery query = {slot.sizes(a), shared.suffix};
@@ -127,28 +130,33 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Pr
   if (lane_id() == 0) a.seq_lens_this_time[b] = pack_proposal(slot.base, count);
 }
 
-// One warp, in the launch behind the look-up: enter the places of slot b that the index has not seen.
+// One warp, in the launch behind the look-up: enter the places of slot b that the index has not seen. Where the first of
+// them go is found while the look-up reads the same table; from `wait_for_previous` on nobody else touches it until this
+// launch has ended, so that plain loads and stores will do.
 __device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLayout& layout, int64_t b,
                                            int64_t* staged) {
+  CompactHeader* place = index_header(a.index, a.index_bytes, b);
+  const CompactHeader header = read_header(place);
   // What it has got besides its history, the look-up is changing.
   ProposeSlot slot;
   const bool decoding = slot.load<false>(a, b);
-  CompactHeader* place = index_header(a.index, a.index_bytes, b);
-  const CompactHeader header = *place;
   CompactTable table = index_table(place);
   const Place prompt_end = static_cast<Place>(slot.prompt_end), length = static_cast<Place>(slot.end);
-  const Place start = static_cast<Place>(first_unseen(header));
   const bool wanted = decoding && index_serves(header, slot, slot.end) && header.seen != slot.end;
-  WarpEntries entries;
-  if (wanted) entries.find(layout, table, slot.row, prompt_end, length, start, staged);
-  wait_for_previous();
+  bool entered = true, waited = false;
+  for (Place first = static_cast<Place>(first_unseen(header)); wanted && first < length;
+       first += WarpEntries::places(layout)) {
+    WarpEntries entries;
+    entries.find(layout, table, slot.row, prompt_end, length, first, staged);
+    if (!waited) wait_for_previous();
+    waited = true;
+    entered &= entries.commit(layout, table, slot.row, prompt_end, length);
+    __syncwarp();
+  }
+  if (!waited) wait_for_previous();
   let_next_start();
-  if (!wanted) return;
-  bool entered = entries.commit(layout, table, slot.row, prompt_end, length);
-  __syncwarp();
-  entered &= enter_few(layout, table, slot.row, prompt_end, length, start + WarpEntries::places(layout), staged);
   entered = __all_sync(kAllLanes, entered);
-  if (lane_id() == 0) {
+  if (wanted && lane_id() == 0) {
     place->seen = static_cast<int32_t>(slot.end);
     place->prompt_end = static_cast<int32_t>(slot.prompt_end);
     place->spoilt = entered ? 0 : 1;
