@@ -26,7 +26,7 @@ struct SharedQuery : NgramSizes {
   const int64_t* suffix;
 };
 
-// One warp: the best match in the whole text. For an index that cannot be used.
+// One warp: the best match among those at which each lane looks, in the whole text. For an index that cannot be used.
 __device__ __forceinline__ uint32_t search_by_warp(const ProposeSlot& slot, const NgramSizes& query) {
   const SlotText text = slot.text();
   uint32_t best = 0;
@@ -36,11 +36,11 @@ __device__ __forceinline__ uint32_t search_by_warp(const ProposeSlot& slot, cons
     const uint32_t rank = ngram_rank(query.policy, {size, after});
     best = rank > best ? rank : best;
   }
-  return warp_max(best);
+  return best;
 }
 
-// One warp, lane i for the i-th size: the best match that the index knows, as a rank. What follows the longest n-gram
-// that seems to be there is read meanwhile.
+// One warp, lane i for the i-th size: the match that the index knows, as a rank. What follows the longest n-gram that
+// seems to be there is read meanwhile.
 struct Followers {
   Place after = 0;
   int64_t token = 0;  // lane i has text[after + i]
@@ -60,13 +60,10 @@ __device__ __forceinline__ uint32_t look_up(const CompactLayout& layout, const C
     const int64_t i = followers->after + lane_id();
     if (lane_id() < wanted && i < query.text_end) followers->token = text[i];
   }
-  uint32_t best = 0;
-  if (tried) {
-    const Place length = static_cast<Place>(text.end);
-    best = ngram_rank(query.policy,
-                      compact_look_up(layout, table, text.history, query, length, size, key, words));
-  }
-  return warp_max(best);
+  if (!tried) return 0;
+  const auto length = static_cast<Place>(text.end);
+  return ngram_rank(query.policy,
+                    compact_look_up(layout, table, text.history, query, length, size, key, words, bits));
 }
 
 template <bool kHybrid>
@@ -98,26 +95,27 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Pr
   }
   __syncwarp();
   const SharedQuery query = {slot.sizes(a), shared.suffix};
+  // On its way before it is known whether it will be needed: every bucket of the row can be read.
+  const CompactTable table = index_table(place);
+  const int size = min(query.least + static_cast<int>(lane_id()), query.most);
+  const CompactKey key = compact_query_key(layout, query, size);
+  uint64_t words[kCompactBucket];
+  table.load(key.bucket, words);
   uint32_t best = 0;
   Followers followers;
   if (query.possible()) {
     if (index_serves(header, slot, slot.text_end)) {
-      const CompactTable table = index_table(place);
-      const int size = min(query.least + static_cast<int>(lane_id()), query.most);
-      const CompactKey key = compact_query_key(layout, query, size);
-      uint64_t words[kCompactBucket];
-      table.load(key.bucket, words);
-      // While that is under way.
       for (int64_t after = first_unseen(header) + lane_id(); after < slot.text_end; after += kWarp) {
         const int common = ngram_size_at(query, shared.tail, tail, after);
         if (common < query.least) continue;
         const uint32_t rank = ngram_rank(query.policy, {common, after});
         best = rank > best ? rank : best;
       }
-      best = max(warp_max(best), look_up(layout, table, text, query, key, words, slot.wanted, &followers));
+      best = max(best, look_up(layout, table, text, query, key, words, slot.wanted, &followers));
     } else {
       best = search_by_warp(slot, query);
     }
+    best = warp_max(best);
   }
   const NgramMatch match = ngram_ranked(query.policy, best);
   int64_t count = 0;

@@ -60,7 +60,7 @@ struct CompactLayout {
     const uint64_t high = tag_shift < 64 ? static_cast<uint64_t>(tag) << tag_shift : 0;
     return static_cast<uint64_t>(size - min_size + 1) << label_shift | high;
   }
-  SPECDEC_HD bool alike(uint64_t entry, uint64_t label) const { return entry >> label_shift == label >> label_shift; }
+  SPECDEC_HD bool alike(uint64_t entry, uint64_t label) const { return (entry ^ label) < uint64_t{1} << label_shift; }
 
   SPECDEC_HD Place place(uint64_t entry, int field) const {
     return static_cast<Place>(static_cast<uint32_t>(entry >> (field * place_bits)) & ((1u << place_bits) - 1));
@@ -155,11 +155,14 @@ SPECDEC_HD int common_tokens(int most, A&& a, B&& b) {
   constexpr int kAtOnce = 8;
   SPECDEC_ROLLED
   for (int first = 0; first < most; first += kAtOnce) {
+    int64_t x[kAtOnce], y[kAtOnce];
+    SPECDEC_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) x[i] = first + i < most ? a(first + i) : 0;
+    SPECDEC_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) y[i] = first + i < most ? b(first + i) : 0;
     uint32_t differ = 0;
     SPECDEC_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i < most) differ |= static_cast<uint32_t>(a(first + i) != b(first + i)) << i;
-    }
+    for (int i = 0; i < kAtOnce; ++i) differ |= static_cast<uint32_t>(x[i] != y[i]) << i;
     if (differ != 0) return first + lowest_bit(differ);
   }
   return most;
@@ -294,25 +297,24 @@ SPECDEC_HD CompactKey compact_query_key(const CompactLayout& layout, const Query
   return CompactKey(layout, hash.of_size(size), size);
 }
 
-// What the index knows about the text's last `size` tokens, whose key this is; `words` is the key's bucket. The first
-// `length` tokens of the text are indexed.
+// What the index knows about the text's last `size` tokens, whose key this is; `words` and `bits` are of the key's
+// bucket. The first `length` tokens of the text are indexed.
 template <typename Table, typename Text, typename Query>
 SPECDEC_HD NgramMatch compact_look_up(const CompactLayout& layout, Table& table, Text& text, const Query& query,
                                       Place length, int size, const CompactKey& key,
-                                      uint64_t (&words)[kCompactBucket]) {
+                                      uint64_t (&words)[kCompactBucket], CompactBits bits) {
   uint32_t bucket = key.bucket;
-  for (int probe = 0; probe < kMostProbes; ++probe) {
-    if (probe > 0) table.load(bucket, words);
-    CompactBits bits(layout, words, key.label);
+  for (int probe = 1;; ++probe) {
     for (; bits.alike != 0; bits.alike &= bits.alike - 1) {
       const uint64_t entry = CompactBits::pick(words, lowest_bit(bits.alike));
       const CompactMatch found = compact_match(layout, entry, text, query, length, size);
       if (found.same) return found.match;
     }
-    if (bits.free != 0) break;
+    if (bits.free != 0 || probe == kMostProbes) return no_match();
     bucket = bucket + 1 < layout.buckets ? bucket + 1 : 0;
+    table.load(bucket, words);
+    bits = CompactBits(layout, words, key.label);
   }
-  return no_match();
 }
 
 }  // namespace specdec
