@@ -128,9 +128,12 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Pr
   if (lane_id() == 0) a.seq_lens_this_time[b] = pack_proposal(slot.base, count);
 }
 
-// One warp, in the launch behind the look-up: enter the places of slot b that the index has not seen. Where the first of
-// them go is found while the look-up reads the same table; from `wait_for_previous` on nobody else touches it until this
-// launch has ended, so that plain loads and stores will do.
+// One warp, in the launch behind the look-up: enter the places of slot b that the index has not seen.
+//
+// No word is read and written at the same time. Where the first places go is found while the look-up's warp reads the
+// same header and table, and neither writes; that warp has waited for the launches before, so that what they wrote is
+// there. Stores follow `wait_for_previous`, when the look-up has ended; whoever reads the row next waits for the end of
+// this launch. Other lanes' stores are read behind __syncwarp(), from L2.
 __device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLayout& layout, int64_t b,
                                            int64_t* staged) {
   CompactHeader* place = index_header(a.index, a.index_bytes, b);
@@ -146,13 +149,18 @@ __device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLa
        first += WarpEntries::places(layout)) {
     WarpEntries entries;
     entries.find(layout, table, slot.row, prompt_end, length, first, staged);
-    if (!waited) wait_for_previous();
-    waited = true;
+    if (!waited) {
+      wait_for_previous();
+      let_next_start();
+      waited = true;
+    }
     entered &= entries.commit(layout, table, slot.row, prompt_end, length);
     __syncwarp();
   }
-  if (!waited) wait_for_previous();
-  let_next_start();
+  if (!waited) {
+    wait_for_previous();
+    let_next_start();
+  }
   entered = __all_sync(kAllLanes, entered);
   if (wanted && lane_id() == 0) {
     place->seen = static_cast<int32_t>(slot.end);

@@ -10,8 +10,11 @@ import pytest
 
 from specdec_hal.backends.cuda.backend import NO_INDEX_BYTES
 from specdec_hal.backends.cuda.options import Options
+from specdec_hal.conformance.guarded import GuardedHost
+from specdec_hal.conformance.subject import Subject
 from specdec_hal.ops import MatchPolicy
-from tests.kernels_common.test_compact_index import TEXTS
+from specdec_hal.ops.generate import hostile
+from tests.kernels_common.test_compact_index import TEXTS, buckets_of_single_tokens
 from tests.support.bits import assert_same_bits
 from tests.support.building import build
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not
@@ -129,3 +132,39 @@ def test_short_rows_are_searched_whatever_the_index(columns):
         layout = backend.workspace("ngram_match", M=4, L=width, max_ngram_size=3, min_ngram_size=1)["index"]
         assert (layout.shape[1] == NO_INDEX_BYTES) == (columns == 0)
         grow(TEXTS["two letters"], np.random.default_rng(arch), backend, 40, width, columns)
+
+
+def test_a_look_up_that_fills_a_cluster_of_buckets_spoils_the_index():
+    """From then on histories are searched, until a reset."""
+    sizes, width, buckets = {"max_ngram_size": 1, "min_ngram_size": 1}, 2400, 600
+    tokens = np.arange(1_300_000)
+    colliding = tokens[buckets_of_single_tokens(tokens, buckets) == 7][:1040]
+    backend = CudaOnHost(seed=1)
+    state, index = scene(1, width, 6, sizes), fresh(backend, 1, width, sizes)
+    state["token_ids_all"][:, :1040], state["prompt_lens"][:] = colliding, 400
+    state["step_idx"][:] = 610
+    index = updated(backend, index, state, sizes)
+    spoilt = []
+    for step in range(611, 641):
+        state["step_idx"][:] = step
+        state["token_ids_all"][0, 400 + step - 1] = colliding[step]  # which occurred before, or is new, in turn
+        if step % 2:
+            state["token_ids_all"][0, 400 + step - 1] = colliding[400 + step - 1]
+        index = looked_up(backend, "ngram_match", state, index, step)
+        spoilt.append(int(index[:, :HEADER].view(np.int32)[0, 2]))
+    assert spoilt == sorted(spoilt) and (spoilt[0], spoilt[-1]) == (0, 1)
+
+
+@pytest.mark.parametrize("op", ["ngram_match", "hybrid_mtp_ngram", "ngram_index_update"])
+def test_rubbish_in_an_index_stays_in_bounds(op):
+    """What comes of it is undefined, but nothing outside the outputs is written, and every launch ends."""
+    for seed in range(40):
+        rng, backend = np.random.default_rng(seed), CudaOnHost(ARCHS[seed % 2], seed)
+        option = {} if op == "ngram_index_update" else {"index": True}
+        inputs = hostile(op, seed, workspace=backend.workspace, **option)
+        index = inputs["index"]
+        index[:] = rng.integers(0, 256, index.shape) * (rng.random(index.shape) < rng.random())
+        header = index[:, :HEADER].view(np.int32)  # such that it is used
+        header[:, 0] = np.clip(inputs["prompt_lens"] + inputs["step_idx"] - rng.integers(0, 9, len(index)), 0, 1 << 20)
+        header[:, 1], header[:, 2] = inputs["prompt_lens"], 0
+        assert not Subject(backend, GuardedHost()).run(op, inputs).damage
