@@ -63,8 +63,9 @@ void compact_search(TensorView entries, TensorView text, TensorView found, int64
     const CompactKey key = compact_query_key(layout, query, size);
     uint64_t words[kCompactBucket];
     table.load(key.bucket, words);
+    const CompactBits bits(layout, words, key.label);
     const NgramMatch match =
-        compact_look_up(layout, table, tokens, query, static_cast<Place>(length), size, key, words);
+        compact_look_up(layout, table, tokens, query, static_cast<Place>(length), size, key, words, bits);
     if (preferred(policy, match, best)) best = match;
   }
   out[0] = best.size;

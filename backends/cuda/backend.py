@@ -53,6 +53,8 @@ _CAPABILITIES: Mapping[str, Capability] = {
 
 INDEX_ALIGNMENT = 16
 """The n-gram index is read and written in units of this many bytes; every allocation lies on such an address."""
+NO_INDEX_BYTES = 16
+"""A row of an index that keeps nothing (kernels_cuda/ops/ops.h)."""
 
 _MOST_INT = 2**62
 """Larger integer attributes (a token budget, a window) mean the same as this one, and an export takes 64 bits."""
@@ -91,7 +93,9 @@ class CudaBackend(IndexBackend):
         return launch
 
     def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
-        """As the kernels lay it out."""
+        """As the kernels lay it out; next to nothing for rows that `index_from` says to search."""
+        if row_width < self.options.index_from:
+            return NO_INDEX_BYTES
         return int(self.exports["ngram_index_bytes"](row_width, min_ngram_size, max_ngram_size))
 
     def stream_of(self, call: Call) -> Callable[[], int]:

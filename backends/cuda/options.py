@@ -14,10 +14,13 @@ from specdec_hal.suggest import check_backend_options
 class Options:
     """`device`: the GPU on which a runner puts its model and tensors, as the driver numbers them.
 
-    Ops run wherever their tensors lie, whatever this says.
+    Ops run wherever their tensors lie, whatever this says. `index_from`: rows of `token_ids_all` with fewer columns
+    are searched, with an n-gram index as without: one block reads them at once, sooner than it finds its way through
+    an index.
     """
 
     device: int = 0
+    index_from: int = 2049
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
@@ -28,4 +31,10 @@ class Options:
             raise ConfigError(
                 f"backend.options.device: expected an integer in [0, 1023], got {device!r}; change it or leave it out"
             )
-        return cls(device)
+        index_from = given.get("index_from", cls.index_from)
+        if not isinstance(index_from, int) or isinstance(index_from, bool) or index_from < 0:
+            raise ConfigError(
+                f"backend.options.index_from: expected an integer of at least 0, got {index_from!r}; change it or "
+                "leave it out"
+            )
+        return cls(device, index_from)

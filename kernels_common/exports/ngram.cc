@@ -4,6 +4,12 @@
 namespace specdec::ffi {
 namespace {
 
+// Bytes of a row of `index`: what its layout takes, or what one takes that keeps nothing, if that is what was given.
+int64_t index_bytes(const TargetOperands& op, const TensorView& index, int64_t row_width, int min_size, int max_size) {
+  if (op.extent(index, 1) == target::kNoIndexBytes) return target::kNoIndexBytes;
+  return target::ngram_index_bytes(row_width, min_size, max_size);
+}
+
 template <bool kHybrid>
 Function propose(TensorView token_ids_all, TensorView prompt_lens, TensorView step_idx, TensorView draft_token_num,
                  TensorView seq_lens_encoder, TensorView seq_lens_decoder, TensorView max_dec_len,
@@ -18,7 +24,7 @@ Function propose(TensorView token_ids_all, TensorView prompt_lens, TensorView st
   a.row_width = op.extent(token_ids_all, 1);
   a.max_size = static_cast<int>(max_ngram_size);
   a.min_size = static_cast<int>(min_ngram_size);
-  a.index_bytes = target::ngram_index_bytes(a.row_width, a.min_size, a.max_size);
+  a.index_bytes = index.has_value() ? index_bytes(op, index.value(), a.row_width, a.min_size, a.max_size) : 0;
   a.token_budget = token_budget;
   a.policy = static_cast<int>(match_policy);
   a.hybrid = kHybrid;
@@ -51,7 +57,7 @@ Function ngram_index_update(TensorView index, TensorView token_ids_all, TensorVi
   a.row_width = op.extent(token_ids_all, 1);
   a.max_size = static_cast<int>(max_ngram_size);
   a.min_size = static_cast<int>(min_ngram_size);
-  a.index_bytes = target::ngram_index_bytes(a.row_width, a.min_size, a.max_size);
+  a.index_bytes = index_bytes(op, index, a.row_width, a.min_size, a.max_size);
   op.within("token_ids_all", "M", a.slots, target::kMostSlots);
   op.within("token_ids_all", "L", a.row_width, target::kMostHistory);
   a.index = op.data<uint8_t>("index", index, {a.slots, a.index_bytes});

@@ -45,7 +45,7 @@ class Chance {
 class Block {
  public:
   enum class Waits { kNothing, kWarp, kBlock, kCluster, kOver };
-  enum class Kind { kVote, kShuffle };
+  enum class Kind { kVote, kShuffle, kMatch };
   struct Fiber {
     xpu_sim::rt::Context context;
     Thread view;

@@ -23,8 +23,9 @@ __global__ __launch_bounds__(kThreads, 1) void ngram_settle_kernel(ProposeArgs a
   if (!kIndexed || blockIdx.x == 0) {
     grant_tokens<kEach>(a);
   } else {
+    __shared__ int64_t staged[kThreads / kWarp][WarpEntries::kTokens];
     const int64_t b = int64_t{blockIdx.x - 1} * (blockDim.x / kWarp) + warp_id();
-    if (b < a.slots) grow_index(a, layout, b);
+    if (b < a.slots) grow_index(a, layout, b, staged[warp_id()]);
   }
 }
 
@@ -109,6 +110,7 @@ void propose(const ProposeArgs& given, cudaStream_t stream) {
   require_alignment(given.index);
   ProposeArgs a = given;
   a.token_budget = min64(a.token_budget, int64_t{1} << 60);  // so that sums with it cannot overflow
+  if (a.index_bytes == kNoIndexBytes) a.index = nullptr;
   if (a.hybrid) {
     find_drafts<true>(a, stream);
   } else {
@@ -122,7 +124,7 @@ int64_t ngram_index_bytes(int64_t row_width, int min_size, int max_size) {
 }
 
 void ngram_index_update(const IndexUpdateArgs& a, cudaStream_t stream) {
-  if (a.slots == 0) return;
+  if (a.slots == 0 || a.index_bytes == kNoIndexBytes) return;
   require_alignment(a.index);
   // Few slots: several blocks each, for the histories that come at once.
   unsigned cluster = 1;

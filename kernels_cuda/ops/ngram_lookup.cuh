@@ -26,7 +26,7 @@ struct SharedQuery : NgramSizes {
   const int64_t* suffix;
 };
 
-// One warp: the best match in the whole text. For an index that cannot be used.
+// One warp: the best match among those at which each lane looks, in the whole text. For an index that cannot be used.
 __device__ __forceinline__ uint32_t search_by_warp(const ProposeSlot& slot, const NgramSizes& query) {
   const SlotText text = slot.text();
   uint32_t best = 0;
@@ -36,11 +36,11 @@ __device__ __forceinline__ uint32_t search_by_warp(const ProposeSlot& slot, cons
     const uint32_t rank = ngram_rank(query.policy, {size, after});
     best = rank > best ? rank : best;
   }
-  return warp_max(best);
+  return best;
 }
 
-// One warp, lane i for the i-th size: the best match that the index knows, as a rank. What follows the longest n-gram
-// that seems to be there is read meanwhile.
+// One warp, lane i for the i-th size: the match that the index knows, as a rank. What follows the longest n-gram that
+// seems to be there is read meanwhile.
 struct Followers {
   Place after = 0;
   int64_t token = 0;  // lane i has text[after + i]
@@ -60,13 +60,10 @@ __device__ __forceinline__ uint32_t look_up(const CompactLayout& layout, const C
     const int64_t i = followers->after + lane_id();
     if (lane_id() < wanted && i < query.text_end) followers->token = text[i];
   }
-  uint32_t best = 0;
-  if (tried) {
-    const Place length = static_cast<Place>(text.end);
-    best = ngram_rank(query.policy,
-                      compact_look_up(layout, table, text.history, query, length, size, key, words));
-  }
-  return warp_max(best);
+  if (!tried) return 0;
+  const auto length = static_cast<Place>(text.end);
+  return ngram_rank(query.policy,
+                    compact_look_up(layout, table, text.history, query, length, size, key, words, bits));
 }
 
 template <bool kHybrid>
@@ -77,44 +74,48 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Pr
   LookupShared& shared = shared_of[warp_id()];
   const int64_t b = int64_t{blockIdx.x} * kLookupWarps + warp_id();
   if (b >= a.slots) return;
+  CompactHeader* place = index_header(a.index, a.index_bytes, b);
+  const CompactHeader header = read_header(place);
   ProposeSlot slot;
   const bool decoding = slot.load<kHybrid>(a, b);
-  CompactHeader* place = index_header(a.index, a.index_bytes, b);
-  const CompactHeader header = *place;
   if (!decoding) return;
   const SlotText text = slot.text();
   const int64_t tail = max64(slot.text_end - kTailTokens, 0);
+  int64_t tokens[kTailTokens / kWarp];
 #pragma unroll
   for (int i = 0; i < kTailTokens / static_cast<int>(kWarp); ++i) {
-    const int64_t j = i * kWarp + lane_id();
-    shared.tail[j] = tail + j < slot.text_end ? text[tail + j] : 0;
+    const int64_t j = tail + i * kWarp + lane_id();
+    tokens[i] = j < slot.text_end ? text[j] : 0;
   }
-  if (lane_id() < kMaxNgramSize) {
-    const int64_t i = slot.text_end - 1 - lane_id();
-    shared.suffix[lane_id()] = i >= 0 ? text[i] : 0;
+#pragma unroll
+  for (int i = 0; i < kTailTokens / static_cast<int>(kWarp); ++i) {
+    const int64_t j = i * kWarp + lane_id(), back = slot.text_end - 1 - tail - j;
+    shared.tail[j] = tokens[i];
+    if (back >= 0 && back < kMaxNgramSize) shared.suffix[back] = tokens[i];
   }
   __syncwarp();
   const SharedQuery query = {slot.sizes(a), shared.suffix};
+  // On its way before it is known whether it will be needed: every bucket of the row can be read.
+  const CompactTable table = index_table(place);
+  const int size = min(query.least + static_cast<int>(lane_id()), query.most);
+  const CompactKey key = compact_query_key(layout, query, size);
+  uint64_t words[kCompactBucket];
+  table.load(key.bucket, words);
   uint32_t best = 0;
   Followers followers;
   if (query.possible()) {
     if (index_serves(header, slot, slot.text_end)) {
-      const CompactTable table = index_table(place);
-      const int size = min(query.least + static_cast<int>(lane_id()), query.most);
-      const CompactKey key = compact_query_key(layout, query, size);
-      uint64_t words[kCompactBucket];
-      table.load(key.bucket, words);
-      // While that is under way.
       for (int64_t after = first_unseen(header) + lane_id(); after < slot.text_end; after += kWarp) {
         const int common = ngram_size_at(query, shared.tail, tail, after);
         if (common < query.least) continue;
         const uint32_t rank = ngram_rank(query.policy, {common, after});
         best = rank > best ? rank : best;
       }
-      best = max(warp_max(best), look_up(layout, table, text, query, key, words, slot.wanted, &followers));
+      best = max(best, look_up(layout, table, text, query, key, words, slot.wanted, &followers));
     } else {
       best = search_by_warp(slot, query);
     }
+    best = warp_max(best);
   }
   const NgramMatch match = ngram_ranked(query.policy, best);
   int64_t count = 0;
@@ -128,26 +129,40 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Pr
 }
 
 // One warp, in the launch behind the look-up: enter the places of slot b that the index has not seen.
-__device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLayout& layout, int64_t b) {
+//
+// No word is read and written at the same time. Where the first places go is found while the look-up's warp reads the
+// same header and table, and neither writes; that warp has waited for the launches before, so that what they wrote is
+// there. Stores follow `wait_for_previous`, when the look-up has ended; whoever reads the row next waits for the end of
+// this launch. Other lanes' stores are read behind __syncwarp(), from L2.
+__device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLayout& layout, int64_t b,
+                                           int64_t* staged) {
+  CompactHeader* place = index_header(a.index, a.index_bytes, b);
+  const CompactHeader header = read_header(place);
   // What it has got besides its history, the look-up is changing.
   ProposeSlot slot;
   const bool decoding = slot.load<false>(a, b);
-  CompactHeader* place = index_header(a.index, a.index_bytes, b);
-  const CompactHeader header = *place;
   CompactTable table = index_table(place);
   const Place prompt_end = static_cast<Place>(slot.prompt_end), length = static_cast<Place>(slot.end);
-  const Place start = static_cast<Place>(first_unseen(header));
   const bool wanted = decoding && index_serves(header, slot, slot.end) && header.seen != slot.end;
-  WarpEntries entries;
-  if (wanted) entries.find(layout, table, slot.row, prompt_end, length, start);
-  wait_for_previous();
-  let_next_start();
-  if (!wanted) return;
-  bool entered = entries.commit(layout, table, slot.row, prompt_end, length);
-  __syncwarp();
-  entered &= enter_few(layout, table, slot.row, prompt_end, length, start + WarpEntries::places(layout));
+  bool entered = true, waited = false;
+  for (Place first = static_cast<Place>(first_unseen(header)); wanted && first < length;
+       first += WarpEntries::places(layout)) {
+    WarpEntries entries;
+    entries.find(layout, table, slot.row, prompt_end, length, first, staged);
+    if (!waited) {
+      wait_for_previous();
+      let_next_start();
+      waited = true;
+    }
+    entered &= entries.commit(layout, table, slot.row, prompt_end, length);
+    __syncwarp();
+  }
+  if (!waited) {
+    wait_for_previous();
+    let_next_start();
+  }
   entered = __all_sync(kAllLanes, entered);
-  if (lane_id() == 0) {
+  if (wanted && lane_id() == 0) {
     place->seen = static_cast<int32_t>(slot.end);
     place->prompt_end = static_cast<int32_t>(slot.prompt_end);
     place->spoilt = entered ? 0 : 1;

@@ -20,6 +20,9 @@ constexpr int64_t kMostVocabulary = 1 << 18;
 SPECDEC_OPS(SPECDEC_DECLARE)
 #undef SPECDEC_DECLARE
 
+// Bytes of a row of an index that keeps nothing: histories are searched instead.
+constexpr int64_t kNoIndexBytes = 16;
+
 // Bytes of one slot's n-gram index, for histories of up to `row_width` tokens.
 int64_t ngram_index_bytes(int64_t row_width, int min_size, int max_size);
 

@@ -23,6 +23,7 @@ namespace specdec::xpu {
 // No limits of its own, but for the one of `propose`.
 constexpr int64_t kMostSlots = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMostDraftWidth = kMostSlots, kMostHistory = kMostSlots, kMostVocabulary = kMostSlots;
+constexpr int64_t kNoIndexBytes = -1;  // every index is kept
 using specdec::ngram_index_bytes;
 
 }  // namespace specdec::xpu

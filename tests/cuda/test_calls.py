@@ -165,6 +165,8 @@ def test_a_captured_step_needs_plans_on_one_device(cuda):
         ({"devices": 1}, r"options\.devices: unknown option.*did you mean 'device'"),
         ({"device": -1}, r"options\.device: expected an integer in \[0, 1023\], got -1"),
         ({"device": "0"}, r"options\.device: .*got '0'"),
+        ({"index_from": -1}, r"options\.index_from: expected an integer of at least 0, got -1"),
+        ({"index_from": True}, r"options\.index_from: .*got True"),
         ({"device": True}, r"options\.device: .*got True"),
     ],
 )

@@ -19,6 +19,9 @@
 
 namespace specdec {
 
+// Number of the lowest set bit; some is set.
+SPECDEC_HD int lowest_bit(uint32_t bits) { return 63 - count_leading_zeros(bits & (~bits + 1)); }
+
 using Place = int32_t;  // a column of the token after an n-gram; histories have at most 2^20
 
 struct CompactHeader {
@@ -57,7 +60,7 @@ struct CompactLayout {
     const uint64_t high = tag_shift < 64 ? static_cast<uint64_t>(tag) << tag_shift : 0;
     return static_cast<uint64_t>(size - min_size + 1) << label_shift | high;
   }
-  SPECDEC_HD bool alike(uint64_t entry, uint64_t label) const { return entry >> label_shift == label >> label_shift; }
+  SPECDEC_HD bool alike(uint64_t entry, uint64_t label) const { return (entry ^ label) < uint64_t{1} << label_shift; }
 
   SPECDEC_HD Place place(uint64_t entry, int field) const {
     return static_cast<Place>(static_cast<uint32_t>(entry >> (field * place_bits)) & ((1u << place_bits) - 1));
@@ -101,6 +104,21 @@ struct CompactLayout {
 struct CompactHash {
   uint32_t state = 0x243F6A88u;
 
+  // token(j): the last but j.
+  template <typename Token>
+  SPECDEC_HD void take_all(int size, Token&& token) {
+    constexpr int kAtOnce = 4;
+    SPECDEC_ROLLED
+    for (int first = 0; first < size; first += kAtOnce) {
+      int64_t some[kAtOnce];
+      SPECDEC_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) some[i] = first + i < size ? token(first + i) : 0;
+      SPECDEC_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i < size) take(some[i]);
+      }
+    }
+  }
   SPECDEC_HD void take(int64_t token) {
     const uint32_t low = static_cast<uint32_t>(token), high = static_cast<uint32_t>(static_cast<uint64_t>(token) >> 32);
     state = (state ^ low ^ high * 0x27D4EB2Fu) * 0x9E3779B1u;
@@ -126,17 +144,35 @@ struct CompactKey {
 template <typename Text>
 SPECDEC_HD CompactKey compact_key(const CompactLayout& layout, Text& text, Place after, int size) {
   CompactHash hash;
-  for (int j = 0; j < size; ++j) hash.take(text[after - 1 - j]);
+  hash.take_all(size, [&](int j) { return text[after - 1 - j]; });
   return CompactKey(layout, hash.of_size(size), size);
+}
+
+// For how many j from 0 up, of at most `most`, the tokens a(j) and b(j) are the same. Eight are read at once, without a
+// branch between: memory is far.
+template <typename A, typename B>
+SPECDEC_HD int common_tokens(int most, A&& a, B&& b) {
+  constexpr int kAtOnce = 8;
+  SPECDEC_ROLLED
+  for (int first = 0; first < most; first += kAtOnce) {
+    int64_t x[kAtOnce], y[kAtOnce];
+    SPECDEC_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) x[i] = first + i < most ? a(first + i) : 0;
+    SPECDEC_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) y[i] = first + i < most ? b(first + i) : 0;
+    uint32_t differ = 0;
+    SPECDEC_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) differ |= static_cast<uint32_t>(x[i] != y[i]) << i;
+    if (differ != 0) return first + lowest_bit(differ);
+  }
+  return most;
 }
 
 // Whether the `size` tokens before the places a and b are equal; false if `a`, which an index says, is no place of it.
 template <typename Text>
 SPECDEC_HD bool same_ngram(Text& text, Place length, Place a, Place b, int size) {
   if (a < size || a >= length) return false;
-  bool same = true;
-  for (int j = 0; j < size; ++j) same &= text[a - 1 - j] == text[b - 1 - j];  // no branch: all are read at once
-  return same;
+  return common_tokens(size, [&](int j) { return text[a - 1 - j]; }, [&](int j) { return text[b - 1 - j]; }) == size;
 }
 
 // Entries of a bucket: bit i stands for entry i.
@@ -152,8 +188,6 @@ struct CompactBits {
     }
   }
 
-  // Number of the lowest set bit; some is set.
-  static SPECDEC_HD int lowest(uint32_t bits) { return 63 - count_leading_zeros(bits & (~bits + 1)); }
   // words[i], without an address.
   static SPECDEC_HD uint64_t pick(const uint64_t (&words)[kCompactBucket], int i) {
     uint64_t word = 0;
@@ -166,15 +200,13 @@ struct CompactBits {
 struct CompactFound {
   int64_t at;      // entry number; negative: neither found nor room
   uint64_t entry;  // 0: free
-  uint64_t label;  // of the n-gram
+  uint32_t free;   // of the entry's bucket, as in CompactBits; where the entry is free
 };
 
-// The entry of the n-gram before place `after`, or the free one where it belongs. `table.load(bucket, words)` reads the
-// entries of a bucket.
-template <typename Table, typename Text>
-SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, Text& text, Place length, Place after,
-                                     int size) {
-  const CompactKey key = compact_key(layout, text, after, size);
+// The entry of the n-gram with this key, or the free one where it belongs. `table.load(bucket, words)` reads the
+// entries of a bucket; `same(place)` says whether the n-gram of the key's size before a place is the one meant.
+template <typename Table, typename Same>
+SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, const CompactKey& key, Same&& same) {
   uint32_t bucket = key.bucket;
   for (int probe = 0; probe < kMostProbes; ++probe) {
     uint64_t words[kCompactBucket];
@@ -182,14 +214,14 @@ SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, 
     CompactBits bits(layout, words, key.label);
     const int64_t first = int64_t{bucket} * kCompactBucket;
     for (; bits.alike != 0; bits.alike &= bits.alike - 1) {
-      const int i = CompactBits::lowest(bits.alike);
+      const int i = lowest_bit(bits.alike);
       const uint64_t entry = CompactBits::pick(words, i);
-      if (same_ngram(text, length, layout.latest(entry), after, size)) return {first + i, entry, key.label};
+      if (same(layout.latest(entry))) return {first + i, entry, 0};
     }
-    if (bits.free != 0) return {first + CompactBits::lowest(bits.free), 0, key.label};
+    if (bits.free != 0) return {first + lowest_bit(bits.free), 0, bits.free};
     bucket = bucket + 1 < layout.buckets ? bucket + 1 : 0;
   }
-  return {-1, 0, key.label};
+  return {-1, 0, 0};
 }
 
 // Enter the n-grams that end before `after`, 1 <= after < length, from `size` up. `table.swap(at, old, next)` stores
@@ -209,10 +241,12 @@ SPECDEC_HD bool compact_insert(const CompactLayout& layout, Table& table, Text& 
     const int n = sizes[waiting];
     if (n > layout.max_size || n > place) continue;
     for (;;) {
-      const CompactFound found = compact_find(layout, table, text, length, place, n);
+      const CompactKey key = compact_key(layout, text, place, n);
+      const CompactFound found = compact_find(
+          layout, table, key, [&](Place known) { return same_ngram(text, length, known, place, n); });
       if (found.at < 0) return false;
       const bool alone = layout.single(found.entry);
-      const uint64_t next = found.entry == 0 ? layout.single_entry(found.label, place)
+      const uint64_t next = found.entry == 0 ? layout.single_entry(key.label, place)
                                              : layout.merged(found.entry, place, n, prompt_end);
       const bool changed = next != found.entry;
       if (changed && !table.swap(found.at, found.entry, next)) continue;
@@ -249,11 +283,8 @@ SPECDEC_HD CompactMatch compact_match(const CompactLayout& layout, uint64_t entr
   const Place after = compact_place(layout, entry, query.policy);
   if (after < size || after >= length) return {no_match(), false};
   const int most = query.most < after ? query.most : after;
-  uint32_t equal = 0;
-  for (int j = 0; j < most; ++j) {  // no branch: all are read at once
-    equal |= static_cast<uint32_t>(text[after - 1 - j] == query.suffix[j]) << j;
-  }
-  const int common = CompactBits::lowest(~equal);
+  const int common = common_tokens(
+      most, [&](int j) { return text[after - 1 - j]; }, [&](int j) { return query.suffix[j]; });
   const int inside = static_cast<int>(min64(common, after - query.haystack_start(after)));
   return {inside >= query.least ? NgramMatch{inside, after} : no_match(), common >= size};
 }
@@ -262,29 +293,28 @@ SPECDEC_HD CompactMatch compact_match(const CompactLayout& layout, uint64_t entr
 template <typename Query>
 SPECDEC_HD CompactKey compact_query_key(const CompactLayout& layout, const Query& query, int size) {
   CompactHash hash;
-  for (int j = 0; j < size; ++j) hash.take(query.suffix[j]);
+  hash.take_all(size, [&](int j) { return query.suffix[j]; });
   return CompactKey(layout, hash.of_size(size), size);
 }
 
-// What the index knows about the text's last `size` tokens, whose key this is; `words` is the key's bucket. The first
-// `length` tokens of the text are indexed.
+// What the index knows about the text's last `size` tokens, whose key this is; `words` and `bits` are of the key's
+// bucket. The first `length` tokens of the text are indexed.
 template <typename Table, typename Text, typename Query>
 SPECDEC_HD NgramMatch compact_look_up(const CompactLayout& layout, Table& table, Text& text, const Query& query,
                                       Place length, int size, const CompactKey& key,
-                                      uint64_t (&words)[kCompactBucket]) {
+                                      uint64_t (&words)[kCompactBucket], CompactBits bits) {
   uint32_t bucket = key.bucket;
-  for (int probe = 0; probe < kMostProbes; ++probe) {
-    if (probe > 0) table.load(bucket, words);
-    CompactBits bits(layout, words, key.label);
+  for (int probe = 1;; ++probe) {
     for (; bits.alike != 0; bits.alike &= bits.alike - 1) {
-      const uint64_t entry = CompactBits::pick(words, CompactBits::lowest(bits.alike));
+      const uint64_t entry = CompactBits::pick(words, lowest_bit(bits.alike));
       const CompactMatch found = compact_match(layout, entry, text, query, length, size);
       if (found.same) return found.match;
     }
-    if (bits.free != 0) break;
+    if (bits.free != 0 || probe == kMostProbes) return no_match();
     bucket = bucket + 1 < layout.buckets ? bucket + 1 : 0;
+    table.load(bucket, words);
+    bits = CompactBits(layout, words, key.label);
   }
-  return no_match();
 }
 
 }  // namespace specdec

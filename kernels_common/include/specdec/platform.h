@@ -28,11 +28,14 @@
 #define SPECDEC_VECTOR SPECDEC_APART
 #endif
 
-// In front of a loop over an array of fixed size, which a device then keeps in registers.
+// In front of a loop over an array of fixed size, which a device then keeps in registers; and of one that a device is
+// not to write out: what is rarely gone through more than once only makes it fetch more instructions.
 #if defined(__CUDACC__)
 #define SPECDEC_UNROLL _Pragma("unroll")
+#define SPECDEC_ROLLED _Pragma("unroll 1")
 #else
 #define SPECDEC_UNROLL
+#define SPECDEC_ROLLED
 #endif
 
 #if defined(__FAST_MATH__)

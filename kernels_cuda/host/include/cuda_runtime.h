@@ -191,13 +191,26 @@ T __shfl_up_sync(unsigned mask, T value, unsigned by) {
   const unsigned lane = simt::self().thread.x % 32;
   return simt_shuffle(mask, value, lane - by, by <= lane);
 }
-inline int __reduce_max_sync(unsigned mask, int value) {
-  int most = value;
+// fold(so far, value of a lane) over the lanes of the mask, which must be there.
+template <typename T, typename Fold>
+T simt_reduce(unsigned mask, T value, Fold fold) {
+  T result = value;
   for (unsigned lane = 0; lane < 32; ++lane) {
-    const int other = simt_shuffle(mask, value, lane, (mask >> lane & 1) != 0);
-    most = std::max(most, other);
+    const T other = simt_shuffle(mask, value, lane, (mask >> lane & 1) != 0);
+    result = fold(result, other);
   }
-  return most;
+  return result;
+}
+template <typename T>
+T __reduce_max_sync(unsigned mask, T value) {
+  return simt_reduce(mask, value, [](T most, T other) { return std::max(most, other); });
+}
+inline unsigned __reduce_or_sync(unsigned mask, unsigned value) {
+  return simt_reduce(mask, value, [](unsigned bits, unsigned other) { return bits | other; });
+}
+template <typename T>
+unsigned __match_any_sync(unsigned mask, T value) {
+  return simt::match(mask, static_cast<uint64_t>(value));
 }
 
 enum cudaLaunchAttributeID {

@@ -111,6 +111,8 @@ __global__ void functions() {
   good &= __any_sync(~0u, lane == 31) == 1 && __any_sync(~0u, 0) == 0;
   good &= __all_sync(~0u, 1) == 1 && __all_sync(~0u, lane != 7) == 0;
   good &= __reduce_max_sync(~0u, -static_cast<int>(lane) - 3) == -3;
+  good &= __reduce_or_sync(~0u, lane % 4 == 0 ? 1u << lane : 0) == 0x11111111u;
+  good &= __match_any_sync(~0u, static_cast<int>(lane % 4) - 2) == 0x11111111u << lane % 4;
   good &= __syncthreads_or(threadIdx.x == 63) == 1 && __syncthreads_and(threadIdx.x != 63) == 0;
   good &= ptx::lanes_below() == (uint64_t{1} << lane) - 1;
   good &= __fns(0xB4u, 0, 3) == 5 && __fns(0xB4u, 3, 1) == 4 && __fns(0xB4u, 0, 5) == ~0u;
