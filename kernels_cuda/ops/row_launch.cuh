@@ -51,17 +51,20 @@ struct RowShape {
 
 // For rows of `size` elements of `element_bytes` each: one block a row if that gives two blocks to every processor, and
 // else as many as do, if the row is worth them. Rows stay in shared memory where two blocks on a processor can hold
-// theirs and have lists beside.
+// theirs and have lists beside: a row gets more blocks if it then can, so that it is read once.
 inline RowShape row_shape(const RowDevice& device, int64_t rows, int64_t size, int64_t element_bytes) {
   constexpr int64_t kLeastShare = 8 * 1024, kLists = 16 * 1024;
   const int64_t bytes = size * element_bytes;
+  const unsigned most = device.generation >= 9 ? kMostCluster : 1;
+  const auto fits = [&](unsigned blocks) {
+    const int64_t share = ((bytes + 31) / 16 + blocks - 1) / blocks + kRowWarps;  // vectors
+    return share * 16 + kLists <= device.half_bytes;
+  };
   unsigned blocks = 1;
-  while (device.generation >= 9 && blocks < kMostCluster && rows * blocks <= device.processors &&
-         bytes > kLeastShare * blocks) {
-    blocks *= 2;
-  }
-  const int64_t share = ((bytes + 31) / 16 + blocks - 1) / blocks + kRowWarps;  // vectors
-  return {blocks, share * 16 + kLists <= device.half_bytes};
+  while (blocks < most && rows * blocks <= device.processors && bytes > kLeastShare * blocks) blocks *= 2;
+  unsigned enough = blocks;
+  while (enough < most && !fits(enough)) enough *= 2;
+  return fits(enough) ? RowShape{enough, true} : RowShape{blocks, false};
 }
 
 // Lets a kernel have much dynamic shared memory; once for each device. `Tag`: the kernel's.
