@@ -1,5 +1,6 @@
 #include "block.h"
 
+#include <cstring>
 #include <utility>
 
 namespace simt {
@@ -52,6 +53,7 @@ void Block::begin(const Launch& launch, Size place, ClusterBarrier* cluster, Cha
     fiber.view = {Size(i, 0), place, launch.block, launch.grid, rank_, launch.cluster};
     fiber.waits = Waits::kNothing;
     fiber.arrived = false;
+    fiber.copies.clear();
     xpu_sim::rt::prepare(&fiber.context, stacks_[i], Stacks::kBytes, &Block::entry, this);
     warps_[i / kLanes].live |= bit(i % kLanes);
     ready_.push_back(&fiber);
@@ -214,6 +216,26 @@ void* Block::shared_of(void* own, unsigned rank) {
   void* const theirs = shared_.counterpart(own, other->shared_);
   if (theirs == nullptr) fail("asks for the counterpart of what is not in shared memory");
   return theirs;
+}
+
+void Block::copy_async(void* to, const void* from) {
+  constexpr size_t kBytes = 16;
+  if (shared_.counterpart(to, shared_) == nullptr) fail("copies to what is not in its block's shared memory");
+  for (const void* const at : {static_cast<const void*>(to), from}) {
+    if (reinterpret_cast<uintptr_t>(at) % kBytes != 0) fail("copies 16 bytes at an address that is not a multiple of 16");
+  }
+  const size_t when = chance_->below(3);
+  if (when == 0) {  // at once
+    std::memcpy(to, from, kBytes);
+    return;
+  }
+  if (when == 1) std::memset(to, 0xA5 + static_cast<int>(chance_->below(256)), kBytes);
+  running_->copies.push_back({to, from});
+}
+
+void Block::wait_copies() {
+  for (const Copy& copy : running_->copies) std::memcpy(copy.to, copy.from, 16);
+  running_->copies.clear();
 }
 
 std::string Block::place(const Fiber& fiber) const {
