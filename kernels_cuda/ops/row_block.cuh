@@ -63,7 +63,7 @@ struct Elements {
 };
 
 // Vectors in the shared memory of a block that has a part of `share`: whole rounds of a warp.
-constexpr int held_vectors_of(int share) { return (share + 31) / 32 * 32; }
+__host__ __device__ constexpr int held_vectors_of(int share) { return (share + 31) / 32 * 32; }
 
 // This block's part of a row, and of the next.
 template <class L, bool kResident>
