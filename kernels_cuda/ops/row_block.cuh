@@ -103,8 +103,7 @@ class RowPart {
   __device__ int id(int vector) const { return first_id_ + vector * kLength; }
   __device__ bool has(int id) const { return static_cast<uint32_t>(id) < static_cast<uint32_t>(size_); }
   __device__ bool whole(int vector) const {
-    const int first = id(vector);
-    return first >= 0 && first + kLength <= size_;
+    return static_cast<uint32_t>(id(vector)) < static_cast<uint32_t>(max(size_ - kLength + 1, 0));
   }
 
   // Goes through this lane's vectors for the first time: f(vector, elements, whether they are the row's); -inf where it
@@ -136,7 +135,7 @@ class RowPart {
   __device__ __forceinline__ void sweep(F f, bool last) {
     if constexpr (kResident) {
       given_ = last && next_ != nullptr;
-      sweep_held<1>(f, given_ ? incoming(next_) : Incoming{});
+      sweep_held<(kAhead + 1) / 2>(f, given_ ? incoming(next_) : Incoming{});
     } else {
       sweep<kAhead>(f);
     }

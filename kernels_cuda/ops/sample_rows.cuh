@@ -14,18 +14,24 @@ __device__ __forceinline__ void read_params(const SamplingTensors& t, int64_t ro
   if (t.seed != nullptr) s.random = philox_words(t.seed[row], position, Purpose::kSample).u64();
 }
 
-// Loads the row's part and looks for its largest key. `last`: of the passes over the row.
+// Loads the row's part and looks for its largest key, which is all that is asked of a row if it is `greedy`.
 template <class L, class Part>
-__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, bool last) {
+__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, bool greedy) {
   float top = -INFINITY, low = INFINITY;
-  part.load([&](int v, const Elements<L>& elements, bool real) {
-    const bool whole = real && part.whole(v);
+  const auto largest = [&](const Elements<L>& elements) {
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) {
-      top = ptx::max_or_nan(top, elements.x[j]);
-      if (whole) low = fminf(low, elements.x[j]);
-    }
-  }, last);
+    for (int j = 0; j < Part::kLength; ++j) top = ptx::max_or_nan(top, elements.x[j]);
+  };
+  if (greedy) {
+    part.load([&](int, const Elements<L>& elements, bool) { largest(elements); }, true);
+  } else {
+    part.load([&](int v, const Elements<L>& elements, bool real) {
+      largest(elements);
+      if (!real || !part.whole(v)) return;
+#pragma unroll
+      for (int j = 0; j < Part::kLength; ++j) low = fminf(low, elements.x[j]);
+    });
+  }
   return meet_row(s, order_key(top), low);
 }
 
