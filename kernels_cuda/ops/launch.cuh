@@ -31,34 +31,26 @@ struct LaunchShape {
   unsigned cluster = 1;     // blocks of a cluster, along x; more than one only from generation 9 on
 };
 
-// A launch as the runtime wants it. Stays where it is: it has addresses of its own parts.
-struct LaunchConfig {
-  cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = {};
-
-  LaunchConfig(const char* op, cudaStream_t stream, const LaunchShape& shape) {
-    config.gridDim = shape.grid;
-    config.blockDim = shape.block;
-    config.dynamicSmemBytes = shape.shared_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    if (device_generation(op) < 9) return;
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    if (shape.cluster == 1) return;
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
-  }
-  LaunchConfig(const LaunchConfig&) = delete;
-  LaunchConfig& operator=(const LaunchConfig&) = delete;
-};
-
 // Launches `kernel`, which starts while the launch before it in the stream still runs (programmatic dependent launch,
 // where the device can): it must call `wait_for_previous()` of warp.cuh before it touches what earlier launches wrote.
 template <typename... P, typename... A>
 void launch(const char* op, cudaStream_t stream, const LaunchShape& shape, void (*kernel)(P...), const A&... args) {
-  const LaunchConfig launched(op, stream, shape);
-  check(op, cudaLaunchKernelEx(&launched.config, kernel, static_cast<P>(args)...));
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  if (device_generation(op) >= 9) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    if (shape.cluster > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
+    }
+  }
+  check(op, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
 }
 
 // Blocks for `count` items, `each` a block: at least one, at most `most`.

@@ -81,7 +81,7 @@ void allow_shared(const char* op, Kernel kernel, int bytes) {
 }
 
 // How many clusters of a launch the current device runs at once, which depends on where its processors lie; asked once
-// for each device and size of cluster. `Tag`: the kernel's.
+// for each device and size of cluster. `Tag`: the kernel's. After allow_shared.
 template <class Tag, typename Kernel>
 int64_t clusters_at_once(const char* op, Kernel kernel, const LaunchShape& shape) {
   constexpr int kDevices = 64;
@@ -90,8 +90,16 @@ int64_t clusters_at_once(const char* op, Kernel kernel, const LaunchShape& shape
   check(op, cudaGetDevice(&device));
   int clusters = device < kDevices ? known[device][shape.cluster].load(std::memory_order_relaxed) : 0;
   if (clusters == 0) {
-    const LaunchConfig launched(op, nullptr, shape);
-    check(op, cudaOccupancyMaxActiveClusters(&clusters, kernel, &launched.config));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {shape.cluster, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(shape.cluster);
+    config.blockDim = shape.block;
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    check(op, cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
     clusters = clusters < 1 ? 1 : clusters;
     if (device < kDevices) known[device][shape.cluster].store(clusters, std::memory_order_relaxed);
   }
@@ -106,7 +114,7 @@ void launch_row_kernel(const char* op, cudaStream_t stream, const RowDevice& dev
   LaunchShape launched = {dim3(shape.blocks), dim3(kRowThreads)};
   launched.shared_bytes = static_cast<size_t>(device.half_bytes);
   launched.cluster = shape.blocks;
-  int64_t clusters = rows;
+  int64_t clusters = rows;  // a row of one block leaves it to the device when the next one begins
   if (shape.resident && shape.blocks > 1) clusters = std::min(rows, clusters_at_once<Tag>(op, kKernel, launched));
   launched.grid = dim3(static_cast<unsigned>(clusters) * shape.blocks);
   launch(op, stream, launched, kKernel, args...);

@@ -106,6 +106,13 @@ def test_clusters_that_go_through_several_rows(dtype, v):
 
 
 @needs_library
+def test_rows_that_fit_no_shared_memory():
+    check("sample_target", wide_rows.sampling("smooth", "float32", 170_001, 1, some=6), 0, "sample_target")
+    for n in (1, 21):
+        check("token_logprobs", wide_rows.logprobs("tied", "float32", 262_144, n, rows=4), 2 * n, n)
+
+
+@needs_library
 def test_more_rows_than_processors_share_blocks():
     """Rows that a block has no room for, though there are enough of them for all processors."""
     for number, n in enumerate((1, 3)):
