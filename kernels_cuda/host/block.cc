@@ -8,6 +8,8 @@ namespace {
 
 thread_local Block* current = nullptr;
 
+constexpr size_t kCopied = 16;  // bytes, by copy_async
+
 uint32_t bit(unsigned lane) { return 1u << lane; }
 
 }  // namespace
@@ -219,22 +221,21 @@ void* Block::shared_of(void* own, unsigned rank) {
 }
 
 void Block::copy_async(void* to, const void* from) {
-  constexpr size_t kBytes = 16;
   if (shared_.counterpart(to, shared_) == nullptr) fail("copies to what is not in its block's shared memory");
-  for (const void* const at : {static_cast<const void*>(to), from}) {
-    if (reinterpret_cast<uintptr_t>(at) % kBytes != 0) fail("copies 16 bytes at an address that is not a multiple of 16");
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % kCopied != 0) {
+    fail("copies 16 bytes at an address that is not a multiple of 16");
   }
   const size_t when = chance_->below(3);
   if (when == 0) {  // at once
-    std::memcpy(to, from, kBytes);
+    std::memcpy(to, from, kCopied);
     return;
   }
-  if (when == 1) std::memset(to, 0xA5 + static_cast<int>(chance_->below(256)), kBytes);
+  if (when == 1) std::memset(to, 0xA5 + static_cast<int>(chance_->below(256)), kCopied);
   running_->copies.push_back({to, from});
 }
 
 void Block::wait_copies() {
-  for (const Copy& copy : running_->copies) std::memcpy(copy.to, copy.from, 16);
+  for (const Copy& copy : running_->copies) std::memcpy(copy.to, copy.from, kCopied);
   running_->copies.clear();
 }
 

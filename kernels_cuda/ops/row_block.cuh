@@ -195,9 +195,9 @@ class RowPart {
     return {reinterpret_cast<const uint4*>(row + first_id), from, static_cast<uint32_t>(max(to - from, 0))};
   }
   __device__ __forceinline__ void fill(const Incoming& incoming) {
-    const int first = static_cast<int>(warp_id()) * warp_share_;
+    int v = static_cast<int>(warp_id()) * warp_share_ + static_cast<int>(lane_id());
 #pragma unroll 4
-    for (int at = static_cast<int>(lane_id()); at < warp_share_; at += 32) incoming.copy(held_ + first + at, first + at);
+    for (int i = 0; i < rounds(); ++i, v += 32) incoming.copy(held_ + v, v);
   }
   // What does not come by copies, by the lanes that own it: vectors that are not whole, and -inf in the rest of the
   // warp's last round.
