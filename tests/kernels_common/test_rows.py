@@ -92,7 +92,8 @@ def test_penalties_tallied_in_windows(window):
 def test_penalties_by_tiles(dtype):
     for seed, (v, length) in enumerate(wide_rows.PENALTY_SIZES):
         if length < 10_000:
-            check("apply_penalties", wide_rows.penalties(dtype, v, length, seed), SPLITS[seed % 4], (v, length), BY_TILES)
+            inputs = wide_rows.penalties(dtype, v, length, seed)
+            check("apply_penalties", inputs, SPLITS[seed % 4], (v, length), BY_TILES)
 
 
 @pytest.mark.parametrize("short", [0, 1])
