@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
+#include "forks.h"
 #include "trap.h"
 #include "worker.h"
 
@@ -163,29 +165,29 @@ void on_watchdog(int signal, siginfo_t* info, void* context) {
 int watchdog_signal() { return SIGRTMIN + 7; }
 
 void catch_watchdog_signal() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    struct sigaction action;
-    std::memset(&action, 0, sizeof action);
-    action.sa_sigaction = &on_watchdog;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
-    sigaction(watchdog_signal(), nullptr, &previous_watchdog);
-    sigaction(watchdog_signal(), &action, nullptr);
-  });
+  static bool done = false;
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::signals));
+  if (std::exchange(done, true)) return;
+  struct sigaction action;
+  std::memset(&action, 0, sizeof action);
+  action.sa_sigaction = &on_watchdog;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+  sigaction(watchdog_signal(), nullptr, &previous_watchdog);
+  sigaction(watchdog_signal(), &action, nullptr);
 }
 
 void catch_faults() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    for (const int signal : kSignals) {
-      struct sigaction action;
-      std::memset(&action, 0, sizeof action);
-      action.sa_sigaction = &on_fault;
-      action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-      sigaction(signal, nullptr, &previous[signal]);  // known before the handler can be called
-      sigaction(signal, &action, nullptr);
-    }
-  });
+  static bool done = false;
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::signals));
+  if (std::exchange(done, true)) return;
+  for (const int signal : kSignals) {
+    struct sigaction action;
+    std::memset(&action, 0, sizeof action);
+    action.sa_sigaction = &on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(signal, nullptr, &previous[signal]);  // known before the handler can be called
+    sigaction(signal, &action, nullptr);
+  }
 }
 
 SignalStack::SignalStack() {

@@ -92,16 +92,16 @@ void launch_found(std::vector<Finding> findings) {
 }  // namespace rt
 
 std::vector<Finding> take_findings() {
-  Store& s = store();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
+  Store& s = store();
   return std::exchange(s.findings, {});
 }
 
 std::vector<Finding> take_last_findings() {
   std::vector<Finding> mine = std::exchange(of_last_launch, {});
   if (mine.empty()) return mine;
-  std::vector<Finding>& all = store().findings;
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
+  std::vector<Finding>& all = store().findings;
   const auto is_mine = [&mine](const Finding& f) {
     return std::any_of(mine.begin(), mine.end(),
                        [&f](const Finding& m) { return same(m, f.check, f.kernel, f.at); });
@@ -111,14 +111,14 @@ std::vector<Finding> take_last_findings() {
 }
 
 size_t finding_count() {
-  Store& s = store();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
+  Store& s = store();
   return s.findings.size();
 }
 
 void on_finding(void (*listener)(const Finding&)) {
-  Store& s = store();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
+  Store& s = store();
   s.listener = listener;
 }
 

@@ -35,20 +35,16 @@ struct Entry {
   size_t mapped = 0;
 };
 
-struct Registry {
-  std::vector<Entry> entries;
-  std::atomic<uint64_t> generation{1};
-};
+std::atomic<uint64_t> generation{1};
 
-// Never destroyed: a program may free GM from destructors of its own globals.
-Registry& registry() {
-  static Registry* const r = new Registry;
-  return *r;
+// Never destroyed: a program may free GM from destructors of its own globals. Under the lock, when first made too.
+std::vector<Entry>& registry() {
+  static auto* const entries = new std::vector<Entry>;
+  return *entries;
 }
 
 size_t page() {
-  static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
+  return static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
 }  // namespace
@@ -71,9 +67,9 @@ void* gm_alloc_bytes(size_t bytes, const char* name, unsigned element) {
     __asan_poison_memory_region(low, inner);
     __asan_unpoison_memory_region(data, bytes);
   }
-  Registry& r = registry();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  Entry& e = r.entries.emplace_back();
+  std::vector<Entry>& entries = registry();
+  Entry& e = entries.emplace_back();
   e.name = std::make_shared<std::string>(name && *name ? name : "gm_alloc(" + std::to_string(bytes) + ")");
   e.span.begin = reinterpret_cast<uintptr_t>(data);
   e.span.end = e.span.begin + bytes;
@@ -81,35 +77,35 @@ void* gm_alloc_bytes(size_t bytes, const char* name, unsigned element) {
   e.span.element = std::max(1u, element);
   e.mapping = mapping;
   e.mapped = mapped;
-  ++r.generation;
+  ++generation;
   return data;
 }
 
 void gm_free(void* p) {
   if (!p) return;
-  Registry& r = registry();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  const auto at = std::find_if(r.entries.begin(), r.entries.end(), [p](const Entry& e) {
+  std::vector<Entry>& entries = registry();
+  const auto at = std::find_if(entries.begin(), entries.end(), [p](const Entry& e) {
     return e.mapping && e.span.begin == reinterpret_cast<uintptr_t>(p);
   });
-  if (at == r.entries.end()) throw std::invalid_argument("gm_free: expected an address from gm_alloc, got another");
+  if (at == entries.end()) throw std::invalid_argument("gm_free: expected an address from gm_alloc, got another");
   if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(at->mapping + page(), at->mapped - 2 * page());
   munmap(at->mapping, at->mapped);
-  r.entries.erase(at);
-  ++r.generation;
+  entries.erase(at);
+  ++generation;
 }
 
 void register_gm(const GmSpan& span) {
-  Registry& r = registry();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  Entry& e = r.entries.emplace_back();
+  std::vector<Entry>& entries = registry();
+  Entry& e = entries.emplace_back();
   e.name = std::make_shared<std::string>(span.name ? span.name : "");
   e.span.begin = reinterpret_cast<uintptr_t>(span.data);
   e.span.end = e.span.begin + span.bytes;
   e.span.name = e.name->c_str();
   e.span.element = std::max(1u, span.element);
   e.span.read_only = span.access == GmAccess::read_only;
-  ++r.generation;
+  ++generation;
 }
 
 void register_gm(const void* data, size_t bytes, const char* name) {
@@ -122,36 +118,36 @@ void register_gm(const void* data, size_t bytes, const char* name) {
 
 void unregister_gm(const void* data, size_t bytes) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
-  Registry& r = registry();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
-  const auto at = std::find_if(r.entries.begin(), r.entries.end(), [&](const Entry& e) {
+  std::vector<Entry>& entries = registry();
+  const auto at = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) {
     return !e.mapping && e.span.begin == begin && e.span.bytes() == bytes;
   });
-  if (at == r.entries.end()) {
+  if (at == entries.end()) {
     throw std::invalid_argument("unregister_gm: expected an address and size given to register_gm, got others");
   }
-  r.entries.erase(at);
-  ++r.generation;
+  entries.erase(at);
+  ++generation;
 }
 
 namespace rt {
 
-uint64_t registry_generation() { return registry().generation.load(std::memory_order_acquire); }
+uint64_t registry_generation() { return generation.load(std::memory_order_acquire); }
 
 uint64_t copy_registry(GmTable* table) {
-  Registry& r = registry();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
+  std::vector<Entry>& entries = registry();
   table->clear();
-  for (const Entry& e : r.entries) table->add(e.span, e.name);
-  return r.generation.load();
+  for (const Entry& e : entries) table->add(e.span, e.name);
+  return generation.load();
 }
 
 std::vector<Damage> check_red_zones() {
   std::vector<Damage> damages;
-  Registry& r = registry();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
+  std::vector<Entry>& entries = registry();
   if (__asan_poison_memory_region) return damages;  // reported when it happens
-  for (Entry& e : r.entries) {
+  for (Entry& e : entries) {
     if (!e.mapping) continue;
     char* const data = reinterpret_cast<char*>(e.span.begin);
     const long long bytes = static_cast<long long>(e.span.bytes());

@@ -44,8 +44,8 @@ const KernelInfo* kernel_info(const void* kernel, const char* name, KernelCache*
   const KernelInfo*& slot = cache->recent[(reinterpret_cast<uintptr_t>(kernel) >> 4) % std::size(cache->recent)];
   if (slot && slot->address == kernel && (!name || slot->name == name)) return slot;
 
-  static auto* const all = new std::vector<std::unique_ptr<KernelInfo>>;
   const std::lock_guard<std::mutex> lock(lock_of(Shared::kernels));
+  static auto* const all = new std::vector<std::unique_ptr<KernelInfo>>;
   for (const auto& known : *all) {
     if (known->address == kernel && (!name || known->name == name)) return slot = known.get();
   }

@@ -47,8 +47,8 @@ void merge(Counters* into, const Counters& from) {
 
 void record(const KernelInfo& kernel, int clusters, int cores, const Counters& counters) {
   last = counters;
-  Reports& r = reports();
   std::unique_lock<std::mutex> lock(rt::lock_of(rt::Shared::reports));
+  Reports& r = reports();
   const size_t i = static_cast<size_t>(std::find(r.kernels.begin(), r.kernels.end(), &kernel) - r.kernels.begin());
   if (i == r.kernels.size()) {
     r.kernels.push_back(&kernel);
@@ -71,21 +71,21 @@ const char* direction_name(int direction) { return kDirections[direction]; }
 const Counters& last_counters() { return last; }
 
 std::vector<KernelReport> report() {
-  Reports& r = reports();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::reports));
+  Reports& r = reports();
   return r.reports;
 }
 
 void reset_report() {
-  Reports& r = reports();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::reports));
+  Reports& r = reports();
   r.kernels.clear();
   r.reports.clear();
 }
 
 void on_launch(void (*listener)(const KernelReport&)) {
-  Reports& r = reports();
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::reports));
+  Reports& r = reports();
   r.listener = listener;
 }
 

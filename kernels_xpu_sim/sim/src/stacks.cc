@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "forks.h"
+#include "memory_image.h"
 #include "worker.h"
 
 namespace xpu_sim::rt {
@@ -81,6 +82,7 @@ Stacks::Stacks() : low_(take_share()), fibers_(kStacksPerWorker) {
     f.high = block + kBlockBytes - 64 - static_cast<size_t>(i % 16) * 256;
     *owner_slot(block) = &nobody;
   }
+  forget_stacks(this);  // frames of threads that a fork has left behind
 }
 
 Stacks::~Stacks() { give_back_share(low_); }

@@ -14,6 +14,9 @@ from tests.support.xpu_program import MODES, SOURCES, Program
 
 FILES = sorted((SOURCES / "host").glob("*.cpp"))
 TESTS = [name for path in FILES for name in re.findall(r"^HOST_TEST\((\w+)\)", path.read_text(), re.MULTILINE)]
+# GCC 12's libasan does not hold its own locks over a fork: a child may wait for ever for one of another thread's.
+NOT_UNDER_ASAN = {"a_child_launches_whatever_the_parents_threads_did"}
+RUNS = [(name, mode) for name in TESTS for mode in MODES if mode != "asan" or name not in NOT_UNDER_ASAN]
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +24,7 @@ def program(compiled):
     return lambda mode: compiled("host", [SOURCES / "host" / "kernels.xpu", *FILES], mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", TESTS)
+@pytest.mark.parametrize(("name", "mode"), RUNS)
 def test_host(program, name, mode):
     # The findings that a test asks for are printed too, hence its own status: 4 failed, else 0, or 1 for findings.
     result = program(mode)(name)

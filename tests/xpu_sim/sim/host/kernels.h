@@ -23,4 +23,5 @@ void many_arguments(const int8_t* a, int64_t b, float c, bool d, Pair e, const v
 void outside_of_bounds_by_store(int* out, int at);
 void large_tile(const int* in, int* out, int n);
 void copy_rows(const int* in, int* out, const int* ends, int rows);
+void wait_among_arrays(int* flags);
 void wait_and_read(int* flags, const int* in, int* out, int n);

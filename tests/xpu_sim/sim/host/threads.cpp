@@ -105,6 +105,22 @@ HOST_TEST(a_child_launches_whatever_the_parents_threads_did) {
   take_findings();
 }
 
+// Whatever its frames have left on the stacks that the child now uses.
+HOST_TEST(a_child_has_the_stacks_of_a_thread_in_a_kernel) {
+  Gm<int> flags(2, "flags");
+  volatile int* const words = flags;
+  words[0] = words[1] = 0;
+  std::thread other([&] { EXPECT(launch(wait_among_arrays, 1, 1)(flags) == ok); });
+  while (!words[0]) std::this_thread::yield();
+  EXPECT(in_a_child([] {
+           bool good = true;
+           for (int round = 0; round < 10; ++round) good &= good_sums() && launch(null_store, 2, 4)(nullptr) == ended;
+           return good;
+         }) == 0);
+  words[1] = 1;
+  other.join();
+}
+
 static bool launches_in_descendants(int generations) {
   return good_sums(32) &&
          (generations == 0 || in_a_child([=] { return launches_in_descendants(generations - 1); }) == 0);
