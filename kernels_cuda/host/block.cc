@@ -1,14 +1,11 @@
 #include "block.h"
 
-#include <cstring>
 #include <utility>
 
 namespace simt {
 namespace {
 
 thread_local Block* current = nullptr;
-
-constexpr size_t kCopied = 16;  // bytes, by copy_async
 
 uint32_t bit(unsigned lane) { return 1u << lane; }
 
@@ -55,7 +52,6 @@ void Block::begin(const Launch& launch, Size place, ClusterBarrier* cluster, Cha
     fiber.view = {Size(i, 0), place, launch.block, launch.grid, rank_, launch.cluster};
     fiber.waits = Waits::kNothing;
     fiber.arrived = false;
-    fiber.copies.clear();
     xpu_sim::rt::prepare(&fiber.context, stacks_[i], Stacks::kBytes, &Block::entry, this);
     warps_[i / kLanes].live |= bit(i % kLanes);
     ready_.push_back(&fiber);
@@ -223,25 +219,6 @@ void* Block::shared_of(void* own, unsigned rank) {
   void* const theirs = shared_.counterpart(own, other->shared_);
   if (theirs == nullptr) fail("asks for the counterpart of what is not in shared memory");
   return theirs;
-}
-
-void Block::copy_async(void* to, const void* from) {
-  if (shared_.counterpart(to, shared_) == nullptr) fail("copies to what is not in its block's shared memory");
-  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % kCopied != 0) {
-    fail("copies 16 bytes at an address that is not a multiple of 16");
-  }
-  const size_t when = chance_->below(3);
-  if (when == 0) {  // at once
-    std::memcpy(to, from, kCopied);
-    return;
-  }
-  if (when == 1) std::memset(to, 0xA5 + static_cast<int>(chance_->below(256)), kCopied);
-  running_->copies.push_back({to, from});
-}
-
-void Block::wait_copies() {
-  for (const Copy& copy : running_->copies) std::memcpy(copy.to, copy.from, kCopied);
-  running_->copies.clear();
 }
 
 std::string Block::place(const Fiber& fiber) const {

@@ -46,17 +46,12 @@ class Block {
  public:
   enum class Waits { kNothing, kWarp, kBlock, kCluster, kOver };
   enum class Kind { kVote, kShuffle, kMatch };
-  struct Copy {
-    void* to;
-    const void* from;
-  };
   struct Fiber {
     xpu_sim::rt::Context context;
     Thread view;
     Waits waits;
     bool arrived;     // at the cluster's barrier, since all passed it last
     uint64_t answer;  // to what it waited for last
-    std::vector<Copy> copies;  // not done yet
   };
 
   explicit Block(unsigned rank) : rank_(rank) {}
@@ -79,8 +74,6 @@ class Block {
   void arrive_cluster();
   void wait_cluster();
   void* shared_of(void* own, unsigned rank);
-  void copy_async(void* to, const void* from);
-  void wait_copies();
   SharedMemory& shared() { return shared_; }
   const Thread& running() const { return running_->view; }
 

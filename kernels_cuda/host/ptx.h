@@ -12,7 +12,6 @@ inline void wait_for_previous_grid() {}
 inline void launch_dependent_grid() {}
 
 inline uint32_t cluster_index() { return simt::self().block.x / simt::self().cluster_size; }
-inline uint32_t cluster_count() { return simt::self().grid_size.x / simt::self().cluster_size; }
 inline uint32_t cluster_rank() { return simt::self().rank; }
 inline uint32_t cluster_size() { return simt::self().cluster_size; }
 inline void arrive_cluster() { simt::arrive_cluster(); }
@@ -27,9 +26,6 @@ template <typename T>
 T* dynamic_shared() {
   return static_cast<T*>(simt::dynamic_shared());
 }
-
-inline void copy_async(void* to, const void* from) { simt::copy_async(to, from); }
-inline void wait_copies() { simt::wait_copies(); }
 
 inline uint32_t lanes_below() { return (1u << simt::self().thread.x % 32) - 1; }
 

@@ -169,8 +169,6 @@ uint32_t match(uint32_t mask, uint64_t value) {
 void arrive_cluster() { current_block()->arrive_cluster(); }
 void wait_cluster() { current_block()->wait_cluster(); }
 void* shared_of(void* own, unsigned rank) { return current_block()->shared_of(own, rank); }
-void copy_async(void* to, const void* from) { current_block()->copy_async(to, from); }
-void wait_copies() { current_block()->wait_copies(); }
 void* dynamic_shared() { return current_block()->shared().dynamic(); }
 size_t dynamic_shared_bytes() { return current_block()->shared().dynamic_bytes(); }
 

@@ -40,11 +40,6 @@ void wait_cluster();
 // The same shared variable of a block of the cluster, which must be running.
 void* shared_of(void* own, unsigned rank);
 
-// Copies 16 bytes to the block's shared memory, at some time between now and the end of the thread's wait_copies():
-// until then nobody can say what is there.
-void copy_async(void* to, const void* from);
-void wait_copies();
-
 void* dynamic_shared();
 size_t dynamic_shared_bytes();
 

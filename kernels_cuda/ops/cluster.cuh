@@ -22,14 +22,6 @@ struct Cluster {
     return blockIdx.x;
 #endif
   }
-  // Clusters of the grid.
-  __device__ __forceinline__ static int64_t count() {
-#if __CUDA_ARCH__ >= 900
-    return ptx::cluster_count();
-#else
-    return gridDim.x;
-#endif
-  }
   __device__ __forceinline__ static int rank() {
 #if __CUDA_ARCH__ >= 900
     return static_cast<int>(ptx::cluster_rank());

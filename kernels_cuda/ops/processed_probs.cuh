@@ -1,14 +1,13 @@
-// processed_probs: a cluster for each of the rows, or for several in turn; each lane writes the probabilities of the
-// logits it has read.
+// processed_probs: a cluster a row; each lane writes the probabilities of the logits it has read.
 #pragma once
 
 #include "sample_rows.cuh"
 
 namespace specdec::cuda {
 
-// Writes this lane's part of a row: probability(x, id) of each element. The last pass over it.
+// Writes this lane's part of a row: probability(x, id) of each element.
 template <class Part, class F>
-__device__ __forceinline__ void write_probs(Part& part, float* out, F probability) {
+__device__ __forceinline__ void write_probs(const Part& part, float* out, F probability) {
   part.template sweep<1>([&](int v, const auto& elements, bool real) {
     if (!real) return;
     const int id = part.id(v);
@@ -26,12 +25,12 @@ __device__ __forceinline__ void write_probs(Part& part, float* out, F probabilit
         if (part.has(id + j)) out[id + j] = p[j];
       }
     }
-  }, true);
+  });
 }
 
 // The kept masses over their total.
 template <class Part>
-__device__ __forceinline__ void write_kept(Part& part, float* out, const KeptMasses& kept, uint64_t total) {
+__device__ __forceinline__ void write_kept(const Part& part, float* out, const KeptMasses& kept, uint64_t total) {
   write_probs(part, out, [&](float x, int id) {
     const uint64_t mass = kept_mass(kept, AnySoftmax{kept.softmax}, x, id);
     return mass == 0 ? 0.0f : mass_ratio(mass, total);
@@ -52,60 +51,50 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
-  RowPart<L, kResident> part(static_cast<int>(t.vocabulary), dynamic);
-  // A row that is sampled; else null.
-  const auto row_of = [&](int64_t r) {
-    return r >= 0 && t.position[r] >= 0 ? logits + r * t.vocabulary : nullptr;
-  };
-  each_row(t.rows, [&](int64_t r, int64_t next) {
-    const auto out = [&] { return probs + r * t.vocabulary; };
-    const typename L::Bits* row = row_of(r);
-    if (row == nullptr) {
-      write_one(out(), t.vocabulary, -1);
-      return;
-    }
-    part.begin(row, row_of(next));
-    clear_board(s);
-    Cluster::arrive();
-    read_params(t, r, 0, s);
-    const bool greedy = !(t.temperature[r] > 0.0f);
-    const int32_t top = load_row<L>(part, s, greedy);
-    if (top == kKeyNan || top == -kKeyInf) {
-      write_one(out(), t.vocabulary, -1);
-      return;
-    }
-    if (greedy) {
-      find_first(part, s, top);
-      Cluster::sync();
-      const int first = Cluster::of(&s, 0)->first_id;
-      Cluster::arrive();  // all have read the leader's
-      write_one(out(), t.vocabulary, first);
-      Cluster::wait();
-      return;
-    }
-    set_softmax(s, top);
-    if (is_short_list(s.params, part.size())) {
-      const int32_t pivot = pivot_key(s, s.params.top_k);
-      collect_top(part, s, pivot);
-      Cluster::sync();
-      if (settle_top(part, s, s.params.top_k, pivot)) {
-        if (Cluster::rank() == 0) {
-          sort_top(s, s.params.top_k);
-          keep_sorted(s);
-        }
-        Cluster::sync();
-        const Cut cut = Cluster::of(&s, 0)->cut;
-        const uint64_t total = Cluster::of(&s, 0)->kept_total;
-        Cluster::sync();  // the leader stays until all have read
-        write_kept(part, out(), kept_by(s, cut), total);
-        return;
-      }
-    }
-    const RowKept kept = keep_row<L>(part, s, false);
-    publish(s.published[3], kept.own);
+  const auto out = [&] { return probs + Cluster::index() * t.vocabulary; };
+  if (t.position[Cluster::index()] < 0) {
+    write_one(out(), t.vocabulary, -1);
+    return;
+  }
+  clear_board(s);
+  Cluster::arrive();
+  read_params(t, Cluster::index(), 0, s);
+  RowPart<L, kResident> part(logits + Cluster::index() * t.vocabulary, static_cast<int>(t.vocabulary), dynamic);
+  const int32_t top = load_row<L>(part, s);
+  if (top == kKeyNan || top == -kKeyInf) {
+    write_one(out(), t.vocabulary, -1);
+    return;
+  }
+  if (!(s.params.temperature > 0.0f)) {
+    find_first(part, s, top);
     Cluster::sync();
-    write_kept(part, out(), kept_by(s, kept.cut), gather(s.published[3]).total);
-  });
+    const int first = Cluster::of(&s, 0)->first_id;
+    Cluster::sync();  // the leader stays until all have read
+    write_one(out(), t.vocabulary, first);
+    return;
+  }
+  set_softmax(s, top);
+  if (is_short_list(s.params, part.size())) {
+    const int32_t pivot = pivot_key(s, s.params.top_k);
+    collect_top(part, s, pivot);
+    Cluster::sync();
+    if (settle_top(part, s, s.params.top_k, pivot)) {
+      if (Cluster::rank() == 0) {
+        sort_top(s, s.params.top_k);
+        keep_sorted(s);
+      }
+      Cluster::sync();
+      const Cut cut = Cluster::of(&s, 0)->cut;
+      const uint64_t total = Cluster::of(&s, 0)->kept_total;
+      Cluster::sync();  // the leader stays until all have read
+      write_kept(part, out(), kept_by(s, cut), total);
+      return;
+    }
+  }
+  const RowKept kept = keep_row<L>(part, s);
+  publish(s.published[3], kept.own);
+  Cluster::sync();
+  write_kept(part, out(), kept_by(s, kept.cut), gather(s.published[3]).total);
 }
 
 }  // namespace specdec::cuda

@@ -23,11 +23,6 @@ __device__ __forceinline__ uint32_t cluster_index() {
   asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(x));
   return x;
 }
-__device__ __forceinline__ uint32_t cluster_count() {
-  uint32_t x;
-  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(x));
-  return x;
-}
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t x;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
@@ -63,14 +58,6 @@ __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ uint4 specdec_dynamic_shared[];
   return reinterpret_cast<T*>(specdec_dynamic_shared);
 }
-
-// Begins to copy 16 bytes from global to shared memory, past the first cache; both addresses are multiples of 16. They
-// are there for the thread itself after its next wait_copies().
-__device__ __forceinline__ void copy_async(uint4* to, const uint4* from) {
-  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-}
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ uint32_t lanes_below() {
   uint32_t mask;

@@ -3,13 +3,7 @@
 //
 // The row is cut into 16-byte vectors at aligned addresses. A block owns consecutive vectors, a warp consecutive ones
 // of those, and a lane of the warp every 32nd.
-//
-// A cluster goes through several rows where there are more of them than clusters. What a lane owns lies in the same
-// place for every row, so that in the last pass over a row each vector makes room for the next row's as soon as it has
-// been looked at: memory is busy while a pass computes.
 #pragma once
-
-#include <type_traits>
 
 #include "cluster.cuh"
 #include "specdec/row_floats.h"
@@ -62,10 +56,7 @@ struct Elements {
   }
 };
 
-// Vectors in the shared memory of a block that has a part of `share`: whole rounds of a warp.
-__host__ __device__ constexpr int held_vectors_of(int share) { return (share + 31) / 32 * 32; }
-
-// This block's part of a row, and of the next.
+// This block's part of a row.
 template <class L, bool kResident>
 class RowPart {
  public:
@@ -73,29 +64,19 @@ class RowPart {
   using Bits = typename L::Bits;
   static constexpr int kLength = kVector<L>;
 
-  // For rows of `size` elements. `dynamic`: the block's dynamic shared memory: its vectors, if they are resident, then
-  // lists.
-  __device__ RowPart(int size, uint4* dynamic) : size_(size), held_(dynamic) {
-    // Of as many vectors as there can be, wherever a row begins.
-    const int most = (size + 2 * (kLength - 1)) / kLength, blocks = Cluster::size();
-    share_ = (most + blocks - 1) / blocks;
-    warp_share_ = (share_ + kRowThreads - 1) / kRowThreads * 32;
-  }
-
-  // Goes on to a row, after a barrier behind all that was done with the one before. `next`: the row that the following
-  // call will name; null if there is none, or if it is not known.
-  __device__ void begin(const Bits* row, const Bits* next) {
-    row_ = row;
-    next_ = next;
-    first_id_ = first_id_of(row);
-    count_ = max(min((size_ + kLength - 1 - first_id_) / kLength, share_), 0);
-    if (kResident && !given_) fill(incoming(row));
-    given_ = false;
+  // `dynamic`: the block's dynamic shared memory: its vectors, if they are resident, then lists.
+  __device__ RowPart(const Bits* row, int size, uint4* dynamic) : row_(row), size_(size), held_(dynamic) {
+    const int lead = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Bits));
+    const int vectors = (lead + size + kLength - 1) / kLength, blocks = Cluster::size();
+    const int share = (vectors + blocks - 1) / blocks, first = Cluster::rank() * share;
+    first_id_ = first * kLength - lead;
+    count_ = max(min(vectors - first, share), 0);
+    warp_share_ = (share + kRowWarps - 1) / kRowWarps;
   }
 
   __device__ int size() const { return size_; }
   // Vectors of a lane, at most; the same in all warps of all blocks.
-  __device__ int rounds() const { return warp_share_ / 32; }
+  __device__ int rounds() const { return (warp_share_ + 31) / 32; }
   // A warp's vectors [begin, end), as the block counts them.
   __device__ int begin(int warp) const { return min(warp * warp_share_, count_); }
   __device__ int end(int warp) const { return min((warp + 1) * warp_share_, count_); }
@@ -103,59 +84,39 @@ class RowPart {
   __device__ int id(int vector) const { return first_id_ + vector * kLength; }
   __device__ bool has(int id) const { return static_cast<uint32_t>(id) < static_cast<uint32_t>(size_); }
   __device__ bool whole(int vector) const {
-    return static_cast<uint32_t>(id(vector)) < static_cast<uint32_t>(max(size_ - kLength + 1, 0));
+    const int first = id(vector);
+    return first >= 0 && first + kLength <= size_;
   }
 
   // Goes through this lane's vectors for the first time: f(vector, elements, whether they are the row's); -inf where it
-  // does not reach. `last`: the next row takes this one's place, so that only `again` can be used after it.
+  // does not reach.
   template <class F>
-  __device__ __forceinline__ void load(F f, bool last = false) {
-    if constexpr (kResident) {
-      fill_edges();
-      ptx::wait_copies();
-      given_ = last && next_ != nullptr;
-      sweep_held<4>(f, given_ ? incoming(next_) : Incoming{});
-    } else {
-      sweep_memory<false, 4>([&](int v, uint4 x, bool real) { f(v, Elements<L>(x), real); });
-    }
+  __device__ __forceinline__ void load(F f) {
+    sweep_memory<false, 4>([&](int v, uint4 x, bool real) {
+      if (kResident && real) held_[v] = x;
+      f(v, Elements<L>(x), real);
+    });
   }
 
-  // Goes through this warp's vectors after `load`; backwards where they are read again, since what was read last is in
-  // the cache: in all lanes together f(vector, elements, whether they are the row's).
+  // Goes through this warp's vectors after `load`, backwards, since what was read last is in the cache: in all lanes
+  // together f(vector, elements, whether they are the row's).
   template <int kAhead = sizeof(Bits) == 4 ? 3 : 2, class F>
   __device__ __forceinline__ void sweep(F f) const {
     if constexpr (kResident) {
-      sweep_held<1>(f, Incoming{});
+      const int last = end(static_cast<int>(warp_id()));
+#pragma unroll 1
+      for (int at = begin(static_cast<int>(warp_id())); at < last; at += 32) {
+        const int v = at + static_cast<int>(lane_id());
+        f(v, Elements<L>(v < last ? held_[v] : nothing()), v < last);
+      }
     } else {
       sweep_memory<true, kAhead>([&](int v, uint4 x, bool real) { f(v, Elements<L>(x), real); });
     }
   }
-  // The same; `last` as in `load`.
-  template <int kAhead = sizeof(Bits) == 4 ? 3 : 2, class F>
-  __device__ __forceinline__ void sweep(F f, bool last) {
-    if constexpr (kResident) {
-      given_ = last && next_ != nullptr;
-      sweep_held<(kAhead + 1) / 2>(f, given_ ? incoming(next_) : Incoming{});
-    } else {
-      sweep<kAhead>(f);
-    }
-  }
 
-  // The row is needed no more, but for `again`: what a last pass does, without a pass. After a barrier behind the last
-  // use of [].
-  __device__ void give() {
-    if (!kResident || given_ || next_ == nullptr) return;
-    given_ = true;
-    fill(incoming(next_));
-  }
-
-  // Any vector of the block after `load` and a barrier; of the lane's own, without.
+  // Any vector of the block after `load` and a barrier.
   __device__ __forceinline__ Elements<L> operator[](int vector) const {
     return Elements<L>(kResident ? held_[vector] : fetch(vector));
-  }
-  // The same, even if the next row has taken its place.
-  __device__ __forceinline__ Elements<L> again(int vector) const {
-    return Elements<L>(kResident && !given_ ? held_[vector] : fetch(vector));
   }
   __device__ __forceinline__ float value(int id) const { return L::widen(row_[id]); }
 
@@ -176,72 +137,8 @@ class RowPart {
   __device__ int id_at(int place) const { return id(begin(static_cast<int>(warp_id()))) + place; }
 
  private:
-  // Vectors that a lane copies: those of its vectors v, as the block counts them, for which 0 <= v - from < count.
-  struct Incoming {
-    const uint4* row = nullptr;
-    int from = 0;
-    uint32_t count = 0;
-
-    __device__ __forceinline__ void copy(uint4* to, int v) const {
-      if (static_cast<uint32_t>(v - from) < count) ptx::copy_async(to, row + v);
-    }
-  };
-
-  // Of this warp, all of a row's but those at its ends that are not whole.
-  __device__ __forceinline__ Incoming incoming(const Bits* row) const {
-    const int first_id = first_id_of(row), first = static_cast<int>(warp_id()) * warp_share_;
-    const int from = max(first, first_id < 0 ? 1 : 0);
-    const int to = min(min(first + warp_share_, share_), (size_ - first_id) / kLength);
-    return {reinterpret_cast<const uint4*>(row + first_id), from, static_cast<uint32_t>(max(to - from, 0))};
-  }
-  __device__ __forceinline__ void fill(const Incoming& incoming) {
-    int v = static_cast<int>(warp_id()) * warp_share_ + static_cast<int>(lane_id());
-#pragma unroll 4
-    for (int i = 0; i < rounds(); ++i, v += 32) incoming.copy(held_ + v, v);
-  }
-  // What does not come by copies, by the lanes that own it: vectors that are not whole, and -inf in the rest of the
-  // warp's last round.
-  __device__ __forceinline__ void fill_edges() {
-    const int first = begin(static_cast<int>(warp_id())), last = end(static_cast<int>(warp_id()));
-    const int lane = static_cast<int>(lane_id());
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-      const int v = i == 0 ? 0 : (size_ - 1 - first_id_) / kLength;
-      if (v >= first && v < last && (v - first) % 32 == lane && !whole(v)) held_[v] = fetch_edge(id(v));
-    }
-    const int rest = first + (last - first) / 32 * 32 + lane;
-    if ((last - first) % 32 != 0 && rest >= last) held_[rest] = nothing();
-  }
-  template <int kAtOnce, class F>
-  __device__ __forceinline__ void sweep_held(F f, const Incoming& incoming) const {
-    const int last = end(static_cast<int>(warp_id())), lane = static_cast<int>(lane_id());
-    int v = begin(static_cast<int>(warp_id())) + lane;
-    uint4* held = held_ + v;
-    const auto rounds = [&](auto count) {
-      constexpr int kCount = decltype(count)::value;
-#pragma unroll 1
-      for (; v - lane + (kCount - 1) * 32 < last; v += 32 * kCount, held += 32 * kCount) {
-        uint4 x[kCount];
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) x[k] = held[k * 32];
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) f(v + k * 32, Elements<L>(x[k]), v + k * 32 < last);
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) incoming.copy(held + k * 32, v + k * 32);
-      }
-    };
-    if constexpr (kAtOnce > 1) rounds(std::integral_constant<int, kAtOnce>());
-    rounds(std::integral_constant<int, 1>());
-  }
-
-  // The id of the first element of the block's first vector.
-  __device__ __forceinline__ int first_id_of(const Bits* row) const {
-    const int lead = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Bits));
-    return Cluster::rank() * share_ * kLength - lead;
-  }
-
   // As large in all blocks, and enough for any.
-  __device__ int held_vectors() const { return kResident ? held_vectors_of(share_) : 0; }
+  __device__ int held_vectors() const { return kResident ? warp_share_ * kRowWarps : 0; }
 
   // A vector of -inf.
   static __device__ __forceinline__ uint4 nothing() {
@@ -313,23 +210,10 @@ class RowPart {
   }
   __device__ Bits bits_of(int id) const { return has(id) ? row_[id] : Lowest<L>::bits(); }
 
-  const Bits *row_, *next_;
-  int size_, first_id_, count_, share_, warp_share_;
-  bool given_ = false;  // the place of the row to the next
+  const Bits* row_;
+  int size_, first_id_, count_, warp_share_;
   uint4* held_;
 };
-
-// body(row, next): a cluster's rows, one after the other; next is -1 behind the last.
-template <class Body>
-__device__ __forceinline__ void each_row(int64_t rows, Body body) {
-  for (int64_t row = Cluster::index();;) {
-    const int64_t next = row + Cluster::count();
-    body(row, next < rows ? next : -1);
-    if (next >= rows) return;
-    row = next;
-    __syncthreads();  // all have read what the next row overwrites
-  }
-}
 
 // Maximum over `lanes` neighbouring lanes, a power of two.
 __device__ __forceinline__ int32_t group_max(int32_t key, int lanes) {

@@ -6,30 +6,25 @@
 
 namespace specdec::cuda {
 
-// Whether the first `want` (at most the row's size) elements are few, and then all in the leader's lists.
-template <class Part>
-__device__ __forceinline__ bool collect_list(const Part& part, RowBoard& s, int64_t want) {
-  if (want > kSorted) return false;
-  const int32_t pivot = pivot_key(s, static_cast<int>(want));
-  collect_top(part, s, pivot);
-  Cluster::sync();
-  return settle_top(part, s, static_cast<int>(want), pivot);
-}
-
-// Lists the first `want` elements, `collected` or not, in stretches: in the leader, all threads call emit(at, n) with
-// elements at .. at + n - 1 in s.sorted_value and s.sorted_id. No block leaves before the others have read what they
-// need of it.
+// Lists the first `want` (at most the row's size) elements in stretches: in the leader, all threads call emit(at, n)
+// with elements at .. at + n - 1 in s.sorted_value and s.sorted_id. There is a Cluster::sync() before the first call,
+// and no block leaves before the others have read what they need of it.
 template <class L, class Part, class Emit>
-__device__ __forceinline__ void list_row(const Part& part, RowBoard& s, int64_t want, bool collected, Emit emit) {
+__device__ __forceinline__ void list_row(const Part& part, RowBoard& s, int64_t want, Emit emit) {
   const bool leads = Cluster::rank() == 0;
-  if (collected) {
-    Cluster::arrive();  // all have read the leader's counts
-    if (leads) {
-      sort_top(s, static_cast<int>(want));
-      emit(int64_t{0}, static_cast<int>(want));
+  if (want <= kSorted) {
+    const int need = static_cast<int>(want);
+    const int32_t pivot = pivot_key(s, need);
+    collect_top(part, s, pivot);
+    Cluster::sync();
+    if (settle_top(part, s, need, pivot)) {
+      if (leads) {
+        sort_top(s, need);
+        emit(int64_t{0}, need);
+      }
+      Cluster::sync();
+      return;
     }
-    Cluster::wait();
-    return;
   }
   const KeyRange all = {-kKeyInf, kKeyInf};
   Cut before = keep_none();

@@ -43,18 +43,14 @@ __device__ __forceinline__ auto with_masses(const Softmax& softmax, Body body) {
   return is_ordinary(softmax) ? body(OrdinarySoftmax{softmax}) : body(AnySoftmax{softmax});
 }
 
-// Sum of all masses of this warp, in all lanes; `also(x)` sees every element. Vectors beyond the row's ends are -inf,
-// which has no mass. `last`: of the passes over the row.
-template <class Part, class Masses, class Also>
-__device__ __forceinline__ uint64_t all_masses(Part& part, Masses masses, bool last, Also also) {
+// Sum of all masses of this warp, in all lanes. Vectors beyond the row's ends are -inf, which has no mass.
+template <class Part, class Masses>
+__device__ __forceinline__ uint64_t all_masses(const Part& part, Masses masses) {
   uint64_t total = 0;
   part.sweep([&](int, const auto& elements, bool) {
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) {
-      total += Masses::mass(masses.t(elements.x[j]));
-      also(elements.x[j]);
-    }
-  }, last);
+    for (int j = 0; j < Part::kLength; ++j) total += Masses::mass(masses.t(elements.x[j]));
+  });
   return warp_sum(total);
 }
 
@@ -66,21 +62,21 @@ __device__ __forceinline__ uint64_t kept_mass(const KeptMasses& kept, Masses mas
 }
 
 template <class Part, class Masses>
-__device__ __forceinline__ uint64_t kept_masses(Part& part, const KeptMasses& kept, Masses masses, bool last) {
+__device__ __forceinline__ uint64_t kept_masses(const Part& part, const KeptMasses& kept, Masses masses) {
   uint64_t total = 0;
   part.sweep([&](int v, const auto& elements, bool) {
     const int id = part.id(v);
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) total += kept_mass(kept, masses, elements.x[j], id + j);
-  }, last);
+  });
   return warp_sum(total);
 }
 
-// Sum of this warp's kept masses, in all lanes. `last` as above.
+// Sum of this warp's kept masses, in all lanes.
 template <class Part>
-__device__ __forceinline__ uint64_t warp_masses(Part& part, const KeptMasses& kept, bool last) {
+__device__ __forceinline__ uint64_t warp_masses(const Part& part, const KeptMasses& kept) {
   return with_masses(kept.softmax, [&](auto masses) {
-    return kept.everything() ? all_masses(part, masses, last, [](float) {}) : kept_masses(part, kept, masses, last);
+    return kept.everything() ? all_masses(part, masses) : kept_masses(part, kept, masses);
   });
 }
 
@@ -104,7 +100,7 @@ __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMas
   // lane.
   const AnySoftmax masses{kept.softmax};
   const auto vector_mass = [&](int v) {
-    const auto elements = part.again(v);
+    const auto elements = part[v];
     uint64_t sum = 0;
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) sum += kept_mass(kept, masses, elements.x[j], part.id(v) + j);
@@ -130,7 +126,7 @@ __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMas
       continue;
     }
     if (lane != __ffs(static_cast<int>(beyond)) - 1) return -1;
-    const auto elements = part.again(v + lane);
+    const auto elements = part[v + lane];
     upto -= sum;
     for (int j = 0; j < Part::kLength; ++j) {
       upto += kept_mass(kept, masses, elements.x[j], part.id(v + lane) + j);

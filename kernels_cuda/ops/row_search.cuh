@@ -70,6 +70,7 @@ __device__ __forceinline__ void find_cell(RowBoard& s) {
     for (int i = 0; i < kEach; ++i) sum = sum.plus(s.merged[first + i]);
     const Weight upto = s.search.above.plus({warp_inclusive(sum.count), warp_inclusive(sum.mass)});
     const uint32_t lanes = __ballot_sync(kAllLanes, upto.of(goal) >= need);
+    __syncwarp();  // all lanes have read what one of them changes
     if (lane_id() == 0) s.search.reached = lanes != 0;
     if (lanes != 0 && static_cast<int>(lane_id()) == __ffs(static_cast<int>(lanes)) - 1) {
       Weight above = {upto.count - sum.count, upto.mass - sum.mass};

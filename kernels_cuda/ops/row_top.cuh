@@ -20,7 +20,7 @@ __device__ __forceinline__ void each_element(const Part& part, F f) {
 }
 
 // f(value, id) for each element of the threads whose largest key reaches `key`, which are few: all threads of the block
-// share them. After the last pass, too.
+// share them.
 template <class Part, class F>
 __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, int32_t key, F f) {
   const int tid = static_cast<int>(threadIdx.x);
@@ -31,7 +31,7 @@ __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, int32_
   for (int i = tid; i < count; i += kRowThreads) {
     const int owner = s.owner[i / rounds], v = part.begin(owner / 32) + owner % 32 + i % rounds * 32;
     if (v >= part.end(owner / 32)) continue;
-    const auto elements = part.again(v);
+    const auto elements = part[v];
     const int id = part.id(v);
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {

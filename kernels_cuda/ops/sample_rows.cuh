@@ -14,24 +14,18 @@ __device__ __forceinline__ void read_params(const SamplingTensors& t, int64_t ro
   if (t.seed != nullptr) s.random = philox_words(t.seed[row], position, Purpose::kSample).u64();
 }
 
-// Loads the row's part and looks for its largest key, which is all that is asked of a row if it is `greedy`.
+// Loads the row's part and looks for its largest key.
 template <class L, class Part>
-__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, bool greedy) {
+__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s) {
   float top = -INFINITY, low = INFINITY;
-  const auto largest = [&](const Elements<L>& elements) {
+  part.load([&](int v, const Elements<L>& elements, bool real) {
+    const bool whole = real && part.whole(v);
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) top = ptx::max_or_nan(top, elements.x[j]);
-  };
-  if (greedy) {
-    part.load([&](int, const Elements<L>& elements, bool) { largest(elements); }, true);
-  } else {
-    part.load([&](int v, const Elements<L>& elements, bool real) {
-      largest(elements);
-      if (!real || !part.whole(v)) return;
-#pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) low = fminf(low, elements.x[j]);
-    });
-  }
+    for (int j = 0; j < Part::kLength; ++j) {
+      top = ptx::max_or_nan(top, elements.x[j]);
+      if (whole) low = fminf(low, elements.x[j]);
+    }
+  });
   return meet_row(s, order_key(top), low);
 }
 
@@ -98,9 +92,8 @@ __device__ __forceinline__ KeptMasses kept_by(const RowBoard& s, Cut cut) {
   return {s.softmax, cut, threshold(s.params.min_p, kMassOne)};
 }
 
-// `last`: no pass over the row follows.
 template <class L, class Part>
-__device__ __forceinline__ RowKept keep_row(Part& part, RowBoard& s, bool last) {
+__device__ __forceinline__ RowKept keep_row(const Part& part, RowBoard& s) {
   const bool by_count = s.params.top_k > 0 && s.params.top_k < part.size(), by_mass = s.params.top_p < 1.0f;
   SoftmaxCut cut = {keep_all(), false, 0};
   for (int step = by_count ? 0 : 1; step < (by_mass ? 2 : 1); ++step) {
@@ -118,11 +111,8 @@ __device__ __forceinline__ RowKept keep_row(Part& part, RowBoard& s, bool last) 
       cut = cut_infinite<L>(part, s, goal, total);
     }
   }
-  if (cut.own_known && threshold(s.params.min_p, kMassOne) == 0) {
-    if (last) part.give();
-    return {cut.cut, cut.own};
-  }
-  return {cut.cut, warp_masses(part, kept_by(s, cut.cut), last)};
+  if (cut.own_known && threshold(s.params.min_p, kMassOne) == 0) return {cut.cut, cut.own};
+  return {cut.cut, warp_masses(part, kept_by(s, cut.cut))};
 }
 
 }  // namespace specdec::cuda

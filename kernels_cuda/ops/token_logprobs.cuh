@@ -1,4 +1,4 @@
-// token_logprobs: a cluster an accepted token, or for several in turn.
+// token_logprobs: a cluster an accepted token.
 #pragma once
 
 #include "row_list.cuh"
@@ -23,66 +23,57 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
-  const int64_t accepted = clamp64(*t.accepted, 0, t.entries);
-  Part part(static_cast<int>(t.vocabulary), dynamic);
-  // The row of an entry that has one; else null.
-  const auto row_of = [&](int64_t a) -> const typename L::Bits* {
-    if (a < 0 || a >= accepted) return nullptr;
-    const int64_t r = t.rows[a], token = t.token_ids[a];
-    const bool has = r >= 0 && r < t.row_count && token >= 0 && token < t.vocabulary;
-    return has ? logits + r * t.vocabulary : nullptr;
-  };
-  each_row(t.entries, [&](int64_t a, int64_t next) {
-    const bool leads = Cluster::rank() == 0;
-    const typename L::Bits* row = row_of(a);
-    if (row == nullptr) {
-      if (leads) fill_entry(t, a, -1, 0.0f);
-      return;
-    }
-    part.begin(row, row_of(next));
-    clear_board(s);
-    Cluster::arrive();
-    const int64_t token = t.token_ids[a];
-    const float chosen = L::widen(row[token]);
-    float largest = -INFINITY;
-    part.load([&](int, const Elements<L>& elements, bool) {
+  const int64_t a = Cluster::index(), accepted = clamp64(*t.accepted, 0, t.entries);
+  const bool leads = Cluster::rank() == 0;
+  const int64_t r = t.rows[a], token = t.token_ids[a];
+  if (a >= accepted || r < 0 || r >= t.row_count || token < 0 || token >= t.vocabulary) {
+    if (leads) fill_entry(t, a, -1, 0.0f);
+    return;
+  }
+  clear_board(s);
+  Cluster::arrive();
+  const typename L::Bits* row = logits + r * t.vocabulary;
+  const float chosen = L::widen(row[token]);
+  Part part(row, static_cast<int>(t.vocabulary), dynamic);
+  float largest = -INFINITY;
+  int not_below = 0;
+  part.load([&](int, const Elements<L>& elements, bool) {
 #pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) largest = ptx::max_or_nan(largest, elements.x[j]);
-    });
-    const int32_t top = meet_row(s, order_key(largest), INFINITY);
-    if (top == kKeyNan || top == -kKeyInf) {
-      if (leads) fill_entry(t, a, token, -FLT_MAX);
-      return;
+    for (int j = 0; j < Part::kLength; ++j) {
+      largest = ptx::max_or_nan(largest, elements.x[j]);
+      not_below += elements.x[j] >= chosen ? 1 : 0;
     }
-    const bool collected = t.width > 1 && collect_list(part, s, t.width - 1), last = t.width == 1 || collected;
-    const float row_max = key_value(top);
-    float not_below = 0.0f;  // fewer operations than an integer takes; exact
-    const auto count = [&](float x) { not_below += x >= chosen ? 1.0f : 0.0f; };
-    publish(s.published[3], isfinite(row_max) ? all_masses(part, UnitSoftmax{row_max}, last, count)
-                                              : all_masses(part, AnySoftmax{{row_max, 1.0f}}, last, count));
-    publish(s.published[1], static_cast<uint64_t>(warp_sum(static_cast<int>(not_below))));
+  });
+  const int32_t top = meet_row(s, order_key(largest), INFINITY);
+  if (top == kKeyNan || top == -kKeyInf) {
+    if (leads) fill_entry(t, a, token, -FLT_MAX);
+    return;
+  }
+  const float row_max = key_value(top);
+  publish(s.published[1], static_cast<uint64_t>(warp_sum(not_below)));
+  publish(s.published[3], isfinite(row_max) ? all_masses(part, UnitSoftmax{row_max})
+                                            : all_masses(part, AnySoftmax{{row_max, 1.0f}}));
+  RowLogprobs of_row = {row_max, 0.0f};
+  const auto begin_entry = [&] {
+    of_row.ln_total = ln_ratio(gather(s.published[3]).total);
+    const int64_t rank = static_cast<int64_t>(gather(s.published[1]).total);
+    if (threadIdx.x != 0) return;
+    t.ids[a * t.width] = token;
+    t.logprobs[a * t.width] = of_row.of(chosen);
+    t.ranks[a] = chosen == -INFINITY ? t.vocabulary : rank;  // what fills the edges of the row is -inf too
+  };
+  if (t.width == 1) {
     Cluster::sync();
-    RowLogprobs of_row = {row_max, 0.0f};
-    const auto begin_entry = [&] {
-      of_row.ln_total = ln_ratio(gather(s.published[3]).total);
-      const int64_t rank = static_cast<int64_t>(gather(s.published[1]).total);
-      if (threadIdx.x != 0) return;
-      t.ids[a * t.width] = token;
-      t.logprobs[a * t.width] = of_row.of(chosen);
-      t.ranks[a] = chosen == -INFINITY ? t.vocabulary : rank;  // what fills the edges of the row is -inf too
-    };
-    if (t.width == 1) {
-      if (leads && warp_id() == 0) begin_entry();
-      return;
-    }
-    list_row<L>(part, s, t.width - 1, collected, [&](int64_t at, int n) {
-      if (warp_id() >= (kSorted + 31) / 32) return;
-      if (at == 0) begin_entry();
-      const int i = static_cast<int>(threadIdx.x);
-      if (i >= n) return;
-      t.ids[a * t.width + 1 + at + i] = s.sorted_id[i];
-      t.logprobs[a * t.width + 1 + at + i] = of_row.of(s.sorted_value[i]);
-    });
+    if (leads && warp_id() == 0) begin_entry();
+    return;
+  }
+  list_row<L>(part, s, t.width - 1, [&](int64_t at, int n) {
+    if (warp_id() >= (kSorted + 31) / 32) return;
+    if (at == 0) begin_entry();
+    const int i = static_cast<int>(threadIdx.x);
+    if (i >= n) return;
+    t.ids[a * t.width + 1 + at + i] = s.sorted_id[i];
+    t.logprobs[a * t.width + 1 + at + i] = of_row.of(s.sorted_value[i]);
   });
 }
 

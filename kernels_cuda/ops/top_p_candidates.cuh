@@ -1,4 +1,4 @@
-// top_p_candidates: a cluster for each of the rows, or for several in turn.
+// top_p_candidates: a cluster a row.
 #pragma once
 
 #include "row_list.cuh"
@@ -12,53 +12,42 @@ __global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(Candid
   uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
-  Part part(static_cast<int>(t.vocabulary), dynamic);
-  // A row with a slot; else null.
-  const auto row_of = [&](int64_t r) -> const float* {
-    if (r < 0) return nullptr;
-    const int64_t b = t.slot_of_row[r];
-    return b < 0 || b >= t.slots ? nullptr : t.probs + r * t.vocabulary;
-  };
-  each_row(t.rows, [&](int64_t r, int64_t next) {
-    const bool leads = Cluster::rank() == 0;
-    float* scores = t.scores + r * t.candidates;
-    int64_t* ids = t.ids + r * t.candidates;
-    const float* row = row_of(r);
-    if (row == nullptr) {
-      if (!leads) return;
-      for (int64_t i = threadIdx.x; i < t.candidates; i += kRowThreads) {
-        scores[i] = 0.0f;
-        ids[i] = -1;
-      }
-      if (threadIdx.x == 0) t.lens[r] = 0;
-      return;
+  const int64_t r = Cluster::index(), b = t.slot_of_row[r];
+  const bool leads = Cluster::rank() == 0;
+  float* scores = t.scores + r * t.candidates;
+  int64_t* ids = t.ids + r * t.candidates;
+  if (b < 0 || b >= t.slots) {
+    if (!leads) return;
+    for (int64_t i = threadIdx.x; i < t.candidates; i += kRowThreads) {
+      scores[i] = 0.0f;
+      ids[i] = -1;
     }
-    part.begin(row, row_of(next));
-    clear_board(s);
-    Cluster::arrive();
-    const uint64_t wanted = fraction_mass(t.top_p[t.slot_of_row[r]]);
-    float largest = -INFINITY;
-    part.load([&](int, const Elements<Probability>& elements, bool) {
+    if (threadIdx.x == 0) t.lens[r] = 0;
+    return;
+  }
+  clear_board(s);
+  Cluster::arrive();
+  const uint64_t wanted = fraction_mass(t.top_p[b]);
+  Part part(t.probs + r * t.vocabulary, static_cast<int>(t.vocabulary), dynamic);
+  float largest = -INFINITY;
+  part.load([&](int, const Elements<Probability>& elements, bool) {
 #pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) largest = fmaxf(largest, elements.x[j]);
-    });
-    meet_row(s, order_key(largest), INFINITY);
-    const bool collected = collect_list(part, s, t.candidates);
-    if (collected) part.give();
-    uint64_t running = 0;
-    int64_t reached = 0;
-    list_row<Probability>(part, s, t.candidates, collected, [&](int64_t at, int n) {
-      for (int i = static_cast<int>(threadIdx.x); i < n; i += kRowThreads) {
-        scores[at + i] = s.sorted_value[i];
-        ids[at + i] = s.sorted_id[i];
-      }
-      if (threadIdx.x != 0) return;
-      for (int i = 0; i < n && reached == 0; ++i) {
-        running += prob_mass(s.sorted_value[i]);
-        if (running >= wanted) reached = at + i + 1;
-      }
-      if (at + n == t.candidates) t.lens[r] = static_cast<int32_t>(reached > 0 ? reached : t.candidates);
-    });
+    for (int j = 0; j < Part::kLength; ++j) largest = fmaxf(largest, elements.x[j]);
+  });
+  meet_row(s, order_key(largest), INFINITY);
+  uint64_t running = 0;
+  int64_t reached = 0;
+  list_row<Probability>(part, s, t.candidates, [&](int64_t at, int n) {
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += kRowThreads) {
+      scores[at + i] = s.sorted_value[i];
+      ids[at + i] = s.sorted_id[i];
+    }
+    if (threadIdx.x != 0) return;
+    for (int i = 0; i < n && reached == 0; ++i) {
+      running += prob_mass(s.sorted_value[i]);
+      if (running >= wanted) reached = at + i + 1;
+    }
+    if (at + n == t.candidates) t.lens[r] = static_cast<int32_t>(reached > 0 ? reached : t.candidates);
   });
 }
 

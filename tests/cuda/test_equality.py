@@ -98,19 +98,9 @@ def test_wide_rows(style, dtype, cuda):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("style", ["smooth", "tied", "+inf"])
-def test_clusters_that_go_through_several_rows(style, dtype, cuda):
-    """More rows than clusters at once, with rows between that are left alone."""
+def test_rows_that_do_not_fit_in_shared_memory(style, dtype, cuda):
+    """So many rows that a cluster is two blocks at most, and so wide that these have to read them again."""
     inputs = wide_rows.sampling(style, dtype, 100_001, 0, some=len(wide_rows.PARAMS))
-    inputs["position"][::7] = -1
-    check("sample_target", inputs, cuda, style)
-    check("processed_probs", wide_rows.probabilities(inputs), cuda, style)
-    for n in (1, 21, 90):
-        check("token_logprobs", wide_rows.logprobs(style, dtype, 100_001, n, rows=150), cuda, (style, n))
-
-
-@pytest.mark.parametrize("style", ["smooth", "tied", "+inf"])
-def test_rows_that_do_not_fit_in_shared_memory(style, cuda):
-    inputs = wide_rows.sampling(style, "float32", 170_001, 0)
     check("sample_target", inputs, cuda, style)
     check("processed_probs", wide_rows.probabilities(inputs), cuda, style)
 

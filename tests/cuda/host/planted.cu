@@ -50,40 +50,6 @@ __global__ void unwritten() {
   result[threadIdx.x] = cells[1];
 }
 
-// Each thread reads what it has copied.
-template <bool kGood>
-__global__ void not_waited() {
-  uint4* const cells = ptx::dynamic_shared<uint4>();
-  static const uint4 from[4] = {{1, 2, 3, 4}, {5, 6, 7, 8}, {9, 10, 11, 12}, {13, 14, 15, 16}};
-  const unsigned i = threadIdx.x % 4;
-  if (threadIdx.x < 4) {
-    cells[i] = {0, 0, 0, 0};
-    ptx::copy_async(cells + i, from + i);
-    if (kGood) ptx::wait_copies();
-  }
-  result[threadIdx.x] = threadIdx.x < 4 ? cells[i].x + cells[i].w : 0;
-  ptx::wait_copies();
-}
-
-// The same, by the neighbour: waiting is for one's own copies.
-template <bool kGood>
-__global__ void not_met() {
-  uint4* const cells = ptx::dynamic_shared<uint4>();
-  static const uint4 from[4] = {{1, 2, 3, 4}, {5, 6, 7, 8}, {9, 10, 11, 12}, {13, 14, 15, 16}};
-  if (threadIdx.x < 4) ptx::copy_async(cells + threadIdx.x, from + threadIdx.x);
-  ptx::wait_copies();
-  if (kGood) __syncthreads();
-  result[threadIdx.x] = cells[(threadIdx.x + 1) % 4].y;
-}
-
-template <bool kGood>
-__global__ void not_aligned() {
-  static const uint4 from[5] = {};
-  const auto* at = reinterpret_cast<const char*>(from) + (kGood ? 16 : 8);
-  if (threadIdx.x == 0) ptx::copy_async(ptx::dynamic_shared<uint4>(), reinterpret_cast<const uint4*>(at));
-  ptx::wait_copies();
-}
-
 // The first lane goes another way than the rest of its warp.
 template <bool kGood>
 __global__ void parted() {
@@ -191,7 +157,6 @@ struct Planted {
 const Planted kPlanted[] = {
     SPECDEC_TWINS(neighbour, 1),        SPECDEC_TWINS(used_again, 1),      SPECDEC_TWINS(unwritten, 1),
     SPECDEC_TWINS(parted, 1),           SPECDEC_TWINS(two_instructions, 1), SPECDEC_TWINS(not_in_the_mask, 1),
-    SPECDEC_TWINS(not_waited, 1),       SPECDEC_TWINS(not_met, 1),         SPECDEC_TWINS(not_aligned, 1),
     SPECDEC_TWINS(too_early, 4),        SPECDEC_TWINS(too_late, 4),        SPECDEC_TWINS(beyond_the_end, 1),
     {"functions", functions, 1},
 };
