@@ -50,7 +50,7 @@ struct Map<Function, Op> {
 
 SPECDEC_EXPORT_MAP(softmax_t)
 SPECDEC_EXPORT_MAP(exp2_mass)
-SPECDEC_EXPORT_MAP(exp2_mass_below)
+SPECDEC_EXPORT_MAP(exp2_mass_at)
 SPECDEC_EXPORT_MAP(prob_mass)
 SPECDEC_EXPORT_MAP(fraction_mass)
 SPECDEC_EXPORT_MAP(threshold)

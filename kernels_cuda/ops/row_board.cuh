@@ -30,7 +30,7 @@ struct ShortList {
 // Counts and masses by bucket: the mass in three pieces of 14 bits, so that a block's sums fit 32 bits.
 union Cells {
   uint32_t word[4][kBuckets];  // count, mass pieces from the lowest
-  uint32_t sampled[kSampledCells];
+  uint32_t sampled[kSampledCells + 32];
 };
 
 // A search for the shortest beginning of the order that reaches `need` (1 or more). In shared memory, as all that must
@@ -77,7 +77,7 @@ struct RowBoard {
 
   float scan_mass[kRowWarps], scan_variance[kRowWarps];
   float target, margin;
-  int guess_first, guess_last;
+  int guess_stride, guess_first, guess_last;
 
   uint16_t owner[kRowThreads];
   int owners;

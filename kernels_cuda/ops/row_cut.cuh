@@ -22,14 +22,14 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
   const int tid = static_cast<int>(threadIdx.x);
   const int32_t pivot = pivot_key(s, kHead);
   const float pivot_value = key_value(pivot);
-  const int stride = part.rounds() > kStride / 2 ? kStride : 1;
   float least = s.block_low[0];
   for (int r = 1; r < Cluster::size(); ++r) least = fminf(least, s.block_low[r]);
-  const OrdinarySoftmax masses{s.softmax};
-  const float deepest = isfinite(least) ? fmaxf(fminf(masses.t(least), -0x1p-60f), kLeastT) : kLeastT;
-  const float scale = (kSampledCells - 2) / deepest;  // negative
-  const auto bucket = [&](float t) {
-    return t > kLeastT ? min(static_cast<int>(t * scale), kSampledCells - 1) : kSampledCells - 1;
+  const float row_max = s.softmax.row_max, to_t = s.softmax.inv_temperature * kLog2E;
+  const float deepest = isfinite(least) ? fmaxf(fminf((least - row_max) * to_t, -0x1p-60f), kLeastT) : kLeastT;
+  const float scale = (kSampledCells - 1) / deepest, slope = to_t / deepest;  // both negative
+  // Roughly t * scale, at most the last.
+  const auto bucket = [&](float x) {
+    return static_cast<int>(__saturatef((x - row_max) * slope) * static_cast<float>(kSampledCells - 1));
   };
 
   uint32_t* cells = s.cells[0].sampled;
@@ -39,17 +39,26 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
     s.guess_last = kSampledCells - 1;
     s.target = 0.0f;
     s.margin = 0.0f;
+    s.guess_stride = part.rounds() > kStride / 2 ? kStride : 1;
   }
   __syncthreads();
-  if (s.thread_key[tid] >= pivot) atomicAdd(&cells[bucket(masses.t(key_value(s.thread_key[tid])))], 1u);
+  const int stride = s.guess_stride;  // from memory: else what follows from it takes registers all the time
+  if (s.thread_key[tid] >= pivot) atomicAdd(&cells[bucket(key_value(s.thread_key[tid]))], 1u);
   const int warp = static_cast<int>(warp_id()), stop = part.end(warp);
-#pragma unroll 2
-  for (int v = part.begin(warp) + static_cast<int>(lane_id()) + warp % stride * 32; v < stop; v += stride * 32) {
-    const auto elements = part[v];
+  const int spare = kSampledCells + static_cast<int>(lane_id());  // nobody reads it
+  constexpr int kAhead = 16 / Part::kLength;
+#pragma unroll 1
+  for (int v = part.begin(warp) + static_cast<int>(lane_id()) + warp % stride * 32; v < stop;
+       v += kAhead * stride * 32) {
+    const VectorBatch<Part, kAhead> batch(part, v, stride * 32, stop);
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) {
-      if (elements.x[j] < pivot_value) {
-        atomicAdd(&cells[bucket(masses.t(elements.x[j]))], static_cast<uint32_t>(stride));
+    for (int k = 0; k < kAhead; ++k) {
+      const float bound = v + k * stride * 32 < stop ? pivot_value : -INFINITY;
+#pragma unroll
+      for (int j = 0; j < Part::kLength; ++j) {
+        const float x = batch.of[k].x[j];
+        const int cell = x < bound ? bucket(x) : spare;  // in place of a branch
+        atomicAdd(&cells[cell], static_cast<uint32_t>(stride));
       }
     }
   }
@@ -65,7 +74,7 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
                                                  : 0.0f;
   const float mass = static_cast<float>(count) * weight;
   const float noise =
-      tid > bucket(masses.t(pivot_value)) ? static_cast<float>(stride - 1) * mass * weight : 0.0f;
+      tid > bucket(pivot_value) ? static_cast<float>(stride - 1) * mass * weight : 0.0f;
   float upto = warp_inclusive(mass), noise_upto = warp_inclusive(noise);
   if (lane_id() == 31) {
     s.scan_mass[warp_id()] = upto;
@@ -98,8 +107,9 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
   if (before < high && high <= upto) s.guess_last = tid;
   __syncthreads();
   const int first = s.guess_first, last = s.guess_last;
-  return {first == 0 ? 0.0f : static_cast<float>(first) / scale,
-          last == kSampledCells - 1 ? kLeastT : fmaxf(static_cast<float>(last + 1) / scale, kLeastT)};
+  constexpr float kSlack = 0x1p-6f;  // of a bucket, for what is rounded
+  return {first == 0 ? 0.0f : (static_cast<float>(first) - kSlack) / scale,
+          last == kSampledCells - 1 ? kLeastT : fmaxf((static_cast<float>(last + 1) + kSlack) / scale, kLeastT)};
 }
 
 // What a pass over the row finds, in sums over all of it; the mass above the interval is s.published[1].
@@ -110,37 +120,88 @@ struct Classified {
   int own_listed;                 // this warp's
 };
 
+// Whether a part is read again from shared memory.
+template <class Part>
+constexpr bool kInShared = false;
+template <class L>
+constexpr bool kInShared<RowPart<L, true>> = true;
+
+// Lists this warp's marked elements: `marks` has a byte for each of its vectors, a bit an element. Returns how many.
+template <class Part>
+__device__ __forceinline__ int list_marked(const Part& part, const uint8_t* marks, float* values, uint16_t* places,
+                                           int room) {
+  const int warp = static_cast<int>(warp_id()), first = part.begin(warp), vectors = part.end(warp) - first;
+  const int lane = static_cast<int>(lane_id());
+  const auto word = [&](int i) {
+    const uint32_t bits = reinterpret_cast<const uint32_t*>(marks)[i];
+    return (i + 1) * 4 <= vectors ? bits : bits & ((1u << vectors % 4 * 8) - 1);
+  };
+  __syncwarp();
+  int count = 0;
+  for (int i = lane; i * 4 < vectors; i += 32) count += __popc(word(i));
+  const int upto = warp_inclusive(count), listed = __shfl_sync(kAllLanes, upto, 31);
+  if (listed > room) return listed;
+  int at = upto - count;
+  for (int i = lane; i * 4 < vectors; i += 32) {
+    for (uint32_t bits = word(i); bits != 0; bits &= bits - 1) {
+      const int bit = __ffs(static_cast<int>(bits)) - 1;
+      places[at++] = static_cast<uint16_t>((i * 4 + bit / 8) * Part::kLength + bit % 8);
+    }
+  }
+  __syncwarp();  // the marks are where the values go
+  for (int i = lane; i < listed; i += 32) {
+    const int place = places[i];
+    const auto elements = part[first + place / Part::kLength];
+    float x = elements.x[0];
+#pragma unroll
+    for (int j = 1; j < Part::kLength; ++j) x = place % Part::kLength == j ? elements.x[j] : x;
+    values[i] = x;
+  }
+  return listed;
+}
+
 template <bool kCounts, class Part>
 __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s, Interval in) {
   const OrdinarySoftmax masses{s.softmax};
+  const float high = in.high * kDepth, low = in.low * kDepth;  // as depths, high <= low
   float* values = part.list_values();
   uint16_t* places = part.list_places();
   const int room = part.list_room();
+  const int first = part.begin(static_cast<int>(warp_id()));
+  uint8_t* marks = reinterpret_cast<uint8_t*>(values);
+  const bool has_room = part.end(static_cast<int>(warp_id())) - first <= room * 4;  // for the marks
   uint64_t total = 0, above = 0;
   uint32_t counts = 0;  // elements above, and from bit 16 on those that may weigh something
   int listed = 0;
-  part.template sweep<sizeof(typename Part::Bits) == 4 ? 2 : 1>([&](int v, const auto& elements, bool) {
+  part.template sweep<sizeof(typename Part::Bits) == 4 ? 2 : 1>([&](int v, const auto& elements, bool real) {
     const int place = part.place(v);
+    uint32_t marked = 0;
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {
-      const float t = masses.t(elements.x[j]);
-      const uint64_t mass = OrdinarySoftmax::mass(t);
+      const float depth = masses.depth(elements.x[j]);
+      const uint64_t mass = exp2_mass_at(depth);
       total += mass;
-      if (t > in.high) {
-        above += mass;
-        if (kCounts) ++counts;
+      const bool is_above = depth < high, inside = !is_above && depth <= low;
+      above += is_above ? mass : 0;
+      if (kCounts) {
+        counts += is_above ? 1 : 0;
+        counts += depth < kLeastT * kDepth ? 1u << 16 : 0;
       }
-      if (kCounts && t > kLeastT) counts += 1u << 16;
-      const bool inside = t <= in.high && t >= in.low;
-      const uint32_t lanes = __ballot_sync(kAllLanes, inside);
-      const int at = listed + __popc(lanes & ptx::lanes_below());
-      if (inside && at < room) {
-        values[at] = elements.x[j];
-        places[at] = static_cast<uint16_t>(place + j);
+      if constexpr (kInShared<Part>) {
+        marked |= inside ? 1u << j : 0;
+      } else {
+        const uint32_t lanes = __ballot_sync(kAllLanes, inside);
+        const int at = listed + __popc(lanes & ptx::lanes_below());
+        if (inside && at < room) {
+          values[at] = elements.x[j];
+          places[at] = static_cast<uint16_t>(place + j);
+        }
+        listed += __popc(lanes);
       }
-      listed += __popc(lanes);
     }
+    if (kInShared<Part> && real && has_room) marks[v - first] = static_cast<uint8_t>(marked);
   });
+  if constexpr (kInShared<Part>) listed = has_room ? list_marked(part, marks, values, places, room) : room + 1;
   publish(s.published[0], warp_sum(total));
   publish(s.published[1], warp_sum(above));
   const uint64_t overflow = listed > room ? 1 : 0;
@@ -150,6 +211,17 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s, In
   const uint64_t all_counts = gather(s.published[2]).total;
   return {gather(s.published[0]).total, static_cast<uint32_t>(all_counts & 0xFFFFF),
           static_cast<uint32_t>(all_counts >> 20 & 0xFFFFF), all_counts >> 40 == 0, listed};
+}
+
+// At a temperature of infinity: all but -inf weigh the same.
+template <class Part>
+__device__ __forceinline__ Classified count_equal(const Part& part, RowBoard& s) {
+  int count = 0;
+  each_element(part, [&](float x, int) { count += x > -INFINITY ? 1 : 0; });
+  publish(s.published[0], static_cast<uint64_t>(warp_sum(count)));
+  Cluster::sync();
+  const uint64_t all = gather(s.published[0]).total;
+  return {all * kMassOne, 0, static_cast<uint32_t>(all), false, 0};
 }
 
 // f(value, id) for this lane's share of its warp's list.
@@ -185,8 +257,15 @@ __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s
   bool listed;
   int own_listed;
   {
-    const Interval in = guess_interval(part, s, goal, fraction);
-    const Classified c = goal == Goal::kCount ? classify<true>(part, s, in) : classify<false>(part, s, in);
+    KeyGrid grid = all.grid();
+    Classified c;
+    if (s.softmax.inv_temperature > 0.0f) {
+      const Interval in = guess_interval(part, s, goal, fraction);
+      c = goal == Goal::kCount ? classify<true>(part, s, in) : classify<false>(part, s, in);
+      grid = interval_grid(s.softmax, in, all);
+    } else {
+      c = count_equal(part, s);
+    }
     listed = c.listed;
     own_listed = c.own_listed;
     if (threadIdx.x == 0) s.row_mass = c.total;
@@ -202,7 +281,7 @@ __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s
     const Weight above = {c.above_count, gather(s.published[1]).total};
     listed = listed && above.of(goal) < need;
     if (listed) {
-      begin_search(s, {goal, need, all, interval_grid(s.softmax, in, all), above, {0, 0}, true});
+      begin_search(s, {goal, need, all, grid, above, {0, 0}, true});
     } else {
       begin_search(s, {goal, need, all, all.grid(), {0, 0}, {0, 0}, true});
     }
@@ -220,7 +299,7 @@ __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s
       uint64_t own = 0;
       if (listed) {
         each_listed(part, own_listed, [&](float x, int id) {
-          if (found.cut.keeps(order_key(x), id)) own += s.softmax(x);
+          if (found.cut.keeps(order_key(x), id)) own += OrdinarySoftmax{s.softmax}(x);
         });
         own = warp_sum(own) + s.published[1][Cluster::rank() * kRowWarps + static_cast<int>(warp_id())];
       }

@@ -96,20 +96,17 @@ template <class L, class Part>
 __device__ __forceinline__ RowKept keep_row(const Part& part, RowBoard& s) {
   const bool by_count = s.params.top_k > 0 && s.params.top_k < part.size(), by_mass = s.params.top_p < 1.0f;
   SoftmaxCut cut = {keep_all(), false, 0};
-  for (int step = by_count ? 0 : 1; step < (by_mass ? 2 : 1); ++step) {
-    const Goal goal = step == 0 ? Goal::kCount : Goal::kMass;
-    const uint64_t total = step == 1 && by_count ? s.kept.mass : 0;
-    if (is_ordinary(s.softmax)) {
-      float fraction = s.params.top_p;
-      if (step == 0) {
-        fraction = static_cast<float>(s.params.top_k) / static_cast<float>(part.size());
-      } else if (by_count) {
-        fraction *= static_cast<float>(total) / static_cast<float>(s.row_mass);
-      }
-      cut = cut_ordinary<L>(part, s, goal, total, fraction);
-    } else {
-      cut = cut_infinite<L>(part, s, goal, total);
-    }
+  // Not as a loop: what follows from the part alone would be kept in registers through all of it.
+  if (by_count) {
+    const float fraction = static_cast<float>(s.params.top_k) / static_cast<float>(part.size());
+    cut = is_ordinary(s.softmax) ? cut_ordinary<L>(part, s, Goal::kCount, 0, fraction)
+                                 : cut_infinite<L>(part, s, Goal::kCount, 0);
+  }
+  if (by_mass) {
+    const uint64_t total = by_count ? s.kept.mass : 0;
+    const float share = by_count ? static_cast<float>(total) / static_cast<float>(s.row_mass) : 1.0f;
+    cut = is_ordinary(s.softmax) ? cut_ordinary<L>(part, s, Goal::kMass, total, s.params.top_p * share)
+                                 : cut_infinite<L>(part, s, Goal::kMass, total);
   }
   if (cut.own_known && threshold(s.params.min_p, kMassOne) == 0) return {cut.cut, cut.own};
   return {cut.cut, warp_masses(part, kept_by(s, cut.cut))};

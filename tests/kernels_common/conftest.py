@@ -14,7 +14,7 @@ class Native:
     SIGNATURES: ClassVar[dict[str, tuple[str, ...]]] = {
         "softmax_t": ("f4", "f4", "f4", "f4"),
         "exp2_mass": ("f4", "u8"),
-        "exp2_mass_below": ("f4", "u8"),
+        "exp2_mass_at": ("f4", "u8"),
         "prob_mass": ("f4", "u8"),
         "fraction_mass": ("f4", "u8"),
         "threshold": ("f4", "u8", "u8"),

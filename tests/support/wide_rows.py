@@ -18,7 +18,10 @@ PARAMS = [
     for top_k in (0, 1, 50, 400)
     for min_p in (0.0, 0.05)
 ]
-ODD_PARAMS = [(0, 1, 0, 0), (np.nan, 0.5, 3, 0), (1e-45, 0.9, 9, 0.5), (3e38, 0.5, 0, 0), (np.inf, 0.5, 7, np.nan)]
+ODD_PARAMS = [
+    *[(0, 1, 0, 0), (np.nan, 0.5, 3, 0), (1e-45, 0.9, 9, 0.5), (3e38, 0.5, 0, 0), (np.inf, 0.5, 7, np.nan)],
+    *[(np.inf, 0.5, 0, 0), (np.inf, 0.9, 400, 0), (np.inf, 0.9, 0, 0.05)],  # all weigh the same, but for -inf
+]
 
 
 def row_of(style: str, v: int, rng: np.random.Generator) -> np.ndarray:

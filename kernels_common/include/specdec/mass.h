@@ -80,13 +80,14 @@ SPECDEC_HD uint64_t exp2_mass(float t) {
   return f32_to_u64(split_scaled(p, n));
 }
 
-// exp2_mass for a t that is neither NaN nor positive, in fewer operations.
-SPECDEC_HD uint64_t exp2_mass_below(float t) {
-  const float x = t > -64.0f ? t : -64.0f;
+// exp2_mass of t = -64 * depth for a depth in [0, 1], in fewer operations: clamping is free where t is computed so,
+// since devices have multiplications whose result saturates there.
+constexpr float kDepth = -0x1p-6f;  // depth = kDepth * t, exactly
+SPECDEC_HD uint64_t exp2_mass_at(float depth) {
   // The constant is even, so that halves still round to even; n + 40 stands in the lowest bits of the sum.
   constexpr float kRound = 0x1.8p23f + kMassBits;
-  const float rounded = add_rn(x, kRound);
-  const float p = detail::exp2_polynomial(sub_rn(x, sub_rn(rounded, kRound)));
+  const float rounded = fma_exact(depth, -64.0f, kRound);
+  const float p = detail::exp2_polynomial(fma_exact(depth, -64.0f, sub_rn(kRound, rounded)));
   return f32_to_u64(f32_from_bits(f32_bits(p) + (f32_bits(rounded) << 23)));
 }
 

@@ -74,6 +74,15 @@ SPECDEC_HD float mul_rn(float a, float b) {
 #endif
 }
 
+// a * b + c where a * b is exact: with one rounding or two the same bits.
+SPECDEC_HD float fma_exact(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 SPECDEC_HD float div_rn(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fdiv_rn(a, b);

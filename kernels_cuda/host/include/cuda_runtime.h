@@ -97,6 +97,7 @@ inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 // Towards zero: back by one unit if the nearest value lies beyond the exact sum.
 inline float __fadd_rz(float a, float b) {
