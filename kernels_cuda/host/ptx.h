@@ -27,7 +27,10 @@ T* dynamic_shared() {
   return static_cast<T*>(simt::dynamic_shared());
 }
 
-inline uint32_t lanes_below() { return (1u << simt::self().thread.x % 32) - 1; }
+inline void load_ahead(uint4& x, const uint4* from, bool wanted) {
+  if (wanted) x = *from;
+}
+inline uint32_t anew(uint32_t x) { return x; }
 
 inline float max_or_nan(float a, float b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? a : b;

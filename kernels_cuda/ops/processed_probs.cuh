@@ -31,9 +31,12 @@ __device__ __forceinline__ void write_probs(const Part& part, float* out, F prob
 // The kept masses over their total.
 template <class Part>
 __device__ __forceinline__ void write_kept(const Part& part, float* out, const KeptMasses& kept, uint64_t total) {
-  write_probs(part, out, [&](float x, int id) {
-    const uint64_t mass = kept_mass(kept, AnySoftmax{kept.softmax}, x, id);
-    return mass == 0 ? 0.0f : mass_ratio(mass, total);
+  with_masses(kept.softmax, [&](auto masses) {
+    const VectorMasses vectors(kept, masses);
+    write_probs(part, out, [&](float x, int id) {
+      const uint64_t mass = x >= vectors.low ? vectors.of(x, id) : 0;
+      return mass == 0 ? 0.0f : mass_ratio(mass, total);
+    });
   });
 }
 
@@ -48,7 +51,6 @@ __device__ __forceinline__ void write_one(float* out, int64_t size, int64_t one)
 template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
     processed_probs_kernel(SamplingTensors t, const typename L::Bits* logits, float* probs) {
-  uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
   const auto out = [&] { return probs + Cluster::index() * t.vocabulary; };
@@ -58,9 +60,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
   clear_board(s);
   Cluster::arrive();
-  read_params(t, Cluster::index(), 0, s);
-  RowPart<L, kResident> part(logits + Cluster::index() * t.vocabulary, static_cast<int>(t.vocabulary), dynamic);
-  const int32_t top = load_row<L>(part, s);
+  const bool sampled = read_params(t, Cluster::index(), 0, s);
+  RowPart<L, kResident> part(logits + Cluster::index() * t.vocabulary, static_cast<int>(t.vocabulary));
+  const int32_t top = load_row<L>(part, s, sampled);
   if (top == kKeyNan || top == -kKeyInf) {
     write_one(out(), t.vocabulary, -1);
     return;

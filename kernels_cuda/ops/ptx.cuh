@@ -59,10 +59,23 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(specdec_dynamic_shared);
 }
 
-__device__ __forceinline__ uint32_t lanes_below() {
-  uint32_t mask;
-  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
-  return mask;
+// Reads 16 bytes that the kernel does not change, if `wanted`; here, and not where they are needed first.
+__device__ __forceinline__ void load_ahead(uint4& x, const uint4* from, bool wanted) {
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %5, 0;\n"
+      "@wanted ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+      : "l"(from), "r"(static_cast<uint32_t>(wanted)));
+}
+
+// The same number, which the compiler takes for another: what follows from it is computed where it is needed and not
+// kept in registers until then.
+__device__ __forceinline__ uint32_t anew(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 // The larger one, or NaN if one of them is.

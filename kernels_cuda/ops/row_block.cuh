@@ -5,14 +5,17 @@
 // of those, and a lane of the warp every 32nd.
 #pragma once
 
+#include <type_traits>
+
 #include "cluster.cuh"
 #include "specdec/row_floats.h"
 #include "warp.cuh"
 
 namespace specdec::cuda {
 
-constexpr int kRowThreads = 320;  // two blocks on a processor, with 96 registers a thread
+constexpr int kRowThreads = 384;  // two blocks on a processor, with 80 registers a thread
 constexpr int kRowWarps = kRowThreads / 32;
+constexpr int kStretches = 8;  // of a warp's part, at most
 constexpr int kRowGroups = kMostCluster * kRowWarps;  // groups of lanes of a row, however many blocks it has
 
 // -inf as it stands in memory: what fills vectors beyond the ends of a row.
@@ -64,12 +67,12 @@ class RowPart {
   using Bits = typename L::Bits;
   static constexpr int kLength = kVector<L>;
 
-  // `dynamic`: the block's dynamic shared memory: its vectors, if they are resident, then lists.
-  __device__ RowPart(const Bits* row, int size, uint4* dynamic) : row_(row), size_(size), held_(dynamic) {
+  // The block's dynamic shared memory has its vectors, if they are resident, then lists.
+  __device__ RowPart(const Bits* row, int size) : row_(row), size_(size) {
     const int lead = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Bits));
     const int vectors = (lead + size + kLength - 1) / kLength, blocks = Cluster::size();
     const int share = (vectors + blocks - 1) / blocks, first = Cluster::rank() * share;
-    first_id_ = first * kLength - lead;
+    first_id_ = static_cast<int>(ptx::anew(static_cast<uint32_t>(first * kLength - lead)));
     count_ = max(min(vectors - first, share), 0);
     warp_share_ = (share + kRowWarps - 1) / kRowWarps;
   }
@@ -78,65 +81,105 @@ class RowPart {
   // Vectors of a lane, at most; the same in all warps of all blocks.
   __device__ int rounds() const { return (warp_share_ + 31) / 32; }
   // A warp's vectors [begin, end), as the block counts them.
-  __device__ int begin(int warp) const { return min(warp * warp_share_, count_); }
+  __device__ int begin(int warp) const {
+    return min(static_cast<int>(ptx::anew(static_cast<uint32_t>(warp * warp_share_))), count_);
+  }
   __device__ int end(int warp) const { return min((warp + 1) * warp_share_, count_); }
   // The id of a vector's first element, which may lie up to kLength - 1 before the row.
   __device__ int id(int vector) const { return first_id_ + vector * kLength; }
   __device__ bool has(int id) const { return static_cast<uint32_t>(id) < static_cast<uint32_t>(size_); }
   __device__ bool whole(int vector) const {
-    const int first = id(vector);
-    return first >= 0 && first + kLength <= size_;
+    return static_cast<uint32_t>(id(vector)) < static_cast<uint32_t>(max(size_ - kLength + 1, 0));
   }
 
   // Goes through this lane's vectors for the first time: f(vector, elements, whether they are the row's); -inf where it
-  // does not reach.
-  template <class F>
+  // does not reach. `kSamples`: those of the sample are put aside where they would be read again.
+  template <bool kSamples = false, class F>
   __device__ __forceinline__ void load(F f) {
-    sweep_memory<false, 4>([&](int v, uint4 x, bool real) {
-      if (kResident && real) held_[v] = x;
+    const int first = begin(static_cast<int>(warp_id())), stride = sample_stride();
+    uint4* const sample = held() + threadIdx.x;
+    sweep_memory<false, sizeof(Bits) == 4 ? 4 : 2>([&](int v, uint4 x, bool real) {
+      if (kResident && real) held()[v] = x;
+      if (kSamples && !kResident && real) {
+        const int round = (v - first) / 32, at = round / stride;
+        if (round % stride == sample_phase() && at < sample_room()) sample[at * kRowThreads] = x;
+      }
       f(v, Elements<L>(x), real);
     });
   }
 
+  // A lane's sample of the row: every sample_stride()-th of its vectors, sample_begin() first.
+  __device__ __forceinline__ int sample_stride() const { return rounds() <= 4 ? 1 : rounds() <= 128 ? 8 : 4; }
+  __device__ __forceinline__ int sample_begin() const {
+    return begin(static_cast<int>(warp_id())) + static_cast<int>(lane_id()) + sample_phase() * 32;
+  }
+  // The `at`-th of them, vector `v`; kNotPutAside once lists are written.
+  static constexpr int kNotPutAside = 1 << 20;
+  __device__ __forceinline__ Elements<L> sampled(int at, int v) const {
+    if (!kResident && at < sample_room() && whole(v)) {
+      return Elements<L>(held()[at * kRowThreads + static_cast<int>(threadIdx.x)]);
+    }
+    return (*this)[v];
+  }
+
   // Goes through this warp's vectors after `load`, backwards, since what was read last is in the cache: in all lanes
-  // together f(vector, elements, whether they are the row's).
-  template <int kAhead = sizeof(Bits) == 4 ? 3 : 2, class F>
-  __device__ __forceinline__ void sweep(F f) const {
+  // together f(vector, elements, whether they are the row's). Behind each stretch but the last done(stretch), if the
+  // warp is stretched().
+  static constexpr int kSweepAhead = sizeof(Bits) == 4 ? 3 : 2;
+  struct Never {
+    __device__ void operator()(int) const {}
+  };
+  template <int kAhead = kSweepAhead, class F, class Done = Never>
+  __device__ __forceinline__ void sweep(F f, Done done = Done()) const {
     if constexpr (kResident) {
       const int last = end(static_cast<int>(warp_id()));
 #pragma unroll 1
       for (int at = begin(static_cast<int>(warp_id())); at < last; at += 32) {
         const int v = at + static_cast<int>(lane_id());
-        f(v, Elements<L>(v < last ? held_[v] : nothing()), v < last);
+        f(v, Elements<L>(v < last ? held()[v] : nothing()), v < last);
       }
     } else {
-      sweep_memory<true, kAhead>([&](int v, uint4 x, bool real) { f(v, Elements<L>(x), real); });
+      sweep_memory<true, kAhead>([&](int v, uint4 x, bool real) { f(v, Elements<L>(x), real); }, done);
     }
+  }
+
+  // A sweep goes through a warp's vectors in up to kStretches stretches of neighbours, and the rest behind these. Not
+  // where they are in shared memory, nor where they begin with a vector that is not whole.
+  __device__ bool stretched(int warp) const { return !kResident && !ragged(begin(warp)); }
+  // Where the `at`-th begins; kStretches: the rest; kStretches + 1: its end.
+  __device__ int stretch(int warp, int at) const {
+    if (at > kStretches) return end(warp);
+    const int from = begin(warp), batches = max(whole_end(end(warp)) - from, 0) / (32 * kSweepAhead);
+    return from + min(at * ((batches + kStretches - 1) / kStretches), batches) * (32 * kSweepAhead);
   }
 
   // Any vector of the block after `load` and a barrier.
   __device__ __forceinline__ Elements<L> operator[](int vector) const {
-    return Elements<L>(kResident ? held_[vector] : fetch(vector));
+    return Elements<L>(kResident ? held()[vector] : fetch(vector));
   }
   __device__ __forceinline__ float value(int id) const { return L::widen(row_[id]); }
 
-  // The list of elements that this warp puts aside, list_room() at most: their values, and which of the warp's they
-  // are.
-  __device__ float* list_values() const {
-    return reinterpret_cast<float*>(held_ + held_vectors()) + static_cast<int>(warp_id()) * list_room();
-  }
-  __device__ uint16_t* list_places() const {
-    return reinterpret_cast<uint16_t*>(reinterpret_cast<float*>(held_ + held_vectors()) + kRowWarps * list_room()) +
-           static_cast<int>(warp_id()) * list_room();
-  }
+  // Elements that the block puts aside, list_room() at most: their values, and which of their warp's they are.
+  __device__ float* list_values() const { return reinterpret_cast<float*>(held() + held_vectors()); }
+  __device__ uint16_t* list_places() const { return reinterpret_cast<uint16_t*>(list_values() + list_room()); }
   __device__ int list_room() const {
-    return (static_cast<int>(ptx::dynamic_shared_bytes()) - held_vectors() * 16) / (kRowWarps * 6);
+    return (static_cast<int>(ptx::dynamic_shared_bytes()) - held_vectors() * 16) / 6 / 2 * 2;
   }
-  // The place of a vector's first element among those of its warp, and the id at a place of this warp's.
-  __device__ int place(int vector) const { return (vector - begin(static_cast<int>(warp_id()))) * kLength; }
+  // The id at a place of this warp's, which are its elements' numbers.
   __device__ int id_at(int place) const { return id(begin(static_cast<int>(warp_id()))) + place; }
 
  private:
+  __device__ __forceinline__ int sample_phase() const { return static_cast<int>(warp_id()) % sample_stride(); }
+  // Of a lane's sample, how many vectors there is room for.
+  __device__ __forceinline__ int sample_room() const {
+    return static_cast<int>(ptx::dynamic_shared_bytes()) / (kRowThreads * 16);
+  }
+
+  // Of the vectors [begin, last) of a warp: whether the first is not whole; where those that are whole end.
+  __device__ __forceinline__ bool ragged(int begin) const { return first_id_ < 0 && begin == 0; }
+  __device__ __forceinline__ int whole_end(int last) const { return min(last, (size_ - first_id_) / kLength); }
+
+  __device__ __forceinline__ static uint4* held() { return ptx::dynamic_shared<uint4>(); }
   // As large in all blocks, and enough for any.
   __device__ int held_vectors() const { return kResident ? warp_share_ * kRowWarps : 0; }
 
@@ -155,25 +198,40 @@ class RowPart {
   }
 
   // f(vector, its 16 bytes, whether they are the row's) in all lanes of the warp together; kAhead loads are under way
-  // at once. Vectors at the row's ends come last.
-  template <bool kBackwards, int kAhead, class F>
-  __device__ __forceinline__ void sweep_memory(F f) const {
+  // at once, the next as soon as a vector has been looked at. Vectors at the row's ends come last.
+  template <bool kBackwards, int kAhead, class F, class Done = Never>
+  __device__ __forceinline__ void sweep_memory(F f, Done done = Done()) const {
     const int first = begin(static_cast<int>(warp_id())), last = end(static_cast<int>(warp_id()));
-    const int to = min(last, (size_ - first_id_) / kLength);  // whole vectors end here
-    const bool ragged = first_id_ < 0 && first == 0;          // the first is not whole: its round is by itself
+    const int to = whole_end(last);
+    const bool ragged = this->ragged(first);  // the first is not whole: its round is by itself
     const int from = ragged ? first + 32 : first;
     const int batches = max(to - from, 0) / (32 * kAhead), lane = static_cast<int>(lane_id());
-#pragma unroll 1
-    for (int i = 0; i < batches; ++i) {
-      const int v = from + lane + (kBackwards ? batches - 1 - i : i) * (32 * kAhead);
+    if (batches > 0) {
+      constexpr int kStep = (kBackwards ? -32 : 32) * kAhead;
+      int v = from + lane + (kBackwards ? (batches - 1) * (32 * kAhead) : 0);
       const uint4* at = reinterpret_cast<const uint4*>(row_ + id(v));
+      const int each = (batches + kStretches - 1) / kStretches;
+      int stretch = (batches - 1) / each;
       uint4 x[kAhead];
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) x[k] = __ldg(at + k * 32);
+#pragma unroll 1
+      for (int left = batches; left > 0; --left, v += kStep) {
+        at += kStep;
 #pragma unroll
-      for (int k = 0; k < kAhead; ++k) f(v + k * 32, x[k], true);
+        for (int k = 0; k < kAhead; ++k) {
+          f(v + k * 32, x[k], true);
+          ptx::load_ahead(x[k], at + k * 32, left > 1);
+        }
+        if (!std::is_same<Done, Never>::value && left - 1 == stretch * each && !ragged) {
+          done(stretch);
+          --stretch;
+        }
+      }
     }
-    const int rest = from + batches * (32 * kAhead), singles = (max(to - rest, 0) + 31) / 32;
+    const int first_again = static_cast<int>(ptx::anew(static_cast<uint32_t>(first)));
+    const int over = max(to - first_again - (ragged ? 32 : 0), 0) % (32 * kAhead);
+    const int rest = to - over, singles = (over + 31) / 32;
 #pragma unroll 1
     for (int i = ragged ? -1 : 0; i < singles + 2; ++i) {
       int v = i < 0 ? lane : rest + i * 32 + lane;
@@ -212,7 +270,28 @@ class RowPart {
 
   const Bits* row_;
   int size_, first_id_, count_, warp_share_;
-  uint4* held_;
+};
+
+// Vectors that a thread looks at in turn and that take 8 registers.
+template <class Part>
+constexpr int kBatch = 8 / Part::kLength;
+
+// `kCount` vectors of a part, vector(0) and on, which are all loaded before any is looked at.
+template <class Part, int kCount>
+struct VectorBatch {
+  struct {
+    float x[Part::kLength];
+  } of[kCount];
+
+  template <class F>
+  __device__ __forceinline__ explicit VectorBatch(F vector) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const auto elements = vector(k);
+#pragma unroll
+      for (int j = 0; j < Part::kLength; ++j) of[k].x[j] = elements.x[j];
+    }
+  }
 };
 
 // Maximum over `lanes` neighbouring lanes, a power of two.

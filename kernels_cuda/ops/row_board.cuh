@@ -51,6 +51,7 @@ struct RowBoard {
   float block_low[kMostCluster];
   int32_t staged_key[kRowGroups];
   int32_t thread_key[kRowThreads];  // the largest of each thread's elements
+  float thread_second[kRowThreads];  // and the second largest, if the row is sampled
   float staged_low[kRowWarps];
   int32_t pivot;
   int32_t first_id;
@@ -70,6 +71,7 @@ struct RowBoard {
   RowSearch search;
   float copy_value[kShort];
   int32_t copy_id[kShort];
+  int64_t copy_place[kShort];
   uint64_t copy_mass[kShort];
   Cut cut, drawn_cut;  // what is kept; the same as the warp of the drawn token knows it
   Weight kept;
@@ -79,9 +81,13 @@ struct RowBoard {
   float target, margin;
   int guess_stride, guess_first, guess_last;
 
+  int list_begin[kRowWarps + 1];  // where the warps' lists lie
+  uint32_t listed[kRowWarps];     // elements in them
+  uint64_t stretch_mass[kRowWarps][kStretches + 1];
+
   uint16_t owner[kRowThreads];
   int owners;
-  int drawn_warp;
+  int drawn_warp, drawn_first, drawn_last;
   uint64_t drawn_point;
   uint64_t warp_part[kRowWarps];
 };

@@ -14,24 +14,25 @@ struct Interval {
 
 constexpr float kLeastT = -42.0f;  // below it masses are 0
 
-// A quick pass over a sample: counts by buckets of t. Of the elements that reach the pivot the threads' largest are
-// counted, which are nearly all, of the others those of every `stride`-th vector.
+// A quick pass over a sample (`fresh`: it is where the load has put it): counts by buckets of t. Each thread's two largest
+// elements are counted exactly if they reach the pivot, all below these as far as they are in the sample. Divides the
+// room for lists among the warps.
 template <class Part>
-__device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s, Goal goal, float fraction) {
-  constexpr int kHead = 64, kStride = 8;
-  const int tid = static_cast<int>(threadIdx.x);
+__device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s, Goal goal, float fraction,
+                                                   bool fresh) {
+  constexpr int kHead = 64;
+  const int tid = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id());
   const int32_t pivot = pivot_key(s, kHead);
-  const float pivot_value = key_value(pivot);
   float least = s.block_low[0];
   for (int r = 1; r < Cluster::size(); ++r) least = fminf(least, s.block_low[r]);
   const float row_max = s.softmax.row_max, to_t = s.softmax.inv_temperature * kLog2E;
   const float deepest = isfinite(least) ? fmaxf(fminf((least - row_max) * to_t, -0x1p-60f), kLeastT) : kLeastT;
   const float scale = (kSampledCells - 1) / deepest, slope = to_t / deepest;  // both negative
   // Roughly t * scale, at most the last.
-  const auto bucket = [&](float x) {
-    return static_cast<int>(__saturatef((x - row_max) * slope) * static_cast<float>(kSampledCells - 1));
-  };
+  const auto bucket = [&](float x) { return __saturatef((x - row_max) * slope) * static_cast<float>(kSampledCells - 1); };
 
+  constexpr uint32_t kSampled = 1u << 13;  // what a sampled element adds to its cell; an exact one adds 1
+  static_assert(2 * kMostCluster * kRowThreads < kSampled, "the exact ones of all blocks");
   uint32_t* cells = s.cells[0].sampled;
   cells[tid] = 0;
   if (tid == 0) {
@@ -39,44 +40,60 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
     s.guess_last = kSampledCells - 1;
     s.target = 0.0f;
     s.margin = 0.0f;
-    s.guess_stride = part.rounds() > kStride / 2 ? kStride : 1;
+    s.guess_stride = part.sample_stride();
   }
   __syncthreads();
   const int stride = s.guess_stride;  // from memory: else what follows from it takes registers all the time
-  if (s.thread_key[tid] >= pivot) atomicAdd(&cells[bucket(key_value(s.thread_key[tid]))], 1u);
-  const int warp = static_cast<int>(warp_id()), stop = part.end(warp);
-  const int spare = kSampledCells + static_cast<int>(lane_id());  // nobody reads it
-  constexpr int kAhead = 16 / Part::kLength;
-#pragma unroll 1
-  for (int v = part.begin(warp) + static_cast<int>(lane_id()) + warp % stride * 32; v < stop;
-       v += kAhead * stride * 32) {
-    const VectorBatch<Part, kAhead> batch(part, v, stride * 32, stop);
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const float bound = v + k * stride * 32 < stop ? pivot_value : -INFINITY;
-#pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) {
-        const float x = batch.of[k].x[j];
-        const int cell = x < bound ? bucket(x) : spare;  // in place of a branch
-        atomicAdd(&cells[cell], static_cast<uint32_t>(stride));
-      }
+  float bound = key_value(pivot);
+  {
+    const float first = key_value(s.thread_key[tid]), second = s.thread_second[tid];
+    if (first >= bound) atomicAdd(&cells[static_cast<int>(bucket(first))], 1u);
+    if (second >= bound) {
+      atomicAdd(&cells[static_cast<int>(bucket(second))], 1u);
+      bound = second;
     }
   }
+  // f(element, whether it is one), of every `skip`-th vector of the sample.
+  const auto each_sampled = [&](int skip, auto f) {
+    const int stop = part.end(static_cast<int>(warp_id()));
+    constexpr int kAhead = kBatch<Part>;
+    int at = 0;
+#pragma unroll 1
+    for (int v = part.sample_begin(); v < stop; v += kAhead * stride * skip * 32, at += kAhead * skip) {
+      const VectorBatch<Part, kAhead> batch([&](int k) {
+        const int vector = v + k * stride * skip * 32;
+        return part.sampled(fresh && vector < stop ? at + k * skip : Part::kNotPutAside, min(vector, stop - 1));
+      });
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+#pragma unroll
+        for (int j = 0; j < Part::kLength; ++j) f(batch.of[k].x[j], v + k * stride * skip * 32 < stop);
+      }
+    }
+  };
+  const int spare = kSampledCells + lane;  // nobody reads it
+  each_sampled(1, [&](float x, bool real) {
+    const int cell = real && x < bound ? static_cast<int>(bucket(x)) : spare;  // in place of a branch
+    atomicAdd(&cells[cell], kSampled);
+  });
   Cluster::sync();
 
-  // A thread is a bucket. Its mass is taken to be that of its middle, and its variance that of the sample.
+  // A thread is a bucket. Its mass is taken to be that of its middle, and its variance that of the sample and of where
+  // in the bucket elements lie.
   const int blocks = Cluster::size();
-  uint32_t count = 0;
+  uint32_t packed = 0;
 #pragma unroll
-  for (int r = 0; r < kMostCluster; ++r) count += r < blocks ? Cluster::of(&s.cells[0], r)->sampled[tid] : 0u;
+  for (int r = 0; r < kMostCluster; ++r) packed += r < blocks ? Cluster::of(&s.cells[0], r)->sampled[tid] : 0u;
+  const float sampled = static_cast<float>(packed / kSampled * static_cast<uint32_t>(stride));
+  const float count = sampled + static_cast<float>(packed % kSampled);
   const float weight = goal == Goal::kCount        ? 1.0f
                        : tid < kSampledCells - 1 ? exp2f((static_cast<float>(tid) + 0.5f) / scale)
                                                  : 0.0f;
-  const float mass = static_cast<float>(count) * weight;
-  const float noise =
-      tid > bucket(pivot_value) ? static_cast<float>(stride - 1) * mass * weight : 0.0f;
+  const float spread = goal == Goal::kCount ? 0.0f : 0.2f / scale;  // of a mass in its bucket, of one
+  const float mass = count * weight;
+  const float noise = (static_cast<float>(stride - 1) * sampled + spread * spread * count) * weight * weight;
   float upto = warp_inclusive(mass), noise_upto = warp_inclusive(noise);
-  if (lane_id() == 31) {
+  if (lane == 31) {
     s.scan_mass[warp_id()] = upto;
     s.scan_variance[warp_id()] = noise_upto;
   }
@@ -91,15 +108,16 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
     noise_total += s.scan_variance[w];
   }
   float before = __shfl_up_sync(kAllLanes, upto, 1);
-  before = lane_id() == 0 ? base : base + before;
+  before = lane == 0 ? base : base + before;
   upto += base;
   noise_upto += noise_base;
   const float target = fraction * total;
   if (before < target && target <= upto) {
+    constexpr float kSigmas = 3.5f;  // many rows are cut at once, and one that is guessed wrong holds them all up
     const float outside = 1.0f - fraction, coarseness = -0.7f / scale;
     const float variance = outside * outside * noise_upto + fraction * fraction * (noise_total - noise_upto);
     s.target = target;
-    s.margin = 3.0f * sqrtf(fmaxf(variance, 0.0f)) + (coarseness * fraction * outside + 2e-4f) * total;
+    s.margin = kSigmas * sqrtf(fmaxf(variance, 0.0f)) + (coarseness * fraction * outside + 2e-4f) * total;
   }
   __syncthreads();
   const float low = s.target - s.margin, high = s.target + s.margin;
@@ -107,9 +125,33 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
   if (before < high && high <= upto) s.guess_last = tid;
   __syncthreads();
   const int first = s.guess_first, last = s.guess_last;
+
+  // Half of the room in equal parts, half in proportion to what the warps' samples have in the interval.
+  int expected = 0, looked_at = 0;
+  each_sampled(stride == 1 ? 1 : 2, [&](float x, bool real) {
+    const float at = bucket(x);
+    if (real && at >= static_cast<float>(first) && at < static_cast<float>(last + 1)) ++expected;
+    if (real) ++looked_at;
+  });
+  expected = warp_sum(expected);
+  looked_at = warp_sum(looked_at);
+  if (lane == 0) s.scan_mass[warp_id()] = static_cast<float>(expected) / static_cast<float>(max(looked_at, 1));
+  __syncthreads();
+  if (tid <= kRowWarps) {
+    float all = 1e-6f, below = 0.0f;
+    for (int w = 0; w < kRowWarps; ++w) {
+      if (w < tid) below += s.scan_mass[w];
+      all += s.scan_mass[w];
+    }
+    const float share = 0.5f * below / all + 0.5f * static_cast<float>(tid) / kRowWarps;
+    s.list_begin[tid] = static_cast<int>(static_cast<float>(part.list_room()) * share);
+  }
   constexpr float kSlack = 0x1p-6f;  // of a bucket, for what is rounded
-  return {first == 0 ? 0.0f : (static_cast<float>(first) - kSlack) / scale,
-          last == kSampledCells - 1 ? kLeastT : fmaxf((static_cast<float>(last + 1) + kSlack) / scale, kLeastT)};
+  const Interval in = {
+      first == 0 ? 0.0f : (static_cast<float>(first) - kSlack) / scale,
+      last == kSampledCells - 1 ? kLeastT : fmaxf((static_cast<float>(last + 1) + kSlack) / scale, kLeastT)};
+  __syncthreads();
+  return in;
 }
 
 // What a pass over the row finds, in sums over all of it; the mass above the interval is s.published[1].
@@ -120,61 +162,19 @@ struct Classified {
   int own_listed;                 // this warp's
 };
 
-// Whether a part is read again from shared memory.
-template <class Part>
-constexpr bool kInShared = false;
-template <class L>
-constexpr bool kInShared<RowPart<L, true>> = true;
-
-// Lists this warp's marked elements: `marks` has a byte for each of its vectors, a bit an element. Returns how many.
-template <class Part>
-__device__ __forceinline__ int list_marked(const Part& part, const uint8_t* marks, float* values, uint16_t* places,
-                                           int room) {
-  const int warp = static_cast<int>(warp_id()), first = part.begin(warp), vectors = part.end(warp) - first;
-  const int lane = static_cast<int>(lane_id());
-  const auto word = [&](int i) {
-    const uint32_t bits = reinterpret_cast<const uint32_t*>(marks)[i];
-    return (i + 1) * 4 <= vectors ? bits : bits & ((1u << vectors % 4 * 8) - 1);
-  };
-  __syncwarp();
-  int count = 0;
-  for (int i = lane; i * 4 < vectors; i += 32) count += __popc(word(i));
-  const int upto = warp_inclusive(count), listed = __shfl_sync(kAllLanes, upto, 31);
-  if (listed > room) return listed;
-  int at = upto - count;
-  for (int i = lane; i * 4 < vectors; i += 32) {
-    for (uint32_t bits = word(i); bits != 0; bits &= bits - 1) {
-      const int bit = __ffs(static_cast<int>(bits)) - 1;
-      places[at++] = static_cast<uint16_t>((i * 4 + bit / 8) * Part::kLength + bit % 8);
-    }
-  }
-  __syncwarp();  // the marks are where the values go
-  for (int i = lane; i < listed; i += 32) {
-    const int place = places[i];
-    const auto elements = part[first + place / Part::kLength];
-    float x = elements.x[0];
-#pragma unroll
-    for (int j = 1; j < Part::kLength; ++j) x = place % Part::kLength == j ? elements.x[j] : x;
-    values[i] = x;
-  }
-  return listed;
-}
-
 template <bool kCounts, class Part>
 __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s, Interval in) {
   const OrdinarySoftmax masses{s.softmax};
   const float high = in.high * kDepth, low = in.low * kDepth;  // as depths, high <= low
-  float* values = part.list_values();
-  uint16_t* places = part.list_places();
-  const int room = part.list_room();
+  const int list = s.list_begin[warp_id()], room = s.list_begin[warp_id() + 1] - list;
+  float* values = part.list_values() + list;
+  uint16_t* places = part.list_places() + list;
+  if (lane_id() == 0) s.listed[warp_id()] = 0;
+  clear_stretches(s);
   const int first = part.begin(static_cast<int>(warp_id()));
-  uint8_t* marks = reinterpret_cast<uint8_t*>(values);
-  const bool has_room = part.end(static_cast<int>(warp_id())) - first <= room * 4;  // for the marks
   uint64_t total = 0, above = 0;
   uint32_t counts = 0;  // elements above, and from bit 16 on those that may weigh something
-  int listed = 0;
-  part.template sweep<sizeof(typename Part::Bits) == 4 ? 2 : 1>([&](int v, const auto& elements, bool real) {
-    const int place = part.place(v);
+  part.sweep([&](int v, const auto& elements, bool) {
     uint32_t marked = 0;
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {
@@ -182,29 +182,31 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s, In
       const uint64_t mass = exp2_mass_at(depth);
       total += mass;
       const bool is_above = depth < high, inside = !is_above && depth <= low;
-      above += is_above ? mass : 0;
-      if (kCounts) {
-        counts += is_above ? 1 : 0;
-        counts += depth < kLeastT * kDepth ? 1u << 16 : 0;
+      if (is_above) {
+        above += mass;
+        if (kCounts) ++counts;
       }
-      if constexpr (kInShared<Part>) {
-        marked |= inside ? 1u << j : 0;
-      } else {
-        const uint32_t lanes = __ballot_sync(kAllLanes, inside);
-        const int at = listed + __popc(lanes & ptx::lanes_below());
-        if (inside && at < room) {
-          values[at] = elements.x[j];
-          places[at] = static_cast<uint16_t>(place + j);
-        }
-        listed += __popc(lanes);
-      }
+      if (kCounts && depth < kLeastT * kDepth) counts += 1u << 16;
+      if (inside) marked |= 1u << j;
     }
-    if (kInShared<Part> && real && has_room) marks[v - first] = static_cast<uint8_t>(marked);
-  });
-  if constexpr (kInShared<Part>) listed = has_room ? list_marked(part, marks, values, places, room) : room + 1;
+    if (marked == 0) return;
+    const int at = static_cast<int>(atomicAdd(&s.listed[ptx::anew(warp_id())], static_cast<uint32_t>(__popc(marked))));
+    if (at + Part::kLength > room) return;
+    const int place = (v - first) * Part::kLength;
+    float* value = values + at;
+    uint16_t* place_at = places + at;
+#pragma unroll
+    for (int j = 0; j < Part::kLength; ++j) {
+      if ((marked & 1u << j) == 0) continue;
+      *value++ = elements.x[j];
+      *place_at++ = static_cast<uint16_t>(place + j);
+    }
+  }, [&](int stretch) { end_stretch(s, stretch, above); });
   publish(s.published[0], warp_sum(total));
-  publish(s.published[1], warp_sum(above));
-  const uint64_t overflow = listed > room ? 1 : 0;
+  publish(s.published[1], end_stretches(s, above));
+  __syncwarp();
+  const int listed = static_cast<int>(s.listed[warp_id()]);
+  const uint64_t overflow = listed + Part::kLength > room ? 1 : 0;
   publish(s.published[2],
           overflow << 40 | static_cast<uint64_t>(warp_sum(counts >> 16)) << 20 | warp_sum(counts & 0xFFFFu));
   Cluster::sync();
@@ -226,9 +228,9 @@ __device__ __forceinline__ Classified count_equal(const Part& part, RowBoard& s)
 
 // f(value, id) for this lane's share of its warp's list.
 template <class Part, class F>
-__device__ __forceinline__ void each_listed(const Part& part, int listed, F f) {
-  const float* values = part.list_values();
-  const uint16_t* places = part.list_places();
+__device__ __forceinline__ void each_listed(const Part& part, const RowBoard& s, int listed, F f) {
+  const float* values = part.list_values() + s.list_begin[warp_id()];
+  const uint16_t* places = part.list_places() + s.list_begin[warp_id()];
   __syncwarp();
 #pragma unroll 1
   for (int i = static_cast<int>(lane_id()); i < listed; i += 32) f(values[i], part.id_at(places[i]));
@@ -249,10 +251,10 @@ struct SoftmaxCut {
 };
 
 // Cuts an ordinary softmax row at s.params.top_k elements, or at s.params.top_p of `total`, or of all masses where that
-// is 0. `fraction`: about where.
+// is 0. `fraction`: about where; `fresh`: it is the first cut of the row.
 template <class L, class Part>
 __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s, Goal goal, uint64_t total,
-                                                   float fraction) {
+                                                   float fraction, bool fresh) {
   const KeyRange all = {-kKeyInf, order_key(s.softmax.row_max)};
   bool listed;
   int own_listed;
@@ -260,7 +262,7 @@ __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s
     KeyGrid grid = all.grid();
     Classified c;
     if (s.softmax.inv_temperature > 0.0f) {
-      const Interval in = guess_interval(part, s, goal, fraction);
+      const Interval in = guess_interval(part, s, goal, fraction, fresh);
       c = goal == Goal::kCount ? classify<true>(part, s, in) : classify<false>(part, s, in);
       grid = interval_grid(s.softmax, in, all);
     } else {
@@ -289,20 +291,14 @@ __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s
   for (;; listed = false) {
     const auto each = [&](auto f) {
       if (listed) {
-        each_listed(part, own_listed, f);
+        each_listed(part, s, own_listed, f);
       } else {
         each_element(part, f);
       }
     };
-    const RowCut found = narrow<L>(part, s, each, s.softmax);
+    const RowCut found = narrow<L>(part, s, each, FiniteSoftmax{s.softmax}, listed);
     if (found.reached) {
-      uint64_t own = 0;
-      if (listed) {
-        each_listed(part, own_listed, [&](float x, int id) {
-          if (found.cut.keeps(order_key(x), id)) own += OrdinarySoftmax{s.softmax}(x);
-        });
-        own = warp_sum(own) + s.published[1][Cluster::rank() * kRowWarps + static_cast<int>(warp_id())];
-      }
+      const uint64_t own = found.own + s.published[1][Cluster::rank() * kRowWarps + static_cast<int>(warp_id())];
       __syncthreads();
       return {found.cut, listed, own};
     }

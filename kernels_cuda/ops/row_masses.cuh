@@ -6,24 +6,6 @@
 
 namespace specdec::cuda {
 
-// `kCount` vectors of a part from `first` on, every `step`-th, the last before `end` in place of those beyond it: all
-// are loaded before any is looked at.
-template <class Part, int kCount>
-struct VectorBatch {
-  struct {
-    float x[Part::kLength];
-  } of[kCount];
-
-  __device__ __forceinline__ VectorBatch(const Part& part, int first, int step, int end) {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      const auto elements = part[min(first + k * step, end - 1)];
-#pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) of[k].x[j] = elements.x[j];
-    }
-  }
-};
-
 // Masses of a row that is ordinary (see below) and has 1/temperature > 0: no t is NaN, which saves operations. The same
 // bits as Softmax.
 struct OrdinarySoftmax {
@@ -36,7 +18,16 @@ struct OrdinarySoftmax {
   __device__ __forceinline__ uint64_t operator()(float logit) const { return exp2_mass_at(depth(logit)); }
 };
 
-// The same at temperature 1.
+// The same at any temperature.
+struct FiniteSoftmax {
+  Softmax softmax;
+
+  __device__ __forceinline__ uint64_t operator()(float logit) const {
+    return logit > -INFINITY ? OrdinarySoftmax{softmax}(logit) : 0;
+  }
+};
+
+// At temperature 1.
 struct UnitSoftmax {
   float row_max;
 
@@ -64,6 +55,24 @@ __device__ __forceinline__ auto with_masses(const Softmax& softmax, Body body) {
                                                                 : body(AnySoftmax{softmax});
 }
 
+// Sums of this warp by stretches, in s.stretch_mass, and in all.
+__device__ __forceinline__ void clear_stretches(RowBoard& s) {
+  if (lane_id() <= kStretches) s.stretch_mass[ptx::anew(warp_id())][lane_id()] = 0;
+  __syncwarp();
+}
+// Behind a stretch: `sum` is what this lane has in it.
+__device__ __forceinline__ void end_stretch(RowBoard& s, int stretch, uint64_t& sum) {
+  const uint64_t all = warp_sum(sum);
+  if (lane_id() == 0) s.stretch_mass[ptx::anew(warp_id())][stretch] = all;
+  sum = 0;
+}
+// In all lanes, behind a sweep: what is not in a stretch is the rest.
+__device__ __forceinline__ uint64_t end_stretches(RowBoard& s, uint64_t& sum) {
+  end_stretch(s, kStretches, sum);
+  __syncwarp();
+  return warp_sum(lane_id() <= kStretches ? s.stretch_mass[ptx::anew(warp_id())][lane_id()] : 0);
+}
+
 // Sum of all masses of this warp, in all lanes. Vectors beyond the row's ends are -inf, which has no mass.
 template <class Part, class Masses>
 __device__ __forceinline__ uint64_t all_masses(const Part& part, Masses masses) {
@@ -73,13 +82,6 @@ __device__ __forceinline__ uint64_t all_masses(const Part& part, Masses masses) 
     for (int j = 0; j < Part::kLength; ++j) total += masses(elements.x[j]);
   });
   return warp_sum(total);
-}
-
-// The kept mass of an element.
-template <class Masses>
-__device__ __forceinline__ uint64_t kept_mass(const KeptMasses& kept, Masses masses, float x, int id) {
-  if (!(x >= key_value(kept.cut.key)) && kept.cut.key != keep_all().key) return 0;
-  return kept.of(order_key(x), id, masses(x));
 }
 
 // Kept masses a vector at a time.
@@ -96,6 +98,20 @@ struct VectorMasses {
         last(static_cast<int>(kept.cut.id)),
         least(kept.least) {}
 
+  // The sum of a vector, if all is kept.
+  template <class Elements>
+  __device__ __forceinline__ uint64_t all(const Elements& elements) const {
+    uint64_t total = 0;
+#pragma unroll
+    for (float x : elements.x) total += masses(x);
+    return total;
+  }
+  // Without branches: what is not kept counts as -inf, which has no mass.
+  __device__ __forceinline__ uint64_t of(float x, int id) const {
+    const bool kept = (x > low) | ((x == low) & (id <= last));
+    const uint64_t mass = masses(kept ? x : -INFINITY);
+    return mass >= least ? mass : 0;
+  }
   // The sum of a vector whose first element is `id`: of most rows most vectors are left out.
   template <class Elements>
   __device__ __forceinline__ uint64_t sum(const Elements& elements, int id) const {
@@ -106,56 +122,119 @@ struct VectorMasses {
     uint64_t total = 0;
     if (any) {
 #pragma unroll
-      for (int j = 0; j < kLength; ++j) {
-        const float x = elements.x[j];
-        const uint64_t mass = masses(x);
-        if ((x > low || (x == low && id + j <= last)) && mass >= least) total += mass;
-      }
+      for (int j = 0; j < kLength; ++j) total += of(elements.x[j], id + j);
     }
     return total;
   }
 };
 
-template <class Part, class Masses>
-__device__ __forceinline__ uint64_t kept_masses(const Part& part, const VectorMasses<Masses>& masses) {
-  uint64_t total = 0;
-  part.sweep([&](int v, const auto& elements, bool) { total += masses.sum(elements, part.id(v)); });
-  return warp_sum(total);
-}
-
-// Sum of this warp's kept masses, in all lanes.
+// Sum of this warp's kept masses, in all lanes; by stretches in s.stretch_mass.
 template <class Part>
-__device__ __forceinline__ uint64_t warp_masses(const Part& part, const KeptMasses& kept) {
-  return with_masses(kept.softmax, [&](auto masses) {
-    return kept.everything() ? all_masses(part, masses) : kept_masses(part, VectorMasses(kept, masses));
+__device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, const KeptMasses& kept) {
+  clear_stretches(s);
+  uint64_t sum = 0;
+  with_masses(kept.softmax, [&](auto masses) {
+    const VectorMasses vectors(kept, masses);
+    const auto done = [&](int stretch) { end_stretch(s, stretch, sum); };
+    if (kept.everything()) {
+      part.sweep([&](int, const auto& elements, bool) { sum += vectors.all(elements); }, done);
+    } else {
+      part.sweep([&](int v, const auto& elements, bool) { sum += vectors.sum(elements, part.id(v)); }, done);
+    }
   });
+  return end_stretches(s, sum);
 }
 
-// The kept mass of vectors [from, to), which are few: by the calling thread alone, with several loads under way.
+// The kept mass of a thread's few vectors: from `first` on every `step`-th before `end`.
 template <class Part, class Masses>
-__device__ __forceinline__ uint64_t stretch_mass(const Part& part, const VectorMasses<Masses>& masses, int from,
-                                                 int to) {
-  constexpr int kAhead = 16 / Part::kLength;
+__device__ __forceinline__ uint64_t stretch_mass(const Part& part, const VectorMasses<Masses>& masses, int first,
+                                                 int step, int end) {
+  constexpr int kAhead = kBatch<Part>;
   uint64_t total = 0;
 #pragma unroll 1
-  for (int v = from; v < to; v += kAhead) {
-    const VectorBatch<Part, kAhead> batch(part, v, 1, to);
+  for (int v = first; v < end; v += kAhead * step) {
+    const VectorBatch<Part, kAhead> batch([&](int k) { return part[min(v + k * step, end - 1)]; });
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      if (v + k < to) total += masses.sum(batch.of[k], part.id(v + k));
+      if (v + k * step < end) total += masses.sum(batch.of[k], part.id(v + k * step));
     }
   }
   return total;
 }
 
+// The token among the vectors [first, last) of a block at which the kept masses, summed in the order of ids, exceed
+// `rest`; -1 in all threads but one. Each warp sums a stretch, until few vectors are left.
+template <class Part, class Masses>
+__device__ __forceinline__ int drawn_token(const Part& part, RowBoard& s, const VectorMasses<Masses>& masses, int first,
+                                           int last, uint64_t rest) {
+  constexpr int kFew = 96;
+  const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id());
+  while (last - first > kFew) {
+    const int each = (last - first + kRowWarps - 1) / kRowWarps;
+    const int from = first + warp * each, to = min(from + each, last);
+    const uint64_t sum = warp_sum(stretch_mass(part, masses, from + lane, 32, to));
+    uint64_t total;
+    const uint64_t before = block_warps_below(sum, s.warp_part, &total);
+    if (lane == 0 && before <= rest && rest - before < sum) {
+      s.drawn_first = from;
+      s.drawn_last = to;
+      s.drawn_point = rest - before;
+    }
+    __syncthreads();
+    first = s.drawn_first;
+    last = s.drawn_last;
+    rest = s.drawn_point;
+  }
+  if (warp != 0) return -1;
+  const int each = (last - first + 31) / 32, from = first + lane * each, to = min(from + each, last);
+  const uint64_t sum = stretch_mass(part, masses, from, 1, to);
+  const uint64_t before = warp_inclusive(sum) - sum;
+  if (before > rest || rest - before >= sum) return -1;
+  rest -= before;
+  for (int v = from; v < to; ++v) {
+    const auto elements = part[v];
+#pragma unroll
+    for (int j = 0; j < Part::kLength; ++j) {
+      const uint64_t mass = masses.of(elements.x[j], part.id(v) + j);
+      if (rest < mass) return part.id(v) + j;
+      rest -= mass;
+    }
+  }
+  return -1;
+}
+
+// Adds the kept masses of a warp's list to its stretches: each warp of the block to one of these.
+template <class Part, class Masses>
+__device__ __forceinline__ void add_listed(const Part& part, RowBoard& s, const VectorMasses<Masses>& masses,
+                                           int warp) {
+  static_assert(kStretches < kRowWarps, "and to the rest");
+  const int at = static_cast<int>(warp_id());
+  if (at <= kStretches) {
+    const float* values = part.list_values() + s.list_begin[warp];
+    const uint16_t* places = part.list_places() + s.list_begin[warp];
+    const int begin = part.begin(warp), listed = static_cast<int>(s.listed[warp]);
+    const int from = (part.stretch(warp, at) - begin) * Part::kLength;
+    const uint32_t length = static_cast<uint32_t>((part.stretch(warp, at + 1) - begin) * Part::kLength - from);
+    uint64_t sum = 0;
+#pragma unroll 4
+    for (int i = static_cast<int>(lane_id()); i < listed; i += 32) {
+      const int place = places[i];
+      const bool inside = static_cast<uint32_t>(place - from) < length;
+      sum += masses.of(inside ? values[i] : -INFINITY, part.id(begin) + place);
+    }
+    sum = warp_sum(sum);
+    if (lane_id() == 0) s.stretch_mass[warp][at] += sum;
+  }
+  __syncthreads();
+}
+
 // Draws the row's token from the warps' sums `own` of kept masses, and their sums before and in all; -1 in all threads
-// but one. All blocks of the row call it.
+// but one. All blocks of the row call it, with s.stretch_mass; `listed`: that is without what the lists keep.
 template <class Part>
 __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMasses kept, Published sums,
-                                          uint64_t own, uint64_t random) {
-  const int tid = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id());
+                                          uint64_t own, uint64_t random, bool listed) {
   const uint64_t point = draw_point(random, sums.total);
-  if (lane == 0 && point >= sums.before && point - sums.before < own) {
+  if (lane_id() == 0 && point >= sums.before && point - sums.before < own) {
     s.drawn_warp = static_cast<int>(warp_id());
     s.drawn_point = point - sums.before;
     s.drawn_cut = kept.cut;
@@ -164,39 +243,20 @@ __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMas
   const int warp = s.drawn_warp;
   if (warp < 0) return -1;
   kept.cut = s.drawn_cut;  // of equal elements a warp knows its own
-  // The block shares that warp's vectors, a stretch of them each; the thread whose stretch it is gives one to each
-  // lane.
-  const int first = part.begin(warp), last = part.end(warp), each = (last - first + kRowThreads - 1) / kRowThreads;
-  uint64_t sum = with_masses(kept.softmax, [&](auto masses) {
+  return with_masses(kept.softmax, [&](auto masses) {
     const VectorMasses vectors(kept, masses);
-    return stretch_mass(part, vectors, first + tid * each, min(first + (tid + 1) * each, last));
+    uint64_t rest = s.drawn_point;
+    int first = part.begin(warp), last = part.end(warp);
+    if (part.stretched(warp)) {
+      const uint64_t* by_stretch = s.stretch_mass[warp];
+      if (listed) add_listed(part, s, vectors, warp);
+      int at = 0;
+      for (; at < kStretches && rest >= by_stretch[at]; ++at) rest -= by_stretch[at];
+      first = part.stretch(warp, at);
+      last = part.stretch(warp, at + 1);
+    }
+    return drawn_token(part, s, vectors, first, last, rest);
   });
-  uint64_t total, before = warp_inclusive(sum);
-  before += block_warps_below(__shfl_sync(kAllLanes, before, 31), s.warp_part, &total) - sum;
-  const uint64_t rest = s.drawn_point;
-  const uint32_t winners = __ballot_sync(kAllLanes, before <= rest && rest - before < sum);
-  if (winners == 0) return -1;
-  const int winner = __ffs(static_cast<int>(winners)) - 1;
-  uint64_t missing = rest - __shfl_sync(kAllLanes, before, winner);
-  const int from = first + (tid - lane + winner) * each;
-  const VectorMasses vectors(kept, AnySoftmax{kept.softmax});
-  for (int v = from; v < min(from + each, last); v += 32) {
-    sum = v + lane < min(from + each, last) ? vectors.sum(part[v + lane], part.id(v + lane)) : 0;
-    uint64_t upto = warp_inclusive(sum);
-    const uint32_t beyond = __ballot_sync(kAllLanes, upto > missing);
-    if (beyond == 0) {
-      missing -= __shfl_sync(kAllLanes, upto, 31);
-      continue;
-    }
-    if (lane != __ffs(static_cast<int>(beyond)) - 1) return -1;
-    const auto elements = part[v + lane];
-    upto -= sum;
-    for (int j = 0; j < Part::kLength; ++j) {
-      upto += kept_mass(kept, AnySoftmax{kept.softmax}, elements.x[j], part.id(v + lane) + j);
-      if (upto > missing) return part.id(v + lane) + j;
-    }
-  }
-  return -1;
 }
 
 }  // namespace specdec::cuda

@@ -12,6 +12,7 @@ namespace specdec::cuda {
 struct RowCut {
   Cut cut;
   bool reached;
+  uint64_t own;  // mass of this warp's elements that it keeps, if asked for, in all lanes
 };
 
 // Bits below which the keys of a type are all zero.
@@ -31,14 +32,16 @@ __device__ __forceinline__ KeyRange possible_keys(KeyRange range) {
 }
 
 // Adds an element to a histogram.
-__device__ __forceinline__ void count_cell(Cells& cells, int bucket, uint64_t mass) {
+template <class MassOf>
+__device__ __forceinline__ void count_cell(Cells& cells, int bucket, const MassOf& mass_of, float x) {
   atomicAdd(&cells.word[0][bucket], 1u);
-  const uint32_t piece[3] = {static_cast<uint32_t>(mass) & 0x3FFFu, static_cast<uint32_t>(mass >> 14) & 0x3FFFu,
-                             static_cast<uint32_t>(mass >> 28)};
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    if (piece[i] != 0) atomicAdd(&cells.word[1 + i][bucket], piece[i]);
-  }
+  if constexpr (std::is_same<MassOf, NoMass>::value) return;
+  const uint64_t mass = mass_of(x);
+  const uint32_t low = static_cast<uint32_t>(mass) & 0x3FFFu, middle = static_cast<uint32_t>(mass >> 14) & 0x3FFFu;
+  const uint32_t high = static_cast<uint32_t>(mass >> 28);
+  atomicAdd(&cells.word[1][bucket], low);
+  atomicAdd(&cells.word[2][bucket], middle);
+  if (high != 0) atomicAdd(&cells.word[3][bucket], high);
 }
 
 // The row's histogram out of the blocks' cells, after a Cluster::sync().
@@ -85,54 +88,81 @@ __device__ __forceinline__ void find_cell(RowBoard& s) {
   __syncthreads();
 }
 
-// Cuts the short list of what is in s.search.range, which the leader has: s.cut and s.kept for all.
+// The order as one number: the larger, the earlier.
+__device__ __forceinline__ int64_t place_of(int32_t key, int32_t id) {
+  return static_cast<int64_t>(key) * (int64_t{1} << 32) + (0x7FFFFFFF - id);
+}
+
+// Cuts the short list of what is in s.search.range, which the leader has: s.cut and s.kept for all. As many threads look
+// at an element as there are for each.
 template <class MassOf>
 __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
   const RowBoard* leader = Cluster::of(&s, 0);
-  const int tid = static_cast<int>(threadIdx.x), n = static_cast<int>(s.search.inside.count);
+  const int tid = static_cast<int>(ptx::anew(threadIdx.x)), n = static_cast<int>(s.search.inside.count);
   if (tid < n) {
     const float x = leader->above.value[tid];
+    const int32_t id = leader->above.id[tid];
     s.copy_value[tid] = x;
-    s.copy_id[tid] = leader->above.id[tid];
+    s.copy_id[tid] = id;
+    s.copy_place[tid] = place_of(order_key(x), id);
     s.copy_mass[tid] = mass_of(x);
   }
   __syncthreads();
   static_assert(kShort * 2 <= kRowThreads, "two threads an element");
-  const int i = tid / 2;
+  int threads = 2;
+  while (threads < 32 && n * threads * 2 <= kRowThreads) threads *= 2;
+  const int i = tid / threads;
+  uint32_t count = 0;
+  uint64_t mass = 0;
   if (i < n) {
-    const int32_t key = order_key(s.copy_value[i]), id = s.copy_id[i];
-    uint32_t count = 0;
-    uint64_t mass = 0;
-#pragma unroll 2
-    for (int j = tid % 2; j < n; j += 2) {
-      const int32_t other = order_key(s.copy_value[j]);
-      if (other > key || (other == key && s.copy_id[j] <= id)) {
+    const int64_t place = s.copy_place[i];
+#pragma unroll 4
+    for (int j = tid % threads; j < n; j += threads) {
+      if (s.copy_place[j] >= place) {
         ++count;
         mass += s.copy_mass[j];
       }
     }
-    const unsigned both = 3u << (lane_id() & ~1u);
-    count += __shfl_xor_sync(both, count, 1);
-    mass += __shfl_xor_sync(both, mass, 1);
+  }
+  for (int d = 1; d < threads; d *= 2) {
+    count += __shfl_xor_sync(kAllLanes, count, d);
+    mass += __shfl_xor_sync(kAllLanes, mass, d);
+  }
+  if (i < n && tid % threads == 0) {
     const Weight kept = s.search.above.plus({count, mass});
     const Goal goal = s.search.goal;
     const uint64_t upto = kept.of(goal), before = upto - Weight{1, s.copy_mass[i]}.of(goal);
-    if (tid % 2 == 0 && upto >= s.search.need && before < s.search.need) {
-      s.cut = {key, id};
+    if (upto >= s.search.need && before < s.search.need) {
+      s.cut = {order_key(s.copy_value[i]), s.copy_id[i]};
       s.kept = kept;
     }
   }
   __syncthreads();
 }
 
+// This lane's share of the mass of this warp's elements in the short list, after cut_short, as far as it is kept.
+template <class Part>
+__device__ __forceinline__ uint64_t own_of_short(const Part& part, const RowBoard& s) {
+  const int warp = static_cast<int>(warp_id()), n = static_cast<int>(s.search.inside.count);
+  const int first = part.id(part.begin(warp)), last = part.id(part.end(warp));
+  uint64_t own = 0;
+  for (int i = static_cast<int>(lane_id()); i < n; i += 32) {
+    const int id = s.copy_id[i];
+    if (id >= first && id < last && s.cut.keeps(order_key(s.copy_value[i]), id)) own += s.copy_mass[i];
+  }
+  return own;
+}
+
 // Cuts among elements that all have one key: the first `ties` of them are kept. `own_ties` are those of this lane.
 template <class Part>
-__device__ __forceinline__ Cut cut_ties(const Part& part, RowBoard& s, int32_t key, uint64_t ties, int own_ties) {
+__device__ __forceinline__ Cut cut_ties(const Part& part, RowBoard& s, int32_t key, uint64_t ties, int own_ties,
+                                        int* own_kept = nullptr) {
   const int count = warp_sum(own_ties);
   publish(s.published[0], static_cast<uint64_t>(count));
   Cluster::sync();
   const uint64_t before = gather(s.published[0]).before;
   const int kept = static_cast<int>(ties <= before ? 0 : min(ties - before, static_cast<uint64_t>(count)));
+  if (own_kept != nullptr) *own_kept = kept;
   if (kept == count) return {key, part.size()};
   return {key, kept == 0 ? -1 : nth_tie(part, key, kept)};
 }
@@ -145,8 +175,10 @@ __device__ __forceinline__ void begin_search(RowBoard& s, const RowSearch& searc
 
 // Ends s.search by histograms. `each(f)` calls f(value, id) for this lane's share of elements, which are all that there
 // are in the search's range. All blocks of the row call it; not reached: the range does not hold what is needed.
+// `own_too`: what the warp keeps of them is asked for.
 template <class L, class Part, class Each, class MassOf>
-__device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each each, const MassOf& mass_of) {
+__device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each each, const MassOf& mass_of,
+                                         bool own_too) {
   for (int turn = 0;; turn ^= 1) {
     Cells& cells = s.cells[turn];
     for (int i = static_cast<int>(threadIdx.x); i < 4 * kBuckets; i += kRowThreads) {
@@ -158,7 +190,7 @@ __device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each eac
       const KeyGrid grid = s.search.grid;
       each([&](float x, int) {
         const int32_t key = order_key(x);
-        if (range.has(key)) count_cell(cells, grid.bucket(key), mass_of(x));
+        if (range.has(key)) count_cell(cells, grid.bucket(key), mass_of, x);
       });
     }
     Cluster::sync();
@@ -166,25 +198,36 @@ __device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each eac
     find_cell<L>(s);
     if (!s.search.reached) {
       Cluster::sync();  // all have merged the cells, which the next search clears
-      return {{0, 0}, false};
+      return {{0, 0}, false, 0};
     }
     const KeyRange range = s.search.range;
     if (s.search.inside.count <= kShort) {
+      uint64_t own = 0;
       each([&](float x, int id) {
-        if (range.has(order_key(x))) Cluster::of(&s, 0)->above.append(x, id);
+        const int32_t key = order_key(x);
+        if (range.has(key)) Cluster::of(&s, 0)->above.append(x, id);
+        if (own_too && key > range.high) own += mass_of(x);
       });
       Cluster::sync();
       if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
       cut_short(s, mass_of);
-      return {s.cut, true};
+      if (own_too) own = warp_sum(own + own_of_short(part, s));
+      return {s.cut, true, own};
     }
     if (range.low == range.high) {
       const uint64_t mass = mass_of(key_value(range.low)), missing = s.search.need - s.search.above.of(s.search.goal);
       const uint64_t ties = s.search.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
       if (threadIdx.x == 0) s.kept = s.search.above.plus({ties, ties * mass});
-      int own = 0;
-      each([&](float x, int) { own += order_key(x) == range.low ? 1 : 0; });
-      return {cut_ties(part, s, range.low, ties, own), true};
+      int equal = 0, kept = 0;
+      uint64_t own = 0;
+      each([&](float x, int) {
+        const int32_t key = order_key(x);
+        if (key == range.low) ++equal;
+        if (own_too && key > range.low) own += mass_of(x);
+      });
+      const Cut cut = cut_ties(part, s, range.low, ties, equal, &kept);
+      if (own_too) own = warp_sum(own) + static_cast<uint64_t>(kept) * mass;
+      return {cut, true, own};
     }
   }
 }

@@ -27,15 +27,25 @@ __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, int32_
   if (s.thread_key[tid] >= key) s.owner[atomicAdd(&s.owners, 1)] = static_cast<uint16_t>(tid);
   __syncthreads();
   const int rounds = part.rounds(), count = s.owners * rounds;
+  constexpr int kAhead = sizeof(typename Part::Bits) == 4 ? 2 * kBatch<Part> : kBatch<Part>;
 #pragma unroll 1
-  for (int i = tid; i < count; i += kRowThreads) {
-    const int owner = s.owner[i / rounds], v = part.begin(owner / 32) + owner % 32 + i % rounds * 32;
-    if (v >= part.end(owner / 32)) continue;
-    const auto elements = part[v];
-    const int id = part.id(v);
+  for (int i = tid; i < count; i += kAhead * kRowThreads) {
+    int v[kAhead];  // -1: none
+    const VectorBatch<Part, kAhead> batch([&](int k) {
+      const int at = min(i + k * kRowThreads, count - 1), owner = s.owner[at / rounds];
+      const int own = part.begin(owner / 32) + owner % 32 + at % rounds * 32;
+      const bool real = i + k * kRowThreads < count && own < part.end(owner / 32);
+      v[k] = real ? own : -1;
+      return part[real ? own : part.begin(owner / 32)];
+    });
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) {
-      if (part.has(id + j)) f(elements.x[j], id + j);
+    for (int k = 0; k < kAhead; ++k) {
+      if (v[k] < 0) continue;
+      const int id = part.id(v[k]);
+#pragma unroll
+      for (int j = 0; j < Part::kLength; ++j) {
+        if (part.has(id + j)) f(batch.of[k].x[j], id + j);
+      }
     }
   }
   __syncthreads();

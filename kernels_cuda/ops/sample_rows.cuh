@@ -6,26 +6,47 @@
 
 namespace specdec::cuda {
 
-// Puts the row's parameters into s.params and, if there are seeds, its random word into s.random; in all threads' sight
-// after the next barrier.
-__device__ __forceinline__ void read_params(const SamplingTensors& t, int64_t row, int64_t position, RowBoard& s) {
-  if (threadIdx.x != 0) return;
-  s.params = {t.temperature[row], t.top_p[row], t.min_p[row], t.top_k[row]};
-  if (t.seed != nullptr) s.random = philox_words(t.seed[row], position, Purpose::kSample).u64();
+// The first top_k elements are few: whether top_k is set, and for the sorted list.
+__device__ __forceinline__ bool is_short_list(const SamplingParams& params, int size) {
+  return params.top_k > 0 && params.top_k < size && params.top_k <= kSorted;
 }
 
-// Loads the row's part and looks for its largest key.
+// Reads the row's parameters, puts them into s.params and, if there are seeds, its random word into s.random; in all
+// threads' sight after the next barrier. Returns whether its first cut is of many elements, which takes a sample.
+__device__ __forceinline__ bool read_params(const SamplingTensors& t, int64_t row, int64_t position, RowBoard& s) {
+  const SamplingParams params = {t.temperature[row], t.top_p[row], t.min_p[row], t.top_k[row]};
+  const int size = static_cast<int>(t.vocabulary);
+  if (threadIdx.x == 0) {
+    s.params = params;
+    if (t.seed != nullptr) s.random = philox_words(t.seed[row], position, Purpose::kSample).u64();
+  }
+  const bool cut = (params.top_k > 0 && params.top_k < size) || params.top_p < 1.0f;
+  return params.temperature > 0.0f && cut && !is_short_list(params, size);
+}
+
+// Loads the row's part and looks for its largest key; for a sample also for what is low in it, and each thread's second
+// largest element.
 template <class L, class Part>
-__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s) {
+__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, bool sampled) {
   float top = -INFINITY, low = INFINITY;
-  part.load([&](int v, const Elements<L>& elements, bool real) {
-    const bool whole = real && part.whole(v);
+  if (sampled) {
+    float second = -INFINITY;
+    part.template load<true>([&](int v, const Elements<L>& elements, bool real) {
+      const bool whole = real && part.whole(v);
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) {
-      top = ptx::max_or_nan(top, elements.x[j]);
-      if (whole) low = fminf(low, elements.x[j]);
-    }
-  });
+      for (int j = 0; j < Part::kLength; ++j) {
+        second = fmaxf(second, fminf(top, elements.x[j]));
+        top = ptx::max_or_nan(top, elements.x[j]);
+        if (whole) low = fminf(low, elements.x[j]);
+      }
+    });
+    s.thread_second[threadIdx.x] = second;
+  } else {
+    part.load([&](int, const Elements<L>& elements, bool) {
+#pragma unroll
+      for (int j = 0; j < Part::kLength; ++j) top = ptx::max_or_nan(top, elements.x[j]);
+    });
+  }
   return meet_row(s, order_key(top), low);
 }
 
@@ -33,11 +54,6 @@ __device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s) {
 __device__ __forceinline__ void set_softmax(RowBoard& s, int32_t top) {
   if (threadIdx.x == 0) s.softmax = {key_value(top), div_rn(1.0f, s.params.temperature)};
   __syncthreads();
-}
-
-// The first top_k elements are few: whether top_k is set, and for the sorted list.
-__device__ __forceinline__ bool is_short_list(const SamplingParams& params, int size) {
-  return params.top_k > 0 && params.top_k < size && params.top_k <= kSorted;
 }
 
 // In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.cut and s.kept_total.
@@ -86,6 +102,7 @@ __device__ __forceinline__ int draw_sorted(const RowBoard& s) {
 struct RowKept {
   Cut cut;
   uint64_t own;
+  bool listed;  // the warps' sums by stretches are without what their lists keep
 };
 
 __device__ __forceinline__ KeptMasses kept_by(const RowBoard& s, Cut cut) {
@@ -94,22 +111,23 @@ __device__ __forceinline__ KeptMasses kept_by(const RowBoard& s, Cut cut) {
 
 template <class L, class Part>
 __device__ __forceinline__ RowKept keep_row(const Part& part, RowBoard& s) {
-  const bool by_count = s.params.top_k > 0 && s.params.top_k < part.size(), by_mass = s.params.top_p < 1.0f;
+  const auto by_count = [&] { return s.params.top_k > 0 && s.params.top_k < part.size(); };
   SoftmaxCut cut = {keep_all(), false, 0};
   // Not as a loop: what follows from the part alone would be kept in registers through all of it.
-  if (by_count) {
+  if (by_count()) {
     const float fraction = static_cast<float>(s.params.top_k) / static_cast<float>(part.size());
-    cut = is_ordinary(s.softmax) ? cut_ordinary<L>(part, s, Goal::kCount, 0, fraction)
+    cut = is_ordinary(s.softmax) ? cut_ordinary<L>(part, s, Goal::kCount, 0, fraction, true)
                                  : cut_infinite<L>(part, s, Goal::kCount, 0);
   }
-  if (by_mass) {
-    const uint64_t total = by_count ? s.kept.mass : 0;
-    const float share = by_count ? static_cast<float>(total) / static_cast<float>(s.row_mass) : 1.0f;
-    cut = is_ordinary(s.softmax) ? cut_ordinary<L>(part, s, Goal::kMass, total, s.params.top_p * share)
+  if (s.params.top_p < 1.0f) {
+    const bool again = by_count();
+    const uint64_t total = again ? s.kept.mass : 0;
+    const float share = again ? static_cast<float>(total) / static_cast<float>(s.row_mass) : 1.0f;
+    cut = is_ordinary(s.softmax) ? cut_ordinary<L>(part, s, Goal::kMass, total, s.params.top_p * share, !again)
                                  : cut_infinite<L>(part, s, Goal::kMass, total);
   }
-  if (cut.own_known && threshold(s.params.min_p, kMassOne) == 0) return {cut.cut, cut.own};
-  return {cut.cut, warp_masses(part, kept_by(s, cut.cut))};
+  if (cut.own_known && threshold(s.params.min_p, kMassOne) == 0) return {cut.cut, cut.own, true};
+  return {cut.cut, warp_masses(part, s, kept_by(s, cut.cut)), false};
 }
 
 }  // namespace specdec::cuda

@@ -8,7 +8,6 @@ namespace specdec::cuda {
 template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
     sample_target_kernel(SamplingTensors t, const typename L::Bits* logits, int64_t* target_tokens) {
-  uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
   const int64_t position = t.position[Cluster::index()];
@@ -19,9 +18,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
   clear_board(s);
   Cluster::arrive();
-  read_params(t, Cluster::index(), position, s);
-  RowPart<L, kResident> part(logits + Cluster::index() * t.vocabulary, static_cast<int>(t.vocabulary), dynamic);
-  const int32_t top = load_row<L>(part, s);
+  const bool sampled = read_params(t, Cluster::index(), position, s);
+  RowPart<L, kResident> part(logits + Cluster::index() * t.vocabulary, static_cast<int>(t.vocabulary));
+  const int32_t top = load_row<L>(part, s, sampled);
   if (top == kKeyNan || top == -kKeyInf) {
     if (leads && threadIdx.x == 0) target_tokens[Cluster::index()] = -1;
     return;
@@ -51,7 +50,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const RowKept kept = keep_row<L>(part, s);
   publish(s.published[3], kept.own);
   Cluster::sync();
-  const int id = draw_token(part, s, kept_by(s, kept.cut), gather(s.published[3]), kept.own, s.random);
+  const int id = draw_token(part, s, kept_by(s, kept.cut), gather(s.published[3]), kept.own, s.random,
+                            kept.listed);
   if (id >= 0) target_tokens[Cluster::index()] = id;
 }
 

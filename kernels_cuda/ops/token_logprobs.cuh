@@ -20,7 +20,6 @@ template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
     token_logprobs_kernel(LogprobTensors t, const typename L::Bits* logits) {
   using Part = RowPart<L, kResident>;
-  uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
   const int64_t a = Cluster::index(), accepted = clamp64(*t.accepted, 0, t.entries);
@@ -34,7 +33,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   Cluster::arrive();
   const typename L::Bits* row = logits + r * t.vocabulary;
   const float chosen = L::widen(row[token]);
-  Part part(row, static_cast<int>(t.vocabulary), dynamic);
+  Part part(row, static_cast<int>(t.vocabulary));
   float largest = -INFINITY;
   int not_below = 0;
   part.load([&](int, const Elements<L>& elements, bool) {
@@ -58,7 +57,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     of_row.ln_total = ln_ratio(gather(s.published[3]).total);
     const int64_t rank = static_cast<int64_t>(gather(s.published[1]).total);
     if (threadIdx.x != 0) return;
-    t.ids[a * t.width] = token;
+    t.ids[a * t.width] = t.token_ids[a];  // from memory: less is kept in registers through the passes
     t.logprobs[a * t.width] = of_row.of(chosen);
     t.ranks[a] = chosen == -INFINITY ? t.vocabulary : rank;  // what fills the edges of the row is -inf too
   };

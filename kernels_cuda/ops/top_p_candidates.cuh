@@ -9,7 +9,6 @@ namespace specdec::cuda {
 template <bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(CandidateTensors t) {
   using Part = RowPart<Probability, kResident>;
-  uint4* const dynamic = ptx::dynamic_shared<uint4>();
   __shared__ RowBoard s;
   wait_for_previous();
   const int64_t r = Cluster::index(), b = t.slot_of_row[r];
@@ -28,7 +27,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(Candid
   clear_board(s);
   Cluster::arrive();
   const uint64_t wanted = fraction_mass(t.top_p[b]);
-  Part part(t.probs + r * t.vocabulary, static_cast<int>(t.vocabulary), dynamic);
+  Part part(t.probs + r * t.vocabulary, static_cast<int>(t.vocabulary));
   float largest = -INFINITY;
   part.load([&](int, const Elements<Probability>& elements, bool) {
 #pragma unroll
