@@ -1,6 +1,8 @@
 // ops/ptx.cuh on the host.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cmath>
 
 #include "simt.h"

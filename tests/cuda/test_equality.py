@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.cuda.backend import CudaBackend
+from specdec_hal.conformance.subject import REFERENCE, written
+from specdec_hal.conformance.wide import WideCase, wide_cases
 from specdec_hal.ops import OPS as SPECS
 from specdec_hal.ops import MatchPolicy
 from specdec_hal.ops.generate import cases, generate, hostile
@@ -130,6 +132,29 @@ def test_penalties_round_every_16_bit_logit(cuda):
 def test_wide_candidates(c, cuda):
     for v in (c, c + 1, 500, 3001, 20_011, 262_144):
         check("top_p_candidates", wide_rows.candidates(v, c, 0.9), cuda, (c, v))
+
+
+BEYOND = [case for op in OPS for case in wide_cases(op) if isinstance(case, WideCase)]
+
+
+@pytest.mark.parametrize("case", BEYOND, ids=[f"{case.op}-{case.name}" for case in BEYOND])
+def test_rows_beyond_32_bits(case, cuda):
+    """Tensors of more than 2^31 elements, of which the last rows are asked for."""
+    import torch
+
+    call = case.make()
+    tensors = {name: value for name, value in call.items() if isinstance(value, np.ndarray)}
+    needed, free = sum(tensor.nbytes for tensor in tensors.values()), torch.cuda.mem_get_info()[0]
+    if needed > 0.8 * free:
+        pytest.skip(f"{needed} bytes of tensors do not fit the {free} that the device has free")
+    on_gpu = {**call, **{name: torch.from_numpy(tensor).cuda() for name, tensor in tensors.items()}}
+    getattr(cuda, case.op)(**on_gpu)
+    names = written(case.op, call)
+    actual = {name: on_gpu[name][case.look.get(name, ...)].cpu().numpy() for name in names}
+    del on_gpu
+    torch.cuda.empty_cache()
+    getattr(REFERENCE, case.op)(**call)
+    assert_same_bits(actual, {name: call[name][case.look.get(name, ...)] for name in names}, case.name)
 
 
 HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")

@@ -10,7 +10,7 @@ import numpy as np
 from specdec_hal.ops.generate import generate
 from specdec_hal.ops.rows import to_logits
 
-STYLES = ("smooth", "tied", "zeros", "constant", "mostly -inf", "+inf", "close", "steep", "nan", "all -inf")
+STYLES = ("smooth", "tied", "zeros", "constant", "mostly -inf", "+inf", "close", "steep", "nan", "all -inf", "leading")
 PARAMS = [
     (temperature, top_p, top_k, min_p)
     for temperature in (1.0, 0.6, 3.0)
@@ -47,6 +47,8 @@ def row_of(style: str, v: int, rng: np.random.Generator) -> np.ndarray:
         row[rng.integers(v)] = np.nan
     elif style == "all -inf":
         row[:] = -np.inf
+    elif style == "leading":  # large logits lie together, as those of frequent tokens do
+        row += 9 * np.exp(-np.arange(v) / (v / 8)).astype(np.float32)
     return row
 
 

@@ -114,7 +114,6 @@ __global__ void functions() {
   good &= __reduce_or_sync(~0u, lane % 4 == 0 ? 1u << lane : 0) == 0x11111111u;
   good &= __match_any_sync(~0u, static_cast<int>(lane % 4) - 2) == 0x11111111u << lane % 4;
   good &= __syncthreads_or(threadIdx.x == 63) == 1 && __syncthreads_and(threadIdx.x != 63) == 0;
-  good &= ptx::lanes_below() == (uint64_t{1} << lane) - 1;
   good &= __fns(0xB4u, 0, 3) == 5 && __fns(0xB4u, 3, 1) == 4 && __fns(0xB4u, 0, 5) == ~0u;
   good &= __ffs(0) == 0 && __ffs(8) == 4 && __clz(1) == 31 && __clz(0) == 32 && __clzll(1) == 63 && __popc(0xF0F) == 8;
   good &= __umul64hi(~0ull, ~0ull) == ~0ull - 1;
