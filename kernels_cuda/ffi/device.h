@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <string>
+
 #include "../ops/check.h"
 
 namespace specdec::cuda {
@@ -26,6 +28,15 @@ class DeviceGuard {
   int before_ = 0;
   bool changed_ = false;
 };
+
+// Throws CudaError if a stream is of another device than the current one: what is launched on it would run there, on
+// addresses that are not that device's. The default streams are of the current device.
+inline void require_stream_of(int device, cudaStream_t stream) {
+  int own = device;
+  check("cudaStreamGetDevice", cudaStreamGetDevice(stream, &own));
+  if (own == device) return;
+  throw CudaError(("the stream is of cuda:" + std::to_string(own)).c_str(), cudaErrorInvalidResourceHandle);
+}
 
 // What would help against an error, for messages.
 inline const char* cure_of(cudaError_t error) {

@@ -54,6 +54,7 @@ class TargetOperands : public Operands {
     return Function::FromTyped([op = op_, device = device_index(), launch = std::move(launch)](int64_t stream) {
       try {
         const cuda::DeviceGuard guard(device);
+        cuda::require_stream_of(device, reinterpret_cast<cudaStream_t>(stream));
         launch(reinterpret_cast<cudaStream_t>(stream));
       } catch (const cuda::CudaError& error) {
         TVM_FFI_THROW(RuntimeError) << op << " [cuda]: on cuda:" << device << ", stream " << stream << ": "

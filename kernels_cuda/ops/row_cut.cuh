@@ -14,9 +14,9 @@ struct Interval {
 
 constexpr float kLeastT = -42.0f;  // below it masses are 0
 
-// A quick pass over a sample (`fresh`: it is where the load has put it): counts by buckets of t. Each thread's two largest
-// elements are counted exactly if they reach the pivot, all below these as far as they are in the sample. Divides the
-// room for lists among the warps.
+// A quick pass over a sample (`fresh`: it is where the load has put it): counts by buckets of t. Each thread's two
+// largest elements are counted exactly if they reach the pivot, all below these as far as they are in the sample.
+// Divides the room for lists among the warps.
 template <class Part>
 __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s, Goal goal, float fraction,
                                                    bool fresh) {
@@ -29,7 +29,9 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
   const float deepest = isfinite(least) ? fmaxf(fminf((least - row_max) * to_t, -0x1p-60f), kLeastT) : kLeastT;
   const float scale = (kSampledCells - 1) / deepest, slope = to_t / deepest;  // both negative
   // Roughly t * scale, at most the last.
-  const auto bucket = [&](float x) { return __saturatef((x - row_max) * slope) * static_cast<float>(kSampledCells - 1); };
+  const auto bucket = [&](float x) {
+    return __saturatef((x - row_max) * slope) * static_cast<float>(kSampledCells - 1);
+  };
 
   constexpr uint32_t kSampled = 1u << 13;  // what a sampled element adds to its cell; an exact one adds 1
   static_assert(2 * kMostCluster * kRowThreads < kSampled, "the exact ones of all blocks");

@@ -10,7 +10,8 @@
 
 namespace specdec::cuda {
 
-static_assert(kMostVocabulary <= 1 << 18, "a block's Cells have 32 bits, packed counts 19 and 20, places in a warp's list 16");
+static_assert(kMostVocabulary <= 1 << 18,
+              "a block's Cells have 32 bits, packed counts 19 and 20, places in a warp's list 16");
 
 // Of the current device.
 struct RowDevice {

@@ -17,7 +17,7 @@ from specdec_hal.ops.spec import FLOATS
 from tests.support import wide_rows
 from tests.support.bits import assert_same_bits
 from tests.support.cuda_shapes import LARGE
-from tests.support.gpu import GpuCall, run_on_gpu
+from tests.support.gpu import GpuCall, from_torch, run_on_gpu, to_torch
 from tests.support.running import run
 
 pytestmark = pytest.mark.gpu
@@ -147,10 +147,10 @@ def test_rows_beyond_32_bits(case, cuda):
     needed, free = sum(tensor.nbytes for tensor in tensors.values()), torch.cuda.mem_get_info()[0]
     if needed > 0.8 * free:
         pytest.skip(f"{needed} bytes of tensors do not fit the {free} that the device has free")
-    on_gpu = {**call, **{name: torch.from_numpy(tensor).cuda() for name, tensor in tensors.items()}}
+    on_gpu = {**call, **{name: to_torch(tensor) for name, tensor in tensors.items()}}
     getattr(cuda, case.op)(**on_gpu)
     names = written(case.op, call)
-    actual = {name: on_gpu[name][case.look.get(name, ...)].cpu().numpy() for name in names}
+    actual = {name: from_torch(on_gpu[name][case.look.get(name, ...)], call[name]) for name in names}
     del on_gpu
     torch.cuda.empty_cache()
     getattr(REFERENCE, case.op)(**call)

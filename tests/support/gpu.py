@@ -53,6 +53,19 @@ def _typed(part: Any, array: np.ndarray, framework: str) -> Any:
     return part.view(array.dtype).reshape(array.shape)
 
 
+def to_torch(array: np.ndarray) -> Any:
+    """On the first device; bfloat16 for uint16."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return _typed(_buffer(flat, "torch", 0), array, "torch")
+
+
+def from_torch(tensor: Any, like: np.ndarray) -> np.ndarray:
+    """As an array of the dtype of `like`."""
+    import torch
+
+    return tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().view(like.dtype).reshape(tensor.shape)
+
+
 class GpuCall:
     """A call's arrays in one buffer on a device, each between marked margins and aligned to its elements only."""
 
