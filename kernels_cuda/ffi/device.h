@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <string>
 
 #include "../ops/check.h"
@@ -30,8 +31,13 @@ class DeviceGuard {
 };
 
 // Throws CudaError if a stream is of another device than the current one: what is launched on it would run there, on
-// addresses that are not that device's. The default streams are of the current device.
+// addresses that are not that device's. The default streams are of the current device, and a stream that is being
+// captured cannot be asked: cudaStreamGetDevice is not permitted then.
 inline void require_stream_of(int device, cudaStream_t stream) {
+  if (reinterpret_cast<uintptr_t>(stream) <= reinterpret_cast<uintptr_t>(cudaStreamPerThread)) return;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  check("cudaStreamIsCapturing", cudaStreamIsCapturing(stream, &capture));
+  if (capture != cudaStreamCaptureStatusNone) return;
   int own = device;
   check("cudaStreamGetDevice", cudaStreamGetDevice(stream, &own));
   if (own == device) return;
