@@ -113,8 +113,8 @@ class RowPart {
   __device__ __forceinline__ int sample_begin() const {
     return begin(static_cast<int>(warp_id())) + static_cast<int>(lane_id()) + sample_phase() * 32;
   }
-  // The `at`-th of them, vector `v`; kNotPutAside once lists are written.
   static constexpr int kNotPutAside = 1 << 20;
+  // The `at`-th of them, vector `v`; kNotPutAside once lists are written.
   __device__ __forceinline__ Elements<L> sampled(int at, int v) const {
     if (!kResident && at < sample_room() && whole(v)) {
       return Elements<L>(held()[at * kRowThreads + static_cast<int>(threadIdx.x)]);
@@ -122,13 +122,13 @@ class RowPart {
     return (*this)[v];
   }
 
-  // Goes through this warp's vectors after `load`, backwards, since what was read last is in the cache: in all lanes
-  // together f(vector, elements, whether they are the row's). Behind each stretch but the last done(stretch), if the
-  // warp is stretched().
   static constexpr int kSweepAhead = sizeof(Bits) == 4 ? 3 : 2;
   struct Never {
     __device__ void operator()(int) const {}
   };
+  // Goes through this warp's vectors after `load`, backwards, since what was read last is in the cache: in all lanes
+  // together f(vector, elements, whether they are the row's). Behind each stretch but the rest done(stretch), if the
+  // warp is stretched().
   template <int kAhead = kSweepAhead, class F, class Done = Never>
   __device__ __forceinline__ void sweep(F f, Done done = Done()) const {
     if constexpr (kResident) {
@@ -229,7 +229,7 @@ class RowPart {
         }
       }
     }
-    const int first_again = static_cast<int>(ptx::anew(static_cast<uint32_t>(first)));
+    const int first_again = static_cast<int>(ptx::anew(static_cast<uint32_t>(first)));  // saves a register meanwhile
     const int over = max(to - first_again - (ragged ? 32 : 0), 0) % (32 * kAhead);
     const int rest = to - over, singles = (over + 31) / 32;
 #pragma unroll 1
