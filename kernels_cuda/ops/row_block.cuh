@@ -131,6 +131,7 @@ class RowPart {
   // warp is stretched().
   template <int kAhead = kSweepAhead, class F, class Done = Never>
   __device__ __forceinline__ void sweep(F f, Done done = Done()) const {
+    static_assert(std::is_same<Done, Never>::value || kAhead == kSweepAhead, "stretch() counts batches of kSweepAhead");
     if constexpr (kResident) {
       const int last = end(static_cast<int>(warp_id()));
 #pragma unroll 1

@@ -6,9 +6,12 @@
 
 namespace specdec::cuda {
 
-// The first top_k elements are few: whether top_k is set, and for the sorted list.
+// Whether top_k cuts the row, and whether what it leaves is few: for the sorted list.
+__device__ __forceinline__ bool cuts_by_count(const SamplingParams& params, int size) {
+  return params.top_k > 0 && params.top_k < size;
+}
 __device__ __forceinline__ bool is_short_list(const SamplingParams& params, int size) {
-  return params.top_k > 0 && params.top_k < size && params.top_k <= kSorted;
+  return cuts_by_count(params, size) && params.top_k <= kSorted;
 }
 
 // Reads the row's parameters, puts them into s.params and, if there are seeds, its random word into s.random; in all
@@ -20,7 +23,7 @@ __device__ __forceinline__ bool read_params(const SamplingTensors& t, int64_t ro
     s.params = params;
     if (t.seed != nullptr) s.random = philox_words(t.seed[row], position, Purpose::kSample).u64();
   }
-  const bool cut = (params.top_k > 0 && params.top_k < size) || params.top_p < 1.0f;
+  const bool cut = cuts_by_count(params, size) || params.top_p < 1.0f;
   return params.temperature > 0.0f && cut && !is_short_list(params, size);
 }
 
@@ -111,16 +114,15 @@ __device__ __forceinline__ KeptMasses kept_by(const RowBoard& s, Cut cut) {
 
 template <class L, class Part>
 __device__ __forceinline__ RowKept keep_row(const Part& part, RowBoard& s) {
-  const auto by_count = [&] { return s.params.top_k > 0 && s.params.top_k < part.size(); };
   SoftmaxCut cut = {keep_all(), false, 0};
   // Not as a loop: what follows from the part alone would be kept in registers through all of it.
-  if (by_count()) {
+  if (cuts_by_count(s.params, part.size())) {
     const float fraction = static_cast<float>(s.params.top_k) / static_cast<float>(part.size());
     cut = is_ordinary(s.softmax) ? cut_ordinary<L>(part, s, Goal::kCount, 0, fraction, true)
                                  : cut_infinite<L>(part, s, Goal::kCount, 0);
   }
   if (s.params.top_p < 1.0f) {
-    const bool again = by_count();
+    const bool again = cuts_by_count(s.params, part.size());
     const uint64_t total = again ? s.kept.mass : 0;
     const float share = again ? static_cast<float>(total) / static_cast<float>(s.row_mass) : 1.0f;
     cut = is_ordinary(s.softmax) ? cut_ordinary<L>(part, s, Goal::kMass, total, s.params.top_p * share, !again)
