@@ -29,8 +29,13 @@ T* dynamic_shared() {
   return static_cast<T*>(simt::dynamic_shared());
 }
 
-inline void load_ahead(uint4& x, const uint4* from, bool wanted) {
+struct CachePolicy {};
+inline CachePolicy evict_first() { return {}; }
+inline void load_ahead(uint4& x, const uint4* from, bool wanted, CachePolicy) {
   if (wanted) x = *from;
+}
+inline void load_ahead(uint4& x, const uint4* global, bool from_global, const uint4* shared, bool from_shared) {
+  if (from_global || from_shared) x = from_global ? *global : *shared;
 }
 inline uint32_t anew(uint32_t x) { return x; }
 

@@ -31,26 +31,40 @@ struct LaunchShape {
   unsigned cluster = 1;     // blocks of a cluster, along x; more than one only from generation 9 on
 };
 
-// Launches `kernel`, which starts while the launch before it in the stream still runs (programmatic dependent launch,
-// where the device can): it must call `wait_for_previous()` of warp.cuh before it touches what earlier launches wrote.
-template <typename... P, typename... A>
-void launch(const char* op, cudaStream_t stream, const LaunchShape& shape, void (*kernel)(P...), const A&... args) {
-  cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = shape.grid;
-  config.blockDim = shape.block;
-  config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  if (device_generation(op) >= 9) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+// A launch as the runtime takes it, which overlaps with the one before it in the stream where the device can
+// (programmatic dependent launch).
+class LaunchConfig {
+ public:
+  LaunchConfig(const char* op, cudaStream_t stream, const LaunchShape& shape) {
+    config_.gridDim = shape.grid;
+    config_.blockDim = shape.block;
+    config_.dynamicSmemBytes = shape.shared_bytes;
+    config_.stream = stream;
+    config_.attrs = attributes_;
+    if (device_generation(op) < 9) return;
+    attributes_[config_.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes_[config_.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     if (shape.cluster > 1) {
-      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-      attributes[config.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
+      attributes_[config_.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes_[config_.numAttrs++].val.clusterDim = {shape.cluster, 1, 1};
     }
   }
-  check(op, cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...));
+  LaunchConfig(const LaunchConfig&) = delete;
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+
+  const cudaLaunchConfig_t* get() const { return &config_; }
+
+ private:
+  cudaLaunchAttribute attributes_[2] = {};
+  cudaLaunchConfig_t config_ = {};
+};
+
+// Launches `kernel`, which may start while the launch before it in the stream still runs: it must call
+// `wait_for_previous()` of warp.cuh before it touches what earlier launches wrote.
+template <typename... P, typename... A>
+void launch(const char* op, cudaStream_t stream, const LaunchShape& shape, void (*kernel)(P...), const A&... args) {
+  const LaunchConfig config(op, stream, shape);
+  check(op, cudaLaunchKernelEx(config.get(), kernel, static_cast<P>(args)...));
 }
 
 // Blocks for `count` items, `each` a block: at least one, at most `most`.

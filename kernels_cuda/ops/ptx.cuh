@@ -59,16 +59,41 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(specdec_dynamic_shared);
 }
 
+// How a read treats the L2 cache: what it brings in is the first to go.
+struct CachePolicy {
+  uint64_t bits;
+};
+__device__ __forceinline__ CachePolicy evict_first() {
+  CachePolicy policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
+  return policy;
+}
+
 // Reads 16 bytes that the kernel does not change, if `wanted`; here, and not where they are needed first.
-__device__ __forceinline__ void load_ahead(uint4& x, const uint4* from, bool wanted) {
+__device__ __forceinline__ void load_ahead(uint4& x, const uint4* from, bool wanted, CachePolicy policy) {
   asm volatile(
       "{\n"
       ".reg .pred wanted;\n"
       "setp.ne.u32 wanted, %5, 0;\n"
-      "@wanted ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "@wanted ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n"
       "}"
       : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-      : "l"(from), "r"(static_cast<uint32_t>(wanted)));
+      : "l"(from), "r"(static_cast<uint32_t>(wanted)), "l"(policy.bits));
+}
+// The same from global memory, or else from shared memory, where this thread has put it.
+__device__ __forceinline__ void load_ahead(uint4& x, const uint4* global, bool from_global, const uint4* shared,
+                                           bool from_shared) {
+  asm volatile(
+      "{\n"
+      ".reg .pred global, shared;\n"
+      "setp.ne.u32 global, %6, 0;\n"
+      "setp.ne.u32 shared, %7, 0;\n"
+      "@global ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "@shared ld.shared.v4.u32 {%0, %1, %2, %3}, [%5];\n"
+      "}"
+      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
+      : "l"(global), "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+        "r"(static_cast<uint32_t>(from_global)), "r"(static_cast<uint32_t>(from_shared)));
 }
 
 // The same number, which the compiler takes for another: what follows from it is computed where it is needed and not

@@ -93,23 +93,29 @@ class RowPart {
   }
 
   // Goes through this lane's vectors for the first time: f(vector, elements, whether they are the row's); -inf where it
-  // does not reach. `kSamples`: those of the sample are put aside where they would be read again.
+  // does not reach. Where they would be read again, some are put aside: with `kSamples` those of the sample, else the
+  // last ones of each warp, its tail.
   template <bool kSamples = false, class F>
   __device__ __forceinline__ void load(F f) {
-    const int first = begin(static_cast<int>(warp_id())), stride = sample_stride();
+    const int warp = static_cast<int>(warp_id()), first = begin(warp), stride = sample_stride();
     uint4* const sample = held() + threadIdx.x;
-    sweep_memory<false, sizeof(Bits) == 4 ? 4 : 2>([&](int v, uint4 x, bool real) {
+    const Batches tail = tail_of(batches_of<kSweepAhead>(warp));
+    sweep_memory<false, sizeof(Bits) == 4 ? 4 : 2, false>([&](int v, uint4 x, bool real) {
       if (kResident && real) held()[v] = x;
       if (kSamples && !kResident && real) {
         const int round = (v - first) / 32, at = round / stride;
         if (round % stride == sample_phase() && at < sample_room()) sample[at * kRowThreads] = x;
+      }
+      if (!kSamples && !kResident && real) {
+        const uint32_t at = static_cast<uint32_t>(v - tail.from);
+        if (at < static_cast<uint32_t>(tail.count * (32 * kSweepAhead))) tail_vectors(warp)[at] = x;
       }
       f(v, Elements<L>(x), real);
     });
   }
 
   // A lane's sample of the row: every sample_stride()-th of its vectors, sample_begin() first.
-  __device__ __forceinline__ int sample_stride() const { return rounds() <= 4 ? 1 : rounds() <= 128 ? 8 : 4; }
+  __device__ __forceinline__ int sample_stride() const { return rounds() <= 4 ? 1 : rounds() <= 104 ? 6 : rounds() <= 128 ? 8 : 4; }
   __device__ __forceinline__ int sample_begin() const {
     return begin(static_cast<int>(warp_id())) + static_cast<int>(lane_id()) + sample_phase() * 32;
   }
@@ -133,14 +139,18 @@ class RowPart {
   __device__ __forceinline__ void sweep(F f, Done done = Done()) const {
     static_assert(std::is_same<Done, Never>::value || kAhead == kSweepAhead, "stretch() counts batches of kSweepAhead");
     if constexpr (kResident) {
-      const int last = end(static_cast<int>(warp_id()));
-#pragma unroll 1
-      for (int at = begin(static_cast<int>(warp_id())); at < last; at += 32) {
-        const int v = at + static_cast<int>(lane_id());
-        f(v, Elements<L>(v < last ? held()[v] : nothing()), v < last);
-      }
+      sweep_held(f);
     } else {
-      sweep_memory<true, kAhead>([&](int v, uint4 x, bool real) { f(v, Elements<L>(x), real); }, done);
+      sweep_memory<true, kAhead, false>([&](int v, uint4 x, bool real) { f(v, Elements<L>(x), real); }, done);
+    }
+  }
+  // The same where `load` may have put the tail aside; `kept`: it has, and nothing was written to lists since.
+  template <class F, class Done = Never>
+  __device__ __forceinline__ void sweep_tail_first(bool kept, F f, Done done = Done()) const {
+    if constexpr (kResident) {
+      sweep_held(f);
+    } else {
+      sweep_memory<true, kSweepAhead, true>([&](int v, uint4 x, bool real) { f(v, Elements<L>(x), real); }, done, kept);
     }
   }
 
@@ -150,8 +160,8 @@ class RowPart {
   // Where the `at`-th begins; kStretches: the rest; kStretches + 1: its end.
   __device__ int stretch(int warp, int at) const {
     if (at > kStretches) return end(warp);
-    const int from = begin(warp), batches = max(whole_end(end(warp)) - from, 0) / (32 * kSweepAhead);
-    return from + min(at * ((batches + kStretches - 1) / kStretches), batches) * (32 * kSweepAhead);
+    const Batches batches = batches_of<kSweepAhead>(warp);
+    return batches.from + min(at * ((batches.count + kStretches - 1) / kStretches), batches.count) * (32 * kSweepAhead);
   }
 
   // Any vector of the block after `load` and a barrier.
@@ -171,14 +181,30 @@ class RowPart {
 
  private:
   __device__ __forceinline__ int sample_phase() const { return static_cast<int>(warp_id()) % sample_stride(); }
-  // Of a lane's sample, how many vectors there is room for.
-  __device__ __forceinline__ int sample_room() const {
+  // Vectors of a lane that there is room for, of its sample or of the tail.
+  __device__ __forceinline__ static int sample_room() {
     return static_cast<int>(ptx::dynamic_shared_bytes()) / (kRowThreads * 16);
   }
 
   // Of the vectors [begin, last) of a warp: whether the first is not whole; where those that are whole end.
   __device__ __forceinline__ bool ragged(int begin) const { return first_id_ < 0 && begin == 0; }
   __device__ __forceinline__ int whole_end(int last) const { return min(last, (size_ - first_id_) / kLength); }
+
+  // Batches of kAhead vectors a lane, all whole: `count` of them, the first begins with vector `from`.
+  struct Batches {
+    int from, count;
+  };
+  template <int kAhead>
+  __device__ __forceinline__ Batches batches_of(int warp) const {
+    const int first = begin(warp), from = ragged(first) ? first + 32 : first;
+    return {from, max(whole_end(end(warp)) - from, 0) / (32 * kAhead)};
+  }
+  // The last of a warp's, as many as there is room for.
+  __device__ __forceinline__ static Batches tail_of(const Batches& batches) {
+    const int count = min(batches.count, sample_room() / kSweepAhead);
+    return {batches.from + (batches.count - count) * (32 * kSweepAhead), count};
+  }
+  __device__ __forceinline__ static uint4* tail_vectors(int warp) { return held() + warp * sample_room() * 32; }
 
   __device__ __forceinline__ static uint4* held() { return ptx::dynamic_shared<uint4>(); }
   // As large in all blocks, and enough for any.
@@ -198,31 +224,52 @@ class RowPart {
     return __ldg(reinterpret_cast<const uint4*>(row_ + id(vector)));
   }
 
+  template <class F>
+  __device__ __forceinline__ void sweep_held(F f) const {
+    const int last = end(static_cast<int>(warp_id()));
+#pragma unroll 1
+    for (int at = begin(static_cast<int>(warp_id())); at < last; at += 32) {
+      const int v = at + static_cast<int>(lane_id());
+      f(v, Elements<L>(v < last ? held()[v] : nothing()), v < last);
+    }
+  }
+
   // f(vector, its 16 bytes, whether they are the row's) in all lanes of the warp together; kAhead loads are under way
-  // at once, the next as soon as a vector has been looked at. Vectors at the row's ends come last.
-  template <bool kBackwards, int kAhead, class F, class Done = Never>
-  __device__ __forceinline__ void sweep_memory(F f, Done done = Done()) const {
-    const int first = begin(static_cast<int>(warp_id())), last = end(static_cast<int>(warp_id()));
-    const int to = whole_end(last);
+  // at once, the next as soon as a vector has been looked at. Vectors at the row's ends come last. Forwards what is
+  // read goes from the cache first: by the next time most of it has gone anyway. Backwards with kTail, and `kept`, the
+  // tail comes from shared memory.
+  template <bool kBackwards, int kAhead, bool kTail, class F, class Done = Never>
+  __device__ __forceinline__ void sweep_memory(F f, Done done = Done(), bool kept = false) const {
+    const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id());
+    const int first = begin(warp), last = end(warp), to = whole_end(last);
     const bool ragged = this->ragged(first);  // the first is not whole: its round is by itself
-    const int from = ragged ? first + 32 : first;
-    const int batches = max(to - from, 0) / (32 * kAhead), lane = static_cast<int>(lane_id());
-    if (batches > 0) {
+    const Batches batches = batches_of<kAhead>(warp);
+    if (batches.count > 0) {
       constexpr int kStep = (kBackwards ? -32 : 32) * kAhead;
-      int v = from + lane + (kBackwards ? (batches - 1) * (32 * kAhead) : 0);
+      int v = batches.from + lane + (kBackwards ? (batches.count - 1) * (32 * kAhead) : 0);
       const uint4* at = reinterpret_cast<const uint4*>(row_ + id(v));
-      const int each = (batches + kStretches - 1) / kStretches;
-      int stretch = (batches - 1) / each;
+      const int each = (batches.count + kStretches - 1) / kStretches;
+      int stretch = (batches.count - 1) / each;
+      const Batches tail = kTail && kept ? tail_of(batches) : Batches{0, 0};
+      const uint4* tail_at = tail_vectors(warp) + (tail.count - 1) * (32 * kAhead) + lane;
+      const int front = batches.count - tail.count;
       uint4 x[kAhead];
 #pragma unroll
-      for (int k = 0; k < kAhead; ++k) x[k] = __ldg(at + k * 32);
+      for (int k = 0; k < kAhead; ++k) x[k] = kTail && tail.count > 0 ? tail_at[k * 32] : __ldg(at + k * 32);
+      const ptx::CachePolicy policy = ptx::evict_first();
 #pragma unroll 1
-      for (int left = batches; left > 0; --left, v += kStep) {
+      for (int left = batches.count; left > 0; --left, v += kStep) {
         at += kStep;
+        if (kTail) tail_at += kStep;
+        const bool more = left > 1, next_kept = kTail && left - 1 > front;
 #pragma unroll
         for (int k = 0; k < kAhead; ++k) {
           f(v + k * 32, x[k], true);
-          ptx::load_ahead(x[k], at + k * 32, left > 1);
+          if (kBackwards) {
+            ptx::load_ahead(x[k], at + k * 32, more && !next_kept, tail_at + k * 32, next_kept);
+          } else {
+            ptx::load_ahead(x[k], at + k * 32, more, policy);
+          }
         }
         if (!std::is_same<Done, Never>::value && left - 1 == stretch * each && !ragged) {
           done(stretch);

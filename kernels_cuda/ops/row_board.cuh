@@ -9,7 +9,8 @@ namespace specdec::cuda {
 
 constexpr int kShort = kRowThreads / 2;  // elements of a short list
 constexpr int kSorted = 80;       // elements of a sorted one: most first elements that are found at once
-constexpr int kSampledCells = kRowThreads;  // a thread a cell
+constexpr int kCellsEach = 2;  // of a sample's histogram, that a thread looks at
+constexpr int kSampledCells = kCellsEach * kRowThreads;
 static_assert(kSorted <= kRowGroups, "a pivot is a maximum of a group");
 
 // Elements in no order. `count` goes on beyond kShort, the rest does not.

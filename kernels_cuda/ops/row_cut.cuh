@@ -20,7 +20,7 @@ constexpr float kLeastT = -42.0f;  // below it masses are 0
 template <class Part>
 __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s, Goal goal, float fraction,
                                                    bool fresh) {
-  constexpr int kHead = 64;
+  constexpr int kHead = 90;
   const int tid = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id());
   const int32_t pivot = pivot_key(s, kHead);
   float least = s.block_low[0];
@@ -36,7 +36,8 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
   constexpr uint32_t kSampled = 1u << 13;  // what a sampled element adds to its cell; an exact one adds 1
   static_assert(2 * kMostCluster * kRowThreads < kSampled, "the exact ones of all blocks");
   uint32_t* cells = s.cells[0].sampled;
-  cells[tid] = 0;
+#pragma unroll
+  for (int i = 0; i < kCellsEach; ++i) cells[i * kRowThreads + tid] = 0;
   if (tid == 0) {
     s.guess_first = 0;
     s.guess_last = kSampledCells - 1;
@@ -80,24 +81,36 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
   });
   Cluster::sync();
 
-  // A thread is a bucket. Its mass is taken to be that of its middle, and its variance that of the sample and of where
-  // in the bucket elements lie.
+  // A bucket's mass is taken to be that of its middle, and its variance that of the sample and of where in the bucket
+  // elements lie. A thread has kCellsEach of them, next to each other.
   const int blocks = Cluster::size();
-  uint32_t packed = 0;
+  uint32_t packed[kCellsEach] = {};
 #pragma unroll
-  for (int r = 0; r < kMostCluster; ++r) packed += r < blocks ? Cluster::of(&s.cells[0], r)->sampled[tid] : 0u;
-  const float sampled = static_cast<float>(packed / kSampled * static_cast<uint32_t>(stride));
-  const float count = sampled + static_cast<float>(packed % kSampled);
-  const float weight = goal == Goal::kCount        ? 1.0f
-                       : tid < kSampledCells - 1 ? exp2f((static_cast<float>(tid) + 0.5f) / scale)
-                                                 : 0.0f;
+  for (int r = 0; r < kMostCluster; ++r) {
+#pragma unroll
+    for (int i = 0; i < kCellsEach; ++i) {
+      packed[i] += r < blocks ? Cluster::of(&s.cells[0], r)->sampled[tid * kCellsEach + i] : 0u;
+    }
+  }
+  float upto[kCellsEach], noise_upto[kCellsEach];  // first this thread's alone
   const float spread = goal == Goal::kCount ? 0.0f : 0.2f / scale;  // of a mass in its bucket, of one
-  const float mass = count * weight;
-  const float noise = (static_cast<float>(stride - 1) * sampled + spread * spread * count) * weight * weight;
-  float upto = warp_inclusive(mass), noise_upto = warp_inclusive(noise);
+#pragma unroll
+  for (int i = 0; i < kCellsEach; ++i) {
+    const int cell = tid * kCellsEach + i;
+    const float sampled = static_cast<float>(packed[i] / kSampled * static_cast<uint32_t>(stride));
+    const float count = sampled + static_cast<float>(packed[i] % kSampled);
+    const float weight = goal == Goal::kCount        ? 1.0f
+                         : cell < kSampledCells - 1 ? exp2f((static_cast<float>(cell) + 0.5f) / scale)
+                                                    : 0.0f;
+    const float noise = (static_cast<float>(stride - 1) * sampled + spread * spread * count) * weight * weight;
+    upto[i] = (i > 0 ? upto[i - 1] : 0.0f) + count * weight;
+    noise_upto[i] = (i > 0 ? noise_upto[i - 1] : 0.0f) + noise;
+  }
+  const float own = upto[kCellsEach - 1], own_noise = noise_upto[kCellsEach - 1];
+  const float in_warp = warp_inclusive(own), noise_in_warp = warp_inclusive(own_noise);
   if (lane == 31) {
-    s.scan_mass[warp_id()] = upto;
-    s.scan_variance[warp_id()] = noise_upto;
+    s.scan_mass[warp_id()] = in_warp;
+    s.scan_variance[warp_id()] = noise_in_warp;
   }
   __syncthreads();
   float base = 0.0f, total = 0.0f, noise_base = 0.0f, noise_total = 0.0f;
@@ -109,22 +122,32 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
     total += s.scan_mass[w];
     noise_total += s.scan_variance[w];
   }
-  float before = __shfl_up_sync(kAllLanes, upto, 1);
+  float before = __shfl_up_sync(kAllLanes, in_warp, 1);  // what its neighbour takes for its end, to the bit
   before = lane == 0 ? base : base + before;
-  upto += base;
-  noise_upto += noise_base;
+#pragma unroll
+  for (int i = 0; i < kCellsEach - 1; ++i) upto[i] += before;
+  upto[kCellsEach - 1] = base + in_warp;
+#pragma unroll
+  for (int i = 0; i < kCellsEach; ++i) noise_upto[i] += noise_base + noise_in_warp - own_noise;
+  // The bucket in which the sum reaches a mass: f(its number, which of the thread's it is).
+  const auto if_reached = [&](float wanted, auto f) {
+#pragma unroll
+    for (int i = 0; i < kCellsEach; ++i) {
+      if ((i > 0 ? upto[i - 1] : before) < wanted && wanted <= upto[i]) f(tid * kCellsEach + i, i);
+    }
+  };
   const float target = fraction * total;
-  if (before < target && target <= upto) {
+  if_reached(target, [&](int, int i) {
     constexpr float kSigmas = 3.5f;  // many rows are cut at once, and one that is guessed wrong holds them all up
     const float outside = 1.0f - fraction, coarseness = -0.7f / scale;
-    const float variance = outside * outside * noise_upto + fraction * fraction * (noise_total - noise_upto);
+    const float variance =
+        outside * outside * noise_upto[i] + fraction * fraction * (noise_total - noise_upto[i]);
     s.target = target;
     s.margin = kSigmas * sqrtf(fmaxf(variance, 0.0f)) + (coarseness * fraction * outside + 2e-4f) * total;
-  }
+  });
   __syncthreads();
-  const float low = s.target - s.margin, high = s.target + s.margin;
-  if (before < low && low <= upto) s.guess_first = tid;
-  if (before < high && high <= upto) s.guess_last = tid;
+  if_reached(s.target - s.margin, [&](int cell, int) { s.guess_first = cell; });
+  if_reached(s.target + s.margin, [&](int cell, int) { s.guess_last = cell; });
   __syncthreads();
   const int first = s.guess_first, last = s.guess_last;
 

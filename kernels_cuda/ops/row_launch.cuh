@@ -45,25 +45,23 @@ inline RowDevice row_device(const char* op) {
   return {device_generation(op), processors, most, half};
 }
 
+// How a row is shared out: by how many blocks, and whether each of them has a processor to itself or half of one.
 struct RowShape {
-  unsigned blocks;  // of a row
-  bool resident;
-};
+  unsigned blocks;
+  bool alone;
 
-// For rows of `size` elements of `element_bytes` each: one block a row if that gives two blocks to every processor, and
-// else as many as do, if the row is worth them. Rows stay in shared memory where two blocks on a processor can hold
-// theirs and have lists beside.
-inline RowShape row_shape(const RowDevice& device, int64_t rows, int64_t size, int64_t element_bytes) {
-  constexpr int64_t kLeastShare = 8 * 1024, kLists = 16 * 1024;
-  const int64_t bytes = size * element_bytes;
-  unsigned blocks = 1;
-  while (device.generation >= 9 && blocks < kMostCluster && rows * blocks <= device.processors &&
-         bytes > kLeastShare * blocks) {
-    blocks *= 2;
+  int shared_bytes(const RowDevice& device) const { return alone ? device.most_bytes : device.half_bytes; }
+  // Whether a row of so many bytes stays in its blocks' shared memory, with room for lists beside.
+  bool holds(const RowDevice& device, int64_t bytes) const {
+    constexpr int64_t kLists = 16 * 1024;
+    const int64_t share = ((bytes + 31) / 16 + blocks - 1) / blocks + kRowWarps;  // vectors
+    return share * 16 + kLists <= shared_bytes(device);
   }
-  const int64_t share = ((bytes + 31) / 16 + blocks - 1) / blocks + kRowWarps;  // vectors
-  return {blocks, share * 16 + kLists <= device.half_bytes};
-}
+};
+// The quickest first.
+constexpr RowShape kRowShapes[] = {{8, true}, {4, true}, {8, false}, {4, false}, {2, false}, {1, false}};
+constexpr int kRowShapeCount = static_cast<int>(sizeof kRowShapes / sizeof *kRowShapes);
+static_assert(kRowShapes[0].blocks == kMostCluster, "no shape has more");
 
 // Lets a kernel have much dynamic shared memory; once for each device. `Tag`: the kernel's.
 template <class Tag, typename Kernel>
@@ -77,23 +75,50 @@ void allow_shared(const char* op, Kernel kernel, int bytes) {
   done.fetch_or(bit, std::memory_order_release);
 }
 
-// Launches a kernel of rows, a cluster a row. `Kernels` has it for rows that stay in shared memory as `resident`, and
+inline LaunchShape launch_shape(const RowDevice& device, const RowShape& shape, int64_t rows) {
+  return {dim3(static_cast<unsigned>(rows) * shape.blocks), dim3(kRowThreads),
+          static_cast<size_t>(shape.shared_bytes(device)), shape.blocks};
+}
+
+// Rows of a shape that are on the current device at once, which is less than its processors have room for: a cluster
+// lies within one of the device's parts. The same for all kernels of rows, of which one is given.
+inline int rows_at_once(const char* op, const RowDevice& device, int shape, const void* kernel) {
+  constexpr int kDevices = 64;
+  static std::array<std::array<std::atomic<int>, kRowShapeCount>, kDevices> known = {};
+  int index = 0, rows = 0;
+  check(op, cudaGetDevice(&index));
+  if (index < kDevices) rows = known[index][shape].load(std::memory_order_relaxed) - 1;
+  if (rows >= 0 && index < kDevices) return rows;
+  const LaunchConfig config(op, nullptr, launch_shape(device, kRowShapes[shape], 1));
+  check(op, cudaOccupancyMaxActiveClusters(&rows, kernel, config.get()));
+  if (index < kDevices) known[index][shape].store(rows + 1, std::memory_order_relaxed);
+  return rows;
+}
+
+// Launches a kernel of rows of `size` elements, a cluster a row, in the first shape in which all rows are on the device
+// at once, if the rows are worth as many blocks. `Kernels` has it for rows that stay in shared memory as `resident`, and
 // else as `streaming`.
 template <class Kernels, typename... A>
 void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, int64_t element_bytes,
                  const A&... args) {
+  constexpr int64_t kLeastShare = 4 * 1024;
   const RowDevice device = row_device(op);
-  const RowShape shape = row_shape(device, rows, size, element_bytes);
-  LaunchShape launched = {dim3(static_cast<unsigned>(rows) * shape.blocks), dim3(kRowThreads)};
-  launched.shared_bytes = static_cast<size_t>(device.half_bytes);
-  launched.cluster = shape.blocks;
-  const auto kernel = shape.resident ? Kernels::resident : Kernels::streaming;
-  if (shape.resident) {
-    allow_shared<std::integral_constant<decltype(kernel), Kernels::resident>>(op, kernel, device.half_bytes);
-  } else {
-    allow_shared<std::integral_constant<decltype(kernel), Kernels::streaming>>(op, kernel, device.half_bytes);
+  const int64_t bytes = size * element_bytes;
+  allow_shared<std::integral_constant<decltype(Kernels::resident), Kernels::resident>>(op, Kernels::resident,
+                                                                                       device.most_bytes);
+  allow_shared<std::integral_constant<decltype(Kernels::streaming), Kernels::streaming>>(op, Kernels::streaming,
+                                                                                         device.most_bytes);
+  const auto kernel_of = [&](const RowShape& shape) {
+    return shape.holds(device, bytes) ? Kernels::resident : Kernels::streaming;
+  };
+  int at = device.generation >= 9 ? 0 : kRowShapeCount - 1;
+  for (; at + 1 < kRowShapeCount; ++at) {
+    const RowShape& shape = kRowShapes[at];
+    if (rows * shape.blocks > 2 * device.processors || bytes <= kLeastShare * shape.blocks) continue;
+    if (rows <= rows_at_once(op, device, at, reinterpret_cast<const void*>(kernel_of(shape)))) break;
   }
-  launch(op, stream, launched, kernel, args...);
+  const RowShape& shape = kRowShapes[at];
+  launch(op, stream, launch_shape(device, shape, rows), kernel_of(shape), args...);
 }
 
 }  // namespace specdec::cuda

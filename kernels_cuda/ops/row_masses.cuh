@@ -73,11 +73,11 @@ __device__ __forceinline__ uint64_t end_stretches(RowBoard& s, uint64_t& sum) {
   return warp_sum(lane_id() <= kStretches ? s.stretch_mass[ptx::anew(warp_id())][lane_id()] : 0);
 }
 
-// Sum of all masses of this warp, in all lanes. Vectors beyond the row's ends are -inf, which has no mass.
+// Sum of all masses of this warp, in all lanes, after a `load` that kept the tail. Vectors beyond the row's ends are -inf, which has no mass.
 template <class Part, class Masses>
 __device__ __forceinline__ uint64_t all_masses(const Part& part, Masses masses) {
   uint64_t total = 0;
-  part.sweep([&](int, const auto& elements, bool) {
+  part.sweep_tail_first(true, [&](int, const auto& elements, bool) {
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) total += masses(elements.x[j]);
   });
@@ -128,18 +128,24 @@ struct VectorMasses {
   }
 };
 
-// Sum of this warp's kept masses, in all lanes; by stretches in s.stretch_mass.
+// Sum of this warp's kept masses, in all lanes; by stretches in s.stretch_mass. `tail`: as RowPart::sweep_tail_first.
 template <class Part>
-__device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, const KeptMasses& kept) {
+__device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, const KeptMasses& kept, bool tail) {
   clear_stretches(s);
   uint64_t sum = 0;
+  const auto done = [&](int stretch) { end_stretch(s, stretch, sum); };
+  if (kept.everything() && is_ordinary(kept.softmax) && kept.softmax.inv_temperature == 1.0f) {
+    const VectorMasses vectors(kept, UnitSoftmax{kept.softmax.row_max});
+    part.sweep_tail_first(tail, [&](int, const auto& elements, bool) { sum += vectors.all(elements); }, done);
+    return end_stretches(s, sum);
+  }
   with_masses(kept.softmax, [&](auto masses) {
     const VectorMasses vectors(kept, masses);
-    const auto done = [&](int stretch) { end_stretch(s, stretch, sum); };
     if (kept.everything()) {
-      part.sweep([&](int, const auto& elements, bool) { sum += vectors.all(elements); }, done);
+      part.sweep_tail_first(tail, [&](int, const auto& elements, bool) { sum += vectors.all(elements); }, done);
     } else {
-      part.sweep([&](int v, const auto& elements, bool) { sum += vectors.sum(elements, part.id(v)); }, done);
+      part.sweep_tail_first(
+          tail, [&](int v, const auto& elements, bool) { sum += vectors.sum(elements, part.id(v)); }, done);
     }
   });
   return end_stretches(s, sum);
@@ -163,13 +169,13 @@ __device__ __forceinline__ uint64_t stretch_mass(const Part& part, const VectorM
 }
 
 // The token among the vectors [first, last) of a block at which the kept masses, summed in the order of ids, exceed
-// `rest`; -1 in all threads but one. Each warp sums a stretch, until few vectors are left.
+// `rest`; -1 in all threads but one. Each warp sums a stretch, until there are few vectors for every thread.
 template <class Part, class Masses>
 __device__ __forceinline__ int drawn_token(const Part& part, RowBoard& s, const VectorMasses<Masses>& masses, int first,
                                            int last, uint64_t rest) {
-  constexpr int kFew = 96;
+  constexpr int kFew = kBatch<Part>;
   const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id());
-  while (last - first > kFew) {
+  while (last - first > kFew * kRowThreads) {
     const int each = (last - first + kRowWarps - 1) / kRowWarps;
     const int from = first + warp * each, to = min(from + each, last);
     const uint64_t sum = warp_sum(stretch_mass(part, masses, from + lane, 32, to));
@@ -185,18 +191,24 @@ __device__ __forceinline__ int drawn_token(const Part& part, RowBoard& s, const 
     last = s.drawn_last;
     rest = s.drawn_point;
   }
-  if (warp != 0) return -1;
-  const int each = (last - first + 31) / 32, from = first + lane * each, to = min(from + each, last);
-  const uint64_t sum = stretch_mass(part, masses, from, 1, to);
-  const uint64_t before = warp_inclusive(sum) - sum;
-  if (before > rest || rest - before >= sum) return -1;
-  rest -= before;
-  for (int v = from; v < to; ++v) {
-    const auto elements = part[v];
+  const int from = first + static_cast<int>(threadIdx.x) * kFew;
+  const VectorBatch<Part, kFew> batch([&](int k) { return part[min(from + k, last - 1)]; });
+  uint64_t sum = 0;
+#pragma unroll
+  for (int k = 0; k < kFew; ++k) {
+    if (from + k < last) sum += masses.sum(batch.of[k], part.id(from + k));
+  }
+  const uint64_t up_to = warp_inclusive(sum);
+  uint64_t total;
+  const uint64_t below = block_warps_below(__shfl_sync(kAllLanes, up_to, 31), s.warp_part, &total) + up_to - sum;
+  if (below > rest || rest - below >= sum) return -1;
+  rest -= below;
+#pragma unroll
+  for (int k = 0; k < kFew; ++k) {
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {
-      const uint64_t mass = masses.of(elements.x[j], part.id(v) + j);
-      if (rest < mass) return part.id(v) + j;
+      const uint64_t mass = masses.of(batch.of[k].x[j], part.id(from + k) + j);
+      if (rest < mass) return part.id(from + k) + j;
       rest -= mass;
     }
   }

@@ -129,7 +129,8 @@ __device__ __forceinline__ RowKept keep_row(const Part& part, RowBoard& s) {
                                  : cut_infinite<L>(part, s, Goal::kMass, total);
   }
   if (cut.own_known && threshold(s.params.min_p, kMassOne) == 0) return {cut.cut, cut.own, true};
-  return {cut.cut, warp_masses(part, s, kept_by(s, cut.cut)), false};
+  const bool tail = !cuts_by_count(s.params, part.size()) && !(s.params.top_p < 1.0f);
+  return {cut.cut, warp_masses(part, s, kept_by(s, cut.cut), tail), false};
 }
 
 }  // namespace specdec::cuda

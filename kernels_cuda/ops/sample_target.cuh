@@ -11,6 +11,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   __shared__ RowBoard s;
   wait_for_previous();
   const int64_t position = t.position[Cluster::index()];
+  const bool sampled = read_params(t, Cluster::index(), position, s);  // before it is known whether they will be needed
   const bool leads = Cluster::rank() == 0;
   if (position < 0) {
     if (leads && threadIdx.x == 0) target_tokens[Cluster::index()] = -1;
@@ -18,7 +19,6 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
   clear_board(s);
   Cluster::arrive();
-  const bool sampled = read_params(t, Cluster::index(), position, s);
   RowPart<L, kResident> part(logits + Cluster::index() * t.vocabulary, static_cast<int>(t.vocabulary));
   const int32_t top = load_row<L>(part, s, sampled);
   if (top == kKeyNan || top == -kKeyInf) {

@@ -252,6 +252,18 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return cudaSuccess;
 }
 
+// Clusters lie within parts of 16 processors, as those of an H200, each with 228 KB of shared memory.
+inline cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void*, const cudaLaunchConfig_t* config) {
+  constexpr unsigned kParts = 8, kProcessors = 16;
+  const unsigned blocks = kProcessors * (config->dynamicSmemBytes > (114 << 10) ? 1 : 2);
+  unsigned cluster = 1;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = config->attrs[i].val.clusterDim.x;
+  }
+  *count = static_cast<int>(kParts * (blocks / cluster));
+  return cudaSuccess;
+}
+
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
