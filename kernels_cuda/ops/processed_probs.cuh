@@ -60,9 +60,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
   clear_board(s);
   Cluster::arrive();
-  const bool sampled = read_params(t, Cluster::index(), 0, s);
+  const RowLook look = read_params(t, Cluster::index(), 0, s);
   RowPart<L, kResident> part(logits + Cluster::index() * t.vocabulary, static_cast<int>(t.vocabulary));
-  const int32_t top = load_row<L>(part, s, sampled);
+  const int32_t top = load_row<L>(part, s, look);
   if (top == kKeyNan || top == -kKeyInf) {
     write_one(out(), t.vocabulary, -1);
     return;

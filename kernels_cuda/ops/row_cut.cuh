@@ -200,31 +200,35 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s, In
   uint64_t total = 0, above = 0;
   uint32_t counts = 0;  // elements above, and from bit 16 on those that may weigh something
   part.sweep([&](int v, const auto& elements, bool) {
-    uint32_t marked = 0;
+    bool inside[Part::kLength];
+    uint64_t vector_above = 0;
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {
       const float depth = masses.depth(elements.x[j]);
       const uint64_t mass = exp2_mass_at(depth);
+      const bool is_above = depth < high;
       total += mass;
-      const bool is_above = depth < high, inside = !is_above && depth <= low;
-      if (is_above) {
-        above += mass;
-        if (kCounts) ++counts;
-      }
+      vector_above += is_above ? mass : 0;
+      if (kCounts && is_above) ++counts;
       if (kCounts && depth < kLeastT * kDepth) counts += 1u << 16;
-      if (inside) marked |= 1u << j;
+      inside[j] = !is_above && depth <= low;
     }
-    if (marked == 0) return;
-    const int at = static_cast<int>(atomicAdd(&s.listed[ptx::anew(warp_id())], static_cast<uint32_t>(__popc(marked))));
-    if (at + Part::kLength > room) return;
-    const int place = (v - first) * Part::kLength;
-    float* value = values + at;
-    uint16_t* place_at = places + at;
+    above += vector_above;
+    int marked = 0, at[Part::kLength];
 #pragma unroll
     for (int j = 0; j < Part::kLength; ++j) {
-      if ((marked & 1u << j) == 0) continue;
-      *value++ = elements.x[j];
-      *place_at++ = static_cast<uint16_t>(place + j);
+      at[j] = marked;
+      marked += inside[j] ? 1 : 0;
+    }
+    if (marked == 0) return;
+    const int first_at = static_cast<int>(atomicAdd(&s.listed[ptx::anew(warp_id())], static_cast<uint32_t>(marked)));
+    if (first_at + Part::kLength > room) return;
+    const int place = (v - first) * Part::kLength;
+#pragma unroll
+    for (int j = 0; j < Part::kLength; ++j) {
+      if (!inside[j]) continue;
+      values[first_at + at[j]] = elements.x[j];
+      places[first_at + at[j]] = static_cast<uint16_t>(place + j);
     }
   }, [&](int stretch) { end_stretch(s, stretch, above); });
   publish(s.published[0], warp_sum(total));

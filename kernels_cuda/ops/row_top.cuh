@@ -19,15 +19,22 @@ __device__ __forceinline__ void each_element(const Part& part, F f) {
   });
 }
 
-// f(value, id) for each element of the threads whose largest key reaches `key`, which are few: all threads of the block
-// share them.
+// f(value, id) for each element of a vector.
 template <class Part, class F>
-__device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, int32_t key, F f) {
-  const int tid = static_cast<int>(threadIdx.x);
-  if (s.thread_key[tid] >= key) s.owner[atomicAdd(&s.owners, 1)] = static_cast<uint16_t>(tid);
-  __syncthreads();
-  const int rounds = part.rounds(), count = s.owners * rounds;
-  constexpr int kAhead = sizeof(typename Part::Bits) == 4 ? 2 * kBatch<Part> : kBatch<Part>;
+__device__ __forceinline__ void each_in(const Part& part, int v, F f) {
+  const auto elements = part[v];
+  const int id = part.id(v);
+#pragma unroll
+  for (int j = 0; j < Part::kLength; ++j) {
+    if (part.has(id + j)) f(elements.x[j], id + j);
+  }
+}
+
+// f(value, id) for each element of the threads in s.owner, which are few: all threads of the block share them.
+template <class Part, class F>
+__device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, F f) {
+  const int tid = static_cast<int>(threadIdx.x), rounds = part.rounds(), count = s.owners * rounds;
+  constexpr int kAhead = kBatch<Part>;
 #pragma unroll 1
   for (int i = tid; i < count; i += kAhead * kRowThreads) {
     int v[kAhead];  // -1: none
@@ -52,47 +59,61 @@ __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, int32_
   if (tid == 0) s.owners = 0;
 }
 
-// The smallest id of a key, in the leader's s.first_id after the next Cluster::sync().
+// The smallest id of the row's largest key, in the leader's s.first_id after the next Cluster::sync().
 template <class Part>
 __device__ __forceinline__ void find_first(const Part& part, RowBoard& s, int32_t key) {
-  each_owned(part, s, key, [&](float x, int id) {
+  if (s.thread_key[threadIdx.x] != key) return;
+  each_in(part, s.thread_vector[threadIdx.x], [&](float x, int id) {
     if (order_key(x) == key) atomicMin(&Cluster::of(&s, 0)->first_id, id);
   });
 }
 
-// Appends the elements above a pivot to the leader's s.above and those equal to it to its s.ties.
+// Appends the elements above a pivot to the leader's s.above and those equal to it to its s.ties. Most threads that
+// have any have one.
 template <class Part>
 __device__ __forceinline__ void collect_top(const Part& part, RowBoard& s, int32_t pivot) {
   RowBoard* leader = Cluster::of(&s, 0);
-  each_owned(part, s, pivot, [&](float x, int id) {
+  const auto append = [&](float x, int id) {
     const int32_t key = order_key(x);
     if (key >= pivot) (key > pivot ? leader->above : leader->ties).append(x, id);
-  });
+  };
+  const int tid = static_cast<int>(threadIdx.x);
+  const bool some = s.thread_key[tid] >= pivot, several = some && order_key(s.thread_second[tid]) >= pivot;
+  if (several) s.owner[atomicAdd(&s.owners, 1)] = static_cast<uint16_t>(tid);
+  if (some && !several) each_in(part, s.thread_vector[tid], append);
+  if (__syncthreads_or(several)) each_owned(part, s, append);
 }
 
 // The id of the n-th (from 1) of this warp's elements with a key, which are that many at least; in all lanes.
 template <class Part>
 __device__ __forceinline__ int nth_tie(const Part& part, int32_t key, int n) {
   int before = 0;
+  constexpr int kAhead = 4;  // loads under way at once
   const int end = part.end(static_cast<int>(warp_id()));
 #pragma unroll 1
-  for (int at = part.begin(static_cast<int>(warp_id())); at < end; at += 32) {
-    const int v = at + static_cast<int>(lane_id()), id = part.id(v);
-    uint32_t equal = 0;
-    if (v < end) {
-      const auto elements = part[v];
+  for (int at = part.begin(static_cast<int>(warp_id())); at < end; at += kAhead * 32) {
+    uint32_t equal[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int v = at + k * 32 + static_cast<int>(lane_id()), id = part.id(v);
+      equal[k] = 0;
+      const auto elements = part[min(v, end - 1)];
 #pragma unroll
       for (int j = 0; j < Part::kLength; ++j) {
-        if (part.has(id + j) && order_key(elements.x[j]) == key) equal |= 1u << j;
+        if (v < end && part.has(id + j) && order_key(elements.x[j]) == key) equal[k] |= 1u << j;
       }
     }
-    const int inclusive = warp_inclusive(__popc(equal)), missing = n - before - (inclusive - __popc(equal));
-    const uint32_t lanes = __ballot_sync(kAllLanes, missing <= __popc(equal));
-    if (lanes != 0) {
-      const int place = static_cast<int>(__fns(equal, 0, missing > 0 ? missing : 1));
-      return __shfl_sync(kAllLanes, id + place, __ffs(static_cast<int>(lanes)) - 1);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int inclusive = warp_inclusive(__popc(equal[k])), missing = n - before - (inclusive - __popc(equal[k]));
+      const uint32_t lanes = __ballot_sync(kAllLanes, missing <= __popc(equal[k]));
+      if (lanes != 0) {
+        const int id = part.id(at + k * 32 + static_cast<int>(lane_id()));
+        const int place = static_cast<int>(__fns(equal[k], 0, missing > 0 ? missing : 1));
+        return __shfl_sync(kAllLanes, id + place, __ffs(static_cast<int>(lanes)) - 1);
+      }
+      before += __shfl_sync(kAllLanes, inclusive, 31);
     }
-    before += __shfl_sync(kAllLanes, inclusive, 31);
   }
   return -1;
 }

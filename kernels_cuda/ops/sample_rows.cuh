@@ -14,42 +14,40 @@ __device__ __forceinline__ bool is_short_list(const SamplingParams& params, int 
   return cuts_by_count(params, size) && params.top_k <= kSorted;
 }
 
+// What is looked for while a row is loaded: its largest element; the largest ones of every thread, for the first or the
+// sorted list; or for a cut of many elements, a sample of it as well.
+enum class RowLook { kLargest, kTops, kSample };
+
 // Reads the row's parameters, puts them into s.params and, if there are seeds, its random word into s.random; in all
-// threads' sight after the next barrier. Returns whether its first cut is of many elements, which takes a sample.
-__device__ __forceinline__ bool read_params(const SamplingTensors& t, int64_t row, int64_t position, RowBoard& s) {
+// threads' sight after the next barrier.
+__device__ __forceinline__ RowLook read_params(const SamplingTensors& t, int64_t row, int64_t position, RowBoard& s) {
   const SamplingParams params = {t.temperature[row], t.top_p[row], t.min_p[row], t.top_k[row]};
   const int size = static_cast<int>(t.vocabulary);
   if (threadIdx.x == 0) {
     s.params = params;
     if (t.seed != nullptr) s.random = philox_words(t.seed[row], position, Purpose::kSample).u64();
   }
-  const bool cut = cuts_by_count(params, size) || params.top_p < 1.0f;
-  return params.temperature > 0.0f && cut && !is_short_list(params, size);
+  if (!(params.temperature > 0.0f) || is_short_list(params, size)) return RowLook::kTops;
+  return cuts_by_count(params, size) || params.top_p < 1.0f ? RowLook::kSample : RowLook::kLargest;
 }
 
-// Loads the row's part and looks for its largest key; for a sample also for what is low in it, and each thread's second
-// largest element.
+// Loads the row's part and looks for its largest key, and for what the row needs besides: for a sample also for what is
+// low in it.
 template <class L, class Part>
-__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, bool sampled) {
-  float top = -INFINITY, low = INFINITY;
-  if (sampled) {
-    float second = -INFINITY;
-    part.template load<true>([&](int v, const Elements<L>& elements, bool real) {
-      const bool whole = real && part.whole(v);
+__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, RowLook look) {
+  if (look == RowLook::kLargest) return load_largest<L>(part, s);
+  if (look == RowLook::kTops) return load_tops<L>(part, s);
+  float top = -INFINITY, second = -INFINITY, low = INFINITY;
+  part.template load<true>([&](int v, const Elements<L>& elements, bool real) {
+    const bool whole = real && part.whole(v);
 #pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) {
-        second = fmaxf(second, fminf(top, elements.x[j]));
-        top = ptx::max_or_nan(top, elements.x[j]);
-        if (whole) low = fminf(low, elements.x[j]);
-      }
-    });
-    s.thread_second[threadIdx.x] = second;
-  } else {
-    part.load([&](int, const Elements<L>& elements, bool) {
-#pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) top = ptx::max_or_nan(top, elements.x[j]);
-    });
-  }
+    for (int j = 0; j < Part::kLength; ++j) {
+      second = fmaxf(second, fminf(top, elements.x[j]));
+      top = ptx::max_or_nan(top, elements.x[j]);
+      if (whole) low = fminf(low, elements.x[j]);
+    }
+  });
+  s.thread_second[threadIdx.x] = second;
   return meet_row(s, order_key(top), low);
 }
 

@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   __shared__ RowBoard s;
   wait_for_previous();
   const int64_t position = t.position[Cluster::index()];
-  const bool sampled = read_params(t, Cluster::index(), position, s);  // before it is known whether they will be needed
+  const RowLook look = read_params(t, Cluster::index(), position, s);  // before it is known whether they will be needed
   const bool leads = Cluster::rank() == 0;
   if (position < 0) {
     if (leads && threadIdx.x == 0) target_tokens[Cluster::index()] = -1;
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   clear_board(s);
   Cluster::arrive();
   RowPart<L, kResident> part(logits + Cluster::index() * t.vocabulary, static_cast<int>(t.vocabulary));
-  const int32_t top = load_row<L>(part, s, sampled);
+  const int32_t top = load_row<L>(part, s, look);
   if (top == kKeyNan || top == -kKeyInf) {
     if (leads && threadIdx.x == 0) target_tokens[Cluster::index()] = -1;
     return;

@@ -34,16 +34,12 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const typename L::Bits* row = logits + r * t.vocabulary;
   const float chosen = L::widen(row[token]);
   Part part(row, static_cast<int>(t.vocabulary));
-  float largest = -INFINITY;
   int not_below = 0;
-  part.load([&](int, const Elements<L>& elements, bool) {
+  const auto count = [&](const Elements<L>& elements) {
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) {
-      largest = ptx::max_or_nan(largest, elements.x[j]);
-      not_below += elements.x[j] >= chosen ? 1 : 0;
-    }
-  });
-  const int32_t top = meet_row(s, order_key(largest), INFINITY);
+    for (float x : elements.x) not_below += x >= chosen ? 1 : 0;
+  };
+  const int32_t top = t.width == 1 ? load_largest<L>(part, s, count) : load_tops<L>(part, s, count);
   if (top == kKeyNan || top == -kKeyInf) {
     if (leads) fill_entry(t, a, token, -FLT_MAX);
     return;

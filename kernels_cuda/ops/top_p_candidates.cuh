@@ -28,12 +28,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(Candid
   Cluster::arrive();
   const uint64_t wanted = fraction_mass(t.top_p[b]);
   Part part(t.probs + r * t.vocabulary, static_cast<int>(t.vocabulary));
-  float largest = -INFINITY;
-  part.load([&](int, const Elements<Probability>& elements, bool) {
-#pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) largest = fmaxf(largest, elements.x[j]);
-  });
-  meet_row(s, order_key(largest), INFINITY);
+  load_tops<Probability>(part, s);
   uint64_t running = 0;
   int64_t reached = 0;
   list_row<Probability>(part, s, t.candidates, [&](int64_t at, int n) {
