@@ -65,7 +65,7 @@ struct CachePolicy {
 };
 __device__ __forceinline__ CachePolicy evict_first() {
   CachePolicy policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
   return policy;
 }
 

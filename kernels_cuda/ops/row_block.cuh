@@ -114,8 +114,11 @@ class RowPart {
     });
   }
 
-  // A lane's sample of the row: every sample_stride()-th of its vectors, sample_begin() first.
-  __device__ __forceinline__ int sample_stride() const { return rounds() <= 4 ? 1 : rounds() <= 104 ? 7 : rounds() <= 128 ? 8 : 4; }
+  // A lane's sample of the row: every sample_stride()-th of its vectors, sample_begin() first. Of up to 128 rounds it
+  // can be put aside; in longer rows fewer would be too few.
+  __device__ __forceinline__ int sample_stride() const {
+    return rounds() <= 4 ? 1 : rounds() <= 104 ? 7 : rounds() <= 128 ? 8 : 4;
+  }
   __device__ __forceinline__ int sample_begin() const {
     return begin(static_cast<int>(warp_id())) + static_cast<int>(lane_id()) + sample_phase() * 32;
   }

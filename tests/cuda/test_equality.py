@@ -100,11 +100,20 @@ def test_wide_rows(style, dtype, cuda):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("style", ["smooth", "tied", "+inf"])
-def test_rows_that_do_not_fit_in_shared_memory(style, dtype, cuda):
-    """So many rows that a cluster is two blocks at most, and so wide that these have to read them again."""
-    inputs = wide_rows.sampling(style, dtype, 100_001, 0, some=len(wide_rows.PARAMS))
+@pytest.mark.parametrize(("some", "v"), [(len(wide_rows.PARAMS), 100_001), (30, 151_937)])
+def test_rows_that_do_not_fit_in_shared_memory(some, v, style, dtype, cuda):
+    """So many rows that a cluster is two or four blocks at most, and so wide that these have to read them again."""
+    inputs = wide_rows.sampling(style, dtype, v, 0, some=some)
     check("sample_target", inputs, cuda, style)
     check("processed_probs", wide_rows.probabilities(inputs), cuda, style)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [1, 21])
+def test_logprobs_of_many_rows(n, dtype, cuda):
+    """A block each, which has to read its row again."""
+    for style in ("smooth", "tied", "mostly -inf", "leading"):
+        check("token_logprobs", wide_rows.logprobs(style, dtype, 60_011, n, rows=150), cuda, (style, n))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

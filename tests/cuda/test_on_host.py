@@ -84,6 +84,15 @@ def test_wide_rows(style, dtype):
 
 
 @needs_library
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("style", ["smooth", "tied", "leading"])
+def test_wide_logprobs(style, dtype):
+    for number, n in enumerate((1, 1, 21, 21)):
+        inputs = wide_rows.logprobs(style, dtype, 30_011, n, number, rows=3)
+        check("token_logprobs", inputs, number, (style, n))
+
+
+@needs_library
 @pytest.mark.parametrize("c", [1, 20, 300])
 def test_wide_candidates(c):
     for number, v in enumerate((1, 500, 20_011)):

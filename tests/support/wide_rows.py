@@ -21,6 +21,7 @@ PARAMS = [
 ODD_PARAMS = [
     *[(0, 1, 0, 0), (np.nan, 0.5, 3, 0), (1e-45, 0.9, 9, 0.5), (3e38, 0.5, 0, 0), (np.inf, 0.5, 7, np.nan)],
     *[(np.inf, 0.5, 0, 0), (np.inf, 0.9, 400, 0), (np.inf, 0.9, 0, 0.05)],  # all weigh the same, but for -inf
+    *[(1, 1, 0, 0), (0.7, 1, 0, 0), (1, 1, 0, 0.05)],  # nothing is cut off the order
 ]
 
 
