@@ -8,7 +8,7 @@ namespace specdec::cuda {
 // Writes this lane's part of a row: probability(x, id) of each element.
 template <class Part, class F>
 __device__ __forceinline__ void write_probs(const Part& part, float* out, F probability) {
-  part.template sweep<1>([&](int v, const auto& elements, bool real) {
+  part.sweep([&](int v, const auto& elements, bool real) {
     if (!real) return;
     const int id = part.id(v);
     float p[Part::kLength];

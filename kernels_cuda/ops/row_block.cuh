@@ -138,13 +138,12 @@ class RowPart {
   // Goes through this warp's vectors after `load`, backwards, since what was read last is in the cache: in all lanes
   // together f(vector, elements, whether they are the row's). Behind each stretch but the rest done(stretch), if the
   // warp is stretched().
-  template <int kAhead = kSweepAhead, class F, class Done = Never>
+  template <class F, class Done = Never>
   __device__ __forceinline__ void sweep(F f, Done done = Done()) const {
-    static_assert(std::is_same<Done, Never>::value || kAhead == kSweepAhead, "stretch() counts batches of kSweepAhead");
     if constexpr (kResident) {
       sweep_held(f);
     } else {
-      sweep_memory<true, kAhead, false>([&](int v, uint4 x, bool real) { f(v, Elements<L>(x), real); }, done);
+      sweep_memory<true, kSweepAhead, false>([&](int v, uint4 x, bool real) { f(v, Elements<L>(x), real); }, done);
     }
   }
   // The same where `load` may have put the tail aside; `kept`: it has, and nothing was written to lists since.
