@@ -15,7 +15,7 @@ static_assert(kMostVocabulary <= 1 << 18,
 
 // Of the current device.
 struct RowDevice {
-  int generation, processors;
+  int index, generation, processors;
   int most_bytes;  // dynamic shared memory that a block may have beside a RowBoard
   int half_bytes;  // and if two blocks are to be on a processor
 };
@@ -42,7 +42,7 @@ inline RowDevice row_device(const char* op) {
       known_processors[device].store(processors, std::memory_order_release);
     }
   }
-  return {device_generation(op), processors, most, half};
+  return {device, device_generation(op), processors, most, half};
 }
 
 // How a row is shared out: by how many blocks, and whether each of them has a processor to itself or half of one.
@@ -63,13 +63,11 @@ constexpr RowShape kRowShapes[] = {{8, true}, {4, true}, {8, false}, {4, false},
 constexpr int kRowShapeCount = static_cast<int>(sizeof kRowShapes / sizeof *kRowShapes);
 static_assert(kRowShapes[0].blocks == kMostCluster, "no shape has more");
 
-// Lets a kernel have much dynamic shared memory; once for each device. `Tag`: the kernel's.
+// Lets a kernel have much dynamic shared memory on the current device; once for each. `Tag`: the kernel's.
 template <class Tag, typename Kernel>
-void allow_shared(const char* op, Kernel kernel, int bytes) {
+void allow_shared(const char* op, const RowDevice& device, Kernel kernel, int bytes) {
   static std::atomic<uint64_t> done = {0};
-  int device = 0;
-  check(op, cudaGetDevice(&device));
-  const uint64_t bit = uint64_t{1} << (device % 64);
+  const uint64_t bit = uint64_t{1} << (device.index % 64);
   if (done.load(std::memory_order_acquire) & bit) return;
   check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   done.fetch_or(bit, std::memory_order_release);
@@ -85,13 +83,14 @@ inline LaunchShape launch_shape(const RowDevice& device, const RowShape& shape, 
 inline int rows_at_once(const char* op, const RowDevice& device, int shape, const void* kernel) {
   constexpr int kDevices = 64;
   static std::array<std::array<std::atomic<int>, kRowShapeCount>, kDevices> known = {};
-  int index = 0, rows = 0;
-  check(op, cudaGetDevice(&index));
-  if (index < kDevices) rows = known[index][shape].load(std::memory_order_relaxed) - 1;
-  if (rows >= 0 && index < kDevices) return rows;
+  const bool remembered = device.index < kDevices;
+  if (remembered) {
+    if (const int rows = known[device.index][shape].load(std::memory_order_relaxed); rows > 0) return rows - 1;
+  }
+  int rows = 0;
   const LaunchConfig config(op, nullptr, launch_shape(device, kRowShapes[shape], 1));
   check(op, cudaOccupancyMaxActiveClusters(&rows, kernel, config.get()));
-  if (index < kDevices) known[index][shape].store(rows + 1, std::memory_order_relaxed);
+  if (remembered) known[device.index][shape].store(rows + 1, std::memory_order_relaxed);
   return rows;
 }
 
@@ -104,10 +103,10 @@ void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size
   constexpr int64_t kLeastShare = 4 * 1024;
   const RowDevice device = row_device(op);
   const int64_t bytes = size * element_bytes;
-  allow_shared<std::integral_constant<decltype(Kernels::resident), Kernels::resident>>(op, Kernels::resident,
+  allow_shared<std::integral_constant<decltype(Kernels::resident), Kernels::resident>>(op, device, Kernels::resident,
                                                                                        device.most_bytes);
-  allow_shared<std::integral_constant<decltype(Kernels::streaming), Kernels::streaming>>(op, Kernels::streaming,
-                                                                                         device.most_bytes);
+  allow_shared<std::integral_constant<decltype(Kernels::streaming), Kernels::streaming>>(
+      op, device, Kernels::streaming, device.most_bytes);
   const auto kernel_of = [&](const RowShape& shape) {
     return shape.holds(device, bytes) ? Kernels::resident : Kernels::streaming;
   };
