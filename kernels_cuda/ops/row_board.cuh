@@ -52,7 +52,7 @@ struct RowBoard {
   float block_low[kMostCluster];
   int32_t staged_key[kRowGroups];
   int32_t thread_key[kRowThreads];   // the largest of each thread's elements
-  float thread_second[kRowThreads];  // the second largest, of rows that are sampled; else the largest of its other vectors
+  float thread_second[kRowThreads];  // of rows that are sampled the second largest, else that of its other vectors
   int thread_vector[kRowThreads];    // where the largest comes first
   float staged_low[kRowWarps];
   int32_t pivot;
@@ -149,11 +149,11 @@ __device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key, float 
   return __reduce_max_sync(kAllLanes, top);
 }
 
-// Loads the row's part and returns the row's largest key. `also(elements)` may look at each vector as well.
 struct NothingElse {
   template <class Elements>
   __device__ void operator()(const Elements&) const {}
 };
+// Loads the row's part and returns the row's largest key. `also(elements)` may look at each vector as well.
 template <class L, class Part, class Also = NothingElse>
 __device__ __forceinline__ int32_t load_largest(Part& part, RowBoard& s, Also also = Also()) {
   float largest = -INFINITY;

@@ -140,8 +140,7 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
   if_reached(target, [&](int, int i) {
     constexpr float kSigmas = 3.5f;  // many rows are cut at once, and one that is guessed wrong holds them all up
     const float outside = 1.0f - fraction, coarseness = -0.7f / scale;
-    const float variance =
-        outside * outside * noise_upto[i] + fraction * fraction * (noise_total - noise_upto[i]);
+    const float variance = outside * outside * noise_upto[i] + fraction * fraction * (noise_total - noise_upto[i]);
     s.target = target;
     s.margin = kSigmas * sqrtf(fmaxf(variance, 0.0f)) + (coarseness * fraction * outside + 2e-4f) * total;
   });

@@ -73,7 +73,8 @@ __device__ __forceinline__ uint64_t end_stretches(RowBoard& s, uint64_t& sum) {
   return warp_sum(lane_id() <= kStretches ? s.stretch_mass[ptx::anew(warp_id())][lane_id()] : 0);
 }
 
-// Sum of all masses of this warp, in all lanes, after a `load` that kept the tail. Vectors beyond the row's ends are -inf, which has no mass.
+// Sum of all masses of this warp, in all lanes, after a `load` that kept the tail. Vectors beyond the row's ends are
+// -inf, which has no mass.
 template <class Part, class Masses>
 __device__ __forceinline__ uint64_t all_masses(const Part& part, Masses masses) {
   uint64_t total = 0;
