@@ -95,8 +95,8 @@ inline int rows_at_once(const char* op, const RowDevice& device, int shape, cons
 }
 
 // Launches a kernel of rows of `size` elements, a cluster a row, in the first shape in which all rows are on the device
-// at once, if the rows are worth as many blocks. `Kernels` has it for rows that stay in shared memory as `resident`, and
-// else as `streaming`.
+// at once, if the rows are worth as many blocks. `Kernels` has it for rows that stay in shared memory as `resident`,
+// and else as `streaming`.
 template <class Kernels, typename... A>
 void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, int64_t element_bytes,
                  const A&... args) {
