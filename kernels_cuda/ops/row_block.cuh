@@ -114,8 +114,8 @@ class RowPart {
     });
   }
 
-  // A lane's sample of the row: every sample_stride()-th of its vectors, sample_begin() first. Of up to 128 rounds it
-  // can be put aside; in longer rows fewer would be too few.
+  // A lane's sample of the row: every sample_stride()-th of its vectors, sample_begin() first. Of up to 128 rounds
+  // nearly all of it can be put aside; in longer rows less would be too little.
   __device__ __forceinline__ int sample_stride() const {
     return rounds() <= 4 ? 1 : rounds() <= 104 ? 7 : rounds() <= 128 ? 8 : 4;
   }

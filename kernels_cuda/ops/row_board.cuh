@@ -104,22 +104,6 @@ __device__ __forceinline__ void clear_board(RowBoard& s) {
   s.drawn_warp = -1;
 }
 
-// The largest of the elements that a thread has looked at, the first vector that has it, and the largest of the others.
-struct ThreadTop {
-  float largest = -INFINITY, other = -INFINITY;  // largest: NaN if there is one
-  int vector = 0;
-
-  template <class Elements>
-  __device__ __forceinline__ void look_at(int v, const Elements& elements) {
-    float most = elements.x[0];
-#pragma unroll
-    for (float x : elements.x) most = ptx::max_or_nan(most, x);
-    if (most > largest || (most == largest && v < vector)) vector = v;  // a row's ends come last
-    other = fmaxf(other, fminf(largest, most));
-    largest = ptx::max_or_nan(largest, most);
-  }
-};
-
 // The largest key of the row, from the largest of every thread and a low value of it (+inf: none). The cluster's first
 // meeting: it waits for a barrier at which all have arrived.
 __device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key, float own_low) {
@@ -147,34 +131,6 @@ __device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key, float 
 #pragma unroll
   for (int i = static_cast<int>(lane_id()) + 32; i < kRowGroups; i += 32) top = max(top, s.group_key[i]);
   return __reduce_max_sync(kAllLanes, top);
-}
-
-struct NothingElse {
-  template <class Elements>
-  __device__ void operator()(const Elements&) const {}
-};
-// Loads the row's part and returns the row's largest key. `also(elements)` may look at each vector as well.
-template <class L, class Part, class Also = NothingElse>
-__device__ __forceinline__ int32_t load_largest(Part& part, RowBoard& s, Also also = Also()) {
-  float largest = -INFINITY;
-  part.load([&](int, const Elements<L>& elements, bool) {
-#pragma unroll
-    for (float x : elements.x) largest = ptx::max_or_nan(largest, x);
-    also(elements);
-  });
-  return meet_row(s, order_key(largest), INFINITY);
-}
-// The same, with what find_first and collect_top need.
-template <class L, class Part, class Also = NothingElse>
-__device__ __forceinline__ int32_t load_tops(Part& part, RowBoard& s, Also also = Also()) {
-  ThreadTop top;
-  part.load([&](int v, const Elements<L>& elements, bool) {
-    top.look_at(v, elements);
-    also(elements);
-  });
-  s.thread_second[threadIdx.x] = top.other;
-  s.thread_vector[threadIdx.x] = top.vector;
-  return meet_row(s, order_key(top.largest), INFINITY);
 }
 
 // A key that at least `need` (1 .. kRowGroups) elements reach: the need-th largest maximum of a group.

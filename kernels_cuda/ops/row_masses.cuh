@@ -152,18 +152,18 @@ __device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, c
   return end_stretches(s, sum);
 }
 
-// The kept mass of a thread's few vectors: from `first` on every `step`-th before `end`.
+// The kept mass of a lane's vectors of a stretch: from `first` on every 32nd before `end`.
 template <class Part, class Masses>
 __device__ __forceinline__ uint64_t stretch_mass(const Part& part, const VectorMasses<Masses>& masses, int first,
-                                                 int step, int end) {
+                                                 int end) {
   constexpr int kAhead = kBatch<Part>;
   uint64_t total = 0;
 #pragma unroll 1
-  for (int v = first; v < end; v += kAhead * step) {
-    const VectorBatch<Part, kAhead> batch([&](int k) { return part[min(v + k * step, end - 1)]; });
+  for (int v = first; v < end; v += kAhead * 32) {
+    const VectorBatch<Part, kAhead> batch([&](int k) { return part[min(v + k * 32, end - 1)]; });
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      if (v + k * step < end) total += masses.sum(batch.of[k], part.id(v + k * step));
+      if (v + k * 32 < end) total += masses.sum(batch.of[k], part.id(v + k * 32));
     }
   }
   return total;
@@ -179,7 +179,7 @@ __device__ __forceinline__ int drawn_token(const Part& part, RowBoard& s, const 
   while (last - first > kFew * kRowThreads) {
     const int each = (last - first + kRowWarps - 1) / kRowWarps;
     const int from = first + warp * each, to = min(from + each, last);
-    const uint64_t sum = warp_sum(stretch_mass(part, masses, from + lane, 32, to));
+    const uint64_t sum = warp_sum(stretch_mass(part, masses, from + lane, to));
     uint64_t total;
     const uint64_t before = block_warps_below(sum, s.warp_part, &total);
     if (lane == 0 && before <= rest && rest - before < sum) {

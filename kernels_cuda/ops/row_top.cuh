@@ -6,28 +6,65 @@
 
 namespace specdec::cuda {
 
-// f(value, id) for each element of this lane's.
-template <class Part, class F>
-__device__ __forceinline__ void each_element(const Part& part, F f) {
-  part.sweep([&](int v, const auto& elements, bool real) {
-    if (!real) return;
-    const int id = part.id(v);
+// The largest of the elements that a thread has looked at, the first vector that has it, and the largest of the others.
+struct ThreadTop {
+  float largest = -INFINITY, other = -INFINITY;  // largest: NaN if there is one
+  int vector = 0;
+
+  template <class Elements>
+  __device__ __forceinline__ void look_at(int v, const Elements& elements) {
+    float most = elements.x[0];
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) {
-      if (part.has(id + j)) f(elements.x[j], id + j);
-    }
+    for (float x : elements.x) most = ptx::max_or_nan(most, x);
+    if (most > largest || (most == largest && v < vector)) vector = v;  // a row's ends come last
+    other = fmaxf(other, fminf(largest, most));
+    largest = ptx::max_or_nan(largest, most);
+  }
+};
+
+struct NothingElse {
+  template <class Elements>
+  __device__ void operator()(const Elements&) const {}
+};
+// Loads the row's part and returns the row's largest key. `also(elements)` may look at each vector as well.
+template <class L, class Part, class Also = NothingElse>
+__device__ __forceinline__ int32_t load_largest(Part& part, RowBoard& s, Also also = Also()) {
+  float largest = -INFINITY;
+  part.load([&](int, const Elements<L>& elements, bool) {
+#pragma unroll
+    for (float x : elements.x) largest = ptx::max_or_nan(largest, x);
+    also(elements);
   });
+  return meet_row(s, order_key(largest), INFINITY);
+}
+// The same, with what find_first and collect_top need.
+template <class L, class Part, class Also = NothingElse>
+__device__ __forceinline__ int32_t load_tops(Part& part, RowBoard& s, Also also = Also()) {
+  ThreadTop top;
+  part.load([&](int v, const Elements<L>& elements, bool) {
+    top.look_at(v, elements);
+    also(elements);
+  });
+  s.thread_second[threadIdx.x] = top.other;
+  s.thread_vector[threadIdx.x] = top.vector;
+  return meet_row(s, order_key(top.largest), INFINITY);
 }
 
-// f(value, id) for each element of a vector.
-template <class Part, class F>
-__device__ __forceinline__ void each_in(const Part& part, int v, F f) {
-  const auto elements = part[v];
-  const int id = part.id(v);
+// f(value, id) for those of a vector's elements that are the row's; `id` is the first one's.
+template <class Part, class Vector, class F>
+__device__ __forceinline__ void each_of(const Part& part, const Vector& elements, int id, F f) {
 #pragma unroll
   for (int j = 0; j < Part::kLength; ++j) {
     if (part.has(id + j)) f(elements.x[j], id + j);
   }
+}
+
+// f(value, id) for each element of this lane's.
+template <class Part, class F>
+__device__ __forceinline__ void each_element(const Part& part, F f) {
+  part.sweep([&](int v, const auto& elements, bool real) {
+    if (real) each_of(part, elements, part.id(v), f);
+  });
 }
 
 // f(value, id) for each element of the threads in s.owner, which are few: all threads of the block share them.
@@ -47,12 +84,7 @@ __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, F f) {
     });
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      if (v[k] < 0) continue;
-      const int id = part.id(v[k]);
-#pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) {
-        if (part.has(id + j)) f(batch.of[k].x[j], id + j);
-      }
+      if (v[k] >= 0) each_of(part, batch.of[k], part.id(v[k]), f);
     }
   }
   __syncthreads();
@@ -63,7 +95,8 @@ __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, F f) {
 template <class Part>
 __device__ __forceinline__ void find_first(const Part& part, RowBoard& s, int32_t key) {
   if (s.thread_key[threadIdx.x] != key) return;
-  each_in(part, s.thread_vector[threadIdx.x], [&](float x, int id) {
+  const int v = s.thread_vector[threadIdx.x];
+  each_of(part, part[v], part.id(v), [&](float x, int id) {
     if (order_key(x) == key) atomicMin(&Cluster::of(&s, 0)->first_id, id);
   });
 }
@@ -80,7 +113,8 @@ __device__ __forceinline__ void collect_top(const Part& part, RowBoard& s, int32
   const int tid = static_cast<int>(threadIdx.x);
   const bool some = s.thread_key[tid] >= pivot, several = some && order_key(s.thread_second[tid]) >= pivot;
   if (several) s.owner[atomicAdd(&s.owners, 1)] = static_cast<uint16_t>(tid);
-  if (some && !several) each_in(part, s.thread_vector[tid], append);
+  const int v = s.thread_vector[tid];
+  if (some && !several) each_of(part, part[v], part.id(v), append);
   if (__syncthreads_or(several)) each_owned(part, s, append);
 }
 

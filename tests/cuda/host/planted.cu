@@ -1,5 +1,6 @@
 // Kernels with mistakes that the host's runtime must show, and their repaired twins.
 //   planted NAME SEED: prints what the kernel computed; a refused launch's message goes to stderr, with status 1
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cfenv>
@@ -118,6 +119,10 @@ __global__ void functions() {
   good &= __ffs(0) == 0 && __ffs(8) == 4 && __clz(1) == 31 && __clz(0) == 32 && __clzll(1) == 63 && __popc(0xF0F) == 8;
   good &= __umul64hi(~0ull, ~0ull) == ~0ull - 1;
   good &= ptx::max_or_nan(-0.0f, 0.0f) == 0 && !std::signbit(ptx::max_or_nan(-0.0f, 0.0f)) && std::isnan(ptx::max_or_nan(1, NAN));
+  const auto half = [](unsigned short bits) { return __half2float(__ushort_as_half(bits)); };
+  good &= half(0x3C00) == 1 && half(0xC100) == -2.5f && half(0x7BFF) == 65504 && half(0x0001) == 0x1p-24f;
+  good &= half(0x83FF) == -1023 * 0x1p-24f && half(0x8000) == 0 && std::signbit(half(0x8000));
+  good &= half(0xFC00) == -INFINITY && std::isnan(half(0x7E01));
   __shared__ unsigned sum, most, least, bits, taken;
   if (threadIdx.x == 0) sum = most = bits = taken = 0, least = 99;
   __syncthreads();
