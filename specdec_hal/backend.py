@@ -15,6 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from specdec_hal.capturing import check_stream
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.ops import OPS, OpSpec, TokenOrder, get_op
 from specdec_hal.ops.validate import Call, check_call, check_values
@@ -133,7 +134,10 @@ class BoundOp:
         """Launch on a stream; without one, on the current stream of the tensors' framework."""
         if self.backend.debug:
             check_values(self.call, self.backend.name, self.backend.to_host)
-        self.launch(self._stream() if stream is None else stream)
+        if stream is None:
+            stream = self._stream()
+        check_stream(self.call.op.name, stream)
+        self.launch(stream)
 
     def __repr__(self) -> str:
         return f"<bound {self.call.op.name} on {self.backend.name}>"

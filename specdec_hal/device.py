@@ -8,14 +8,18 @@ with margins around them: :mod:`specdec_hal.conformance.guarded`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hal.capturing import capturing, refuse_in_capture
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.staging import Fields, HostInputs, HostOutputs, Inputs, Outputs
+from specdec_hal.staging import TensorInputs, TensorOutputs, TorchInputs, TorchOutputs
 from specdec_hal.tensors import as_numpy, dlpack_view, framework_of
 
 Stream = Callable[[], int]
@@ -62,6 +66,31 @@ class Device(ABC):
     def copy(self, tensor: Any) -> Any:
         """A tensor with the same values in memory of its own."""
 
+    @abstractmethod
+    def assign(self, tensor: Any, source: Any) -> None:
+        """Overwrite `tensor` with `source`, of the same shape, of any framework with memory here."""
+
+    def inputs(self, fields: Fields) -> Inputs:
+        """Tensors that the host writes together."""
+        return TensorInputs(self, fields)
+
+    def outputs(self, fields: Fields) -> Outputs:
+        """Tensors that the host reads together."""
+        return TensorOutputs(self, fields)
+
+    def working(self) -> AbstractContextManager[Any]:
+        """Entered around everything that an engine enqueues: the stream that its steps run on is the current one."""
+        return nullcontext()
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None] | None:
+        """What `launch` enqueues as one device graph to be replayed; None where this place has no graphs.
+
+        Runs inside :meth:`working`. Nothing is executed, and `launch` must have run before, so that whatever compiles or
+        allocates on first use has done so. The current stream is the captured one while `launch` runs; a read or write
+        of a tensor by the host in it, and an op on another stream, is refused.
+        """
+        return None
+
 
 class HostDevice(Device):
     """NumPy."""
@@ -89,6 +118,18 @@ class HostDevice(Device):
         """A NumPy copy of a tensor of any framework."""
         return np.array(as_numpy(tensor))
 
+    def assign(self, tensor: Any, source: Any) -> None:
+        """As numpy.copyto."""
+        np.copyto(tensor, as_numpy(source))
+
+    def inputs(self, fields: Fields) -> Inputs:
+        """The ops' own memory."""
+        return HostInputs(fields)
+
+    def outputs(self, fields: Fields) -> Outputs:
+        """The ops' own memory, copied when it is fetched."""
+        return HostOutputs(fields)
+
 
 class TorchDevice(Device):
     """PyTorch on a CUDA device."""
@@ -101,6 +142,8 @@ class TorchDevice(Device):
         super().__init__(place)
         self._torch = torch
         self._device = torch.device(place)
+        self._work: Any = None
+        self._pool: Any = None
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
         """As torch.zeros."""
@@ -114,10 +157,12 @@ class TorchDevice(Device):
 
     def download(self, tensor: Any) -> NDArray[Any]:
         """Waits for the current stream."""
+        refuse_in_capture("read")
         return as_numpy(tensor.cpu())
 
     def write(self, tensor: Any, index: Any, values: Any) -> None:
         """A number is an argument of the kernel that writes it; an array is copied first."""
+        refuse_in_capture("written")
         if not isinstance(values, (bool, int, float)):
             values = self.upload(np.asarray(values)).to(tensor.dtype)
         tensor[index] = values
@@ -125,6 +170,49 @@ class TorchDevice(Device):
     def copy(self, tensor: Any) -> Any:
         """As torch.clone."""
         return tensor.clone()
+
+    def assign(self, tensor: Any, source: Any) -> None:
+        """As Tensor.copy_."""
+        tensor.copy_(source)
+
+    def inputs(self, fields: Fields) -> Inputs:
+        """One buffer, one copy from pinned memory."""
+        return TorchInputs(self.place, fields)
+
+    def outputs(self, fields: Fields) -> Outputs:
+        """One buffer, one copy to pinned memory."""
+        return TorchOutputs(self.place, fields)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A stream of the engine's own, since the default one cannot be captured; no gradients."""
+        with self._torch.inference_mode():
+            if self._device.type != "cuda":
+                yield
+                return
+            if self._work is None:
+                self._work = self._torch.cuda.Stream(self._device)
+                self._work.wait_stream(self._torch.cuda.current_stream(self._device))
+            with self._torch.cuda.stream(self._work):
+                yield
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None] | None:
+        """One CUDA graph, of the model's kernels and the ops' alike."""
+        if self._device.type != "cuda":
+            return None
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        with capturing(self.stream()):
+            # thread_local: other threads may allocate and copy meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 class PaddleDevice(Device):
@@ -161,6 +249,10 @@ class PaddleDevice(Device):
     def copy(self, tensor: Any) -> Any:
         """As Tensor.clone, without gradients."""
         return tensor.detach().clone()
+
+    def assign(self, tensor: Any, source: Any) -> None:
+        """Assignment to all of it, which keeps its memory."""
+        tensor[...] = source if isinstance(source, self._paddle.Tensor) else self._paddle.from_dlpack(source)
 
 
 class CupyDevice(Device):
@@ -200,6 +292,11 @@ class CupyDevice(Device):
         with self._device:
             return self._cupy.array(self._cupy.from_dlpack(tensor))
 
+    def assign(self, tensor: Any, source: Any) -> None:
+        """Assignment to all of it, which keeps its memory."""
+        with self._device:
+            tensor[...] = self._cupy.from_dlpack(source)
+
 
 _ON_CUDA: dict[str, Callable[[str], Device]] = {"torch": TorchDevice, "paddle": PaddleDevice, "cupy": CupyDevice}
 
@@ -238,6 +335,7 @@ def download(tensor: Any) -> NDArray[Any]:
     """The values of a tensor of any framework and place, as NumPy; waits for the device that holds them."""
     if isinstance(tensor, np.ndarray):
         return tensor
+    refuse_in_capture("read")
     framework = framework_of(type(tensor))
     if framework in ("torch", "paddle"):
         return as_numpy(tensor.cpu())
