@@ -39,7 +39,7 @@ REQUEST = (
     "presence",
 )
 """What a request asks for, by slot: written when a request takes the slot."""
-SCHEDULE = ("slot_actions", "chunk_lens", "chunk_starts", "chunk_step_idx", "reset_slots", "block_tables")
+SCHEDULE = ("slot_actions", "chunk_lens", "chunk_starts", "chunk_step_idx", "block_tables")
 """What the scheduler decides for a step."""
 REPORT = ("accept_tokens", "accept_num", "stop_flags", "cu_seqlens_q", "ids_remove_padding")
 """What the host learns of a step."""

@@ -144,8 +144,8 @@ class SpeculativeSettings(_Section):
 
 class SamplingSettings(_Section):
     """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `logprobs`: how many
-    alternatives to report per token besides the chosen one (null: no log-probabilities at all). `stop_token_ids` end a
-    generation, `bad_token_ids` are never produced.
+    alternatives to report per token besides the chosen one (null: no log-probabilities at all). `stop_token_ids` and
+    `stop_sequences` (of token ids) end a generation once it has `min_new_tokens`, `bad_token_ids` are never produced.
     """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -160,6 +160,7 @@ class SamplingSettings(_Section):
     min_new_tokens: Annotated[int, Field(ge=0, le=MAX_CONTEXT)] = 0
     stop: list[Text] = Field(default_factory=list)
     stop_token_ids: list[TokenId] = Field(default_factory=list)
+    stop_sequences: list[Annotated[list[TokenId], Field(min_length=1)]] = Field(default_factory=list)
     bad_token_ids: list[TokenId] = Field(default_factory=list)
     logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
 
