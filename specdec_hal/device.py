@@ -59,6 +59,10 @@ class Device(ABC):
         """``tensor[index] = values`` with values of the host (a number, a list, an array)."""
 
     @abstractmethod
+    def assign(self, tensor: Any, source: Any) -> None:
+        """``tensor[...] = source`` with a tensor of the same shape in memory of this place; waits for nothing."""
+
+    @abstractmethod
     def copy(self, tensor: Any) -> Any:
         """A tensor with the same values in memory of its own."""
 
@@ -84,6 +88,10 @@ class HostDevice(Device):
     def write(self, tensor: Any, index: Any, values: Any) -> None:
         """As NumPy assigns."""
         tensor[index] = values
+
+    def assign(self, tensor: Any, source: Any) -> None:
+        """From any framework on the host."""
+        tensor[...] = as_numpy(source)
 
     def copy(self, tensor: Any) -> Any:
         """A NumPy copy of a tensor of any framework."""
@@ -122,6 +130,10 @@ class TorchDevice(Device):
             values = self.upload(np.asarray(values)).to(tensor.dtype)
         tensor[index] = values
 
+    def assign(self, tensor: Any, source: Any) -> None:
+        """As torch.Tensor.copy_."""
+        tensor.copy_(source, non_blocking=True)
+
     def copy(self, tensor: Any) -> Any:
         """As torch.clone."""
         return tensor.clone()
@@ -157,6 +169,10 @@ class PaddleDevice(Device):
         """Assignment to an index writes in place. Numbers are uploaded too: Paddle (3.3.1) rounds large integers."""
         dtype = str(tensor.dtype).rpartition(".")[2]
         tensor[index] = self.upload(np.asarray(values, _numpy_dtype(dtype)))
+
+    def assign(self, tensor: Any, source: Any) -> None:
+        """Assignment to a slice writes in place."""
+        tensor[:] = source
 
     def copy(self, tensor: Any) -> Any:
         """As Tensor.clone, without gradients."""
@@ -194,6 +210,11 @@ class CupyDevice(Device):
         """As CuPy assigns."""
         with self._device:
             tensor[index] = values if isinstance(values, (bool, int, float)) else self._cupy.asarray(values)
+
+    def assign(self, tensor: Any, source: Any) -> None:
+        """From any framework on the device."""
+        with self._device:
+            tensor[...] = self._cupy.from_dlpack(source)
 
     def copy(self, tensor: Any) -> Any:
         """A CuPy copy of a tensor of any framework."""

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from specdec_hal import registry
 from specdec_hal.backend import Backend
-from specdec_hal.config import Config
+from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
-from specdec_hal.errors import RequestError
-from specdec_hal.models import TargetModel, Tokenizer, load_model, load_tokenizer
+from specdec_hal.errors import PluginError, RequestError, UnsupportedError
+from specdec_hal.models import TargetModel, Tokenizer, load_model
 from specdec_hal.ops import Strategy
-from specdec_hal.proposers.protocol import Proposer
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView, StepView
+from specdec_hal.registry import Registry, or_default
 from specdec_hal.runner.metrics import Metrics, StepRecord
+from specdec_hal.runner.plan import StepNeeds
 from specdec_hal.runner.request import Request, RequestOutput, StreamDelta
 from specdec_hal.runner.scheduler import Scheduler
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.runner.step import DecodeStep, StepNeeds, StepResult
+from specdec_hal.runner.step import DecodeStep, StepResult
 from specdec_hal.state import DecodeState
 
 MAX_BAD_TOKENS = 64
@@ -33,15 +35,26 @@ class ModelRunner:
     ``runner.add_request(Request("a", ids)); outputs = runner.run()``. With a fixed seed a request's tokens do not
     depend on drafts, slot, batch or chunking (strategy TARGET_MATCH or GREEDY), as far as the model's logits do not.
     Not thread-safe: one thread adds, steps and cancels; callbacks run on it and may add or cancel.
+    :meth:`specdec_hal.runtime.Runtime.runner` builds one from a configuration alone. `registry` (None: that of this
+    process) is the one that the configuration was checked against: proposer and observers are looked up in it.
     """
 
     def __init__(
-        self, config: Config, backend: Backend, model: TargetModel, tokenizer: Tokenizer | None = None
+        self,
+        config: Config,
+        backend: Backend,
+        model: TargetModel,
+        tokenizer: Tokenizer | None = None,
+        *,
+        registry: Registry | None = None,
     ) -> None:
         speculative, settings = config.speculative, config.runner
+        self._registry = or_default(registry)
+        spec = self._registry.get_proposer(speculative.method)
+        if spec.settings is not None and speculative.settings is None:
+            raise config.error(f"speculative.{spec.name}", "not checked; parse the configuration with this registry")
         k = speculative.num_speculative_tokens
-        # Padded drafts may stand up to K positions past the limit; others never pass it.
-        headroom = k if speculative.ngram.pad_to_max else 0
+        headroom = k if spec.pads_drafts(speculative.settings) else 0
         longest = model.config.max_position_embeddings - headroom
         max_model_len = longest if settings.max_model_len is None else settings.max_model_len
         if not 1 <= max_model_len <= longest:
@@ -60,24 +73,27 @@ class ModelRunner:
             device=get_device(backend.place, model.framework),
         )
         model.allocate(settings.max_num_seqs, max_model_len + headroom)
-        self._step = DecodeStep(backend, model, self.state, speculative)
-        self._proposer: Proposer = registry.get_proposer(speculative.method).factory(backend, self.state, speculative)
+        self._proposer = self._build_proposer()
+        self._step = DecodeStep(backend, model, self.state, speculative, self._proposer.hidden_layers)
         self._scheduler = Scheduler(self.state)
         self._finished: dict[str, RequestOutput] = {}
 
-    @classmethod
-    def from_config(
-        cls, config: Config, *, model: TargetModel | None = None, tokenizer: Tokenizer | None = None
-    ) -> ModelRunner:
-        """Load what the configuration names; a model or tokenizer that is already loaded can be handed in.
-
-        Runners that share a model must not be interleaved: each takes over its KV cache.
-        """
-        if model is None:
-            model = load_model(config.model_path, config.model.framework, device=config.backend.place)
-        if tokenizer is None:
-            tokenizer = load_tokenizer(config.model_path)
-        return cls(config, config.backend, model, tokenizer)
+    def _build_proposer(self) -> Proposer:
+        """The configured proposer; UnsupportedError for one that needs what the model cannot do."""
+        config, model, registry = self.config, self.model, self._registry
+        method = config.speculative.method
+        load = partial(load_model, framework=config.model.framework, registry=registry, device=self.backend.place)
+        settings = config.speculative.settings
+        context = ProposerContext(self.backend, self.state, model, self.tokenizer, settings, config, load)
+        proposer = registry.build_proposer(method, context)
+        offered = model.capabilities.hidden_layers
+        missing = [layer for layer in proposer.hidden_layers if layer not in offered]
+        if missing:
+            raise UnsupportedError(
+                f"speculative.method '{method}' asks for hidden states of the layers {missing}, the model gives those "
+                f"of {sorted(offered)} (-1: the final norm); choose another method or another model"
+            )
+        return proposer
 
     def add_request(self, request: Request) -> None:
         """Queue a request. RequestError, with nothing changed, if it cannot be served as asked."""
@@ -148,9 +164,9 @@ class ModelRunner:
             deltas = self._collect(running, result, record)
             self._scheduler.schedule_chunks()
         with record.stage("propose"):
-            self._proposer.propose()
+            self._propose(result, record)
         self.metrics.add(record)
-        registry.step_finished(record)
+        self._registry.step_finished(record)
         self._deliver(running, deltas)
         return deltas
 
@@ -197,6 +213,41 @@ class ModelRunner:
             if sequence.finish_reason is not None:
                 self._retire(sequence)
         return deltas
+
+    def _propose(self, result: StepResult, record: StepRecord) -> None:
+        """Drafts for the next step, and the distributions that they were drawn from."""
+        proposer, speculative = self._proposer, self.config.speculative
+        view = StepView(
+            self.state,
+            result.stream,
+            result.hidden_states,
+            result.input_hidden_states,
+            self._slot_views(result) if proposer.runs_on == "host" else (),
+            self.model.config.vocab_size,
+        )
+        draft_probs = proposer.propose(view)
+        record.dropped_drafts += view.dropped
+        if draft_probs is not None and not proposer.gives_draft_probs:
+            raise PluginError(
+                f"proposer '{speculative.method}' returned draft probabilities and declares gives_draft_probs = False; "
+                "let it say True"
+            )
+        if speculative.verify_strategy is Strategy.REJECTION:
+            self._step.plans.use_draft_probs(draft_probs)
+
+    def _slot_views(self, result: StepResult) -> list[SlotView]:
+        """The requests that go on and have their whole prompt in the KV cache: those with a token."""
+        k = self.config.speculative.num_speculative_tokens
+        views = []
+        for slot, sequence in self._scheduler.running.items():
+            if sequence.token_ids:
+                request = sequence.request
+                wanted = request.params.num_speculative_tokens
+                left = sequence.max_new_tokens - len(sequence.token_ids) - 1
+                most = max(min(k, k if wanted is None else wanted, left), 0)
+                tokens = sequence.token_ids, result.tokens[slot]
+                views.append(SlotView(slot, request.request_id, request.prompt_token_ids, *tokens, most))
+        return views
 
     def _retire(self, sequence: Sequence) -> None:
         assert sequence.finish_reason is not None

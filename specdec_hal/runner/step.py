@@ -7,6 +7,7 @@ is the same path with one token a slot. Nothing here asks what hardware it runs 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,88 +15,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.backend import Backend
-from specdec_hal.config import SpeculativeSettings
-from specdec_hal.models import ForwardBatch, Segment, TargetModel
-from specdec_hal.ops import Strategy, TokenOrder
+from specdec_hal.config.schema import SpeculativeSettings
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, Segment, TargetModel
+from specdec_hal.ops import TokenOrder
 from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.plan import StepNeeds, StepPlans, launch, launch_stages
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.state import DecodeState
 
 
-@dataclass(frozen=True)
-class StepNeeds:
-    """What the requests of this step ask for beyond tokens. `logprobs`: most alternatives wanted, None for none."""
-
-    penalties: bool
-    logprobs: int | None
-
-
 @dataclass
 class StepResult:
-    """What a step emitted, by slot; slots that emitted nothing have empty lists."""
+    """What a step emitted, by slot; slots that emitted nothing have empty lists.
 
+    `hidden_states`, `input_hidden_states`: as a proposer gets them (:class:`specdec_hal.proposers.protocol.StepView`).
+    """
+
+    stream: int
     tokens: list[list[int]]
     from_draft: list[list[bool]]
     drafted: NDArray[np.int64]
     prefill: NDArray[np.bool_]
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    hidden_states: dict[int, Any] = field(default_factory=dict)
+    input_hidden_states: dict[int, Any] = field(default_factory=dict)
 
 
 class DecodeStep:
-    """The bound ops of a runner."""
+    """Runs the plans of a runner. `hidden_layers`: those that the proposer asks for."""
 
-    def __init__(self, backend: Backend, model: TargetModel, state: DecodeState, settings: SpeculativeSettings) -> None:
-        self.backend, self.model, self.state, self.settings = backend, model, state, settings
-        r_cap = state.symbols["R_cap"]
-        self._model_ids = state.allocate("ids_remove_padding")
-        self._hidden = state.device.zeros((r_cap, model.config.hidden_size), "float32")
-        self._no_top_p = state.device.upload(np.ones(r_cap, np.float32))
-        self._prepare = backend.bind("prepare_inputs", **state.args("prepare_inputs"))
-        self._adjust = backend.bind(
-            "adjust_batch", state["ids_remove_padding"], out=self._model_ids, **state.args("adjust_batch")
-        )
-        self._spread_params = backend.bind("build_sampling_params", **state.args("build_sampling_params"))
-        self._update = backend.bind("update_model_status", **state.args("update_model_status"))
+    def __init__(
+        self,
+        backend: Backend,
+        model: TargetModel,
+        state: DecodeState,
+        settings: SpeculativeSettings,
+        hidden_layers: Iterable[int] = (),
+    ) -> None:
+        self.backend, self.model, self.state = backend, model, state
+        self.hidden_layers = tuple(hidden_layers)
+        self.plans = StepPlans(backend, state, model.config, settings, self.hidden_layers)
 
     def run(self, needs: StepNeeds, record: StepRecord) -> StepResult:
         """Advance every active slot."""
-        state = self.state
+        state, plans, device = self.state, self.plans, self.state.device
+        stream = device.stream()
         with record.stage("prepare"):
-            self._prepare()
-            self._adjust()
+            launch(plans.prepare, stream)
             tokens, rows = (int(n) for n in state.read("num_tokens"))
-            batch = ForwardBatch(state.device.download(self._model_ids[:tokens])[:, 0], self._segments())
+            ids = device.download(plans.model_ids[:tokens])[:, 0]
+            batch = ForwardBatch(ids, self._segments(), self.hidden_layers)
+            plan = plans.get(rows, needs)
         record.input_tokens, record.output_rows = tokens, rows
         with record.stage("forward"):
             hidden = self.model.forward(batch)
         with record.stage("gather"):
-            picked = self._hidden[:rows]
-            args = state.args("gather_next_token", rows)
-            self.backend.gather_next_token(hidden, out=picked, is_speculative=True, **args)
+            for layer, tensor in plan.inputs.items():
+                device.assign(tensor[:tokens], hidden[layer])
+            launch(plan.gather, stream)
         with record.stage("logits"):
-            logits = self.model.compute_logits(picked)
-        raw = logits
-        if needs.penalties:
-            with record.stage("penalties"):
-                if needs.logprobs is not None:
-                    raw = state.device.copy(logits)
-                self.backend.apply_penalties(logits, **state.args("apply_penalties", rows))
-        with record.stage("sample"):
-            self._spread_params()
-            judged_by = self._judge(logits, rows)
-        with record.stage("verify"):
-            strategy, window = self.settings.verify_strategy, self.settings.verify_window
-            self.backend.verify_draft_tokens(
-                **{**state.args("verify_draft_tokens"), "target_tokens": None, "top_p": None, **judged_by},
-                strategy=strategy,
-                verify_window=window,
-            )
-        result = self._result()
-        if needs.logprobs is not None:
+            logits = self.model.compute_logits(plan.hidden_states[FINAL_NORM])
+            for tensor in (plan.logits, plan.raw):
+                if tensor is not None:
+                    device.assign(tensor, logits)
+        launch_stages(plan.stages, stream, record)
+        result = self._result(stream)
+        if plan.scores:
             with record.stage("logprobs"):
-                result.logprobs = self._logprobs(raw, rows, needs.logprobs)
+                result.logprobs = self._logprobs(plan.scores)
+        result.hidden_states = {layer: plan.hidden_states[layer] for layer in self.hidden_layers}
+        result.input_hidden_states = {layer: plan.inputs[layer][:tokens] for layer in self.hidden_layers}
         with record.stage("update"):
-            self._update()
+            launch(plans.update, stream)
         return result
 
     def _segments(self) -> list[Segment]:
@@ -112,29 +103,7 @@ class DecodeStep:
             start += lens[b]
         return segments
 
-    def _judge(self, logits: Any, rows: int) -> dict[str, Any]:
-        """What the strategy compares drafts with: arguments of verify_draft_tokens."""
-        state, strategy = self.state, self.settings.verify_strategy
-        if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
-            args = state.args("sample_target", rows)
-            self.backend.sample_target(logits, **args)
-            return {"target_tokens": args["target_tokens"]}
-        vocabulary = self.model.config.vocab_size
-        probs = state.allocate("probs", R_cap=rows, V=vocabulary)
-        args = state.args("processed_probs", rows)
-        if strategy is Strategy.REJECTION:
-            self.backend.processed_probs(logits, probs=probs, **args)
-            return {"target_probs": probs}
-        # TOPP applies top_p when it picks candidates.
-        args["row_top_p"] = self._no_top_p[:rows]
-        self.backend.processed_probs(logits, probs=probs, **args)
-        shape = {"R_cap": rows, "C": min(self.settings.candidates, vocabulary)}
-        names = ("candidate_ids", "candidate_scores", "candidate_lens")
-        candidates = {name: state.allocate(name, **shape) for name in names}
-        self.backend.top_p_candidates(probs, **candidates, **state.args("top_p_candidates", rows))
-        return {**candidates, "top_p": state["top_p"]}
-
-    def _result(self) -> StepResult:
+    def _result(self, stream: int) -> StepResult:
         """Copy what was emitted, before update_model_status moves on."""
         state = self.state
         drafts, lens = state.read("draft_tokens"), state.read("seq_lens_this_time")
@@ -146,17 +115,10 @@ class DecodeStep:
             [i < drafted[b] and token == drafts[b, i + 1] for i, token in enumerate(emitted)]
             for b, emitted in enumerate(tokens)
         ]
-        return StepResult(tokens, [[bool(flag) for flag in flags] for flags in from_draft], drafted, prefill)
+        return StepResult(stream, tokens, [[bool(flag) for flag in flags] for flags in from_draft], drafted, prefill)
 
-    def _logprobs(self, logits: Any, rows: int, top: int) -> dict[int, list[TokenLogprobs]]:
+    def _logprobs(self, scores: Mapping[str, Any]) -> dict[int, list[TokenLogprobs]]:
         state = self.state
-        shape = {"A_cap": rows, "N": min(top, self.model.config.vocab_size - 1) + 1}
-        buffers = {name: state.allocate(name, **shape) for name in ("token_ids", "rows", "ids", "logprobs", "ranks")}
-        packed = {name: buffers[name] for name in ("token_ids", "rows")}
-        offsets = state["cu_batch_token_offset"]
-        self.backend.gather_accepted(logits, **packed, **state.args("gather_accepted"))
-        scores = {name: buffers[name] for name in ("ids", "logprobs", "ranks")}
-        self.backend.token_logprobs(logits, **packed, cu_batch_token_offset=offsets, **scores)
         ids, values, ranks = (state.device.download(scores[name]).tolist() for name in ("ids", "logprobs", "ranks"))
         entries = [
             TokenLogprobs(value[0], rank, tuple(zip(id_[1:], value[1:], strict=True)))
