@@ -24,6 +24,9 @@ from specdec_hal.tensors import as_numpy
 API_VERSION = 1
 """Version of the op contracts and of this interface. A plug-in states the one it was written for."""
 
+AUTO = "auto"
+"""In place of a name in a configuration: the best that can be used here."""
+
 Launch = Callable[[int], None]
 """Runs a planned op on a stream, given as an integer handle (0: the default, or no streams at all)."""
 
@@ -153,6 +156,8 @@ class Backend:
 
     name = ""
     device = "cpu"
+    asynchronous = False
+    """Whether a launch returns before the device has done the work, so that the host gains by being ahead."""
     token_order = TokenOrder.SLOT
     capabilities: Mapping[str, Capability] = {}
 

@@ -63,12 +63,12 @@ class Device(ABC):
         """``tensor[index] = values`` with values of the host (a number, a list, an array)."""
 
     @abstractmethod
-    def copy(self, tensor: Any) -> Any:
-        """A tensor with the same values in memory of its own."""
+    def assign(self, tensor: Any, source: Any) -> None:
+        """``tensor[...] = source`` with a tensor of the same shape in memory of this place; waits for nothing."""
 
     @abstractmethod
-    def assign(self, tensor: Any, source: Any) -> None:
-        """Overwrite `tensor` with `source`, of the same shape, of any framework with memory here."""
+    def copy(self, tensor: Any) -> Any:
+        """A tensor with the same values in memory of its own."""
 
     def inputs(self, fields: Fields) -> Inputs:
         """Tensors that the host writes together."""
@@ -114,13 +114,13 @@ class HostDevice(Device):
         """As NumPy assigns."""
         tensor[index] = values
 
+    def assign(self, tensor: Any, source: Any) -> None:
+        """From any framework on the host."""
+        tensor[...] = as_numpy(source)
+
     def copy(self, tensor: Any) -> Any:
         """A NumPy copy of a tensor of any framework."""
         return np.array(as_numpy(tensor))
-
-    def assign(self, tensor: Any, source: Any) -> None:
-        """As numpy.copyto."""
-        np.copyto(tensor, as_numpy(source))
 
     def inputs(self, fields: Fields) -> Inputs:
         """The ops' own memory."""
@@ -167,13 +167,13 @@ class TorchDevice(Device):
             values = self.upload(np.asarray(values)).to(tensor.dtype)
         tensor[index] = values
 
+    def assign(self, tensor: Any, source: Any) -> None:
+        """As torch.Tensor.copy_."""
+        tensor.copy_(source, non_blocking=True)
+
     def copy(self, tensor: Any) -> Any:
         """As torch.clone."""
         return tensor.clone()
-
-    def assign(self, tensor: Any, source: Any) -> None:
-        """As Tensor.copy_."""
-        tensor.copy_(source)
 
     def inputs(self, fields: Fields) -> Inputs:
         """One buffer, one copy from pinned memory."""
@@ -246,13 +246,13 @@ class PaddleDevice(Device):
         dtype = str(tensor.dtype).rpartition(".")[2]
         tensor[index] = self.upload(np.asarray(values, _numpy_dtype(dtype)))
 
+    def assign(self, tensor: Any, source: Any) -> None:
+        """Assignment to a slice writes in place."""
+        tensor[:] = source
+
     def copy(self, tensor: Any) -> Any:
         """As Tensor.clone, without gradients."""
         return tensor.detach().clone()
-
-    def assign(self, tensor: Any, source: Any) -> None:
-        """Assignment to all of it, which keeps its memory."""
-        tensor[...] = source if isinstance(source, self._paddle.Tensor) else self._paddle.from_dlpack(source)
 
 
 class CupyDevice(Device):
@@ -287,15 +287,15 @@ class CupyDevice(Device):
         with self._device:
             tensor[index] = values if isinstance(values, (bool, int, float)) else self._cupy.asarray(values)
 
+    def assign(self, tensor: Any, source: Any) -> None:
+        """From any framework on the device."""
+        with self._device:
+            tensor[...] = self._cupy.from_dlpack(source)
+
     def copy(self, tensor: Any) -> Any:
         """A CuPy copy of a tensor of any framework."""
         with self._device:
             return self._cupy.array(self._cupy.from_dlpack(tensor))
-
-    def assign(self, tensor: Any, source: Any) -> None:
-        """Assignment to all of it, which keeps its memory."""
-        with self._device:
-            tensor[...] = self._cupy.from_dlpack(source)
 
 
 _ON_CUDA: dict[str, Callable[[str], Device]] = {"torch": TorchDevice, "paddle": PaddleDevice, "cupy": CupyDevice}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,22 @@ from specdec_hal.errors import CheckpointError
 from specdec_hal.models.protocol import ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(ModelConfig):
+    """config.json of a Llama-style decoder."""
+
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    num_nextn_predict_layers: int = 0
+
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -101,7 +118,7 @@ class _Fields:
         return tuple(ids)
 
 
-def read_config(folder: str | Path) -> ModelConfig:
+def read_config(folder: str | Path) -> LlamaConfig:
     """config.json of a Llama-style model, checked; what this project cannot compute is refused by name."""
     raw = read_json_config(folder)
     fields = _Fields(Path(folder) / CONFIG, raw)
@@ -119,7 +136,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     if head_dim % 2:
         raise fields.error("head_dim", "an even number, for rotary embeddings")
     bos = fields.token_ids("bos_token_id", vocab_size)
-    return ModelConfig(
+    return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
@@ -137,7 +154,7 @@ def read_config(folder: str | Path) -> ModelConfig:
     )
 
 
-def expected_shapes(config: ModelConfig) -> Shapes:
+def expected_shapes(config: LlamaConfig) -> Shapes:
     """Every weight that the checkpoint of such a model holds, MTP modules included."""
     d, ffn = config.hidden_size, config.intermediate_size
     q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
@@ -167,7 +184,7 @@ def expected_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def read_weights(folder: str | Path, config: ModelConfig) -> dict[str, npt.NDArray[np.float32]]:
+def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArray[np.float32]]:
     """model.safetensors as float32 arrays, exactly the names and shapes of :func:`expected_shapes`.
 
     Stored float16, bfloat16 and float32 are accepted. A weight that is not finite is refused: one NaN makes every

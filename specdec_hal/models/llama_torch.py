@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from specdec_hal.errors import ArgumentError
+from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
 from specdec_hal.models.primitives import ALIGNMENT, HostArray
-from specdec_hal.models.protocol import ModelConfig
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -37,7 +37,7 @@ class LlamaTorch(Llama):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: LlamaConfig,
         weights: LlamaWeights,
         *,
         device: str = "cpu",

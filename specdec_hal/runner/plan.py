@@ -13,13 +13,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec_hal.backend import Backend
-from specdec_hal.config import SpeculativeSettings
-from specdec_hal.models import FINAL_NORM, DeviceBatch, ForwardBatch, Segment, TargetModel
+from specdec_hal.config.schema import SpeculativeSettings
+from specdec_hal.errors import PluginError
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, Segment, TargetModel
 from specdec_hal.ops import Strategy, TokenOrder
 from specdec_hal.proposers.protocol import Proposer, StepView
 from specdec_hal.runner.metrics import StepRecord
@@ -57,6 +59,7 @@ class StepPlan:
 
     calls: list[tuple[str, Call]]
     logprobs: Outputs | None = None
+    view: Callable[[int], StepView] = field(init=False)
     replay: Callable[[], None] | None = None
     launches: int = 0
 
@@ -69,12 +72,14 @@ class StepPlan:
 
 @dataclass
 class Buffers:
-    """What the plans of a runner share, at full capacity; a plan works on the first rows."""
+    """What the plans of a runner share, at full capacity; a plan works on the first rows.
 
-    hidden: Any
-    picked: Any
+    `hidden` [T_cap, D] and `picked` [R_cap, D] are by layer.
+    """
+
+    hidden: dict[int, Any]
+    picked: dict[int, Any]
     logits: Any
-    raw: Any
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -103,13 +108,13 @@ class Planner:
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
         self._model_ids = None
         size, config, device = state.symbols, model.config, state.device
+        self._layers = tuple(dict.fromkeys((FINAL_NORM, *proposer.hidden_layers)))
         dtype = model.capabilities.hidden_dtype
-        zeros = lambda rows, width, kind="float32": device.zeros((rows, width), kind)  # noqa: E731
+        self._draft_probs: Any = None
         self._buffers = Buffers(
-            hidden=zeros(size["T_cap"], config.hidden_size, dtype),
-            picked=zeros(size["R_cap"], config.hidden_size, dtype),
-            logits=zeros(size["R_cap"], config.vocab_size),
-            raw=None,
+            hidden={layer: device.zeros((size["T_cap"], config.hidden_size), dtype) for layer in self._layers},
+            picked={layer: device.zeros((size["R_cap"], config.hidden_size), dtype) for layer in self._layers},
+            logits=device.zeros((size["R_cap"], config.vocab_size), "float32"),
         )
 
     # ---- choosing a plan
@@ -124,8 +129,8 @@ class Planner:
         query = max(s, size["I_cap"]) if chunked else s
         return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), needs)
 
-    def launch(self, bucket: Bucket, record: StepRecord) -> Fetched | None:
-        """Enqueue a step. Returns how to get its log-probabilities."""
+    def launch(self, bucket: Bucket, record: StepRecord) -> tuple[StepPlan, Fetched | None]:
+        """Enqueue a step. Returns its plan, and how to get its log-probabilities."""
         stream = self.state.device.stream()
         if not self.static:
             bucket = self._read_rows(bucket, stream, record)
@@ -140,7 +145,7 @@ class Planner:
                 plan.replay()
         else:
             plan.run(stream, record)
-        return None if plan.logprobs is None else plan.logprobs.fetch()
+        return plan, None if plan.logprobs is None else plan.logprobs.fetch()
 
     def _capture(self, plan: StepPlan, stream: int) -> None:
         """The first launch of a plan has compiled and allocated; now its launches are recorded, not executed."""
@@ -188,26 +193,27 @@ class Planner:
             max_seq_len=bucket.context,
             max_query_len=bucket.query,
         )
-        hidden = self._buffers.hidden[: bucket.tokens]
+        hidden = {layer: tensor[: bucket.tokens] for layer, tensor in self._buffers.hidden.items()}
         return [("forward", lambda stream: model.forward_device(batch, hidden))]
 
     def _tail(self, bucket: Bucket, plan: StepPlan) -> list[tuple[str, Call]]:
         """From hidden states to drafts of the next step."""
         backend, state, buffers = self.backend, self.state, self._buffers
         sizes = {"B": bucket.slots, "T_cap": bucket.tokens, "R_cap": bucket.rows}
-        tokens, rows = bucket.tokens, bucket.rows
-        hidden, picked, logits = buffers.hidden[:tokens], buffers.picked[:rows], buffers.logits[:rows]
+        rows = bucket.rows
+        hidden = {layer: tensor[: bucket.tokens] for layer, tensor in buffers.hidden.items()}
+        picked = {layer: tensor[:rows] for layer, tensor in buffers.picked.items()}
+        logits = buffers.logits[:rows]
         bind = lambda op, *args, **kwargs: backend.bind(op, *args, **{**state.args(op, sizes), **kwargs})  # noqa: E731
         calls: list[tuple[str, Call]] = [
-            ("gather", bind("gather_next_token", hidden, out=picked, is_speculative=True)),
-            ("logits", self._logits(picked, logits)),
+            ("gather", bind("gather_next_token", x, out=picked[layer], is_speculative=True))
+            for layer, x in hidden.items()
         ]
+        calls.append(("logits", self._logits(picked[FINAL_NORM], logits)))
         raw = logits
         if bucket.needs.penalties:
             if bucket.needs.logprobs:
-                if buffers.raw is None:
-                    buffers.raw = state.device.zeros(tuple(buffers.logits.shape), "float32")
-                raw = buffers.raw[:rows]
+                raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
                 calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
             calls.append(("penalties", bind("apply_penalties", logits)))
         calls.append(("sample", bind("build_sampling_params")))
@@ -226,12 +232,26 @@ class Planner:
         if bucket.needs.stops:
             calls.append(("verify", bind("set_stop_sequences")))
         calls.append(("update", bind("update_model_status")))
+        plan.view = partial(StepView, self.state, hidden_states=self._tapped(picked), input_hidden_states=self._tapped(hidden))
         if self.proposer.runs_on == "device":
-            calls.append(("propose", self._propose))
+            calls.append(("propose", lambda stream: self.propose(plan.view(stream))))
         return calls
 
-    def _propose(self, stream: int) -> None:
-        self.proposer.propose(StepView(self.state, stream))
+    def _tapped(self, by_layer: dict[int, Any]) -> dict[int, Any]:
+        return {layer: by_layer[layer] for layer in self.proposer.hidden_layers}
+
+    def propose(self, view: StepView) -> None:
+        """Let the proposer draft; plans are made anew if it hands out other draft probabilities than before."""
+        draft_probs = self.proposer.propose(view)
+        if draft_probs is self._draft_probs or self.settings.verify_strategy is not Strategy.REJECTION:
+            return
+        if not self.proposer.gives_draft_probs:
+            raise PluginError(
+                f"proposer '{self.settings.method}' returned draft probabilities and declares gives_draft_probs = False; "
+                "let it say True"
+            )
+        self._draft_probs = draft_probs
+        self._plans.clear()
 
     def _logits(self, picked: Any, logits: Any) -> Call:
         model, device = self.model, self.state.device
@@ -257,7 +277,7 @@ class Planner:
         args = state.args("processed_probs", sizes)
         if strategy is Strategy.REJECTION:
             calls.append(("sample", backend.bind("processed_probs", logits, probs=probs, **args)))
-            return {"target_probs": probs}
+            return {"target_probs": probs, "draft_probs": self._draft_probs}
         # TOPP applies top_p when it picks candidates.
         if "row_top_p" not in self._buffers.extra:
             self._buffers.extra["row_top_p"] = state.device.upload(np.ones(state.symbols["R_cap"], np.float32))
@@ -295,11 +315,12 @@ class Planner:
         with record.stage("prepare"):
             tokens, rows = (int(n) for n in state.read("num_tokens"))
             ids = state.device.download(self._model_ids[:tokens])[:, 0]
-            batch = ForwardBatch(ids, self._segments())
+            batch = ForwardBatch(ids, self._segments(), self.proposer.hidden_layers)
         with record.stage("forward"):
-            hidden = self.model.forward(batch)[FINAL_NORM]
+            hidden = self.model.forward(batch)
         with record.stage("gather"):
-            state.device.assign(self._buffers.hidden[:tokens], hidden)
+            for layer, tensor in self._buffers.hidden.items():
+                state.device.assign(tensor[:tokens], hidden[layer])
         return bucket._replace(rows=rows)
 
     def _segments(self) -> list[Segment]:

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from specdec_hal.config import MAX_DRAFTS, SamplingSettings
 from specdec_hal.config.problems import problems
+from specdec_hal.config.schema import MAX_DRAFTS, SamplingSettings
 from specdec_hal.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]

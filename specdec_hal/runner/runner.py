@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 from specdec_hal.backend import Backend
-from specdec_hal.config import Config
+from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
 from specdec_hal.errors import RequestError, UnsupportedError
 from specdec_hal.models import TargetModel, Tokenizer, load_model
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView, StepView
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView
 from specdec_hal.registry import Registry, or_default
 from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_STOP_SEQUENCES, RequestRules
 from specdec_hal.runner.blocks import BlockPool
 from specdec_hal.runner.metrics import Metrics, StepRecord
-from specdec_hal.runner.plan import Needs, Planner
+from specdec_hal.runner.plan import Needs, Planner, StepPlan
 from specdec_hal.runner.recovery import Trials
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import Request, RequestOutput, StreamDelta
@@ -36,6 +36,7 @@ class _Launched:
 
     schedule: Schedule
     record: StepRecord
+    plan: StepPlan
     report: Fetched
     logprobs: Fetched | None
 
@@ -212,17 +213,17 @@ class ModelRunner:
             return False
         record = StepRecord()
         try:
-            logprobs = self._enqueue(schedule, record)
+            plan, logprobs = self._enqueue(schedule, record)
             report = self.state.report.fetch()
         except Exception as error:
             self._failed(schedule, error)
             return False
         for work in schedule.work.values():
             work.sequence.in_flight += 1
-        self._launched.append(_Launched(schedule, record, report, logprobs))
+        self._launched.append(_Launched(schedule, record, plan, report, logprobs))
         return True
 
-    def _enqueue(self, schedule: Schedule, record: StepRecord) -> Fetched | None:
+    def _enqueue(self, schedule: Schedule, record: StepRecord) -> tuple[StepPlan, Fetched | None]:
         if schedule.filled:
             self._proposer.reset(schedule.filled)
         params = [work.sequence.request.params for work in schedule.work.values()]
@@ -247,7 +248,7 @@ class ModelRunner:
                     gains.append((work.sequence, delta))
         if self._proposer.runs_on == "host":
             with record.stage("propose"):
-                self._draft(report, record)
+                self._draft(step.plan, report, record)
         self.metrics.add(record)
         self._registry.step_finished(record)
         return gains
@@ -294,7 +295,7 @@ class ModelRunner:
             self._retire(culprit)
         self._deliver(gains)
 
-    def _draft(self, report: StepReport, record: StepRecord) -> None:
+    def _draft(self, plan: StepPlan, report: StepReport, record: StepRecord) -> None:
         """Drafts of a proposer on the host, for the requests that go on and have their whole prompt in the cache."""
         k = self.config.speculative.num_speculative_tokens
         views = []
@@ -310,7 +311,8 @@ class ModelRunner:
                     slot, request.request_id, request.prompt_token_ids, sequence.token_ids, report.tokens(slot), most
                 )
             )
-        view = StepView(self.state, self.state.device.stream(), slots=views, vocab_size=self.model.config.vocab_size)
+        view = plan.view(self.state.device.stream())
+        view.slots, view.vocab_size = views, self.model.config.vocab_size
         self._planner.propose(view)
         record.dropped_drafts += view.dropped
 

@@ -159,10 +159,10 @@ def test_every_small_step_size_gives_the_same_bits(embedded_driver: Any) -> None
 
 
 def test_hidden_states_may_come_in_any_form(driver: Any) -> None:
-    from specdec_hal.models import ForwardBatch, Segment
+    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment
 
     tokens = driver.tokens(20)
-    hidden = driver.model.forward(ForwardBatch(tokens, [Segment(0, 0, 20, 0)]))
+    hidden = driver.model.forward(ForwardBatch(tokens, [Segment(0, 0, 20, 0)]))[FINAL_NORM]
     expected = driver.model.compute_logits(hidden).numpy()
     array = np.array(hidden.numpy())
     for form in (array, np.from_dlpack(hidden), array.astype(np.float64), np.repeat(array, 2, 0)[::2]):
@@ -176,9 +176,9 @@ def test_hidden_states_may_come_in_any_form(driver: Any) -> None:
 
 
 def test_empty_batch(driver: Any) -> None:
-    from specdec_hal.models import ForwardBatch
+    from specdec_hal.models import FINAL_NORM, ForwardBatch
 
-    hidden = driver.model.forward(ForwardBatch(np.zeros(0, np.int64), []))
+    hidden = driver.model.forward(ForwardBatch(np.zeros(0, np.int64), []))[FINAL_NORM]
     assert tuple(hidden.shape) == (0, driver.model.config.hidden_size)
     assert driver.model.compute_logits(hidden).shape[0] == 0
 
@@ -196,7 +196,7 @@ def test_refused_batch_writes_nothing(driver: Any) -> None:
 
 
 def test_cache_is_needed_and_can_be_replaced(make_checkpoint: Callable[..., Path], framework: str) -> None:
-    from specdec_hal.models import ForwardBatch, Segment, load_model
+    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
 
     model: Any = load_model(make_checkpoint(), framework)
     batch = ForwardBatch(np.array([5, 6]), [Segment(0, 0, 2, 0)])
@@ -208,8 +208,8 @@ def test_cache_is_needed_and_can_be_replaced(make_checkpoint: Callable[..., Path
     results = []
     for length in (2, 300, 700):  # also beyond max_position_embeddings: headroom for rejected drafts
         model.allocate(1, length)
-        results.append(model.compute_logits(model.forward(batch)).numpy())
-        late = model.forward(ForwardBatch(np.array([7]), [Segment(0, 0, 1, length - 1)])).numpy()
+        results.append(model.compute_logits(model.forward(batch)[FINAL_NORM]).numpy())
+        late = model.forward(ForwardBatch(np.array([7]), [Segment(0, 0, 1, length - 1)]))[FINAL_NORM].numpy()
         assert np.isfinite(late).all()
         with pytest.raises(ValueError, match=f"expected positions in 0..{length - 1}"):
             model.forward(ForwardBatch(np.array([7]), [Segment(0, 0, 1, length)]))

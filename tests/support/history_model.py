@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.models.protocol import ForwardBatch, ModelConfig
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig
 
 VOCABULARY = 24
 CONTEXT = 64
@@ -34,17 +34,11 @@ class HistoryModel:
     config = ModelConfig(
         vocab_size=VOCABULARY,
         hidden_size=VOCABULARY,
-        intermediate_size=1,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=2,
         max_position_embeddings=CONTEXT,
-        rope_theta=1.0,
-        rms_norm_eps=1.0,
-        tie_word_embeddings=True,
         eos_token_ids=(END,),
     )
+
+    capabilities = ModelCapabilities(stable_row_counts=None)
 
     def __init__(self) -> None:
         self.cache: np.ndarray[Any, np.dtype[np.int64]] = np.empty((0, 0), np.int64)
@@ -55,7 +49,7 @@ class HistoryModel:
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         self.cache = np.full((max_num_seqs, max_model_len), -1, np.int64)
 
-    def forward(self, batch: ForwardBatch) -> Any:
+    def forward(self, batch: ForwardBatch) -> dict[int, Any]:
         if self.failures:
             raise self.failures.pop()
         hidden = np.full((len(batch.token_ids), VOCABULARY), np.nan, np.float32)
@@ -70,7 +64,7 @@ class HistoryModel:
                 hidden[segment.start + i] = logits_after(history)
                 if history[-1] in self.poisoned:
                     hidden[segment.start + i] = np.nan
-        return hidden
+        return {FINAL_NORM: hidden}
 
     def compute_logits(self, hidden: Any) -> Any:
         return np.array(hidden)
