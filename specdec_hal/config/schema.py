@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal, Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -136,7 +136,7 @@ class RunnerSettings(Section):
     max_model_len: Annotated[int | None, Field(ge=1, le=MAX_CONTEXT)] = None
     prefill_chunk: Annotated[int, Field(ge=1, le=MAX_CONTEXT)] = 256
     max_num_batched_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
-    block_size: Literal[16, 32, 64, 128, 256] = 64
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 64
     num_kv_blocks: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
     overlap: bool | None = None
     graph: bool | None = None
