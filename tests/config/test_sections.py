@@ -76,9 +76,8 @@ def test_sections_of_other_methods_keep_their_defaults(look_up: Registry) -> Non
     config: Any = parse_with(look_up, method="ngram")
     assert config.speculative.settings is config.speculative.ngram
     assert config.speculative.look_up is None  # it has a key without a default
-    assert (
-        "look_up" not in type(parse({}, registry=registry_with())).model_fields["speculative"].annotation.model_fields
-    )  # type: ignore[union-attr]
+    without: Any = parse({}, registry=registry_with())
+    assert not hasattr(without.speculative, "look_up")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_sections_of_other_methods_keep_their_defaults(look_up: Registry) -> Non
     ],
 )
 def test_one_problem(look_up: Registry, section: Any, message: str) -> None:
-    assert problem(look_up, method="look_up", look_up=section) == f"c.yaml:speculative.{message}"
+    assert problem(look_up, method="look_up", look_up=section).startswith(f"c.yaml:speculative.{message}")
 
 
 def test_a_section_that_is_left_out_is_checked_if_it_is_needed(look_up: Registry) -> None:
