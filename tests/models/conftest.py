@@ -116,6 +116,7 @@ class Driver:
     """A model with a cache, driven by lists of token ids."""
 
     def __init__(self, path: Path, framework: str, slots: int = 3, length: int = 400, **options: Any) -> None:
+        self.path = path
         self.model: Any = load_model(path, framework, **options)
         self.model.allocate(slots, length)
 

@@ -215,3 +215,50 @@ def test_cache_is_needed_and_can_be_replaced(make_checkpoint: Callable[..., Path
             model.forward(ForwardBatch(np.array([7]), [Segment(0, 0, 1, length)]))
     np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-4)
     np.testing.assert_allclose(results[2], results[0], rtol=0, atol=1e-4)
+
+
+def test_every_layer_can_be_tapped(driver: Any, make_driver: Any, tmp_path: Path) -> None:
+    """Layer i's hidden state, normed, is the output of the same model cut behind layer i; whatever the chunks are."""
+    from safetensors.numpy import load_file, save_file
+
+    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment
+    from specdec_hal.models.checkpoint import expected_shapes, read_config
+
+    model, tokens = driver.model, driver.tokens(40)
+    layers = tuple(range(model.config.num_hidden_layers))
+    assert set(model.capabilities.hidden_layers) == {FINAL_NORM, *layers}
+    assert model.capabilities.stable_row_counts is None
+
+    def states(wanted: tuple[int, ...], chunk: int) -> dict[int, Any]:
+        parts = []
+        for start in range(0, len(tokens), chunk):
+            ids = tokens[start : start + chunk]
+            found = model.forward(ForwardBatch(ids, [Segment(0, 0, len(ids), start)], wanted))
+            assert set(found) == {FINAL_NORM, *wanted}
+            parts.append({layer: np.array(hidden.numpy()) for layer, hidden in found.items()})
+        return {layer: np.concatenate([part[layer] for part in parts]) for layer in parts[0]}
+
+    whole = states(layers, 40)
+    np.testing.assert_array_equal(states(layers[:1], 7)[0], whole[0])
+    np.testing.assert_array_equal(states((), 40)[FINAL_NORM], whole[FINAL_NORM])
+    raw, weights = json.loads((driver.path / "config.json").read_text()), load_file(driver.path / "model.safetensors")
+    for layer in layers:
+        cut = tmp_path / str(layer)
+        cut.mkdir()
+        shorter = {**raw, "num_hidden_layers": layer + 1, "num_nextn_predict_layers": 0}
+        (cut / "config.json").write_text(json.dumps(shorter))
+        save_file({name: weights[name] for name in expected_shapes(read_config(cut))}, cut / "model.safetensors")
+        one = make_driver(cut, model.framework, slots=1, length=40).model
+        expected = one.forward(ForwardBatch(tokens, [Segment(0, 0, 40, 0)]))[FINAL_NORM].numpy()
+        hidden = whole[layer].astype(np.float64)
+        scale = np.sqrt((hidden**2).mean(-1, keepdims=True) + model.config.rms_norm_eps)
+        gain = weights["model.norm.weight"].astype(np.float64)
+        np.testing.assert_allclose(hidden / scale * gain, expected, rtol=0, atol=1e-4)
+
+
+def test_a_layer_that_is_not_there_is_refused(driver: Any) -> None:
+    from specdec_hal.models import ForwardBatch, Segment
+
+    batch = ForwardBatch(driver.tokens(2), [Segment(0, 0, 2, 0)], (0, 99))
+    with pytest.raises(ValueError, match=r"forward .*'hidden_layers': expected layers among -1, 0, .*, got 99"):
+        driver.model.forward(batch)
