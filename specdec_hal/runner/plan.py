@@ -106,7 +106,8 @@ class Planner:
         self.captures = self.capture_failures = 0
         self._plans: dict[Bucket, StepPlan] = {}
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
-        self._model_ids = None
+        self._model_ids: Any = None
+        self._fed = 0
         size, config, device = state.symbols, model.config, state.device
         self._layers = tuple(dict.fromkeys((FINAL_NORM, *proposer.hidden_layers)))
         dtype = model.capabilities.hidden_dtype
@@ -232,24 +233,26 @@ class Planner:
         if bucket.needs.stops:
             calls.append(("verify", bind("set_stop_sequences")))
         calls.append(("update", bind("update_model_status")))
-        plan.view = partial(StepView, self.state, hidden_states=self._tapped(picked), input_hidden_states=self._tapped(hidden))
+        plan.view = partial(self._view, hidden, picked)
         if self.proposer.runs_on == "device":
             calls.append(("propose", lambda stream: self.propose(plan.view(stream))))
         return calls
 
-    def _tapped(self, by_layer: dict[int, Any]) -> dict[int, Any]:
-        return {layer: by_layer[layer] for layer in self.proposer.hidden_layers}
+    def _view(self, hidden: dict[int, Any], picked: dict[int, Any], stream: int) -> StepView:
+        layers = self.proposer.hidden_layers
+        inputs = {layer: hidden[layer] if self.static else hidden[layer][: self._fed] for layer in layers}
+        return StepView(self.state, stream, {layer: picked[layer] for layer in layers}, inputs)
 
     def propose(self, view: StepView) -> None:
         """Let the proposer draft; plans are made anew if it hands out other draft probabilities than before."""
         draft_probs = self.proposer.propose(view)
-        if draft_probs is self._draft_probs or self.settings.verify_strategy is not Strategy.REJECTION:
-            return
-        if not self.proposer.gives_draft_probs:
+        if draft_probs is not None and not self.proposer.gives_draft_probs:
             raise PluginError(
                 f"proposer '{self.settings.method}' returned draft probabilities and declares gives_draft_probs = False; "
                 "let it say True"
             )
+        if draft_probs is self._draft_probs or self.settings.verify_strategy is not Strategy.REJECTION:
+            return
         self._draft_probs = draft_probs
         self._plans.clear()
 
@@ -313,7 +316,8 @@ class Planner:
             with record.stage(stage):
                 call(stream)
         with record.stage("prepare"):
-            tokens, rows = (int(n) for n in state.read("num_tokens"))
+            self._fed, rows = (int(n) for n in state.read("num_tokens"))
+            tokens = self._fed
             ids = state.device.download(self._model_ids[:tokens])[:, 0]
             batch = ForwardBatch(ids, self._segments(), self.proposer.hidden_layers)
         with record.stage("forward"):
