@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_hal.backend import API_VERSION, Backend, BackendSpec, BoundOp, Capability, Layout, Probe
+    from specdec_hal.engine import LLM, AsyncEngine
     from specdec_hal.errors import SpecDecError
     from specdec_hal.hookspecs import hookimpl
     from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Strategy, TokenOrder
@@ -31,6 +32,8 @@ _HOME = {
     "Capability": "backend",
     "Layout": "backend",
     "Probe": "backend",
+    "AsyncEngine": "engine",
+    "LLM": "engine",
     "SpecDecError": "errors",
     "hookimpl": "hookspecs",
     "AcceptPolicy": "ops.enums",
@@ -48,7 +51,9 @@ _HOME = {
 
 __all__ = [
     "API_VERSION",
+    "LLM",
     "AcceptPolicy",
+    "AsyncEngine",
     "Backend",
     "BackendSpec",
     "BoundOp",

@@ -152,12 +152,17 @@ class ModelRunner:
         self._scheduler.add(Sequence(request, limit, detokenizer))
 
     def cancel(self, request_id: str) -> bool:
-        """End a waiting or running request with what it has; False if there is none of that id."""
+        """End a waiting or running request with what it has; False if there is none of that id.
+
+        Its callback gets a last delta, with the text that was held back.
+        """
         sequence = self._scheduler.find(request_id)
         if sequence is None:
             return False
         sequence.finish("cancelled")
         self._retire(sequence)
+        delta = sequence.delta()
+        self._deliver([] if delta is None else [(sequence, delta)])
         return True
 
     @property

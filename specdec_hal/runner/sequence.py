@@ -173,6 +173,7 @@ class Sequence:
             tuple(self.accepted_draft[start:]),
             spans,
             self.finish_reason,
+            tuple(self.logprobs[start:]),
         )
 
     def output(self) -> RequestOutput:
