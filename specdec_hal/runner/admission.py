@@ -17,12 +17,17 @@ MAX_STOP_SEQUENCES = (16, 16)
 
 @dataclass(frozen=True)
 class RequestRules:
-    """The limits of a runner. `cache_room`: positions that the KV blocks hold in all; None: a cache for every slot."""
+    """The limits of a runner.
+
+    `cache_room`: positions that the KV blocks hold in all; None: a cache for every slot. `missing`: ops that neither the
+    backend nor a fallback of it has.
+    """
 
     vocab_size: int
     max_model_len: int
     speculative: SpeculativeSettings
     cache_room: int | None
+    missing: frozenset[str] = frozenset()
 
     def check(self, request: Request, tokenizer: object | None) -> int:
         """The most tokens that it will generate; RequestError if it cannot be served as asked."""
@@ -48,8 +53,8 @@ class RequestRules:
         if len(params.bad_token_ids) > MAX_BAD_TOKENS:
             raise RequestError(f"{name}: at most {MAX_BAD_TOKENS} bad_token_ids, got {len(params.bad_token_ids)}")
         many, long = MAX_STOP_SEQUENCES
-        if (stops := len(params.stop_token_ids) + len(params.stop_sequences)) > many:
-            raise RequestError(f"{name}: at most {many} stop_token_ids and stop_sequences together, got {stops}")
+        if (count := len(params.stop_token_ids) + len(params.stop_sequences)) > many:
+            raise RequestError(f"{name}: at most {many} stop_token_ids and stop_sequences together, got {count}")
         if (longest := max(map(len, params.stop_sequences), default=0)) > long:
             raise RequestError(f"{name}: stop_sequences of at most {long} tokens, got one of {longest}")
         if params.stop and tokenizer is None:
@@ -59,6 +64,14 @@ class RequestRules:
                 f"{name}: temperature {params.temperature} with strategy greedy; use verify_strategy target_match, or "
                 "temperature 0"
             )
+        stops = bool(params.stop_token_ids or params.stop_sequences)
+        for op, wanted in (
+            ("apply_penalties", params.penalised),
+            ("token_logprobs", params.logprobs is not None),
+            ("set_stop_sequences", stops),
+        ):
+            if wanted and op in self.missing:
+                raise RequestError(f"{name}: needs the op {op}, which the backend lacks; allow a fallback that has it")
         k = self.speculative.num_speculative_tokens
         if params.num_speculative_tokens is not None and params.num_speculative_tokens > k:
             raise RequestError(

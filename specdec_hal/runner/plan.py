@@ -118,6 +118,16 @@ class Planner:
             logits=device.zeros((size["R_cap"], config.vocab_size), "float32"),
         )
 
+    def check(self) -> None:
+        """Bind the ops that every step needs, so that a backend without one of them is refused before any request."""
+        bucket = self.bucket(1, 1, 1, False, Needs())
+        if self.static:
+            self._plans[bucket] = self._plan(bucket)
+        else:
+            self._heads[bucket.slots, bucket.tokens] = self._head(bucket)
+            bucket = bucket._replace(rows=1)
+            self._plans[bucket] = self._plan(bucket)
+
     # ---- choosing a plan
 
     def bucket(self, slots: int, tokens: int, context: int, chunked: bool, needs: Needs) -> Bucket:

@@ -104,9 +104,11 @@ class ModelRunner:
             raise config.error("runner.overlap", f"the proposer '{speculative.method}' works on the host; set false")
         captured = asynchronous and model.capabilities.static_shapes and settings.graph is not False
         self._planner = Planner(backend, model, self.state, self._proposer, speculative, captured=captured)
+        self._planner.check()
         self._scheduler = Scheduler(self.state, pool, headroom)
         room = None if pool is None else pool.num_blocks * pool.block_size - headroom
-        self._rules = RequestRules(model.config.vocab_size, max_model_len, speculative, room)
+        missing = frozenset(status.op for status in backend.explain() if not status.available)
+        self._rules = RequestRules(model.config.vocab_size, max_model_len, speculative, room, missing)
         self._launched: deque[_Launched] = deque()
         self._trials = Trials()
         self._finished: dict[str, RequestOutput] = {}
