@@ -52,9 +52,7 @@ class ModelRunner:
         self._registry = or_default(registry)
         spec = self._registry.get_proposer(speculative.method)
         if spec.settings is not None and speculative.settings is None:
-            raise config.error(
-                f"speculative.{spec.name}", "not checked; parse it with the registry that the runner gets"
-            )
+            raise config.error(f"speculative.{spec.name}", "not checked; parse it with the runner's registry")
         k = speculative.num_speculative_tokens
         headroom = k if spec.pads_drafts(speculative.settings) else 0
         longest = model.config.max_position_embeddings - headroom
