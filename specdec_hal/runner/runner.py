@@ -67,9 +67,9 @@ class ModelRunner:
         self._registry = or_default(registry)
         spec = self._registry.get_proposer(speculative.method)
         if spec.settings is not None and speculative.settings is None:
-            raise config.error(f"speculative.{spec.name}", "not checked; parse it with the registry that the runner gets")
+            raise config.error(f"speculative.{spec.name}", "not checked; parse it with the runner's registry")
         k, slots = speculative.num_speculative_tokens, settings.max_num_seqs
-        headroom = k if spec.pads_drafts(speculative.settings) else 0
+        headroom = k if self._registry.pads_drafts(spec.name, speculative.settings) else 0
         longest = model.config.max_position_embeddings - headroom
         max_model_len = longest if settings.max_model_len is None else settings.max_model_len
         if not 1 <= max_model_len <= longest:
