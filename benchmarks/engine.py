@@ -274,9 +274,9 @@ class Bench:
                     for _ in range(20):
                         runner.step()
                     torch.cuda.synchronize()
-                kernels = sum(
-                    event.device_time_total for event in profile.key_averages() if event.device_time_total
-                ) / 20
+                kernels = (
+                    sum(event.device_time_total for event in profile.key_averages() if event.device_time_total) / 20
+                )
                 self.note(part="large", requests=slots, step_us=step, kernels_us=kernels, ratio=step / kernels)
 
 

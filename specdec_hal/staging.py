@@ -1,8 +1,9 @@
 """Tensors that the host writes, and tensors that it reads, as groups: one copy each way, and no wait in between.
 
 The host fills :attr:`Inputs.host` and calls :meth:`Inputs.upload`; the device's tensors change in the order of the
-stream. :meth:`Outputs.fetch` starts a copy of what the device wrote, and :meth:`Fetched.wait` returns it, one step later
-where steps overlap. On a host both sides are the same memory, and nothing is copied but a snapshot of the outputs.
+stream. :meth:`Outputs.fetch` starts a copy of what the device wrote, and :meth:`Fetched.wait` returns it, one step
+later where steps overlap. On a host both sides are the same memory, and nothing is copied but a snapshot of the
+outputs.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class _TorchRing:
         return tensors
 
     def take(self) -> tuple[Any, Callable[[], Callable[[], None]]]:
-        """The next pinned buffer, free again, and what to call once its copy is enqueued: returns how to wait for it."""
+        """The next free pinned buffer, and what to call once its copy is enqueued: returns how to wait for it."""
         at = self._next
         self._next = (at + 1) % RING
         if self._events[at] is not None:

@@ -6,13 +6,14 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from specdec_hal.backend import Backend
 from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
 from specdec_hal.errors import RequestError, UnsupportedError
 from specdec_hal.models import TargetModel, Tokenizer, load_model
+from specdec_hal.models.protocol import DeviceModel
 from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView
 from specdec_hal.registry import Registry, or_default
 from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_STOP_SEQUENCES, RequestRules
@@ -122,7 +123,7 @@ class ModelRunner:
             return None
         whole = config.max_num_seqs * -(-positions // config.block_size)
         blocks = whole if config.num_kv_blocks is None else config.num_kv_blocks
-        model.allocate_blocks(blocks, config.block_size)
+        cast(DeviceModel, model).allocate_blocks(blocks, config.block_size)
         return BlockPool(blocks, config.block_size)
 
     def _build_proposer(self) -> Proposer:
@@ -198,7 +199,8 @@ class ModelRunner:
     def step(self) -> list[StreamDelta]:
         """Launch a step, and read the one that is due; what each request gained. Callbacks have been called.
 
-        Without overlap the two are the same step. A step that fails is taken apart (:mod:`.recovery`), and is not raised.
+        Without overlap the two are the same step. A step that fails is taken apart (:mod:`.recovery`), and is not
+        raised.
         """
         with self.state.device.working():
             scheduled = self._launch()
