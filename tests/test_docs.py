@@ -14,6 +14,7 @@ PAGES = (
     "docs/writing_a_backend.md",
     "docs/adding_a_proposer.md",
     "docs/adding_a_model.md",
+    "docs/engine.md",
 )
 
 
