@@ -22,6 +22,7 @@ EXAMPLES = ROOT / "examples"
 PROMPT = ("--prompt-file", EXAMPLES / "prompts" / "edit_function.txt", "--max-new-tokens", 32)
 
 
+@pytest.mark.slow
 def test_a_proposer_with_settings(tmp_path: Path) -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     example = EXAMPLES / "third_party_proposer"
@@ -78,17 +79,20 @@ def random_checkpoint(folder: Path, kind: str, **changes: Any) -> Path:
         for parameter in model.parameters():  # far from zero, so that choices are clear and texts repeat
             parameter.mul_(4)
     model.save_pretrained(folder)
-    for file in ("tokenizer.json",):
-        shutil.copy(ROOT / "models/tiny-py-lm" / file, folder)
+    shutil.copy(ROOT / "models/tiny-py-lm/tokenizer.json", folder)
     return folder
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_model_of_transformers(tmp_path: Path) -> None:
     """Another architecture than ours, from a clean environment: the same tokens with drafts, without, and alone."""
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed (pip install transformers==5.17.0)")
+    import torch
     from transformers import AutoModelForCausalLM
+
+    from specdec_hal.models import load_tokenizer
 
     example = EXAMPLES / "transformers_model"
     specdec_hal = fresh_environment(tmp_path, example) / "bin" / "specdec-hal"
@@ -98,11 +102,7 @@ def test_a_model_of_transformers(tmp_path: Path) -> None:
     told = json.loads(call(specdec_hal, "compare", *config, *prompts, "--repeat", 1, "--json", cwd=tmp_path))
     assert told["identical"] and told["spec"]["accepted_tokens"] > 0
     document = json.loads(call(specdec_hal, "generate", *config, *prompts, "--json", cwd=tmp_path))
-    from specdec_hal.models import load_tokenizer
-
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(folder)
-    import torch
-
     for prompt, request in zip((prompts[1], prompts[3]), document["requests"], strict=True):
         ids = torch.tensor([tokenizer.encode(prompt)])
         alone = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40)

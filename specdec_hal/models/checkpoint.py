@@ -22,6 +22,15 @@ from specdec_hal.models.protocol import ModelConfig
 Shapes = dict[str, tuple[int, ...]]
 
 
+@dataclass(frozen=True)
+class TokenIds:
+    """What config.json says of token ids, whatever the architecture."""
+
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):
     """config.json of a Llama-style decoder."""
@@ -109,13 +118,23 @@ class _Fields:
             raise self.error(key, "true or false")
         return value
 
-    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+    def token_ids(self) -> TokenIds:
+        vocab_size = self.integer("vocab_size")
+        bos, ends = (self._token_ids(key, vocab_size) for key in ("bos_token_id", "eos_token_id"))
+        return TokenIds(vocab_size, bos[0] if bos else None, ends)
+
+    def _token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         value = self._raw.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token in ids:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
                 raise self.error(key, f"token ids in 0..{vocab_size - 1}")
         return tuple(ids)
+
+
+def read_token_ids(folder: str | Path) -> TokenIds:
+    """Vocabulary size, bos and eos ids of a checkpoint of any architecture."""
+    return _Fields(Path(folder) / CONFIG, read_json_config(folder)).token_ids()
 
 
 def read_config(folder: str | Path) -> LlamaConfig:
@@ -127,7 +146,7 @@ def read_config(folder: str | Path) -> LlamaConfig:
     for key, only in _FIXED.items():
         if raw.get(key, only) != only:
             raise fields.error(key, f"{json.dumps(only)} or no such key", "use a checkpoint without it")
-    vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
+    tokens, hidden_size = fields.token_ids(), fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -135,9 +154,8 @@ def read_config(folder: str | Path) -> LlamaConfig:
     head_dim = fields.integer("head_dim", default=hidden_size // heads)
     if head_dim % 2:
         raise fields.error("head_dim", "an even number, for rotary embeddings")
-    bos = fields.token_ids("bos_token_id", vocab_size)
     return LlamaConfig(
-        vocab_size=vocab_size,
+        vocab_size=tokens.vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
         num_hidden_layers=fields.integer("num_hidden_layers"),
@@ -149,8 +167,8 @@ def read_config(folder: str | Path) -> LlamaConfig:
         rms_norm_eps=fields.positive("rms_norm_eps"),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
         num_nextn_predict_layers=fields.integer("num_nextn_predict_layers", default=0, minimum=0),
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        bos_token_id=tokens.bos_token_id,
+        eos_token_ids=tokens.eos_token_ids,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.models.checkpoint import checkpoint_error, read_bytes, read_config
+from specdec_hal.models.checkpoint import checkpoint_error, read_bytes, read_token_ids
 
 TOKENIZER = "tokenizer.json"
 
@@ -24,7 +24,7 @@ class Tokenizer:
     def __init__(self, folder: str | Path) -> None:
         from tokenizers import Tokenizer as Library
 
-        config = read_config(folder)
+        config = read_token_ids(folder)
         file, text = Path(folder) / TOKENIZER, read_bytes(folder, TOKENIZER)
         try:
             self._library: Any = Library.from_str(text.decode("utf-8"))
