@@ -173,9 +173,7 @@ def test_outputs_are_fetched_as_they_were(device):
 
 def test_a_capture_refuses_reads_writes_and_other_streams(device):
     with capturing(5):
-        with pytest.raises(
-            CaptureError, match="prepare_inputs: expected a launch on the captured stream 0x5, got"
-        ):
+        with pytest.raises(CaptureError, match="prepare_inputs: expected a launch on the captured stream 0x5, got"):
             check_stream("prepare_inputs", 0)
         check_stream("prepare_inputs", 5)
         if device.framework == "torch":
