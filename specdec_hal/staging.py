@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from specdec_hal.device import Device
 
 RING = 4
 """Copies that may be under way at the same time; an engine one step ahead has two."""
@@ -71,6 +68,19 @@ class Outputs(ABC):
         """Start to copy the group's values as of now in the order of the current stream."""
 
 
+class Memory(Protocol):
+    """What a group needs of a :class:`~specdec_hal.device.Device`."""
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """A new tensor of zeros."""
+
+    def write(self, tensor: Any, index: Any, values: Any) -> None:
+        """``tensor[index] = values`` with values of the host."""
+
+    def download(self, tensor: Any) -> NDArray[Any]:
+        """The tensor's values on the host."""
+
+
 class HostInputs(Inputs):
     """One memory for both sides."""
 
@@ -96,7 +106,7 @@ class HostOutputs(Outputs):
 class TensorInputs(Inputs):
     """For frameworks without views into one buffer: a copy a tensor."""
 
-    def __init__(self, device: Device, fields: Fields) -> None:
+    def __init__(self, device: Memory, fields: Fields) -> None:
         self._device = device
         self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
         self.host = {name: np.zeros(field.shape, field.numpy_dtype) for name, field in fields.items()}
@@ -111,7 +121,7 @@ class TensorInputs(Inputs):
 class TensorOutputs(Outputs):
     """For frameworks without copies that can be waited for: a fetch waits."""
 
-    def __init__(self, device: Device, fields: Fields) -> None:
+    def __init__(self, device: Memory, fields: Fields) -> None:
         self._device = device
         self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
 
