@@ -30,6 +30,13 @@ class StepRecord:
     accepted: Counter[int] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
 
+    def count_drafts(self, drafted: list[int], accepted: list[int]) -> None:
+        """Count the drafts of this step: how many each decoding slot had, and accepted."""
+        for counter, lengths in ((self.drafted, drafted), (self.accepted, accepted)):
+            for length, slots in Counter(lengths).items():
+                for position in range(length):
+                    counter[position] += slots
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time a stage."""

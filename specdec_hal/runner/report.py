@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from numpy.typing import NDArray
-
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.staging import Arrays
 
@@ -14,11 +10,11 @@ class StepReport:
     """The values of :data:`specdec_hal.state.REPORT` behind one step, and its log-probabilities if it made any."""
 
     def __init__(self, values: Arrays, scores: Arrays | None) -> None:
-        self._accepted: NDArray[Any] = values["accept_tokens"]
+        self._accepted: list[list[int]] = values["accept_tokens"].tolist()
         self._counts: list[int] = values["accept_num"].tolist()
         self._stopped: list[bool] = values["stop_flags"].tolist()
         self._offsets: list[int] = values["cu_seqlens_q"].tolist()
-        self._fed: NDArray[Any] = values["ids_remove_padding"][:, 0]
+        self._fed: list[int] = values["ids_remove_padding"][: self._offsets[-1], 0].tolist()
         self._scores = scores
         self._ends: list[int] = [] if scores is None else scores["cu_batch_token_offset"].tolist()
 
@@ -32,14 +28,12 @@ class StepReport:
 
     def tokens(self, slot: int) -> list[int]:
         """What the slot emitted."""
-        tokens: list[int] = self._accepted[slot, : self._counts[slot]].tolist()
-        return tokens
+        return self._accepted[slot][: self._counts[slot]]
 
     def from_draft(self, slot: int, tokens: list[int]) -> list[bool]:
         """Which of a decoding slot's tokens are accepted drafts."""
         start, end = self._offsets[slot] + 1, self._offsets[slot + 1]
-        drafts = self._fed[start:end].tolist()
-        flags = [token == draft for token, draft in zip(tokens, drafts, strict=False)]
+        flags = [token == draft for token, draft in zip(tokens, self._fed[start:end], strict=False)]
         return flags + [False] * (len(tokens) - len(flags))
 
     def logprobs(self, slot: int, count: int, top: int) -> list[TokenLogprobs]:

@@ -249,12 +249,17 @@ class ModelRunner:
         with record.stage("wait"):
             report = StepReport(step.report(), None if step.logprobs is None else step.logprobs())
         with record.stage("host"):
-            gains = []
+            gains, drafted, accepted = [], list[int](), list[int]()
             for slot, work in step.schedule.work.items():
-                work.sequence.in_flight -= 1
+                sequence, before = work.sequence, work.sequence.accepted
+                sequence.in_flight -= 1
                 delta = self._take(slot, work, report, record)
                 if delta is not None:
-                    gains.append((work.sequence, delta))
+                    gains.append((sequence, delta))
+                    if not work.chunk:
+                        drafted.append(report.fed(slot) - 1)
+                        accepted.append(sequence.accepted - before)
+            record.count_drafts(drafted, accepted)
         if self._proposer.runs_on == "host":
             with record.stage("propose"):
                 self._draft(step.plan, report, record)
@@ -283,8 +288,6 @@ class ModelRunner:
             sequence.accepted += sum(flags)
             record.decode_slots += 1
             record.decode_tokens += gained
-            record.drafted.update(range(fed - 1))
-            record.accepted.update(range(sum(flags)))
         delta = sequence.delta()
         if sequence.finish_reason is not None:
             self._retire(sequence)
