@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from specdec_hal.ops import OPS, OpSpec
-from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Purpose, Strategy, TokenOrder
+from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
 from specdec_hal.ops.spec import AttrSpec, Dim, Operand, Role
 from specdec_hal.ops.vocabulary import MAXIMUM, MINIMUM, SYMBOLS
 
@@ -23,10 +23,11 @@ SECTIONS = {
     5: "Advancing the slots",
     6: "Proposing by n-gram look-up",
     7: "Accepted tokens and log-probabilities",
+    8: "Scheduling and stop sequences",
 }
 """Titles by the section numbers that OpSpecs carry."""
 
-ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, Purpose)
+ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, SlotAction, Purpose)
 
 CONVENTIONS = """
 What every backend does, bit for bit. A backend that differs from this page is wrong.

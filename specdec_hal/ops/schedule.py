@@ -35,13 +35,14 @@ SET_STOP_SEQUENCES = op(
     8,
     "Cut the emitted tokens behind the first stop sequence, between `verify_draft_tokens` and `update_model_status`.",
     """
-    For each slot with accept_num > 0 (clamped to [0, S]), in order of i = 0 .. accept_num - 1: g = step_idx + i + 1 is
-    the number of generated tokens that accept_tokens[b, i] completes. The generated text is token_ids_all from
-    prompt_lens on for step_idx tokens (both clamped as in `update_model_status`), then accept_tokens[b, 0..i]. If g >=
-    min_dec_len [#minimum] and the text ends with stop_seqs[b, q, :n], n = stop_seqs_lens[b, q] clamped to [0, Z], for
-    any q with 0 < n <= g [#match], also where the sequence began in earlier steps [#history], but never in the prompt
-    [#prompt], then accept_num = i + 1, the tokens behind become -1 [#cut], and max_dec_len = g, so that
-    `update_model_status` stops the slot [#limit]. The first such i decides [#first].
+    All M slots. A slot's generated text is token_ids_all[b] from prompt_lens on, step_idx tokens (both clamped as in
+    `update_model_status`), then the emitted tokens accept_tokens[b, 0 .. accept_num - 1], accept_num clamped to [0, S].
+
+    For i = 0 .. accept_num - 1, the text up to and including accept_tokens[b, i] has g = step_idx + i + 1 tokens, of
+    the clamped step_idx. It ends the request if g >= min_dec_len [#minimum] and the text ends with stop_seqs[b, q, :n],
+    n = stop_seqs_lens[b, q] clamped to [0, Z], for any q with 0 < n <= g [#match], also where the sequence began in
+    earlier steps [#history], but never in the prompt [#prompt]. The first such i decides [#first]: accept_num = i + 1,
+    the tokens behind become -1 [#cut], and max_dec_len = g, so that `update_model_status` stops the slot [#limit].
 
     Slots without a match, and slots that emitted nothing, are untouched [#untouched]. A stop token is a sequence of
     length 1. Source: FastDeploy's `speculative_set_stop_value_multi_seqs`.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+import inspect
 from pathlib import Path
 
 import pytest
 
 from specdec_hal.backend import Backend
+from specdec_hal.backends import reference
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.suite import Settings, Unit, run_unit
 from specdec_hal.ops import OPS
 from tests.conformance.mutants import MUTANTS
-from tests.conformance.mutants.making import Edit, Mutant, around, edited_reference, undefined
+from tests.conformance.mutants.editing import Edit, names_that_stay
+from tests.conformance.mutants.making import Mutant, around, edited_reference, undefined
 from tests.conformance.mutants.table import HEAD, judge, row
 
 PAGE = (Path(__file__).parents[2] / "docs" / "mutants.md").read_text(encoding="utf-8")
@@ -53,11 +58,86 @@ def test_nothing_done_around_a_launch_passes() -> None:
     assert_passes(around("control", "gather_accepted", "", lambda arrays, launch: launch()).make(), "gather_accepted")
 
 
-def test_an_edit_that_finds_nothing_is_an_error() -> None:
-    with pytest.raises(
-        LookupError, match=r"backends/reference/status\.py update_model_status: 'no such text' occurs 0"
-    ):
-        edited_reference([Edit("status", "no such text", "", within="update_model_status")])
+def source(module: str) -> ast.Module:
+    return ast.parse((Path(inspect.getfile(reference)).parent / f"{module}.py").read_text(encoding="utf-8"))
+
+
+def with_other_names(tree: ast.Module, original: ast.Module) -> ast.Module:
+    """Every variable of the original's functions gets another name, wherever it stands in the tree."""
+    for top, before in zip(tree.body, original.body, strict=True):
+        stay = names_that_stay(original, before)
+        variables = {node.id for node in ast.walk(before) if isinstance(node, ast.Name)} - stay
+        variables |= {node.arg for node in ast.walk(before) if isinstance(node, ast.arg)} - stay
+        for node in ast.walk(top):
+            if isinstance(node, ast.Name) and node.id in variables:
+                node.id += "_renamed"
+            elif isinstance(node, ast.arg) and node.arg in variables:
+                node.arg += "_renamed"
+    return tree
+
+
+@pytest.mark.parametrize("module", sorted({edit.module for mutant in MUTANTS for edit in mutant.edits}))
+def test_mutants_do_not_know_the_names_of_variables(module: str) -> None:
+    """Renaming the reference's variables and then editing it gives what editing and then renaming gives."""
+    original = source(module)
+    other = with_other_names(source(module), original)
+    assert ast.dump(other) != ast.dump(original)
+    for mutant in MUTANTS:
+        edits = [edit for edit in mutant.edits if edit.module == module]
+        if edits:
+            edited, edited_other = copy.deepcopy(original), copy.deepcopy(other)
+            for edit in edits:
+                edit.apply(edited)
+                edit.apply(edited_other)
+            assert ast.dump(edited) != ast.dump(original), mutant.name
+            assert ast.dump(edited_other) == ast.dump(with_other_names(edited, original)), mutant.name
+
+
+CODE = """\
+import numpy as np
+
+def update_model_status(stop_flags, step_idx):
+    slots, total = len(stop_flags), 0
+    for b in range(slots):
+        if stop_flags[b]:
+            total += step_idx[b]
+    return total
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "given", "changed"),
+    [
+        ("stop_flags[i]", "not stop_flags[i]", "", "if not stop_flags[b]:"),
+        ("for i in range(n): ...", "for i in range(n + 1): ...", "", "for b in range(slots + 1):"),
+        ("if stop_flags[i]: ...", "pass", "", "pass"),
+        ("return x", "return np.maximum(x, n)", "range(n)", "return np.maximum(total, slots)"),
+        ("x += step_idx[i]", "y = step_idx[i]\nx += y", "", "y = step_idx[b]"),
+        ("range(n)", "[n for n in range(n)]", "", "for b in [slots for slots in range(slots)]:"),
+    ],
+)
+def test_an_edit(old: str, new: str, given: str, changed: str) -> None:
+    tree = ast.parse(CODE)
+    Edit("status", old, new, "update_model_status", given).apply(tree)
+    text = ast.unparse(ast.fix_missing_locations(tree))
+    assert changed in [line.strip() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("n + 1", "n", r"backends/reference/status\.py update_model_status: 'n \+ 1' occurs 0 times, expected 1"),
+        ("x[i]", "0", "occurs 0 times"),  # `step_idx` is no variable
+        ("x += y", "0", "occurs 0 times"),
+        ("x", "0", "occurs 8 times"),
+        ("step_idx[step_idx]", "0", "occurs 0 times"),
+        ("i[i]", "0", "occurs 0 times"),
+        ("stop_flags[i]", "stop_flags[j]", "j: in `new`, but neither in `old` nor in `given`"),
+    ],
+)
+def test_an_edit_that_does_not_fit_is_an_error(old: str, new: str, message: str) -> None:
+    with pytest.raises(LookupError, match=message):
+        Edit("status", old, new, "update_model_status").apply(ast.parse(CODE))
 
 
 def test_outputs_left_undefined() -> None:

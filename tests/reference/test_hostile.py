@@ -13,6 +13,7 @@ from specdec_hal.ops.spec import Role
 from tests.support.redzone import RedZones
 from tests.support.running import BACKEND, run
 
+CLAMPED = ("apply_penalties", "update_model_status", "set_stop_sequences", "ngram_match", "hybrid_mtp_ngram")
 COUNT = {"ngram_index_update": 20}  # an index full of rubbish makes every look-up go round its table
 
 
@@ -57,7 +58,7 @@ def test_hostile_tokens_stay_tokens():
             assert (tokens[count:] == -1).all()
 
 
-@pytest.mark.parametrize("op", ["apply_penalties", "update_model_status", "ngram_match", "hybrid_mtp_ngram"])
+@pytest.mark.parametrize("op", CLAMPED)
 def test_prompt_lengths_are_clamped_to_the_row(op):
     for options in cases(op, 100):
         inputs = generate(op, index=False, **options) if "ngram" in op else generate(op, **options)

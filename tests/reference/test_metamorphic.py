@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.conformance.generated import op_inputs
-from specdec_hal.ops import MatchPolicy, TokenOrder
+from specdec_hal.ops import MatchPolicy, SlotAction, TokenOrder
 from specdec_hal.ops.generate import generate
 from tests.support.running import assert_same, run
 
@@ -73,3 +73,42 @@ def test_renaming_tokens_renames_the_drafts(policy):
         expected = run("ngram_match", inputs)
         expected["draft_tokens"] = expected["draft_tokens"] * 3 + 11
         assert_same(run("ngram_match", renamed), expected, seed)
+
+
+@settings(max_examples=100)
+@given(op_inputs("set_stop_sequences"))
+def test_a_step_of_many_tokens_stops_where_plain_decoding_stops(inputs):
+    """Feeding the emitted tokens one a step, until one ends a stop sequence."""
+    out = run("set_stop_sequences", inputs)
+    length = inputs["token_ids_all"].shape[1]
+    for b, count in enumerate(inputs["accept_num"]):
+        start = int(inputs["prompt_lens"][b] + inputs["step_idx"][b])
+        if start + count > length:
+            continue  # plain decoding has no room for that history
+        plain = {n: v[b : b + 1].copy() for n, v in inputs.items()}
+        plain["accept_num"][:] = 1
+        kept, limit = count, inputs["max_dec_len"][b]
+        for i, token in enumerate(inputs["accept_tokens"][b, :count]):
+            plain["accept_tokens"][0, 0], plain["max_dec_len"][0] = token, -1
+            if (stopped := run("set_stop_sequences", plain)["max_dec_len"][0]) != -1:
+                kept, limit = i + 1, stopped
+                break
+            plain["token_ids_all"][0, start + i] = token
+            plain["step_idx"] += 1
+        assert (out["accept_num"][b], out["max_dec_len"][b]) == (kept, limit)
+
+
+@settings(max_examples=60)
+@given(op_inputs("schedule_slots", M=3, B=3), st.integers(1, 9))
+def test_chunks_cover_a_text_whatever_their_width(inputs, width):
+    """Cut anywhere, the chunks of a prefill hold the row's tokens in order, and the last one ends with the row."""
+    rows, length = inputs["token_ids_all"], inputs["token_ids_all"].shape[1]
+    inputs["slot_actions"][:] = SlotAction.PREFILL
+    inputs["input_ids"] = np.full((len(rows), width), -7, np.int64)
+    seen: list[np.ndarray] = []
+    for start in range(0, length, width):
+        inputs["chunk_starts"][:], inputs["chunk_lens"][:] = start, width
+        out = run("schedule_slots", inputs)
+        assert (out["seq_lens_decoder"] == start).all()
+        seen.append(out["input_ids"][:, : out["seq_lens_this_time"][0]])
+    np.testing.assert_array_equal(np.concatenate(seen, axis=1), rows)

@@ -13,4 +13,6 @@ LARGE = {
     "ngram_match": {"M": 40, "S": 32, "L": 9001},
     "hybrid_mtp_ngram": {"M": 40, "S": 32, "L": 9001},
     "gather_accepted": {"M": 1300, "S": 32, "L": 200},
+    "schedule_slots": {"M": 90, "L": 3000, "I_cap": 2900},
+    "set_stop_sequences": {"M": 300, "S": 32, "L": 300, "Q": 20, "Z": 40},
 }

@@ -1,4 +1,4 @@
-"""Sections 1, 2, 4 and 5 by brute force: plain loops over Python numbers, written from the contract alone.
+"""Sections 1, 2, 4, 5 and 8 by brute force: plain loops over Python numbers, written from the contract alone.
 
 An oracle takes an op's arguments by name and returns what every written tensor must hold afterwards.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_hal.ops import AcceptPolicy, Purpose, Strategy, TokenOrder
+from specdec_hal.ops import AcceptPolicy, Purpose, SlotAction, Strategy, TokenOrder
 from tests.support import exact
 
 Inputs = dict[str, Any]
@@ -209,3 +209,46 @@ def update_model_status(a: Inputs) -> dict[str, Any]:
             now["stop_flags"][b] = True
         running = running or not now["stop_flags"][b]
     return {**now, "has_running": [running]}
+
+
+def schedule_slots(a: Inputs) -> dict[str, Any]:
+    names = ("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "step_idx", "stop_flags", "is_block_step")
+    now = {n: a[n].tolist() for n in (*names, "input_ids")}
+    for b in range(len(a["seq_lens_this_time"])):
+        changes: dict[str, Any] = {}
+        if a["slot_actions"][b] == SlotAction.PREFILL:
+            start = int(a["chunk_starts"][b])
+            chunk = a["token_ids_all"][b].tolist()[start:][: int(a["chunk_lens"][b])]
+            now["input_ids"][b][: len(chunk)] = chunk
+            changes = {"seq_lens_encoder": len(chunk), "seq_lens_this_time": len(chunk), "seq_lens_decoder": start}
+            changes |= {"step_idx": int(a["chunk_step_idx"][b]), "stop_flags": False, "is_block_step": False}
+        elif a["slot_actions"][b] == SlotAction.WAIT:
+            changes = {"seq_lens_encoder": 0, "seq_lens_this_time": 0}
+        elif a["slot_actions"][b] == SlotAction.STOP:
+            changes = {"seq_lens_encoder": 0, "seq_lens_this_time": 0, "seq_lens_decoder": 0, "stop_flags": True}
+        for name, value in changes.items():
+            now[name][b] = value
+    return now
+
+
+def set_stop_sequences(a: Inputs) -> dict[str, Any]:
+    now = {n: a[n].tolist() for n in ("accept_tokens", "accept_num", "max_dec_len")}
+    for b, count in enumerate(a["accept_num"].tolist()):
+        row = a["token_ids_all"][b].tolist()
+        older = row[int(a["prompt_lens"][b]) :][: int(a["step_idx"][b])]
+        sequences = [
+            tokens[:length]
+            for tokens, length in zip(a["stop_seqs"][b].tolist(), a["stop_seqs_lens"][b].tolist(), strict=True)
+            if length
+        ]
+        emitted: list[int] = []
+        for token in now["accept_tokens"][b][:count]:
+            emitted.append(token)
+            text = older + emitted
+            stops = any(text[max(len(text) - len(s), 0) :] == s for s in sequences)
+            if stops and len(text) >= a["min_dec_len"][b]:
+                now["accept_num"][b] = len(emitted)
+                now["accept_tokens"][b] = emitted + [-1] * (a["accept_tokens"].shape[1] - len(emitted))
+                now["max_dec_len"][b] = len(text)
+                break
+    return now

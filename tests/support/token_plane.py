@@ -8,7 +8,7 @@ import numpy as np
 
 from specdec_hal.backend import Backend, BoundOp
 from specdec_hal.device import Device
-from specdec_hal.ops import MatchPolicy, Strategy
+from specdec_hal.ops import MatchPolicy, SlotAction, Strategy
 from specdec_hal.state import DecodeState
 
 SIZES = {"max_ngram_size": 3, "min_ngram_size": 1}
@@ -16,7 +16,7 @@ COMPARED = (
     "draft_tokens", "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "token_ids_all", "step_idx",
     "stop_flags", "has_running", "accept_tokens", "accept_num", "ids_remove_padding", "batch_id_per_token",
     "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_output", "batch_id_per_token_output", "num_tokens", "target_tokens",
-    "row_temperature", "row_seed", "position", "cu_batch_token_offset",
+    "row_temperature", "row_seed", "position", "cu_batch_token_offset", "input_ids", "max_dec_len",
 )  # fmt: skip
 
 
@@ -35,6 +35,7 @@ class TokenPlane:
             prefill_chunk=8,
             end_tokens=[0],
             max_bad_tokens=2,
+            max_stop_sequences=(2, 3),
             device=device,
         )
         self._fill(np.random.default_rng(seed))
@@ -47,7 +48,8 @@ class TokenPlane:
         everywhere = device.upload(np.ones(slots, np.bool_))
         backend.ngram_index_reset(self.index, everywhere)
         self.plans = self._bind(backend)
-        self.plans[0]()  # the packing of the first step
+        for plan in self.plans[:2]:  # the packing of the first step
+            plan()
 
     def _fill(self, rng: np.random.Generator) -> None:
         state = self.state
@@ -69,6 +71,12 @@ class TokenPlane:
             "repetition": np.full(m, 1.1, np.float32),
             "bad_tokens": np.full((m, 2), -1),
             "stop_flags": rng.random(m) < 0.1,
+            "stop_seqs": rng.integers([[6], [1]], [[self.vocabulary], [7]], (m, 2, 3)),
+            "stop_seqs_lens": np.array([[1, 3]] * m, np.int32),
+            "slot_actions": rng.choice(
+                np.array([SlotAction.KEEP] * 18 + [SlotAction.PREFILL, SlotAction.WAIT], np.int32), m
+            ),
+            "chunk_lens": np.full(m, 3, np.int32),
         }
         for name, value in values.items():
             state.write(name, slice(None), value)
@@ -81,6 +89,7 @@ class TokenPlane:
         offsets = state["cu_batch_token_offset"]
         match = {"token_budget": 3 * state.symbols["M"], "match_policy": MatchPolicy.LATEST, **SIZES}
         return [
+            backend.bind("schedule_slots", **state.args("schedule_slots")),
             backend.bind("prepare_inputs", **state.args("prepare_inputs")),
             backend.bind("build_sampling_params", **state.args("build_sampling_params")),
             backend.bind("apply_penalties", logits, **state.args("apply_penalties")),
@@ -92,6 +101,7 @@ class TokenPlane:
             ),
             backend.bind("gather_accepted", logits, **packed, **state.args("gather_accepted")),
             backend.bind("token_logprobs", logits, **packed, cu_batch_token_offset=offsets, **scores),
+            backend.bind("set_stop_sequences", **state.args("set_stop_sequences")),
             backend.bind("update_model_status", **state.args("update_model_status")),
             backend.bind("ngram_index_update", index=self.index, **state.args("ngram_index_update"), **SIZES),
             backend.bind("ngram_match", index=self.index, **state.args("ngram_match"), **match),

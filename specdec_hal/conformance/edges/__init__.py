@@ -21,6 +21,7 @@ _MODULES = (
     "ngram",
     "hybrid",
     "output",
+    "schedule",
 )
 
 

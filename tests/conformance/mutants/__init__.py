@@ -5,7 +5,7 @@ Each is the reference with a few lines changed; every one must fail the suite at
 
 from __future__ import annotations
 
-from tests.conformance.mutants import conduct, ngram, output, sampling, status, step_index, verify
+from tests.conformance.mutants import conduct, ngram, output, sampling, schedule, status, step_index, verify
 from tests.conformance.mutants.making import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -15,5 +15,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *status.MUTANTS,
     *ngram.MUTANTS,
     *output.MUTANTS,
+    *schedule.MUTANTS,
     *conduct.MUTANTS,
 )

@@ -15,7 +15,8 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.errors import ArgumentError, UnsupportedError
 from specdec_hal.ops import MatchPolicy, OpSpec, Strategy
 from specdec_hal.ops.validate import Call
-from tests.conformance.mutants.making import Arrays, Edit, Mutant, around, edited
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import Arrays, Mutant, around, edited
 
 _Launch = Callable[[], None]
 
@@ -166,8 +167,7 @@ _NARROW = (
     ("apply_penalties", _LARGE, Edit("sampling", "row = logits[r]\n", f"row = logits{_ROW.format('r', 'logits')}\n")),
     (
         "top_p_candidates", _LARGE,
-        Edit("sampling", _PROBS,
-             f"row = probs{_ROW.format('r', 'probs')}\n        {_PROBS.replace('probs[r]', 'row')}"),
+        Edit("sampling", _PROBS, f"row = probs{_ROW.format('r', 'probs')}\n{_PROBS.replace('probs[r]', 'row')}"),
     ),
     (
         "verify_draft_tokens", "the draft model's probabilities",
@@ -176,7 +176,7 @@ _NARROW = (
     ),
     (
         "ngram_index_update", "the index of many long requests",
-        Edit("ngram", "NgramIndex(index[b], min_", "NgramIndex(index[b % (2**31 // index.shape[1])], min_"),
+        Edit("ngram", "index[b]", "index[b % (2**31 // index.shape[1])]", "ngram_index_update"),
     ),
 )  # fmt: skip
 
@@ -221,13 +221,18 @@ MUTANTS = (
         "depends-on-the-batch-size",
         "sample_target",
         "batches of more than 8 rows take a second kernel that counts positions from 1",
-        Edit("sampling", "row_seed[r], position[r],", "row_seed[r], position[r] + (len(logits) > 8),"),
+        Edit(
+            "sampling",
+            "draw_from(masses, row_seed[r], position[r], Purpose.SAMPLE)",
+            "draw_from(masses, row_seed[r], position[r] + (len(logits) > 8), Purpose.SAMPLE)",
+            "sample_target",
+        ),
     ),
     edited(
         "only-the-first-four-slots",
         "update_model_status",
         "one block of threads of a fixed size: slots beyond it are never advanced",
-        Edit("status", "for b in range(len(seq_lens_this_time)):", "for b in range(min(len(seq_lens_this_time), 4)):"),
+        Edit("status", "range(len(seq_lens_this_time))", "range(min(len(seq_lens_this_time), 4))"),
     ),
     edited(
         "lengths-not-clamped",

@@ -1,7 +1,8 @@
-"""How a mutant is made: the reference with some of its text replaced, or with something done around its launches."""
+"""How a mutant is made: the reference with an edit or two, or with something done around its launches."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import itertools
@@ -20,34 +21,12 @@ from specdec_hal.backend import Backend, Launch
 from specdec_hal.backends import reference
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.ops.validate import Call
+from tests.conformance.mutants.editing import Edit
 
 Arrays = dict[str, Any]
 _PACKAGE = reference.__name__
 _FOLDER = Path(inspect.getfile(reference)).parent
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Replace `old`, which must occur exactly once in a module of the reference (or in one function), by `new`."""
-
-    module: str
-    old: str
-    new: str
-    within: str = ""
-
-    def apply(self, text: str) -> str:
-        """The module's text with the replacement."""
-        start, end = 0, len(text)
-        if self.within:
-            start = text.index(f"def {self.within}(")
-            following = text.find("\ndef ", start)
-            end = following if following >= 0 else end
-        count = text.count(self.old, start, end)
-        if count != 1:
-            place = f"backends/reference/{self.module}.py {self.within}".strip()
-            raise LookupError(f"{place}: {self.old!r} occurs {count} times, expected 1; bring the mutant up to date")
-        return text[:start] + text[start:end].replace(self.old, self.new) + text[end:]
 
 
 @dataclass(frozen=True)
@@ -58,10 +37,11 @@ class Mutant:
     ops: tuple[str, ...]
     stands_for: str
     make: Callable[[], Backend]
+    edits: tuple[Edit, ...] = ()
 
 
 class _EditedReference(MetaPathFinder, Loader):
-    """Imports a second reference package from the first one's text."""
+    """Imports a second reference package from the first one's sources."""
 
     def __init__(self, package: str, edits: Sequence[Edit]) -> None:
         self.package, self.edits = package, edits
@@ -77,14 +57,15 @@ class _EditedReference(MetaPathFinder, Loader):
             return
         name = module.__name__.rpartition(".")[2]
         text = (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+        tree = ast.parse(text.replace(_PACKAGE, self.package))
         for edit in self.edits:
             if edit.module == name:
-                text = edit.apply(text)
-        exec(compile(text.replace(_PACKAGE, self.package), f"<{module.__name__}>", "exec"), module.__dict__)
+                edit.apply(tree)
+        exec(compile(ast.fix_missing_locations(tree), f"<{module.__name__}>", "exec"), module.__dict__)
 
 
 def edited_reference(edits: Sequence[Edit]) -> Backend:
-    """The reference backend built from edited text, under module names of its own."""
+    """The reference backend built from edited sources, under module names of its own."""
     finder = _EditedReference(f"edited_reference_{next(_numbers)}", edits)
     sys.meta_path.insert(0, finder)
     try:
@@ -98,8 +79,8 @@ def edited_reference(edits: Sequence[Edit]) -> Backend:
 
 
 def edited(name: str, ops: str, stands_for: str, *edits: Edit) -> Mutant:
-    """A mutant with other text. `ops`: names with blanks between."""
-    return Mutant(name, tuple(ops.split()), stands_for, lambda: edited_reference(edits))
+    """A mutant with other code. `ops`: names with blanks between."""
+    return Mutant(name, tuple(ops.split()), stands_for, lambda: edited_reference(edits), edits)
 
 
 def around(name: str, op: str, stands_for: str, run: Callable[[Arrays, Callable[[], None]], None]) -> Mutant:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.conformance.mutants.making import Edit, edited
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import edited
 
 _edit = partial(Edit, "ngram")
 _index = partial(Edit, "ngram_index")
 _BOTH = "ngram_match hybrid_mtp_ngram"
 _UPDATE, _RESET = "ngram_index_update", "ngram_index_reset"
+
+_DECODING = "decoding = (seq_lens_encoder[:slots] <= 0) & (seq_lens_decoder[:slots] > 0)"
+_GRANT = "seq_lens_this_time[b] = base[b] + min(max(room, 0), int(counts[b]))"
+_PAD = partial(_edit, "draft_tokens[b, valid:s] = draft_tokens[b, valid - 1]")
+_FORGET = partial(_edit, "index[reset_slots] = 0", within="ngram_index_reset")
 
 _SEARCH = (
     edited(
@@ -23,14 +29,14 @@ _SEARCH = (
         "generated-before-prompt",
         _BOTH,
         "LEFTMOST searches the generated text before the prompt",
-        _edit("for start, end in ((0, prompt_len), (prompt_len, len(text))):",
-              "for start, end in ((prompt_len, len(text)), (0, prompt_len)):"),
+        _edit("(0, prompt_len), (prompt_len, len(text))", "(prompt_len, len(text)), (0, prompt_len)"),
     ),
     edited(
         "continues-past-the-haystack",
         _BOTH,
         "LEFTMOST: drafts from the prompt run on into the generated text",
-        _edit("return start + int(found[0]), end", "return start + int(found[0]), len(text)"),
+        _edit("return start + int(found[0]), end", "return start + int(found[0]), len(text)",
+              given="occurrences(text[start:end], query)"),
     ),
     edited(
         "rightmost-for-leftmost",
@@ -48,26 +54,26 @@ _SEARCH = (
         "latest-without-the-prompt",
         _BOTH,
         "LATEST searches the generated text only",
-        _edit("found = occurrences(text, query)\n",
-              "found = prompt_len + occurrences(text[prompt_len:], query)\n"),
+        _edit("occurrences(text, query)", "prompt_len + occurrences(text[prompt_len:], query)",
+              given="index.continuation(text, prompt_len, query, policy)"),
     ),
     edited(
         "query-crosses-into-the-prompt",
         _BOTH,
         "the query may begin in the prompt",
-        _edit("if len(text) - prompt_len < n:", "if len(text) < n:"),
+        _edit("len(text) - prompt_len < n", "len(text) < n"),
     ),
     edited(
         "shortest-query-first",
         _BOTH,
         "the shortest n-gram is tried first: drafts are of low quality, and nothing is wrong to see",
-        _edit("for n in sizes:", "for n in reversed(sizes):"),
+        _edit("for n in sizes: ...", "for n in reversed(sizes): ..."),
     ),
     edited(
         "minimum-size-ignored",
         _BOTH,
         "sizes go down to 1 whatever min_ngram_size says",
-        _edit("for n in sizes:", "for n in range(sizes.start, 0, -1):"),
+        _edit("for n in sizes: ...", "for n in range(sizes.start, 0, -1): ..."),
     ),
     edited(
         "a-following-token-is-not-asked-for",
@@ -79,7 +85,7 @@ _SEARCH = (
         "only-two-tokens-compared",
         _BOTH,
         "queries are compared by a hash of their first tokens",
-        _edit("for j, token in enumerate(query):", "for j, token in enumerate(query[:2]):"),
+        _edit("enumerate(query)", "enumerate(query[:2])"),
     ),
     edited(
         "tokens-compared-in-32-bits",
@@ -94,7 +100,7 @@ _COUNT = (
         "drafts-past-the-limit",
         "ngram_match",
         "the limit leaves no room for the token behind the drafts: they can never all be accepted",
-        _edit("(max_dec_len - step_idx)[:slots] - 1)", "(max_dec_len - step_idx)[:slots])"),
+        _edit("(max_dec_len - step_idx)[:slots] - 1", "(max_dec_len - step_idx)[:slots]"),
     ),
     edited(
         "draft-token-num-ignored",
@@ -119,25 +125,26 @@ _COUNT = (
         "budget-one-too-many",
         _BOTH,
         "off by one: the base token of the slot itself is not counted",
-        _edit("- left - int(base[b])\n", "- left - int(base[b]) + 1\n"),
+        _edit("token_budget - used - left - int(base[b])", "token_budget - used - left - int(base[b]) + 1"),
     ),
     edited(
         "budget-forgets-later-slots",
         _BOTH,
         "nothing is kept back for the base tokens of later slots, and the batch is larger than the budget",
-        _edit("room = token_budget - used - left -", "room = token_budget - used -"),
+        _edit("token_budget - used - left - int(base[b])", "token_budget - used - int(base[b])"),
     ),
     edited(
         "budget-forgets-prefill",
         _BOTH,
         "tokens of prefill chunks do not count",
-        _edit("used += int(seq_lens_this_time[b])", "used += int(seq_lens_this_time[b]) if decoding[b] else 0"),
+        _edit("used += int(seq_lens_this_time[b])", "used += int(seq_lens_this_time[b]) if decoding[b] else 0",
+              given=_DECODING),
     ),
     edited(
         "budget-counts-idle-slots",
         _BOTH,
         "a base token is kept back for idle slots, too",
-        _edit("used, left = 0, int(active.sum())", "active[:] = True\n    used, left = 0, int(active.sum())"),
+        _edit("used, left = 0, int(active.sum())", "active[:] = True\nused, left = 0, int(active.sum())"),
     ),
     edited(
         "budget-takes-base-tokens",
@@ -149,45 +156,44 @@ _COUNT = (
         "idle-slot-keeps-its-tokens",
         _BOTH,
         "slt of a slot without a cache stays as it was",
-        _edit("            seq_lens_this_time[b] = 0\n", "            pass\n"),
+        _edit("seq_lens_this_time[b] = 0", "pass", "_propose"),
     ),
     edited(
         "prefill-slot-cleared",
         _BOTH,
         "slt of a slot in the middle of its prompt is overwritten",
-        _edit("elif seq_lens_encoder[b] <= 0:", "else:"),
+        _edit("seq_lens_encoder[b] <= 0", "True"),
     ),
     edited(
         "pads-with-the-last-column",
         _BOTH,
         "pad_to_max repeats what stood in the last column",
-        _edit("= draft_tokens[b, valid - 1]", "= draft_tokens[b, s - 1]"),
+        _PAD("draft_tokens[b, valid:s] = draft_tokens[b, s - 1]"),
     ),
     edited(
         "pads-with-a-draft-that-was-not-granted",
         _BOTH,
         "pad_to_max repeats the last draft found, and not the last one within the budget",
-        _edit("= draft_tokens[b, valid - 1]", "= draft_tokens[b, int(base[b] + counts[b]) - 1]"),
+        _PAD("draft_tokens[b, valid:s] = draft_tokens[b, int(base[b] + counts[b]) - 1]", given=_GRANT),
     ),
     edited(
         "pads-with-zeros",
         _BOTH,
         "pad_to_max pads with token 0",
-        _edit("= draft_tokens[b, valid - 1]", "= 0"),
+        _PAD("draft_tokens[b, valid:s] = 0"),
     ),
     edited(
         "clears-the-rest-of-the-row",
         _BOTH,
         "what stands behind the drafts is cleared, though it is the caller's",
-        _edit("                counts[b] = count\n",
-              "                counts[b] = count\n                draft_tokens[b, base[b] + count :] = -1\n"),
+        _edit("counts[b] = count", "counts[b] = count\ndraft_tokens[b, base[b] + count :] = -1",
+              given="draft_tokens[b, base[b] : base[b] + count] = text[start : start + count]"),
     ),
     edited(
         "mtp-drafts-under-the-budget",
         "hybrid_mtp_ngram",
         "the budget takes MTP drafts away",
-        _edit("seq_lens_this_time[b] = base[b] + min(max(room, 0), int(counts[b]))",
-              "seq_lens_this_time[b] = max(base[b] + min(room, int(counts[b])), 1)"),
+        _edit(_GRANT, "seq_lens_this_time[b] = max(base[b] + min(room, int(counts[b])), 1)"),
     ),
     edited(
         "query-without-mtp-drafts",
@@ -199,7 +205,7 @@ _COUNT = (
         "hybrid-limit-forgets-mtp-drafts",
         "hybrid_mtp_ngram",
         "the length limit does not count the MTP drafts",
-        _edit("(max_dec_len - step_idx)[:slots] - base)", "(max_dec_len - step_idx)[:slots] - 1)"),
+        _edit("(max_dec_len - step_idx)[:slots] - base", "(max_dec_len - step_idx)[:slots] - 1"),
     ),
 )  # fmt: skip
 _INDEX = (
@@ -207,25 +213,25 @@ _INDEX = (
         "index-stale-after-reset",
         f"{_RESET} {_UPDATE} ngram_match",
         "entries from before a reset (a rollback, the slot's last request) stay: drafts from a stranger's text",
-        _edit("index[reset_slots] = 0", "index[reset_slots, :4] = 0"),
+        _FORGET("index[reset_slots, :4] = 0"),
     ),
     edited(
         "index-reset-of-all-slots",
         _RESET,
         "a new request resets everybody's index",
-        _edit("index[reset_slots] = 0", "index[:] = 0"),
+        _FORGET("index[:] = 0"),
     ),
     edited(
         "index-reset-of-the-others",
         f"{_RESET} {_UPDATE}",
         "the mask is read the wrong way round",
-        _edit("index[reset_slots] = 0", "index[~reset_slots] = 0"),
+        _FORGET("index[~reset_slots] = 0"),
     ),
     edited(
         "index-one-token-behind",
         f"{_UPDATE} ngram_match",
         "the last accepted token is entered one step late",
-        _edit(".extend(token_ids_all[b, :end], prompt_len)", ".extend(token_ids_all[b, : end - 1], prompt_len)"),
+        _edit("token_ids_all[b, :end]", "token_ids_all[b, : end - 1]", "ngram_index_update"),
     ),
     edited(
         "index-skips-a-token-per-update",
@@ -256,8 +262,8 @@ _INDEX = (
         "index-forgets-where-the-prompt-ends",
         f"{_UPDATE} ngram_match",
         "with the index, LEFTMOST lets an n-gram of the prompt continue with a generated token",
-        _index("if after < prompt_len and entry[1] == 0", "if after <= prompt_len and entry[1] == 0"),
-        _index("if 0 < in_prompt < prompt_len:", "if 0 < in_prompt <= prompt_len:"),
+        _index("after < prompt_len and entry[1] == 0", "after <= prompt_len and entry[1] == 0"),
+        _index("0 < in_prompt < prompt_len", "0 < in_prompt <= prompt_len"),
     ),
 )  # fmt: skip
 

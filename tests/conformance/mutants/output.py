@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.conformance.mutants.making import Edit, edited, undefined
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import edited, undefined
 
 _edit = partial(Edit, "output")
 _GATHER, _LOGPROBS = "gather_accepted", "token_logprobs"
@@ -14,13 +15,15 @@ MUTANTS = (
         "stale-count-of-an-idle-slot",
         _GATHER,
         "accept_num of a slot without tokens enters the offsets: tokens of the last step are sent again",
-        _edit(" if seq_lens_this_time[b] > 0 else 0", ""),
+        _edit("min(max(int(accept_num[b]), 0), accept_tokens.shape[1]) if seq_lens_this_time[b] > 0 else 0",
+              "min(max(int(accept_num[b]), 0), accept_tokens.shape[1])"),
     ),
     edited(
         "rows-are-numbered-through",
         _GATHER,
         "the row of an accepted token is its own number: right as long as nothing is rejected",
-        _edit("np.clip(first + steps, 0, last_row)", "np.clip(a + steps, 0, last_row)"),
+        _edit("rows[a : a + fits] = np.clip(first + steps, 0, last_row)",
+              "rows[a : a + fits] = np.clip(a + steps, 0, last_row)"),
     ),
     edited(
         "prefill-has-many-rows",
@@ -45,7 +48,7 @@ MUTANTS = (
         "offsets-of-what-fits",
         _GATHER,
         "the offsets stop at the capacity, so that the caller cannot see what is missing",
-        _edit("a += count", "a += fits"),
+        _edit("a += count", "a += fits", given="token_ids[a : a + fits] = accept_tokens[b, :fits]"),
     ),
     undefined(_GATHER, "token_ids", -1, "the tail of token_ids is uninitialised (FastDeploy)"),
     undefined(_GATHER, "rows", -1, "the tail of rows is uninitialised"),
@@ -85,7 +88,8 @@ MUTANTS = (
         "best-token-in-column-zero",
         _LOGPROBS,
         "column 0 has the best token and not the chosen one",
-        _edit("        if top:\n", "        ids[a, 0] = np.argmax(row)\n        if top:\n"),
+        _edit("if top: ...", "ids[a, 0] = np.argmax(row)\nif top: ...", "token_logprobs",
+              "ranks[a] = np.count_nonzero(row >= row[token])"),
     ),
     edited(
         "top-tokens-by-larger-id",
@@ -98,7 +102,8 @@ MUTANTS = (
         _LOGPROBS,
         "the chosen token is not repeated among the top ones",
         _edit('np.argsort(-row, kind="stable")[:top]',
-              '(order := np.argsort(-row, kind="stable"))[order != token][:top]'),
+              '(order := np.argsort(-row, kind="stable"))[order != token][:top]',
+              given="np.count_nonzero(row >= row[token])"),
     ),
     edited(
         "logprobs-of-the-tail",
@@ -116,7 +121,7 @@ MUTANTS = (
         "row-without-a-distribution-ranks",
         _LOGPROBS,
         "a row of all -inf gives a rank although nothing can be ranked",
-        _edit("logprobs[a] = LOWEST\n", "logprobs[a] = LOWEST\n            ranks[a] = len(row)\n"),
+        _edit("logprobs[a] = LOWEST", "logprobs[a] = LOWEST\nranks[a] = len(row)", given="row = to_f32(logits[r])"),
     ),
     *(
         undefined(_LOGPROBS, output, fill, f"the tail of {output} is uninitialised (FastDeploy)")

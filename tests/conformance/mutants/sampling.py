@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.conformance.mutants.making import Edit, edited, undefined
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import edited, undefined
 
 _edit = partial(Edit, "sampling")
 _BOTH = "processed_probs sample_target"
@@ -16,7 +17,7 @@ _PARAMS = (
         "position-without-the-row",
         "build_sampling_params",
         "all rows of a slot draw with one random number: drafts are accepted together or not at all",
-        _edit("step_idx[b] + row_in_slot", "step_idx[b]"),
+        _edit("prompt_lens[b] + step_idx[b] + row_in_slot", "prompt_lens[b] + step_idx[b]"),
     ),
     edited(
         "position-without-the-prompt",
@@ -34,7 +35,7 @@ _PARAMS = (
         "params-of-the-row-number",
         "build_sampling_params",
         "parameters are read by row number, as if every slot had one row: right until the first draft",
-        _edit("temperature[b], 1)", "temperature[np.arange(len(b)) % len(temperature)], 1)"),
+        _edit("temperature[b]", "temperature[np.arange(len(b)) % len(temperature)]", "build_sampling_params"),
     ),
     *(
         undefined("build_sampling_params", output, fill, f"the tail of {output} is uninitialised")
@@ -68,25 +69,28 @@ _PENALTIES = (
         "frequency-counts-the-prompt",
         "apply_penalties",
         "frequency and presence run over prompt and output, as in some engines",
-        _edit("valid(np.concatenate([token_ids_all[b, prompt_len:end]", "valid(np.concatenate([token_ids_all[b, :end]"),
+        _edit("token_ids_all[b, prompt_len:end]", "token_ids_all[b, :end]"),
     ),
     edited(
         "presence-per-occurrence",
         "apply_penalties",
         "the presence penalty is subtracted once for each occurrence",
-        _edit("- presence[b]", "- counts.astype(np.float32) * presence[b]"),
+        _edit(
+            "(values[at] - counts.astype(np.float32) * frequency[b]) - presence[b]",
+            "(values[at] - counts.astype(np.float32) * frequency[b]) - counts.astype(np.float32) * presence[b]",
+        ),
     ),
     edited(
         "minimum-length-by-slot",
         "apply_penalties",
         "the minimum length looks at the slot and not at the row: end tokens among drafts stay forbidden too long",
-        _edit("if int(step_idx[b]) + i < min_dec_len[b]", "if int(step_idx[b]) < min_dec_len[b]"),
+        _edit("int(step_idx[b]) + i < min_dec_len[b]", "int(step_idx[b]) < min_dec_len[b]"),
     ),
     edited(
         "minimum-length-plus-one",
         "apply_penalties",
         "off by one at the minimum length",
-        _edit("+ i < min_dec_len[b]", "+ i <= min_dec_len[b]"),
+        _edit("int(step_idx[b]) + i < min_dec_len[b]", "int(step_idx[b]) + i <= min_dec_len[b]"),
     ),
     edited(
         "ids-wrap-into-the-vocabulary",
@@ -116,19 +120,19 @@ _DECISIONS = (
         "greedy-at-temperature-one",
         _BOTH,
         "without a native sampler the backend silently falls back to argmax (FastDeploy off NVIDIA)",
-        _KEPT("if not temperature > 0:", "if not temperature > 0 or temperature == 1:"),
+        _KEPT("not temperature > 0", "not temperature > 0 or temperature == 1"),
     ),
     edited(
         "temperature-zero-samples",
         _BOTH,
         "temperature 0 is replaced by a tiny one: a tie is drawn where greedy decoding takes the first",
-        _KEPT("if not temperature > 0:\n", "temperature = max(temperature, 1e-5)\n    if not temperature > 0:\n"),
+        _KEPT("if not temperature > 0: ...", "temperature = max(temperature, 1e-5)\nif not temperature > 0: ..."),
     ),
     edited(
         "argmax-takes-the-last",
         _BOTH,
         "equal logits: the larger id wins, as with a reduction that compares with >=",
-        _KEPT("masses[np.argmax(row)]", "masses[len(row) - 1 - np.argmax(row[::-1])]"),
+        _KEPT("np.argmax(row)", "len(row) - 1 - np.argmax(row[::-1])"),
     ),
     edited(
         "top-k-ties-by-larger-id",
@@ -140,32 +144,45 @@ _DECISIONS = (
         "top-p-exclusive",
         _BOTH,
         "the token that reaches top_p exactly is followed by one more (> for >=)",
-        _KEPT('side="left"', 'side="right"'),
+        _KEPT(
+            'np.searchsorted(sums, threshold(top_p, sums[-1]), side="left")',
+            'np.searchsorted(sums, threshold(top_p, sums[-1]), side="right")',
+        ),
     ),
     edited(
         "top-p-of-everything",
         _BOTH,
         "top_p is a part of the whole vocabulary's mass and not of what top_k kept",
-        _KEPT("threshold(top_p, sums[-1])", "threshold(top_p, masses.sum(dtype=np.uint64))"),
+        _KEPT(
+            "threshold(top_p, sums[-1])",
+            "threshold(top_p, masses.sum(dtype=np.uint64))",
+            given="sums = np.cumsum(masses[best], dtype=np.uint64)",
+        ),
     ),
     edited(
         "top-k-off-by-one",
         _BOTH,
         "k + 1 tokens are kept",
-        _KEPT("k = top_k if 0 < top_k < len(row)", "k = top_k + 1 if 0 < top_k < len(row)"),
+        _KEPT("top_k if 0 < top_k < len(row) else len(row)", "top_k + 1 if 0 < top_k < len(row) else len(row)"),
     ),
     edited(
         "min-p-against-the-total",
         _BOTH,
         "min_p is compared with the total and not with the largest mass",
-        _KEPT("threshold(min_p, np.uint64(MASS_ONE))", "threshold(min_p, masses.sum(dtype=np.uint64))"),
+        _KEPT(
+            "masses[masses < threshold(min_p, np.uint64(MASS_ONE))] = 0",
+            "masses[masses < threshold(min_p, masses.sum(dtype=np.uint64))] = 0",
+        ),
     ),
     edited(
         "min-p-exclusive",
         _BOTH,
         "a token whose mass is exactly min_p of the largest is dropped",
-        _KEPT("masses[masses < threshold", "masses[masses <= threshold"),
-        _KEPT("] = 0\n    return masses", "] = 0\n    masses[np.argmax(row)] = MASS_ONE\n    return masses"),
+        _KEPT(
+            "masses[masses < threshold(min_p, np.uint64(MASS_ONE))] = 0",
+            "masses[masses <= threshold(min_p, np.uint64(MASS_ONE))] = 0\nmasses[np.argmax(row)] = MASS_ONE",
+            given="masses[np.argmax(row)] = MASS_ONE",
+        ),
     ),
     edited(
         "nan-row-chosen",
@@ -177,14 +194,14 @@ _DECISIONS = (
         "all-forbidden-row-chosen",
         _BOTH,
         "a row of all -inf gives token 0",
-        _KEPT(" or row_max == -np.inf", ""),
+        _KEPT("np.isnan(row_max) or row_max == -np.inf", "np.isnan(row_max)"),
     ),
     edited(
         "tail-rows-computed",
         _BOTH,
         "rows behind the last one are sampled from stale logits",
-        _edit("if position[r] >= 0", "if True", "sample_target"),
-        _edit("if position[r] >= 0", "if True", "processed_probs"),
+        _edit("position[r] >= 0", "True", "sample_target"),
+        _edit("position[r] >= 0", "True", "processed_probs"),
     ),
 )
 
@@ -193,34 +210,39 @@ _ARITHMETIC = (
         "sums-in-float32",
         _BOTH,
         "top_p by a float32 running sum, whose result depends on the order of the additions",
-        _KEPT("(masses[best], dtype=np.uint64)", "(masses[best], dtype=np.float32).astype(np.uint64)"),
+        _KEPT(
+            "np.cumsum(masses[best], dtype=np.uint64)", "np.cumsum(masses[best], dtype=np.float32).astype(np.uint64)"
+        ),
     ),
     edited(
         "exponent-reassociated",
         _BOTH,
         "fast-math multiplies 1 / temperature with log2(e) first: the exponent differs in the last bit",
-        Edit("primitives", "* np.asarray(inv_temperature, np.float32)[..., None], np.float32)\n        t *= LOG2E",
-             "* (np.asarray(inv_temperature, np.float32)[..., None] * LOG2E), np.float32)"),
+        Edit("primitives",
+             "t = np.asarray((x - top) * np.asarray(scale, np.float32)[..., None], np.float32)\nt *= LOG2E",
+             "t = np.asarray((x - top) * (np.asarray(scale, np.float32)[..., None] * LOG2E), np.float32)"),
     ),
     edited(
         "polynomial-contracted",
         _BOTH,
         "the compiler fuses the polynomial's multiplications and additions (no -ffp-contract=off)",
-        Edit("primitives", "p = x * EXP2", "x = x.astype(np.float64)\n    p = x * EXP2"),
-        Edit("primitives", "_floor_scaled(p, MASS_BITS, down", "_floor_scaled(p.astype(np.float32), MASS_BITS, down"),
+        Edit("primitives", "p = x * EXP2_COEFFICIENTS[-1]", "x = x.astype(np.float64)\np = x * EXP2_COEFFICIENTS[-1]"),
+        Edit("primitives", "p += EXP2_COEFFICIENTS[0]", "p += EXP2_COEFFICIENTS[0]\np = p.astype(np.float32)"),
     ),
     edited(
         "divides-by-temperature",
         _BOTH,
         "logits are divided by the temperature and not multiplied by its reciprocal: one rounding less",
-        Edit("primitives", "(x - top) * np", "(x - top) / np"),
-        _KEPT("softmax_t(row, row_max, inv_temperature)", "softmax_t(row, row_max, np.float32(temperature))"),
+        Edit("primitives", "(x - top) * np.asarray(scale, np.float32)[..., None]",
+             "(x - top) / np.asarray(scale, np.float32)[..., None]"),
+        _KEPT("softmax_t(row, row_max, inv_temperature)", "softmax_t(row, row_max, np.float32(temperature))",
+              given="inv_temperature = np.float32(1) / np.float32(temperature)"),
     ),
     edited(
         "exp2-of-the-library",
         _BOTH,
         "the exponential of the platform's mathematical library instead of the project's polynomial",
-        Edit("primitives", "    p += EXP2_COEFFICIENTS[0]\n", "    p = np.exp2(x)\n"),
+        Edit("primitives", "p += EXP2_COEFFICIENTS[0]", "p = np.exp2(x)", given="p = x * EXP2_COEFFICIENTS[-1]"),
     ),
     edited(
         "ratio-by-reciprocal",
@@ -234,47 +256,50 @@ _ARITHMETIC = (
         "processed_probs",
         "probabilities of the kept tokens do not add up to 1: rejection sampling loses the rest",
         _edit("mass_ratio(masses, masses.sum(dtype=np.uint64))",
-              "mass_ratio(masses, kept_masses(row, row_temperature[r], 1, 0, 0).sum(dtype=np.uint64))"),
+              "mass_ratio(masses, kept_masses(row, row_temperature[r], 1, 0, 0).sum(dtype=np.uint64))",
+              "processed_probs",
+              "masses = kept_masses(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])"),
     ),
 )  # fmt: skip
 
-_DRAW = partial(_edit, within="draw_from")
+_DRAW = partial(_edit, "philox_u64(seed, position, purpose)", within="draw_from")
+_SAMPLE = partial(_edit, "draw_from(masses, row_seed[r], position[r], Purpose.SAMPLE)", within="sample_target")
 _RANDOM = (
     edited(
         "u-is-zero",
         "sample_target",
         "the random number is a constant: every draw gives the first token that has any mass (FastDeploy XPU)",
-        _DRAW("philox_u64(seed, position, purpose)", "np.uint64(0)"),
+        _DRAW("np.uint64(0)"),
     ),
     edited(
         "seed-ignored",
         "sample_target",
         "a process-wide seed: the request's own has no effect",
-        _DRAW("philox_u64(seed,", "philox_u64(0,"),
+        _DRAW("philox_u64(0, position, purpose)"),
     ),
     edited(
         "seed-cut-to-32-bits",
         "sample_target",
         "seeds that differ in the upper half only give one stream",
-        _DRAW("philox_u64(seed,", "philox_u64(int(seed) & 0xFFFFFFFF,"),
+        _DRAW("philox_u64(int(seed) & 0xFFFFFFFF, position, purpose)"),
     ),
     edited(
         "seed-by-slot",
         "sample_target",
         "the row number is mixed into the seed: a request draws other tokens in another slot (FastDeploy)",
-        _edit("draw_from(masses, row_seed[r],", "draw_from(masses, row_seed[r] ^ r,"),
+        _SAMPLE("draw_from(masses, row_seed[r] ^ r, position[r], Purpose.SAMPLE)"),
     ),
     edited(
         "position-ignored",
         "sample_target",
         "one random number for the whole request: a loop in the text never ends",
-        _DRAW("philox_u64(seed, position,", "philox_u64(seed, 0,"),
+        _DRAW("philox_u64(seed, 0, purpose)"),
     ),
     edited(
         "purpose-shared",
         "sample_target",
         "draws of different purposes share their random number and are correlated",
-        _edit("Purpose.SAMPLE)", "Purpose.ACCEPT)", "sample_target"),
+        _SAMPLE("draw_from(masses, row_seed[r], position[r], Purpose.ACCEPT)"),
     ),
     edited(
         "random-words-swapped",
@@ -286,48 +311,51 @@ _RANDOM = (
         "draws-in-sorted-order",
         "sample_target",
         "the draw walks the tokens by probability and not by id: right distribution, other tokens than other hardware",
-        _edit("draw_from(masses, row_seed[r], position[r], Purpose.SAMPLE)",
-              "int(np.argsort(-row, kind='stable')[draw_from(masses[np.argsort(-row, kind='stable')], row_seed[r], "
-              "position[r], Purpose.SAMPLE)])"),
+        _SAMPLE("int(np.argsort(-row, kind='stable')[draw_from(masses[np.argsort(-row, kind='stable')], row_seed[r], "
+                "position[r], Purpose.SAMPLE)])",
+                given="kept_masses(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])"),
     ),
 )  # fmt: skip
 
+_LENS = 'min(int(np.searchsorted(sums, fraction_mass(top_p[b]), side="left")) + 1, c)'
 _CANDIDATES = (
     edited(
         "no-candidates-when-not-reached",
         "top_p_candidates",
         "lens is 0 where the candidates do not reach top_p, so that even the best draft is rejected (FastDeploy)",
-        _edit(' + 1, c)', ' + 1, c) if sums[-1] >= fraction_mass(top_p[b]) else 0', "top_p_candidates"),
+        _edit(_LENS, f"{_LENS} if sums[-1] >= fraction_mass(top_p[b]) else 0"),
     ),
     edited(
         "candidates-exclusive",
         "top_p_candidates",
         "the candidate that reaches top_p exactly is followed by one more",
-        _edit('side="left"', 'side="right"', "top_p_candidates"),
+        _edit(_LENS, _LENS.replace("left", "right")),
     ),
     edited(
         "first-probability-twice",
         "top_p_candidates",
         "the first probability enters the running sum twice (FastDeploy XPU)",
-        _edit("sums = np.cumsum(prob_mass(row[best]), dtype=np.uint64)",
-              "sums = np.cumsum(prob_mass(row[best]), dtype=np.uint64) + prob_mass(row[best[0]])"),
+        _edit("np.cumsum(prob_mass(row[best]), dtype=np.uint64)",
+              "np.cumsum(prob_mass(row[best]), dtype=np.uint64) + prob_mass(row[best[0]])"),
     ),
     edited(
         "candidate-ties-by-larger-id",
         "top_p_candidates",
         "equal probabilities come with the larger id first",
-        _edit('np.argsort(-row, kind="stable")[:c]', '(len(row) - 1 - np.argsort(-row[::-1], kind="stable"))[:c]'),
+        _edit('np.argsort(-row, kind="stable")[:c]', '(len(row) - 1 - np.argsort(-row[::-1], kind="stable"))[:c]',
+              "top_p_candidates"),
     ),
     edited(
         "only-the-candidates-that-count",
         "top_p_candidates",
         "ids and scores behind lens are garbage, and the verifier's window looks at the second (FastDeploy)",
-        _edit("candidate_lens[r] = min(", "n = candidate_lens[r] = min("),
         _edit("candidate_ids[r], candidate_scores[r] = best, row[best]",
               "ids, scores = candidate_ids[r].copy(), candidate_scores[r].copy()\n"
-              "        candidate_ids[r], candidate_scores[r] = best, row[best]"),
-        _edit('side="left")) + 1, c)',
-              'side="left")) + 1, c)\n        candidate_ids[r, n:], candidate_scores[r, n:] = ids[n:], scores[n:]'),
+              "candidate_ids[r], candidate_scores[r] = best, row[best]"),
+        _edit(f"candidate_lens[r] = {_LENS}",
+              f"n = candidate_lens[r] = {_LENS}\n"
+              "candidate_ids[r, n:], candidate_scores[r, n:] = ids[n:], scores[n:]",
+              given="ids, scores = candidate_ids[r].copy(), candidate_scores[r].copy()"),
     ),
     edited(
         "nan-is-the-best-candidate",
@@ -340,7 +368,7 @@ _CANDIDATES = (
         "top-p-of-the-row-number",
         "top_p_candidates",
         "top_p is read by row and not by the row's slot",
-        _edit("fraction_mass(top_p[b])", "fraction_mass(top_p[r % len(top_p)])"),
+        _edit(f"candidate_lens[r] = {_LENS}", f"candidate_lens[r] = {_LENS.replace('[b]', '[r % len(top_p)]')}"),
     ),
     *(
         undefined("top_p_candidates", output, fill, f"the tail of {output} is garbage (FastDeploy)")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.conformance.mutants.making import Edit, edited, undefined
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import edited, undefined
 
 _edit = partial(Edit, "status")
 _OP = "update_model_status"
@@ -26,34 +27,33 @@ MUTANTS = (
         "history-at-the-new-step",
         _OP,
         "tokens are written behind the advanced step_idx: a gap before them, and the n-gram search reads it",
-        _edit("fits = min(count, row_width - start)", "start = min(start + count, row_width)\n"
-              "        fits = min(count, row_width - start)"),
+        _edit("fits = min(count, row_width - start)",
+              "start = min(start + count, row_width)\nfits = min(count, row_width - start)"),
     ),
     edited(
         "padding-slot-runs",
         _OP,
         "an unstopped padding slot counts as running, so that the engine never becomes idle (FastDeploy)",
-        _edit("    has_running[0] = False\n",
-              "    has_running[0] = bool((~stop_flags[len(seq_lens_this_time) :]).any())\n"),
+        _edit("has_running[0] = False", "has_running[0] = bool((~stop_flags[len(seq_lens_this_time) :]).any())"),
     ),
     edited(
         "padding-slot-stopped",
         _OP,
         "slots beyond the batch are cleared, and with them requests that wait to be resumed",
-        _edit("    row_width = token_ids_all.shape[1]\n",
-              "    row_width = token_ids_all.shape[1]\n    stop_flags[len(seq_lens_this_time) :] = True\n"),
+        _edit("has_running[0] = False", "has_running[0] = False\nstop_flags[len(seq_lens_this_time) :] = True"),
     ),
     edited(
         "stopped-slot-keeps-its-count",
         _OP,
         "accept_num of a slot that has stopped stays, and its tokens are sent once more",
-        _edit("seq_lens_this_time[b] = accept_num[b] = 0", "seq_lens_this_time[b] = 0"),
+        _edit("seq_lens_encoder[b] = seq_lens_decoder[b] = seq_lens_this_time[b] = accept_num[b] = 0",
+              "seq_lens_encoder[b] = seq_lens_decoder[b] = seq_lens_this_time[b] = 0"),
     ),
     edited(
         "paused-slot-goes-on",
         _OP,
         "a preempted slot is advanced as if it had run",
-        _edit("if stop_flags[b] or is_block_step[b]:", "if stop_flags[b]:"),
+        _edit("stop_flags[b] or is_block_step[b]", "stop_flags[b]"),
     ),
     edited(
         "base-token-is-the-first",
@@ -65,7 +65,7 @@ MUTANTS = (
         "base-token-cleared",
         _OP,
         "a slot that emitted nothing loses its base token",
-        _edit("        if count:\n", "        draft_tokens[b, 0] = -1\n        if count:\n"),
+        _edit("if count: ...", "draft_tokens[b, 0] = -1\nif count: ...", given="draft_tokens[b, 0] = emitted[-1]"),
     ),
     edited(
         "any-end-token-stops",
@@ -83,19 +83,20 @@ MUTANTS = (
         "prefill-decodes-at-once",
         _OP,
         "the token emitted by the last prefill chunk is counted as cached, which it is only after the next step",
-        _edit("seq_lens_decoder[b] += seq_lens_encoder[b]", "seq_lens_decoder[b] += seq_lens_encoder[b] + count"),
+        _edit("seq_lens_decoder[b] += seq_lens_encoder[b]", "seq_lens_decoder[b] += seq_lens_encoder[b] + count",
+              given="step_idx[b] += count"),
     ),
     edited(
         "silent-chunk-does-not-advance",
         _OP,
         "a chunk that emitted nothing is computed again and again",
-        _edit("if seq_lens_encoder[b] > 0:", "if seq_lens_encoder[b] > 0 and count:"),
+        _edit("seq_lens_encoder[b] > 0", "seq_lens_encoder[b] > 0 and count", given="step_idx[b] += count"),
     ),
     edited(
         "idle-slot-becomes-decoding",
         _OP,
         "dec grows in a slot that has no cache yet",
-        _edit("elif seq_lens_decoder[b] > 0:", "else:"),
+        _edit("seq_lens_decoder[b] > 0", "True"),
     ),
     edited(
         "running-as-it-was",

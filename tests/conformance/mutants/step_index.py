@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.conformance.mutants.making import Edit, edited, undefined
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import edited, undefined
 
 _edit = partial(Edit, "step_index")
 _ORDERED = "adjust_batch recover_batch gather_next_token"
@@ -14,13 +15,17 @@ MUTANTS = (
         "prefill-counted-twice",
         "prepare_inputs",
         "the keys of a prefill chunk are counted as already cached and once more as new",
-        _edit("if slt else 0\n", "+ (slt if prefill else 0) if slt else 0\n", "prepare_inputs"),
+        _edit(
+            "slt + max(int(seq_lens_decoder[b]), 0) if slt else 0",
+            "slt + max(int(seq_lens_decoder[b]), 0) + (slt if prefill else 0) if slt else 0",
+            given="prefill = seq_lens_encoder[b] > 0",
+        ),
     ),
     edited(
         "idle-slots-have-keys",
         "prepare_inputs",
         "cu_seqlens_k runs over all slots and not only those with tokens: attention reads a neighbour's cache",
-        _edit("max(int(seq_lens_decoder[b]), 0) if slt else 0", "max(int(seq_lens_decoder[b]), 0)"),
+        _edit("slt + max(int(seq_lens_decoder[b]), 0) if slt else 0", "slt + max(int(seq_lens_decoder[b]), 0)"),
     ),
     edited(
         "a-row-per-prefill-token",
@@ -38,7 +43,7 @@ MUTANTS = (
         "offsets-state-what-fits",
         "prepare_inputs",
         "a capacity that is too small goes unnoticed: the caller sees a shorter batch that looks right",
-        _edit("t += slt", "t += fits"),
+        _edit("t += slt", "t += fits", given="ids_remove_padding[t : t + fits] = source[:fits]"),
     ),
     edited(
         "sums-wrap-at-32-bits",
@@ -65,13 +70,13 @@ MUTANTS = (
         "unstable-order",
         _ORDERED,
         "an unstable partition: adjust and recover agree with each other, and with no other backend",
-        _edit("key=lambda b: not seq_lens_encoder[b] > 0)", "key=lambda b: (not seq_lens_encoder[b] > 0, -b))"),
+        _edit("lambda b: not seq_lens_encoder[b] > 0", "lambda b: (not seq_lens_encoder[b] > 0, -b)"),
     ),
     edited(
         "decode-first",
         _ORDERED,
         "the order that the hardware wants, the other way round",
-        _edit("key=lambda b: not seq_lens_encoder[b] > 0)", "key=lambda b: seq_lens_encoder[b] > 0)"),
+        _edit("lambda b: not seq_lens_encoder[b] > 0", "lambda b: seq_lens_encoder[b] > 0"),
     ),
     edited(
         "recover-permutes-again",
@@ -91,7 +96,7 @@ MUTANTS = (
         "idle-rows-left",
         "gather_next_token",
         "the plain path leaves the rows of idle slots undefined (FastDeploy XPU)",
-        _edit("    out[:] = 0\n", "    out[:] = 0 if is_speculative else out\n", "gather_next_token"),
+        _edit("out[:] = 0", "out[:] = 0 if is_speculative else out", "gather_next_token"),
     ),
     undefined("gather_next_token", "out", 0, "rows that no slot has are uninitialised"),
     edited(
@@ -113,6 +118,9 @@ MUTANTS = (
         "first-token-of-the-chunk",
         "gather_next_token",
         "a prefill chunk is judged by its first token's hidden state",
-        _edit("row = rows[-1] if last_only", "row = rows[0] if last_only"),
+        _edit(
+            "rows[-1] if last_only else rows[min(max(i, 0), len(rows) - 1)]",
+            "rows[0] if last_only else rows[min(max(i, 0), len(rows) - 1)]",
+        ),
     ),
 )

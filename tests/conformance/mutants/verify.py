@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.conformance.mutants.making import Edit, edited, undefined
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import edited, undefined
 
 _edit = partial(Edit, "verify")
 _OP = "verify_draft_tokens"
+
+_RESIDUAL = "p - np.minimum(p, self._draft_masses(slot, i, len(p))) if rejected else p"
+_WINDOW = "second_best and enough and all(self.ids[slot.row(j), 0] == slot.drafts[j] for j in following)"
+_SILENT = "stop_flags[b] or is_block_step[b] or seq_lens_this_time[b] <= 0 or unfinished_prompt"
+_VERIFIED = "accept_policy is not AcceptPolicy.REJECT_ALL and enc <= 0 and reasoning_status[b] != 1"
+_REPLACED = "at_limit and self.end_at_limit and not is_end and len(self.end_tokens)"
 
 _RANDOM = (
     edited(
@@ -32,7 +39,7 @@ _RANDOM = (
         "verify-position-ignored",
         _OP,
         "all positions of a step share one random number: drafts pass together or not at all",
-        _edit("return (self.length + i + 2**63)", "return (self.length + 2**63)"),
+        _edit("self.length + i", "self.length"),
     ),
     edited(
         "position-counts-the-step-only",
@@ -44,7 +51,7 @@ _RANDOM = (
         "acceptance-shares-the-draw",
         _OP,
         "the number that rejected the draft also chooses the token in its place",
-        _edit("Purpose.RESIDUAL)", "Purpose.ACCEPT)"),
+        _edit("Purpose.RESIDUAL", "Purpose.ACCEPT"),
     ),
 )
 _REJECTION = (
@@ -64,7 +71,7 @@ _REJECTION = (
         "dense-q-ignored",
         _OP,
         "drafts are taken as certain although the draft model gave probabilities",
-        _edit("if self.draft_probs is None else prob_mass(self.draft_probs[slot.b, i, draft])", ""),
+        _edit("MASS_ONE if self.draft_probs is None else prob_mass(self.draft_probs[slot.b, i, draft])", "MASS_ONE"),
     ),
     edited(
         "q-of-slot-zero",
@@ -76,47 +83,51 @@ _REJECTION = (
         "residual-keeps-q",
         _OP,
         "after a rejection the token is drawn from p and not from what p has more than q: drafts come back",
-        _edit("p - np.minimum(p, self._draft_masses(slot, i, len(p))) if rejected else p", "p"),
+        _edit(_RESIDUAL, "p"),
     ),
     edited(
         "bonus-from-the-residual",
         _OP,
         "the last draft's residual is used for the bonus token, too",
-        _edit("if rejected else p", "if rejected or slot.drafts[i : i + 1].size else p"),
+        _edit(_RESIDUAL, _RESIDUAL.replace("rejected", "rejected or slot.drafts[i : i + 1].size")),
     ),
     edited(
         "bonus-subtracts-stale-q",
         _OP,
         "at the bonus position, where nothing was drafted, the last row of draft probabilities is subtracted",
         _edit(
-            "masses = p - np.minimum(p, self._draft_masses(slot, i, len(p))) if rejected else p",
+            f"masses = {_RESIDUAL}",
             "j = min(i, len(slot.drafts) - 1)\n"
-            "        masses = p - np.minimum(p, self._draft_masses(slot, j, len(p))) if j >= 0 else p",
+            "masses = p - np.minimum(p, self._draft_masses(slot, j, len(p))) if j >= 0 else p",
         ),
     ),
     edited(
         "empty-residual-gives-token-zero",
         _OP,
         "where p and q are equal the residual is empty, and the argmax of nothing is 0",
-        _edit("return int(np.argmax(p))", "return int(np.argmax(masses))"),
+        _edit("int(np.argmax(p))", "int(np.argmax(masses))", given=f"masses = {_RESIDUAL}"),
     ),
     edited(
         "accepts-the-border",
         _OP,
         "<= for <: a draft that the target forbids passes once in a while",
-        Edit("primitives", "mulhi64(u << _32, q_mass) < np", "mulhi64(u << _32, q_mass) <= np"),
+        Edit(
+            "primitives",
+            "mulhi64(u << _32, q_mass) < np.asarray(p_mass, np.uint64)",
+            "mulhi64(u << _32, q_mass) <= np.asarray(p_mass, np.uint64)",
+        ),
     ),
     edited(
         "draws-the-border",
         _OP,
         "a draw takes the first prefix sum that reaches r and not the first beyond it: forbidden tokens can come out",
-        Edit("sampling", 'side="right"', 'side="left"', "draw_from"),
+        Edit("sampling", 'np.searchsorted(sums, r, side="right")', 'np.searchsorted(sums, r, side="left")'),
     ),
     edited(
         "draft-outside-the-vocabulary",
         _OP,
         "a draft of -1 reads the last token's probability",
-        _edit("        if not 0 <= draft < len(p_row):\n            return 0\n", "        draft %= len(p_row)\n"),
+        _edit("if not 0 <= draft < len(p_row): return 0", "draft %= len(p_row)"),
     ),
 )
 _TOPP = (
@@ -136,17 +147,15 @@ _TOPP = (
         "window-behind-the-drafts",
         _OP,
         "the window may reach beyond the last draft",
-        _edit("if second_best and enough and all(", "if second_best and all("),
-        _edit(
-            "range(i + 1, i + 1 + self.window)\n",
-            "range(i + 1, min(i + 1 + self.window, len(slot.drafts)))\n",
-        ),
+        _edit(_WINDOW, _WINDOW.replace("and enough ", "")),
+        _edit("range(i + 1, i + 1 + self.window)", "range(i + 1, min(i + 1 + self.window, len(slot.drafts)))",
+              given="following.stop <= len(slot.drafts)"),
     ),
     edited(
         "window-not-compared",
         _OP,
         "a second-best draft is accepted without looking at what follows",
-        _edit(" and all(self.ids[slot.row(j), 0] == slot.drafts[j] for j in following)", ""),
+        _edit(_WINDOW, "second_best and enough"),
     ),
     edited(
         "all-candidates-count",
@@ -173,7 +182,7 @@ _TOPP = (
         "candidate-draw-shares-the-sampler's",
         _OP,
         "the draw among candidates has the purpose of sample_target",
-        _edit("Purpose.CANDIDATE, total", "Purpose.SAMPLE, total"),
+        _edit("Purpose.CANDIDATE", "Purpose.SAMPLE"),
     ),
 )  # fmt: skip
 _WHO = (
@@ -181,36 +190,37 @@ _WHO = (
         "idle-slot-takes-a-neighbour's-row",
         _OP,
         "a running slot without tokens emits from the row at its offset, which is another slot's (FastDeploy)",
-        _edit(" or seq_lens_this_time[b] <= 0 or", " or"),
-        _edit("slt = min(int(seq_lens_this_time[b])", "slt = min(max(int(seq_lens_this_time[b]), 1)"),
+        _edit(_SILENT, _SILENT.replace(" or seq_lens_this_time[b] <= 0", "")),
+        _edit("min(int(seq_lens_this_time[b]), draft_tokens.shape[1])",
+              "min(max(int(seq_lens_this_time[b]), 1), draft_tokens.shape[1])"),
     ),
     edited(
         "stopped-slot-emits",
         _OP,
         "the stop flag is read one step late",
-        _edit("if stop_flags[b] or is_block_step[b]", "if is_block_step[b]"),
+        _edit(_SILENT, _SILENT.replace("stop_flags[b] or ", "")),
     ),
     edited(
         "paused-slot-emits",
         _OP,
         "a preempted request goes on emitting from rows that are no longer its own",
-        _edit("if stop_flags[b] or is_block_step[b]", "if stop_flags[b]"),
+        _edit(_SILENT, _SILENT.replace("is_block_step[b] or ", "")),
     ),
     edited(
         "padding-slot-emits",
         _OP,
         "all M slots are processed, the last ones with what an earlier, larger batch left",
-        _edit("for b in range(len(seq_lens_this_time)):",
+        _edit("for b in range(len(seq_lens_this_time)): ...",
               "slots = len(draft_tokens)\n"
-              "    seq_lens_this_time = np.concatenate([seq_lens_this_time, np.ones(slots, np.int32)])[:slots]\n"
-              "    cu_seqlens_q_output = np.concatenate([cu_seqlens_q_output, np.zeros(slots, np.int32)])[:slots]\n"
-              "    for b in range(slots):"),
+              "seq_lens_this_time = np.concatenate([seq_lens_this_time, np.ones(slots, np.int32)])[:slots]\n"
+              "cu_seqlens_q_output = np.concatenate([cu_seqlens_q_output, np.zeros(slots, np.int32)])[:slots]\n"
+              "for b in range(slots): ..."),
     ),
     edited(
         "unfinished-chunk-emits",
         _OP,
         "every prefill chunk emits a token, not only the prompt's last",
-        _edit("unfinished_prompt = enc > 0 and", "unfinished_prompt = False and"),
+        _edit("enc > 0 and int(seq_lens_decoder[b]) + enc < prompt_lens[b]", "False"),
     ),
     edited(
         "last-chunk-is-silent",
@@ -222,19 +232,19 @@ _WHO = (
         "prefill-verifies-drafts",
         _OP,
         "the chunk's length is taken for the number of drafts",
-        _edit(" and enc <= 0 and", " and"),
+        _edit(_VERIFIED, _VERIFIED.replace(" and enc <= 0", "")),
     ),
     edited(
         "reasoning-verifies-drafts",
         _OP,
         "drafts are accepted at the point where the reasoning has to be ended",
-        _edit(" and reasoning_status[b] != 1:", ":"),
+        _edit(_VERIFIED, _VERIFIED.replace(" and reasoning_status[b] != 1", "")),
     ),
     edited(
         "rows-by-slot-number",
         _OP,
         "row b * S + i, as if every slot had S rows",
-        _edit("int(cu_seqlens_q_output[b]),\n", "b * draft_tokens.shape[1],\n"),
+        _edit("int(cu_seqlens_q_output[b])", "b * draft_tokens.shape[1]"),
     ),
     edited(
         "rows-not-clamped",
@@ -266,7 +276,8 @@ _EMIT = (
         "accept-all-stops-at-end-tokens",
         _OP,
         "warm-up and benchmarks end early by chance",
-        _edit("- int(step_idx[b]), accept_all, end_at_limit)", "- int(step_idx[b]), False, end_at_limit)"),
+        _edit("_Emission(end_tokens, int(max_dec_len[b]) - int(step_idx[b]), accept_all, end_at_limit)",
+              "_Emission(end_tokens, int(max_dec_len[b]) - int(step_idx[b]), False, end_at_limit)"),
     ),
     edited(
         "accept-all-compares",
@@ -278,39 +289,41 @@ _EMIT = (
         "reject-all-verifies",
         _OP,
         "REJECT_ALL has no effect",
-        _edit("if accept_policy is not AcceptPolicy.REJECT_ALL and ", "if "),
+        _edit(_VERIFIED, _VERIFIED.replace("accept_policy is not AcceptPolicy.REJECT_ALL and ", "")),
     ),
     edited(
         "end-at-limit-replaces-an-end-token",
         _OP,
         "a request that ends by itself at its limit gets another end token",
-        _edit("self.end_at_limit and not is_end and", "self.end_at_limit and"),
+        _edit(_REPLACED, _REPLACED.replace("not is_end and ", "")),
     ),
     edited(
         "end-at-limit-is-always-on",
         _OP,
         "the last token of every request that runs into its limit is lost",
-        _edit("if at_limit and self.end_at_limit and", "if at_limit and"),
+        _edit(_REPLACED, _REPLACED.replace("self.end_at_limit and ", "")),
     ),
     edited(
         "count-one-too-many",
         _OP,
         "accept_num counts a bonus token that was not emitted when an end token or the limit ends the drafts "
         "(FastDeploy CUDA)",
-        _edit("        if not out.stopped:\n", "        ended = out.stopped\n        if not ended:\n"),
-        _edit("accept_num[b] = len(out.tokens)", "accept_num[b] = len(out.tokens) + ended"),
+        _edit("if not out.stopped: ...", "ended = out.stopped\nif not ended: ..."),
+        _edit("accept_num[b] = len(out.tokens)", "accept_num[b] = len(out.tokens) + ended",
+              given="ended = out.stopped"),
     ),
     edited(
         "bonus-after-the-end",
         _OP,
         "a stopped slot emits one more token",
-        _edit("        if not out.stopped:\n", "        out.stopped = False\n        if True:\n"),
+        _edit("if not out.stopped: ...", "out.stopped = False\nif True: ..."),
     ),
     edited(
         "full-acceptance-gives-no-bonus",
         _OP,
         "when every draft passes, the token behind the last one is not emitted",
-        _edit("if not out.stopped:\n", "if not out.stopped and (rejected or slt < 2):\n"),
+        _edit("if not out.stopped: ...", "if not out.stopped and (rejected or slt < 2): ...",
+              given="while len(out.tokens) < slt - 1 and not out.stopped and not rejected: ..."),
     ),
     undefined(_OP, "accept_tokens", -1, "behind accept_num stands what the last step accepted"),
     undefined(_OP, "accept_num", 0, "an idle slot keeps the last step's count, and its tokens are sent twice"),

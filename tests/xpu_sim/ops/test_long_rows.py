@@ -30,6 +30,8 @@ BIG = {
     "ngram_index_update": {"M": 2, "L": 700},
     "ngram_index_reset": {"M": 3, "L": 4000},
     "gather_accepted": {"M": 130, "S": 70, "L": 200},
+    "schedule_slots": {"M": 800, "L": 900, "I_cap": 900},
+    "set_stop_sequences": {"M": 800, "S": 70, "L": 100, "Q": 9, "Z": 80},
 }
 
 

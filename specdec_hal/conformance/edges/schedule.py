@@ -1,0 +1,194 @@
+"""Section 8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from specdec_hal.conformance.case import Case
+from specdec_hal.conformance.edges.edge import edge
+from specdec_hal.ops import SlotAction
+
+SCHEDULE = "schedule_slots"
+STOP = "set_stop_sequences"
+
+
+def edges() -> Iterator[Case]:
+    """All ops of the section."""
+    yield from _schedule()
+    yield from _stop()
+
+
+def _schedule() -> Iterator[Case]:
+    yield edge(
+        SCHEDULE, "each action", "keep prefill chunk wait stop",
+        {
+            "seq_lens_encoder": [5, 2, 0, 0, 5, 5], "seq_lens_decoder": [7, 1, 7, 0, 7, 7],
+            "seq_lens_this_time": [6, 2, 0, 0, 6, 6], "step_idx": [4, 0, 4, 4, 4, 4],
+            "stop_flags": [False, False, False, True, False, False],
+            "is_block_step": [True, False, True, True, True, True],
+            "input_ids": [[9, 9, 9], [12, 13, 9], [9, 9, 9], [9, 9, 9], [9, 9, 9], [9, 9, 9]],
+        },
+        slot_actions=[*SlotAction, 4, -1], chunk_lens=[2] * 6, chunk_starts=[1] * 6,
+        token_ids_all=[[1, 2, 3, 4], [11, 12, 13, 14], *[[1, 2, 3, 4]] * 4], input_ids=[[9] * 3] * 6,
+        seq_lens_encoder=[5] * 6, seq_lens_decoder=[7] * 6, seq_lens_this_time=[6] * 6, step_idx=[4] * 6,
+        stop_flags=[False] * 6, is_block_step=[True] * 6,
+    )  # fmt: skip
+    yield edge(
+        SCHEDULE, "a stopped slot is prefilled, another waits", "prefill wait",
+        {"stop_flags": [False, True], "is_block_step": [False, False], "seq_lens_decoder": [0, 3]},
+        slot_actions=[SlotAction.PREFILL, SlotAction.WAIT], chunk_lens=[2, 2], token_ids_all=[[1, 2]] * 2,
+        input_ids=[[9, 9]] * 2, stop_flags=[True, True], is_block_step=[True, False], seq_lens_decoder=[3, 3],
+        seq_lens_this_time=[0, 0],
+    )  # fmt: skip
+    yield edge(
+        SCHEDULE, "chunks end with the row and with the width", "prefill chunk",
+        {
+            "seq_lens_encoder": [3, 1, 0, 0], "seq_lens_this_time": [3, 1, 0, 0], "seq_lens_decoder": [0, 3, 4, 4],
+            "input_ids": [[1, 2, 3], [4, 9, 9], [9, 9, 9], [9, 9, 9]],
+        },
+        slot_actions=[SlotAction.PREFILL] * 4, chunk_lens=[4, 3, 3, 3], chunk_starts=[0, 3, 4, 5],
+        token_ids_all=[[1, 2, 3, 4]] * 4, input_ids=[[9] * 3] * 4, seq_lens_this_time=[9] * 4,
+    )  # fmt: skip
+    yield edge(
+        SCHEDULE, "negative starts and lengths count as 0", "prefill chunk",
+        {
+            "seq_lens_encoder": [2, 0], "seq_lens_this_time": [2, 0], "seq_lens_decoder": [0, 2],
+            "input_ids": [[1, 2, 9], [9, 9, 9]],
+        },
+        slot_actions=[SlotAction.PREFILL] * 2, chunk_lens=[2, -2], chunk_starts=[-3, 2],
+        token_ids_all=[[1, 2, 3, 4]] * 2, input_ids=[[9] * 3] * 2, seq_lens_this_time=[9] * 2,
+    )  # fmt: skip
+    yield edge(
+        SCHEDULE, "a resumed request counts what its chunk completes", "resume chunk",
+        {"step_idx": [2, 2**40], "input_ids": [[3, 21, 22], [3, 21, 22]], "seq_lens_decoder": [2, 2]},
+        slot_actions=[SlotAction.PREFILL] * 2, chunk_lens=[3, 3], chunk_starts=[2, 2], chunk_step_idx=[2, 2**40],
+        token_ids_all=[[1, 2, 3, 21, 22, 23]] * 2, input_ids=[[0] * 3] * 2, step_idx=[3, 3],
+        seq_lens_this_time=[0, 0],
+    )  # fmt: skip
+    yield edge(
+        SCHEDULE, "padding is untouched", "padding",
+        {
+            "seq_lens_encoder": [0, 5, 5], "seq_lens_decoder": [0, 7, 7], "step_idx": [4, 4, 4],
+            "stop_flags": [True, False, False], "is_block_step": [False, True, True], "input_ids": [[9], [9], [9]],
+        },
+        slot_actions=[SlotAction.STOP, SlotAction.STOP, SlotAction.PREFILL], chunk_lens=[1] * 3,
+        token_ids_all=[[1]] * 3, input_ids=[[9]] * 3, seq_lens_encoder=[0, 5, 5], seq_lens_decoder=[0, 7, 7],
+        step_idx=[4] * 3, is_block_step=[False, True, True], seq_lens_this_time=[0],
+    )  # fmt: skip
+    length, many = 5000, 40
+    row = [2**40 + i for i in range(length)]
+    yield edge(
+        SCHEDULE, "a long chunk of 64-bit ids", "chunk",
+        {"input_ids": [[*row[3 : length - 1], 9, 9]], "seq_lens_this_time": [length - 4]},
+        slot_actions=[SlotAction.PREFILL], chunk_lens=[length - 4], chunk_starts=[3], token_ids_all=[row],
+        input_ids=[[9] * (length - 2)], seq_lens_this_time=[0],
+    )  # fmt: skip
+    yield edge(
+        SCHEDULE, "forty slots", "prefill chunk wait",
+        {
+            "seq_lens_this_time": [1 if b % 3 else 0 for b in range(many)],
+            "input_ids": [[100 + b if b % 3 else 9] for b in range(many)],
+            "step_idx": [b if b % 3 else -1 for b in range(many)],
+        },
+        slot_actions=[SlotAction.PREFILL if b % 3 else SlotAction.WAIT for b in range(many)], chunk_lens=[1] * many,
+        chunk_starts=[1] * many, chunk_step_idx=list(range(many)), token_ids_all=[[0, 100 + b] for b in range(many)],
+        input_ids=[[9]] * many, step_idx=[-1] * many, seq_lens_this_time=[5] * many,
+    )  # fmt: skip
+
+
+def _stops(name: str, rules: str, expected: tuple[list[int], int, int], accepted: list[int], **given: Any) -> Case:
+    """One slot that emitted `accepted`, but for -1; `expected`: its accept_tokens, accept_num and max_dec_len."""
+    tokens, count, limit = expected
+    sequences = given.pop("sequences")
+    width = max(map(len, sequences))
+    return edge(
+        STOP, name, rules, {"accept_tokens": [tokens], "accept_num": [count], "max_dec_len": [limit]},
+        **{
+            "token_ids_all": [[0] * 4], "accept_tokens": [accepted],
+            "accept_num": [sum(token != -1 for token in accepted)],
+            # Behind a sequence stands what was emitted last, as if it went on.
+            "stop_seqs": [[s + [accepted[-1]] * (width - len(s)) for s in sequences]],
+            "stop_seqs_lens": [[len(s) for s in sequences]], "max_dec_len": [99], **given,
+        },
+    )  # fmt: skip
+
+
+def _stop() -> Iterator[Case]:
+    yield _stops("cut behind the sequence", "match cut limit", ([5, 6, -1, -1], 2, 2), [5, 6, 7, 8], sequences=[[6]])
+    yield _stops("the last token keeps the count", "match limit", ([5, 6, -1], 2, 2), [5, 6, -1], sequences=[[5, 6]])
+    yield _stops(
+        "the first token that ends a sequence", "first cut", ([5, -1, -1, -1], 1, 1), [5, 6, 5, 6],
+        sequences=[[6], [5, 6], [5]],
+    )  # fmt: skip
+    yield _stops("a repeated sequence ends once", "first", ([5, 5, -1, -1], 2, 2), [5, 5, 5, 5], sequences=[[5, 5]])
+    no_match = ([5, 6, 7], 3, 99)
+    yield _stops(
+        "no sequence ends here", "untouched match", no_match, [5, 6, 7],
+        sequences=[[5, 7], [6, 6], [4, 5, 6], [8], [7, 6], [5, 6, 8], [2**40 + 6]],
+    )  # fmt: skip
+    yield _stops(
+        "lengths of 0 and less are no sequences", "match untouched", no_match, [5, 6, 7], sequences=[[5], [6]],
+        stop_seqs_lens=[[0, -1]],
+    )  # fmt: skip
+    yield _stops(
+        "lengths end with the width", "match", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[5, 6]], stop_seqs_lens=[[9]]
+    )
+    # Prompt 1 2, generated 3 4.
+    older: dict[str, Any] = {"token_ids_all": [[1, 2, 3, 4, 5, 9]], "prompt_lens": [2], "step_idx": [2]}
+    for name, sequence in (("one", [4, 5]), ("all", [3, 4, 5])):
+        yield _stops(
+            f"a sequence that began in earlier steps with {name} of their tokens", "history limit", ([5, -1], 1, 3),
+            [5, 6], sequences=[sequence], **older,
+        )  # fmt: skip
+    yield _stops(
+        "a sequence across the step's border, not at its first token", "history", ([5, 6, -1], 2, 4), [5, 6, 7],
+        sequences=[[4, 5, 6]], **older,
+    )  # fmt: skip
+    yield _stops(
+        "a sequence of earlier steps alone", "history untouched", ([5, 6], 2, 99), [5, 6], sequences=[[3, 4], [4]],
+        **older,
+    )  # fmt: skip
+    yield _stops("no part of the prompt counts", "prompt", ([5, 6], 2, 99), [5, 6], sequences=[[2, 3, 4, 5]], **older)
+    yield _stops(
+        "nothing was generated before", "prompt", ([5, -1], 1, 1), [5, 6], sequences=[[1, 2, 5], [5]],
+        token_ids_all=[[1, 2, 5, 6]], prompt_lens=[2],
+    )  # fmt: skip
+    for least, expected in (
+        (3, ([5, -1, -1], 1, 3)), (4, ([5, 5, -1], 2, 4)), (5, ([5, 5, 5], 3, 5)), (6, ([5, 5, 5], 3, 99)),
+        (-(2**63), ([5, -1, -1], 1, 3)), (2**63 - 1, ([5, 5, 5], 3, 99)),
+    ):  # fmt: skip
+        yield _stops(
+            f"at least {least} generated tokens", "minimum", expected, [5, 5, 5], sequences=[[5]], **older,
+            min_dec_len=[least],
+        )  # fmt: skip
+    for count, expected in ((0, ([5, 6], 0, 99)), (-1, ([5, 6], -1, 99)), (9, ([5, -1], 1, 1))):
+        yield _stops(
+            f"{count} tokens emitted", "untouched" if count < 1 else "match", expected, [5, 6], sequences=[[5]],
+            accept_num=[count],
+        )  # fmt: skip
+    yield _stops(
+        "a text longer than its row", "history limit", ([5, -1], 1, 3), [5, 6], sequences=[[2, 3, 5]],
+        token_ids_all=[[1, 2, 3]], prompt_lens=[1], step_idx=[8],
+    )  # fmt: skip
+    yield edge(
+        STOP, "each slot has its own", "match untouched cut",
+        {
+            "accept_tokens": [[5, 6], [5, -1], [5, 6]], "accept_num": [2, 1, 2], "max_dec_len": [10, 1, 2],
+        },
+        token_ids_all=[[0]] * 3, accept_tokens=[[5, 6]] * 3, accept_num=[2] * 3, max_dec_len=[10, 11, 12],
+        stop_seqs=[[[7]], [[5]], [[6]]], stop_seqs_lens=[[1]] * 3,
+    )  # fmt: skip
+    for name, options in (("without sequences", {"Q": 0, "Z": 3}), ("without width", {"Q": 3, "Z": 0})):
+        yield edge(
+            STOP, name, "untouched", {"accept_tokens": [[5, 6]], "accept_num": [2], "max_dec_len": [10]}, options,
+            token_ids_all=[[0]], accept_tokens=[[5, 6]], accept_num=[2], max_dec_len=[10],
+        )  # fmt: skip
+    many = [[100 + q] for q in range(70)]
+    yield _stops("the last of many sequences", "match first", ([5, 169, -1], 2, 2), [5, 169, 100], sequences=many)
+    text = list(range(100, 200))
+    yield _stops(
+        "a long sequence", "history limit", ([6, 7, -1], 2, 102), [6, 7, 8],
+        sequences=[[*text[1:], 6, 7], [*text[:50], 1, *text[51:], 6]], token_ids_all=[[0, *text, 9]], prompt_lens=[1],
+        step_idx=[100],
+    )  # fmt: skip

@@ -1,0 +1,174 @@
+"""Section 8 got wrong: the scheduler's decisions, and stop sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from specdec_hal.ops import SlotAction
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import Arrays, around, edited
+
+_edit = partial(Edit, "schedule")
+_SCHEDULE, _STOP = "schedule_slots", "set_stop_sequences"
+_MATCHES = "0 < n <= generated and (tail[generated - n :] == s[:n]).all()"
+
+
+def _padding_too(arrays: Arrays, launch: Callable[[], None]) -> None:
+    launch()
+    padding = slice(len(arrays["seq_lens_this_time"]), None)
+    arrays["stop_flags"][padding] |= arrays["slot_actions"][padding] == SlotAction.STOP
+
+
+MUTANTS = (
+    edited(
+        "every-chunk-is-the-first",
+        _SCHEDULE,
+        "a later chunk is fed the prompt's first tokens",
+        _edit("token_ids_all[b, start : start + count]", "token_ids_all[b, :count]"),
+    ),
+    edited(
+        "chunk-clears-the-row",
+        _SCHEDULE,
+        "input_ids behind the chunk is cleared: writes as wide as the longest chunk in every step",
+        _edit("input_ids[b, :count] = token_ids_all[b, start : start + count]",
+              "input_ids[b] = 0\ninput_ids[b, :count] = token_ids_all[b, start : start + count]"),
+    ),
+    edited(
+        "chunk-beyond-the-row",
+        _SCHEDULE,
+        "a chunk that the history's row cuts off keeps its length: stale tokens of input_ids are fed",
+        _edit("seq_lens_encoder[b] = seq_lens_this_time[b] = count",
+              "seq_lens_encoder[b] = seq_lens_this_time[b] = min(max(int(chunk_lens[b]), 0), input_ids.shape[1])"),
+    ),
+    edited(
+        "prefill-keeps-the-pause",
+        _SCHEDULE,
+        "a preempted request that is prefilled again stays paused, and its slot is stopped after the step",
+        _edit("stop_flags[b] = is_block_step[b] = False", "stop_flags[b] = False"),
+    ),
+    edited(
+        "prefill-keeps-the-stop",
+        _SCHEDULE,
+        "a slot that is given to the next request keeps the last one's stop flag",
+        _edit("stop_flags[b] = is_block_step[b] = False", "is_block_step[b] = False"),
+    ),
+    edited(
+        "prefill-behind-the-old-cache",
+        _SCHEDULE,
+        "dec of the slot's last request stays where it is larger: the chunk attends to that one's keys",
+        _edit("seq_lens_decoder[b] = start", "seq_lens_decoder[b] = max(int(seq_lens_decoder[b]), start)"),
+    ),
+    edited(
+        "resume-from-the-first-token",
+        _SCHEDULE,
+        "a resumed request counts its generated tokens from 0 and draws other tokens than before",
+        _edit("step_idx[b] = chunk_step_idx[b]", "step_idx[b] = 0"),
+    ),
+    edited(
+        "waiting-loses-the-cache",
+        _SCHEDULE,
+        "a slot that sits a step out is taken for an idle one",
+        _edit("seq_lens_encoder[b] = seq_lens_this_time[b] = 0",
+              "seq_lens_encoder[b] = seq_lens_decoder[b] = seq_lens_this_time[b] = 0"),
+    ),
+    edited(
+        "stop-keeps-the-cache",
+        _SCHEDULE,
+        "a stopped slot still has a length, and proposers take it for a decoding one",
+        _edit("seq_lens_encoder[b] = seq_lens_decoder[b] = seq_lens_this_time[b] = 0",
+              "seq_lens_encoder[b] = seq_lens_this_time[b] = 0"),
+    ),
+    edited(
+        "unknown-actions-stop",
+        _SCHEDULE,
+        "a number that names no action ends the request",
+        _edit("action == SlotAction.STOP", "action != SlotAction.KEEP"),
+    ),
+    around(
+        "padding-scheduled",
+        _SCHEDULE,
+        "actions of slots beyond the batch, left from a larger one, are carried out",
+        _padding_too,
+    ),
+    edited(
+        "stop-by-the-last-token-only",
+        _STOP,
+        "only the last emitted token is looked at: a sequence that ends among accepted drafts is passed over",
+        _edit("for i in range(count): ...", "for i in range(max(count - 1, 0), count): ..."),
+    ),
+    edited(
+        "stop-at-the-last-match",
+        _STOP,
+        "the search goes on behind a match, and the last one decides",
+        _edit("break", "continue", within=_STOP),
+    ),
+    edited(
+        "stop-within-a-step",
+        _STOP,
+        "sequences that began in earlier steps are never seen",
+        _edit("0 < n <= generated", "0 < n <= i + 1", given="accept_num[b] = i + 1"),
+    ),
+    edited(
+        "stop-in-the-prompt",
+        _STOP,
+        "a sequence may begin in the prompt: a prompt that ends in half of it ends the answer",
+        _edit("tail = text[:generated]", "tail = np.concatenate([token_ids_all[b, :first], text[:generated]])",
+              given="first, end = history_bounds(row_width, prompt_lens[b], step_idx[b])"),
+        _edit(_MATCHES, "0 < n <= len(tail) and (tail[len(tail) - n :] == s[:n]).all()"),
+    ),
+    edited(
+        "stop-of-the-first-sequence",
+        _STOP,
+        "only the first of a request's sequences counts",
+        _edit("zip(sizes, stop_seqs[b], strict=True)", "zip(sizes[:1], stop_seqs[b, :1], strict=True)"),
+    ),
+    edited(
+        "stop-by-the-end-of-a-sequence",
+        _STOP,
+        "a sequence is recognised by its last token alone",
+        _edit("(tail[generated - n :] == s[:n]).all()", "tail[generated - 1] == s[n - 1]"),
+    ),
+    edited(
+        "stop-at-nothing",
+        _STOP,
+        "an unused sequence, of length 0, matches everywhere",
+        _edit("0 < n <= generated", "n <= generated"),
+    ),
+    edited(
+        "stop-one-token-late",
+        _STOP,
+        "off by one at the minimum length",
+        _edit("generated < min_dec_len[b]", "generated <= min_dec_len[b]"),
+    ),
+    edited(
+        "minimum-of-the-tokens-before",
+        _STOP,
+        "the minimum length is compared with the tokens before the step, not with those that a position completes",
+        _edit("generated < min_dec_len[b]", "step_idx[b] < min_dec_len[b]"),
+    ),
+    edited(
+        "stop-sequence-dropped",
+        _STOP,
+        "the sequence's last token is cut off as well: the next step's base token is the one before",
+        _edit("accept_num[b] = i + 1", "accept_num[b] = i"),
+    ),
+    edited(
+        "tokens-behind-the-stop-left",
+        _STOP,
+        "accept_tokens keeps what was emitted behind the sequence, for readers who go by -1",
+        _edit("accept_tokens[b, i + 1 :] = -1", "pass"),
+    ),
+    edited(
+        "stopped-slot-runs-on",
+        _STOP,
+        "the tokens are cut, but nothing tells update_model_status to stop the slot",
+        _edit("max_dec_len[b] = generated", "pass"),
+    ),
+    edited(
+        "limit-of-the-whole-step",
+        _STOP,
+        "the limit counts the tokens that were cut off: the slot runs on for as many",
+        _edit("max_dec_len[b] = generated", "max_dec_len[b] = len(text)", given="tail = text[:generated]"),
+    ),
+)  # fmt: skip
