@@ -35,7 +35,6 @@ class Bench:
     def __init__(self, device: str, new_tokens: int, out: Path | None) -> None:
         self.cuda, self.new_tokens, self.out = device == "cuda", new_tokens, out
         self.results: list[dict[str, Any]] = []
-        self._models: dict[str, Any] = {}
 
     def note(self, **row: Any) -> None:
         """Keep and print a result."""
@@ -56,11 +55,9 @@ class Bench:
         runtime = load(ROOT / config, keys)
         return runtime if k else runtime.naive()
 
-    def runner(self, runtime: Runtime, dtype: str) -> ModelRunner:
-        """A runner; models are loaded once."""
-        if dtype not in self._models:
-            self._models[dtype] = runtime.load_model()
-        return runtime.runner(model=self._models[dtype])
+    def runner(self, runtime: Runtime) -> ModelRunner:
+        """A runner with a model of its own: a model has one KV cache."""
+        return runtime.runner()
 
     def prompts(self, runner: ModelRunner, count: int) -> list[list[int]]:
         """The example prompts over and over, each time with two tokens less at the head."""
@@ -89,7 +86,7 @@ class Bench:
 
     def engine(self, slots: int, k: int, dtype: str, *more: str, **params: Any) -> Callable[[], dict[str, Any]]:
         """A warm engine; what is returned decodes the prompts once."""
-        runner = self.runner(self.runtime(slots, k, dtype, *more), dtype)
+        runner = self.runner(self.runtime(slots, k, dtype, *more))
         prompts = self.prompts(runner, slots)
         for _ in range(2):  # compile, then capture
             self.decode(runner, prompts, **params)
@@ -128,7 +125,7 @@ class Bench:
 
         device = "cuda" if self.cuda else "cpu"
         model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=getattr(torch, dtype)).to(device).eval()
-        runner = self.runner(self.runtime(slots, 0, dtype), dtype)
+        runner = self.runner(self.runtime(slots, 0, dtype))
         prompts, end = self.prompts(runner, slots), min(runner.end_tokens)
         longest = max(map(len, prompts))
         ids = torch.zeros((slots, longest), dtype=torch.long, device=device)
@@ -197,7 +194,7 @@ class Bench:
     def latency(self) -> None:
         """First token of a long prompt alone, and beside decoding requests; what these wait meanwhile."""
         slots = 64 if self.cuda else 4
-        runner = self.runner(self.runtime(slots, 0, "float32", "runner.max_model_len=2047"), "float32")
+        runner = self.runner(self.runtime(slots, 0, "float32", "runner.max_model_len=2047"))
         prompts = self.prompts(runner, slots)
         long = (prompts[0] * 40)[:2000]
         self.decode(runner, [*prompts[1:], long], max_new_tokens=32)
@@ -255,9 +252,7 @@ class Bench:
                 keys = ["model.framework=torch", "model.dtype=bfloat16", f"model.path={folder}"]
                 keys += [f"runner.max_num_seqs={slots}", "runner.max_model_len=2048", "runner.prefill_chunk=512"]
                 runtime = load(ROOT / "configs/cuda.yaml", keys).naive()
-                if "large" not in self._models:
-                    self._models["large"] = runtime.load_model()
-                runner = ModelRunner(runtime.config, runtime.backend, self._models["large"], None)
+                runner = ModelRunner(runtime.config, runtime.backend, runtime.load_model(), None)
                 params = SamplingParams(max_new_tokens=600)
                 prompt = torch.randint(0, 128_000, (500,), generator=torch.Generator().manual_seed(0)).tolist()
                 for i in range(slots):
@@ -345,7 +340,7 @@ def main() -> int:
         print(f"== {part}", flush=True)
         getattr(bench, part)()
         if options.out is not None:
-            write(options.out, {"versions": dict(versions()), "results": bench.results})
+            write({"versions": dict(versions()), "results": bench.results}, options.out)
     return 0
 
 

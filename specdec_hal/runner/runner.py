@@ -7,11 +7,12 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from specdec_hal.backend import Backend
 from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
-from specdec_hal.errors import RequestError, UnsupportedError
+from specdec_hal.errors import EngineDeadError, RequestError, UnsupportedError
 from specdec_hal.models import TargetModel, Tokenizer, load_model
 from specdec_hal.models.protocol import DeviceModel
 from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView
@@ -43,6 +44,9 @@ class _Launched:
 
 
 Gain = tuple[Sequence, StreamDelta]
+
+_cache_owners: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Which runner each model's KV cache belongs to, by the runner's id."""
 
 
 class ModelRunner:
@@ -81,6 +85,7 @@ class ModelRunner:
         self.end_tokens = frozenset(model.config.eos_token_ids)
         self._headroom = headroom
         pool = self._allocate_cache()
+        _cache_owners[model] = id(self)
         chunk = min(settings.prefill_chunk, max_model_len)
         self.state = DecodeState(
             max_num_seqs=slots,
@@ -217,6 +222,11 @@ class ModelRunner:
     def _launch(self) -> bool:
         """Schedule and launch the next step; False if there is nothing to do before older ones are read."""
         self._trials.passed()
+        if _cache_owners.get(self.model) != id(self):
+            raise EngineDeadError(
+                "expected a model whose KV cache is this runner's, got one that a later runner took over; give each "
+                "runner a model of its own, or finish with one before you make the next"
+            )
         schedule = self._scheduler.schedule(self._trials.on_trial)
         if schedule is None:
             return False

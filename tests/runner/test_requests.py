@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from specdec_hal.errors import ConfigError, RequestError
+from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 from tests.runner.conftest import make_runner
 from tests.support.history_model import CONTEXT, VOCABULARY, HistoryModel
@@ -250,3 +250,15 @@ def test_metrics_add_up(runner: ModelRunner) -> None:
     assert all(0 <= rate <= 1 for rate in summary["acceptance_by_position"])
     assert set(summary["seconds_by_stage"]) >= {"prepare", "forward", "gather", "sample", "verify", "update", "propose"}
     assert summary["fallback_calls"] == {}
+
+
+def test_a_model_that_a_later_runner_took_over() -> None:
+    model = HistoryModel()
+    first = make_runner(model=model)
+    first.add_request(BYSTANDER)
+    first.step()
+    second = make_runner(model=model)
+    with pytest.raises(EngineDeadError, match="that a later runner took over; give each runner a model of its own"):
+        first.step()
+    second.add_request(BYSTANDER)
+    assert second.run()["bystander"] == alone()
