@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specdec_hal.models.rope import RopeScaling
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -28,6 +30,7 @@ class ModelConfig:
     num_nextn_predict_layers: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    rope_scaling: RopeScaling | None = None
 
 
 @dataclass
@@ -49,6 +52,30 @@ class ForwardBatch:
 
     token_ids: npt.NDArray[np.int64]
     segments: Sequence[Segment]
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """One step's input where it is computed: tensors of fixed capacity on the device, of which the host reads nothing.
+
+    Slots are those of the ops' step index (`prepare_inputs`): M allocated, of which the first B take part, some of them
+    idle. `max_seq_len` and `max_query_len` are the host's bounds, and may be larger than what comes.
+    """
+
+    token_ids: Any
+    """int64 [T_cap] or [T_cap, 1]: the step's tokens, packed."""
+    batch_id_per_token: Any
+    """int32 [T_cap]: the slot of each packed token; -1 in the tail."""
+    cu_seqlens_q: Any
+    """int32 [B+1]: exclusive prefix sum of tokens per slot."""
+    seq_lens_decoder: Any
+    """int32 [M]: tokens of each slot that are in the KV cache before this step."""
+    block_tables: Any
+    """int32 [M, W]: the blocks of the KV pool that hold each slot's positions, in order; any value behind the last."""
+    max_seq_len: int
+    """Most positions of a slot, this step's tokens included."""
+    max_query_len: int
+    """Most tokens of a slot in this step: K+1 where all slots decode, else the prefill chunk."""
 
 
 class TargetModel(Protocol):
