@@ -1,4 +1,4 @@
-"""Scratch memory on a device for launches that follow each other on one stream, and for the CUDA graphs made of them."""
+"""Scratch memory on a device, for launches that follow each other on one stream and CUDA graphs made of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Arena:
         self._outgrown: list[Any] = []
 
     def take(self, name: str, shape: Sequence[int], dtype: Any) -> Any:
-        """The buffer of that name and dtype as a tensor of that shape, zeros at first; its memory is shared by all shapes.
+        """The buffer of that name and dtype as a tensor of that shape; all shapes share its memory, zeros at first.
 
         ArgumentError during a capture for a buffer larger than any before: the graph's memory pool is not ours.
         """
@@ -34,7 +34,7 @@ class Arena:
                     argument=name,
                     expected=f"scratch memory for {list(shape)}, made before the capture",
                     got="none" if held is None else f"{held.numel()} elements",
-                    cure="call warm_up() with this batch first",
+                    cure="run a step of these shapes once before it is captured",
                 )
             if held is not None:
                 self._outgrown.append(held)

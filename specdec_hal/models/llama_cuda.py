@@ -1,7 +1,7 @@
 """The Llama decoder on CUDA GPUs, in PyTorch and Triton: a step of launches that the host never waits for.
 
-Lengths, offsets and block tables are read by the kernels, so that a step is the same launches whatever the batch holds:
-it can be captured in a CUDA graph and replayed. Keys and values are in a pool of blocks that slots share by block tables.
+The kernels read lengths, offsets and block tables, so that a step is the same launches whatever the batch holds: it can
+be captured in a CUDA graph and replayed. Keys and values are in a pool of blocks that slots share by block tables.
 A layer is seven launches: norm, q/k/v with rotary embeddings and the writes to the pool, attention, output projection
 onto the residual, norm, gate and up with SwiGLU, down projection onto the residual.
 
@@ -45,7 +45,10 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Pool:
-    """The KV cache: per layer [num_blocks, 2, block_size, kv_heads, head_dim]; `rotary` cosines and sines [positions, head_dim / 2]."""
+    """The KV cache: per layer [num_blocks, 2, block_size, kv_heads, head_dim].
+
+    `rotary`: cosines and sines [positions, head_dim / 2].
+    """
 
     layers: list[Any]
     rotary: tuple[Any, Any]
@@ -110,13 +113,20 @@ class LlamaCuda:
             (self._upload(table.real, torch.float32), self._upload(table.imag, torch.float32)),
         )
 
+    def pool_layers(self) -> list[Any]:
+        """The KV pool: per layer [num_blocks, 2, block_size, kv_heads, head_dim], keys and values."""
+        return self._pool_for("pool_layers").layers
+
     def forward_device(self, batch: DeviceBatch, out: Any, taps: Mapping[int, Any] | None = None) -> None:
         """Hidden states after the final norm into `out` [T_cap, D] of the model's dtype; tail rows are left alone.
 
         Writes the keys and values of the batch's tokens into the pool. `taps`: tensors [T_cap, D] by layer number that
-        get the residual after that layer. Launches only, on the current stream; calls share scratch memory, so that
-        they must follow each other on one stream. Ids outside the vocabulary count as zeros; positions without a block,
-        or beyond `max_seq_len`, are neither written nor read.
+        get the residual after that layer. Ids outside the vocabulary count as zeros; positions without a block, or
+        beyond `max_seq_len`, are neither written nor read.
+
+        Launches only, on the current stream; calls share scratch memory, so that they must follow each other on one
+        stream. Before a capture, run the same shapes once: that compiles the kernels and makes the scratch memory,
+        which a capture refuses to do.
         """
         pool, launch, config, heads = self._pool_for("forward_device"), self.launcher, self.config, self._heads
         rows, take = len(out), self.launcher.arena.take
@@ -143,16 +153,12 @@ class LlamaCuda:
         launch.rms_norm(residual, self._final_norm, out, count, epsilon)
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
-        """Logits of `hidden` [R_cap, D] into float32 `out` [R_cap, V]; rows from int32 `num_rows` [1] on are left alone."""
-        self.launcher.linear(hidden, self._head, out, num_rows)
+        """Logits of `hidden` [R_cap, D] into float32 `out` [R_cap, V].
 
-    def warm_up(self, batch: DeviceBatch, out: Any, hidden: Any, logits: Any, num_rows: Any | None = None) -> None:
-        """Compile what a step of these shapes launches, and make its scratch memory; then it can be captured.
-
-        The tensors' values do not matter, those of the batch must be valid: the step is run.
+        Rows from int32 `num_rows` [1] on are left alone; without it all are computed. As to captures, see
+        forward_device.
         """
-        self.forward_device(batch, out)
-        self.compute_logits_device(hidden, logits, num_rows)
+        self.launcher.linear(hidden, self._head, out, num_rows)
 
     # ---- from the host: see specdec_hal.models.protocol.TargetModel
 

@@ -2,10 +2,10 @@
 
 A tile is `BLOCK_M` rows: the heads of one KV head for consecutive tokens of one slot, so that keys and values are read
 once for all of them. The context is cut into chunks at fixed positions. The online softmax (Milakov and Gimelshein,
-arXiv:1805.02867; Dao, arXiv:2307.08691) folds the keys of a chunk in ascending order into a state (maximum, sum, value),
-and the states are merged in ascending order. For slots with few tokens each chunk has a program of its own, and the last
-one to finish merges ("Flash-Decoding", Dao et al. 2023); for slots with many, one program goes through all chunks of a
-tile. Both give the same bits, for any number of tokens in a step.
+arXiv:1805.02867; Dao, arXiv:2307.08691) folds the keys of a chunk in ascending order into a state (maximum, sum,
+value), and the states are merged in ascending order. For slots with few tokens each chunk has a program of its own, and
+the last one to finish merges ("Flash-Decoding", Dao et al. 2023); for slots with many, one program goes through all
+chunks of a tile. Both give the same bits, for any number of tokens in a step.
 
 Chunks grow, so that long contexts do not end in thousands of states: 32 of `CHUNK` positions, 32 of four times as many,
 then all of sixteen times as many.
@@ -60,9 +60,7 @@ def _row_sum(x, COLUMNS: tl.constexpr):
     return tl.max(sums, 1)
 
 
-@triton.jit(
-    do_not_specialize=["capacity", "slots", "table_width", "num_blocks"],
-)
+@triton.jit(do_not_specialize=["capacity", "slots", "slot_tiles", "splits", "table_width", "num_blocks"])
 def paged_attention(
     q,
     out,
@@ -75,6 +73,8 @@ def paged_attention(
     counters,
     capacity,
     slots,
+    slot_tiles,
+    splits,
     table_width,
     num_blocks,
     scale,
@@ -83,8 +83,7 @@ def paged_attention(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILES: tl.constexpr,
+    SPLIT: tl.constexpr,
     FEW: tl.constexpr,
     MIXED: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -94,13 +93,13 @@ def paged_attention(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`q` and `out` [capacity, HEADS HEAD_DIM], `pool` and `block_tables` as in :func:`.qkv.qkv`; `scale` in powers of 2.
+    """`q` and `out` [capacity, HEADS HEAD_DIM], `pool` and `block_tables` as in :func:`.qkv.qkv`; `scale` includes log2(e).
 
-    `values` float32 [slots, TILES, KV_HEADS, SPLITS, BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M], and
-    `counters` int32 [slots, TILES, KV_HEADS], 0 before and after, hold the states of slots with up to `FEW` tokens,
-    which take up to `TILES` tiles. Grid: (KV_HEADS, tiles, SPLITS), for contexts of up to SPLITS chunks. With `MIXED`
-    the tiles are sum over slots of (tokens // Q + 1) for Q tokens a tile, at most capacity // Q + slots; else every slot
-    has `TILES` of them.
+    Slots with up to `FEW` tokens take up to `slot_tiles` tiles; the states of their chunks are in `values` float32
+    [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and
+    `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before and after. Grid: (KV_HEADS, tiles, splits), for contexts of
+    up to `splits` chunks; `SPLIT` says that these are several. With `MIXED` each slot has tokens // Q + 1 tiles of Q
+    tokens, at most capacity // Q + slots in all; else each slot has `slot_tiles`.
     """
     begin(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -112,14 +111,14 @@ def paged_attention(
         slot = tl.sum(((b < slots) & (start // TOKENS + b <= tile)).to(tl.int32), 0) - 1
         local = tile - (tl.load(cu_seqlens_q + slot) // TOKENS + slot)
     else:
-        slot, local = tile // TILES, tile % TILES
+        slot, local = tile // slot_tiles, tile % slot_tiles
     start = tl.load(cu_seqlens_q + slot)
     tokens = min(tl.load(cu_seqlens_q + slot + 1), capacity) - start
     if local * TOKENS >= tokens:
         return
     before = tl.load(seq_lens_decoder + slot)
     context = before + min((local + 1) * TOKENS, tokens)
-    chunks = min(chunk_count(context, CHUNK), SPLITS)
+    chunks = min(chunk_count(context, CHUNK), splits)
     apart = tokens <= FEW  # a program for each chunk
     if split >= (chunks if apart else 1):
         return
@@ -164,15 +163,13 @@ def paged_attention(
             chunk_value = chunk_value * fade[:, None]
             chunk_value = tl.dot(weight.to(vals.dtype), vals, chunk_value, input_precision=PRECISION)
             chunk_maximum = joint
-        maximum, total, value = _merge(
-            maximum, total, value, chunk_maximum, _row_sum(weights, BLOCK_N), chunk_value
-        )
+        maximum, total, value = _merge(maximum, total, value, chunk_maximum, _row_sum(weights, BLOCK_N), chunk_value)
 
-    if SPLITS > 1:
+    if SPLIT:  # noqa: SIM102  (this one is decided when the kernel is compiled)
         if apart & (chunks > 1):
-            group = ((slot * TILES + local) * KV_HEADS + kv_head).to(tl.int64)
-            value_at = values + group * (SPLITS * BLOCK_M * BLOCK_D) + m[:, None] * BLOCK_D + d[None, :]
-            statistics_at = statistics + group * (SPLITS * 2 * BLOCK_M) + m
+            group = ((slot * slot_tiles + local) * KV_HEADS + kv_head).to(tl.int64)
+            value_at = values + group * splits * (BLOCK_M * BLOCK_D) + m[:, None] * BLOCK_D + d[None, :]
+            statistics_at = statistics + group * splits * (2 * BLOCK_M) + m
             tl.store(value_at + split * (BLOCK_M * BLOCK_D), value)
             tl.store(statistics_at + split * (2 * BLOCK_M), maximum)
             tl.store(statistics_at + split * (2 * BLOCK_M) + BLOCK_M, total)

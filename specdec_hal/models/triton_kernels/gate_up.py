@@ -31,8 +31,8 @@ def gate_up(
 ):
     """`x` [capacity, K], `weight` [2N, K] (gate, then up), `out` [capacity, N]; rows from `count` on are left alone.
 
-    Neighbouring columns of a tile are a gate and its up, so that one thread holds both. Grid: as :func:`.linear.linear`,
-    with BLOCK_N / 2 columns of `out` a tile.
+    Neighbouring columns of a tile are a gate and its up, so that one thread holds both. Grid: as in
+    :func:`.linear.linear`, with BLOCK_N / 2 columns of `out` a tile.
     """
     begin(PDL)
     rows = row_count(count, capacity, COUNTED)
@@ -47,7 +47,9 @@ def gate_up(
     part = tl.program_id(2)
     first = part if SPLIT else 0
     last = part + 1 if SPLIT else PARTS
-    total = product(x, weight, tl.minimum(row, rows - 1), column, first, last, K, PART, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    total = product(
+        x, weight, tl.minimum(row, rows - 1), column, first, last, K, PART, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION
+    )
     if SPLIT:
         tile = row_tile * tl.num_programs(1) + tl.program_id(1)
         total, done = join_parts(total, partials, counters, tile, part, PARTS, BLOCK_M, BLOCK_N)

@@ -1,13 +1,13 @@
 """Launches of the kernels on PyTorch tensors: grids, tiles and scratch memory.
 
-Tensors are contiguous and on one device; x [rows, *] and weights [out, in] are of one dtype. `count` is int32 [1] on the
-device: how many of the rows hold something, the others are left alone.
+Tensors are contiguous and on one device; x [rows, *] and weights [out, in] are of one dtype. `count` is int32 [1] on
+the device: how many of the rows hold something; the others are left alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2
+from math import e, log2
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class Heads:
 
 
 class Launcher:
-    """Launches for tensors of one dtype. What it launches shares scratch memory and must follow each other on one stream.
+    """Launches for tensors of one dtype, which share scratch memory and must follow each other on one stream.
 
     `tiles` may be replaced by others with the same `keys`, `chunk` and `precision` at any time: bits stay. With `pdl`
     the programs of a kernel start while the kernel before ends (compute capability 9.0 and newer).
@@ -77,7 +77,16 @@ class Launcher:
         scratch, options, grid = self._product(x, weight, weight.shape[0])
         counted = count is not None
         linear[grid](
-            x, weight, out, count if counted else x, *scratch, len(x), N=len(weight), ADD=add, COUNTED=counted, **options
+            x,
+            weight,
+            out,
+            count if counted else x,
+            *scratch,
+            len(x),
+            N=len(weight),
+            ADD=add,
+            COUNTED=counted,
+            **options,
         )
 
     def gate_up(self, x: Any, weight: Any, out: Any, count: Any) -> None:
@@ -85,7 +94,9 @@ class Launcher:
         scratch, options, grid = self._product(x, weight, weight.shape[0])
         gate_up[grid](x, weight, out, count, *scratch, len(x), N=len(weight) // 2, COUNTED=True, **options)
 
-    def qkv(self, x: Any, weight: Any, q: Any, pool: Any, rotary: tuple[Any, Any], batch: DeviceBatch, heads: Heads) -> None:
+    def qkv(
+        self, x: Any, weight: Any, q: Any, pool: Any, rotary: tuple[Any, Any], batch: DeviceBatch, heads: Heads
+    ) -> None:
         """Queries into `q`, keys and values into `pool`; `rotary` are cosines and sines, [positions, head_dim / 2]."""
         scratch, options, grid = self._product(x, weight, weight.shape[0])
         qkv[grid](
@@ -111,7 +122,9 @@ class Launcher:
             **options,
         )
 
-    def _product(self, x: Any, weight: Any, columns: int) -> tuple[tuple[Any, Any], dict[str, Any], tuple[int, int, int]]:
+    def _product(
+        self, x: Any, weight: Any, columns: int
+    ) -> tuple[tuple[Any, Any], dict[str, Any], tuple[int, int, int]]:
         """Scratch memory, constants and grid of a kernel that tiles x weight^T."""
         rows, depth = x.shape
         tile: ProductTile = self.tiles.product(rows)
@@ -150,7 +163,7 @@ class Launcher:
         splits = max(1, int(chunk_count.fn(batch.max_seq_len, self.tiles.chunk)))
         block_d = max(16, power_of_2(heads.head_dim))
         groups = slots * slot_tiles * heads.kv_heads if splits > 1 else 1
-        states = groups * (splits if splits > 1 else 1)
+        states = groups * splits
         paged_attention[(heads.kv_heads, rows // tokens_a_tile + slots if mixed else slots * slot_tiles, splits)](
             q,
             out,
@@ -163,19 +176,20 @@ class Launcher:
             self.arena.take("attention counters", (groups,), torch.int32),
             rows,
             slots,
+            slot_tiles,
+            splits,
             batch.block_tables.shape[1],
             len(pool),
-            heads.head_dim**-0.5 * log2(2.718281828459045),
+            heads.head_dim**-0.5 * log2(e),
             HEADS=heads.heads,
             KV_HEADS=heads.kv_heads,
             HEAD_DIM=heads.head_dim,
             BLOCK_SIZE=pool.shape[2],
             CHUNK=self.tiles.chunk,
-            SPLITS=splits,
-            TILES=slot_tiles,
+            SPLIT=splits > 1,
             FEW=FEW_TOKENS,
             MIXED=mixed,
-            BLOCK_B=power_of_2(slots),
+            BLOCK_B=power_of_2(slots) if mixed else 1,
             BLOCK_M=tile.m,
             BLOCK_N=self.tiles.keys,
             BLOCK_D=block_d,

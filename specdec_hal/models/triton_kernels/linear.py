@@ -47,7 +47,18 @@ def linear(
     first = part if SPLIT else 0
     last = part + 1 if SPLIT else PARTS
     total = product(
-        x, weight, tl.minimum(row, rows - 1), tl.minimum(column, N - 1), first, last, K, PART, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION
+        x,
+        weight,
+        tl.minimum(row, rows - 1),
+        tl.minimum(column, N - 1),
+        first,
+        last,
+        K,
+        PART,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        PRECISION,
     )
     if SPLIT:
         tile = row_tile * tl.num_programs(1) + tl.program_id(1)

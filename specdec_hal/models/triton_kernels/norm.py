@@ -9,9 +9,7 @@ from specdec_hal.models.triton_kernels.launch import begin
 
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
-def rms_norm(
-    x, weight, out, count, capacity, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr
-):
+def rms_norm(x, weight, out, count, capacity, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr):
     """`x` and `out` [capacity, D], `weight` [D]; computed in float32. Rows from int32 `count` [1] on are left alone."""
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)

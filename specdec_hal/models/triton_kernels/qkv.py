@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_hal.models.triton_kernels.launch import begin, row_count
+from specdec_hal.models.triton_kernels.launch import begin
 from specdec_hal.models.triton_kernels.product import join_parts, product
 
 
@@ -47,11 +47,11 @@ def qkv(
     """`x` [capacity, K], `weight` [(HEADS + 2 KV_HEADS) HEAD_DIM, K] (q, k, v), `q` [capacity, HEADS HEAD_DIM].
 
     `pool` [num_blocks, 2, BLOCK_SIZE, KV_HEADS, HEAD_DIM] (keys, values), `cosine` and `sine` float32 [positions,
-    HEAD_DIM / 2], `block_tables` int32 [*, table_width], the others as in the step index of the ops' contract. A token's
-    position is `seq_lens_decoder` of its slot plus its place in the slot's tokens of this step. Keys and values whose
-    block is not in the table or not in the pool are not written.
+    HEAD_DIM / 2], `block_tables` int32 [*, table_width], the others as in the step index of the ops' contract. The
+    position of a token is `seq_lens_decoder` of its slot plus its place among the slot's tokens of this step. Keys and
+    values whose block is not in the table or not in the pool are not written.
 
-    Neighbouring columns of a tile are the two dimensions of a pair, so that one thread holds both. Grid: as
+    Neighbouring columns of a tile are the two dimensions of a pair, so that one thread holds both. Grid: as in
     :func:`.linear.linear`, with BLOCK_N / 2 pairs a tile.
     """
     begin(PDL)
@@ -71,7 +71,18 @@ def qkv(
     first_part = part if SPLIT else 0
     last_part = part + 1 if SPLIT else PARTS
     total = product(
-        x, weight, tl.minimum(row, rows - 1), column, first_part, last_part, K, PART, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION
+        x,
+        weight,
+        tl.minimum(row, rows - 1),
+        column,
+        first_part,
+        last_part,
+        K,
+        PART,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        PRECISION,
     )
     if SPLIT:
         tile = row_tile * tl.num_programs(1) + tl.program_id(1)

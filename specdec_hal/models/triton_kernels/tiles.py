@@ -1,7 +1,7 @@
 """Which tiles are launched.
 
-The number of rows of a tile, its columns, depth, warps and stages decide about speed alone. What decides about bits, the
-parts of K, the chunks of a context and the keys that attention takes at a time, depends on the model and its dtype only.
+The number of rows of a tile, its columns, depth, warps and stages decide about speed alone. What decides about bits,
+the parts of K, the chunks of a context and the keys that attention takes at a time, depends on the model and its dtype.
 """
 
 from __future__ import annotations
