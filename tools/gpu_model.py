@@ -2,7 +2,7 @@
 
 usage: python3 tools/gpu_model.py OUT.json [PART...]     parts: check, bits, steps, large, attention, products
 
-Needs PyTorch with CUDA, Triton, NumPy, safetensors and pluggy. Many processes compile the kernels first; then the
+Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
 """
 

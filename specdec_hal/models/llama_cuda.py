@@ -88,7 +88,7 @@ class LlamaCuda:
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes that one block of `block_size` positions takes in all layers of the KV pool."""
         config = self.config
-        line = config.num_key_value_heads * config.head_dim * self.dtype.itemsize
+        line: int = config.num_key_value_heads * config.head_dim * self.dtype.itemsize
         return 2 * block_size * line * config.num_hidden_layers
 
     def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
@@ -240,7 +240,7 @@ def _layer(weights: dict[str, Any], index: int) -> _Layer:
 
 
 def _has_pdl(device: Any) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return bool(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 def _refused(op: str, argument: str, expected: str, got: object, cure: str) -> ArgumentError:

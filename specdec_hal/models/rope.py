@@ -42,7 +42,7 @@ class RopeScaling:
 def frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> Doubles:
     """Angle per position of each pair of dimensions: float64 [head_dim / 2]."""
     half = head_dim // 2
-    plain = theta ** (-np.arange(half) / half)
+    plain: Doubles = theta ** (-np.arange(half) / half)
     if scaling is None:
         return plain
     if scaling.rope_type == "linear":
@@ -58,7 +58,8 @@ def rotations(theta: float, head_dim: int, scaling: RopeScaling | None, position
     """What the pairs of positions 0, 1, ... are multiplied with, as complex numbers [positions, head_dim / 2]."""
     angle = np.arange(positions)[:, None] * frequencies(theta, head_dim, scaling)
     factor = 1.0 if scaling is None else scaling.attention_factor
-    return factor * (np.cos(angle) + 1j * np.sin(angle))
+    turned: npt.NDArray[np.complex128] = factor * (np.cos(angle) + 1j * np.sin(angle))
+    return turned
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
@@ -88,4 +89,5 @@ def _yarn(plain: Doubles, theta: float, head_dim: int, scaling: RopeScaling) -> 
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     divided = np.clip((np.arange(len(plain)) - low) / (high - low if high != low else 0.001), 0.0, 1.0)
-    return divided * plain / scaling.factor + (1 - divided) * plain
+    stretched: Doubles = divided * plain / scaling.factor + (1 - divided) * plain
+    return stretched

@@ -93,13 +93,13 @@ def paged_attention(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`q` and `out` [capacity, HEADS HEAD_DIM], `pool` and `block_tables` as in :func:`.qkv.qkv`; `scale` includes log2(e).
+    """`q` and `out` [capacity, HEADS HEAD_DIM], `pool` and `block_tables` as in :func:`.qkv.qkv`.
 
-    Slots with up to `FEW` tokens take up to `slot_tiles` tiles; the states of their chunks are in `values` float32
-    [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and
-    `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before and after. Grid: (KV_HEADS, tiles, splits), for contexts of
-    up to `splits` chunks; `SPLIT` says that these are several. With `MIXED` each slot has tokens // Q + 1 tiles of Q
-    tokens, at most capacity // Q + slots in all; else each slot has `slot_tiles`.
+    `scale` includes log2(e). A slot with up to `FEW` tokens takes up to `slot_tiles` tiles; the states of chunks are
+    in `values` float32 [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M]
+    (maximum, sum) and `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before and after. Grid: (KV_HEADS, tiles,
+    splits), for contexts of up to `splits` chunks; `SPLIT` says that these are several. With `MIXED` each slot has
+    tokens // Q + 1 tiles of Q tokens, at most capacity // Q + slots in all; else each slot has `slot_tiles`.
     """
     begin(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
