@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_hal.backend import API_VERSION, Backend, BackendSpec, BoundOp, Capability, Layout, Probe
-    from specdec_hal.config import load
+    from specdec_hal.engine import LLM, AsyncEngine
     from specdec_hal.errors import SpecDecError
     from specdec_hal.hookspecs import hookimpl
     from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Strategy, TokenOrder
     from specdec_hal.registry import explain, get_backend
     from specdec_hal.runner import ModelRunner, Request, SamplingParams
+    from specdec_hal.runtime import Runtime, load
 
 __version__ = "0.1.0"
 
@@ -31,7 +32,8 @@ _HOME = {
     "Capability": "backend",
     "Layout": "backend",
     "Probe": "backend",
-    "load": "config",
+    "AsyncEngine": "engine",
+    "LLM": "engine",
     "SpecDecError": "errors",
     "hookimpl": "hookspecs",
     "AcceptPolicy": "ops.enums",
@@ -43,11 +45,15 @@ _HOME = {
     "ModelRunner": "runner",
     "Request": "runner",
     "SamplingParams": "runner",
+    "Runtime": "runtime",
+    "load": "runtime",
 }
 
 __all__ = [
     "API_VERSION",
+    "LLM",
     "AcceptPolicy",
+    "AsyncEngine",
     "Backend",
     "BackendSpec",
     "BoundOp",
@@ -57,6 +63,7 @@ __all__ = [
     "ModelRunner",
     "Probe",
     "Request",
+    "Runtime",
     "SamplingParams",
     "SpecDecError",
     "Strategy",

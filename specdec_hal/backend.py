@@ -15,6 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from specdec_hal.capturing import check_stream
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.ops import OPS, OpSpec, TokenOrder, get_op
 from specdec_hal.ops.validate import Call, check_call, check_values
@@ -22,6 +23,9 @@ from specdec_hal.tensors import as_numpy
 
 API_VERSION = 1
 """Version of the op contracts and of this interface. A plug-in states the one it was written for."""
+
+AUTO = "auto"
+"""In place of a name in a configuration: the best that can be used here."""
 
 Launch = Callable[[int], None]
 """Runs a planned op on a stream, given as an integer handle (0: the default, or no streams at all)."""
@@ -133,7 +137,10 @@ class BoundOp:
         """Launch on a stream; without one, on the current stream of the tensors' framework."""
         if self.backend.debug:
             check_values(self.call, self.backend.name, self.backend.to_host)
-        self.launch(self._stream() if stream is None else stream)
+        if stream is None:
+            stream = self._stream()
+        check_stream(self.call.op.name, stream)
+        self.launch(stream)
 
     def __repr__(self) -> str:
         return f"<bound {self.call.op.name} on {self.backend.name}>"
@@ -149,6 +156,8 @@ class Backend:
 
     name = ""
     device = "cpu"
+    asynchronous = False
+    """Whether a launch returns before the device has done the work, so that the host gains by being ahead."""
     token_order = TokenOrder.SLOT
     capabilities: Mapping[str, Capability] = {}
 

@@ -8,14 +8,18 @@ with margins around them: :mod:`specdec_hal.conformance.guarded`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hal.capturing import capturing, refuse_in_capture
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.staging import Fields, HostInputs, HostOutputs, Inputs, Outputs
+from specdec_hal.staging import TensorInputs, TensorOutputs, TorchInputs, TorchOutputs
 from specdec_hal.tensors import as_numpy, dlpack_view, framework_of
 
 Stream = Callable[[], int]
@@ -59,8 +63,33 @@ class Device(ABC):
         """``tensor[index] = values`` with values of the host (a number, a list, an array)."""
 
     @abstractmethod
+    def assign(self, tensor: Any, source: Any) -> None:
+        """``tensor[...] = source`` with a tensor of the same shape in memory of this place; waits for nothing."""
+
+    @abstractmethod
     def copy(self, tensor: Any) -> Any:
         """A tensor with the same values in memory of its own."""
+
+    def inputs(self, fields: Fields) -> Inputs:
+        """Tensors that the host writes together."""
+        return TensorInputs(self, fields)
+
+    def outputs(self, fields: Fields) -> Outputs:
+        """Tensors that the host reads together."""
+        return TensorOutputs(self, fields)
+
+    def working(self) -> AbstractContextManager[Any]:
+        """Entered around everything that an engine enqueues: the stream that its steps run on is the current one."""
+        return nullcontext()
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None] | None:
+        """What `launch` enqueues as one device graph to be replayed; None where this place has no graphs.
+
+        Runs inside :meth:`working`. Nothing is executed, and `launch` must have run before, so that whatever compiles or
+        allocates on first use has done so. The current stream is the captured one while `launch` runs; a read or write
+        of a tensor by the host in it, and an op on another stream, is refused.
+        """
+        return None
 
 
 class HostDevice(Device):
@@ -85,9 +114,21 @@ class HostDevice(Device):
         """As NumPy assigns."""
         tensor[index] = values
 
+    def assign(self, tensor: Any, source: Any) -> None:
+        """From any framework on the host."""
+        tensor[...] = as_numpy(source)
+
     def copy(self, tensor: Any) -> Any:
         """A NumPy copy of a tensor of any framework."""
         return np.array(as_numpy(tensor))
+
+    def inputs(self, fields: Fields) -> Inputs:
+        """The ops' own memory."""
+        return HostInputs(fields)
+
+    def outputs(self, fields: Fields) -> Outputs:
+        """The ops' own memory, copied when it is fetched."""
+        return HostOutputs(fields)
 
 
 class TorchDevice(Device):
@@ -101,6 +142,8 @@ class TorchDevice(Device):
         super().__init__(place)
         self._torch = torch
         self._device = torch.device(place)
+        self._work: Any = None
+        self._pool: Any = None
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
         """As torch.zeros."""
@@ -114,17 +157,62 @@ class TorchDevice(Device):
 
     def download(self, tensor: Any) -> NDArray[Any]:
         """Waits for the current stream."""
+        refuse_in_capture("read")
         return as_numpy(tensor.cpu())
 
     def write(self, tensor: Any, index: Any, values: Any) -> None:
         """A number is an argument of the kernel that writes it; an array is copied first."""
+        refuse_in_capture("written")
         if not isinstance(values, (bool, int, float)):
             values = self.upload(np.asarray(values)).to(tensor.dtype)
         tensor[index] = values
 
+    def assign(self, tensor: Any, source: Any) -> None:
+        """As torch.Tensor.copy_."""
+        tensor.copy_(source, non_blocking=True)
+
     def copy(self, tensor: Any) -> Any:
         """As torch.clone."""
         return tensor.clone()
+
+    def inputs(self, fields: Fields) -> Inputs:
+        """One buffer, one copy from pinned memory."""
+        return TorchInputs(self.place, fields)
+
+    def outputs(self, fields: Fields) -> Outputs:
+        """One buffer, one copy to pinned memory."""
+        return TorchOutputs(self.place, fields)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A stream of the engine's own, since the default one cannot be captured; no gradients."""
+        with self._torch.inference_mode():
+            if self._device.type != "cuda":
+                yield
+                return
+            if self._work is None:
+                self._work = self._torch.cuda.Stream(self._device)
+                self._work.wait_stream(self._torch.cuda.current_stream(self._device))
+            with self._torch.cuda.stream(self._work):
+                yield
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None] | None:
+        """One CUDA graph, of the model's kernels and the ops' alike."""
+        if self._device.type != "cuda":
+            return None
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        with capturing(self.stream()):
+            # thread_local: other threads may allocate and copy meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 class PaddleDevice(Device):
@@ -157,6 +245,10 @@ class PaddleDevice(Device):
         """Assignment to an index writes in place. Numbers are uploaded too: Paddle (3.3.1) rounds large integers."""
         dtype = str(tensor.dtype).rpartition(".")[2]
         tensor[index] = self.upload(np.asarray(values, _numpy_dtype(dtype)))
+
+    def assign(self, tensor: Any, source: Any) -> None:
+        """Assignment to a slice writes in place."""
+        tensor[:] = source
 
     def copy(self, tensor: Any) -> Any:
         """As Tensor.clone, without gradients."""
@@ -194,6 +286,11 @@ class CupyDevice(Device):
         """As CuPy assigns."""
         with self._device:
             tensor[index] = values if isinstance(values, (bool, int, float)) else self._cupy.asarray(values)
+
+    def assign(self, tensor: Any, source: Any) -> None:
+        """From any framework on the device."""
+        with self._device:
+            tensor[...] = self._cupy.from_dlpack(source)
 
     def copy(self, tensor: Any) -> Any:
         """A CuPy copy of a tensor of any framework."""
@@ -238,6 +335,7 @@ def download(tensor: Any) -> NDArray[Any]:
     """The values of a tensor of any framework and place, as NumPy; waits for the device that holds them."""
     if isinstance(tensor, np.ndarray):
         return tensor
+    refuse_in_capture("read")
     framework = framework_of(type(tensor))
     if framework in ("torch", "paddle"):
         return as_numpy(tensor.cpu())

@@ -48,6 +48,14 @@ class RequestError(SpecDecError, ValueError):
     """A generation request cannot be served as asked; nothing was changed."""
 
 
+class EngineDeadError(SpecDecError, RuntimeError):
+    """An engine has stopped, and serves no more requests."""
+
+
+class CaptureError(SpecDecError, RuntimeError):
+    """Something that cannot be part of a device graph was done while a step was captured."""
+
+
 class FrameError(SpecDecError, ValueError):
     """An output frame cannot be encoded, or bytes are no output frame."""
 

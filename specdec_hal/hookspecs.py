@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from specdec_hal.backend import Backend, BackendSpec
-    from specdec_hal.config import SpeculativeSettings
-    from specdec_hal.proposers.protocol import Proposer
-    from specdec_hal.runner import StepRecord
-    from specdec_hal.state import DecodeState
+    from pydantic import BaseModel
+
+    from specdec_hal.backend import BackendSpec
+    from specdec_hal.proposers.protocol import Proposer, ProposerContext
+    from specdec_hal.runner.metrics import StepRecord
+
+ANY_ARCHITECTURE = "*"
 
 GROUP = "specdec_hal"
 """The pluggy project name, and the entry-point group that plug-ins announce themselves in."""
@@ -38,19 +40,27 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 class ProposerSpec:
     """A way to draft tokens. `name` is what ``speculative.method`` says; `doc` is one line for listings.
 
-    `factory` builds the proposer of one runner, which binds its ops to that runner's tensors.
+    `factory` builds the proposer of one runner, which binds its ops to that runner's tensors. `settings` is the
+    pydantic model of the section ``speculative.<name>`` (derive it from :class:`specdec_hal.config.Section`), or a
+    function that returns it, so that a plug-in's import stays light; None: the proposer has no settings. `pads_drafts`
+    says of these settings whether drafts are padded to K whatever is left of the request, so that they may stand up to
+    K positions past the length limit: the KV cache then gets that room.
     """
 
     name: str
-    factory: Callable[[Backend, DecodeState, SpeculativeSettings], Proposer]
+    factory: Callable[[ProposerContext], Proposer]
+    settings: type[BaseModel] | Callable[[], type[BaseModel]] | None = None
     doc: str = ""
+    pads_drafts: Callable[[Any], bool] = lambda settings: False
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A target model. `name` is the ``architectures`` entry of config.json, `framework` "paddle", "torch" or another.
+    """A target model. `name` is the ``architectures`` entry of config.json, or :data:`ANY_ARCHITECTURE` for those that
+    nobody else announces; `framework` what computes it ("paddle", "torch" or another), as ``model.framework`` says.
 
-    `loader(path, **options)` builds the model from a checkpoint folder, whose config.json has been read already.
+    `loader(path, device=..., **options)` builds the :class:`specdec_hal.models.TargetModel` of a checkpoint folder,
+    whose config.json has been read already, in the memory of a place ("cpu", "cuda:0").
     """
 
     name: str

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import pluggy
 
 from specdec_hal import hookspecs
-from specdec_hal.backend import BackendSpec
+from specdec_hal.backend import AUTO, BackendSpec
 from specdec_hal.errors import PluginError
 from specdec_hal.hookspecs import GROUP, ModelSpec, ProposerSpec
 from specdec_hal.suggest import did_you_mean
 
 HOOKS = ("specdec_backends", "specdec_proposers", "specdec_models", "specdec_step_finished")
-RESERVED = ("auto",)
+RESERVED = (AUTO,)
 
 Spec = TypeVar("Spec", BackendSpec, ProposerSpec, ModelSpec)
 
@@ -193,9 +193,12 @@ def _wrong_field(spec: Any) -> str | None:
     for field in numbers:
         if type(value := getattr(spec, field)) is not int:
             return f"{field} of '{spec.name}': expected an integer, got {short(value)}"
-    for field in ("probe", "factory", "loader"):
+    for field in ("probe", "factory", "loader", "pads_drafts"):
         if hasattr(spec, field) and not callable(value := getattr(spec, field)):
             return f"{field} of '{spec.name}': expected a callable, got {short(value)}"
+    if isinstance(spec, ProposerSpec) and spec.settings is not None and not callable(spec.settings):
+        got = short(spec.settings)
+        return f"settings of '{spec.name}': expected a pydantic model or a function that returns it, got {got}"
     return None
 
 

@@ -10,20 +10,23 @@ import importlib.metadata
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_hal import plugins as loading
-from specdec_hal.backend import API_VERSION, Backend, BackendSpec, OpStatus, Probe
+from specdec_hal.backend import API_VERSION, AUTO, Backend, BackendSpec, OpStatus, Probe
 from specdec_hal.errors import BackendUnavailableError, PluginError, SpecDecError, UnknownBackendError, UnsupportedError
-from specdec_hal.hookspecs import ModelSpec, ProposerSpec
+from specdec_hal.hookspecs import ANY_ARCHITECTURE, ModelSpec, ProposerSpec
 from specdec_hal.ops import OPS
 from specdec_hal.plugins import Candidate, Plugin, describe, short
 from specdec_hal.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from specdec_hal.runner import StepRecord
+    from specdec_hal.models.protocol import TargetModel
+    from specdec_hal.proposers.protocol import Proposer, ProposerContext
+    from specdec_hal.runner.metrics import StepRecord
 
 BUILTINS = (
     "specdec_hal.backends.reference.plugin",
@@ -35,7 +38,6 @@ BUILTINS = (
 """The project's own plug-ins, registered like anybody else's."""
 
 ENV_BACKEND = "SPECDEC_HAL_BACKEND"
-AUTO = "auto"
 
 log = logging.getLogger(__name__)
 Named = TypeVar("Named", BackendSpec, ProposerSpec, ModelSpec)
@@ -282,25 +284,82 @@ class Registry:
         """The names of every announced proposer, sorted."""
         return sorted({spec.name for plugin in self.plugins() for spec in plugin.proposers})
 
+    def unique_proposers(self) -> list[tuple[Plugin, ProposerSpec]]:
+        """Every proposer whose name nobody else claims, with its plug-in."""
+        claims = self._proposer_claims()
+        names = Counter(spec.name for _, spec in claims)
+        return [(plugin, spec) for plugin, spec in claims if names[spec.name] == 1]
+
     def get_proposer(self, name: str) -> ProposerSpec:
         """The proposer of that name; UnsupportedError if there is none, PluginError if there are two."""
-        claims = [(plugin, spec) for plugin in self.plugins() for spec in plugin.proposers if spec.name == name]
+        return self._proposer(name)[1]
+
+    def build_proposer(self, name: str, context: ProposerContext) -> Proposer:
+        """Build a proposer; raises as :meth:`get_proposer`, or PluginError for a factory that fails."""
+        plugin, spec = self._proposer(name)
+        what = f"proposer '{name}' of {plugin.label}"
+        proposer: Proposer = _call(what, "factory", spec.factory, context)
+        _check_members(what, proposer, methods=("reset", "propose"), values=("hidden_layers", "gives_draft_probs"))
+        if getattr(proposer, "runs_on", None) not in ("device", "host"):
+            got = short(getattr(proposer, "runs_on", None))
+            raise PluginError(f"{what}: runs_on: expected 'device' or 'host', got {got}")
+        return proposer
+
+    def disable_proposers(self, plugin: Plugin, error: str) -> None:
+        """Take a plug-in's proposers away for a fault that shows after loading, which stays its own."""
+        plugin.proposers, plugin.error = (), error
+        log.warning("%s", error)
+
+    def _proposer_claims(self) -> list[tuple[Plugin, ProposerSpec]]:
+        return [(plugin, spec) for plugin in self.plugins() for spec in plugin.proposers]
+
+    def _proposer(self, name: str) -> tuple[Plugin, ProposerSpec]:
+        claims = [(plugin, spec) for plugin, spec in self._proposer_claims() if spec.name == name]
         if not claims:
             known = self.proposers()
             raise UnsupportedError(
                 f"unknown speculative method '{name}'{did_you_mean(name, known)}; "
                 f"known: {', '.join(known) or 'none'}{self._failures()}"
             )
-        return _only_claim("proposer", name, claims)[1]
+        return _only_claim("proposer", name, claims)
 
     def models(self) -> list[ModelSpec]:
         """Every announced model."""
         return [spec for plugin in self.plugins() for spec in plugin.models]
 
+    def frameworks(self) -> list[str]:
+        """What the announced models are computed with, sorted."""
+        return sorted({spec.framework for spec in self.models()})
+
+    def check_framework(self, name: str) -> None:
+        """Raise UnsupportedError unless some model is announced for that framework."""
+        known = self.frameworks()
+        if name not in known:
+            raise UnsupportedError(
+                f"expected one of {', '.join((AUTO, *known))}, got '{name}'{did_you_mean(name, known)}"
+            )
+
     def get_model(self, name: str, framework: str) -> ModelSpec:
-        """The model of that architecture and framework; UnsupportedError if there is none, PluginError if two."""
+        """The model of that architecture and framework; UnsupportedError if there is none, PluginError if two.
+
+        What is announced for :data:`~specdec_hal.hookspecs.ANY_ARCHITECTURE` comes second.
+        """
+        return self._model(name, framework)[1]
+
+    def build_model(self, name: str, framework: str, path: str | os.PathLike[str], **options: Any) -> TargetModel:
+        """Load a model; raises as :meth:`get_model`, or PluginError for a loader that fails."""
+        plugin, spec = self._model(name, framework)
+        what = f"model '{name}' ({framework}) of {plugin.label}"
+        model: TargetModel = _call(what, "loader", spec.loader, path, **options)
+        values = ("config", "framework", "capabilities")
+        _check_members(what, model, methods=("allocate", "forward", "compute_logits"), values=values)
+        return model
+
+    def _model(self, name: str, framework: str) -> tuple[Plugin, ModelSpec]:
         every = [(plugin, spec) for plugin in self.plugins() for spec in plugin.models]
-        claims = [(plugin, spec) for plugin, spec in every if (spec.name, spec.framework) == (name, framework)]
+        of_framework = [(plugin, spec) for plugin, spec in every if spec.framework == framework]
+        claims = [(plugin, spec) for plugin, spec in of_framework if spec.name == name]
+        claims = claims or [(plugin, spec) for plugin, spec in of_framework if spec.name == ANY_ARCHITECTURE]
         if not claims:
             known = sorted(f"{spec.name} ({spec.framework})" for _, spec in every)
             wanted = f"{name} ({framework})"
@@ -308,7 +367,7 @@ class Registry:
                 f"unknown model {wanted}{did_you_mean(wanted, known)}; "
                 f"known: {', '.join(known) or 'none'}{self._failures()}"
             )
-        return _only_claim("model", f"{name} ({framework})", claims)[1]
+        return _only_claim("model", f"{name} ({framework})", claims)
 
     def step_finished(self, record: StepRecord) -> None:
         """Tell every observer; one that raises is reported once and not called again. Decoding goes on."""
@@ -345,17 +404,28 @@ def _probe(spec: BackendSpec) -> tuple[Probe, str]:
     return probe, ""
 
 
-def _build(plugin: Plugin, spec: BackendSpec, options: Mapping[str, Any], debug: bool) -> Backend:
+def _call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a plug-in's function; whatever it raises that is no SpecDecError becomes a PluginError."""
     try:
-        backend = spec.factory(dict(options))
+        return function(*args, **kwargs)
     except SpecDecError:
         raise
     except Exception as error:
-        raise PluginError(f"backend '{spec.name}' of {plugin.label}: its factory raised {describe(error)}") from error
+        raise PluginError(f"{what}: its {part} raised {describe(error)}") from error
+
+
+def _check_members(what: str, built: object, *, methods: Iterable[str], values: Iterable[str]) -> None:
+    """Refuse what a plug-in built if it lacks a part of its protocol."""
+    for name in (*methods, *values):
+        if not hasattr(built, name) or (name in methods and not callable(getattr(built, name))):
+            raise PluginError(f"{what}: {short(built)} has no {'method' if name in methods else 'attribute'} '{name}'")
+
+
+def _build(plugin: Plugin, spec: BackendSpec, options: Mapping[str, Any], debug: bool) -> Backend:
+    what = f"backend '{spec.name}' of {plugin.label}"
+    backend = _call(what, "factory", spec.factory, dict(options))
     if not isinstance(backend, Backend):
-        raise PluginError(
-            f"backend '{spec.name}' of {plugin.label}: its factory returned {short(backend)} instead of a Backend"
-        )
+        raise PluginError(f"{what}: its factory returned {short(backend)} instead of a Backend")
     if debug:
         backend.debug = True
     return backend
@@ -366,18 +436,20 @@ def _unavailable(op: str, info: BackendInfo) -> OpStatus:
 
 
 default = Registry()
-"""The registry of this process."""
+"""The registry of this process, for callers who give none. Nothing below them asks it."""
+
+
+def or_default(registry: Registry | None) -> Registry:
+    """The registry that a caller gave, or that of this process."""
+    return default if registry is None else registry
+
 
 plugins = default.plugins
 register = default.register
 unregister = default.unregister
 backends = default.backends
-check_backend_name = default.check_backend_name
 get_backend = default.get_backend
 choose = default.choose
 explain = default.explain
 proposers = default.proposers
-get_proposer = default.get_proposer
 models = default.models
-get_model = default.get_model
-step_finished = default.step_finished

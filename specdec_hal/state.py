@@ -1,12 +1,16 @@
 """The runner's tensors, by their names in the op vocabulary (FastDeploy's ``share_inputs``).
 
 Shapes and dtypes come from the vocabulary, memory from a :class:`~specdec_hal.device.Device`. Ops are bound to these
-tensors once and see every later change, so the host writes into them in place, through :meth:`DecodeState.write`.
+tensors once and see every later change.
+
+Each tensor has one writer. What a request asks for and what the scheduler decides are the host's: it fills
+:attr:`DecodeState.request` and :attr:`DecodeState.schedule` (NumPy) and uploads them as a whole. Everything else is the
+device's; the host reads of it what :attr:`DecodeState.report` holds, when a step has been fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -14,25 +18,17 @@ from numpy.typing import NDArray
 from specdec_hal.device import Device, HostDevice
 from specdec_hal.ops import get_op
 from specdec_hal.ops.vocabulary import tensor
+from specdec_hal.staging import Field
 
-_SLOT_STATE = (
-    "input_ids",
-    "draft_tokens",
-    "seq_lens_this_time",
-    "seq_lens_encoder",
-    "seq_lens_decoder",
-    "token_ids_all",
+REQUEST = (
     "prompt_lens",
-    "step_idx",
     "max_dec_len",
     "min_dec_len",
-    "stop_flags",
-    "is_block_step",
     "reasoning_status",
     "draft_token_num",
-    "end_tokens",
     "bad_tokens",
-    "has_running",
+    "stop_seqs",
+    "stop_seqs_lens",
     "temperature",
     "top_p",
     "top_k",
@@ -41,13 +37,24 @@ _SLOT_STATE = (
     "repetition",
     "frequency",
     "presence",
-    "accept_tokens",
-    "accept_num",
 )
-_STEP_BUFFERS = (
-    "ids_remove_padding",
+"""What a request asks for, by slot: written when a request takes the slot."""
+SCHEDULE = ("slot_actions", "chunk_lens", "chunk_starts", "chunk_step_idx", "block_tables")
+"""What the scheduler decides for a step."""
+REPORT = ("accept_tokens", "accept_num", "stop_flags", "cu_seqlens_q", "ids_remove_padding")
+"""What the host learns of a step."""
+_DEVICE = (
+    "input_ids",
+    "draft_tokens",
+    "seq_lens_this_time",
+    "seq_lens_encoder",
+    "seq_lens_decoder",
+    "token_ids_all",
+    "step_idx",
+    "is_block_step",
+    "end_tokens",
+    "has_running",
     "batch_id_per_token",
-    "cu_seqlens_q",
     "cu_seqlens_k",
     "cu_seqlens_q_output",
     "batch_id_per_token_output",
@@ -66,7 +73,9 @@ _STEP_BUFFERS = (
 class DecodeState:
     """All slots of one runner. ``state["seq_lens_encoder"]`` is the tensor itself; every slot starts out free.
 
-    All slots count as in use (B = M): an idle one costs a few comparisons, and bound plans never change shape.
+    M = `max_num_seqs`, S = `num_speculative_tokens` + 1, L = `max_model_len`, I_cap = `prefill_chunk`, T_cap =
+    `max_num_batched_tokens`, W = `max_bad_tokens`, Q and Z = `max_stop_sequences` (how many, how long), G =
+    `max_blocks` (KV blocks a slot; 0 where the model keeps no block tables).
     `ids_remove_padding` is a column [T_cap, 1], which ops take for [T_cap] as well as for rows of width 1.
     """
 
@@ -79,6 +88,9 @@ class DecodeState:
         prefill_chunk: int,
         end_tokens: Iterable[int],
         max_bad_tokens: int,
+        max_num_batched_tokens: int | None = None,
+        max_stop_sequences: tuple[int, int] = (0, 0),
+        max_blocks: int = 0,
         device: Device | None = None,
     ) -> None:
         self.device = device or HostDevice()
@@ -90,22 +102,38 @@ class DecodeState:
             "S": s,
             "L": max_model_len,
             "I_cap": prefill_chunk,
-            "T_cap": max_num_seqs * max(s, prefill_chunk),
+            "T_cap": max_num_batched_tokens or max_num_seqs * max(s, prefill_chunk),
             "R_cap": max_num_seqs * s,
             "E": len(ends),
             "W": max_bad_tokens,
+            "Q": max_stop_sequences[0],
+            "Z": max_stop_sequences[1],
+            "G": max_blocks,
         }
-        self._tensors = {name: self.allocate(name) for name in (*_SLOT_STATE, *_STEP_BUFFERS)}
+        self.request = self.device.inputs({name: self.field(name) for name in REQUEST})
+        self.schedule = self.device.inputs({name: self.field(name) for name in SCHEDULE})
+        self.report = self.device.outputs({name: self.field(name) for name in REPORT})
+        self._tensors: dict[str, Any] = {
+            **{name: self.allocate(name) for name in _DEVICE},
+            **self.request.tensors,
+            **self.schedule.tensors,
+            **self.report.tensors,
+        }
         if ends:
             self.write("end_tokens", slice(None), ends)
         self.write("stop_flags", slice(None), True)
 
-    def allocate(self, name: str, **symbols: int) -> Any:
-        """A new zeroed tensor as the vocabulary declares it; `symbols` adds to or overrides the state's own."""
+    def field(self, name: str, **symbols: int) -> Field:
+        """Shape and dtype as the vocabulary declares them; `symbols` adds to or overrides the state's own."""
         spec = tensor(name)
         known = {**self.symbols, **symbols}
-        column = [1] if name == "ids_remove_padding" else []
-        return self.device.zeros([dim.value(known) for dim in spec.dims] + column, spec.dtypes[0])
+        column = (1,) if name == "ids_remove_padding" else ()
+        return Field(tuple(dim.value(known) for dim in spec.dims) + column, spec.dtypes[0])
+
+    def allocate(self, name: str, **symbols: int) -> Any:
+        """A new zeroed tensor with the shape and dtype of :meth:`field`."""
+        field = self.field(name, **symbols)
+        return self.device.zeros(field.shape, field.dtype)
 
     def __getitem__(self, name: str) -> Any:
         return self._tensors[name]
@@ -118,17 +146,19 @@ class DecodeState:
         """``state[name][index] = values``, ordered behind what the device was told before."""
         self.device.write(self._tensors[name], index, values)
 
-    def args(self, op: str, rows: int | None = None) -> dict[str, Any]:
-        """The op's operands that the state holds, by name; those with one entry a row cut to `rows`."""
-        cut = slice(rows)
+    def args(self, op: str, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+        """The op's operands that the state holds, by name.
+
+        `sizes` are smaller extents for the symbols that lead a shape: ``{"B": 8, "R_cap": 40}`` passes the first 8
+        slots and 40 rows.
+        """
         return {
-            name: self._tensors[name][cut] if str(operand.tensor.dims[0]) == "R_cap" else self._tensors[name]
-            for name, operand in get_op(op).by_name.items()
-            if name in self._tensors
+            name: self.part(name, sizes or {}) for name in get_op(op).by_name if name in self._tensors
         }
 
-    def free(self, slot: int) -> None:
-        """Make a slot idle and available."""
-        self.write("stop_flags", slot, True)
-        for name in ("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "draft_token_num"):
-            self.write(name, slot, 0)
+    def part(self, name: str, sizes: Mapping[str, int]) -> Any:
+        """The tensor, cut along its first axis as `sizes` says."""
+        whole, dim = self._tensors[name], tensor(name).dims[0]
+        if dim.symbol is None or dim.symbol not in sizes:
+            return whole
+        return whole[: dim.value(sizes)]

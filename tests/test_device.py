@@ -47,6 +47,22 @@ def test_uploads_are_copies(device, dtype):
     assert not device.download(tensor).any() and (np.array(device.download(again)) == expected).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_assigning_to_a_part_writes_in_place(device, dtype):
+    tensor = device.zeros((4, 3), dtype)
+    part = tensor[:2]
+    device.assign(part, device.upload(np.arange(6, dtype=dtype).reshape(2, 3)))
+    assert device.download(tensor).tolist() == [[0, 1, 2], [3, 4, 5], [0, 0, 0], [0, 0, 0]]
+    device.assign(part, tensor[2:])
+    assert not device.download(tensor).any()
+
+
+def test_several_rows_of_some_columns(device):
+    tensor = device.zeros((3, 4), "int64")
+    device.write(tensor, ([2, 0], slice(1, None)), np.array([[1, 2, 3], [4, 5, 6]]))
+    assert device.download(tensor).tolist() == [[0, 4, 5, 6], [0, 0, 0, 0], [0, 1, 2, 3]]
+
+
 @pytest.mark.parametrize(
     ("dtype", "index", "values", "expected"),
     [

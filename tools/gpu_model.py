@@ -27,12 +27,14 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from specdec_hal.models.checkpoint import LlamaConfig, read_config  # noqa: E402
 from specdec_hal.models.llama_cuda import LlamaCuda  # noqa: E402
-from specdec_hal.models.protocol import DeviceBatch, ModelConfig  # noqa: E402
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch  # noqa: E402
 from specdec_hal.models.triton_kernels.launcher import Heads, Launcher  # noqa: E402
 from specdec_hal.models.triton_kernels.tiles import AttentionTile, ProductTile, tiles_of  # noqa: E402
+from specdec_hal.models.weights import expected_shapes, load_weights  # noqa: E402
 from tests.support.llama_oracle import oracle  # noqa: E402
-from tests.support.paged import Paged, load_weights  # noqa: E402
+from tests.support.paged import Paged  # noqa: E402
 
 TINY = ROOT / "models/tiny-py-lm"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -149,7 +151,8 @@ def part_check() -> list[Row]:
     """Logits against float64 with the same weights; a captured step against the same step uncaptured."""
     rows = []
     for dtype, pdl in mine(product(DTYPES, (False, True))):
-        config, weights = load_weights(TINY, DTYPES[dtype], "cuda")
+        config = read_config(TINY)
+        weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
         doubles = {name: tensor.double().cpu().numpy() for name, tensor in weights.items()}
         model = LlamaCuda(config, dict(weights), pdl=pdl)
         rows.append({"pdl": pdl, **mixed(model, dtype, doubles)})
@@ -181,7 +184,7 @@ def replayed(model: LlamaCuda) -> bool:
     logits = torch.zeros((72, model.config.vocab_size), device="cuda")
 
     def run() -> None:
-        model.forward_device(static, hidden)
+        model.forward_device(static, {FINAL_NORM: hidden})
         model.compute_logits_device(hidden, logits, static.cu_seqlens_q[-1:])
 
     run()
@@ -209,7 +212,8 @@ def part_bits() -> list[Row]:
     """One text in every way in which it may come: all logits must have the bits of the text that comes at once."""
     rows = []
     for dtype in mine(DTYPES):
-        config, weights = load_weights(TINY, DTYPES[dtype], "cuda")
+        config = read_config(TINY)
+        weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
         model = LlamaCuda(config, dict(weights))
         tokens, others = np.random.default_rng(3).integers(0, 4096, (2, 700))
         paged = Paged(model, slots=5, length=3000, block_size=16)
@@ -282,7 +286,7 @@ def decode_step(model: LlamaCuda, slots: int, k: int, context: int, bucket: int,
     logits = torch.empty((rows, config.vocab_size), device="cuda")
 
     def run() -> None:
-        model.forward_device(batch, hidden)
+        model.forward_device(batch, {FINAL_NORM: hidden})
         model.compute_logits_device(hidden, logits)
 
     graph = captured(run)
@@ -314,13 +318,13 @@ def profiled(model: LlamaCuda, slots: int, k: int, context: int, bucket: int, la
     logits = torch.empty((rows, config.vocab_size), device="cuda")
 
     def run() -> None:
-        model.forward_device(batch, hidden)
+        model.forward_device(batch, {FINAL_NORM: hidden})
         model.compute_logits_device(hidden, logits)
 
     return kernels(captured(run).replay)
 
 
-def of_weights(config: ModelConfig, weights: dict[str, torch.Tensor], pdl: bool) -> LlamaCuda:
+def of_weights(config: LlamaConfig, weights: dict[str, torch.Tensor], pdl: bool) -> LlamaCuda:
     """A model that shares its weights with others."""
     return LlamaCuda(config, dict(weights), pdl=pdl)
 
@@ -331,7 +335,8 @@ def part_steps() -> list[Row]:
     cases = [("float32", None), ("bfloat16", None)]
     cases += [(dtype, case) for case in product((1, 8, 64), (0, 8)) for dtype in ("float32", "bfloat16")]
     for dtype, case in mine(cases):
-        config, weights = load_weights(TINY, DTYPES[dtype], "cuda")
+        config = read_config(TINY)
+        weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
         if case is None:
             rows.append(prefill(LlamaCuda(config, weights), 1024, dtype))
         else:
@@ -345,8 +350,8 @@ def prefill(model: LlamaCuda, length: int, label: str) -> Row:
     paged = Paged(model, 1, length, block_size=64)
     batch = paged.batch({0: (0, np.random.default_rng(0).integers(0, config.vocab_size, length))})
     hidden = torch.empty((length, config.hidden_size), dtype=model.dtype, device="cuda")
-    model.forward_device(batch, hidden)
-    graph = captured(lambda: model.forward_device(batch, hidden))
+    model.forward_device(batch, {FINAL_NORM: hidden})
+    graph = captured(lambda: model.forward_device(batch, {FINAL_NORM: hidden}))
     return {
         "label": label,
         "prefill": length,
@@ -355,7 +360,7 @@ def prefill(model: LlamaCuda, length: int, label: str) -> Row:
     }
 
 
-LARGE = ModelConfig(
+LARGE = LlamaConfig(
     vocab_size=128256,
     hidden_size=2048,
     intermediate_size=8192,
@@ -370,10 +375,8 @@ LARGE = ModelConfig(
 )
 
 
-def random_weights(config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def random_weights(config: LlamaConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Weights that keep activations near 1, made on the GPU."""
-    from specdec_hal.models.checkpoint import expected_shapes
-
     weights = {}
     for name, shape in expected_shapes(config).items():
         if len(shape) == 1:

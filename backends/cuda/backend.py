@@ -70,6 +70,7 @@ class CudaBackend(IndexBackend):
 
     name = "cuda"
     device = "cuda"
+    asynchronous = True
     token_order = TokenOrder.SLOT
     capabilities = _CAPABILITIES
     native_library = LIBRARY

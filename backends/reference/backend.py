@@ -7,14 +7,14 @@ from functools import partial
 
 from specdec_hal.backend import Capability, Launch
 from specdec_hal.backends.host import HostBackend
-from specdec_hal.backends.reference import ngram, output, sampling, status, step_index, verify
+from specdec_hal.backends.reference import ngram, output, sampling, schedule, status, step_index, verify
 from specdec_hal.backends.reference.ngram_index import index_bytes
 from specdec_hal.ops import OPS
 from specdec_hal.ops.validate import Call
 
 _FUNCTIONS: dict[str, Callable[..., None]] = {
     name: getattr(module, name)
-    for module in (step_index, sampling, verify, status, ngram, output)
+    for module in (step_index, sampling, verify, status, schedule, ngram, output)
     for name in OPS
     if hasattr(module, name)
 }

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from specdec_hal.backend import Capability, Launch
 from specdec_hal.backends.host import HostBackend
-from specdec_hal.backends.xpu_sim.options import Options
-from specdec_hal.backends.xpu_sim.plugin import LIBRARY
+from specdec_hal.backends.xpu_sim.options import LIBRARY, Options
 from specdec_hal.errors import ConfigError
 from specdec_hal.native import library_path, load_library
 from specdec_hal.ops import TokenOrder

@@ -9,6 +9,8 @@ from typing import Any
 from specdec_hal.errors import ConfigError
 from specdec_hal.suggest import check_backend_options, did_you_mean
 
+LIBRARY = "specdec_xpu_sim"
+"""The native library; those of the other modes have the mode's name behind it."""
 AUTO = "auto"
 DMA = ("eager", "deferred", "random")
 """Policies by the number that the library knows them by."""

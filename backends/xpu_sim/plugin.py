@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Probe
+from specdec_hal.backends.xpu_sim.options import LIBRARY
 from specdec_hal.hookspecs import hookimpl
 from specdec_hal.native import library_path
-
-LIBRARY = "specdec_xpu_sim"
 
 
 def _probe() -> Probe:

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.cli.decoding import Progress, Run, config_for, decode, load, metrics_rows, progress_bar
+from specdec_hal.cli.decoding import Progress, Run, decode, load, metrics_rows, progress_bar, runtime_for
 from specdec_hal.cli.output import Output, add_config_arguments, table
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 
 if TYPE_CHECKING:
-    from specdec_hal.config import Config
     from specdec_hal.models import TargetModel, Tokenizer
+    from specdec_hal.runner import ModelRunner
+    from specdec_hal.runtime import Runtime
 
 HELP = "compare the configured method with plain decoding: tokens and speed"
 WARM_UP_TOKENS = 4
@@ -38,13 +39,13 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Compare; 1 unless every token agrees."""
-    config = config_for(args)
+    runtime = runtime_for(args)
     prompts = read_prompts(args)
-    model, tokenizer = load(config)
-    both = _Both(config, model, tokenizer)
+    model, tokenizer = load(runtime)
+    both = _Both(runtime, model, tokenizer)
     both.warm_up(prompts)
     naive_runs, spec_runs = [], []
-    total = 2 * args.repeat * len(prompts) * config.sampling.max_new_tokens
+    total = 2 * args.repeat * len(prompts) * runtime.config.sampling.max_new_tokens
     with progress_bar("comparing", total) as progress:
         for _ in range(args.repeat):
             naive_runs.append(both.naive(prompts, progress))
@@ -55,8 +56,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         "speedup": median(one.seconds for one in naive_runs) / median(one.seconds for one in spec_runs),
         "prompts": [prompt.name for prompt in prompts],
         "repeat": args.repeat,
-        "backend": config.backend.name,
-        "method": config.speculative.method,
+        "backend": runtime.backend.name,
+        "method": runtime.config.speculative.method,
         "naive": _figures(naive_runs),
         "spec": _figures(spec_runs),
         "differences": differences,
@@ -71,12 +72,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
 class _Both:
     """Plain and speculative runners over one model. Each run has a runner of its own: fresh state, fresh metrics."""
 
-    def __init__(self, config: Config, model: TargetModel, tokenizer: Tokenizer) -> None:
-        self.config, self.model, self.tokenizer = config, model, tokenizer
+    def __init__(self, runtime: Runtime, model: TargetModel, tokenizer: Tokenizer) -> None:
+        self.runtime, self.model, self.tokenizer = runtime, model, tokenizer
         # The drafts' head-room may cost context; both sides get the same.
-        longest = self._runner(config).max_model_len
-        naive = config.naive()
-        self.plain = naive.model_copy(update={"runner": naive.runner.model_copy(update={"max_model_len": longest})})
+        longest = self._runner(runtime).max_model_len
+        naive = runtime.config.naive()
+        limited = naive.runner.model_copy(update={"max_model_len": longest})
+        self.plain = runtime.with_config(naive.model_copy(update={"runner": limited}))
 
     def naive(self, prompts: Sequence[Prompt], progress: Progress) -> Run:
         """Decode plainly."""
@@ -84,19 +86,18 @@ class _Both:
 
     def spec(self, prompts: Sequence[Prompt], progress: Progress) -> Run:
         """Decode with the configured method."""
-        return decode(self._runner(self.config), prompts, progress=progress)
+        return decode(self._runner(self.runtime), prompts, progress=progress)
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Let the framework do what it does only once."""
-        few = min(WARM_UP_TOKENS, self.config.sampling.max_new_tokens)
-        sampling = self.config.sampling.model_copy(update={"max_new_tokens": few, "min_new_tokens": 0})
-        for config in (self.plain, self.config):
-            decode(self._runner(config.model_copy(update={"sampling": sampling})), prompts)
+        sampling = self.runtime.config.sampling
+        few = {"max_new_tokens": min(WARM_UP_TOKENS, sampling.max_new_tokens), "min_new_tokens": 0}
+        for runtime in (self.plain, self.runtime):
+            config = runtime.config.model_copy(update={"sampling": sampling.model_copy(update=few)})
+            decode(self._runner(runtime.with_config(config)), prompts)
 
-    def _runner(self, config: Config) -> Any:
-        from specdec_hal.runner import ModelRunner
-
-        return ModelRunner.from_config(config, model=self.model, tokenizer=self.tokenizer)
+    def _runner(self, runtime: Runtime) -> ModelRunner:
+        return runtime.runner(model=self.model, tokenizer=self.tokenizer)
 
 
 def _differences(prompts: Sequence[Prompt], runs: Sequence[Run], naive: int) -> list[dict[str, Any]]:

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.cli.output import read_config
+from specdec_hal.cli.output import read_runtime
 from specdec_hal.cli.prompts import Prompt
 
 if TYPE_CHECKING:
-    from specdec_hal.config import Config
     from specdec_hal.models import TargetModel, Tokenizer
     from specdec_hal.runner import ModelRunner, RequestOutput, StreamDelta
+    from specdec_hal.runtime import Runtime
 
 Progress = Callable[[int], None]
 """Called with the number of tokens just generated."""
@@ -42,24 +42,20 @@ class Run:
         return self.tokens / self.seconds
 
 
-def config_for(args: argparse.Namespace) -> Config:
+def runtime_for(args: argparse.Namespace) -> Runtime:
     """The configuration, with ``--max-new-tokens`` taken into account."""
     if args.max_new_tokens is not None:
         args.overrides = [*args.overrides, f"sampling.max_new_tokens={args.max_new_tokens}"]
-    return read_config(args)
+    return read_runtime(args)
 
 
-def load(config: Config) -> tuple[TargetModel, Tokenizer]:
+def load(runtime: Runtime) -> tuple[TargetModel, Tokenizer]:
     """The model and its tokenizer."""
-    from specdec_hal.models import load_model, load_tokenizer
-
-    path = config.model_path
-    place = config.backend.place  # first: a backend that cannot run here is reported before the model is loaded
     with warnings.catch_warnings():
         # Paddle says so on every import; nothing is compiled here, and stderr is for what a user can act on.
         warnings.filterwarnings("ignore", message="No ccache found")
-        model = load_model(path, config.model.framework, device=place)
-    return model, load_tokenizer(path)
+        model = runtime.load_model()
+    return model, runtime.load_tokenizer()
 
 
 def decode(

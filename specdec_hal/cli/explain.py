@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from specdec_hal import registry
-from specdec_hal.cli.output import Output, add_config_arguments, read_config, table
+from specdec_hal.cli.output import Output, add_config_arguments, read_runtime, table
 from specdec_hal.errors import ConfigError, UnknownBackendError
 from specdec_hal.ops import OPS, OpSpec
 from specdec_hal.registry import Explanation
@@ -34,8 +34,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         _print_op(OPS[args.name], output)
         return 0
     if args.name is None:
-        config = read_config(args)
-        explanation = registry.explain(config.backend_settings.name, fallback=config.fallback.allow)
+        runtime = read_runtime(args)
+        config = runtime.config
+        explanation = runtime.registry.explain(config.backend.name, fallback=config.fallback.allow)
     else:
         explanation = _explain_backend(args.name)
     _print_backend(explanation, output)

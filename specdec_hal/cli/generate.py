@@ -6,15 +6,15 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.cli.decoding import Run, config_for, decode, load, metrics_rows, progress_bar
+from specdec_hal.cli.decoding import Run, decode, load, metrics_rows, progress_bar, runtime_for
 from specdec_hal.cli.output import Output, add_config_arguments, table
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specdec_hal.config import Config
     from specdec_hal.runner import StreamDelta
+    from specdec_hal.runtime import Runtime
 
 HELP = "continue prompts, with the accepted drafts highlighted"
 ACCEPTED = "bold green"
@@ -30,21 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Generate; 1 if a request ended in an error."""
-    config = config_for(args)
+    runtime = runtime_for(args)
     prompts = read_prompts(args)
-    model, tokenizer = load(config)
-    from specdec_hal.runner import ModelRunner
-
-    runner = ModelRunner.from_config(config, model=model, tokenizer=tokenizer)
+    model, tokenizer = load(runtime)
+    runner = runtime.runner(model=model, tokenizer=tokenizer)
     stream = None if output.json else _Stream(output.console, prompts, echo=args.echo)
     # Text that streams to a terminal is its own progress.
     watched = stream is not None and output.console.is_terminal
-    total = config.sampling.max_new_tokens * len(prompts)
+    total = runtime.config.sampling.max_new_tokens * len(prompts)
     with progress_bar("generating", total, show=not watched) as progress:
         result = decode(runner, prompts, None if stream is None else stream.push, progress)
     failed = [one for one in result.outputs if one.finish_reason == "error"]
     if stream is None:
-        output.document(_document(config, prompts, result))
+        output.document(_document(runtime, prompts, result))
     else:
         if not args.no_metrics:
             _print_metrics(output.console, result)
@@ -107,10 +105,10 @@ def _print_metrics(console: Console, result: Run) -> None:
         console.print("green: accepted draft tokens", style=ACCEPTED)
 
 
-def _document(config: Config, prompts: Sequence[Prompt], result: Run) -> dict[str, Any]:
+def _document(runtime: Runtime, prompts: Sequence[Prompt], result: Run) -> dict[str, Any]:
     return {
-        "backend": config.backend.name,
-        "method": config.speculative.method,
+        "backend": runtime.backend.name,
+        "method": runtime.config.speculative.method,
         "requests": [
             {
                 "name": prompt.name,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from specdec_hal.config import Config
+    from specdec_hal.runtime import Runtime
 
 
 class Output:
@@ -54,10 +54,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_config(args: argparse.Namespace) -> Config:
-    """The configuration that the options ask for."""
-    from specdec_hal.config import load, parse
+def read_runtime(args: argparse.Namespace) -> Runtime:
+    """The configuration that the options ask for, ready to run."""
+    from specdec_hal.config import parse
+    from specdec_hal.runtime import Runtime, load
 
     if args.config is None:
-        return parse({}, args.overrides, source="defaults")
+        return Runtime(parse({}, args.overrides, source="defaults"))
     return load(args.config, args.overrides)

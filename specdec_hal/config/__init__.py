@@ -1,8 +1,8 @@
 """From YAML to a typed, checked configuration.
 
-``load("configs/reference.yaml", ["sampling.temperature=0.8"])`` gives a :class:`Config`, whose `backend` property
-builds the backend. `schema` holds the keys, their ranges and what they mean; `source` reads files and overrides;
-`problems` words the errors. Importing this package imports pydantic.
+``load("configs/reference.yaml", ["sampling.temperature=0.8"])`` gives a :class:`Config`: settings, checked against a
+registry. `schema` holds the keys, their ranges and what they mean; `sections` adds those of the registered proposers;
+`source` reads files and overrides; `problems` words the errors. Importing this package imports pydantic.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from specdec_hal.config.schema import (
     Config,
     FallbackSettings,
     ModelSettings,
-    NgramSettings,
+    PathText,
     RunnerSettings,
     SamplingSettings,
+    Section,
     SpeculativeSettings,
+    raise_combinations,
 )
 from specdec_hal.config.source import load, parse
 
@@ -26,10 +28,12 @@ __all__ = [
     "Config",
     "FallbackSettings",
     "ModelSettings",
-    "NgramSettings",
+    "PathText",
     "RunnerSettings",
     "SamplingSettings",
+    "Section",
     "SpeculativeSettings",
     "load",
     "parse",
+    "raise_combinations",
 ]

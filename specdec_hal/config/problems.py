@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from specdec_hal.plugins import short
+from specdec_hal.plugins import one_line, short
 from specdec_hal.suggest import did_you_mean
 
 Key = tuple[str, ...]
@@ -32,6 +32,12 @@ def keys(schema: Schema) -> str:
     return ", ".join(_fields(schema))
 
 
+def fields(schema: Schema) -> Iterator[tuple[str, Any, list[Any]]]:
+    """The keys of a section, each with its type and its constraints."""
+    for name, field in _fields(schema).items():
+        yield name, field.annotation, field.metadata
+
+
 def got(value: object) -> str:
     """A value as a user wrote it, with its type where that may be the mistake."""
     if value is None or isinstance(value, bool):
@@ -48,13 +54,17 @@ def problems(error: ValidationError, schema: Schema) -> Iterator[tuple[str, str]
         if detail["type"] == "default_factory_not_called":
             continue  # the default follows from another key, which is the one that is wrong
         if detail["type"] == "combination":
-            yield from context["problems"]
+            yield from ((dotted((*key, part)), message) for part, message in context["problems"])
         elif detail["type"] == "unknown_name":
             yield dotted(key), context["detail"]
         elif detail["type"] in ("extra_forbidden", "invalid_key"):
             yield dotted(key), _unknown_key(key, schema)
+        elif detail["type"] == "missing":
+            yield dotted(key), f"{_expected(key, schema) or 'expected a value'}, got no such key; add it"
+        elif detail["type"] in ("value_error", "assertion_error"):  # a check of a plug-in's, which has its own words
+            yield dotted(key), one_line(context["error"])
         else:
-            yield dotted(key), _wrong_value(key, schema, detail["input"])
+            yield dotted(key), _wrong_value(key, schema, detail)
 
 
 def _fields(schema: Schema) -> dict[str, FieldInfo]:
@@ -64,6 +74,8 @@ def _fields(schema: Schema) -> dict[str, FieldInfo]:
 def _unknown_key(key: Key, schema: Schema) -> str:
     *path, last = key
     section = _section(tuple(path), schema)
+    if section is None:
+        return "unknown key; remove it"
     siblings = _fields(section)
     hint = did_you_mean(last, siblings)
     if not hint:  # right name, wrong section?
@@ -75,36 +87,38 @@ def _unknown_key(key: Key, schema: Schema) -> str:
 def _leaves(schema: Schema, prefix: Key = ()) -> Iterator[Key]:
     for name, field in _fields(schema).items():
         annotation = field.annotation
-        if _is_section(annotation):
+        if is_section(annotation):
             yield from _leaves(annotation, (*prefix, name))
         else:
             yield (*prefix, name)
 
 
-def _is_section(annotation: object) -> TypeGuard[Schema]:
+def is_section(annotation: object) -> TypeGuard[Schema]:
+    """Whether a key holds a section."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _section(path: Key, schema: Schema) -> Schema:
-    for part in path:
-        schema = _fields(schema)[part].annotation  # type: ignore[assignment]
-    return schema
+def _section(path: Key, schema: Schema) -> Schema | None:
+    annotation, _ = _annotation(path, schema) or (None, [])
+    return annotation if is_section(annotation) else None
 
 
-def _annotation(key: Key, schema: Schema) -> tuple[Any, list[Any]]:
-    """The type and constraints at a key; list items are ``[i]``."""
+def _annotation(key: Key, schema: Schema) -> tuple[Any, list[Any]] | None:
+    """The type and constraints at a key; list items are ``[i]``. None for types that no section of ours uses."""
     annotation: Any = schema
     constraints: list[Any] = []
     for part in key:
         if get_origin(annotation) is dict:  # free-form below here
             break
-        if part.startswith("["):
+        if part.startswith("[") and get_origin(annotation) is list:
             (annotation,) = get_args(annotation)
             annotation, constraints = _bare(annotation)
-        else:
+        elif is_section(annotation) and part in _fields(annotation):
             field = _fields(annotation)[part]
             annotation, constraints = _bare(field.annotation)
             constraints = [*field.metadata, *constraints]
+        else:
+            return None
     return annotation, constraints
 
 
@@ -119,13 +133,21 @@ def _bare(annotation: Any) -> tuple[Any, list[Any]]:
     return bare, constraints
 
 
-def _wrong_value(key: Key, schema: Schema, value: object) -> str:
-    annotation, constraints = _annotation(key, schema)
-    expected = f"expected {_describe(annotation, constraints)}"
+def _wrong_value(key: Key, schema: Schema, detail: Mapping[str, Any]) -> str:
+    value, said = detail["input"], one_line(detail["msg"])
+    expected = _expected(key, schema) or f"{said[:1].lower()}{said[1:]}"
+    annotation, _ = _annotation(key, schema) or (None, [])
     choices = _choices(annotation)
     if choices and isinstance(value, str):
         return f"{expected}, got '{value}'{did_you_mean(value, choices)}"
     return f"{expected}, got {got(value)}"
+
+
+def _expected(key: Key, schema: Schema) -> str | None:
+    """``expected ...``; None for a type that cannot be put into words here (pydantic has some of its own)."""
+    found = _annotation(key, schema)
+    described = _describe(*found) if found is not None else None
+    return None if described is None else f"expected {described}"
 
 
 def _choices(annotation: Any) -> list[str]:
@@ -136,22 +158,24 @@ def _choices(annotation: Any) -> list[str]:
     return []
 
 
-def _describe(annotation: Any, constraints: list[Any]) -> str:
+def _describe(annotation: Any, constraints: list[Any]) -> str | None:
     if get_origin(annotation) in (Union, types.UnionType):
-        parts = [_bare(part) for part in get_args(annotation) if part is not type(None)]
-        return " or ".join([*(_describe(part, constraints + own) for part, own in parts), "null"])
+        parts = [_bare(part) for part in get_args(annotation)]
+        described = ["null" if part is type(None) else _describe(part, constraints + own) for part, own in parts]
+        return None if None in described else " or ".join(map(str, described))
     if choices := _choices(annotation):
         return f"one of {', '.join(choices)}"
-    if _is_section(annotation):
+    if is_section(annotation):
         return f"a mapping with the keys {keys(annotation)}"
     if get_origin(annotation) is list:
-        return f"a list with {_describe(*_bare(get_args(annotation)[0]))} per item"
+        item = _describe(*_bare(get_args(annotation)[0]))
+        return None if item is None else f"a list with {item} per item"
     if annotation is bool:
         return "true or false"
     if annotation is str and any(getattr(item, "min_length", 0) for item in constraints):
         return "a non-empty string"
-    kind = _KINDS[get_origin(annotation) or annotation]
-    return f"{kind}{_range(constraints)}"
+    kind = _KINDS.get(get_origin(annotation) or annotation)
+    return None if kind is None else f"{kind}{_range(constraints)}"
 
 
 def _range(constraints: list[Any]) -> str:

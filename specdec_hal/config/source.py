@@ -10,17 +10,17 @@ import os
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from specdec_hal import registry as registry_module
 from specdec_hal.config import problems as wording
-from specdec_hal.config.schema import OVERRIDE, Config, origin
+from specdec_hal.config.schema import NAMES, OVERRIDE, Config, RelativePath, origin
+from specdec_hal.config.sections import config_class
 from specdec_hal.errors import ConfigError
 from specdec_hal.plugins import one_line
-from specdec_hal.registry import Registry
+from specdec_hal.registry import Registry, or_default
 
 
 class _Loader(yaml.SafeLoader):
@@ -51,7 +51,8 @@ _Loader.add_implicit_resolver(
 def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, registry: Registry | None = None) -> Config:
     """Read a YAML file, apply the overrides (``a.b=value``, value as YAML; the last of a key wins) and check it all.
 
-    Raises ConfigError, one line per problem, each ``file:key: message`` (``--set:key: message`` for an override).
+    Names are looked up in `registry` (None: that of this process), whose proposers add their sections. Raises
+    ConfigError, one line per problem, each ``file:key: message`` (``--set:key: message`` for an override).
     """
     source = os.fspath(path)
     try:
@@ -76,15 +77,16 @@ def parse(
 
     Raises ConfigError as :func:`load` does.
     """
+    registry = or_default(registry)
+    schema = config_class(registry)
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{source}: expected a mapping with the keys {wording.keys(Config)}, got {wording.got(data)}")
-    registry = registry or registry_module.default
-    merged = _anchor({**data}, Path(base))
-    overridden = [_override(merged, text) for text in overrides]
+        raise ConfigError(f"{source}: expected a mapping with the keys {wording.keys(schema)}, got {wording.got(data)}")
+    merged = _anchor(data, schema, Path(base))
+    overridden = [_override(merged, text, schema) for text in overrides]
     try:
-        config = Config.model_validate(merged, context={"registry": registry})
+        config = schema.model_validate(merged, context={NAMES: registry})
     except ValidationError as error:
-        found = wording.problems(error, Config)
+        found = wording.problems(error, schema)
         lines = [f"{origin(key, source, overridden)}:{key}: {message}" for key, message in found]
         raise ConfigError("\n".join(lines)) from None
     config._source, config._overridden = source, tuple(overridden)
@@ -103,7 +105,7 @@ def _read_yaml(text: str, source: str) -> Any:
         raise ConfigError(f"{source}: not YAML: {one_line(error)}") from error
 
 
-def _override(data: dict[str, Any], text: str) -> str:
+def _override(data: dict[str, Any], text: str, schema: type[BaseModel]) -> str:
     """Apply one ``a.b=value`` to `data`; gives the key."""
     dotted, equals, value = text.partition("=")
     key = tuple(part.strip() for part in dotted.split("."))
@@ -121,17 +123,24 @@ def _override(data: dict[str, Any], text: str) -> str:
         node[section] = copy
         node = copy
     node[last] = _read_yaml(value, f"{OVERRIDE}:{dotted}")
-    if key[0] == "model":
-        data.update(_anchor(data, Path.cwd()))
+    data.update(_anchor(data, schema, Path.cwd()))
     return ".".join(key)
 
 
-def _anchor(data: dict[str, Any], base: Path) -> dict[str, Any]:
-    """`data` with a relative model.path made absolute."""
-    model = data.get("model")
-    if not isinstance(model, Mapping):
-        return data
-    path = model.get("path")
-    if not isinstance(path, str) or not path:
-        return data
-    return {**data, "model": {**model, "path": str((base / Path(path).expanduser()).resolve())}}
+def _anchor(data: Mapping[str, Any], schema: type[BaseModel], base: Path) -> dict[str, Any]:
+    """A copy of `data` in which relative paths are absolute, section by section; what is no path stays as it is."""
+    anchored = {**data}
+    for name, annotation, constraints in wording.fields(schema):
+        value = data.get(name)
+        if isinstance(value, Mapping) and wording.is_section(annotation):
+            anchored[name] = _anchor(value, annotation, base)
+        elif isinstance(value, str) and value and _is_path(annotation, constraints):
+            anchored[name] = str((base / Path(value).expanduser()).resolve())
+    return anchored
+
+
+def _is_path(annotation: Any, constraints: Iterable[Any]) -> bool:
+    """Whether RelativePath marks the type, or one of the types that it is made of."""
+    if any(isinstance(constraint, RelativePath) for constraint in constraints):
+        return True
+    return any(isinstance(part, RelativePath) or _is_path(part, ()) for part in get_args(annotation))

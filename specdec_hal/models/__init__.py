@@ -18,12 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_hal.models.loader import load_model, load_tokenizer
-    from specdec_hal.models.protocol import ForwardBatch, ModelConfig, Segment, TargetModel
+    from specdec_hal.models.protocol import (
+        FINAL_NORM,
+        ForwardBatch,
+        ModelCapabilities,
+        ModelConfig,
+        Segment,
+        TargetModel,
+    )
     from specdec_hal.models.tokenizer import Detokenizer, Tokenizer
 
 _HOME = {
+    "FINAL_NORM": "protocol",
     "Detokenizer": "tokenizer",
+    "DeviceBatch": "protocol",
+    "DeviceModel": "protocol",
     "ForwardBatch": "protocol",
+    "ModelCapabilities": "protocol",
     "ModelConfig": "protocol",
     "Segment": "protocol",
     "TargetModel": "protocol",
@@ -33,8 +44,12 @@ _HOME = {
 }
 
 __all__ = [
+    "FINAL_NORM",
     "Detokenizer",
+    "DeviceBatch",
+    "DeviceModel",
     "ForwardBatch",
+    "ModelCapabilities",
     "ModelConfig",
     "Segment",
     "TargetModel",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_hal.errors import ArgumentError
-from specdec_hal.models.protocol import ForwardBatch, Segment
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,21 @@ class Limits:
             cure = "let segments tile the tokens"
             raise self._error("segments", f"{len(ids)} tokens, as in token_ids", end, cure)
         return np.ascontiguousarray(ids, np.int64)
+
+
+def check_hidden_layers(batch: ForwardBatch, capabilities: ModelCapabilities, framework: str) -> frozenset[int]:
+    """The layers whose hidden states a forward returns; ArgumentError for one that the model does not declare."""
+    for layer in batch.hidden_layers:
+        if layer not in capabilities.hidden_layers:
+            raise ArgumentError(
+                op="forward",
+                backend=framework,
+                argument="hidden_layers",
+                expected=f"layers among {', '.join(map(str, sorted(capabilities.hidden_layers)))}",
+                got=str(layer),
+                cure="ask for hidden states that the model's capabilities declare",
+            )
+    return frozenset((FINAL_NORM, *batch.hidden_layers))
 
 
 def blocks(segments: Sequence[Segment], limit: int) -> Iterator[list[Segment]]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.models.protocol import ModelConfig
+from specdec_hal.models.checkpoint import LlamaConfig
+from specdec_hal.models.rope import rotations
 
 Array = npt.NDArray[np.float32]
 
@@ -49,7 +50,7 @@ class LlamaWeights:
     head: Array  # [D, V]
 
 
-def arrange_layer(weights: Mapping[str, Array], index: int, config: ModelConfig) -> LayerWeights:
+def arrange_layer(weights: Mapping[str, Array], index: int, config: LlamaConfig) -> LayerWeights:
     """Layer `index` of a checkpoint in this module's layout; an MTP module's layer too."""
     layer = f"model.layers.{index}"
 
@@ -68,7 +69,7 @@ def arrange_layer(weights: Mapping[str, Array], index: int, config: ModelConfig)
     )
 
 
-def arrange(weights: Mapping[str, Array], config: ModelConfig) -> LlamaWeights:
+def arrange(weights: Mapping[str, Array], config: LlamaConfig) -> LlamaWeights:
     """A checkpoint's weights in this module's layout."""
     embedding = weights["model.embed_tokens.weight"]
     head = embedding if config.tie_word_embeddings else weights["lm_head.weight"]
@@ -100,13 +101,10 @@ def _pair_rotary(weight: Array, head_dim: int) -> Array:
 
 
 class RotaryTable:
-    """exp(i * position * theta^(-2j/head_dim)), computed in float64 and rounded once."""
+    """Rotations of :mod:`specdec_hal.models.rope`, computed in float64 and rounded once."""
 
-    def __init__(self, config: ModelConfig, positions: int) -> None:
-        half = config.head_dim // 2
-        frequency = config.rope_theta ** (-np.arange(half) / half)
-        angle = np.arange(positions)[:, None] * frequency
-        self._table = (np.cos(angle) + 1j * np.sin(angle)).astype(np.complex64)
+    def __init__(self, config: LlamaConfig, positions: int) -> None:
+        self._table = rotations(config, positions).astype(np.complex64)
         self._rotated = config.num_attention_heads + config.num_key_value_heads
         self._width = round_up((self._rotated + config.num_key_value_heads) * config.head_dim, _VECTOR) // 2
 
@@ -128,7 +126,7 @@ class AttentionMask:
     the sizes for which this project computes a model itself.
     """
 
-    def __init__(self, config: ModelConfig, positions: int, max_rows: int) -> None:
+    def __init__(self, config: LlamaConfig, positions: int, max_rows: int) -> None:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         own = np.arange(heads)[:, None] // (heads // kv_heads) == np.arange(kv_heads)
         # Column c stands for a key at distance c - origin from the query: one table, and a window of it for each query.

@@ -23,7 +23,7 @@ same model without it, ratio of the fastest steps: in Paddle 4 to 13 % of a step
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -31,10 +31,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_hal.errors import ArgumentError
-from specdec_hal.models.batch import Limits, blocks
+from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
+from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import AttentionMask, LlamaWeights, RotaryTable, round_up
 from specdec_hal.models.primitives import HostArray, Primitives
-from specdec_hal.models.protocol import ForwardBatch, ModelConfig, Segment
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 from specdec_hal.models.rows import RowSizes, attention_sizes, linear_sizes
 
 Pair = tuple[Any, Any]  # keys, values
@@ -96,7 +97,7 @@ class Llama(Primitives):
 
     framework: ClassVar[str]
 
-    def __init__(self, config: ModelConfig, weights: LlamaWeights, *, bit_stable: bool) -> None:
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, bit_stable: bool) -> None:
         self.config = config
         self.bit_stable = bit_stable
         self._heads = config.num_attention_heads
@@ -121,6 +122,14 @@ class Llama(Primitives):
 
     # ---- what a runner calls
 
+    @property
+    def capabilities(self) -> ModelCapabilities:
+        """Every layer can be tapped; attention runs slot by slot, at shapes that follow the batch."""
+        return ModelCapabilities(
+            hidden_layers=(FINAL_NORM, *range(self.config.num_hidden_layers)),
+            stable_row_counts=None if self.bit_stable else (),
+        )
+
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Calling it again replaces the cache."""
         for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
@@ -141,7 +150,7 @@ class Llama(Primitives):
         self._mask = AttentionMask(self.config, positions, self._attention_sizes.largest)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
 
-    def forward(self, batch: ForwardBatch) -> Any:
+    def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
         if self._limits is None:
             raise ArgumentError(
@@ -153,11 +162,14 @@ class Llama(Primitives):
                 cure="call allocate() first",
             )
         ids = self._limits.check(batch)
+        layers = check_hidden_layers(batch, self.capabilities, self.framework)
         with self._inference():
-            parts = [self._run(ids, group) for group in blocks(batch.segments, self._block_sizes.largest)]
+            groups = blocks(batch.segments, self._block_sizes.largest)
+            parts = [self._run(ids, group, layers) for group in groups]
             if not parts:
-                return self._output(self._rows(self._embedding, 0, 0))
-            return self._output(parts[0] if len(parts) == 1 else self._concat(parts))
+                return {layer: self._output(self._rows(self._embedding, 0, 0)) for layer in layers}
+            joined = parts[0] if len(parts) == 1 else {n: self._concat([part[n] for part in parts]) for n in layers}
+            return {layer: self._output(hidden) for layer, hidden in joined.items()}
 
     def compute_logits(self, hidden: Any) -> Any:
         """See TargetModel.compute_logits."""
@@ -182,8 +194,8 @@ class Llama(Primitives):
 
     # ---- one block
 
-    def _run(self, ids: HostArray, group: list[Segment]) -> Any:
-        """Hidden states of one block's tokens."""
+    def _run(self, ids: HostArray, group: list[Segment], layers: frozenset[int]) -> dict[int, Any]:
+        """Hidden states of one block's tokens, by layer."""
         first, last = group[0].start, group[-1].start + group[-1].length
         tokens = last - first
         pieces = [piece for segment in group for piece in self._pieces(segment, first)]
@@ -198,6 +210,7 @@ class Llama(Primitives):
         for piece in pieces:
             positions[piece.start : piece.start + piece.length] = np.arange(piece.length) + piece.position
         factors = self._upload(self._rotary.rows(positions))
+        hidden: dict[int, Any] = {}
         residual, delta = self._embed(self._embedding, self._upload(padded)), None
         for i, layer in enumerate(self._layers):
             normed, residual = self._add_norm(residual, delta, layer.attention_norm)
@@ -207,8 +220,10 @@ class Llama(Primitives):
             normed, residual = self._add_norm(residual, delta, layer.mlp_norm)
             gated = self._swiglu(self._project(normed, layer.gate_up, rows))
             delta = self._project(gated, layer.down, rows)
-        normed, _ = self._add_norm(residual, delta, self._final_norm)
-        return normed if rows == tokens else self._rows(normed, 0, tokens)
+            if i in layers:
+                hidden[i] = residual + delta
+        hidden[FINAL_NORM], _ = self._add_norm(residual, delta, self._final_norm)
+        return hidden if rows == tokens else {n: self._rows(part, 0, tokens) for n, part in hidden.items()}
 
     def _project(self, x: Any, linear: Linear, rows: int) -> Any:
         """x @ weight, padded to a row count that agrees with the others."""

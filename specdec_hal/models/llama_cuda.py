@@ -15,17 +15,21 @@ The residual has the weights' dtype; sums are float32. With float32 weights noth
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from specdec_hal.errors import ArgumentError
-from specdec_hal.models.batch import Limits
-from specdec_hal.models.protocol import DeviceBatch, ForwardBatch, ModelConfig
+from specdec_hal.models.batch import Limits, check_hidden_layers
+from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, ModelCapabilities
 from specdec_hal.models.rope import rotations
 from specdec_hal.models.triton_kernels.launcher import Heads, Launcher
+from specdec_hal.models.weights import load_weights
 
 # Positions of a block where the host interface makes the pool.
 _BLOCK_SIZE = 64
@@ -69,9 +73,8 @@ class LlamaCuda:
     """
 
     framework: ClassVar[str] = "torch"
-    bit_stable: ClassVar[bool] = True
 
-    def __init__(self, config: ModelConfig, weights: dict[str, Any], *, pdl: bool | None = None) -> None:
+    def __init__(self, config: LlamaConfig, weights: dict[str, Any], *, pdl: bool | None = None) -> None:
         self.config = config
         self._embedding = weights["model.embed_tokens.weight"]
         self.device, self.dtype = self._embedding.device, self._embedding.dtype
@@ -83,30 +86,33 @@ class LlamaCuda:
         self._pool: _Pool | None = None
         self._slots: _Slots | None = None
 
-    # ---- on the device
+    @property
+    def capabilities(self) -> ModelCapabilities:
+        """Every layer can be tapped; a step is launches that depend on its capacity alone."""
+        return ModelCapabilities(
+            hidden_layers=(FINAL_NORM, *range(self.config.num_hidden_layers)),
+            static_shapes=True,
+            device_lengths=True,
+            stable_row_counts=None,
+            hidden_dtype=str(self.dtype).removeprefix("torch."),
+        )
+
+    # ---- on the device: see specdec_hal.models.protocol.DeviceModel
 
     def bytes_per_block(self, block_size: int) -> int:
-        """Bytes that one block of `block_size` positions takes in all layers of the KV pool."""
+        """See DeviceModel.bytes_per_block."""
         config = self.config
         line: int = config.num_key_value_heads * config.head_dim * self.dtype.itemsize
         return 2 * block_size * line * config.num_hidden_layers
 
     def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
-        """Make a KV pool of `num_blocks` blocks of `block_size` positions, instead of the one that was there.
-
-        `max_model_len`: the longest context, `max_position_embeddings` if None. The pool's contents are not set: what a
-        step reads it has written, or a step before it.
-        """
+        """See DeviceModel.allocate_blocks. The pool's contents are not set: a step reads what steps have written."""
         config = self.config
         positions = config.max_position_embeddings if max_model_len is None else max_model_len
         self._check_positive(num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
-        scaling = config.rope_scaling
-        if scaling is not None and scaling.rope_type == "dynamic" and positions > config.max_position_embeddings:
-            expected = f"at most max_position_embeddings ({config.max_position_embeddings}) with rope_type dynamic"
-            cure = "use a shorter context: beyond it the rotary embeddings of all positions would change"
-            raise _refused("allocate_blocks", "max_model_len", expected, positions, cure)
+        table = rotations(config, positions)
+        self._slots = None
         shape = (num_blocks, 2, block_size, config.num_key_value_heads, config.head_dim)
-        table = rotations(config.rope_theta, config.head_dim, scaling, positions)
         self._pool = None  # before the new one is made: both may not fit
         self._pool = _Pool(
             [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in self._layers],
@@ -117,19 +123,19 @@ class LlamaCuda:
         """The KV pool: per layer [num_blocks, 2, block_size, kv_heads, head_dim], keys and values."""
         return self._pool_for("pool_layers").layers
 
-    def forward_device(self, batch: DeviceBatch, out: Any, taps: Mapping[int, Any] | None = None) -> None:
-        """Hidden states after the final norm into `out` [T_cap, D] of the model's dtype; tail rows are left alone.
+    def forward_device(self, batch: DeviceBatch, out: Mapping[int, Any]) -> None:
+        """See DeviceModel.forward_device. Tail rows are left alone; in decoder layers' tensors they are undefined.
 
-        Writes the keys and values of the batch's tokens into the pool. `taps`: tensors [T_cap, D] by layer number that
-        get the residual after that layer. Ids outside the vocabulary count as zeros; positions without a block, or
-        beyond `max_seq_len`, are neither written nor read.
+        Writes the keys and values of the batch's tokens into the pool. Ids outside the vocabulary count as zeros;
+        positions without a block, or beyond `max_seq_len`, are neither written nor read.
 
         Launches only, on the current stream; calls share scratch memory, so that they must follow each other on one
         stream. Before a capture, run the same shapes once: that compiles the kernels and makes the scratch memory,
         which a capture refuses to do.
         """
         pool, launch, config, heads = self._pool_for("forward_device"), self.launcher, self.config, self._heads
-        rows, take = len(out), self.launcher.arena.take
+        final, take = out[FINAL_NORM], self.launcher.arena.take
+        rows = len(final)
         residual, normed = (take(name, (rows, config.hidden_size), self.dtype) for name in ("residual", "normed"))
         width = config.num_attention_heads * config.head_dim
         queries, attended = (take(name, (rows, width), self.dtype) for name in ("queries", "attended"))
@@ -148,16 +154,12 @@ class LlamaCuda:
             launch.rms_norm(residual, layer.mlp_norm, normed, count, epsilon)
             launch.gate_up(normed, layer.gate_up, gated, count)
             launch.linear(gated, layer.down, residual, count, add=True)
-            if taps is not None and i in taps:
-                taps[i].copy_(residual)
-        launch.rms_norm(residual, self._final_norm, out, count, epsilon)
+            if i in out:
+                out[i].copy_(residual)
+        launch.rms_norm(residual, self._final_norm, final, count, epsilon)
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
-        """Logits of `hidden` [R_cap, D] into float32 `out` [R_cap, V].
-
-        Rows from int32 `num_rows` [1] on are left alone; without it all are computed. As to captures, see
-        forward_device.
-        """
+        """See DeviceModel.compute_logits_device. Rows from `num_rows` on are left alone; captures as forward_device."""
         self.launcher.linear(hidden, self._head, out, num_rows)
 
     # ---- from the host: see specdec_hal.models.protocol.TargetModel
@@ -170,29 +172,32 @@ class LlamaCuda:
         limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
         self._slots = _Slots(limits, np.arange(max_num_seqs * width, dtype=np.int32).reshape(max_num_seqs, width))
 
-    def forward(self, batch: ForwardBatch) -> Any:
+    def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
         if self._slots is None:
             raise _refused("forward", "batch", "a KV cache to write to", "none", "call allocate() first")
         ids = self._slots.limits.check(batch)
-        hidden = torch.empty((len(ids), self.config.hidden_size), dtype=self.dtype, device=self.device)
+        layers = check_hidden_layers(batch, self.capabilities, self.framework)
+        shape = (len(ids), self.config.hidden_size)
+        hidden = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in layers}
         if len(ids):
             segments = batch.segments
             lengths = np.array([segment.length for segment in segments])
             positions = np.array([segment.position for segment in segments])
-            self.forward_device(
-                DeviceBatch(
-                    token_ids=self._upload(ids, torch.int64),
-                    batch_id_per_token=self._upload(np.repeat(np.arange(len(segments)), lengths), torch.int32),
-                    cu_seqlens_q=self._upload(np.concatenate([[0], np.cumsum(lengths)]), torch.int32),
-                    seq_lens_decoder=self._upload(positions, torch.int32),
-                    block_tables=self._upload(self._slots.block_tables[[s.slot for s in segments]], torch.int32),
-                    max_seq_len=int((positions + lengths).max()),
-                    max_query_len=int(lengths.max()),
-                ),
-                hidden,
-            )
-        return hidden.float()
+            with self._here():
+                self.forward_device(
+                    DeviceBatch(
+                        token_ids=self._upload(ids, torch.int64),
+                        batch_id_per_token=self._upload(np.repeat(np.arange(len(segments)), lengths), torch.int32),
+                        cu_seqlens_q=self._upload(np.concatenate([[0], np.cumsum(lengths)]), torch.int32),
+                        seq_lens_decoder=self._upload(positions, torch.int32),
+                        block_tables=self._upload(self._slots.block_tables[[s.slot for s in segments]], torch.int32),
+                        max_seq_len=int((positions + lengths).max()),
+                        max_query_len=int(lengths.max()),
+                    ),
+                    hidden,
+                )
+        return {layer: tensor.float() for layer, tensor in hidden.items()}
 
     def compute_logits(self, hidden: Any) -> Any:
         """See TargetModel.compute_logits."""
@@ -203,8 +208,13 @@ class LlamaCuda:
             raise _refused("compute_logits", "hidden", expected, list(x.shape), "pass rows of what forward() returned")
         logits = torch.empty((len(x), self.config.vocab_size), dtype=torch.float32, device=self.device)
         if len(x):
-            self.compute_logits_device(x, logits)
+            with self._here():
+                self.compute_logits_device(x, logits)
         return logits
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """The model's device as the current one, which Triton launches on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     # ---- checks
 
@@ -220,6 +230,18 @@ class LlamaCuda:
 
     def _upload(self, array: Any, dtype: Any) -> Any:
         return torch.as_tensor(array, dtype=dtype).to(self.device, non_blocking=True)
+
+
+def load(path: str | Path, config: LlamaConfig, *, device: str = "cuda", dtype: str | None = None) -> LlamaCuda:
+    """The decoder of a checkpoint folder. `dtype`: see :func:`specdec_hal.models.weights.load_weights`."""
+    if dtype not in (None, *DTYPES):
+        raise _refused("load_model", "dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
+    index = torch.device(device).index
+    count = torch.cuda.device_count()
+    if not count or (index or 0) >= count:
+        raise _refused("load_model", "device", f"one of the {count} CUDA GPUs that PyTorch sees", device, "use cpu")
+    place = f"cuda:{torch.cuda.current_device() if index is None else index}"
+    return LlamaCuda(config, load_weights(path, config, device=place, dtype=dtype))
 
 
 def _layer(weights: dict[str, Any], index: int) -> _Layer:

@@ -25,10 +25,10 @@ from paddle.base.core import set_num_threads
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
 from specdec_hal.models.primitives import ALIGNMENT, HostArray
-from specdec_hal.models.protocol import ModelConfig
 
 _OLDEST = (3, 3)
 
@@ -39,7 +39,7 @@ class LlamaPaddle(Llama):
     framework: ClassVar[str] = "paddle"
 
     def __init__(
-        self, config: ModelConfig, weights: LlamaWeights, *, device: str = "cpu", bit_stable: bool | None = None
+        self, config: LlamaConfig, weights: LlamaWeights, *, device: str = "cpu", bit_stable: bool | None = None
     ) -> None:
         if tuple(int(part) for part in paddle.__version__.split(".")[:2]) < _OLDEST:
             raise BackendUnavailableError(

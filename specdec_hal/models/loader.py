@@ -6,45 +6,55 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec_hal.backend import AUTO
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
-from specdec_hal.models.checkpoint import read_json_config
+from specdec_hal.models.checkpoint import CONFIG, read_json
 from specdec_hal.models.protocol import TargetModel
+from specdec_hal.registry import Registry, or_default
 
 if TYPE_CHECKING:
     from specdec_hal.models.tokenizer import Tokenizer
 
-FRAMEWORKS = ("paddle", "torch")
+BUILTIN_FRAMEWORKS = ("paddle", "torch")
+"""What "auto" chooses from, the first that is installed; each is a module and an extra of this package."""
 
 
-def load_model(path: str | Path, framework: str = "auto", **options: Any) -> TargetModel:
+def load_model(
+    path: str | Path, framework: str = AUTO, *, registry: Registry | None = None, **options: Any
+) -> TargetModel:
     """The model of a checkpoint folder, by the architecture that its config.json names.
 
-    `framework`: "paddle", "torch", or "auto": the first of the two that is installed. `options` go to the model:
-    ``device`` ("cpu"), ``bit_stable`` (see :mod:`specdec_hal.models.llama`), and for PyTorch ``dtype`` ("float32").
-    CheckpointError for anything wrong with the files; BackendUnavailableError if the framework is not installed;
-    UnsupportedError for an architecture that no plug-in knows.
+    `framework`: "paddle", "torch", or what a plug-in of `registry` (None: that of this process) announces; "auto": the
+    first of the two that is installed. `options` go to the model: ``device`` ("cpu"); ``bit_stable`` where the model is
+    :mod:`specdec_hal.models.llama`'s; for PyTorch ``dtype``, by default float32 on CPUs and the checkpoint's own on
+    GPUs. CheckpointError for anything wrong with the
+    files; BackendUnavailableError if the framework is not installed; UnsupportedError for an architecture that no
+    plug-in knows; PluginError for a plug-in's loader that fails.
     """
-    if framework not in ("auto", *FRAMEWORKS):
+    registry = or_default(registry)
+    if framework != AUTO and framework not in (known := registry.frameworks()):
         raise ArgumentError(
             op="load_model",
             backend="models",
             argument="framework",
-            expected="auto, " + " or ".join(FRAMEWORKS),
+            expected=" or ".join(filter(None, (", ".join((AUTO, *known[:-1])), *known[-1:]))),
             got=repr(framework),
             cure="choose one of them",
         )
-    raw = read_json_config(path)
-    wanted = FRAMEWORKS if framework == "auto" else (framework,)
-    installed = [name for name in wanted if importlib.util.find_spec(name) is not None]
-    if not installed:
-        extras = " or ".join(f"pip install 'specdec-hal[{name}]'" for name in wanted)
-        raise BackendUnavailableError(f"expected {' or '.join(wanted)} to compute the model, got neither; {extras}")
-    from specdec_hal import registry
-
+    raw = read_json(path, CONFIG)
+    chosen = _installed(BUILTIN_FRAMEWORKS if framework == AUTO else (framework,))
     names = raw.get("architectures")
     architecture = names[0] if isinstance(names, list) and names else "LlamaForCausalLM"
-    model: TargetModel = registry.get_model(str(architecture), installed[0]).loader(path, **options)
-    return model
+    return registry.build_model(str(architecture), chosen, path, **options)
+
+
+def _installed(wanted: tuple[str, ...]) -> str:
+    """The first framework that can be imported; a plug-in's own is its own business."""
+    for name in wanted:
+        if name not in BUILTIN_FRAMEWORKS or importlib.util.find_spec(name) is not None:
+            return name
+    extras = " or ".join(f"pip install 'specdec-hal[{name}]'" for name in wanted)
+    raise BackendUnavailableError(f"expected {' or '.join(wanted)} to compute the model, got neither; {extras}")
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.models.protocol import ModelConfig
+from specdec_hal.models.checkpoint import LlamaConfig
 
 HostArray = npt.NDArray[Any]
 
@@ -25,7 +25,7 @@ ALIGNMENT = 64  # bytes
 class Primitives(ABC):
     """One method per framework call, or per few that belong together."""
 
-    config: ModelConfig
+    config: LlamaConfig
     _host_cache: bool  # whether the KV cache is written through NumPy
 
     # ---- data

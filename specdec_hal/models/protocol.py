@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.models.rope import RopeScaling
+FINAL_NORM = -1
+"""The layer number that stands for the output of the final norm, which the logits are computed from."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a Llama-style decoder, as config.json gives it."""
+    """What a runner must know of any model."""
 
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     max_position_embeddings: int
-    rope_theta: float
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    num_nextn_predict_layers: int = 0
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    rope_scaling: RopeScaling | None = None
+    bos_token_id: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCapabilities:
+    """What a model can do, as it says itself; a runner guesses nothing and refuses by name what is missing here.
+
+    `hidden_layers`: the hidden states that `forward` can return, :data:`FINAL_NORM` always among them; layer i stands
+    for the residual stream behind decoder layer i, which EAGLE-3 (arXiv:2503.01840) and block-diffusion drafters tap.
+    `mtp_modules`: multi-token-prediction modules that can be run. `static_shapes`: a batch padded to a capacity gives
+    the same launches every time, so that a step can be captured in a device graph. `device_lengths`: ids, positions and
+    lengths may be device tensors, none of which is read on the host. `stable_row_counts`: numbers of tokens a step
+    between which the bits of a token's logits do not change; None: any number; empty (the default): not promised.
+    `hidden_dtype`: of hidden states; logits are float32 always.
+    """
+
+    hidden_layers: Collection[int] = (FINAL_NORM,)
+    mtp_modules: int = 0
+    static_shapes: bool = False
+    device_lengths: bool = False
+    stable_row_counts: Collection[int] | None = ()
+    hidden_dtype: str = "float32"
 
 
 @dataclass
@@ -48,51 +60,78 @@ class ForwardBatch:
     """One step's input: `token_ids` int64 [T], and the segments that tile it, in the order of their tokens.
 
     Slots may come in any order (a backend may put prefill tokens first), each at most once; idle slots have no segment.
+    `hidden_layers`: whose hidden states are wanted besides :data:`FINAL_NORM`'s.
     """
 
     token_ids: npt.NDArray[np.int64]
     segments: Sequence[Segment]
+    hidden_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """One step's input where it is computed: tensors of fixed capacity on the device, of which the host reads nothing.
+    """One step's input as device tensors of fixed capacity, for models with `device_lengths`. The host reads none.
 
-    Slots are those of the ops' step index (`prepare_inputs`): M allocated, of which the first B take part, some of them
-    idle. `max_seq_len` and `max_query_len` are the host's bounds, and may be larger than what comes.
+    `token_ids` int64 [T_cap, 1], 0 in the tail; `batch_id_per_token` int32 [T_cap], the slot of each token, -1 in the
+    tail; `cu_seqlens_q` int32 [B+1]; `seq_lens_decoder` int32 [M], the position of a slot's first token in this step;
+    `block_tables` int32 [M, G], the KV blocks of each slot. `max_seq_len` bounds the context of every slot and
+    `max_query_len` the tokens of one: they size launches. Tokens stand in slot order.
     """
 
     token_ids: Any
-    """int64 [T_cap] or [T_cap, 1]: the step's tokens, packed."""
     batch_id_per_token: Any
-    """int32 [T_cap]: the slot of each packed token; -1 in the tail."""
     cu_seqlens_q: Any
-    """int32 [B+1]: exclusive prefix sum of tokens per slot."""
     seq_lens_decoder: Any
-    """int32 [M]: tokens of each slot that are in the KV cache before this step."""
     block_tables: Any
-    """int32 [M, W]: the blocks of the KV pool that hold each slot's positions, in order; any value behind the last."""
     max_seq_len: int
-    """Most positions of a slot, this step's tokens included."""
     max_query_len: int
-    """Most tokens of a slot in this step: K+1 where all slots decode, else the prefill chunk."""
 
 
 class TargetModel(Protocol):
-    """The model whose distribution is kept. A token at position p attends to positions <= p of its own slot only."""
+    """The model whose distribution is kept. A token at position p attends to positions <= p of its own slot only.
+
+    `framework`: whose tensors it returns, and where on a GPU the runner's tensors come from ("torch", "paddle",
+    "cupy"; on a CPU any name).
+    """
 
     config: ModelConfig
     framework: str
 
+    @property
+    def capabilities(self) -> ModelCapabilities:
+        """What it can do; asked once it is built."""
+
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """Make a KV cache: `max_model_len` positions in each of `max_num_seqs` slots (any headroom included)."""
 
-    def forward(self, batch: ForwardBatch) -> Any:
-        """Hidden states after the final norm: float32 [T, D] of the model's framework, in the order of `token_ids`.
+    def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
+        """Hidden states by layer, :data:`FINAL_NORM` and `batch.hidden_layers`: each float32 [T, D], as `token_ids`.
 
         Writes keys and values at the given positions, over what rejected drafts left there. ArgumentError, with nothing
         written, if the batch does not fit the model or the cache.
         """
 
     def compute_logits(self, hidden: Any) -> Any:
-        """Float32 [R, V] of the model's framework, from hidden states [R, D]: any DLPack tensor, or a NumPy array."""
+        """Float32 [R, V] of the model's framework, from rows [R, D] of FINAL_NORM: any DLPack tensor, or NumPy."""
+
+
+class DeviceModel(TargetModel, Protocol):
+    """A target model with `device_lengths`: a step of it only launches work."""
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """Memory of one KV block of `block_size` positions, all layers."""
+
+    def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
+        """Make a pool of KV blocks, which slots share by block tables. Calling it again replaces the pool.
+
+        `max_model_len`: the longest context of a slot, any headroom included; None: `max_position_embeddings`.
+        """
+
+    def forward_device(self, batch: DeviceBatch, out: Mapping[int, Any]) -> None:
+        """Write hidden states to `out`, by layer, each [T_cap, D] of `hidden_dtype`; the tail's rows are undefined."""
+
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """Write float32 logits [R_cap, V] to `out`, from rows [R_cap, D] of hidden states.
+
+        `num_rows` int32 [1], on the device: the rows that hold something, None for all; the others are undefined.
+        """

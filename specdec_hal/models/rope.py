@@ -15,9 +15,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+from specdec_hal.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from specdec_hal.models.checkpoint import LlamaConfig
 
 Doubles = npt.NDArray[np.float64]
 
@@ -54,9 +60,22 @@ def frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> Dou
     return plain
 
 
-def rotations(theta: float, head_dim: int, scaling: RopeScaling | None, positions: int) -> npt.NDArray[np.complex128]:
-    """What the pairs of positions 0, 1, ... are multiplied with, as complex numbers [positions, head_dim / 2]."""
-    angle = np.arange(positions)[:, None] * frequencies(theta, head_dim, scaling)
+def rotations(config: LlamaConfig, positions: int) -> npt.NDArray[np.complex128]:
+    """What the pairs of positions 0, 1, ... are multiplied with, as complex numbers [positions, head_dim / 2].
+
+    ArgumentError for more positions than scaling of type dynamic is supported for.
+    """
+    scaling, limit = config.rope_scaling, config.max_position_embeddings
+    if scaling is not None and scaling.rope_type == "dynamic" and positions > limit:
+        raise ArgumentError(
+            op="allocate",
+            backend="models",
+            argument="max_model_len",
+            expected=f"at most max_position_embeddings ({limit}) with rope_type dynamic",
+            got=str(positions),
+            cure="use a shorter context: beyond it the rotary embeddings of all positions would change",
+        )
+    angle = np.arange(positions)[:, None] * frequencies(config.rope_theta, config.head_dim, scaling)
     factor = 1.0 if scaling is None else scaling.attention_factor
     turned: npt.NDArray[np.complex128] = factor * (np.cos(angle) + 1j * np.sin(angle))
     return turned

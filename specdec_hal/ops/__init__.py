@@ -1,7 +1,7 @@
 """The contract as code: one OpSpec per op.
 
-`spec` defines what an OpSpec is; `vocabulary` the tensors ops exchange; `step_index`, `sampling`, `verify`, `ngram` and
-`output` the ops by section of the contract; `validate` checks a call against an OpSpec; `docs` renders it; `generate`
+`spec` defines what an OpSpec is; `vocabulary` the tensors ops exchange; `step_index`, `sampling`, `verify`, `ngram`,
+`output` and `schedule` the ops by section of the contract; `validate` checks a call against an OpSpec; `docs` renders it; `generate`
 makes test inputs from it.
 """
 
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.ops import ngram, output, sampling, step_index, verify
-from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Purpose, Strategy, TokenOrder
+from specdec_hal.ops import ngram, output, sampling, schedule, step_index, verify
+from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
 from specdec_hal.ops.spec import OpSpec
 
 OPS: Mapping[str, OpSpec] = {
-    spec.name: spec for module in (step_index, sampling, verify, ngram, output) for spec in module.OPS
+    spec.name: spec for module in (step_index, sampling, verify, ngram, output, schedule) for spec in module.OPS
 }
 
 
@@ -36,6 +36,7 @@ __all__ = [
     "MatchPolicy",
     "OpSpec",
     "Purpose",
+    "SlotAction",
     "Strategy",
     "TokenOrder",
     "get_op",

@@ -43,3 +43,12 @@ class TokenOrder(IntEnum):
 
     SLOT = 0
     PREFILL_FIRST = 1
+
+
+class SlotAction(IntEnum):
+    """What `schedule_slots` does to a slot: the values of the tensor `slot_actions`."""
+
+    KEEP = 0
+    PREFILL = 1
+    WAIT = 2
+    STOP = 3

@@ -18,6 +18,9 @@ SYMBOLS = {
     "E": "end tokens",
     "W": "bad tokens per slot",
     "N": "1 + the top log-probabilities asked for",
+    "Q": "stop sequences per slot",
+    "Z": "width of a stop sequence",
+    "G": "KV blocks per slot",
     "X": "bytes of one slot's n-gram index",
     "I_cap": "width of `input_ids`: the longest prefill chunk",
     "T_cap": "capacity for packed input tokens",
@@ -115,6 +118,15 @@ _tensor("accept_num", I32, ("M",), "How many tokens each slot emitted.", between
 # Proposing
 _tensor("index", ("uint8",), ("M", "X"), "Opaque n-gram index, one row a slot; `backend.workspace` gives X.")
 _tensor("reset_slots", BOOL, ("M",), "Slots whose index is to be forgotten.")
+
+# Scheduling
+_tensor("slot_actions", I32, ("M",), "What the scheduler wants of each slot: 0 KEEP, 1 PREFILL, 2 WAIT, 3 STOP.")
+_tensor("chunk_lens", I32, ("M",), "Tokens of the chunk that a PREFILL slot takes.", between(0, "I_cap"))
+_tensor("chunk_starts", I32, ("M",), "Position of the chunk's first token.", between(0, "L"))
+_tensor("chunk_step_idx", I64, ("M",), "Generated tokens that are cached once the chunk is; 0 in a prompt.", between(0, "L"))
+_tensor("stop_seqs", I64, ("M", "Q", "Z"), "Token sequences that end a request; unused ones have length 0.")
+_tensor("stop_seqs_lens", I32, ("M", "Q"), "Their lengths.", between(0, "Z"))
+_tensor("block_tables", I32, ("M", "G"), "KV blocks of each slot, in the order of its positions.")
 
 # Output
 _tensor("token_ids", I64, ("A_cap",), "Accepted tokens, packed in slot order; -1 in the tail.")

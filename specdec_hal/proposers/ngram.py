@@ -5,11 +5,36 @@ Source: prompt look-up decoding (Saxena 2023), as in FastDeploy's `ngram_match`.
 
 from __future__ import annotations
 
-from specdec_hal.backend import Backend
-from specdec_hal.config import SpeculativeSettings
-from specdec_hal.state import DecodeState
+from typing import Annotated
 
-NO_BUDGET = (1 << 31) - 1
+from pydantic import Field, model_validator
+
+from specdec_hal.config.schema import INT32_MAX, LOWER, Section, by_name, raise_combinations
+from specdec_hal.ops.enums import MatchPolicy
+from specdec_hal.ops.ngram import MAX_NGRAM_SIZE
+from specdec_hal.proposers.protocol import ProposerContext, RunsOn, StepView
+
+NO_BUDGET = INT32_MAX
+
+MatchPolicyName = Annotated[MatchPolicy, by_name(MatchPolicy), LOWER]
+
+
+class NgramSettings(Section):
+    """Attributes of `ngram_match`. `token_budget` null: no limit. `use_index`: look-ups independent of the history."""
+
+    max_ngram_size: Annotated[int, Field(ge=1, le=MAX_NGRAM_SIZE)] = 3
+    min_ngram_size: Annotated[int, Field(ge=1, le=MAX_NGRAM_SIZE)] = 1
+    match_policy: MatchPolicyName = MatchPolicy.LATEST
+    token_budget: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    pad_to_max: bool = False
+    use_index: bool = False
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> NgramSettings:
+        if self.min_ngram_size > self.max_ngram_size:
+            expected = f"expected at most max_ngram_size = {self.max_ngram_size}, got {self.min_ngram_size}"
+            raise_combinations([("min_ngram_size", expected)])
+        return self
 
 
 class NgramProposer:
@@ -18,8 +43,13 @@ class NgramProposer:
     With K = 0 there is nothing to look up and the op only sets the next step's lengths: that is plain decoding.
     """
 
-    def __init__(self, backend: Backend, state: DecodeState, settings: SpeculativeSettings) -> None:
-        ngram = settings.ngram
+    runs_on: RunsOn = "device"
+    hidden_layers: tuple[int, ...] = ()
+    gives_draft_probs = False
+
+    def __init__(self, context: ProposerContext) -> None:
+        backend, state = context.backend, context.state
+        ngram = context.settings or NgramSettings()
         sizes = {"max_ngram_size": ngram.max_ngram_size, "min_ngram_size": ngram.min_ngram_size}
         index = None
         self._state = state
@@ -49,8 +79,8 @@ class NgramProposer:
             device.write(self._flags, slots, True)
             self._reset()
 
-    def propose(self) -> None:
+    def propose(self, step: StepView) -> None:
         """Update the index, then look up."""
         if self._update is not None:
-            self._update()
-        self._match()
+            self._update(step.stream)
+        self._match(step.stream)

@@ -1,18 +1,124 @@
-"""The interface of a proposer."""
+"""The interface of a proposer: what it is built from, what it declares, what it sees of a step."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from specdec_hal.backend import Backend
+    from specdec_hal.config.schema import Config
+    from specdec_hal.models.protocol import TargetModel
+    from specdec_hal.models.tokenizer import Tokenizer
+    from specdec_hal.state import DecodeState
+
+RunsOn = Literal["device", "host"]
+
+
+@dataclass(frozen=True)
+class ProposerContext:
+    """What a :class:`~specdec_hal.hookspecs.ProposerSpec`'s factory builds a proposer from.
+
+    `settings`: the checked section ``speculative.<name>``; None if the spec has no settings. `load_model(path)` loads
+    another checkpoint in the target model's framework and place (a draft model's), through the runner's registry.
+    """
+
+    backend: Backend
+    state: DecodeState
+    model: TargetModel
+    tokenizer: Tokenizer | None
+    settings: Any
+    config: Config
+    load_model: Callable[[str], TargetModel]
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """A request that decodes, as the host sees it behind a step. `token_ids`: generated so far, this step's included.
+
+    `accepted`: this step's alone. `max_drafts`: how many drafts the next step takes at most, from K, from what the
+    request asks for and from what is left of it.
+    """
+
+    slot: int
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+    accepted: Sequence[int]
+    max_drafts: int
+
+
+@dataclass
+class StepView:
+    """One finished step. ``step["accept_num"]`` is a tensor by its name in the op vocabulary, after the step's ops.
+
+    `stream`: the stream that the step ran on, as an integer. `hidden_states`: by layer, [R, D], the rows that emitted
+    tokens were predicted from: token i of slot b by row ``cu_seqlens_q_output[b] + i``. `input_hidden_states`: by
+    layer, [T, D], of every token that was fed, prompts included, in the backend's `token_order`. Both hold the layers
+    that the proposer declares, in memory that the next step overwrites. `slots`: for a proposer on the host, every
+    request whose prompt is in the KV cache and that goes on; empty for one on the device.
+    """
+
+    state: DecodeState
+    stream: int
+    hidden_states: Mapping[int, Any] = field(default_factory=dict)
+    input_hidden_states: Mapping[int, Any] = field(default_factory=dict)
+    slots: Sequence[SlotView] = ()
+    vocab_size: int = 0
+    dropped: int = 0
+    """Lists of drafts that :meth:`draft` could not use."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.state[name]
+
+    def draft(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """From the host: write the drafts of the slots in `slots`, by slot, and what the next step feeds them.
+
+        Slots that are left out get no drafts. A list that is longer than `max_drafts` or holds a token outside the
+        vocabulary is dropped and counted; the other slots are served. To be called once a step, also with nothing.
+        """
+        state, count = self.state, len(self.slots)
+        rows = np.zeros((count, state.symbols["S"] - 1), np.int64)
+        lens = np.ones(count, np.int32)
+        for at, view in enumerate(self.slots):
+            tokens = list(drafts.get(view.slot, ()))
+            if len(tokens) > view.max_drafts or not all(0 <= token < self.vocab_size for token in tokens):
+                self.dropped += 1
+                continue
+            rows[at, : len(tokens)] = tokens
+            lens[at] += len(tokens)
+        if count:
+            slots = [view.slot for view in self.slots]
+            state.write("seq_lens_this_time", slots, lens)
+            if rows.size:
+                state.write("draft_tokens", (slots, slice(1, None)), rows)
 
 
 class Proposer(Protocol):
-    """Drafts for all slots at once. Built by a ProposerSpec's factory(backend, state, settings)."""
+    """Drafts for all slots at once.
+
+    `runs_on`: "device" if `propose` only launches work on the step's stream and reads no value on the host, so that it
+    can be captured in a graph together with the step; "host" if it needs the accepted tokens in Python, which a step
+    then waits for. `hidden_layers`: whose hidden states it wants (:data:`specdec_hal.models.FINAL_NORM`, or a decoder
+    layer's number); a model that cannot give one of them is refused. `gives_draft_probs`: whether `propose` returns the
+    distributions that its drafts were drawn from.
+    """
+
+    runs_on: RunsOn
+    hidden_layers: tuple[int, ...]
+    gives_draft_probs: bool
 
     def reset(self, slots: list[int]) -> None:
         """New requests have taken these slots: forget what was known of them."""
 
-    def propose(self) -> None:
+    def propose(self, step: StepView) -> Any:
         """After `update_model_status`: write drafts and the next step's `seq_lens_this_time`.
 
-        Prefill slots (enc > 0) are left alone, decode slots get 1 + drafts, all others 0.
+        Prefill slots (enc > 0) are left alone, decode slots get 1 + drafts, all others 0; on the host,
+        :meth:`StepView.draft` does it. Returns None, or `draft_probs` float32 [M, K, V] on the state's device, which
+        the strategy REJECTION holds these drafts against in the next step; without it, drafts count as certain. Return
+        the same tensor every step: the op is bound to it.
         """

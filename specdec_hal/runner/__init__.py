@@ -1,8 +1,8 @@
 """Driving a model through the one decode path, speculative or not.
 
 `request` what a caller asks for and gets; `runner` the public ModelRunner; `scheduler` which request sits in which
-slot and which chunk of its prompt comes next; `step` the ops of one decode step in order; `sequence` a running
-request's tokens, text and stop rules; `metrics` what is counted.
+slot and which chunk of its prompt comes next; `step` the ops of one decode step in order; `plan` these ops, bound;
+`sequence` a running request's tokens, text and stop rules; `metrics` what is counted.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ class StepRecord:
     """One step of the runner, as observers see it (`specdec_step_finished`).
 
     `drafted` and `accepted` are by draft position (0 = the first draft): how many slots had a draft there, and how many
-    accepted it. `decode_slots` and `decode_tokens` leave prefill out. `seconds` is by stage.
+    accepted it. `decode_slots` and `decode_tokens` leave prefill out. `dropped_drafts` counts a proposer's lists of
+    drafts that could not be used: too long, or a token outside the vocabulary. `seconds` is by stage.
     """
 
     input_tokens: int = 0
@@ -24,6 +25,7 @@ class StepRecord:
     decode_slots: int = 0
     decode_tokens: int = 0
     emitted: int = 0
+    dropped_drafts: int = 0
     drafted: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
@@ -38,11 +40,23 @@ class StepRecord:
             self.seconds[name] += time.perf_counter() - start  # type: ignore[assignment]
 
 
+_COUNTS = (
+    "input_tokens",
+    "output_rows",
+    "prefill_slots",
+    "decode_slots",
+    "decode_tokens",
+    "emitted",
+    "dropped_drafts",
+)
+
+
 class Metrics:
     """Sums over the steps of a runner."""
 
     def __init__(self) -> None:
         self.steps = 0
+        self.failed_steps = 0
         self.total = StepRecord()
         self.requests: Counter[str] = Counter()
         """Finished requests by finish reason."""
@@ -51,7 +65,7 @@ class Metrics:
         """Count one step."""
         self.steps += 1
         total = self.total
-        for name in ("input_tokens", "output_rows", "prefill_slots", "decode_slots", "decode_tokens", "emitted"):
+        for name in _COUNTS:
             setattr(total, name, getattr(total, name) + getattr(record, name))
         for name in ("drafted", "accepted", "seconds"):
             getattr(total, name).update(getattr(record, name))
@@ -68,10 +82,12 @@ class Metrics:
         seconds = float(total.seconds.total())
         return {
             "steps": self.steps,
+            "failed_steps": self.failed_steps,
             "input_tokens": total.input_tokens,
             "emitted_tokens": total.emitted,
             "drafted_tokens": drafted,
             "accepted_tokens": accepted,
+            "dropped_drafts": total.dropped_drafts,
             "tokens_per_step": total.decode_tokens / total.decode_slots if total.decode_slots else None,
             "acceptance_rate": accepted / drafted if drafted else None,
             "acceptance_by_position": [total.accepted[i] / total.drafted[i] for i in sorted(total.drafted)],

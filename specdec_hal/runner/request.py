@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from specdec_hal.config import MAX_DRAFTS, SamplingSettings
 from specdec_hal.config.problems import problems
+from specdec_hal.config.schema import MAX_DRAFTS, SamplingSettings
 from specdec_hal.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -54,13 +54,17 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class StreamDelta:
-    """What one step added to a request. `spans`: pieces of text, each with whether it came from an accepted draft."""
+    """What one step added to a request. `spans`: pieces of text, each with whether it came from an accepted draft.
+
+    `logprobs`: of each token, if the request asks for them.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     accepted_draft: tuple[bool, ...]
     spans: tuple[tuple[str, bool], ...]
     finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def text(self) -> str:

@@ -3,45 +3,73 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from specdec_hal import registry
 from specdec_hal.backend import Backend
-from specdec_hal.config import Config
+from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
-from specdec_hal.errors import RequestError
-from specdec_hal.models import TargetModel, Tokenizer, load_model, load_tokenizer
-from specdec_hal.ops import Strategy
-from specdec_hal.proposers.protocol import Proposer
+from specdec_hal.errors import RequestError, UnsupportedError
+from specdec_hal.models import TargetModel, Tokenizer, load_model
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView
+from specdec_hal.registry import Registry, or_default
+from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_STOP_SEQUENCES, RequestRules
+from specdec_hal.runner.blocks import BlockPool
 from specdec_hal.runner.metrics import Metrics, StepRecord
+from specdec_hal.runner.plan import Needs, Planner, StepPlan
+from specdec_hal.runner.recovery import Trials
+from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import Request, RequestOutput, StreamDelta
-from specdec_hal.runner.scheduler import Scheduler
+from specdec_hal.runner.scheduler import Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.runner.step import DecodeStep, StepNeeds, StepResult
+from specdec_hal.staging import Fetched
 from specdec_hal.state import DecodeState
 
-MAX_BAD_TOKENS = 64
-"""Bad tokens a request may name: the width of the slot tensor."""
-
 _log = logging.getLogger("specdec_hal")
+
+
+@dataclass
+class _Launched:
+    """A step under way: what it does, and how to get what it did."""
+
+    schedule: Schedule
+    record: StepRecord
+    plan: StepPlan
+    report: Fetched
+    logprobs: Fetched | None
+
+
+Gain = tuple[Sequence, StreamDelta]
 
 
 class ModelRunner:
     """Decodes many requests at once, more than there are slots if need be, speculatively or not.
 
     ``runner.add_request(Request("a", ids)); outputs = runner.run()``. With a fixed seed a request's tokens do not
-    depend on drafts, slot, batch or chunking (strategy TARGET_MATCH or GREEDY), as far as the model's logits do not.
-    Not thread-safe: one thread adds, steps and cancels; callbacks run on it and may add or cancel.
+    depend on drafts, slot, batch, chunking, preemption or overlap (strategy TARGET_MATCH or GREEDY), as far as the
+    model's logits do not. With overlap a step is launched before the step before it is read; what only the host knows
+    takes effect a step later, and tokens beyond it are dropped. Not thread-safe: one thread adds, steps and cancels;
+    callbacks run on it and may add or cancel.
     """
 
     def __init__(
-        self, config: Config, backend: Backend, model: TargetModel, tokenizer: Tokenizer | None = None
+        self,
+        config: Config,
+        backend: Backend,
+        model: TargetModel,
+        tokenizer: Tokenizer | None = None,
+        *,
+        registry: Registry | None = None,
     ) -> None:
         speculative, settings = config.speculative, config.runner
-        k = speculative.num_speculative_tokens
-        # Padded drafts may stand up to K positions past the limit; others never pass it.
-        headroom = k if speculative.ngram.pad_to_max else 0
+        self._registry = or_default(registry)
+        spec = self._registry.get_proposer(speculative.method)
+        if spec.settings is not None and speculative.settings is None:
+            raise config.error(f"speculative.{spec.name}", "not checked; parse it with the registry that the runner gets")
+        k, slots = speculative.num_speculative_tokens, settings.max_num_seqs
+        headroom = k if spec.pads_drafts(speculative.settings) else 0
         longest = model.config.max_position_embeddings - headroom
         max_model_len = longest if settings.max_model_len is None else settings.max_model_len
         if not 1 <= max_model_len <= longest:
@@ -50,109 +78,99 @@ class ModelRunner:
         self.max_model_len = max_model_len
         self.metrics = Metrics()
         self.end_tokens = frozenset(model.config.eos_token_ids)
+        self._headroom = headroom
+        pool = self._allocate_cache()
+        chunk = min(settings.prefill_chunk, max_model_len)
         self.state = DecodeState(
-            max_num_seqs=settings.max_num_seqs,
+            max_num_seqs=slots,
             num_speculative_tokens=k,
             max_model_len=max_model_len,
-            prefill_chunk=min(settings.prefill_chunk, max_model_len),
+            prefill_chunk=chunk,
             end_tokens=self.end_tokens,
             max_bad_tokens=MAX_BAD_TOKENS,
+            max_num_batched_tokens=settings.max_num_batched_tokens or slots * (k + 1) + chunk,
+            max_stop_sequences=MAX_STOP_SEQUENCES,
+            max_blocks=0 if pool is None else pool.needed(max_model_len + headroom),
             device=get_device(backend.place, model.framework),
         )
-        model.allocate(settings.max_num_seqs, max_model_len + headroom)
-        self._step = DecodeStep(backend, model, self.state, speculative)
-        self._proposer: Proposer = registry.get_proposer(speculative.method).factory(backend, self.state, speculative)
-        self._scheduler = Scheduler(self.state)
+        if self.state.symbols["T_cap"] < slots * (k + 1) + 1:
+            expected = f"expected at least {slots * (k + 1) + 1}: a decode step of every slot, and a prompt token"
+            raise config.error("runner.max_num_batched_tokens", f"{expected}, got {settings.max_num_batched_tokens}")
+        self._proposer = self._build_proposer()
+        alone = model.capabilities.device_lengths and self._proposer.runs_on == "device"
+        asynchronous = alone and backend.asynchronous and not backend.debug
+        self.overlap = asynchronous if settings.overlap is None else settings.overlap
+        if self.overlap and self._proposer.runs_on == "host":
+            raise config.error("runner.overlap", f"the proposer '{speculative.method}' works on the host; set false")
+        captured = asynchronous and model.capabilities.static_shapes and settings.graph is not False
+        self._planner = Planner(backend, model, self.state, self._proposer, speculative, captured=captured)
+        self._planner.check()
+        self._scheduler = Scheduler(self.state, pool, headroom)
+        room = None if pool is None else pool.num_blocks * pool.block_size - headroom
+        missing = frozenset(status.op for status in backend.explain() if not status.available)
+        self._rules = RequestRules(model.config.vocab_size, max_model_len, speculative, room, missing)
+        self._launched: deque[_Launched] = deque()
+        self._trials = Trials()
         self._finished: dict[str, RequestOutput] = {}
 
-    @classmethod
-    def from_config(
-        cls, config: Config, *, model: TargetModel | None = None, tokenizer: Tokenizer | None = None
-    ) -> ModelRunner:
-        """Load what the configuration names; a model or tokenizer that is already loaded can be handed in.
+    def _allocate_cache(self) -> BlockPool | None:
+        """The model's KV cache: blocks of one pool where it has them, else room for every slot."""
+        config, model = self.config.runner, self.model
+        positions = self.max_model_len + self._headroom
+        if not model.capabilities.device_lengths:
+            model.allocate(config.max_num_seqs, positions)
+            return None
+        whole = config.max_num_seqs * -(-positions // config.block_size)
+        blocks = whole if config.num_kv_blocks is None else config.num_kv_blocks
+        model.allocate_blocks(blocks, config.block_size, positions)
+        return BlockPool(blocks, config.block_size)
 
-        Runners that share a model must not be interleaved: each takes over its KV cache.
-        """
-        if model is None:
-            model = load_model(config.model_path, config.model.framework, device=config.backend.place)
-        if tokenizer is None:
-            tokenizer = load_tokenizer(config.model_path)
-        return cls(config, config.backend, model, tokenizer)
+    def _build_proposer(self) -> Proposer:
+        """The configured proposer; UnsupportedError for one that needs what the model cannot do."""
+        config, model, registry = self.config, self.model, self._registry
+        method = config.speculative.method
+        load = partial(load_model, framework=config.model.framework, registry=registry, device=self.backend.place)
+        settings = config.speculative.settings
+        context = ProposerContext(self.backend, self.state, model, self.tokenizer, settings, config, load)
+        proposer = registry.build_proposer(method, context)
+        offered = model.capabilities.hidden_layers
+        missing = [layer for layer in proposer.hidden_layers if layer not in offered]
+        if missing:
+            raise UnsupportedError(
+                f"speculative.method '{method}' asks for hidden states of the layers {missing}, the model gives those "
+                f"of {sorted(offered)} (-1: the final norm); choose another method or another model"
+            )
+        return proposer
+
+    # ---- requests
 
     def add_request(self, request: Request) -> None:
         """Queue a request. RequestError, with nothing changed, if it cannot be served as asked."""
-        name = f"request '{request.request_id}'"
-        params, prompt = request.params, request.prompt_token_ids
-        vocabulary = self.model.config.vocab_size
         if self._scheduler.find(request.request_id) is not None or request.request_id in self._finished:
+            name = f"request '{request.request_id}'"
             raise RequestError(f"{name}: the id is in use; choose another, or take the finished output first")
-        if len(prompt) == 0:
-            raise RequestError(f"{name}: empty prompt; give at least one token (the model's bos token, say)")
-        if len(prompt) >= self.max_model_len:
-            raise RequestError(
-                f"{name}: prompt of {len(prompt)} tokens leaves no room in a context of {self.max_model_len}; "
-                "shorten it or raise runner.max_model_len"
-            )
-        named = {"prompt": prompt, "stop_token_ids": params.stop_token_ids, "bad_token_ids": params.bad_token_ids}
-        for what, ids in named.items():
-            wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
-            if wrong is not None:
-                raise RequestError(f"{name}: {what}: token {wrong} is outside the vocabulary [0, {vocabulary})")
-        if len(params.bad_token_ids) > MAX_BAD_TOKENS:
-            raise RequestError(f"{name}: at most {MAX_BAD_TOKENS} bad_token_ids, got {len(params.bad_token_ids)}")
-        if params.stop and self.tokenizer is None:
-            raise RequestError(f"{name}: stop strings need a tokenizer; give the runner one, or use stop_token_ids")
-        if params.temperature > 0 and self.config.speculative.verify_strategy is Strategy.GREEDY:
-            raise RequestError(
-                f"{name}: temperature {params.temperature} with strategy greedy; use verify_strategy target_match, or "
-                "temperature 0"
-            )
-        k = self.config.speculative.num_speculative_tokens
-        if params.num_speculative_tokens is not None and params.num_speculative_tokens > k:
-            raise RequestError(
-                f"{name}: num_speculative_tokens {params.num_speculative_tokens} exceeds the runner's {k}; raise "
-                "speculative.num_speculative_tokens"
-            )
-        limit = min(params.max_new_tokens, self.max_model_len - len(prompt))
+        limit = self._rules.check(request, self.tokenizer)
         detokenizer = self.tokenizer.detokenizer() if self.tokenizer is not None else None
-        self._scheduler.waiting.append(Sequence(request, limit, detokenizer))
+        self._scheduler.add(Sequence(request, limit, detokenizer))
 
     def cancel(self, request_id: str) -> bool:
-        """End a waiting or running request with what it has; False if there is none of that id."""
+        """End a waiting or running request with what it has; False if there is none of that id.
+
+        Its callback gets a last delta, with the text that was held back.
+        """
         sequence = self._scheduler.find(request_id)
         if sequence is None:
             return False
         sequence.finish("cancelled")
         self._retire(sequence)
+        delta = sequence.delta()
+        self._deliver([] if delta is None else [(sequence, delta)])
         return True
 
     @property
     def has_requests(self) -> bool:
         """Whether anything waits or runs."""
-        return bool(self._scheduler.waiting or self._scheduler.running)
-
-    def step(self) -> list[StreamDelta]:
-        """One decode step for every running request; what each gained. Callbacks have been called."""
-        filled = self._scheduler.admit()
-        if filled:
-            self._proposer.reset(filled)
-        running = dict(self._scheduler.running)
-        if not running:
-            return []
-        record = StepRecord()
-        params = [sequence.request.params for sequence in running.values()]
-        wanted = [p.logprobs for p in params if p.logprobs is not None]
-        needs = StepNeeds(any(p.penalised for p in params), max(wanted, default=None))
-        result = self._step.run(needs, record)
-        with record.stage("host"):
-            deltas = self._collect(running, result, record)
-            self._scheduler.schedule_chunks()
-        with record.stage("propose"):
-            self._proposer.propose()
-        self.metrics.add(record)
-        registry.step_finished(record)
-        self._deliver(running, deltas)
-        return deltas
+        return self._scheduler.live > 0
 
     def run(self) -> dict[str, RequestOutput]:
         """Step until nothing is left; every finished output not taken before, by request id."""
@@ -166,37 +184,144 @@ class ModelRunner:
         return finished
 
     def summary(self) -> dict[str, Any]:
-        """The metrics, with what fell back to another backend."""
-        return {**self.metrics.summary(), "fallback_calls": dict(self.backend.fallback_calls)}
+        """The metrics, with preemptions, captured graphs, and what fell back to another backend."""
+        return {
+            **self.metrics.summary(),
+            "preemptions": self._scheduler.preemptions,
+            "graphs": self._planner.captures,
+            "graph_failures": self._planner.capture_failures,
+            "fallback_calls": dict(self.backend.fallback_calls),
+        }
 
-    def _collect(self, running: dict[int, Sequence], result: StepResult, record: StepRecord) -> list[StreamDelta]:
-        deltas = []
-        for slot, sequence in running.items():
-            emitted, flags = result.tokens[slot], result.from_draft[slot]
-            drafted, accepted = int(result.drafted[slot]), sum(flags)
-            before = len(sequence.token_ids)
-            top = sequence.request.params.logprobs
-            entries = [] if top is None else result.logprobs[slot]
-            logprobs = [replace(entry, top=entry.top[:top]) for entry in entries]
-            sequence.extend(emitted, flags, logprobs, self.end_tokens)
-            gained = len(sequence.token_ids) - before
-            record.emitted += gained
-            if result.prefill[slot]:
-                record.prefill_slots += 1
-            else:
-                sequence.steps += 1
-                sequence.drafted += drafted
-                sequence.accepted += accepted
-                record.decode_slots += 1
-                record.decode_tokens += gained
-                record.drafted.update(range(drafted))
-                record.accepted.update(range(accepted))
-            delta = sequence.delta()
-            if delta is not None:
-                deltas.append(delta)
-            if sequence.finish_reason is not None:
-                self._retire(sequence)
-        return deltas
+    # ---- one step
+
+    def step(self) -> list[StreamDelta]:
+        """Launch a step, and read the one that is due; what each request gained. Callbacks have been called.
+
+        Without overlap the two are the same step. A step that fails is taken apart (:mod:`.recovery`), and is not raised.
+        """
+        with self.state.device.working():
+            scheduled = self._launch()
+            gains = self._read_down_to(int(self.overlap and scheduled))
+        self._deliver(gains)
+        return [delta for _, delta in gains]
+
+    def _read_down_to(self, under_way: int) -> list[Gain]:
+        gains: list[Gain] = []
+        while len(self._launched) > under_way:
+            gains += self._read(self._launched.popleft())
+        return gains
+
+    def _launch(self) -> bool:
+        """Schedule and launch the next step; False if there is nothing to do before older ones are read."""
+        self._trials.passed()
+        schedule = self._scheduler.schedule(self._trials.on_trial)
+        if schedule is None:
+            return False
+        record = StepRecord()
+        try:
+            plan, logprobs = self._enqueue(schedule, record)
+            report = self.state.report.fetch()
+        except Exception as error:
+            self._failed(schedule, error)
+            return False
+        for work in schedule.work.values():
+            work.sequence.in_flight += 1
+        self._launched.append(_Launched(schedule, record, plan, report, logprobs))
+        return True
+
+    def _enqueue(self, schedule: Schedule, record: StepRecord) -> tuple[StepPlan, Fetched | None]:
+        if schedule.filled:
+            self._proposer.reset(schedule.filled)
+        params = [work.sequence.request.params for work in schedule.work.values()]
+        wanted = max((p.logprobs for p in params if p.logprobs is not None), default=None)
+        columns = 0 if wanted is None else 1 + min(_power_of_two(wanted), self.model.config.vocab_size - 1)
+        stops = any(work.sequence.stop_sequences for work in schedule.work.values())
+        needs = Needs(any(p.penalised for p in params), stops, columns)
+        bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
+        return self._planner.launch(bucket, record)
+
+    def _read(self, step: _Launched) -> list[Gain]:
+        """Take over what a step did."""
+        record = step.record
+        with record.stage("wait"):
+            report = StepReport(step.report(), None if step.logprobs is None else step.logprobs())
+        with record.stage("host"):
+            gains = []
+            for slot, work in step.schedule.work.items():
+                work.sequence.in_flight -= 1
+                delta = self._take(slot, work, report, record)
+                if delta is not None:
+                    gains.append((work.sequence, delta))
+        if self._proposer.runs_on == "host":
+            with record.stage("propose"):
+                self._draft(step.plan, report, record)
+        self.metrics.add(record)
+        self._registry.step_finished(record)
+        return gains
+
+    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> StreamDelta | None:
+        """What one slot's request gained; None if it has ended meanwhile, or gained nothing to show."""
+        sequence, fed = work.sequence, report.fed(slot)
+        record.input_tokens += fed
+        record.output_rows += min(fed, 1) if work.chunk else fed
+        record.prefill_slots += bool(work.chunk)
+        if sequence.finish_reason is not None or not work.emits:
+            return None
+        tokens = report.tokens(slot)
+        flags = [False] * len(tokens) if work.chunk else report.from_draft(slot, tokens)
+        before, top = len(sequence.token_ids), sequence.request.params.logprobs
+        logprobs = [] if top is None else report.logprobs(slot, len(tokens), top)
+        sequence.extend(tokens, flags, logprobs, self.end_tokens)
+        gained = len(sequence.token_ids) - before
+        record.emitted += gained
+        if not work.chunk:
+            sequence.steps += 1
+            sequence.drafted += fed - 1
+            sequence.accepted += sum(flags)
+            record.decode_slots += 1
+            record.decode_tokens += gained
+            record.drafted.update(range(fed - 1))
+            record.accepted.update(range(sum(flags)))
+        delta = sequence.delta()
+        if sequence.finish_reason is not None:
+            self._retire(sequence)
+        return delta
+
+    def _failed(self, schedule: Schedule, error: Exception) -> None:
+        """A step could not be launched: read what is under way, send everybody back, and find out whose fault it is."""
+        _log.exception("a step of %d requests failed; they are computed again", len(schedule.work))
+        self.metrics.failed_steps += 1
+        gains = self._read_down_to(0)
+        for sequence in reversed(list(self._scheduler.running.values())):
+            self._scheduler.preempt(sequence)
+        suspects = [work.sequence for work in schedule.work.values() if work.sequence.finish_reason is None]
+        culprit = self._trials.failed(suspects) if suspects else None
+        if culprit is not None:
+            culprit.finish("error", f"its step raised {type(error).__name__}: {error}")
+            self._retire(culprit)
+        self._deliver(gains)
+
+    def _draft(self, plan: StepPlan, report: StepReport, record: StepRecord) -> None:
+        """Drafts of a proposer on the host, for the requests that go on and have their whole prompt in the cache."""
+        k = self.config.speculative.num_speculative_tokens
+        views = []
+        for slot, sequence in self._scheduler.running.items():
+            if sequence.prefilling or not sequence.token_ids:
+                continue
+            request = sequence.request
+            wanted = request.params.num_speculative_tokens
+            left = sequence.max_new_tokens - len(sequence.token_ids) - 1
+            most = max(min(k, k if wanted is None else wanted, left), 0)
+            views.append(
+                SlotView(
+                    slot, request.request_id, request.prompt_token_ids, sequence.token_ids, report.tokens(slot), most
+                )
+            )
+        view = plan.view(self.state.device.stream())
+        view.slots, view.vocab_size = views, self.model.config.vocab_size
+        self._planner.propose(view)
+        record.dropped_drafts += view.dropped
 
     def _retire(self, sequence: Sequence) -> None:
         assert sequence.finish_reason is not None
@@ -204,10 +329,8 @@ class ModelRunner:
         self._finished[sequence.request.request_id] = sequence.output()
         self.metrics.requests[sequence.finish_reason] += 1
 
-    def _deliver(self, running: dict[int, Sequence], deltas: list[StreamDelta]) -> None:
-        by_id = {sequence.request.request_id: sequence for sequence in running.values()}
-        for delta in deltas:
-            sequence = by_id[delta.request_id]
+    def _deliver(self, gains: list[Gain]) -> None:
+        for sequence, delta in gains:
             if sequence.request.callback is None:
                 continue
             try:
@@ -217,3 +340,8 @@ class ModelRunner:
                 if sequence.finish_reason is None:
                     sequence.finish("error", f"its callback raised {type(error).__name__}: {error}")
                     self._retire(sequence)
+
+
+def _power_of_two(value: int) -> int:
+    """The smallest power of two that is >= `value`; 0 for 0."""
+    return 1 << (value - 1).bit_length() if value else 0

@@ -1,8 +1,8 @@
-"""A request while it runs: its tokens, its text, and the stop rules that only the host knows.
+"""A request while it runs: its tokens, its text, its place, and the stop rules.
 
-The device ends a request at an end token of the model or at its length limit; stop tokens and stop strings of the
-request itself are found here, and what was emitted behind them is dropped. The kept tokens are therefore the same
-however many of them a step emitted.
+The device ends a request at an end token of the model, at a stop sequence or at its length limit. Stop strings are known
+to the host alone: they take effect when a step is read, and what was emitted behind them is dropped. The kept tokens are
+therefore the same however many of them a step emitted, and however far the device is ahead.
 """
 
 from __future__ import annotations
@@ -92,7 +92,17 @@ class Sequence:
     def __init__(self, request: Request, max_new_tokens: int, detokenizer: Detokenizer | None) -> None:
         self.request = request
         self.max_new_tokens = max_new_tokens
-        self.prefilled = 0
+        self.stop_sequences = [*([token] for token in request.params.stop_token_ids), *request.params.stop_sequences]
+        self.slot: int | None = None
+        self.blocks: list[int] = []
+        self.cached = 0
+        """Tokens of its context that chunks have been scheduled for since it took its slot."""
+        self.target = 0
+        """Tokens of its context when it took its slot: where prefill ends and decoding begins."""
+        self.in_flight = 0
+        """Steps with it that have been launched and not read."""
+        self.failures = 0
+        """Steps that failed with it alone."""
         self.token_ids: list[int] = []
         self.accepted_draft: list[bool] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -101,6 +111,25 @@ class Sequence:
         self.steps = self.drafted = self.accepted = 0
         self._text = TextStream(detokenizer, request.params.stop)
         self._reported = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and output that the host knows."""
+        return len(self.request.prompt_token_ids) + len(self.token_ids)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether part of its context has not been scheduled."""
+        return self.cached < self.target
+
+    def resume(self) -> None:
+        """It takes a slot next: all its tokens go through prefill."""
+        self.cached, self.target = 0, self.length
+
+    def _at_stop_sequence(self) -> bool:
+        if len(self.token_ids) < self.request.params.min_new_tokens:
+            return False
+        return any(self.token_ids[-len(tokens) :] == tokens for tokens in self.stop_sequences)
 
     def extend(
         self,
@@ -120,7 +149,7 @@ class Sequence:
             # End tokens are no text.
             at_end = token in end_tokens
             stopped = at_end or self._text.push(token, from_draft[at])
-            if stopped or token in self.request.params.stop_token_ids:
+            if stopped or self._at_stop_sequence():
                 self.finish("stop")
                 return
             if len(self.token_ids) >= self.max_new_tokens:
@@ -144,6 +173,7 @@ class Sequence:
             tuple(self.accepted_draft[start:]),
             spans,
             self.finish_reason,
+            tuple(self.logprobs[start:]),
         )
 
     def output(self) -> RequestOutput:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specdec_hal import models
-from specdec_hal.models.protocol import ForwardBatch, ModelConfig
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig
 
 CYCLE = "abcdefghij"
 VOCABULARY = 256
@@ -47,27 +47,20 @@ class CycleModel:
     """
 
     framework = "none"
+    capabilities = ModelCapabilities()
 
     def __init__(self, *, cheat: bool = False, broken: bool = False) -> None:
         self.cheat, self.broken = cheat, broken
         self.config = ModelConfig(
             vocab_size=VOCABULARY,
             hidden_size=VOCABULARY,
-            intermediate_size=1,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=2,
             max_position_embeddings=CONTEXT,
-            rope_theta=1.0,
-            rms_norm_eps=1.0,
-            tie_word_embeddings=True,
             eos_token_ids=(0,),
         )
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None: ...
 
-    def forward(self, batch: ForwardBatch) -> Any:
+    def forward(self, batch: ForwardBatch) -> dict[int, Any]:
         hidden = np.zeros((len(batch.token_ids), VOCABULARY), np.float32)
         for segment in batch.segments:
             for at in range(segment.start, segment.start + segment.length):
@@ -75,7 +68,7 @@ class CycleModel:
                 place = CYCLE.find(chr(batch.token_ids[at]))
                 hidden[at, ord(CYCLE[(place + step) % len(CYCLE)])] = 5
                 hidden[at, ord(CYCLE[(place + step + 1) % len(CYCLE)])] = 3
-        return hidden * np.float32(np.nan) if self.broken else hidden
+        return {FINAL_NORM: hidden * np.float32(np.nan) if self.broken else hidden}
 
     def compute_logits(self, hidden: Any) -> Any:
         return np.array(hidden)

@@ -1,4 +1,4 @@
-"""A registry with two backends, three proposers and nothing installed, and `read`: YAML text to Config."""
+"""A registry with two backends, three proposers, a model and nothing installed, and `read`: YAML text to Config."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Probe
 from specdec_hal.config import Config, load
 from specdec_hal.errors import ConfigError
-from specdec_hal.hookspecs import ProposerSpec, hookimpl
+from specdec_hal.hookspecs import ModelSpec, ProposerSpec, hookimpl
+from specdec_hal.proposers.ngram import NgramSettings
 from specdec_hal.registry import Registry
 
 
@@ -38,10 +39,15 @@ def registry() -> Registry:
 
     @hookimpl
     def specdec_proposers() -> list[ProposerSpec]:
-        return [ProposerSpec(name, dict) for name in ("naive", "ngram", "mtp")]
+        ngram = ProposerSpec("ngram", dict, lambda: NgramSettings)
+        return [ProposerSpec("naive", dict), ngram, ProposerSpec("mtp", dict)]
 
-    plugin.specdec_backends = specdec_backends  # type: ignore[attr-defined]
-    plugin.specdec_proposers = specdec_proposers  # type: ignore[attr-defined]
+    @hookimpl
+    def specdec_models() -> list[ModelSpec]:
+        return [ModelSpec("Llama", framework, dict) for framework in ("paddle", "torch")]
+
+    for hook in (specdec_backends, specdec_proposers, specdec_models):
+        setattr(plugin, hook.__name__, hook)
     registry = Registry(builtins=(), entry_points=(), environ={})
     registry.register(plugin, "fake")
     return registry

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specdec_hal import registry
-from specdec_hal.config import MAX_DRAFTS, Config, NgramSettings, SpeculativeSettings, load, parse
+from specdec_hal.config import MAX_DRAFTS, Config, SpeculativeSettings, load, parse
 from specdec_hal.errors import BackendUnavailableError, ConfigError
 from specdec_hal.ops import OPS, MatchPolicy, Strategy
+from specdec_hal.proposers.ngram import NgramSettings
 from specdec_hal.registry import Registry
+from specdec_hal.runtime import Runtime
 
 Read = Callable[..., Config]
 Problems = Callable[..., list[str]]
@@ -21,11 +22,21 @@ ROOT = Path(__file__).parents[2]
 
 def test_defaults(read: Read) -> None:
     config = read("")
-    assert config.model_dump(mode="json", by_alias=True) == {
+    assert config.model_dump(mode="json") == {
         "backend": {"name": "auto", "options": {}},
         "fallback": {"allow": []},
         "model": {"path": None, "framework": "auto"},
-        "runner": {"max_num_seqs": 8, "max_model_len": None, "prefill_chunk": 256, "debug": False},
+        "runner": {
+            "max_num_seqs": 8,
+            "max_model_len": None,
+            "prefill_chunk": 256,
+            "max_num_batched_tokens": None,
+            "block_size": 64,
+            "num_kv_blocks": None,
+            "overlap": None,
+            "graph": None,
+            "debug": False,
+        },
         "speculative": {
             "method": "naive",
             "num_speculative_tokens": 0,
@@ -54,6 +65,7 @@ def test_defaults(read: Read) -> None:
             "min_new_tokens": 0,
             "stop": [],
             "stop_token_ids": [],
+            "stop_sequences": [],
             "bad_token_ids": [],
             "logprobs": None,
         },
@@ -81,10 +93,10 @@ def test_every_key_can_be_set(read: Read) -> None:
                    logprobs: 0}
         """
     )
-    assert config.backend_settings.options == {"threads": 2, "nested": {"a": [1]}}
+    assert config.backend.options == {"threads": 2, "nested": {"a": [1]}}
     assert config.fallback.allow == ["fast"]
     assert config.speculative.verify_strategy is Strategy.TOPP
-    assert config.speculative.ngram.match_policy is MatchPolicy.LEFTMOST
+    assert config.speculative.settings.match_policy is MatchPolicy.LEFTMOST
     assert config.sampling.seed == -(2**63)
     assert config.sampling.presence_penalty == 2.0
     assert config.sampling.stop == ["\n\n", "# end"]
@@ -248,31 +260,12 @@ def test_ranges_are_those_of_the_ops() -> None:
     assert MAX_DRAFTS == 31
 
 
-class TestBackend:
-    def test_built_once_with_everything(self, read: Read) -> None:
-        config = read("backend: {name: slow, options: {a: 1}}\nfallback: {allow: [fast]}\nrunner: {debug: true}")
-        backend: Any = config.backend
-        assert (backend.name, backend.options, backend.debug) == ("slow", {"a": 1}, True)
-        assert [helper.name for helper in backend.fallbacks] == ["fast"]
-        assert config.backend is backend
-
-    def test_automatic(self, read: Read) -> None:
-        assert read("").backend.name == "fast"
-
-    def test_refused_options_name_the_file(self, read: Read) -> None:
-        with pytest.raises(ConfigError, match=r"^c.yaml:backend.options: 'bad' is not an option; remove it$"):
-            _ = read("backend: {options: {bad: 1}}").backend
-        with pytest.raises(ConfigError, match=r"^--set:backend.options: 'bad' is not an option; remove it$"):
-            _ = read("", "backend.options={bad: 1}").backend
-
-    def test_naive_shares_it(self, read: Read) -> None:
-        config = read("speculative: {method: ngram, num_speculative_tokens: 7}\nsampling: {seed: 3}")
-        backend = config.backend
-        naive = config.naive()
-        assert (naive.speculative.method, naive.speculative.num_speculative_tokens) == ("naive", 0)
-        assert naive.sampling.seed == 3
-        assert naive.backend is backend
-        assert config.speculative.num_speculative_tokens == 7
+def test_naive_leaves_the_rest(read: Read) -> None:
+    config = read("speculative: {method: ngram, num_speculative_tokens: 7}\nsampling: {seed: 3}")
+    naive = config.naive()
+    assert (naive.speculative.method, naive.speculative.num_speculative_tokens) == ("naive", 0)
+    assert naive.speculative.settings is None and naive.sampling.seed == 3
+    assert config.speculative.num_speculative_tokens == 7
 
 
 class TestModelPath:
@@ -322,12 +315,12 @@ def test_committed_configurations(path: Path, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.chdir(tmp_path)
     config = load(path)
     assert config.model_path == ROOT / "models" / "tiny-py-lm"
-    name = config.backend_settings.name
+    name = config.backend.name
     if next(info for info in registry.backends() if info.name == name).available:
-        assert config.backend.name == name
+        assert Runtime(config).backend.name == name
     else:
         with pytest.raises(BackendUnavailableError, match=f"backend '{name}' cannot run here"):
-            _ = config.backend
+            _ = Runtime(config).backend
 
 
 def test_a_mapping_may_come_from_anywhere(registry: Registry) -> None:

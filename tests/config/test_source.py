@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import specdec_hal
 from specdec_hal.config import Config, load, parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.registry import Registry
@@ -29,9 +28,6 @@ class TestFiles:
         (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(ConfigError, match=r"c.yaml: expected UTF-8 text, got "):
             load(tmp_path / "c.yaml", registry=registry)
-
-    def test_exported(self) -> None:
-        assert specdec_hal.load is load
 
     def test_comments_only(self, read: Read) -> None:
         assert read("# nothing\n").sampling.seed == 0
@@ -70,7 +66,7 @@ def test_merge_keys_and_anchors(read: Read) -> None:
     assert config.runner.max_num_seqs == 3
     merged = read("speculative:\n  ngram: &n {max_ngram_size: 5}\nbackend: {options: {<<: *n, max_ngram_size: 6}}\n")
     assert merged.speculative.ngram.max_ngram_size == 5
-    assert merged.backend_settings.options == {"max_ngram_size": 6}
+    assert merged.backend.options == {"max_ngram_size": 6}
 
 
 class TestOverrides:

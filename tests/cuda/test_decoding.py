@@ -37,7 +37,7 @@ class OnDevice(HistoryModel):
         self.device = get_device("cuda:0", framework)
 
     def forward(self, batch: Any) -> Any:
-        return self.device.upload(super().forward(batch))
+        return {layer: self.device.upload(hidden) for layer, hidden in super().forward(batch).items()}
 
     def compute_logits(self, hidden: Any) -> Any:
         return self.device.upload(self.device.download(hidden))
@@ -70,7 +70,7 @@ def loaded() -> Any:
     from specdec_hal.models import load_model, load_tokenizer
 
     folder = ROOT / "models/tiny-py-lm"
-    return load_model(folder, "torch", device="cuda:0", bit_stable=True), load_tokenizer(folder)
+    return load_model(folder, "torch", device="cuda:0", dtype="float32"), load_tokenizer(folder)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}], ids=["greedy", "sampled"])
@@ -83,18 +83,18 @@ def test_speculative_equals_plain(sampling, batch, chunk, loaded):
         Request(str(i), tokenizer.encode(texts[i % len(texts)]), SamplingParams(max_new_tokens=48, seed=i, **sampling))
         for i in range(batch)
     ]
-    config = sd.load(
+    runtime = sd.load(
         ROOT / "configs/cuda.yaml",
         [f"runner.max_num_seqs={min(batch, 5)}", f"runner.prefill_chunk={chunk}", "model.framework=torch"],
     )
-    runner = ModelRunner.from_config(config, model=model, tokenizer=tokenizer)
+    runner = runtime.runner(model=model, tokenizer=tokenizer)
     for request in requests:
         runner.add_request(request)
     together = runner.run()
     assert runner.summary()["accepted_tokens"] > 0 and not runner.summary()["fallback_calls"]
     for request in requests:
-        plain_config = sd.load(ROOT / "configs/cuda.yaml", ["runner.prefill_chunk=2048", "model.framework=torch"])
-        plain = ModelRunner.from_config(plain_config.naive(), model=model, tokenizer=tokenizer)
+        plain_runtime = sd.load(ROOT / "configs/cuda.yaml", ["runner.prefill_chunk=2048", "model.framework=torch"])
+        plain = plain_runtime.naive().runner(model=model, tokenizer=tokenizer)
         plain.add_request(request)
         expected = plain.run()[request.request_id]
         actual = together[request.request_id]

@@ -27,9 +27,9 @@ def loaded(request: pytest.FixtureRequest) -> tuple[TargetModel, Tokenizer]:
 def decode(
     loaded: tuple[TargetModel, Tokenizer], requests: list[Request], *overrides: str, naive: bool = False
 ) -> tuple[list[RequestOutput], ModelRunner]:
-    config = sd.load(ROOT / "configs/reference.yaml", overrides)
+    runtime = sd.load(ROOT / "configs/reference.yaml", overrides)
     model, tokenizer = loaded
-    runner = ModelRunner.from_config(config.naive() if naive else config, model=model, tokenizer=tokenizer)
+    runner = (runtime.naive() if naive else runtime).runner(model=model, tokenizer=tokenizer)
     for request in requests:
         runner.add_request(request)
     outputs = runner.run()

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specdec_hal.models import ForwardBatch, Segment, load_model
-from specdec_hal.models.checkpoint import expected_shapes, read_config
+from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
+from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.weights import expected_shapes
 
 Weights = dict[str, npt.NDArray[Any]]
 
@@ -116,6 +117,7 @@ class Driver:
     """A model with a cache, driven by lists of token ids."""
 
     def __init__(self, path: Path, framework: str, slots: int = 3, length: int = 400, **options: Any) -> None:
+        self.path = path
         self.model: Any = load_model(path, framework, **options)
         self.model.allocate(slots, length)
 
@@ -125,7 +127,7 @@ class Driver:
         for slot, position, tokens in parts:
             segments.append(Segment(slot, len(ids), len(np.asarray(tokens)), position))
             ids.extend(np.asarray(tokens).tolist())
-        hidden = self.model.forward(ForwardBatch(np.array(ids, np.int64), segments))
+        hidden = self.model.forward(ForwardBatch(np.array(ids, np.int64), segments))[FINAL_NORM]
         assert tuple(hidden.shape) == (len(ids), self.model.config.hidden_size)
         logits = np.array(self.model.compute_logits(hidden).cpu().numpy())
         assert logits.shape == (len(ids), self.model.config.vocab_size) and logits.dtype == np.float32

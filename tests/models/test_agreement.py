@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specdec_hal.models import ForwardBatch, Segment, llama, load_tokenizer
+from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, llama, load_tokenizer
 from specdec_hal.models.rows import RowSizes
 
 Drivers = Callable[..., Any]
@@ -181,6 +181,6 @@ def test_torch_on_a_gpu(checkpoint: Path, make_driver: Drivers, torch_expected: 
     if not torch.cuda.is_available():
         pytest.skip("PyTorch sees no CUDA GPU")
     driver = make_driver(checkpoint, "torch", device="cuda")
-    hidden = driver.model.forward(ForwardBatch(np.array([5]), [Segment(0, 0, 1, 0)]))
+    hidden = driver.model.forward(ForwardBatch(np.array([5]), [Segment(0, 0, 1, 0)]))[FINAL_NORM]
     assert hidden.device.type == "cuda" and driver.model.compute_logits(hidden).device.type == "cuda"
     assert_close(ragged_steps(driver), torch_expected, tolerance=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,10 +118,10 @@ def test_every_small_step_size_gives_the_same_bits(embedded_driver: Any) -> None
 
 
 def test_hidden_states_may_come_in_any_form(driver: Any) -> None:
-    from specdec_hal.models import ForwardBatch, Segment
+    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment
 
     tokens = driver.tokens(20)
-    hidden = driver.model.forward(ForwardBatch(tokens, [Segment(0, 0, 20, 0)]))
+    hidden = driver.model.forward(ForwardBatch(tokens, [Segment(0, 0, 20, 0)]))[FINAL_NORM]
     expected = driver.model.compute_logits(hidden).numpy()
     array = np.array(hidden.numpy())
     for form in (array, np.from_dlpack(hidden), array.astype(np.float64), np.repeat(array, 2, 0)[::2]):
@@ -134,9 +135,9 @@ def test_hidden_states_may_come_in_any_form(driver: Any) -> None:
 
 
 def test_empty_batch(driver: Any) -> None:
-    from specdec_hal.models import ForwardBatch
+    from specdec_hal.models import FINAL_NORM, ForwardBatch
 
-    hidden = driver.model.forward(ForwardBatch(np.zeros(0, np.int64), []))
+    hidden = driver.model.forward(ForwardBatch(np.zeros(0, np.int64), []))[FINAL_NORM]
     assert tuple(hidden.shape) == (0, driver.model.config.hidden_size)
     assert driver.model.compute_logits(hidden).shape[0] == 0
 
@@ -154,7 +155,7 @@ def test_refused_batch_writes_nothing(driver: Any) -> None:
 
 
 def test_cache_is_needed_and_can_be_replaced(make_checkpoint: Callable[..., Path], framework: str) -> None:
-    from specdec_hal.models import ForwardBatch, Segment, load_model
+    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
 
     model: Any = load_model(make_checkpoint(), framework)
     batch = ForwardBatch(np.array([5, 6]), [Segment(0, 0, 2, 0)])
@@ -166,10 +167,58 @@ def test_cache_is_needed_and_can_be_replaced(make_checkpoint: Callable[..., Path
     results = []
     for length in (2, 300, 700):  # also beyond max_position_embeddings: headroom for rejected drafts
         model.allocate(1, length)
-        results.append(model.compute_logits(model.forward(batch)).numpy())
-        late = model.forward(ForwardBatch(np.array([7]), [Segment(0, 0, 1, length - 1)])).numpy()
+        results.append(model.compute_logits(model.forward(batch)[FINAL_NORM]).numpy())
+        late = model.forward(ForwardBatch(np.array([7]), [Segment(0, 0, 1, length - 1)]))[FINAL_NORM].numpy()
         assert np.isfinite(late).all()
         with pytest.raises(ValueError, match=f"expected positions in 0..{length - 1}"):
             model.forward(ForwardBatch(np.array([7]), [Segment(0, 0, 1, length)]))
     np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-4)
     np.testing.assert_allclose(results[2], results[0], rtol=0, atol=1e-4)
+
+
+def test_every_layer_can_be_tapped(driver: Any, make_driver: Any, tmp_path: Path) -> None:
+    """Layer i's hidden state, normed, is the output of the same model cut behind layer i; whatever the chunks are."""
+    from safetensors.numpy import load_file, save_file
+
+    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment
+    from specdec_hal.models.checkpoint import read_config
+    from specdec_hal.models.weights import expected_shapes
+
+    model, tokens = driver.model, driver.tokens(40)
+    layers = tuple(range(model.config.num_hidden_layers))
+    assert set(model.capabilities.hidden_layers) == {FINAL_NORM, *layers}
+    assert model.capabilities.stable_row_counts is None
+
+    def states(wanted: tuple[int, ...], chunk: int) -> dict[int, Any]:
+        parts = []
+        for start in range(0, len(tokens), chunk):
+            ids = tokens[start : start + chunk]
+            found = model.forward(ForwardBatch(ids, [Segment(0, 0, len(ids), start)], wanted))
+            assert set(found) == {FINAL_NORM, *wanted}
+            parts.append({layer: np.array(hidden.numpy()) for layer, hidden in found.items()})
+        return {layer: np.concatenate([part[layer] for part in parts]) for layer in parts[0]}
+
+    whole = states(layers, 40)
+    np.testing.assert_array_equal(states(layers[:1], 7)[0], whole[0])
+    np.testing.assert_array_equal(states((), 40)[FINAL_NORM], whole[FINAL_NORM])
+    raw, weights = json.loads((driver.path / "config.json").read_text()), load_file(driver.path / "model.safetensors")
+    for layer in layers:
+        cut = tmp_path / str(layer)
+        cut.mkdir()
+        shorter = {**raw, "num_hidden_layers": layer + 1, "num_nextn_predict_layers": 0}
+        (cut / "config.json").write_text(json.dumps(shorter))
+        save_file({name: weights[name] for name in expected_shapes(read_config(cut))}, cut / "model.safetensors")
+        one = make_driver(cut, model.framework, slots=1, length=40).model
+        expected = one.forward(ForwardBatch(tokens, [Segment(0, 0, 40, 0)]))[FINAL_NORM].numpy()
+        hidden = whole[layer].astype(np.float64)
+        scale = np.sqrt((hidden**2).mean(-1, keepdims=True) + model.config.rms_norm_eps)
+        gain = weights["model.norm.weight"].astype(np.float64)
+        np.testing.assert_allclose(hidden / scale * gain, expected, rtol=0, atol=1e-4)
+
+
+def test_a_layer_that_is_not_there_is_refused(driver: Any) -> None:
+    from specdec_hal.models import ForwardBatch, Segment
+
+    batch = ForwardBatch(driver.tokens(2), [Segment(0, 0, 2, 0)], (0, 99))
+    with pytest.raises(ValueError, match=r"forward .*'hidden_layers': expected layers among -1, 0, .*, got 99"):
+        driver.model.forward(batch)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.runner import Request, RequestOutput, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.support.history_model import CONTEXT, END, VOCABULARY, logits_after
+from tests.support.history_model import CONTEXT, END, VOCABULARY, DeviceHistoryModel, HistoryModel, logits_after
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def plain_decoding(prompt: list[int], params: SamplingParams) -> Expected:
         )
         generated.append(int(target[0]))
         text = "".join(chr(ord("a") + token) for token in generated if token != END)
-        if generated[-1] in (END, *params.stop_token_ids) or any(stop in text for stop in params.stop):
+        ends = [[token] for token in params.stop_token_ids] + params.stop_sequences
+        stopped = len(generated) >= params.min_new_tokens and any(generated[-len(end) :] == end for end in ends)
+        if generated[-1] == END or stopped or any(stop in text for stop in params.stop):
             return Expected(generated, "stop")
         if len(generated) == limit:
             return Expected(generated, "length")
@@ -78,6 +80,7 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         max_new_tokens=draw(st.integers(1, 40)),
         min_new_tokens=draw(st.sampled_from([0, 0, 6])),
         stop_token_ids=draw(st.lists(tokens, max_size=1)) if draw(st.integers(0, 3)) == 0 else [],
+        stop_sequences=draw(st.lists(st.lists(tokens, min_size=1, max_size=3), max_size=2)),
         stop=draw(st.lists(st.text("bcdefgh", min_size=1, max_size=3), max_size=2)),
         bad_token_ids=draw(st.lists(tokens, max_size=3)),
         num_speculative_tokens=draw(st.none() | st.just(0)),
@@ -96,6 +99,12 @@ prompts = st.lists(tokens, min_size=1, max_size=24) | st.builds(
     k=st.integers(0, 6),
     chunk=st.integers(1, 9),
     prefill_first=st.booleans(),
+    device=st.booleans(),
+    overlap=st.booleans(),
+    budget=st.none() | st.integers(1, 20),
+    blocks=st.tuples(st.integers(1, 9), st.integers(0, 12)),
+    cancelled=st.sets(st.integers(0, 4), max_size=2),
+    failing=st.sets(st.integers(0, 30), max_size=2),
     ngram=st.fixed_dictionaries(
         {
             "max_ngram_size": st.integers(2, 4),
@@ -112,11 +121,29 @@ def test_every_request_decodes_as_if_alone_and_plain(
     k: int,
     chunk: int,
     prefill_first: bool,
+    device: bool,
+    overlap: bool,
+    budget: int | None,
+    blocks: tuple[int, int],
+    cancelled: set[int],
+    failing: set[int],
     ngram: dict[str, object],
 ) -> None:
+    model = DeviceHistoryModel() if device else HistoryModel()
+    size, spare = blocks
+    longest = max(min(len(prompt) + params.max_new_tokens, CONTEXT) for prompt, params, _ in requests)
     runner = make_runner(
-        prefill_first=prefill_first,
-        runner={"max_num_seqs": slots, "prefill_chunk": chunk, "debug": True},
+        prefill_first=prefill_first and not device,
+        model=model,
+        runner={
+            "max_num_seqs": slots,
+            "prefill_chunk": chunk,
+            "max_num_batched_tokens": None if budget is None else slots * (k + 1) + budget,
+            "block_size": size,
+            "num_kv_blocks": -(-longest // size) + spare,
+            "overlap": overlap,
+            "debug": True,
+        },
         speculative={"method": "ngram", "num_speculative_tokens": k, "ngram": ngram},
     )
     late = sorted(enumerate(requests), key=lambda item: item[1][2])
@@ -126,12 +153,24 @@ def test_every_request_decodes_as_if_alone_and_plain(
         while late and (late[0][1][2] <= step or not runner.has_requests):
             number, (prompt, params, _) = late.pop(0)
             runner.add_request(Request(str(number), prompt, params))
+        if step in failing:
+            model.failures.append(MemoryError("out of memory"))
         runner.step()
+        if step % 7 == 5:
+            for number in cancelled:
+                runner.cancel(str(number))
         step += 1
+        assert step < 2000, "no progress"
     outputs = runner.take_finished()
     for number, (prompt, params, _) in enumerate(requests):
         output = outputs[str(number)]
         expected = plain_decoding(prompt, params)
+        if output.finish_reason == "cancelled":
+            assert list(output.token_ids) == expected.tokens[: len(output.token_ids)]
+            continue
+        if output.finish_reason == "error" and len(failing) > 1:
+            assert output.error == "its step raised MemoryError: out of memory"
+            continue
         assert list(output.token_ids) == expected.tokens
         assert output.finish_reason == expected.finish_reason
         assert output.error == ""

@@ -170,19 +170,6 @@ def test_a_row_without_a_distribution_ends_its_request_with_an_error() -> None:
     assert outputs["bystander"] == alone()
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 5])
-def test_a_step_that_fails_in_the_model_can_be_repeated(after: int) -> None:
-    model = HistoryModel()
-    runner = make_runner(model=model, runner={"prefill_chunk": 3})
-    runner.add_request(BYSTANDER)
-    for _ in range(after):
-        runner.step()
-    model.failures.append(MemoryError("out of memory"))
-    with pytest.raises(MemoryError):
-        runner.step()
-    assert runner.run()["bystander"].token_ids == alone().token_ids
-
-
 def test_streaming_adds_up_to_the_output() -> None:
     deltas: list[StreamDelta] = []
     runner = make_runner(runner={"max_num_seqs": 2})

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.models.protocol import ForwardBatch, ModelConfig
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, ModelCapabilities, ModelConfig
 
 VOCABULARY = 24
 CONTEXT = 64
@@ -34,17 +34,11 @@ class HistoryModel:
     config = ModelConfig(
         vocab_size=VOCABULARY,
         hidden_size=VOCABULARY,
-        intermediate_size=1,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=2,
         max_position_embeddings=CONTEXT,
-        rope_theta=1.0,
-        rms_norm_eps=1.0,
-        tie_word_embeddings=True,
         eos_token_ids=(END,),
     )
+
+    capabilities = ModelCapabilities(stable_row_counts=None)
 
     def __init__(self) -> None:
         self.cache: np.ndarray[Any, np.dtype[np.int64]] = np.empty((0, 0), np.int64)
@@ -55,7 +49,7 @@ class HistoryModel:
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         self.cache = np.full((max_num_seqs, max_model_len), -1, np.int64)
 
-    def forward(self, batch: ForwardBatch) -> Any:
+    def forward(self, batch: ForwardBatch) -> dict[int, Any]:
         if self.failures:
             raise self.failures.pop()
         hidden = np.full((len(batch.token_ids), VOCABULARY), np.nan, np.float32)
@@ -70,10 +64,49 @@ class HistoryModel:
                 hidden[segment.start + i] = logits_after(history)
                 if history[-1] in self.poisoned:
                     hidden[segment.start + i] = np.nan
-        return hidden
+        return {FINAL_NORM: hidden}
 
     def compute_logits(self, hidden: Any) -> Any:
         return np.array(hidden)
+
+
+class DeviceHistoryModel(HistoryModel):
+    """The same over KV blocks and tensors of fixed capacity, as a model on a device takes them."""
+
+    capabilities = ModelCapabilities(stable_row_counts=None, device_lengths=True, static_shapes=True)
+
+    def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
+        self.block_size = block_size
+        self.cache = np.full((num_blocks, block_size), -1, np.int64)
+
+    def forward_device(self, batch: DeviceBatch, out: Any) -> None:
+        if self.failures:
+            raise self.failures.pop()
+        hidden = out[FINAL_NORM]
+        hidden[:] = np.nan
+        offsets = batch.cu_seqlens_q
+        tokens = min(int(offsets[-1]), len(batch.token_ids))
+        for t in range(tokens):
+            slot = int(batch.batch_id_per_token[t])
+            position = int(batch.seq_lens_decoder[slot]) + t - int(offsets[slot])
+            assert position < batch.max_seq_len, "a context beyond the bucket"
+            assert offsets[slot + 1] - offsets[slot] <= batch.max_query_len
+            block = batch.block_tables[slot]
+            token = int(batch.token_ids[t, 0])
+            if not 0 <= token < VOCABULARY:
+                continue  # drafts of a slot that has stopped
+            self.cache[block[position // self.block_size], position % self.block_size] = token
+        for t in range(tokens):
+            slot = int(batch.batch_id_per_token[t])
+            position = int(batch.seq_lens_decoder[slot]) + t - int(offsets[slot])
+            blocks = batch.block_tables[slot, : position // self.block_size + 1]
+            history = self.cache[blocks].reshape(-1)[: position + 1].tolist()
+            hidden[t] = np.nan if -1 in history or history[-1] in self.poisoned else logits_after(history)
+
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        out[:] = np.nan
+        rows = len(hidden) if num_rows is None else int(num_rows[0])
+        out[:rows] = hidden[:rows]
 
 
 class LetterDetokenizer:

@@ -9,18 +9,9 @@ import numpy.typing as npt
 import torch
 
 from specdec_hal.models.llama_cuda import LlamaCuda
-from specdec_hal.models.protocol import DeviceBatch
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch
 
 POISON = float("nan")
-
-
-def load_weights(path: Any, dtype: torch.dtype, device: str) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Configuration and weights of a checkpoint, rounded to `dtype`."""
-    from specdec_hal.models.checkpoint import read_config, read_weights
-
-    config = read_config(path)
-    weights = read_weights(path, config)
-    return config, {name: torch.tensor(array).to(device, dtype) for name, array in weights.items()}
 
 
 class Paged:
@@ -76,7 +67,7 @@ class Paged:
         config, rows = self.model.config, len(batch.token_ids)
         hidden = torch.full((rows, config.hidden_size), POISON, dtype=self.model.dtype, device=self.model.device)
         logits = torch.full((rows, config.vocab_size), POISON, dtype=torch.float32, device=self.model.device)
-        self.model.forward_device(batch, hidden)
+        self.model.forward_device(batch, {FINAL_NORM: hidden})
         self.model.compute_logits_device(hidden, logits, batch.cu_seqlens_q[-1:])
         offsets = batch.cu_seqlens_q.tolist()
         assert hidden[offsets[-1] :].isnan().all() and logits[offsets[-1] :].isnan().all()

@@ -154,16 +154,15 @@ class Coarse:
 def record(config: Path, prompts: list[Path]) -> Recording:
     """Every run, from prompts to ends."""
     import specdec_hal as sd
-    from specdec_hal.models import load_model, load_tokenizer
     from specdec_hal.runner import ModelRunner, Request, SamplingParams
 
     recording = Recording()
     common = ("runner.max_num_seqs=3", "runner.prefill_chunk=24", "runner.max_model_len=96", "backend.name=reference")
     drafts = ("speculative.num_speculative_tokens=4", "speculative.ngram.use_index=true")
-    path = sd.load(config).model_path
-    model, tokenizer = load_model(path), load_tokenizer(path)
+    runtime = sd.load(config)
+    model, tokenizer = runtime.load_model(), runtime.load_tokenizer()
     for name, (overrides, sampling) in RUNS.items():
-        settings = sd.load(config, (*common, *drafts, *overrides))
+        settings = sd.load(config, (*common, *drafts, *overrides)).config
         runner = ModelRunner(settings, RecordingBackend(recording, name), Coarse(model), tokenizer)
         for number, prompt in enumerate(prompts[:2]):
             ids = tokenizer.encode(prompt.read_text())[: 30 + 20 * number]

@@ -1,0 +1,69 @@
+"""The sections under ``speculative:`` that proposers bring along, validated like every other section."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from specdec_hal.config.schema import Config, SpeculativeSettings
+from specdec_hal.errors import PluginError
+from specdec_hal.hookspecs import ProposerSpec
+from specdec_hal.plugins import describe, short
+from specdec_hal.registry import Registry
+
+_TAKEN = frozenset((*dir(SpeculativeSettings), *SpeculativeSettings.model_fields))
+"""Names that mean something else in the section ``speculative``."""
+
+Sections = tuple[tuple[str, type[BaseModel]], ...]
+
+
+def config_class(registry: Registry) -> type[Config]:
+    """Config with a section for each proposer of `registry` that announces settings.
+
+    A proposer whose settings cannot be used is taken out of the registry and its plug-in gets the error: the others
+    work on.
+    """
+    sections = {}
+    for plugin, spec in registry.unique_proposers():
+        if spec.settings is None:
+            continue
+        try:
+            sections[spec.name] = _settings(spec)
+        except PluginError as error:
+            registry.disable_proposers(plugin, f"{plugin.label}: settings of the proposer '{spec.name}': {error}")
+    return _with_sections(tuple(sorted(sections.items())))
+
+
+def _settings(spec: ProposerSpec) -> type[BaseModel]:
+    """The class of a proposer's section."""
+    name, settings = spec.name, spec.settings
+    if not name.isidentifier() or name.startswith("_") or name in _TAKEN:
+        raise PluginError(f"'{name}' cannot be the key of a section; choose another name for the proposer")
+    if not isinstance(settings, type):
+        try:
+            settings = settings()  # type: ignore[misc]
+        except Exception as error:
+            raise PluginError(f"raised {describe(error)}") from error
+    if not (isinstance(settings, type) and issubclass(settings, BaseModel)):
+        raise PluginError(f"expected a pydantic model, or a function that returns one, got {short(settings)}")
+    if settings.model_config.get("extra") != "forbid":
+        raise PluginError(f"{settings.__name__} lets unknown keys pass; derive it from specdec_hal.config.Section")
+    return settings
+
+
+@lru_cache(maxsize=32)
+def _with_sections(sections: Sections) -> type[Config]:
+    fields: dict[str, Any] = {name: (settings, _field(settings)) for name, settings in sections}
+    speculative = create_model("SpeculativeSettings", __base__=SpeculativeSettings, **fields)
+    return create_model("Config", __base__=Config, speculative=(speculative, Field(default_factory=speculative)))
+
+
+def _field(settings: type[BaseModel]) -> Any:
+    """A section that is left out takes its defaults, and is None where it has keys without one."""
+    try:
+        settings()
+    except ValidationError:
+        return Field(default=None)
+    return Field(default_factory=settings)

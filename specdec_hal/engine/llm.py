@@ -1,0 +1,143 @@
+"""Offline decoding: prompts in, finished outputs out, in the same order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from specdec_hal.config import Config, parse
+from specdec_hal.errors import RequestError
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
+from specdec_hal.runtime import Runtime, load
+
+if TYPE_CHECKING:
+    from specdec_hal.models import TargetModel, Tokenizer
+    from specdec_hal.registry import Registry
+
+Prompt = str | Sequence[int]
+"""Text, which the tokenizer encodes, or token ids."""
+
+
+def make_runner(
+    model: str | os.PathLike[str] | TargetModel | None,
+    config: str | os.PathLike[str] | Config | None,
+    tokenizer: Tokenizer | None = None,
+    registry: Registry | None = None,
+) -> ModelRunner:
+    """A runner of a model (a checkpoint folder, or an object; None: the configuration's) under a configuration.
+
+    `config`: a YAML file, a checked configuration, or None for the defaults. Errors: see :func:`specdec_hal.load`.
+    """
+    folder = None if model is None or not isinstance(model, (str, os.PathLike)) else os.path.abspath(model)
+    if isinstance(config, Config):
+        settings = config if folder is None else config.model_copy(
+            update={"model": config.model.model_copy(update={"path": folder})}
+        )  # fmt: skip
+        runtime = Runtime(settings, registry)
+    elif config is None:
+        sections = {} if folder is None else {"model": {"path": folder}}
+        runtime = Runtime(parse(sections, registry=registry), registry)
+    else:
+        runtime = load(config, () if folder is None else (f"model.path={folder}",), registry=registry)
+    loaded: Any = None if folder is not None else model
+    return runtime.runner(model=loaded, tokenizer=tokenizer)
+
+
+class LLM:
+    """Decodes batches of prompts.
+
+    ``LLM("models/tiny-py-lm", "configs/reference.yaml").generate(["def add(a, b):"])[0].text``. `model` is a checkpoint
+    folder or a loaded model, `config` a YAML file or a configuration; either may be left to the other.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | TargetModel | None = None,
+        config: str | os.PathLike[str] | Config | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        registry: Registry | None = None,
+    ) -> None:
+        self.runner = make_runner(model, config, tokenizer, registry)
+        self._numbers = count()
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the configuration's section `sampling` says."""
+        return SamplingParams(**dict(self.runner.config.sampling))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Decode every prompt; one output each, in the order of the prompts.
+
+        `sampling_params`: for all prompts, or one for each; None: :attr:`default_params`. `progress` draws a bar on a
+        terminal. RequestError, with nothing decoded, if a prompt cannot be served.
+        """
+        texts: Sequence[Prompt] = [prompts] if _is_prompt(prompts) else prompts  # type: ignore[list-item, assignment]
+        params = self._per_prompt(sampling_params, len(texts))
+        names = [f"llm-{next(self._numbers)}" for _ in texts]
+        queued: list[str] = []
+        with _bar(len(texts), progress) as advance:
+            try:
+                for name, text, wanted in zip(names, texts, params, strict=True):
+                    self.runner.add_request(Request(name, self._encode(text), wanted, advance))
+                    queued.append(name)
+                while self.runner.has_requests:
+                    self.runner.step()
+            except BaseException:
+                for name in queued:
+                    self.runner.cancel(name)
+                self.runner.take_finished()
+                raise
+        finished = self.runner.take_finished()
+        return [finished[name] for name in names]
+
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if self.runner.tokenizer is None:
+            raise RequestError("a prompt of text needs a tokenizer; pass token ids, or give LLM a tokenizer")
+        return self.runner.tokenizer.encode(prompt)
+
+    def _per_prompt(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int
+    ) -> Sequence[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self.default_params] * prompts
+        if len(given) != prompts:
+            raise RequestError(f"expected one SamplingParams, or one for each of {prompts} prompts, got {len(given)}")
+        return given
+
+
+def _is_prompt(prompts: Any) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence)))
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Any]:
+    """A progress bar over requests, with the tokens so far; yields the callback of every request."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as progress:
+        task, tokens = progress.add_task("", total=total, tokens=0), 0
+
+        def advance(delta: StreamDelta) -> None:
+            nonlocal tokens
+            tokens += len(delta.token_ids)
+            progress.update(task, advance=delta.finish_reason is not None, tokens=tokens)
+
+        yield advance

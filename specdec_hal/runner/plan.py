@@ -1,0 +1,361 @@
+"""One decode step as a plan: the ops of the contract in their order, around two calls of the model, bound once.
+
+schedule_slots -> prepare_inputs -> adjust_batch -> model -> gather_next_token -> logits -> penalties -> sampling
+parameters -> target tokens, candidates or probabilities -> verify_draft_tokens -> log-probabilities ->
+set_stop_sequences -> update_model_status -> proposer. Plain decoding is the same path with one token a slot.
+
+A plan is made for a :class:`Bucket`, sizes and needs that a step fits into, and kept. Where backend, model and proposer
+declare that they can, it reads no device value, so that it is captured as a device graph; elsewhere it is a list of calls.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_hal.backend import Backend
+from specdec_hal.config.schema import SpeculativeSettings
+from specdec_hal.errors import PluginError
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, Segment, TargetModel
+from specdec_hal.ops import Strategy, TokenOrder
+from specdec_hal.proposers.protocol import Proposer, StepView
+from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.staging import Fetched, Outputs
+from specdec_hal.state import DecodeState
+
+_log = logging.getLogger("specdec_hal")
+
+Call = Callable[[int], None]
+"""A part of a step; takes the stream."""
+
+
+class Needs(NamedTuple):
+    """What the requests of a step ask for beyond tokens. `logprobs`: N, the columns of log-probabilities; 0 for none."""
+
+    penalties: bool = False
+    stops: bool = False
+    logprobs: int = 0
+
+
+class Bucket(NamedTuple):
+    """Sizes that a step fits into: slots, packed tokens, output rows, tokens of one slot, and the longest context."""
+
+    slots: int
+    tokens: int
+    rows: int
+    query: int
+    context: int
+    needs: Needs
+
+
+@dataclass
+class StepPlan:
+    """The calls of a step, by stage. `logprobs`: where its log-probabilities come out."""
+
+    calls: list[tuple[str, Call]]
+    logprobs: Outputs | None = None
+    view: Callable[[int], StepView] = field(init=False)
+    replay: Callable[[], None] | None = None
+    launches: int = 0
+
+    def run(self, stream: int, record: StepRecord) -> None:
+        """Launch every call, timed by stage."""
+        for stage, call in self.calls:
+            with record.stage(stage):
+                call(stream)
+
+
+@dataclass
+class Buffers:
+    """What the plans of a runner share, at full capacity; a plan works on the first rows.
+
+    `hidden` [T_cap, D] and `picked` [R_cap, D] are by layer.
+    """
+
+    hidden: dict[int, Any]
+    picked: dict[int, Any]
+    logits: Any
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Planner:
+    """Makes and keeps the plans of one runner.
+
+    `static`: the model takes device tensors of fixed capacity, so that no call reads a device value. `captured`: plans
+    become device graphs; one that cannot be captured is launched call by call from then on, which is said once.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: TargetModel,
+        state: DecodeState,
+        proposer: Proposer,
+        settings: SpeculativeSettings,
+        *,
+        captured: bool,
+    ) -> None:
+        self.backend, self.model, self.state, self.proposer, self.settings = backend, model, state, proposer, settings
+        self.static = model.capabilities.device_lengths
+        self.captured = captured
+        self.captures = self.capture_failures = 0
+        self._plans: dict[Bucket, StepPlan] = {}
+        self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
+        self._model_ids: Any = None
+        self._fed = 0
+        size, config, device = state.symbols, model.config, state.device
+        self._layers = tuple(dict.fromkeys((FINAL_NORM, *proposer.hidden_layers)))
+        dtype = model.capabilities.hidden_dtype
+        self._draft_probs: Any = None
+        self._buffers = Buffers(
+            hidden={layer: device.zeros((size["T_cap"], config.hidden_size), dtype) for layer in self._layers},
+            picked={layer: device.zeros((size["R_cap"], config.hidden_size), dtype) for layer in self._layers},
+            logits=device.zeros((size["R_cap"], config.vocab_size), "float32"),
+        )
+
+    def check(self) -> None:
+        """Bind the ops that every step needs, so that a backend without one of them is refused before any request."""
+        bucket = self.bucket(1, 1, 1, False, Needs())
+        if self.static:
+            self._plans[bucket] = self._plan(bucket)
+        else:
+            self._heads[bucket.slots, bucket.tokens] = self._head(bucket)
+            bucket = bucket._replace(rows=1)
+            self._plans[bucket] = self._plan(bucket)
+
+    # ---- choosing a plan
+
+    def bucket(self, slots: int, tokens: int, context: int, chunked: bool, needs: Needs) -> Bucket:
+        """The smallest bucket that a step fits into; sizes are powers of two, so that there are few."""
+        size, s = self.state.symbols, self.state.symbols["S"]
+        if not self.static:  # exact: every size that the model sees is computed
+            return Bucket(size["M"], size["T_cap"], 0, size["I_cap"], size["L"], needs)
+        slots = _round_up(slots, 1, size["M"])
+        packed = _round_up(tokens, 128, size["T_cap"]) if chunked else slots * s
+        query = max(s, size["I_cap"]) if chunked else s
+        return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), needs)
+
+    def launch(self, bucket: Bucket, record: StepRecord) -> tuple[StepPlan, Fetched | None]:
+        """Enqueue a step. Returns its plan, and how to get its log-probabilities."""
+        stream = self.state.device.stream()
+        if not self.static:
+            bucket = self._read_rows(bucket, stream, record)
+        plan = self._plans.get(bucket)
+        if plan is None:
+            self._plans[bucket] = plan = self._plan(bucket)
+        if plan.replay is None and self.captured and plan.launches:
+            self._capture(plan, stream)
+        plan.launches += 1
+        if plan.replay is not None:
+            with record.stage("replay"):
+                plan.replay()
+        else:
+            plan.run(stream, record)
+        return plan, None if plan.logprobs is None else plan.logprobs.fetch()
+
+    def _capture(self, plan: StepPlan, stream: int) -> None:
+        """The first launch of a plan has compiled and allocated; now its launches are recorded, not executed."""
+        try:
+            plan.replay = self.state.device.capture(lambda: plan.run(stream, StepRecord()))
+        except Exception as error:
+            self.captured = False
+            self.capture_failures += 1
+            _log.warning("a step could not be captured (%s: %s); steps are launched op by op", type(error).__name__, error)
+        else:
+            self.captures += 1
+
+    # ---- the calls
+
+    def _plan(self, bucket: Bucket) -> StepPlan:
+        plan = StepPlan(self._head(bucket) + self._forward(bucket) if self.static else [])
+        plan.calls += self._tail(bucket, plan)
+        return plan
+
+    def _head(self, bucket: Bucket) -> list[tuple[str, Call]]:
+        """From the scheduler's decisions to the packed tokens of the step."""
+        backend, state = self.backend, self.state
+        sizes = {"B": bucket.slots, "T_cap": bucket.tokens, "R_cap": bucket.rows or state.symbols["R_cap"]}
+        calls: list[tuple[str, Call]] = [
+            ("prepare", backend.bind("schedule_slots", **state.args("schedule_slots", sizes))),
+            ("prepare", backend.bind("prepare_inputs", **state.args("prepare_inputs", sizes))),
+        ]
+        self._model_ids = state.part("ids_remove_padding", sizes)
+        if backend.token_order is not TokenOrder.SLOT:
+            self._model_ids = state.allocate("ids_remove_padding", T_cap=bucket.tokens)
+            args = {**state.args("adjust_batch", sizes), "out": self._model_ids}
+            calls.append(("prepare", backend.bind("adjust_batch", state.part("ids_remove_padding", sizes), **args)))
+        return calls
+
+    def _forward(self, bucket: Bucket) -> list[tuple[str, Call]]:
+        """The model over device tensors."""
+        state, model = self.state, self.model
+        sizes = {"B": bucket.slots, "T_cap": bucket.tokens}
+        batch = DeviceBatch(
+            token_ids=self._model_ids,
+            batch_id_per_token=state.part("batch_id_per_token", sizes),
+            cu_seqlens_q=state.part("cu_seqlens_q", sizes),
+            seq_lens_decoder=state["seq_lens_decoder"],
+            block_tables=state["block_tables"],
+            max_seq_len=bucket.context,
+            max_query_len=bucket.query,
+        )
+        hidden = {layer: tensor[: bucket.tokens] for layer, tensor in self._buffers.hidden.items()}
+        return [("forward", lambda stream: model.forward_device(batch, hidden))]
+
+    def _tail(self, bucket: Bucket, plan: StepPlan) -> list[tuple[str, Call]]:
+        """From hidden states to drafts of the next step."""
+        backend, state, buffers = self.backend, self.state, self._buffers
+        sizes = {"B": bucket.slots, "T_cap": bucket.tokens, "R_cap": bucket.rows}
+        rows = bucket.rows
+        hidden = {layer: tensor[: bucket.tokens] for layer, tensor in buffers.hidden.items()}
+        picked = {layer: tensor[:rows] for layer, tensor in buffers.picked.items()}
+        logits = buffers.logits[:rows]
+        bind = lambda op, *args, **kwargs: backend.bind(op, *args, **{**state.args(op, sizes), **kwargs})  # noqa: E731
+        calls: list[tuple[str, Call]] = [
+            ("gather", bind("gather_next_token", x, out=picked[layer], is_speculative=True))
+            for layer, x in hidden.items()
+        ]
+        calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes)))
+        raw = logits
+        if bucket.needs.penalties:
+            if bucket.needs.logprobs:
+                raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
+                calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
+            calls.append(("penalties", bind("apply_penalties", logits)))
+        calls.append(("sample", bind("build_sampling_params")))
+        judged_by = self._judge(logits, sizes, calls)
+        calls.append((
+            "verify",
+            backend.bind(
+                "verify_draft_tokens",
+                **{**state.args("verify_draft_tokens", sizes), "target_tokens": None, "top_p": None, **judged_by},
+                strategy=self.settings.verify_strategy,
+                verify_window=self.settings.verify_window,
+            ),
+        ))  # fmt: skip
+        if bucket.needs.logprobs:
+            plan.logprobs = self._logprobs(raw, bucket, calls)
+        if bucket.needs.stops:
+            calls.append(("verify", bind("set_stop_sequences")))
+        calls.append(("update", bind("update_model_status")))
+        plan.view = partial(self._view, hidden, picked)
+        if self.proposer.runs_on == "device":
+            calls.append(("propose", lambda stream: self.propose(plan.view(stream))))
+        return calls
+
+    def _view(self, hidden: dict[int, Any], picked: dict[int, Any], stream: int) -> StepView:
+        layers = self.proposer.hidden_layers
+        inputs = {layer: hidden[layer] if self.static else hidden[layer][: self._fed] for layer in layers}
+        return StepView(self.state, stream, {layer: picked[layer] for layer in layers}, inputs)
+
+    def propose(self, view: StepView) -> None:
+        """Let the proposer draft; plans are made anew if it hands out other draft probabilities than before."""
+        draft_probs = self.proposer.propose(view)
+        if draft_probs is not None and not self.proposer.gives_draft_probs:
+            raise PluginError(
+                f"proposer '{self.settings.method}' returned draft probabilities and declares gives_draft_probs = False; "
+                "let it say True"
+            )
+        if draft_probs is self._draft_probs or self.settings.verify_strategy is not Strategy.REJECTION:
+            return
+        self._draft_probs = draft_probs
+        self._plans.clear()
+
+    def _logits(self, picked: Any, logits: Any, sizes: dict[str, int]) -> Call:
+        model, device = self.model, self.state.device
+        if self.static:
+            counted = self.state["cu_seqlens_q_output"][sizes["B"] : sizes["B"] + 1]
+            num_rows = None if self.backend.debug else counted  # whose checks look at every row
+            return lambda stream: model.compute_logits_device(picked, logits, num_rows)
+        return lambda stream: device.assign(logits, model.compute_logits(picked))
+
+    def _extra(self, name: str, **symbols: int) -> Any:
+        """A buffer of this name at full capacity, shared by all plans."""
+        if name not in self._buffers.extra:
+            self._buffers.extra[name] = self.state.allocate(name, **symbols)
+        return self._buffers.extra[name]
+
+    def _judge(self, logits: Any, sizes: dict[str, int], calls: list[tuple[str, Call]]) -> dict[str, Any]:
+        """What the strategy compares drafts with: arguments of verify_draft_tokens."""
+        backend, state, strategy, rows = self.backend, self.state, self.settings.verify_strategy, sizes["R_cap"]
+        if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
+            args = state.args("sample_target", sizes)
+            calls.append(("sample", backend.bind("sample_target", logits, **args)))
+            return {"target_tokens": args["target_tokens"]}
+        vocabulary = self.model.config.vocab_size
+        probs = self._extra("probs", V=vocabulary)[:rows]
+        args = state.args("processed_probs", sizes)
+        if strategy is Strategy.REJECTION:
+            calls.append(("sample", backend.bind("processed_probs", logits, probs=probs, **args)))
+            return {"target_probs": probs, "draft_probs": self._draft_probs}
+        # TOPP applies top_p when it picks candidates.
+        if "row_top_p" not in self._buffers.extra:
+            self._buffers.extra["row_top_p"] = state.device.upload(np.ones(state.symbols["R_cap"], np.float32))
+        args["row_top_p"] = self._buffers.extra["row_top_p"][:rows]
+        calls.append(("sample", backend.bind("processed_probs", logits, probs=probs, **args)))
+        width = min(self.settings.candidates, vocabulary)
+        names = ("candidate_ids", "candidate_scores", "candidate_lens")
+        candidates = {name: self._extra(name, C=width)[:rows] for name in names}
+        args = state.args("top_p_candidates", sizes)
+        calls.append(("sample", backend.bind("top_p_candidates", probs, **candidates, **args)))
+        return {**candidates, "top_p": state["top_p"]}
+
+    def _logprobs(self, logits: Any, bucket: Bucket, calls: list[tuple[str, Call]]) -> Outputs:
+        backend, state = self.backend, self.state
+        shape = {"A_cap": bucket.rows, "N": bucket.needs.logprobs, "B": bucket.slots}
+        names = ("ids", "logprobs", "ranks", "cu_batch_token_offset")
+        outputs = state.device.outputs({name: state.field(name, **shape) for name in names})
+        packed = {name: self._extra(name, A_cap=state.symbols["R_cap"])[: bucket.rows] for name in ("token_ids", "rows")}
+        args = {**state.args("gather_accepted", {"B": bucket.slots}), **packed}
+        args["cu_batch_token_offset"] = outputs.tensors["cu_batch_token_offset"]
+        calls.append(("logprobs", backend.bind("gather_accepted", logits, **args)))
+        calls.append(("logprobs", backend.bind("token_logprobs", logits, **packed, **outputs.tensors)))
+        return outputs
+
+    # ---- models that take lists
+
+    def _read_rows(self, bucket: Bucket, stream: int, record: StepRecord) -> Bucket:
+        """Run the head and the model of a step whose model wants its batch on the host; the bucket with its rows."""
+        state, key = self.state, (bucket.slots, bucket.tokens)
+        if key not in self._heads:
+            self._heads[key] = self._head(bucket)
+        for stage, call in self._heads[key]:
+            with record.stage(stage):
+                call(stream)
+        with record.stage("prepare"):
+            self._fed, rows = (int(n) for n in state.read("num_tokens"))
+            tokens = self._fed
+            ids = state.device.download(self._model_ids[:tokens])[:, 0]
+            batch = ForwardBatch(ids, self._segments(), self.proposer.hidden_layers)
+        with record.stage("forward"):
+            hidden = self.model.forward(batch)
+        with record.stage("gather"):
+            for layer, tensor in self._buffers.hidden.items():
+                state.device.assign(tensor[:tokens], hidden[layer])
+        return bucket._replace(rows=rows)
+
+    def _segments(self) -> list[Segment]:
+        """Which slot each stretch of the packed tokens belongs to, in the backend's order."""
+        names = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder")
+        lens, encoder, decoder = (self.state.read(name).tolist() for name in names)
+        slots = [b for b, length in enumerate(lens) if length > 0]
+        if self.backend.token_order is TokenOrder.PREFILL_FIRST:
+            slots.sort(key=lambda b: encoder[b] == 0)
+        segments, start = [], 0
+        for b in slots:
+            segments.append(Segment(b, start, lens[b], decoder[b]))
+            start += lens[b]
+        return segments
+
+
+def _round_up(value: int, least: int, most: int) -> int:
+    """The smallest power-of-two multiple of `least` that is >= value, at most `most`."""
+    size = least
+    while size < value:
+        size *= 2
+    return min(size, most)

@@ -1,0 +1,129 @@
+"""LLM and AsyncEngine over the history model: the tokens of plain decoding, and every stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from specdec_hal.config import parse
+from specdec_hal.engine import LLM, AsyncEngine
+from specdec_hal.errors import EngineDeadError, RequestError
+from specdec_hal.runner import SamplingParams, StreamDelta
+from tests.runner.test_equality import plain_decoding
+from tests.support.history_model import HistoryModel, LetterTokenizer
+
+CONFIG = {
+    "backend": {"name": "reference"},
+    "runner": {"max_num_seqs": 3},
+    "speculative": {"method": "ngram", "num_speculative_tokens": 3},
+}
+PROMPTS = [[n + 1, 5, 6, 5, 6] for n in range(7)]
+PARAMS = [SamplingParams(temperature=0.7, seed=n, max_new_tokens=10 + n, logprobs=1) for n in range(7)]
+
+
+def llm(**more: Any) -> LLM:
+    return LLM(HistoryModel(), parse({**CONFIG, **more}), tokenizer=LetterTokenizer())  # type: ignore[arg-type]
+
+
+def engine() -> AsyncEngine:
+    return AsyncEngine(HistoryModel(), parse(CONFIG), tokenizer=LetterTokenizer())  # type: ignore[arg-type]
+
+
+class TestLLM:
+    def test_outputs_stand_in_the_order_of_the_prompts(self) -> None:
+        outputs = llm().generate(PROMPTS, PARAMS, progress=False)
+        assert [list(o.token_ids) for o in outputs] == [
+            plain_decoding(p, q).tokens for p, q in zip(PROMPTS, PARAMS, strict=True)
+        ]
+
+    def test_one_prompt_and_the_sampling_of_the_configuration(self) -> None:
+        model = llm(sampling={"max_new_tokens": 4, "bad_token_ids": [0]})
+        (output,) = model.generate([3, 4, 5])
+        assert len(output.token_ids) == 4
+        assert model.generate([3, 4, 5]) == [type(output)(**{**vars(output), "request_id": "llm-1"})]
+
+    def test_a_prompt_that_cannot_be_served_leaves_nothing_behind(self) -> None:
+        model = llm()
+        with pytest.raises(RequestError, match="empty prompt"):
+            model.generate([[1, 2], []])
+        with pytest.raises(RequestError, match="one for each of 2 prompts, got 7"):
+            model.generate([[1, 2], [3]], PARAMS)
+        assert not model.runner.has_requests
+        assert len(model.generate([[1, 2]])) == 1
+
+
+def run(body: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(body, 60))
+
+
+async def collect(streaming: AsyncEngine, prompt: list[int], params: SamplingParams) -> list[StreamDelta]:
+    return [delta async for delta in streaming.generate(prompt, params)]
+
+
+class TestAsyncEngine:
+    def test_streams_of_many_tasks(self) -> None:
+        async def body() -> list[list[StreamDelta]]:
+            async with engine() as streaming:
+                return await asyncio.gather(*(collect(streaming, p, q) for p, q in zip(PROMPTS, PARAMS, strict=True)))
+
+        for deltas, prompt, params in zip(run(body()), PROMPTS, PARAMS, strict=True):
+            tokens = [token for delta in deltas for token in delta.token_ids]
+            assert tokens == plain_decoding(prompt, params).tokens
+            assert len([entry for delta in deltas for entry in delta.logprobs]) == len(tokens)
+            assert [delta.finish_reason is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
+
+    def test_a_stream_that_is_left_early_cancels_its_request(self) -> None:
+        async def body() -> None:
+            async with engine() as streaming:
+                params = SamplingParams(max_new_tokens=40, bad_token_ids=[0])
+                stream = streaming.generate([1, 2], params, "left")
+                await anext(stream)
+                await stream.aclose()
+                await collect(streaming, [1, 2], SamplingParams(max_new_tokens=2))
+                assert streaming.runner.metrics.requests["cancelled"] == 1
+            assert not streaming._streams and not streaming.runner.has_requests
+
+        run(body())
+
+    def test_refusals_and_duplicates(self) -> None:
+        async def body() -> None:
+            async with engine() as streaming:
+                with pytest.raises(RequestError, match="empty prompt"):
+                    await collect(streaming, [], SamplingParams())
+                first = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]), "same")
+                await anext(first)
+                with pytest.raises(RequestError, match="the id is in use"):
+                    await anext(streaming.generate([1], None, "same"))
+                streaming.abort("same")
+                streaming.abort("nobody")
+                assert [delta.finish_reason async for delta in first][-1] == "cancelled"
+
+        run(body())
+
+    def test_closing_ends_every_stream(self) -> None:
+        async def body() -> None:
+            streaming = engine()
+            stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
+            await anext(stream)
+            await asyncio.to_thread(streaming.close)
+            assert [delta.finish_reason async for delta in stream][-1] == "cancelled"
+            with pytest.raises(EngineDeadError, match="has stopped: it was closed"):
+                await collect(streaming, [1], SamplingParams())
+
+        run(body())
+
+    def test_an_engine_that_dies_says_so_on_every_stream(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def body() -> None:
+            streaming = engine()
+            stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
+            await anext(stream)
+            streaming.runner.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+            with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+                async for _ in stream:
+                    pass
+            streaming.close()
+
+        run(body())

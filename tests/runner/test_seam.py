@@ -1,0 +1,422 @@
+"""What outsiders plug in: one registry from the configuration to the last token, proposers that see what they ask for,
+models that are refused by name, and steps that neither check nor allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from specdec_hal import registry as registry_module
+from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Probe
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import Section, parse
+from specdec_hal.errors import ConfigError, PluginError, UnsupportedError
+from specdec_hal.hookspecs import ModelSpec, ProposerSpec, hookimpl
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities
+from specdec_hal.proposers.protocol import ProposerContext, SlotView, StepView
+from specdec_hal.registry import BUILTINS, Registry
+from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runtime import Runtime
+from tests.runner.conftest import PrefillFirst
+from tests.support.history_model import VOCABULARY, HistoryModel, LetterTokenizer
+
+PROPOSERS = "specdec_hal.proposers.plugin"
+PROMPTS = ([3, 4, 5] * 4, [7, 8], [9] * 11)
+
+
+class GuessSettings(Section):
+    guess: Annotated[int, Field(ge=1, lt=VOCABULARY)]
+
+
+class Guess:
+    """Drafts the same token over and over, on the host."""
+
+    runs_on = "host"
+    hidden_layers: tuple[int, ...] = ()
+    gives_draft_probs = False
+
+    def __init__(self, context: ProposerContext) -> None:
+        self.context = context
+        self.seen: list[StepView] = []
+        self.slots: list[list[SlotView]] = []
+        self.resets: list[list[int]] = []
+
+    def reset(self, slots: list[int]) -> None:
+        self.resets.append(slots)
+
+    def tokens(self, view: SlotView) -> Sequence[int]:
+        return [self.context.settings.guess] * view.max_drafts
+
+    def propose(self, step: StepView) -> Any:
+        self.seen.append(step)
+        self.slots.append(list(step.slots))
+        step.draft({view.slot: self.tokens(view) for view in step.slots})
+
+
+def plugin(**hooks: Callable[..., Any]) -> ModuleType:
+    module = ModuleType("fake")
+    for name, function in hooks.items():
+        setattr(module, name, hookimpl(function))
+    return module
+
+
+def with_proposer(factory: Callable[[ProposerContext], Any], **spec: Any) -> Registry:
+    """A registry of the built-in plug-ins and the proposer `guess`."""
+    registry = Registry(builtins=BUILTINS, entry_points=(), environ={})
+    announced = ProposerSpec("guess", factory, **{"settings": GuessSettings, **spec})
+    registry.register(plugin(specdec_proposers=lambda: announced), "guess")
+    return registry
+
+
+def runner_with(
+    factory: Callable[[ProposerContext], Any],
+    *,
+    backend: Backend | None = None,
+    model: Any = None,
+    k: int = 3,
+    slots: int = 2,
+    strategy: str = "target_match",
+) -> ModelRunner:
+    registry = with_proposer(factory)
+    speculative = {"method": "guess", "num_speculative_tokens": k, "verify_strategy": strategy, "guess": {"guess": 4}}
+    config = parse(
+        {"speculative": speculative, "runner": {"max_num_seqs": slots, "prefill_chunk": 5, "debug": True}},
+        registry=registry,
+    )
+    tokenizer: Any = LetterTokenizer()
+    return ModelRunner(config, backend or ReferenceBackend(), model or HistoryModel(), tokenizer, registry=registry)
+
+
+def decode(runner: ModelRunner, **sampling: Any) -> dict[str, Any]:
+    params = {"max_new_tokens": 20, "bad_token_ids": [0], "temperature": 0.8, **sampling}
+    for number, prompt in enumerate(PROMPTS):
+        runner.add_request(Request(str(number), prompt, SamplingParams(seed=number, **params)))
+    return {name: list(output.token_ids) for name, output in runner.run().items()}
+
+
+def plain(**sampling: Any) -> dict[str, Any]:
+    config = parse({"runner": {"max_num_seqs": 1}})
+    tokenizer: Any = LetterTokenizer()
+    return decode(ModelRunner(config, ReferenceBackend(), HistoryModel(), tokenizer), **sampling)
+
+
+class TestOneRegistry:
+    """A Registry made by hand is honoured from parse() to the last token; nothing asks that of the process."""
+
+    @pytest.fixture
+    def registry(self, monkeypatch: pytest.MonkeyPatch) -> Registry:
+        for name in ("plugins", "backends", "get_backend", "get_proposer", "get_model", "step_finished", "models"):
+
+            def refuse(*args: Any, name: str = name, **kwargs: Any) -> Any:
+                raise AssertionError(f"the registry of the process was asked for {name}")
+
+            monkeypatch.setattr(registry_module.default, name, refuse)
+        self.records: list[Any] = []
+        self.loaded: list[tuple[str, dict[str, Any]]] = []
+        self.built: list[Guess] = []
+        registry = Registry(builtins=(), entry_points=(), environ={})
+        registry.register(
+            plugin(
+                specdec_backends=lambda: BackendSpec("mine", API_VERSION, lambda: Probe(True), self.backend),
+                specdec_proposers=lambda: ProposerSpec("guess", self.proposer, GuessSettings),
+                specdec_models=lambda: ModelSpec("Letters", "mine", self.model),
+                specdec_step_finished=lambda record: self.records.append(record),
+            ),
+            "mine",
+        )
+        return registry
+
+    def backend(self, options: Mapping[str, Any]) -> Backend:
+        backend = ReferenceBackend()
+        backend.name = f"mine {options['volume']}"
+        return backend
+
+    def model(self, path: Any, **options: Any) -> HistoryModel:
+        self.loaded.append((str(path), options))
+        return HistoryModel()
+
+    def proposer(self, context: ProposerContext) -> Guess:
+        self.built.append(Guess(context))
+        return self.built[-1]
+
+    def test_from_parse_to_the_last_token(self, registry: Registry, tmp_path: Any) -> None:
+        (tmp_path / "config.json").write_text('{"architectures": ["Letters"]}')
+        config = parse(
+            {
+                "backend": {"name": "mine", "options": {"volume": 11}},
+                "model": {"path": str(tmp_path), "framework": "mine"},
+                "runner": {"max_num_seqs": 2},
+                "speculative": {"method": "guess", "num_speculative_tokens": 2, "guess": {"guess": 5}},
+            },
+            registry=registry,
+        )
+        runtime = Runtime(config, registry)
+        tokenizer: Any = LetterTokenizer()
+        runner = runtime.runner(tokenizer=tokenizer)
+        outputs = decode(runner)
+        assert runtime.backend.name == "mine 11"
+        assert self.loaded == [(str(tmp_path), {"device": "cpu"})]
+        assert self.records and len(self.records) == runner.metrics.steps
+        (proposer,) = self.built
+        context = proposer.context
+        assert context.settings.guess == 5 and context.config is config and context.tokenizer is tokenizer
+        assert context.model is runner.model and context.backend is runtime.backend and context.state is runner.state
+        assert context.load_model(str(tmp_path)).config is HistoryModel.config
+        assert runner.summary()["drafted_tokens"] > 0
+        assert [len(tokens) for tokens in outputs.values()] == [20] * 3
+
+    def test_the_tokens_are_those_of_plain_decoding(self) -> None:
+        runner = runner_with(Guess)
+        assert decode(runner) == plain()
+        assert runner.summary()["accepted_tokens"] > 0
+
+    def test_a_configuration_of_another_registry(self) -> None:
+        registry = with_proposer(Guess, settings=None)
+        config = parse({"speculative": {"method": "guess"}}, registry=registry)
+        backend, model = ReferenceBackend(), HistoryModel()
+        with pytest.raises(ConfigError, match=r"configuration:speculative\.guess: not checked; parse it"):
+            ModelRunner(config, backend, model, registry=with_proposer(Guess))
+        with pytest.raises(UnsupportedError, match="unknown speculative method 'guess'"):
+            ModelRunner(config, backend, model, registry=Registry(entry_points=(), builtins=(PROPOSERS,)))
+
+
+class TestHostProposer:
+    def test_it_sees_its_requests(self) -> None:
+        made: list[Guess] = []
+        runner = runner_with(lambda context: made.append(Guess(context)) or made[-1])  # type: ignore[func-returns-value]
+        outputs = decode(runner)
+        (proposer,) = made
+        assert [slots for slots in proposer.resets] == [[0, 1], proposer.resets[-1]]
+        tokens: dict[str, list[int]] = {name: [] for name in outputs}
+        for views in proposer.slots:
+            for view in views:
+                tokens[view.request_id] += view.accepted
+                prompt = PROMPTS[int(view.request_id)]
+                assert view.accepted and list(view.prompt_token_ids) == prompt
+                assert view.max_drafts == min(3, max(20 - len(tokens[view.request_id]) - 1, 0))
+        for name, output in outputs.items():
+            assert output[: len(tokens[name])] == tokens[name]
+            assert len(output) - len(tokens[name]) in range(1, 5)  # the step that ends a request is not shown
+
+    @pytest.mark.parametrize(
+        "bad", [[VOCABULARY], [-1], [4, VOCABULARY, 4], [4] * 4], ids=["above", "below", "among good ones", "too many"]
+    )
+    def test_drafts_that_cannot_be_used_are_dropped_and_counted(self, bad: list[int]) -> None:
+        class Careless(Guess):
+            def tokens(self, view: SlotView) -> Sequence[int]:
+                return bad if view.request_id == "1" else super().tokens(view)
+
+        runner = runner_with(Careless)
+        decoded = decode(runner)
+        assert decoded == plain()
+        assert runner.summary()["dropped_drafts"] == len(decoded["1"]) - 1
+        assert runner.summary()["drafted_tokens"] > 20
+
+    def test_slots_without_drafts_decode_plainly(self) -> None:
+        class Shy(Guess):
+            def propose(self, step: StepView) -> Any:
+                step.draft({})
+
+        runner = runner_with(Shy)
+        assert decode(runner) == plain()
+        assert runner.summary()["drafted_tokens"] == 0
+
+    def test_a_request_may_ask_for_fewer_drafts(self) -> None:
+        runner = runner_with(Guess)
+        assert decode(runner, num_speculative_tokens=1) == plain()
+        assert len(runner.summary()["acceptance_by_position"]) == 1
+
+    @given(k=st.integers(0, 5), slots=st.integers(1, 3), seed=st.integers(0, 50), prefill_first=st.booleans())
+    def test_whatever_is_drafted_the_tokens_stay(self, k: int, slots: int, seed: int, prefill_first: bool) -> None:
+        rng = np.random.default_rng(seed)
+
+        class Random(Guess):
+            def tokens(self, view: SlotView) -> Sequence[int]:
+                return rng.integers(1, VOCABULARY, rng.integers(0, view.max_drafts + 1)).tolist()
+
+        runner = runner_with(Random, k=k, slots=slots, backend=PrefillFirst() if prefill_first else None)
+        assert decode(runner) == plain()
+
+
+class Layered(HistoryModel):
+    """Gives a second layer, whose rows say which slot, position and token they are of."""
+
+    capabilities = ModelCapabilities(hidden_layers=(FINAL_NORM, 3))
+
+    def forward(self, batch: ForwardBatch) -> dict[int, Any]:
+        states = super().forward(batch)
+        assert batch.hidden_layers == (3,)
+        states[3] = np.zeros_like(states[FINAL_NORM])
+        for segment in batch.segments:
+            for i in range(segment.length):
+                at = segment.start + i
+                states[3][at, :3] = segment.slot, segment.position + i, batch.token_ids[at]
+        return states
+
+
+class TestHiddenStates:
+    @pytest.mark.parametrize("prefill_first", [False, True])
+    def test_rows_are_those_of_the_emitted_tokens(self, prefill_first: bool) -> None:
+        checked: list[int] = []
+
+        class Watching(Guess):
+            hidden_layers = (3,)
+
+            def propose(self, step: StepView) -> Any:
+                assert set(step.hidden_states) == set(step.input_hidden_states) == {3}
+                rows, inputs = step.hidden_states[3], step.input_hidden_states[3]
+                first = step["cu_seqlens_q_output"]
+                fed = [(int(slot), int(position)) for slot, position, *_ in inputs]
+                assert len(fed) == len(set(fed)) and len(rows) <= len(inputs)
+                for view in step.slots:
+                    history = [*view.prompt_token_ids, *view.token_ids]
+                    for i in range(len(view.accepted)):
+                        slot, position, token = (int(value) for value in rows[first[view.slot] + i, :3])
+                        start = len(history) - len(view.accepted)
+                        assert (slot, position, token) == (view.slot, start + i - 1, history[start + i - 1])
+                        assert (slot, position) in fed
+                        checked.append(i)
+                super().propose(step)
+
+        backend = PrefillFirst() if prefill_first else None
+        assert decode(runner_with(Watching, model=Layered(), backend=backend)) == plain()
+        assert max(checked) >= 1
+
+    def test_the_final_norm_by_its_name(self) -> None:
+        shapes = set()
+
+        class Watching(Guess):
+            hidden_layers = (FINAL_NORM,)
+
+            def propose(self, step: StepView) -> Any:
+                shapes.add((step.hidden_states[FINAL_NORM].shape[1], step.input_hidden_states[FINAL_NORM].shape[1]))
+                super().propose(step)
+
+        assert decode(runner_with(Watching)) == plain()
+        assert shapes == {(VOCABULARY, VOCABULARY)}
+
+    def test_a_model_without_them_is_refused_by_name(self) -> None:
+        class Greedy(Guess):
+            hidden_layers = (3, 17)
+
+        with pytest.raises(UnsupportedError, match=r"method 'guess' asks for hidden states of the layers \[17\], the"):
+            runner_with(Greedy, model=Layered())
+
+
+class TestDraftProbs:
+    """Under REJECTION the drafts of a step are held against what `propose` returned with them."""
+
+    @staticmethod
+    def giving(q: Callable[[np.ndarray], None], strategy: str = "rejection") -> dict[str, Any]:
+        class Giving(Guess):
+            gives_draft_probs = True
+
+            def __init__(self, context: ProposerContext) -> None:
+                super().__init__(context)
+                self.probs = context.state.allocate("draft_probs", V=VOCABULARY)
+                q(self.probs)
+
+            def propose(self, step: StepView) -> Any:
+                super().propose(step)
+                return self.probs
+
+        return decode(runner_with(Giving, strategy=strategy))
+
+    def test_certain_drafts_are_those_without_probabilities(self) -> None:
+        def one_hot(probs: np.ndarray) -> None:
+            probs[:, :, 4] = 1
+
+        assert self.giving(one_hot) == decode(runner_with(Guess, strategy="rejection"))
+
+    def test_others_are_used(self) -> None:
+        def uniform(probs: np.ndarray) -> None:
+            probs[:] = 1 / VOCABULARY
+
+        assert self.giving(uniform) != decode(runner_with(Guess, strategy="rejection"))
+
+    def test_other_strategies_do_not_look_at_them(self) -> None:
+        def uniform(probs: np.ndarray) -> None:
+            probs[:] = 1 / VOCABULARY
+
+        assert self.giving(uniform, "target_match") == plain()
+
+    def test_undeclared(self) -> None:
+        class Secretive(Guess):
+            def propose(self, step: StepView) -> Any:
+                return np.zeros((2, 3, VOCABULARY), np.float32)
+
+        with pytest.raises(PluginError, match="'guess' returned draft probabilities and declares gives_draft_probs"):
+            decode(runner_with(Secretive))
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (lambda context: 3, r"proposer 'guess' of plug-in 'guess' .*: 3 has no method 'reset'"),
+        (lambda context: 1 / 0, r"its factory raised ZeroDivisionError: division by zero"),
+        (lambda context: _without("runs_on")(context), r"runs_on: expected 'device' or 'host', got None"),
+        (lambda context: _without("hidden_layers")(context), r"has no attribute 'hidden_layers'"),
+    ],
+)
+def test_what_is_no_proposer(factory: Callable[..., Any], message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        runner_with(factory)
+
+
+def _without(name: str) -> type[Guess]:
+    members = {key: value for key, value in vars(Guess).items() if key != name and not key.startswith("__")}
+    return type("Partly", (), {**members, "__init__": Guess.__init__})
+
+
+class Counting(ReferenceBackend):
+    """Counts what is bound."""
+
+    bound = 0
+
+    def _bind(self, *args: Any) -> Any:
+        self.bound += 1
+        return super()._bind(*args)
+
+
+@pytest.mark.parametrize("strategy", ["target_match", "rejection", "topp"])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"repetition_penalty": 1.2}, {"logprobs": 3}, {"logprobs": 5, "presence_penalty": 0.2}],
+    ids=["tokens", "penalties", "logprobs", "both"],
+)
+def test_a_second_run_binds_and_allocates_nothing(
+    strategy: str, sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Counting()
+    speculative = {"method": "ngram", "num_speculative_tokens": 3, "verify_strategy": strategy}
+    config = parse({"speculative": speculative, "runner": {"max_num_seqs": 2, "prefill_chunk": 5}})
+    tokenizer: Any = LetterTokenizer()
+    runner = ModelRunner(config, backend, HistoryModel(), tokenizer)
+    first = decode(runner, **sampling)
+    assert backend.bound > 5
+    backend.bound = 0
+    made: list[str] = []
+    for name in ("zeros", "upload", "copy"):
+        monkeypatch.setattr(runner.state.device, name, lambda *args, name=name: made.append(name))
+    assert decode(runner, **sampling) == first
+    assert (backend.bound, made) == (0, [])
+
+
+def test_alternatives_are_rounded_up_and_delivered_as_asked() -> None:
+    """Plans for 3 and for 4 alternatives are the same, what a request gets is not."""
+    backend = Counting()
+    tokenizer: Any = LetterTokenizer()
+    runner = ModelRunner(parse({}), backend, HistoryModel(), tokenizer)
+    tops: dict[int, list[Any]] = {}
+    for wanted in (4, 3, 0, 23, 1000):
+        runner.add_request(Request("a", [3, 4], SamplingParams(max_new_tokens=6, logprobs=wanted)))
+        tops[wanted] = [entry.top for entry in runner.run()["a"].logprobs]
+    assert [top[:3] for top in tops[4]] == tops[3] and [len(tops[n][0]) for n in (4, 3, 0)] == [4, 3, 0]
+    assert tops[23] == tops[1000] and len(tops[23][0]) == VOCABULARY - 1

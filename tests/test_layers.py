@@ -1,0 +1,82 @@
+"""Layers in one direction: the modules of the package import each other without a circle, lazily or not."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "specdec_hal"
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name; `specdec_hal/backends` is a symlink to `backends`."""
+    files = [(path, path.relative_to(ROOT).parts) for path in (ROOT / PACKAGE).rglob("*.py")]
+    files += [(path, (PACKAGE, *path.relative_to(ROOT).parts)) for path in (ROOT / "backends").rglob("*.py")]
+    found = {}
+    for path, parts in files:
+        name = ".".join(parts).removesuffix(".py").removesuffix(".__init__")
+        found[name] = path
+    return found
+
+
+def imported(source: str, known: dict[str, Path]) -> set[str]:
+    """What a module imports of the package: at its top, in functions, and for type checkers."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "the package imports absolutely"
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in known else str(node.module) for name in full}
+    return names & known.keys()
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """The modules of one circle, or nothing."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_circle() -> None:
+    known = modules()
+    assert len(known) > 100 and f"{PACKAGE}.backends.reference.backend" in known
+    # The package itself resolves its names on first use; what stands there for type checkers binds nobody.
+    graph = {name: imported(path.read_text(), known) - {name} for name, path in known.items() if name != PACKAGE}
+    found = circle(graph)
+    assert not found, " imports ".join(reversed(found))
+
+
+@pytest.mark.parametrize(
+    "back",
+    ["import pkg.a", "from pkg import a", "from pkg.a import x", "def f():\n    from pkg.a import x"],
+)
+def test_a_circle_is_found(back: str) -> None:
+    known = dict.fromkeys(("pkg.a", "pkg.b"), Path())
+    sources = {"pkg.a": "if TYPE_CHECKING:\n    from pkg.b import y", "pkg.b": back}
+    assert set(circle({name: imported(source, known) for name, source in sources.items()})) == {"pkg.a", "pkg.b"}
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"),
+    [
+        ("ops", "backend"),
+        ("backend", "registry"),
+        ("registry", "config.source"),
+        ("config", "runner"),
+        ("runner", "cli"),
+    ],
+)
+def test_what_lies_below_knows_nothing_of_what_lies_above(lower: str, upper: str) -> None:
+    known = modules()
+    below, above = ({name for name in known if f"{name}.".startswith(f"{PACKAGE}.{part}.")} for part in (lower, upper))
+    assert below and above
+    for name in below:
+        assert not imported(known[name].read_text(), known) & above, name
