@@ -6,6 +6,7 @@
 
 #include "specdec/ngram.h"
 #include "specdec/ngram_index.h"
+#include "specdec/schedule.h"
 #include "specdec/status.h"
 #include "specdec/step_index.h"
 #include "specdec/verify.h"
@@ -288,17 +289,8 @@ Table table_of(uint8_t* row, int64_t row_width, int64_t min_size, int64_t max_si
           ngram_index_capacity(row_width, static_cast<int>(min_size), static_cast<int>(max_size))};
 }
 
-// prompt ++ generated ++ MTP drafts, in two pieces.
-struct Text {
-  const int64_t* history;
-  int64_t end;
-  const int64_t* drafts;
-
-  int64_t operator[](int64_t i) const { return i < end ? history[i] : drafts[i - end]; }
-};
-
 // The search without an index, `parts` ranges of `after` one by one, each in tiles of 5, merged in a shuffled order.
-NgramMatch search(const NgramQuery& query, const Text& text, int64_t parts) {
+NgramMatch search(const NgramQuery& query, const SlotText& text, int64_t parts) {
   constexpr int64_t kTile = 5;
   NgramMatch best = no_match();
   const int64_t step = max64((query.text_end - 1 + parts - 1) / parts, 1);
@@ -352,7 +344,7 @@ void propose(TensorView token_ids_all, TensorView prompt_lens, TensorView step_i
       int64_t count = 0;
       if (wanted > 0) {
         const History bounds = history_bounds(l, prompts[b], steps[b]);
-        const Text text{history + b * l, bounds.end, drafts + b * s + 1};
+        const SlotText text{history + b * l, drafts + b * s + 1, bounds.end};
         const NgramQuery query(policy, largest, smallest, bounds.prompt_end, bounds.end + base - 1, text);
         NgramMatch match = no_match();
         if (query.possible() && rows != nullptr) {
@@ -437,5 +429,80 @@ void gather_accepted(TensorView logits, TensorView accept_tokens, TensorView acc
   }
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gather_accepted, gather_accepted)
+
+// Section 8
+
+void schedule_slots(TensorView slot_actions, TensorView chunk_lens, TensorView chunk_starts, TensorView chunk_step_idx,
+                    TensorView token_ids_all, TensorView seq_lens_encoder, TensorView seq_lens_decoder,
+                    TensorView seq_lens_this_time, TensorView step_idx, TensorView stop_flags, TensorView is_block_step,
+                    TensorView input_ids) {
+  const Operands op("schedule_slots");
+  const int64_t m = op.extent(token_ids_all, 0), l = op.extent(token_ids_all, 1), width = op.extent(input_ids, 1);
+  const int64_t slots = op.extent(seq_lens_this_time, 0);
+  const auto* actions = op.data<int32_t>("slot_actions", slot_actions, {m});
+  const auto* lens = op.data<int32_t>("chunk_lens", chunk_lens, {m});
+  const auto* starts = op.data<int32_t>("chunk_starts", chunk_starts, {m});
+  const auto* chunk_steps = op.data<int64_t>("chunk_step_idx", chunk_step_idx, {m});
+  const auto* history = op.data<int64_t>("token_ids_all", token_ids_all, {m, l});
+  auto* enc = op.data<int32_t>("seq_lens_encoder", seq_lens_encoder, {m});
+  auto* dec = op.data<int32_t>("seq_lens_decoder", seq_lens_decoder, {m});
+  auto* slt = op.data<int32_t>("seq_lens_this_time", seq_lens_this_time, {slots});
+  auto* steps = op.data<int64_t>("step_idx", step_idx, {m});
+  auto* stopped = op.data<bool>("stop_flags", stop_flags, {m});
+  auto* paused = op.data<bool>("is_block_step", is_block_step, {m});
+  auto* input = op.data<int64_t>("input_ids", input_ids, {m, width});
+  for (int64_t b = 0; b < slots; ++b) {
+    const auto action = static_cast<SlotAction>(actions[b]);
+    const PrefillChunk chunk = prefill_chunk(action, starts[b], lens[b], width, l);
+    for (int64_t i = 0; i < chunk.count; ++i) input[b * width + i] = history[b * l + chunk.start + i];
+    ScheduledSlot slot{steps[b], enc[b], dec[b], slt[b], stopped[b], paused[b]};
+    schedule_slot(&slot, action, chunk, chunk_steps[b]);
+    steps[b] = slot.step_idx;
+    enc[b] = slot.enc;
+    dec[b] = slot.dec;
+    slt[b] = slot.slt;
+    stopped[b] = slot.stopped;
+    paused[b] = slot.paused;
+  }
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(schedule_slots, schedule_slots)
+
+// A slot's stop sequences.
+struct StopSequences {
+  const int64_t* tokens;
+  const int32_t* sizes;
+  int64_t width;
+
+  int64_t size(int64_t q) const { return clamp64(sizes[q], 0, width); }
+  const int64_t* at(int64_t q) const { return tokens + q * width; }
+};
+
+void set_stop_sequences(TensorView token_ids_all, TensorView prompt_lens, TensorView step_idx, TensorView min_dec_len,
+                        TensorView stop_seqs, TensorView stop_seqs_lens, TensorView accept_tokens,
+                        TensorView accept_num, TensorView max_dec_len) {
+  const Operands op("set_stop_sequences");
+  const int64_t m = op.extent(token_ids_all, 0), l = op.extent(token_ids_all, 1), s = op.extent(accept_tokens, 1);
+  const int64_t many = op.extent(stop_seqs, 1), width = op.extent(stop_seqs, 2);
+  const auto* history = op.data<int64_t>("token_ids_all", token_ids_all, {m, l});
+  const auto* prompts = op.data<int64_t>("prompt_lens", prompt_lens, {m});
+  const auto* steps = op.data<int64_t>("step_idx", step_idx, {m});
+  const auto* least = op.data<int64_t>("min_dec_len", min_dec_len, {m});
+  const auto* tokens = op.data<int64_t>("stop_seqs", stop_seqs, {m, many, width});
+  const auto* sizes = op.data<int32_t>("stop_seqs_lens", stop_seqs_lens, {m, many});
+  auto* accepted = op.data<int64_t>("accept_tokens", accept_tokens, {m, s});
+  auto* counts = op.data<int32_t>("accept_num", accept_num, {m});
+  auto* limits = op.data<int64_t>("max_dec_len", max_dec_len, {m});
+  for (int64_t b = 0; b < m; ++b) {
+    const EmittedTokens emitted(prompts[b], steps[b], least[b], counts[b], l, s);
+    const SlotText text{history + b * l + emitted.prompt_end, accepted + b * s, emitted.step};
+    const StopSequences sequences{tokens + b * many * width, sizes + b * many, width};
+    const int64_t stop = first_stop(emitted, text, sequences, many);
+    if (stop == emitted.count) continue;
+    for (int64_t i = stop + 1; i < s; ++i) accepted[b * s + i] = -1;
+    counts[b] = static_cast<int32_t>(stop + 1);
+    limits[b] = emitted.generated(stop);
+  }
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_stop_sequences, set_stop_sequences)
 
 }  // namespace

@@ -28,7 +28,9 @@ def capturing(stream: int) -> Iterator[None]:
 def refuse_in_capture(what: str) -> None:
     """CaptureError if a step is being captured: the host neither reads nor writes tensors then."""
     if _stream is not None:
-        raise CaptureError(f"expected launches only while a step is captured, got a tensor {what} by the host; do it before the step")
+        raise CaptureError(
+            f"expected launches only while a step is captured, got a tensor {what} by the host; do it before the step"
+        )
 
 
 def check_stream(op: str, stream: int) -> None:

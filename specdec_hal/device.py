@@ -18,8 +18,17 @@ from numpy.typing import NDArray
 
 from specdec_hal.capturing import capturing, refuse_in_capture
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.staging import Fields, HostInputs, HostOutputs, Inputs, Outputs
-from specdec_hal.staging import TensorInputs, TensorOutputs, TorchInputs, TorchOutputs
+from specdec_hal.staging import (
+    Fields,
+    HostInputs,
+    HostOutputs,
+    Inputs,
+    Outputs,
+    TensorInputs,
+    TensorOutputs,
+    TorchInputs,
+    TorchOutputs,
+)
 from specdec_hal.tensors import as_numpy, dlpack_view, framework_of
 
 Stream = Callable[[], int]
@@ -85,9 +94,9 @@ class Device(ABC):
     def capture(self, launch: Callable[[], None]) -> Callable[[], None] | None:
         """What `launch` enqueues as one device graph to be replayed; None where this place has no graphs.
 
-        Runs inside :meth:`working`. Nothing is executed, and `launch` must have run before, so that whatever compiles or
-        allocates on first use has done so. The current stream is the captured one while `launch` runs; a read or write
-        of a tensor by the host in it, and an op on another stream, is refused.
+        Runs inside :meth:`working`. Nothing is executed, and `launch` must have run before, so that whatever compiles
+        or allocates on first use has done so. The current stream is the captured one while `launch` runs; a read or
+        write of a tensor by the host in it, and an op on another stream, is refused.
         """
         return None
 

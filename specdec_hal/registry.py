@@ -11,15 +11,16 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specdec_hal import plugins as loading
 from specdec_hal.backend import API_VERSION, AUTO, Backend, BackendSpec, OpStatus, Probe
-from specdec_hal.errors import BackendUnavailableError, PluginError, SpecDecError, UnknownBackendError, UnsupportedError
+from specdec_hal.errors import BackendUnavailableError, PluginError, UnknownBackendError, UnsupportedError
 from specdec_hal.hookspecs import ANY_ARCHITECTURE, ModelSpec, ProposerSpec
 from specdec_hal.ops import OPS
+from specdec_hal.plugin_calls import build_backend, call, check_members, probe
 from specdec_hal.plugins import Candidate, Plugin, describe, short
 from specdec_hal.suggest import did_you_mean
 
@@ -171,8 +172,8 @@ class Registry:
         """
         plugin, spec = self._select(name)
         others = [self._available(other) for other in dict.fromkeys(fallback)]
-        backend = _build(plugin, spec, options or {}, debug)
-        helpers = [_build(p, s, {}, debug) for p, s in others if s.name != spec.name]
+        backend = build_backend(plugin, spec, options or {}, debug)
+        helpers = [build_backend(p, s, {}, debug) for p, s in others if s.name != spec.name]
         backend.set_fallback(helpers)
         return backend
 
@@ -207,10 +208,10 @@ class Registry:
 
     def _available(self, name: str, origin: str = "") -> tuple[Plugin, BackendSpec]:
         plugin, spec = self._entry(name, origin)
-        probe, _ = _probe(spec)
-        if not probe.available:
-            cure = f"; {probe.cure}" if probe.cure else ""
-            raise BackendUnavailableError(f"backend '{name}'{origin} cannot run here: {probe.reason}{cure}")
+        answer, _ = probe(spec)
+        if not answer.available:
+            cure = f"; {answer.cure}" if answer.cure else ""
+            raise BackendUnavailableError(f"backend '{name}'{origin} cannot run here: {answer.reason}{cure}")
         return plugin, spec
 
     def _wanted(self, name: str | None) -> tuple[str, str]:
@@ -262,15 +263,15 @@ class Registry:
         try:
             self._entry(name)
         except PluginError as error:
-            probe, fault = Probe(False, str(error)), str(error)
+            answer, fault = Probe(False, str(error)), str(error)
         else:
-            probe, fault = _probe(spec)
+            answer, fault = probe(spec)
         unique = len(claims) == 1
         return BackendInfo(
             name=name,
-            available=probe.available,
-            reason=probe.reason,
-            cure=probe.cure,
+            available=answer.available,
+            reason=answer.reason,
+            cure=answer.cure,
             priority=spec.priority if unique else None,
             api_version=spec.api_version if unique else None,
             plugin=", ".join(plugin.name for plugin, _ in claims),
@@ -298,12 +299,17 @@ class Registry:
         """Build a proposer; raises as :meth:`get_proposer`, or PluginError for a factory that fails."""
         plugin, spec = self._proposer(name)
         what = f"proposer '{name}' of {plugin.label}"
-        proposer: Proposer = _call(what, "factory", spec.factory, context)
-        _check_members(what, proposer, methods=("reset", "propose"), values=("hidden_layers", "gives_draft_probs"))
+        proposer: Proposer = call(what, "factory", spec.factory, context)
+        check_members(what, proposer, methods=("reset", "propose"), values=("hidden_layers", "gives_draft_probs"))
         if getattr(proposer, "runs_on", None) not in ("device", "host"):
             got = short(getattr(proposer, "runs_on", None))
             raise PluginError(f"{what}: runs_on: expected 'device' or 'host', got {got}")
         return proposer
+
+    def pads_drafts(self, name: str, settings: Any) -> bool:
+        """Whether a proposer's drafts may stand past the length limit; raises as :meth:`get_proposer`."""
+        plugin, spec = self._proposer(name)
+        return bool(call(f"proposer '{name}' of {plugin.label}", "pads_drafts", spec.pads_drafts, settings))
 
     def disable_proposers(self, plugin: Plugin, error: str) -> None:
         """Take a plug-in's proposers away for a fault that shows after loading, which stays its own."""
@@ -350,9 +356,9 @@ class Registry:
         """Load a model; raises as :meth:`get_model`, or PluginError for a loader that fails."""
         plugin, spec = self._model(name, framework)
         what = f"model '{name}' ({framework}) of {plugin.label}"
-        model: TargetModel = _call(what, "loader", spec.loader, path, **options)
+        model: TargetModel = call(what, "loader", spec.loader, path, **options)
         values = ("config", "framework", "capabilities")
-        _check_members(what, model, methods=("allocate", "forward", "compute_logits"), values=values)
+        check_members(what, model, methods=("allocate", "forward", "compute_logits"), values=values)
         return model
 
     def _model(self, name: str, framework: str) -> tuple[Plugin, ModelSpec]:
@@ -387,48 +393,6 @@ def _only_claim(what: str, name: str, claims: Sequence[tuple[Plugin, Named]]) ->
         labels = " and ".join(plugin.label for plugin, _ in claims)
         raise PluginError(f"{what} '{name}' is announced by {labels}; uninstall or rename all but one")
     return claims[0]
-
-
-def _probe(spec: BackendSpec) -> tuple[Probe, str]:
-    """The probe's answer, and its fault if it did not give one."""
-    try:
-        probe = spec.probe()
-    except Exception as error:
-        fault = f"its probe raised {describe(error)}"
-        return Probe(False, fault), fault
-    if not isinstance(probe, Probe):
-        fault = f"its probe returned {short(probe)} instead of a Probe"
-        return Probe(False, fault), fault
-    if not probe.available and not probe.reason:
-        return Probe(False, "its probe gave no reason", probe.cure), ""
-    return probe, ""
-
-
-def _call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a plug-in's function; whatever it raises that is no SpecDecError becomes a PluginError."""
-    try:
-        return function(*args, **kwargs)
-    except SpecDecError:
-        raise
-    except Exception as error:
-        raise PluginError(f"{what}: its {part} raised {describe(error)}") from error
-
-
-def _check_members(what: str, built: object, *, methods: Iterable[str], values: Iterable[str]) -> None:
-    """Refuse what a plug-in built if it lacks a part of its protocol."""
-    for name in (*methods, *values):
-        if not hasattr(built, name) or (name in methods and not callable(getattr(built, name))):
-            raise PluginError(f"{what}: {short(built)} has no {'method' if name in methods else 'attribute'} '{name}'")
-
-
-def _build(plugin: Plugin, spec: BackendSpec, options: Mapping[str, Any], debug: bool) -> Backend:
-    what = f"backend '{spec.name}' of {plugin.label}"
-    backend = _call(what, "factory", spec.factory, dict(options))
-    if not isinstance(backend, Backend):
-        raise PluginError(f"{what}: its factory returned {short(backend)} instead of a Backend")
-    if debug:
-        backend.debug = True
-    return backend
 
 
 def _unavailable(op: str, info: BackendInfo) -> OpStatus:

@@ -1,23 +1,21 @@
 """Tensors that the host writes, and tensors that it reads, as groups: one copy each way, and no wait in between.
 
 The host fills :attr:`Inputs.host` and calls :meth:`Inputs.upload`; the device's tensors change in the order of the
-stream. :meth:`Outputs.fetch` starts a copy of what the device wrote, and :meth:`Fetched.wait` returns it, one step later
-where steps overlap. On a host both sides are the same memory, and nothing is copied but a snapshot of the outputs.
+stream. :meth:`Outputs.fetch` starts a copy of what the device wrote, and :meth:`Fetched.wait` returns it, one step
+later where steps overlap. On a host both sides are the same memory, and nothing is copied but a snapshot of the
+outputs.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from specdec_hal.device import Device
 
 RING = 4
 """Copies that may be under way at the same time; an engine one step ahead has two."""
@@ -70,6 +68,19 @@ class Outputs(ABC):
         """Start to copy the group's values as of now in the order of the current stream."""
 
 
+class Memory(Protocol):
+    """What a group needs of a :class:`~specdec_hal.device.Device`."""
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """A new tensor of zeros."""
+
+    def write(self, tensor: Any, index: Any, values: Any) -> None:
+        """``tensor[index] = values`` with values of the host."""
+
+    def download(self, tensor: Any) -> NDArray[Any]:
+        """The tensor's values on the host."""
+
+
 class HostInputs(Inputs):
     """One memory for both sides."""
 
@@ -95,7 +106,7 @@ class HostOutputs(Outputs):
 class TensorInputs(Inputs):
     """For frameworks without views into one buffer: a copy a tensor."""
 
-    def __init__(self, device: Device, fields: Fields) -> None:
+    def __init__(self, device: Memory, fields: Fields) -> None:
         self._device = device
         self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
         self.host = {name: np.zeros(field.shape, field.numpy_dtype) for name, field in fields.items()}
@@ -110,7 +121,7 @@ class TensorInputs(Inputs):
 class TensorOutputs(Outputs):
     """For frameworks without copies that can be waited for: a fetch waits."""
 
-    def __init__(self, device: Device, fields: Fields) -> None:
+    def __init__(self, device: Memory, fields: Fields) -> None:
         self._device = device
         self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
 
@@ -182,7 +193,7 @@ class _TorchRing:
         return tensors
 
     def take(self) -> tuple[Any, Callable[[], Callable[[], None]]]:
-        """The next pinned buffer, free again, and what to call once its copy is enqueued: returns how to wait for it."""
+        """The next free pinned buffer, and what to call once its copy is enqueued: returns how to wait for it."""
         at = self._next
         self._next = (at + 1) % RING
         if self._events[at] is not None:

@@ -152,9 +152,7 @@ class DecodeState:
         `sizes` are smaller extents for the symbols that lead a shape: ``{"B": 8, "R_cap": 40}`` passes the first 8
         slots and 40 rows.
         """
-        return {
-            name: self.part(name, sizes or {}) for name in get_op(op).by_name if name in self._tensors
-        }
+        return {name: self.part(name, sizes or {}) for name in get_op(op).by_name if name in self._tensors}
 
     def part(self, name: str, sizes: Mapping[str, int]) -> Any:
         """The tensor, cut along its first axis as `sizes` says."""

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.capturing import capturing, check_stream
 from specdec_hal.device import Device, HostDevice, PaddleDevice, TorchDevice, current_stream_of, download, get_device
-from specdec_hal.errors import UnsupportedError
+from specdec_hal.errors import CaptureError, UnsupportedError
+from specdec_hal.staging import Field
 from specdec_hal.tensors import describe
 from tests.support.dlpack import FakeTensor
 
@@ -126,3 +129,64 @@ def test_a_paddle_stream_is_asked_for_its_handle(monkeypatch):
 
     monkeypatch.setattr(paddle.device, "current_stream", lambda place: asked.append(place) or Stream())
     assert current_stream_of("paddle", 2)() == 0xABC and asked == ["gpu:2"]
+
+
+FIELDS = {
+    "flags": Field((3,), "bool"),
+    "ids": Field((2, 5), "int64"),
+    "none": Field((4, 0), "int64"),
+    "scores": Field((7,), "float32"),
+    "column": Field((3, 1), "int32"),
+}
+
+
+def values(seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    return {name: (rng.random(field.shape) * 9 - 3).astype(field.numpy_dtype) for name, field in FIELDS.items()}
+
+
+def test_inputs_reach_the_device_as_they_were_when_uploaded(device):
+    inputs = device.inputs(FIELDS)
+    for seed in range(6):
+        for name, array in values(seed).items():
+            inputs.host[name][...] = array
+        inputs.upload()
+        for name, field in FIELDS.items():
+            info = describe(inputs.tensors[name])
+            assert (info.dtype, info.shape, info.contiguous) == (field.dtype, field.shape, True)
+            np.testing.assert_array_equal(device.download(inputs.tensors[name]), values(seed)[name], name)
+
+
+def test_outputs_are_fetched_as_they_were(device):
+    """And stay so while later fetches are under way."""
+    outputs = device.outputs(FIELDS)
+    fetched = []
+    for seed in range(9):
+        for name, array in values(seed).items():
+            device.write(outputs.tensors[name], slice(None), array)
+        fetched.append((seed, outputs.fetch()))
+        while len(fetched) > 1:
+            at, fetch = fetched.pop(0)
+            for name, array in fetch().items():
+                np.testing.assert_array_equal(array, values(at)[name], f"{name} {at}")
+
+
+def test_a_capture_refuses_reads_writes_and_other_streams(device):
+    with capturing(5):
+        with pytest.raises(CaptureError, match="prepare_inputs: expected a launch on the captured stream 0x5, got"):
+            check_stream("prepare_inputs", 0)
+        check_stream("prepare_inputs", 5)
+        if device.framework == "torch":
+            tensor = device.zeros((2,), "int32")
+            with pytest.raises(CaptureError, match="got a tensor read by the host"):
+                device.download(tensor)
+            with pytest.raises(CaptureError, match="got a tensor written by the host"):
+                device.write(tensor, 0, 1)
+    check_stream("prepare_inputs", 0)
+
+
+def test_a_bound_op_outside_the_captured_stream_is_refused():
+    backend = ReferenceBackend()
+    op = backend.bind("ngram_index_reset", index=np.zeros((1, 64), np.uint8), reset_slots=np.ones(1, bool))
+    with capturing(7), pytest.raises(CaptureError, match="ngram_index_reset"):
+        op(0)

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/quickstart.md", "docs/writing_a_backend.md")
+PAGES = (
+    "README.md",
+    "docs/quickstart.md",
+    "docs/writing_a_backend.md",
+    "docs/adding_a_proposer.md",
+    "docs/adding_a_model.md",
+    "docs/engine.md",
+)
 
 
 def code_of(page: str) -> str:
@@ -26,7 +33,7 @@ def test_python_code(page: str, capsys: pytest.CaptureFixture[str], monkeypatch:
         pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     monkeypatch.chdir(ROOT)
     code = code_of(page)
-    exec(compile(code, page, "exec"), {"__name__": page})
+    exec(compile(code, page, "exec", dont_inherit=True), {"__name__": page})
     comments = re.findall(r"^ *print\(.*\) +# (.*)$", code, re.M)
     assert comments
     for line, comment in zip(capsys.readouterr().out.splitlines(), comments, strict=True):

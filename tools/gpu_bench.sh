@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
 # Record every benchmark suite on an NVIDIA GPU that nobody else uses: JSON documents for benchmarks/results/.
-# Needs what tools/gpu_check.sh needs. usage: tools/gpu_bench.sh [OUT_DIR [SUITE...]]
+# Needs what tools/gpu_check.sh needs. usage: tools/gpu_bench.sh [--quick] [OUT_DIR [SUITE...]]
+# --quick: fewer cases and repetitions; tools/compare_bench.py compares two such folders.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+quick=()
+if [[ ${1:-} == --quick ]]; then
+  quick=(--quick)
+  shift
+fi
 out=${1:-build/gpu}
 shift $(($# > 0))
 python=${PYTHON:-python3}
@@ -13,7 +19,7 @@ suites=("$@")
 ((${#suites[@]})) || suites=(verify step logprobs sampling ngram)
 pids=()
 for suite in "${suites[@]}"; do # together, taking turns on the GPU: making inputs and checking take the longest
-  "$python" -m specdec_hal.cli bench --suite "$suite" --backend cuda --lock "$out/lock" \
+  "$python" -m specdec_hal.cli bench --suite "$suite" --backend cuda "${quick[@]}" --lock "$out/lock" \
     --out "$out/$name-$suite.json" > "$out/$name-$suite.txt" 2>&1 &
   pids+=($!)
 done

@@ -48,6 +48,8 @@ _CAPABILITIES: Mapping[str, Capability] = {
         "ngram_index_reset",
         "gather_accepted",
         "token_logprobs",
+        "schedule_slots",
+        "set_stop_sequences",
     )
 }
 

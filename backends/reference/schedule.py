@@ -69,7 +69,10 @@ def set_stop_sequences(
             if generated < min_dec_len[b]:
                 continue
             tail = text[:generated]
-            if any(0 < n <= generated and (tail[generated - n :] == s[:n]).all() for n, s in zip(sizes, stop_seqs[b], strict=True)):
+            if any(
+                0 < n <= generated and (tail[generated - n :] == s[:n]).all()
+                for n, s in zip(sizes, stop_seqs[b], strict=True)
+            ):
                 accept_num[b] = i + 1
                 accept_tokens[b, i + 1 :] = -1
                 max_dec_len[b] = generated

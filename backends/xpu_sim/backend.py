@@ -35,6 +35,8 @@ _CAPABILITIES: Mapping[str, Capability] = {
     "ngram_index_reset": Capability(),
     "gather_accepted": Capability(),
     "token_logprobs": Capability(),
+    "schedule_slots": Capability(),
+    "set_stop_sequences": Capability(),
 }
 
 _MOST_INT = 2**62

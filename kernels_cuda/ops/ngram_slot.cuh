@@ -7,14 +7,6 @@
 
 namespace specdec::cuda {
 
-// Tokens of a history row, then MTP drafts.
-struct SlotText {
-  const int64_t *history, *drafts;
-  int64_t end;  // of the history
-
-  __device__ int64_t operator[](int64_t i) const { return i < end ? history[i] : drafts[i - end]; }
-};
-
 // A decode slot between the launch that finds drafts and the one that grants them, in seq_lens_this_time; both are at
 // most S <= kMostDraftWidth.
 __device__ __forceinline__ int32_t pack_proposal(int64_t base, int64_t drafts) {

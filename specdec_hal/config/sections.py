@@ -50,6 +50,10 @@ def _settings(spec: ProposerSpec) -> type[BaseModel]:
         raise PluginError(f"expected a pydantic model, or a function that returns one, got {short(settings)}")
     if settings.model_config.get("extra") != "forbid":
         raise PluginError(f"{settings.__name__} lets unknown keys pass; derive it from specdec_hal.config.Section")
+    try:
+        _with_sections(((name, settings),))
+    except Exception as error:  # a forward reference that leads nowhere, a default that fails
+        raise PluginError(f"{settings.__name__}: {describe(error)}") from error
     return settings
 
 

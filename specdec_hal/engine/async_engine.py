@@ -107,7 +107,11 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> None:
         """Cancel a request; its stream ends with a delta that says so. Unknown ids are ignored."""
-        self._send(lambda runner: runner.cancel(request_id) and None, lambda error: None)
+
+        def cancel(runner: ModelRunner) -> None:
+            runner.cancel(request_id)
+
+        self._send(cancel, lambda error: None)
 
     def _send(self, command: Command, fail: Callable[[BaseException], None]) -> None:
         def run(runner: ModelRunner | None) -> None:

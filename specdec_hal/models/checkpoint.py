@@ -20,6 +20,15 @@ DTYPES = ("float32", "float16", "bfloat16")
 """What weights are stored in, and computed with."""
 
 
+@dataclass(frozen=True)
+class TokenIds:
+    """What config.json says of token ids, whatever the architecture."""
+
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(ModelConfig):
     """config.json of a Llama-style decoder. `dtype`: what it says that the weights are in, one of :data:`DTYPES`."""
@@ -134,7 +143,12 @@ class _Fields:
             raise self.error(key, "true or false")
         return value
 
-    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+    def token_ids(self) -> TokenIds:
+        vocab_size = self.integer("vocab_size")
+        bos, ends = (self._token_ids(key, vocab_size) for key in ("bos_token_id", "eos_token_id"))
+        return TokenIds(vocab_size, bos[0] if bos else None, ends)
+
+    def _token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         value = self._raw.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token in ids:
@@ -143,13 +157,18 @@ class _Fields:
         return tuple(ids)
 
 
+def read_token_ids(folder: str | Path) -> TokenIds:
+    """Vocabulary size, bos and eos ids of a checkpoint of any architecture."""
+    return _Fields(Path(folder) / CONFIG, read_json(folder, CONFIG)).token_ids()
+
+
 def read_config(folder: str | Path) -> LlamaConfig:
     """config.json of a Llama-style model, checked; what this project cannot compute is refused by name."""
     fields = _Fields(Path(folder) / CONFIG, read_json(folder, CONFIG))
     fields.one_of("model_type", ("llama",), "llama", "use a Llama-style checkpoint")
     for key, value in _FIXED.items():
         fields.only(key, value)
-    vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
+    tokens, hidden_size = fields.token_ids(), fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -159,9 +178,8 @@ def read_config(folder: str | Path) -> LlamaConfig:
         raise fields.error("head_dim", "an even number, for rotary embeddings")
     positions = fields.integer("max_position_embeddings")
     rope_theta, rope_scaling = _rope(fields, positions)
-    bos = fields.token_ids("bos_token_id", vocab_size)
     return LlamaConfig(
-        vocab_size=vocab_size,
+        vocab_size=tokens.vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
         num_hidden_layers=fields.integer("num_hidden_layers"),
@@ -175,8 +193,8 @@ def read_config(folder: str | Path) -> LlamaConfig:
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
         num_nextn_predict_layers=fields.integer("num_nextn_predict_layers", default=0, minimum=0),
         dtype=_dtype(fields),
-        bos_token_id=bos[0] if bos else None,
-        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        bos_token_id=tokens.bos_token_id,
+        eos_token_ids=tokens.eos_token_ids,
     )
 
 

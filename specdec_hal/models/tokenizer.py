@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.models.checkpoint import check_file, checkpoint_error, read_config
+from specdec_hal.models.checkpoint import check_file, checkpoint_error, read_token_ids
 
 TOKENIZER = "tokenizer.json"
 
@@ -24,7 +24,7 @@ class Tokenizer:
     def __init__(self, folder: str | Path) -> None:
         from tokenizers import Tokenizer as Library
 
-        config = read_config(folder)
+        config = read_token_ids(folder)
         file = check_file(folder, TOKENIZER)
         text = file.read_bytes()
         try:

@@ -37,6 +37,8 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "apply_penalties": {"states": ("decode",), "S": 4, "L": 16, "V": 40, "nan": False},
     "ngram_match": _LONG_TEXTS,
     "hybrid_mtp_ngram": _LONG_TEXTS,
+    "schedule_slots": {"states": ("decode", "prefill", "idle"), "L": 40, "I_cap": 24},
+    "set_stop_sequences": {"states": ("decode",), "S": 6, "L": 24, "V": 40, "Q": 4, "Z": 5},
 }
 """Options under which an op's innermost branches are taken often; others need none."""
 

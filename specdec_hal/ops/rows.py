@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.ops.scene import Array, Scene
+from specdec_hal.ops.scene import Array, Scene, pick
 from specdec_hal.ops.spec import FLOATS
 
 NUMPY_DTYPES = {"bfloat16": "uint16"}
@@ -287,6 +287,49 @@ class ModelScene(Scene):
             if count and len(self.end_tokens) and rng.random() < 0.3:
                 tokens[b, count - 1] = rng.choice(self.end_tokens)
         return tokens
+
+    def _generated(self, b: int) -> Array:
+        """What slot b has generated once this step's tokens are accepted, as far as the row holds the older ones."""
+        first = min(int(self.prompt_lens[b]), self.size["L"])
+        older = self.token_ids_all[b, first : first + int(self.step_idx[b])]
+        return np.concatenate([older, self.accept_tokens[b, : self.accept_num[b]]])
+
+    @cached_property
+    def _stops(self) -> tuple[Array, Array]:
+        """Stop sequences and their lengths: most end where a token of this step does, some all but a token.
+
+        Others begin in the prompt, are of length 0, or are any tokens; what stands behind a sequence is stale.
+        """
+        m, many, width = (self.size[symbol] for symbol in ("M", "Q", "Z"))
+        rng, first = self.rng("stop_seqs"), self.prompt_lens.clip(0, self.size["L"])
+        tokens = rng.integers(0, self.size["V"], (m, many, width))
+        lens = rng.integers(0, width + 1, (m, many)).astype(np.int32)
+        for b in range(m):
+            generated, count = self._generated(b), int(self.accept_num[b])
+            text = np.concatenate([self.token_ids_all[b, : first[b]], generated])
+            for q in range(many):
+                style = rng.choice(["ends", "ends", "all but one", "other", "none"])
+                if style == "none":
+                    lens[b, q] = 0
+                if style not in ("ends", "all but one") or count == 0 or width == 0:
+                    continue
+                end = len(text) - int(rng.integers(0, count))
+                most = len(generated) - (len(text) - end)  # beyond it, a sequence begins in the prompt
+                n = min(max(pick(rng, 1, width, most, most + 1, between=(1, width)), 1), width, end)
+                tokens[b, q, :n], lens[b, q] = text[end - n : end], n
+                if style == "all but one":
+                    tokens[b, q, rng.integers(n)] += 1
+        return tokens, lens
+
+    @cached_property
+    def stop_seqs(self) -> Array:
+        """[M, Q, Z]."""
+        return self._stops[0]
+
+    @cached_property
+    def stop_seqs_lens(self) -> Array:
+        """[M, Q]."""
+        return self._stops[1]
 
     @cached_property
     def _accepted(self) -> list[tuple[int, int, int]]:

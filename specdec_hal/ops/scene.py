@@ -69,7 +69,7 @@ class Scene:
     too many) drawn often. `states` limits the states that slots in use may be in.
     """
 
-    SYMBOLS = ("M", "B", "S", "L", "V", "D", "C", "E", "W", "N", "I_cap", "T_cap", "R_cap", "A_cap")
+    SYMBOLS = ("M", "B", "S", "L", "V", "D", "C", "E", "W", "N", "Q", "Z", "I_cap", "T_cap", "R_cap", "A_cap")
 
     def __init__(self, seed: int, *, states: Sequence[str] = tuple(STATES), **fixed: int) -> None:
         self.seed = seed
@@ -89,6 +89,9 @@ class Scene:
         size.setdefault("C", int(rng.integers(1, min(size["V"], 6) + 1)))
         size.setdefault("N", int(rng.integers(1, min(size["V"], 5) + 1)))
         size.setdefault("I_cap", int(rng.integers(1, size["L"] + 2)))
+        stops = self.rng("stop sequence sizes")
+        size.setdefault("Q", pick(stops, 0, 1, 1, 2, 3, 4, 9))
+        size.setdefault("Z", pick(stops, 0, 1, 2, 3, 4, 5, 8))
         self.size = size
         self.wide_ids = bool(rng.random() < 0.1)
         weights = np.array([STATES[state] for state in states], np.float64)
@@ -298,6 +301,44 @@ class Scene:
     def reset_slots(self) -> Array:
         """[M]."""
         return self.rng("reset_slots").random(self.size["M"]) < 0.5
+
+    # The scheduler's decisions
+
+    @cached_property
+    def slot_actions(self) -> Array:
+        """[M]; some name no action."""
+        return self.rng("slot_actions").choice([0, 0, 1, 1, 1, 1, 2, 3, 4, -1], self.size["M"]).astype(np.int32)
+
+    @cached_property
+    def chunk_starts(self) -> Array:
+        """[M]: where the slot is in its text, the ends of the row, or anywhere."""
+        rng, length = self.rng("chunk_starts"), self.size["L"]
+        starts = rng.integers(0, length + 1, self.size["M"])
+        for b, slot in enumerate(self.slots):
+            starts[b] = pick(rng, 0, 0, *[min(slot.dec, length)] * 4, length - 1, length, between=(0, length))
+        return starts.astype(np.int32)
+
+    @cached_property
+    def chunk_lens(self) -> Array:
+        """[M]: none, one, up to the end of the prompt, of the row or of `input_ids`, or more than the row has left."""
+        rng, width, length = self.rng("chunk_lens"), self.size["I_cap"], self.size["L"]
+        lens = rng.integers(0, width + 1, self.size["M"])
+        for b, slot in enumerate(self.slots):
+            left = length - int(self.chunk_starts[b])
+            drawn = pick(rng, 0, 1, slot.prompt_len - slot.dec, left, left + 1, width, between=(0, width))
+            lens[b] = min(max(drawn, 0), width)
+        return lens.astype(np.int32)
+
+    @cached_property
+    def chunk_step_idx(self) -> Array:
+        """[M]: 0 in a prompt; more in a request that resumes, and in some that do not."""
+        rng, length = self.rng("chunk_step_idx"), self.size["L"]
+        steps = rng.integers(0, length + 1, self.size["M"])
+        ends = self.chunk_starts.astype(np.int64) + self.chunk_lens
+        for b, slot in enumerate(self.slots):
+            if rng.random() < 0.8:
+                steps[b] = min(max(int(ends[b]) - slot.prompt_len, 0), length)
+        return steps
 
     # The packed batch (section 1)
 

@@ -12,11 +12,11 @@ SCHEDULE_SLOTS = op(
     """
     Slots < B follow slot_actions[b]. KEEP (0), and any value that names no action, leaves the slot as it is [#keep].
 
-    PREFILL (1): start = chunk_starts[b] clamped to [0, L], n = chunk_lens[b] clamped to [0, min(I_cap, L - start)]. enc =
-    slt = n, dec = start, step_idx = chunk_step_idx[b], stop_flags = is_block_step = false [#prefill];
-    input_ids[b, i] = token_ids_all[b, start + i] for i < n, the rest of the row stays [#chunk]. A request that resumes
-    after preemption is prefilled through its generated tokens too: chunk_step_idx is then the number of generated
-    tokens that the chunk completes, so that a token drawn behind the chunk is the one drawn before [#resume].
+    PREFILL (1): start = chunk_starts[b] clamped to [0, L], n = chunk_lens[b] clamped to [0, min(I_cap, L - start)]. enc
+    = slt = n, dec = start, step_idx = chunk_step_idx[b], stop_flags = is_block_step = false [#prefill]; input_ids[b, i]
+    = token_ids_all[b, start + i] for i < n, the rest of the row stays [#chunk]. A request that resumes after preemption
+    is prefilled through its generated tokens too: chunk_step_idx is then the number of generated tokens that the chunk
+    completes, so that a token drawn behind the chunk is the one drawn before [#resume].
 
     WAIT (2): enc = slt = 0; the slot has no token this step and keeps everything else [#wait].
 

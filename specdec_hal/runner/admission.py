@@ -19,8 +19,8 @@ MAX_STOP_SEQUENCES = (16, 16)
 class RequestRules:
     """The limits of a runner.
 
-    `cache_room`: positions that the KV blocks hold in all; None: a cache for every slot. `missing`: ops that neither the
-    backend nor a fallback of it has.
+    `cache_room`: positions that the KV blocks hold in all; None: a cache for every slot. `missing`: ops that neither
+    the backend nor a fallback of it has.
     """
 
     vocab_size: int

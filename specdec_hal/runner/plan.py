@@ -5,7 +5,8 @@ parameters -> target tokens, candidates or probabilities -> verify_draft_tokens 
 set_stop_sequences -> update_model_status -> proposer. Plain decoding is the same path with one token a slot.
 
 A plan is made for a :class:`Bucket`, sizes and needs that a step fits into, and kept. Where backend, model and proposer
-declare that they can, it reads no device value, so that it is captured as a device graph; elsewhere it is a list of calls.
+declare that they can, it reads no device value, so that it is captured as a device graph; elsewhere it is a list of
+calls.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from specdec_hal.backend import Backend
 from specdec_hal.config.schema import SpeculativeSettings
 from specdec_hal.errors import PluginError
-from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, Segment, TargetModel
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.ops import Strategy, TokenOrder
 from specdec_hal.proposers.protocol import Proposer, StepView
 from specdec_hal.runner.metrics import StepRecord
@@ -35,7 +36,7 @@ Call = Callable[[int], None]
 
 
 class Needs(NamedTuple):
-    """What the requests of a step ask for beyond tokens. `logprobs`: N, the columns of log-probabilities; 0 for none."""
+    """What the requests of a step ask for beyond tokens. `logprobs`: N, columns of log-probabilities; 0 for none."""
 
     penalties: bool = False
     stops: bool = False
@@ -165,7 +166,9 @@ class Planner:
         except Exception as error:
             self.captured = False
             self.capture_failures += 1
-            _log.warning("a step could not be captured (%s: %s); steps are launched op by op", type(error).__name__, error)
+            _log.warning(
+                "a step could not be captured (%s: %s); steps are launched op by op", type(error).__name__, error
+            )
         else:
             self.captures += 1
 
@@ -193,7 +196,7 @@ class Planner:
 
     def _forward(self, bucket: Bucket) -> list[tuple[str, Call]]:
         """The model over device tensors."""
-        state, model = self.state, self.model
+        state, model = self.state, cast(DeviceModel, self.model)
         sizes = {"B": bucket.slots, "T_cap": bucket.tokens}
         batch = DeviceBatch(
             token_ids=self._model_ids,
@@ -215,7 +218,10 @@ class Planner:
         hidden = {layer: tensor[: bucket.tokens] for layer, tensor in buffers.hidden.items()}
         picked = {layer: tensor[:rows] for layer, tensor in buffers.picked.items()}
         logits = buffers.logits[:rows]
-        bind = lambda op, *args, **kwargs: backend.bind(op, *args, **{**state.args(op, sizes), **kwargs})  # noqa: E731
+
+        def bind(op: str, *args: Any, **kwargs: Any) -> Call:
+            return backend.bind(op, *args, **{**state.args(op, sizes), **kwargs})
+
         calls: list[tuple[str, Call]] = [
             ("gather", bind("gather_next_token", x, out=picked[layer], is_speculative=True))
             for layer, x in hidden.items()
@@ -258,8 +264,8 @@ class Planner:
         draft_probs = self.proposer.propose(view)
         if draft_probs is not None and not self.proposer.gives_draft_probs:
             raise PluginError(
-                f"proposer '{self.settings.method}' returned draft probabilities and declares gives_draft_probs = False; "
-                "let it say True"
+                f"proposer '{self.settings.method}' returned draft probabilities and declares gives_draft_probs = "
+                "False; let it say True"
             )
         if draft_probs is self._draft_probs or self.settings.verify_strategy is not Strategy.REJECTION:
             return
@@ -269,9 +275,10 @@ class Planner:
     def _logits(self, picked: Any, logits: Any, sizes: dict[str, int]) -> Call:
         model, device = self.model, self.state.device
         if self.static:
+            on_device = cast(DeviceModel, model)
             counted = self.state["cu_seqlens_q_output"][sizes["B"] : sizes["B"] + 1]
             num_rows = None if self.backend.debug else counted  # whose checks look at every row
-            return lambda stream: model.compute_logits_device(picked, logits, num_rows)
+            return lambda stream: on_device.compute_logits_device(picked, logits, num_rows)
         return lambda stream: device.assign(logits, model.compute_logits(picked))
 
     def _extra(self, name: str, **symbols: int) -> Any:
@@ -310,7 +317,9 @@ class Planner:
         shape = {"A_cap": bucket.rows, "N": bucket.needs.logprobs, "B": bucket.slots}
         names = ("ids", "logprobs", "ranks", "cu_batch_token_offset")
         outputs = state.device.outputs({name: state.field(name, **shape) for name in names})
-        packed = {name: self._extra(name, A_cap=state.symbols["R_cap"])[: bucket.rows] for name in ("token_ids", "rows")}
+        packed = {
+            name: self._extra(name, A_cap=state.symbols["R_cap"])[: bucket.rows] for name in ("token_ids", "rows")
+        }
         args = {**state.args("gather_accepted", {"B": bucket.slots}), **packed}
         args["cu_batch_token_offset"] = outputs.tensors["cu_batch_token_offset"]
         calls.append(("logprobs", backend.bind("gather_accepted", logits, **args)))

@@ -1,8 +1,8 @@
 """A step that fails, taken apart until it is known which request makes it fail.
 
 Tokens depend on nothing but prompt, parameters and seed, so a failed step needs no undoing: every running request goes
-back to the line and resumes later. The requests of the failed step are tried again in halves, until one that fails alone
-twice is the culprit; all others get the tokens that they would have had.
+back to the line and resumes later. The requests of the failed step are tried again in halves, until one that fails
+alone twice is the culprit; all others get the tokens that they would have had.
 """
 
 from __future__ import annotations

@@ -6,13 +6,14 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from specdec_hal.backend import Backend
 from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
 from specdec_hal.errors import RequestError, UnsupportedError
 from specdec_hal.models import TargetModel, Tokenizer, load_model
+from specdec_hal.models.protocol import DeviceModel
 from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView
 from specdec_hal.registry import Registry, or_default
 from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_STOP_SEQUENCES, RequestRules
@@ -67,9 +68,9 @@ class ModelRunner:
         self._registry = or_default(registry)
         spec = self._registry.get_proposer(speculative.method)
         if spec.settings is not None and speculative.settings is None:
-            raise config.error(f"speculative.{spec.name}", "not checked; parse it with the registry that the runner gets")
+            raise config.error(f"speculative.{spec.name}", "not checked; parse it with the runner's registry")
         k, slots = speculative.num_speculative_tokens, settings.max_num_seqs
-        headroom = k if spec.pads_drafts(speculative.settings) else 0
+        headroom = k if self._registry.pads_drafts(spec.name, speculative.settings) else 0
         longest = model.config.max_position_embeddings - headroom
         max_model_len = longest if settings.max_model_len is None else settings.max_model_len
         if not 1 <= max_model_len <= longest:
@@ -122,7 +123,7 @@ class ModelRunner:
             return None
         whole = config.max_num_seqs * -(-positions // config.block_size)
         blocks = whole if config.num_kv_blocks is None else config.num_kv_blocks
-        model.allocate_blocks(blocks, config.block_size, positions)
+        cast(DeviceModel, model).allocate_blocks(blocks, config.block_size, positions)
         return BlockPool(blocks, config.block_size)
 
     def _build_proposer(self) -> Proposer:
@@ -198,7 +199,8 @@ class ModelRunner:
     def step(self) -> list[StreamDelta]:
         """Launch a step, and read the one that is due; what each request gained. Callbacks have been called.
 
-        Without overlap the two are the same step. A step that fails is taken apart (:mod:`.recovery`), and is not raised.
+        Without overlap the two are the same step. A step that fails is taken apart (:mod:`.recovery`), and is not
+        raised.
         """
         with self.state.device.working():
             scheduled = self._launch()

@@ -1,8 +1,8 @@
 """Which request sits in which slot, and what each slot does in the next step.
 
-First come, first served. A step has a budget of tokens: decoding slots take theirs first, what is left goes to chunks of
-prompts, the oldest request first. KV blocks are taken as contexts grow; when there are none, the youngest request gives
-its blocks back and waits, and later computes its context again (recompute on resume).
+First come, first served. A step has a budget of tokens: decoding slots take theirs first, what is left goes to chunks
+of prompts, the oldest request first. KV blocks are taken as contexts grow; when there are none, the youngest request
+gives its blocks back and waits, and later computes its context again (recompute on resume).
 
 The scheduler runs ahead of what the host knows: a step is scheduled before the step before it has been read. So it goes
 by bounds (a decoding slot may have gained S tokens in every step that is under way), and a slot that has stopped on the
@@ -39,7 +39,7 @@ class Work:
 
 @dataclass
 class Schedule:
-    """One step. `slots`: how many take part (B); `tokens` and `context`: bounds on its tokens, and on any slot's cache."""
+    """One step. `slots`: how many take part (B); `tokens`, `context`: bounds on its tokens, and on any slot's cache."""
 
     work: dict[int, Work] = field(default_factory=dict)
     filled: list[int] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """A request while it runs: its tokens, its text, its place, and the stop rules.
 
-The device ends a request at an end token of the model, at a stop sequence or at its length limit. Stop strings are known
-to the host alone: they take effect when a step is read, and what was emitted behind them is dropped. The kept tokens are
-therefore the same however many of them a step emitted, and however far the device is ahead.
+The device ends a request at an end token of the model, at a stop sequence or at its length limit. Stop strings are
+known to the host alone: they take effect when a step is read, and what was emitted behind them is dropped. The kept
+tokens are therefore the same however many of them a step emitted, and however far the device is ahead.
 """
 
 from __future__ import annotations

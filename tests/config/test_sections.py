@@ -156,6 +156,10 @@ class Bare(BaseModel):
     anything: int = 0
 
 
+class Unfinished(Section):
+    other: NotThere  # type: ignore[name-defined]  # noqa: F821
+
+
 def failing() -> Any:
     raise ImportError("no module named 'acme'")
 
@@ -164,6 +168,7 @@ def failing() -> Any:
     ("name", "settings", "message"),
     [
         ("look_up", Bare, "Bare lets unknown keys pass; derive it from specdec_hal.config.Section"),
+        ("look_up", Unfinished, "Unfinished: PydanticUserError: `Unfinished` is not fully defined"),
         ("look_up", failing, "raised ImportError: no module named 'acme'"),
         ("look_up", IntEnum, "expected a pydantic model, or a function that returns one, got <enum 'IntEnum'>"),
         ("look_up", lambda: 3, "expected a pydantic model, or a function that returns one, got 3"),

@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec_hal.ops import OPS
+from tests.support.environment import call, fresh_environment
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party_backend"
 CLAIMED = {"prepare_inputs", "verify_draft_tokens", "gather_accepted"}
 
 
-def call(*command: object, cwd: Path, status: int = 0) -> str:
-    """stdout of a command that ends with this status. It sees nothing of the checkout through the environment."""
-    environment = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "PYTEST", "SPECDEC"))}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == status, (
-        f"{command}: status {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    )
-    return done.stdout
-
-
-def fresh_environment(folder: Path) -> Path:
-    """An environment with this package as a wheel, the example, and the dependencies of the environment we run in.
-
-    The wheel's native part comes from the build folder, if `make setup` has filled it.
-    """
-    dependencies = [path for path in sys.path if path.endswith("site-packages")]
-    wheels, environment = folder / "wheels", folder / "environment"
-    options = ("--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
-    call(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", wheels, ROOT, cwd=folder)
-    example = shutil.copytree(EXAMPLE, folder / "example")  # building leaves files behind
-    call(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", wheels, example, cwd=folder)
-    call(sys.executable, "-m", "venv", "--without-pip", environment, cwd=folder)
-    # The folders' own .pth files are not read there, so that the checkout's editable install is out of reach.
-    (site,) = environment.glob("lib/python3*/site-packages")
-    (site / "dependencies.pth").write_text("".join(f"{path}\n" for path in dependencies))
-    found = sorted(wheels.glob("*.whl"))
-    assert [wheel.name.split("-")[0] for wheel in found] == ["acme_npu", "specdec_hal"]
-    pip = (sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install")
-    call(*pip, "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", *found, cwd=folder)
-    return environment
-
-
 def test_the_example_beside_the_wheel(tmp_path: Path) -> None:
     """One test, because the environment is made once."""
-    # Asked of the metadata: looking for the module pip makes setuptools give up its distutils in this process, and then
-    # Paddle cannot be imported any more.
-    for name in ("pip", "setuptools", "scikit-build-core"):
-        if not any(metadata.distributions(name=name)):
-            pytest.skip(f"{name} is not installed, and without it no wheel can be built (make setup)")
-    environment = fresh_environment(tmp_path)
+    environment = fresh_environment(tmp_path, EXAMPLE)
     python, specdec_hal = environment / "bin" / "python", environment / "bin" / "specdec-hal"
     where = call(
         python, "-c", "import specdec_hal, acme_npu; print(specdec_hal.__file__, acme_npu.__file__)", cwd=tmp_path

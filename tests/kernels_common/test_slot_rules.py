@@ -14,7 +14,15 @@ from tests.support.running import BACKEND, assert_same, copied, run, written
 
 PARTS = {"verify_draft_tokens": (0, 1, 3, 1000), "ngram_match": (1, 4), "hybrid_mtp_ngram": (1, 3)}
 """Ops whose bulk work the test splits, and into how many parts; 0: the form for lanes that take a position each."""
-OPS = ("prepare_inputs", "update_model_status", "gather_accepted", "ngram_index_update", *PARTS)
+OPS = (
+    "prepare_inputs",
+    "update_model_status",
+    "gather_accepted",
+    "schedule_slots",
+    "set_stop_sequences",
+    "ngram_index_update",
+    *PARTS,
+)
 
 
 def run_native(op: str, inputs: dict[str, Any], *parts: int) -> dict[str, np.ndarray]:

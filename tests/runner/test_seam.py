@@ -20,12 +20,13 @@ from specdec_hal.config import Section, parse
 from specdec_hal.errors import ConfigError, PluginError, UnsupportedError
 from specdec_hal.hookspecs import ModelSpec, ProposerSpec, hookimpl
 from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities
+from specdec_hal.ops import MatchPolicy
 from specdec_hal.proposers.protocol import ProposerContext, SlotView, StepView
 from specdec_hal.registry import BUILTINS, Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.runtime import Runtime
 from tests.runner.conftest import PrefillFirst
-from tests.support.history_model import VOCABULARY, HistoryModel, LetterTokenizer
+from tests.support.history_model import CONTEXT, VOCABULARY, HistoryModel, LetterTokenizer
 
 PROPOSERS = "specdec_hal.proposers.plugin"
 PROMPTS = ([3, 4, 5] * 4, [7, 8], [9] * 11)
@@ -373,6 +374,36 @@ def test_what_is_no_proposer(factory: Callable[..., Any], message: str) -> None:
 def _without(name: str) -> type[Guess]:
     members = {key: value for key, value in vars(Guess).items() if key != name and not key.startswith("__")}
     return type("Partly", (), {**members, "__init__": Guess.__init__})
+
+
+def test_pads_drafts_that_fails_is_its_plugins_fault() -> None:
+    registry = with_proposer(Guess, pads_drafts=lambda settings: settings["guess"])
+    speculative = {"method": "guess", "guess": {"guess": 4}}
+    with pytest.raises(PluginError, match=r"proposer 'guess' of plug-in 'guess' .*: its pads_drafts raised TypeError"):
+        ModelRunner(
+            parse({"speculative": speculative}, registry=registry),
+            ReferenceBackend(),
+            HistoryModel(),
+            registry=registry,
+        )
+
+
+def test_the_settings_of_ngram_reach_its_op() -> None:
+    ngram = {
+        "max_ngram_size": 5,
+        "min_ngram_size": 2,
+        "match_policy": "leftmost",
+        "token_budget": 9,
+        "pad_to_max": True,
+    }
+    config = parse({"speculative": {"method": "ngram", "num_speculative_tokens": 3, "ngram": ngram}})
+    backend, calls = ReferenceBackend(), []
+    plan = backend.plan
+    backend.plan = lambda call: calls.append(call) or plan(call)  # type: ignore[func-returns-value, method-assign]
+    runner = ModelRunner(config, backend, HistoryModel())
+    (match,) = [call for call in calls if call.op.name == "ngram_match"]
+    assert {name: match.attrs[name] for name in ngram} == {**ngram, "match_policy": MatchPolicy.LEFTMOST}
+    assert runner.max_model_len == CONTEXT - 3  # padded drafts get their room
 
 
 class Counting(ReferenceBackend):

@@ -42,4 +42,12 @@ SPECDEC_HD History history_bounds(int64_t row_width, int64_t prompt_len, int64_t
   return {prompt_end, prompt_end + clamp64(step_idx, 0, row_width - prompt_end)};
 }
 
+// Tokens of a history row, then drafts or tokens of this step.
+struct SlotText {
+  const int64_t *history, *drafts;
+  int64_t end;  // of the history
+
+  SPECDEC_HD int64_t operator[](int64_t i) const { return i < end ? history[i] : drafts[i - end]; }
+};
+
 }  // namespace specdec

@@ -6,6 +6,8 @@
 #include "specdec_ops/ngram.h"
 #include "specdec_ops/sampling.h"
 #include "specdec_ops/sampling_params.h"
+#include "specdec_ops/schedule_slots.h"
+#include "specdec_ops/set_stop_sequences.h"
 #include "specdec_ops/status.h"
 #include "specdec_ops/step_index.h"
 #include "specdec_ops/verify.h"
@@ -27,4 +29,6 @@
   X(ngram_index_update, IndexUpdateArgs)           \
   X(ngram_index_reset, IndexResetArgs)             \
   X(gather_accepted, GatherAcceptedArgs)           \
-  X(token_logprobs, TokenLogprobsArgs)
+  X(token_logprobs, TokenLogprobsArgs)             \
+  X(schedule_slots, ScheduleSlotsArgs)             \
+  X(set_stop_sequences, SetStopSequencesArgs)

@@ -1,0 +1,353 @@
+"""The engine end to end: prefill, admission, decoding and streaming, beside transformers in the same process, in turns.
+
+``python benchmarks/engine.py --out benchmarks/results/NAME.json [PART...]``. Parts: throughput (tokens per second by
+requests, dtype and drafts), overlap, needs (log-probabilities, penalties), latency (a long prompt beside decoding
+requests), large (a Llama of 1.2 B random parameters: step time beside its kernels'). Needs a GPU, or ``--device cpu``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from record import write
+
+from specdec_hal import load
+from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runtime import Runtime
+
+ROOT = Path(__file__).parents[1]
+CHECKPOINT = ROOT / "models/tiny-py-lm"
+PROMPTS = ("edit_function", "completion", "prose", "unique")
+TURNS = 3
+
+
+class Bench:
+    """One run of the benchmark: its settings, its model objects, and what it has measured."""
+
+    def __init__(self, device: str, new_tokens: int, out: Path | None) -> None:
+        self.cuda, self.new_tokens, self.out = device == "cuda", new_tokens, out
+        self.results: list[dict[str, Any]] = []
+        self._models: dict[str, Any] = {}
+
+    def note(self, **row: Any) -> None:
+        """Keep and print a result."""
+        self.results.append(row)
+        print(json.dumps(row), flush=True)
+
+    # ---- ours
+
+    def runtime(self, slots: int, k: int, dtype: str, *more: str) -> Runtime:
+        """The embedded model under the GPU's configuration, or the CPU's."""
+        config = "configs/cuda.yaml" if self.cuda else "configs/reference.yaml"
+        keys = [f"runner.max_num_seqs={slots}", *more]
+        if self.cuda:
+            keys += ["model.framework=torch", f"model.dtype={dtype}", "runner.prefill_chunk=1024"]
+            keys.append(f"runner.max_num_batched_tokens={slots * (k + 1) + 2048}")
+        if k:
+            keys.append(f"speculative.num_speculative_tokens={k}")
+        runtime = load(ROOT / config, keys)
+        return runtime if k else runtime.naive()
+
+    def runner(self, runtime: Runtime, dtype: str) -> ModelRunner:
+        """A runner; models are loaded once."""
+        if dtype not in self._models:
+            self._models[dtype] = runtime.load_model()
+        return runtime.runner(model=self._models[dtype])
+
+    def prompts(self, runner: ModelRunner, count: int) -> list[list[int]]:
+        """The example prompts over and over, each time with two tokens less at the head."""
+        assert runner.tokenizer is not None
+        texts = [(ROOT / f"examples/prompts/{name}.txt").read_text().removesuffix("\n") for name in PROMPTS]
+        ids = [runner.tokenizer.encode(text) for text in texts]
+        return [ids[i % 4][2 * (i // 4) :] for i in range(count)]
+
+    def decode(
+        self, runner: ModelRunner, prompts: list[list[int]], **params: Any
+    ) -> tuple[float, list[tuple[int, ...]], int]:
+        """Seconds, the tokens of every request, and how many were streamed."""
+        streamed = 0
+
+        def count(delta: Any) -> None:
+            nonlocal streamed
+            streamed += len(delta.token_ids)
+
+        wanted = SamplingParams(**{"max_new_tokens": self.new_tokens, **params})
+        start = time.perf_counter()
+        for i, prompt in enumerate(prompts):
+            runner.add_request(Request(str(i), prompt, wanted, count))
+        outputs = runner.run()
+        seconds = time.perf_counter() - start
+        return seconds, [outputs[str(i)].token_ids for i in range(len(prompts))], streamed
+
+    def engine(self, slots: int, k: int, dtype: str, *more: str, **params: Any) -> Callable[[], dict[str, Any]]:
+        """A warm engine; what is returned decodes the prompts once."""
+        runner = self.runner(self.runtime(slots, k, dtype, *more), dtype)
+        prompts = self.prompts(runner, slots)
+        for _ in range(2):  # compile, then capture
+            self.decode(runner, prompts, **params)
+
+        def once() -> dict[str, Any]:
+            before = runner.summary()
+            seconds, tokens, streamed = self.decode(runner, prompts, **params)
+            after = runner.summary()
+            steps = after["steps"] - before["steps"]
+            stages = {
+                name: value - before["seconds_by_stage"].get(name, 0.0)
+                for name, value in after["seconds_by_stage"].items()
+            }
+            host = sum(value for name, value in stages.items() if name != "wait")
+            total = sum(map(len, tokens))
+            assert streamed == total
+            return {
+                "tokens_per_s": total / seconds,
+                "tokens": total,
+                "steps": steps,
+                "us_per_step": 1e6 * seconds / steps,
+                "host_us_per_step": 1e6 * host / steps,
+                "graphs": after["graphs"],
+                "failed_steps": after["failed_steps"],
+                "output": tokens,
+            }
+
+        return once
+
+    # ---- the peer
+
+    def transformers(self, slots: int, dtype: str) -> Callable[[], dict[str, Any]]:
+        """`generate` of transformers on the same prompts: greedy, one static batch, padded on the left."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        device = "cuda" if self.cuda else "cpu"
+        model = AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=getattr(torch, dtype)).to(device).eval()
+        runner = self.runner(self.runtime(slots, 0, dtype), dtype)
+        prompts, end = self.prompts(runner, slots), min(runner.end_tokens)
+        longest = max(map(len, prompts))
+        ids = torch.zeros((slots, longest), dtype=torch.long, device=device)
+        seen = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            seen[row, longest - len(prompt) :] = 1
+
+        def once() -> dict[str, Any]:
+            start = time.perf_counter()
+            with torch.inference_mode():
+                rows = model.generate(
+                    ids, attention_mask=seen, max_new_tokens=self.new_tokens, do_sample=False, pad_token_id=end
+                )
+            output = [tuple(row[: row.index(end) + 1] if end in row else row) for row in rows[:, longest:].tolist()]
+            seconds = time.perf_counter() - start
+            return {"tokens_per_s": sum(map(len, output)) / seconds, "output": output}
+
+        once()
+        return once
+
+    # ---- parts
+
+    def throughput(self) -> None:
+        """Tokens per second, plain and with drafts, in turns with transformers."""
+        for dtype in ("float32", "bfloat16") if self.cuda else ("float32",):
+            for slots in (1, 8, 64) if self.cuda else (1, 4):
+                runs = {
+                    "plain": self.engine(slots, 0, dtype),
+                    "drafts": self.engine(slots, 8, dtype),
+                    "transformers": self.transformers(slots, dtype),
+                }
+                rows = in_turns(runs, 1 if slots == 64 else TURNS)
+                outputs = {name: row.pop("output") for name, row in rows.items()}
+                for name, row in rows.items():
+                    same = sum(a == b for a, b in zip(outputs[name], outputs["plain"], strict=True))
+                    self.note(part="throughput", dtype=dtype, requests=slots, run=name, equal_to_plain=same, **row)
+
+    def overlap(self) -> None:
+        """The same engine with and without overlap, and without graphs."""
+        slots = 64 if self.cuda else 4
+        for k in (0, 8):
+            runs = {
+                "overlap": self.engine(slots, k, "float32"),
+                "no overlap": self.engine(slots, k, "float32", "runner.overlap=false"),
+            }
+            if self.cuda:
+                runs["no graph"] = self.engine(slots, k, "float32", "runner.graph=false")
+            for name, row in in_turns(runs, TURNS).items():
+                row.pop("output")
+                self.note(part="overlap", requests=slots, drafts=k, run=name, **row)
+
+    def needs(self) -> None:
+        """What log-probabilities and penalties cost."""
+        slots = 64 if self.cuda else 4
+        runs = {
+            "nothing": self.engine(slots, 0, "float32"),
+            "logprobs": self.engine(slots, 0, "float32", logprobs=0),
+            "penalties": self.engine(slots, 0, "float32", repetition_penalty=1.1, frequency_penalty=0.1),
+            "sampled": self.engine(slots, 0, "float32", temperature=0.8, top_p=0.95, seed=1),
+        }
+        for name, row in in_turns(runs, TURNS).items():
+            row.pop("output")
+            self.note(part="needs", requests=slots, run=name, **row)
+
+    def latency(self) -> None:
+        """First token of a long prompt alone, and beside decoding requests; what these wait meanwhile."""
+        slots = 64 if self.cuda else 4
+        runner = self.runner(self.runtime(slots, 0, "float32", "runner.max_model_len=2047"), "float32")
+        prompts = self.prompts(runner, slots)
+        long = (prompts[0] * 40)[:2000]
+        self.decode(runner, [*prompts[1:], long], max_new_tokens=32)
+
+        def first_token(others: int) -> tuple[float, list[float]]:
+            arrivals: list[float] = []
+            gaps: list[float] = []
+            times = [0.0] * others
+
+            def between(i: int) -> Callable[[Any], None]:
+                def note(delta: Any) -> None:
+                    now = time.perf_counter()
+                    if times[i]:
+                        gaps.append(now - times[i])
+                    times[i] = now
+
+                return note
+
+            for i in range(others):
+                params = SamplingParams(max_new_tokens=400, bad_token_ids=[])
+                runner.add_request(Request(f"other-{i}", prompts[i], params, between(i)))
+            for _ in range(40 if others else 0):
+                runner.step()
+            quiet = median(gaps) if gaps else 0.0
+            gaps.clear()
+            start = time.perf_counter()
+            note = lambda delta: arrivals.append(time.perf_counter() - start)  # noqa: E731
+            runner.add_request(Request("long", long, SamplingParams(max_new_tokens=1), note))
+            while not arrivals:
+                runner.step()
+            busy = list(gaps)
+            for i in range(others):
+                runner.cancel(f"other-{i}")
+            runner.run()
+            return arrivals[0], [quiet, max(busy, default=0.0)]
+
+        for others in (0, slots - 1):
+            samples = [first_token(others) for _ in range(5)]
+            quiet, worst = (median(sample[1][i] for sample in samples) for i in range(2))
+            self.note(
+                part="latency",
+                others=others,
+                first_token_ms=1e3 * median(sample[0] for sample in samples),
+                token_gap_ms=1e3 * quiet,
+                worst_gap_during_prefill_ms=1e3 * worst,
+            )
+
+    def large(self) -> None:
+        """Step time of a Llama of 1.2 B parameters beside the sum of its kernels' times."""
+        import torch
+
+        with tempfile.TemporaryDirectory() as folder:
+            write_large(Path(folder))
+            for slots in (1, 8, 64):
+                keys = ["model.framework=torch", "model.dtype=bfloat16", f"model.path={folder}"]
+                keys += [f"runner.max_num_seqs={slots}", "runner.max_model_len=2048", "runner.prefill_chunk=512"]
+                runtime = load(ROOT / "configs/cuda.yaml", keys).naive()
+                if "large" not in self._models:
+                    self._models["large"] = runtime.load_model()
+                runner = ModelRunner(runtime.config, runtime.backend, self._models["large"], None)
+                params = SamplingParams(max_new_tokens=600)
+                prompt = torch.randint(0, 128_000, (500,), generator=torch.Generator().manual_seed(0)).tolist()
+                for i in range(slots):
+                    runner.add_request(Request(str(i), [i, *prompt], params))
+                for _ in range(slots + 60):
+                    runner.step()
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(100):
+                    runner.step()
+                torch.cuda.synchronize()
+                step = 1e4 * (time.perf_counter() - start)
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                    for _ in range(20):
+                        runner.step()
+                    torch.cuda.synchronize()
+                kernels = (
+                    sum(event.device_time_total for event in profile.key_averages() if event.device_time_total) / 20
+                )
+                self.note(part="large", requests=slots, step_us=step, kernels_us=kernels, ratio=step / kernels)
+
+
+def in_turns(runs: dict[str, Callable[[], dict[str, Any]]], turns: int) -> dict[str, dict[str, Any]]:
+    """Every run `turns` times, one after the other; of each the fastest, with the spread of all."""
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
+    for _ in range(turns):
+        for name, run in runs.items():
+            rows[name].append(run())
+    best = {name: max(samples, key=lambda row: row["tokens_per_s"]) for name, samples in rows.items()}
+    return {name: {**row, "all_tokens_per_s": [r["tokens_per_s"] for r in rows[name]]} for name, row in best.items()}
+
+
+def write_large(folder: Path) -> None:
+    """A checkpoint of 1.2 B random parameters, in the shape of a Llama of that size."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256, "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 64, "max_position_embeddings": 8192, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "tie_word_embeddings": True, "bos_token_id": 128_000, "eos_token_id": 128_001,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        values = torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32)
+        return (values * 0.02 if len(shape) > 1 else 1 + values * 0.02).to(torch.bfloat16).cpu()
+
+    weights = {"model.embed_tokens.weight": random(128_256, 2048), "model.norm.weight": random(2048)}
+    for i in range(16):
+        layer = f"model.layers.{i}."
+        shapes = {
+            "input_layernorm": (2048,), "post_attention_layernorm": (2048,), "self_attn.q_proj": (2048, 2048),
+            "self_attn.k_proj": (512, 2048), "self_attn.v_proj": (512, 2048), "self_attn.o_proj": (2048, 2048),
+            "mlp.gate_proj": (8192, 2048), "mlp.up_proj": (8192, 2048), "mlp.down_proj": (2048, 8192),
+        }  # fmt: skip
+        weights |= {f"{layer}{name}.weight": random(*shape) for name, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors")
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    """Of what takes part."""
+    import importlib.metadata
+
+    for name in ("torch", "triton", "transformers", "paddlepaddle", "numpy"):
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def main() -> int:
+    """Run the parts that are named, or all that the device can."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    bench = Bench(options.device, options.new_tokens, options.out)
+    for part in options.parts or ("throughput", "overlap", "needs", "latency", *(["large"] if bench.cuda else [])):
+        print(f"== {part}", flush=True)
+        getattr(bench, part)()
+        if options.out is not None:
+            write(options.out, {"versions": dict(versions()), "results": bench.results})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

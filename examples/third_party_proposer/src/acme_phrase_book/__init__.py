@@ -1,0 +1,1 @@
+"""Drafts from a corpus: the phrases that a text file holds."""

@@ -1,0 +1,1 @@
+"""Causal language models of transformers behind specdec_hal's TargetModel."""

@@ -1,0 +1,91 @@
+// What the scheduler decided for one slot, and stop sequences (contract, section 8).
+#pragma once
+
+#include "specdec/integers.h"
+
+namespace specdec {
+
+// What `schedule_slots` does to a slot.
+enum class SlotAction : int32_t { kKeep = 0, kPrefill = 1, kWait = 2, kStop = 3 };
+
+// Inout: the slot's entries of the tensors of the same names.
+struct ScheduledSlot {
+  int64_t step_idx;
+  int32_t enc, dec, slt;
+  bool stopped, paused;
+};
+
+// Columns [start, start + count) of the history, for columns [0, count) of input_ids; none unless the slot prefills.
+struct PrefillChunk {
+  int64_t start, count;
+};
+
+SPECDEC_HD PrefillChunk prefill_chunk(SlotAction action, int32_t chunk_start, int32_t chunk_len, int64_t input_width,
+                                      int64_t row_width) {
+  if (action != SlotAction::kPrefill) return {0, 0};
+  const int64_t start = clamp64(chunk_start, 0, row_width);
+  return {start, clamp64(chunk_len, 0, min64(input_width, row_width - start))};
+}
+
+SPECDEC_HD void schedule_slot(ScheduledSlot* slot, SlotAction action, const PrefillChunk& chunk,
+                              int64_t chunk_step_idx) {
+  switch (action) {
+    case SlotAction::kPrefill:
+      slot->enc = slot->slt = static_cast<int32_t>(chunk.count);
+      slot->dec = static_cast<int32_t>(chunk.start);
+      slot->step_idx = chunk_step_idx;
+      slot->stopped = slot->paused = false;
+      break;
+    case SlotAction::kWait:
+      slot->enc = slot->slt = 0;
+      break;
+    case SlotAction::kStop:
+      slot->enc = slot->dec = slot->slt = 0;
+      slot->stopped = true;
+      break;
+    default:  // kKeep, and what names no action
+      break;
+  }
+}
+
+// The tokens that a slot emitted, behind the `step` that it had generated. Behind those in [first, count) a stop
+// sequence counts: min_dec_len tokens are generated there.
+struct EmittedTokens {
+  int64_t prompt_end, step, first, count;
+
+  SPECDEC_HD EmittedTokens(int64_t prompt_len, int64_t step_idx, int64_t min_dec_len, int32_t accept_num,
+                           int64_t row_width, int64_t draft_width) {
+    const History history = history_bounds(row_width, prompt_len, step_idx);
+    prompt_end = history.prompt_end;
+    step = history.end - history.prompt_end;
+    count = clamp64(accept_num, 0, draft_width);
+    first = clamp64(saturating_sub(min_dec_len, step + 1), 0, count);
+  }
+
+  // Generated tokens up to and with the emitted one at i.
+  SPECDEC_HD int64_t generated(int64_t i) const { return step + i + 1; }
+};
+
+// Whether [0, length) of a text ends with [0, size) of a sequence. From the last token on: most differ there.
+template <typename Text, typename Sequence>
+SPECDEC_HD bool ends_with(Text& text, int64_t length, Sequence& sequence, int64_t size) {
+  bool same = size > 0 && size <= length;
+  for (int64_t k = 1; same && k <= size; ++k) same = text[length - k] == sequence[size - k];
+  return same;
+}
+
+// The emitted token that ends a stop sequence first; `count` if none does. `text[g]` are the generated tokens, emitted
+// ones included; `sequences.size(q)` and `sequences.at(q)` a sequence.
+template <typename Text, typename Sequences>
+SPECDEC_HD int64_t first_stop(const EmittedTokens& emitted, Text& text, Sequences& sequences, int64_t sequence_count) {
+  for (int64_t i = emitted.first; i < emitted.count; ++i) {
+    for (int64_t q = 0; q < sequence_count; ++q) {
+      const int64_t size = sequences.size(q);
+      auto sequence = sequences.at(q);
+      if (ends_with(text, emitted.generated(i), sequence, size)) return i;
+    }
+  }
+  return emitted.count;
+}
+
+}  // namespace specdec
