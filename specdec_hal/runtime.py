@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from specdec_hal import config as configuration
-from specdec_hal.backend import Backend
+from specdec_hal.backend import AUTO, Backend
 from specdec_hal.config import Config
 from specdec_hal.errors import ConfigError
 from specdec_hal.registry import Registry, or_default
@@ -50,9 +50,10 @@ class Runtime:
         """The configured model, where the backend works."""
         from specdec_hal.models import load_model
 
-        path = self.config.model_path
+        path, settings = self.config.model_path, self.config.model
         place = self.backend.place  # first: a backend that cannot run here is reported before the model is loaded
-        return load_model(path, self.config.model.framework, registry=self.registry, device=place)
+        dtype = {} if settings.dtype == AUTO else {"dtype": settings.dtype}
+        return load_model(path, settings.framework, registry=self.registry, device=place, **dtype)
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer beside the configured model."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -115,11 +115,13 @@ class FallbackSettings(Section):
 
 class ModelSettings(Section):
     """`path`: the checkpoint folder, absolute once loaded. `framework`: what computes the model, as a plug-in announces
-    it; "auto": Paddle if importable, else PyTorch.
+    it; "auto": Paddle if importable, else PyTorch. `dtype`: of weights and KV cache; "auto": float32 on CPUs, the
+    checkpoint's own on GPUs (of PyTorch; Paddle's model has float32 alone).
     """
 
     path: PathText | None = None
     framework: FrameworkChoice = AUTO
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
 
 
 class RunnerSettings(Section):

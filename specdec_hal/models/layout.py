@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_hal.models.checkpoint import LlamaConfig
+from specdec_hal.models.rope import rotations
 
 Array = npt.NDArray[np.float32]
 
@@ -100,13 +101,10 @@ def _pair_rotary(weight: Array, head_dim: int) -> Array:
 
 
 class RotaryTable:
-    """exp(i * position * theta^(-2j/head_dim)), computed in float64 and rounded once."""
+    """Rotations of :mod:`specdec_hal.models.rope`, computed in float64 and rounded once."""
 
     def __init__(self, config: LlamaConfig, positions: int) -> None:
-        half = config.head_dim // 2
-        frequency = config.rope_theta ** (-np.arange(half) / half)
-        angle = np.arange(positions)[:, None] * frequency
-        self._table = (np.cos(angle) + 1j * np.sin(angle)).astype(np.complex64)
+        self._table = rotations(config, positions).astype(np.complex64)
         self._rotated = config.num_attention_heads + config.num_key_value_heads
         self._width = round_up((self._rotated + config.num_key_value_heads) * config.head_dim, _VECTOR) // 2
 

@@ -1,9 +1,8 @@
-"""The Llama decoder in PyTorch, on a CPU or a CUDA GPU.
+"""The Llama decoder in PyTorch on CPUs; :mod:`.llama_cuda` is the one for GPUs.
 
-On CPUs weights are packed once for oneDNN, whose products were found to give a row the same bits for any number of
-rows (PyTorch 2.13, x86-64 with AVX-512), and which at 2 to 16 rows take half the time of MKL's. That uses the operators
+Weights are packed once for oneDNN, whose products were found to give a row the same bits for any number of rows
+(PyTorch 2.13, x86-64 with AVX-512), and which at 2 to 16 rows take half the time of MKL's. That uses the operators
 which torch.compile emits for frozen linear layers; where a build lacks them, ``torch.mm`` is used.
-On GPUs all data stay on the device, nothing waits for it, and bit-stability is not claimed.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from specdec_hal.errors import ArgumentError
-from specdec_hal.models.checkpoint import LlamaConfig
+from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
 from specdec_hal.models.primitives import ALIGNMENT, HostArray
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 # Elementwise CPU kernels split work between threads above this many elements (at::internal::GRAIN_SIZE), which may cut
 # a row in two and compute its middle with other instructions.
@@ -36,25 +33,25 @@ class LlamaTorch(Llama):
     framework: ClassVar[str] = "torch"
 
     def __init__(
-        self,
-        config: LlamaConfig,
-        weights: LlamaWeights,
-        *,
-        device: str = "cpu",
-        dtype: str = "float32",
-        bit_stable: bool | None = None,
+        self, config: LlamaConfig, weights: LlamaWeights, *, dtype: str = "float32", bit_stable: bool | None = None
     ) -> None:
-        self._dtype = DTYPES.get(dtype)
-        if self._dtype is None:
-            raise _argument_error("dtype", f"one of {', '.join(DTYPES)}", dtype, "choose one of them")
-        self._device = _device(device)
-        on_host = self._device.type == "cpu" and self._dtype is torch.float32
-        # Writing a cache through NumPy takes a fifth of the time of indexing and copying a tensor.
-        self._host_cache = on_host
-        self._packed = on_host and _has_onednn()
+        if dtype not in DTYPES:
+            raise ArgumentError(
+                op="load_model",
+                backend="torch",
+                argument="dtype",
+                expected=f"one of {', '.join(DTYPES)}",
+                got=repr(dtype),
+                cure="choose one of them",
+            )
+        self._dtype = getattr(torch, dtype)
+        exact = self._dtype is torch.float32
+        # Writing a cache through NumPy, which has no bfloat16, takes a fifth of the time of indexing and copying.
+        self._host_cache = exact
+        self._packed = exact and _has_onednn()
         self._ffn = weights.layers[0].down.shape[0]
         self._widest = max(self._ffn, weights.layers[0].qkv.shape[1])
-        super().__init__(config, weights, bit_stable=on_host if bit_stable is None else bit_stable)
+        super().__init__(config, weights, bit_stable=exact if bit_stable is None else bit_stable)
 
     # ---- data
 
@@ -63,18 +60,17 @@ class LlamaTorch(Llama):
         return context
 
     def _upload(self, array: HostArray) -> Any:
-        # A copy: the allocator aligns tensors, NumPy does not. From pageable memory nothing waits for the device.
-        tensor = torch.tensor(array)
-        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype, non_blocking=True)
+        tensor = torch.tensor(array)  # a copy: the allocator aligns tensors, NumPy does not
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def _download(self, x: Any) -> npt.NDArray[np.float32]:
-        return x.float().cpu().numpy()  # type: ignore[no-any-return]
+        return x.float().numpy()  # type: ignore[no-any-return]
 
     def _input(self, x: Any) -> Any:
         if isinstance(x, np.ndarray):
             return self._upload(np.asarray(x, np.float32))
         tensor = x if isinstance(x, torch.Tensor) else torch.from_dlpack(x)
-        return _aligned(tensor.to(self._device, self._dtype).contiguous())
+        return _aligned(tensor.to(self._dtype).contiguous())
 
     def _output(self, x: Any) -> Any:
         return x.float()
@@ -119,7 +115,7 @@ class LlamaTorch(Llama):
     # ---- attention
 
     def _new_cache(self, rows: int, columns: int) -> Any:
-        return torch.zeros((rows, columns), dtype=self._dtype, device=self._device)
+        return torch.zeros((rows, columns), dtype=self._dtype)
 
     def _writable(self, cache: Any, columns: int) -> Any:
         wide = cache.view(-1, columns)
@@ -146,19 +142,3 @@ def _aligned(x: Any) -> Any:
 
 def _has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise _argument_error("device", "cpu, cuda or cuda:N", name, "choose one of them") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise _argument_error("device", "a device that is here", name, "PyTorch sees no CUDA GPU; use cpu")
-    return device
-
-
-def _argument_error(argument: str, expected: str, got: str, cure: str) -> ArgumentError:
-    return ArgumentError(
-        op="load_model", backend="torch", argument=argument, expected=expected, got=repr(got), cure=cure
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_hal.backend import AUTO
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
-from specdec_hal.models.checkpoint import read_json_config
+from specdec_hal.models.checkpoint import CONFIG, read_json
 from specdec_hal.models.protocol import TargetModel
 from specdec_hal.registry import Registry, or_default
 
@@ -25,8 +25,9 @@ def load_model(
     """The model of a checkpoint folder, by the architecture that its config.json names.
 
     `framework`: "paddle", "torch", or what a plug-in of `registry` (None: that of this process) announces; "auto": the
-    first of the two that is installed. `options` go to the model: ``device`` ("cpu"), ``bit_stable`` (see
-    :mod:`specdec_hal.models.llama`), and for PyTorch ``dtype`` ("float32"). CheckpointError for anything wrong with the
+    first of the two that is installed. `options` go to the model: ``device`` ("cpu"); ``bit_stable`` where the model is
+    :mod:`specdec_hal.models.llama`'s; for PyTorch ``dtype``, by default float32 on CPUs and the checkpoint's own on
+    GPUs. CheckpointError for anything wrong with the
     files; BackendUnavailableError if the framework is not installed; UnsupportedError for an architecture that no
     plug-in knows; PluginError for a plug-in's loader that fails.
     """
@@ -40,7 +41,7 @@ def load_model(
             got=repr(framework),
             cure="choose one of them",
         )
-    raw = read_json_config(path)
+    raw = read_json(path, CONFIG)
     chosen = _installed(BUILTIN_FRAMEWORKS if framework == AUTO else (framework,))
     names = raw.get("architectures")
     architecture = names[0] if isinstance(names, list) and names else "LlamaForCausalLM"

@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
+from specdec_hal.errors import ArgumentError, BackendUnavailableError
 from specdec_hal.hookspecs import ModelSpec, hookimpl
 
 ARCHITECTURE = "LlamaForCausalLM"
 
 
-def _paddle(path: str | Path, **options: Any) -> Any:
+def _paddle(path: str | Path, *, dtype: str = "float32", **options: Any) -> Any:
+    if dtype != "float32":
+        raise _refused("paddle", "dtype", "float32", dtype, "use model.framework torch for others")
     arguments = _read(path)
     from specdec_hal.models.llama_paddle import LlamaPaddle
 
     return LlamaPaddle(*arguments, **options)
 
 
-def _torch(path: str | Path, **options: Any) -> Any:
-    arguments = _read(path)
-    from specdec_hal.models.llama_torch import LlamaTorch
+def _torch(path: str | Path, *, device: str = "cpu", **options: Any) -> Any:
+    if device == "cpu":
+        arguments = _read(path)
+        from specdec_hal.models.llama_torch import LlamaTorch
 
-    return LlamaTorch(*arguments, **options)
+        return LlamaTorch(*arguments, **options)
+    if not re.fullmatch(r"cuda(:\d+)?", device):
+        raise _refused("torch", "device", "cpu, cuda or cuda:N", device, "choose one of them")
+    from specdec_hal.models.checkpoint import read_config
+
+    config = read_config(path)
+    if importlib.util.find_spec("triton") is None:
+        raise BackendUnavailableError(
+            "expected Triton, which compiles the decoder's kernels for GPUs, got none; pip install triton (PyTorch's "
+            "Linux wheels for CUDA bring the version they work with)"
+        )
+    from specdec_hal.models.llama_cuda import load
+
+    return load(path, config, device=device, **options)
 
 
 def _read(path: str | Path) -> tuple[Any, Any]:
-    from specdec_hal.models.checkpoint import read_config, read_weights
+    from specdec_hal.models.checkpoint import read_config
     from specdec_hal.models.layout import arrange
+    from specdec_hal.models.weights import read_weights
 
     config = read_config(path)
     return config, arrange(read_weights(path, config), config)
 
 
+def _refused(framework: str, argument: str, expected: str, got: str, cure: str) -> ArgumentError:
+    return ArgumentError(
+        op="load_model", backend=framework, argument=argument, expected=expected, got=repr(got), cure=cure
+    )
+
+
 @hookimpl
 def specdec_models() -> list[ModelSpec]:
-    """A Llama-style decoder in PaddlePaddle and in PyTorch."""
+    """A Llama-style decoder in PaddlePaddle, and in PyTorch, which has another one for CUDA GPUs."""
     return [ModelSpec(ARCHITECTURE, "paddle", _paddle), ModelSpec(ARCHITECTURE, "torch", _torch)]

@@ -121,11 +121,17 @@ class DeviceModel(TargetModel, Protocol):
     def bytes_per_block(self, block_size: int) -> int:
         """Memory of one KV block of `block_size` positions, all layers."""
 
-    def allocate_blocks(self, num_blocks: int, block_size: int) -> None:
-        """Make a pool of KV blocks, which slots share by block tables. Calling it again replaces the pool."""
+    def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
+        """Make a pool of KV blocks, which slots share by block tables. Calling it again replaces the pool.
+
+        `max_model_len`: the longest context of a slot, any headroom included; None: `max_position_embeddings`.
+        """
 
     def forward_device(self, batch: DeviceBatch, out: Mapping[int, Any]) -> None:
         """Write hidden states to `out`, by layer, each [T_cap, D] of `hidden_dtype`; the tail's rows are undefined."""
 
-    def compute_logits_device(self, hidden: Any, out: Any) -> None:
-        """Write float32 logits [R, V] to `out`, from rows [R, D] of hidden states."""
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """Write float32 logits [R_cap, V] to `out`, from rows [R_cap, D] of hidden states.
+
+        `num_rows` int32 [1], on the device: the rows that hold something, None for all; the others are undefined.
+        """

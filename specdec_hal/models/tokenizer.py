@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.models.checkpoint import checkpoint_error, read_bytes, read_token_ids
+from specdec_hal.models.checkpoint import check_file, checkpoint_error, read_token_ids
 
 TOKENIZER = "tokenizer.json"
 
@@ -25,7 +25,8 @@ class Tokenizer:
         from tokenizers import Tokenizer as Library
 
         config = read_token_ids(folder)
-        file, text = Path(folder) / TOKENIZER, read_bytes(folder, TOKENIZER)
+        file = check_file(folder, TOKENIZER)
+        text = file.read_bytes()
         try:
             self._library: Any = Library.from_str(text.decode("utf-8"))
         except Exception as error:  # the library raises plain Exception

@@ -128,7 +128,7 @@ class ModelRunner:
             return None
         whole = config.max_num_seqs * -(-positions // config.block_size)
         blocks = whole if config.num_kv_blocks is None else config.num_kv_blocks
-        cast(DeviceModel, model).allocate_blocks(blocks, config.block_size)
+        cast(DeviceModel, model).allocate_blocks(blocks, config.block_size, positions)
         return BlockPool(blocks, config.block_size)
 
     def _build_proposer(self) -> Proposer:

@@ -70,7 +70,7 @@ def loaded() -> Any:
     from specdec_hal.models import load_model, load_tokenizer
 
     folder = ROOT / "models/tiny-py-lm"
-    return load_model(folder, "torch", device="cuda:0", bit_stable=True), load_tokenizer(folder)
+    return load_model(folder, "torch", device="cuda:0", dtype="float32"), load_tokenizer(folder)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}], ids=["greedy", "sampled"])

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
-from specdec_hal.models.checkpoint import expected_shapes, read_config
+from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.weights import expected_shapes
 
 Weights = dict[str, npt.NDArray[Any]]
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_hal.models.checkpoint import LlamaConfig, expected_shapes
+from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import AttentionMask, RotaryTable, arrange, round_up
+from specdec_hal.models.weights import expected_shapes
 
 
 def config(heads: int = 4, kv_heads: int = 2, head_dim: int = 6, ffn: int = 10) -> LlamaConfig:

@@ -13,50 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.llama_oracle import oracle
+
 pytestmark = pytest.mark.usefixtures("framework")
-Doubles = npt.NDArray[np.float64]
-
-
-def oracle(path: Path, tokens: npt.NDArray[np.int64]) -> Doubles:
-    """Logits of a whole text, from the checkpoint's own tensors: a plain Llama in float64, no cache and no layout."""
-    from safetensors.numpy import load_file
-
-    config = json.loads((path / "config.json").read_text())
-    weights = {name: array.astype(np.float64) for name, array in load_file(path / "model.safetensors").items()}
-    heads, kv_heads, head_dim = (config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-    length, half = len(tokens), head_dim // 2
-
-    def norm(x: Doubles, name: str) -> Doubles:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"]) * weights[f"{name}.weight"]
-
-    def rotate(x: Doubles) -> Doubles:
-        angle = np.outer(np.arange(length), config["rope_theta"] ** (-2 * np.arange(half) / head_dim))[:, None]
-        first, second = x[..., :half], x[..., half:]
-        return np.concatenate(
-            [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], -1
-        )
-
-    x = weights["model.embed_tokens.weight"][tokens]
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}"
-        h = norm(x, f"{layer}.input_layernorm")
-        q, k, v = (
-            (h @ weights[f"{layer}.self_attn.{n}_proj.weight"].T).reshape(length, -1, head_dim) for n in ("q", "k", "v")
-        )
-        q, k = rotate(q), rotate(k)
-        attended = np.empty((length, heads, head_dim))
-        for j in range(heads):
-            own = j // (heads // kv_heads)
-            scores = q[:, j] @ k[:, own].T / np.sqrt(head_dim)
-            scores[np.triu_indices(length, 1)] = -np.inf
-            shares = np.exp(scores - scores.max(-1, keepdims=True))
-            attended[:, j] = shares / shares.sum(-1, keepdims=True) @ v[:, own]
-        x = x + attended.reshape(length, -1) @ weights[f"{layer}.self_attn.o_proj.weight"].T
-        h = norm(x, f"{layer}.post_attention_layernorm")
-        gate, up = (h @ weights[f"{layer}.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{layer}.mlp.down_proj.weight"].T
-    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
-    return norm(x, "model.norm") @ weights[head].T
 
 
 def close(got: npt.NDArray[np.float32], expected: npt.NDArray[Any]) -> bool:
@@ -222,7 +181,8 @@ def test_every_layer_can_be_tapped(driver: Any, make_driver: Any, tmp_path: Path
     from safetensors.numpy import load_file, save_file
 
     from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment
-    from specdec_hal.models.checkpoint import expected_shapes, read_config
+    from specdec_hal.models.checkpoint import read_config
+    from specdec_hal.models.weights import expected_shapes
 
     model, tokens = driver.model, driver.tokens(40)
     layers = tuple(range(model.config.num_hidden_layers))

@@ -75,7 +75,7 @@ class DeviceHistoryModel(HistoryModel):
 
     capabilities = ModelCapabilities(stable_row_counts=None, device_lengths=True, static_shapes=True)
 
-    def allocate_blocks(self, num_blocks: int, block_size: int) -> None:
+    def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
         self.block_size = block_size
         self.cache = np.full((num_blocks, block_size), -1, np.int64)
 
@@ -103,8 +103,10 @@ class DeviceHistoryModel(HistoryModel):
             history = self.cache[blocks].reshape(-1)[: position + 1].tolist()
             hidden[t] = np.nan if -1 in history or history[-1] in self.poisoned else logits_after(history)
 
-    def compute_logits_device(self, hidden: Any, out: Any) -> None:
-        out[:] = hidden
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        out[:] = np.nan
+        rows = len(hidden) if num_rows is None else int(num_rows[0])
+        out[:rows] = hidden[:rows]
 
 
 class LetterDetokenizer:

@@ -1,0 +1,42 @@
+"""Scratch memory on a device, for launches that follow each other on one stream and CUDA graphs made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from specdec_hal.errors import ArgumentError
+
+
+class Arena:
+    """Named buffers that grow. What a captured graph has seen stays where it is as long as the arena lives."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._held: dict[tuple[str, Any], Any] = {}
+        self._outgrown: list[Any] = []
+
+    def take(self, name: str, shape: Sequence[int], dtype: Any) -> Any:
+        """The buffer of that name and dtype as a tensor of that shape; all shapes share its memory, zeros at first.
+
+        ArgumentError during a capture for a buffer larger than any before: the graph's memory pool is not ours.
+        """
+        size, key = prod(shape), (name, dtype)
+        held = self._held.get(key)
+        if held is None or held.numel() < size:
+            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise ArgumentError(
+                    op="forward_device",
+                    backend="torch",
+                    argument=name,
+                    expected=f"scratch memory for {list(shape)}, made before the capture",
+                    got="none" if held is None else f"{held.numel()} elements",
+                    cure="run a step of these shapes once before it is captured",
+                )
+            if held is not None:
+                self._outgrown.append(held)
+            self._held[key] = held = torch.zeros(size, dtype=dtype, device=self._device)
+        return held[:size].view(*shape)

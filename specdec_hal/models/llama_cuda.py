@@ -1,0 +1,269 @@
+"""The Llama decoder on CUDA GPUs, in PyTorch and Triton: a step of launches that the host never waits for.
+
+The kernels read lengths, offsets and block tables, so that a step is the same launches whatever the batch holds: it can
+be captured in a CUDA graph and replayed. Keys and values are in a pool of blocks that slots share by block tables.
+A layer is seven launches: norm, q/k/v with rotary embeddings and the writes to the pool, attention, output projection
+onto the residual, norm, gate and up with SwiGLU, down projection onto the residual.
+
+Bits. A token's hidden state and logits have the same bits whatever else is in the batch, however large the buffers are,
+and whether a prompt comes at once or in chunks: :mod:`.triton_kernels` says how. So greedy and seeded decoding give the
+same tokens with and without drafts, in every dtype.
+
+The residual has the weights' dtype; sums are float32. With float32 weights nothing is multiplied in TF32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import Limits, check_hidden_layers
+from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, ModelCapabilities
+from specdec_hal.models.rope import rotations
+from specdec_hal.models.triton_kernels.launcher import Heads, Launcher
+from specdec_hal.models.weights import load_weights
+
+# Positions of a block where the host interface makes the pool.
+_BLOCK_SIZE = 64
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Weights [out, in], as checkpoints store them."""
+
+    attention_norm: Any
+    qkv: Any
+    out: Any
+    mlp_norm: Any
+    gate_up: Any
+    down: Any
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The KV cache: per layer [num_blocks, 2, block_size, kv_heads, head_dim].
+
+    `rotary`: cosines and sines [positions, head_dim / 2].
+    """
+
+    layers: list[Any]
+    rotary: tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """What the host interface keeps: where each slot's positions are."""
+
+    limits: Limits
+    block_tables: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class LlamaCuda:
+    """`weights` by the checkpoint's names, all of one dtype and on one device; they are taken out of the mapping.
+
+    `pdl`: launches overlap (programmatic dependent launch); None: where the GPU can, from compute capability 9.0 on.
+    """
+
+    framework: ClassVar[str] = "torch"
+
+    def __init__(self, config: LlamaConfig, weights: dict[str, Any], *, pdl: bool | None = None) -> None:
+        self.config = config
+        self._embedding = weights["model.embed_tokens.weight"]
+        self.device, self.dtype = self._embedding.device, self._embedding.dtype
+        self._head = self._embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
+        self._final_norm = weights.pop("model.norm.weight")
+        self._layers = [_layer(weights, i) for i in range(config.num_hidden_layers)]
+        self.launcher = Launcher(self.device, self.dtype, _has_pdl(self.device) if pdl is None else pdl)
+        self._heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+        self._pool: _Pool | None = None
+        self._slots: _Slots | None = None
+
+    @property
+    def capabilities(self) -> ModelCapabilities:
+        """Every layer can be tapped; a step is launches that depend on its capacity alone."""
+        return ModelCapabilities(
+            hidden_layers=(FINAL_NORM, *range(self.config.num_hidden_layers)),
+            static_shapes=True,
+            device_lengths=True,
+            stable_row_counts=None,
+            hidden_dtype=str(self.dtype).removeprefix("torch."),
+        )
+
+    # ---- on the device: see specdec_hal.models.protocol.DeviceModel
+
+    def bytes_per_block(self, block_size: int) -> int:
+        """See DeviceModel.bytes_per_block."""
+        config = self.config
+        line: int = config.num_key_value_heads * config.head_dim * self.dtype.itemsize
+        return 2 * block_size * line * config.num_hidden_layers
+
+    def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
+        """See DeviceModel.allocate_blocks. The pool's contents are not set: a step reads what steps have written."""
+        config = self.config
+        positions = config.max_position_embeddings if max_model_len is None else max_model_len
+        self._check_positive(num_blocks=num_blocks, block_size=block_size, max_model_len=positions)
+        table = rotations(config, positions)
+        self._slots = None
+        shape = (num_blocks, 2, block_size, config.num_key_value_heads, config.head_dim)
+        self._pool = None  # before the new one is made: both may not fit
+        self._pool = _Pool(
+            [torch.empty(shape, dtype=self.dtype, device=self.device) for _ in self._layers],
+            (self._upload(table.real, torch.float32), self._upload(table.imag, torch.float32)),
+        )
+
+    def pool_layers(self) -> list[Any]:
+        """The KV pool: per layer [num_blocks, 2, block_size, kv_heads, head_dim], keys and values."""
+        return self._pool_for("pool_layers").layers
+
+    def forward_device(self, batch: DeviceBatch, out: Mapping[int, Any]) -> None:
+        """See DeviceModel.forward_device. Tail rows are left alone; in decoder layers' tensors they are undefined.
+
+        Writes the keys and values of the batch's tokens into the pool. Ids outside the vocabulary count as zeros;
+        positions without a block, or beyond `max_seq_len`, are neither written nor read.
+
+        Launches only, on the current stream; calls share scratch memory, so that they must follow each other on one
+        stream. Before a capture, run the same shapes once: that compiles the kernels and makes the scratch memory,
+        which a capture refuses to do.
+        """
+        pool, launch, config, heads = self._pool_for("forward_device"), self.launcher, self.config, self._heads
+        final, take = out[FINAL_NORM], self.launcher.arena.take
+        rows = len(final)
+        residual, normed = (take(name, (rows, config.hidden_size), self.dtype) for name in ("residual", "normed"))
+        width = config.num_attention_heads * config.head_dim
+        queries, attended = (take(name, (rows, width), self.dtype) for name in ("queries", "attended"))
+        gated = take("gated", (rows, config.intermediate_size), self.dtype)
+        count, epsilon = batch.cu_seqlens_q[-1:], config.rms_norm_eps
+        for i, layer in enumerate(self._layers):
+            if i == 0:
+                launch.embed_norm(
+                    batch.token_ids, self._embedding, residual, layer.attention_norm, normed, count, epsilon
+                )
+            else:
+                launch.rms_norm(residual, layer.attention_norm, normed, count, epsilon)
+            launch.qkv(normed, layer.qkv, queries, pool.layers[i], pool.rotary, batch, heads)
+            launch.attention(queries, attended, pool.layers[i], batch, heads)
+            launch.linear(attended, layer.out, residual, count, add=True)
+            launch.rms_norm(residual, layer.mlp_norm, normed, count, epsilon)
+            launch.gate_up(normed, layer.gate_up, gated, count)
+            launch.linear(gated, layer.down, residual, count, add=True)
+            if i in out:
+                out[i].copy_(residual)
+        launch.rms_norm(residual, self._final_norm, final, count, epsilon)
+
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """See DeviceModel.compute_logits_device. Rows from `num_rows` on are left alone; captures as forward_device."""
+        self.launcher.linear(hidden, self._head, out, num_rows)
+
+    # ---- from the host: see specdec_hal.models.protocol.TargetModel
+
+    def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
+        """See TargetModel.allocate. Each slot gets blocks of its own."""
+        self._check_positive(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        width = -(-max_model_len // _BLOCK_SIZE)
+        self.allocate_blocks(max_num_seqs * width, _BLOCK_SIZE, width * _BLOCK_SIZE)
+        limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
+        self._slots = _Slots(limits, np.arange(max_num_seqs * width, dtype=np.int32).reshape(max_num_seqs, width))
+
+    def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
+        """See TargetModel.forward."""
+        if self._slots is None:
+            raise _refused("forward", "batch", "a KV cache to write to", "none", "call allocate() first")
+        ids = self._slots.limits.check(batch)
+        layers = check_hidden_layers(batch, self.capabilities, self.framework)
+        shape = (len(ids), self.config.hidden_size)
+        hidden = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in layers}
+        if len(ids):
+            segments = batch.segments
+            lengths = np.array([segment.length for segment in segments])
+            positions = np.array([segment.position for segment in segments])
+            with self._here():
+                self.forward_device(
+                    DeviceBatch(
+                        token_ids=self._upload(ids, torch.int64),
+                        batch_id_per_token=self._upload(np.repeat(np.arange(len(segments)), lengths), torch.int32),
+                        cu_seqlens_q=self._upload(np.concatenate([[0], np.cumsum(lengths)]), torch.int32),
+                        seq_lens_decoder=self._upload(positions, torch.int32),
+                        block_tables=self._upload(self._slots.block_tables[[s.slot for s in segments]], torch.int32),
+                        max_seq_len=int((positions + lengths).max()),
+                        max_query_len=int(lengths.max()),
+                    ),
+                    hidden,
+                )
+        return {layer: tensor.float() for layer, tensor in hidden.items()}
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """See TargetModel.compute_logits."""
+        tensor = torch.from_numpy(hidden) if isinstance(hidden, np.ndarray) else torch.from_dlpack(hidden)
+        x = tensor.to(self.device, self.dtype).contiguous()
+        if x.ndim != 2 or x.shape[1] != self.config.hidden_size:
+            expected = f"[R, {self.config.hidden_size}]"
+            raise _refused("compute_logits", "hidden", expected, list(x.shape), "pass rows of what forward() returned")
+        logits = torch.empty((len(x), self.config.vocab_size), dtype=torch.float32, device=self.device)
+        if len(x):
+            with self._here():
+                self.compute_logits_device(x, logits)
+        return logits
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """The model's device as the current one, which Triton launches on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    # ---- checks
+
+    def _pool_for(self, op: str) -> _Pool:
+        if self._pool is None:
+            raise _refused(op, "batch", "a KV pool to write to", "none", "call allocate_blocks() first")
+        return self._pool
+
+    def _check_positive(self, **sizes: int) -> None:
+        for name, value in sizes.items():
+            if value < 1:
+                raise _refused("allocate", name, "an integer >= 1", value, "ask for at least one")
+
+    def _upload(self, array: Any, dtype: Any) -> Any:
+        return torch.as_tensor(array, dtype=dtype).to(self.device, non_blocking=True)
+
+
+def load(path: str | Path, config: LlamaConfig, *, device: str = "cuda", dtype: str | None = None) -> LlamaCuda:
+    """The decoder of a checkpoint folder. `dtype`: see :func:`specdec_hal.models.weights.load_weights`."""
+    if dtype not in (None, *DTYPES):
+        raise _refused("load_model", "dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
+    index = torch.device(device).index
+    count = torch.cuda.device_count()
+    if not count or (index or 0) >= count:
+        raise _refused("load_model", "device", f"one of the {count} CUDA GPUs that PyTorch sees", device, "use cpu")
+    place = f"cuda:{torch.cuda.current_device() if index is None else index}"
+    return LlamaCuda(config, load_weights(path, config, device=place, dtype=dtype))
+
+
+def _layer(weights: dict[str, Any], index: int) -> _Layer:
+    """Layer `index`, taken out of a checkpoint's weights; an MTP module's layer too."""
+
+    def take(*names: str) -> Any:
+        parts = [weights.pop(f"model.layers.{index}.{name}.weight") for name in names]
+        return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+
+    return _Layer(
+        attention_norm=take("input_layernorm"),
+        qkv=take("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        out=take("self_attn.o_proj"),
+        mlp_norm=take("post_attention_layernorm"),
+        gate_up=take("mlp.gate_proj", "mlp.up_proj"),
+        down=take("mlp.down_proj"),
+    )
+
+
+def _has_pdl(device: Any) -> bool:
+    return bool(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0))
+
+
+def _refused(op: str, argument: str, expected: str, got: object, cure: str) -> ArgumentError:
+    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=str(got), cure=cure)

@@ -1,0 +1,112 @@
+"""Frequencies of rotary embeddings, with the scalings that Llama-style checkpoints name in config.json.
+
+Frequency j of a head is theta^(-2j/head_dim) (Su et al., arXiv:2104.09864). Scalings stretch it to longer contexts:
+
+- linear: divided by `factor` (Chen et al., arXiv:2306.15595);
+- dynamic: as without scaling up to `max_position_embeddings`, and not supported beyond, where the frequencies of all
+  positions would change with the length of the text;
+- llama3: long wavelengths divided by `factor`, short ones kept, a ramp between (Llama 3.1);
+- yarn: a ramp over dimensions, and an attention factor on cosine and sine (Peng et al., arXiv:2309.00071).
+
+Computed in float64. `transformers` computes the same in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_hal.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from specdec_hal.models.checkpoint import LlamaConfig
+
+Doubles = npt.NDArray[np.float64]
+
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """What config.json says under ``rope_scaling`` or ``rope_parameters``; fields that a type has no use for stay 1."""
+
+    rope_type: str
+    factor: float = 1.0
+    original_max_position_embeddings: int = 1
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+def frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> Doubles:
+    """Angle per position of each pair of dimensions: float64 [head_dim / 2]."""
+    half = head_dim // 2
+    plain: Doubles = theta ** (-np.arange(half) / half)
+    if scaling is None:
+        return plain
+    if scaling.rope_type == "linear":
+        return plain / scaling.factor
+    if scaling.rope_type == "llama3":
+        return _llama3(plain, scaling)
+    if scaling.rope_type == "yarn":
+        return _yarn(plain, theta, head_dim, scaling)
+    return plain
+
+
+def rotations(config: LlamaConfig, positions: int) -> npt.NDArray[np.complex128]:
+    """What the pairs of positions 0, 1, ... are multiplied with, as complex numbers [positions, head_dim / 2].
+
+    ArgumentError for more positions than scaling of type dynamic is supported for.
+    """
+    scaling, limit = config.rope_scaling, config.max_position_embeddings
+    if scaling is not None and scaling.rope_type == "dynamic" and positions > limit:
+        raise ArgumentError(
+            op="allocate",
+            backend="models",
+            argument="max_model_len",
+            expected=f"at most max_position_embeddings ({limit}) with rope_type dynamic",
+            got=str(positions),
+            cure="use a shorter context: beyond it the rotary embeddings of all positions would change",
+        )
+    angle = np.arange(positions)[:, None] * frequencies(config.rope_theta, config.head_dim, scaling)
+    factor = 1.0 if scaling is None else scaling.attention_factor
+    turned: npt.NDArray[np.complex128] = factor * (np.cos(angle) + 1j * np.sin(angle))
+    return turned
+
+
+def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+    """The factor on cosine and sine where config.json gives none."""
+
+    def scale(by: float) -> float:
+        return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+
+
+def _llama3(plain: Doubles, scaling: RopeScaling) -> Doubles:
+    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)  # within the original context
+    ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = np.clip(ramp, 0.0, 1.0)
+    return (1 - kept) * plain / scaling.factor + kept * plain
+
+
+def _yarn(plain: Doubles, theta: float, head_dim: int, scaling: RopeScaling) -> Doubles:
+    def dimension(turns: float) -> float:
+        """The pair that makes so many turns within the original context."""
+        wavelength = scaling.original_max_position_embeddings / turns
+        return head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    divided = np.clip((np.arange(len(plain)) - low) / (high - low if high != low else 0.001), 0.0, 1.0)
+    stretched: Doubles = divided * plain / scaling.factor + (1 - divided) * plain
+    return stretched

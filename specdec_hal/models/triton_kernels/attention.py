@@ -1,0 +1,193 @@
+"""Attention over a paged KV cache: prefill chunks, decode slots of a few tokens and padding in one launch.
+
+A tile is `BLOCK_M` rows: the heads of one KV head for consecutive tokens of one slot, so that keys and values are read
+once for all of them. The context is cut into chunks at fixed positions. The online softmax (Milakov and Gimelshein,
+arXiv:1805.02867; Dao, arXiv:2307.08691) folds the keys of a chunk in ascending order into a state (maximum, sum,
+value), and the states are merged in ascending order. For slots with few tokens each chunk has a program of its own, and
+the last one to finish merges ("Flash-Decoding", Dao et al. 2023); for slots with many, one program goes through all
+chunks of a tile. Both give the same bits, for any number of tokens in a step.
+
+Chunks grow, so that long contexts do not end in thousands of states: 32 of `CHUNK` positions, 32 of four times as many,
+then all of sixteen times as many.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specdec_hal.models.triton_kernels.launch import begin
+
+MASKED = tl.constexpr(-1.0e30)  # finite: the difference of two such maxima is 0, not NaN
+_LEVEL = tl.constexpr(32)
+
+
+@triton.jit
+def chunk_start(chunk, CHUNK: tl.constexpr):
+    """The first position of a chunk."""
+    first = min(chunk, _LEVEL)
+    second = min(max(chunk - _LEVEL, 0), _LEVEL)
+    third = max(chunk - 2 * _LEVEL, 0)
+    return CHUNK * (first + 4 * second + 16 * third)
+
+
+@triton.jit
+def chunk_count(context, CHUNK: tl.constexpr):
+    """How many chunks `context` positions take."""
+    first = min(context, _LEVEL * CHUNK)
+    second = min(max(context - _LEVEL * CHUNK, 0), 4 * _LEVEL * CHUNK)
+    third = max(context - 5 * _LEVEL * CHUNK, 0)
+    return (
+        (first + CHUNK - 1) // CHUNK
+        + (second + 4 * CHUNK - 1) // (4 * CHUNK)
+        + (third + 16 * CHUNK - 1) // (16 * CHUNK)
+    )
+
+
+@triton.jit
+def _merge(maximum, total, value, other_maximum, other_total, other_value):
+    """The state of two stretches of keys from theirs; a stretch without visible keys changes no bit of the other."""
+    joint = tl.maximum(maximum, other_maximum)
+    ours, theirs = tl.exp2(maximum - joint), tl.exp2(other_maximum - joint)
+    value = value * ours[:, None] + other_value * theirs[:, None]
+    return joint, total * ours + other_total * theirs, value
+
+
+@triton.jit
+def _row_sum(x, COLUMNS: tl.constexpr):
+    """Sum of each row in ascending order: tl.sum would choose an order by the tile's size."""
+    sums = tl.dot(x, tl.full([COLUMNS, 16], 1.0, tl.float32), input_precision="ieee")
+    return tl.max(sums, 1)
+
+
+@triton.jit(do_not_specialize=["capacity", "slots", "slot_tiles", "splits", "table_width", "num_blocks"])
+def paged_attention(
+    q,
+    out,
+    pool,
+    block_tables,
+    cu_seqlens_q,
+    seq_lens_decoder,
+    values,
+    statistics,
+    counters,
+    capacity,
+    slots,
+    slot_tiles,
+    splits,
+    table_width,
+    num_blocks,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    FEW: tl.constexpr,
+    MIXED: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`q` and `out` [capacity, HEADS HEAD_DIM], `pool` and `block_tables` as in :func:`.qkv.qkv`.
+
+    `scale` includes log2(e). A slot with up to `FEW` tokens takes up to `slot_tiles` tiles; the states of chunks are
+    in `values` float32 [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M]
+    (maximum, sum) and `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before and after. Grid: (KV_HEADS, tiles,
+    splits), for contexts of up to `splits` chunks; `SPLIT` says that these are several. With `MIXED` each slot has
+    tokens // Q + 1 tiles of Q tokens, at most capacity // Q + slots in all; else each slot has `slot_tiles`.
+    """
+    begin(PDL)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    kv_head, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if MIXED:
+        b = tl.arange(0, BLOCK_B)
+        start = tl.load(cu_seqlens_q + b, mask=b < slots, other=0)
+        slot = tl.sum(((b < slots) & (start // TOKENS + b <= tile)).to(tl.int32), 0) - 1
+        local = tile - (tl.load(cu_seqlens_q + slot) // TOKENS + slot)
+    else:
+        slot, local = tile // slot_tiles, tile % slot_tiles
+    start = tl.load(cu_seqlens_q + slot)
+    tokens = min(tl.load(cu_seqlens_q + slot + 1), capacity) - start
+    if local * TOKENS >= tokens:
+        return
+    before = tl.load(seq_lens_decoder + slot)
+    context = before + min((local + 1) * TOKENS, tokens)
+    chunks = min(chunk_count(context, CHUNK), splits)
+    apart = tokens <= FEW  # a program for each chunk
+    if split >= (chunks if apart else 1):
+        return
+
+    m = tl.arange(0, BLOCK_M)
+    token, head = local * TOKENS + m // GROUP, kv_head * GROUP + m % GROUP
+    live = (m < TOKENS * GROUP) & (token < tokens)
+    position = tl.where(live, before + token, -1)
+    d = tl.arange(0, BLOCK_D)
+    q_at = (start + token).to(tl.int64)[:, None] * (HEADS * HEAD_DIM) + (head * HEAD_DIM)[:, None] + d[None, :]
+    q_inside = live[:, None] & (d < HEAD_DIM)[None, :]
+    queries = tl.load(q + q_at, mask=q_inside, other=0.0)
+
+    maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    table = block_tables + slot.to(tl.int64) * table_width
+    LINE: tl.constexpr = KV_HEADS * HEAD_DIM
+    for chunk in range(split if apart else 0, split + 1 if apart else chunks):
+        chunk_maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+        weights = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        chunk_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        end = min(chunk_start(chunk + 1, CHUNK), context)
+        for first in range(chunk_start(chunk, CHUNK), end, BLOCK_N):
+            key = first + tl.arange(0, BLOCK_N)
+            page = key // BLOCK_SIZE
+            there = (key < end) & (page < table_width)
+            block = tl.load(table + page, mask=there, other=0)
+            block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
+            at = (block * (2 * BLOCK_SIZE) + key % BLOCK_SIZE) * LINE + kv_head * HEAD_DIM
+            inside = there[:, None] & (d < HEAD_DIM)[None, :]
+            kv_at = pool + at[:, None] + d[None, :]
+            keys = tl.load(kv_at, mask=inside, other=0.0)
+            scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+            visible = there[None, :] & (key[None, :] <= position[:, None])
+            scores = tl.where(visible, scores, MASKED)
+            joint = tl.maximum(chunk_maximum, tl.max(scores, 1))
+            fade = tl.exp2(chunk_maximum - joint)
+            weight = tl.where(visible, tl.exp2(scores - joint[:, None]), 0.0)
+            weights = weights * fade[:, None] + weight
+            vals = tl.load(kv_at + BLOCK_SIZE * LINE, mask=inside, other=0.0)
+            chunk_value = chunk_value * fade[:, None]
+            chunk_value = tl.dot(weight.to(vals.dtype), vals, chunk_value, input_precision=PRECISION)
+            chunk_maximum = joint
+        maximum, total, value = _merge(maximum, total, value, chunk_maximum, _row_sum(weights, BLOCK_N), chunk_value)
+
+    if SPLIT:  # noqa: SIM102  (this one is decided when the kernel is compiled)
+        if apart & (chunks > 1):
+            group = ((slot * slot_tiles + local) * KV_HEADS + kv_head).to(tl.int64)
+            value_at = values + group * splits * (BLOCK_M * BLOCK_D) + m[:, None] * BLOCK_D + d[None, :]
+            statistics_at = statistics + group * splits * (2 * BLOCK_M) + m
+            tl.store(value_at + split * (BLOCK_M * BLOCK_D), value)
+            tl.store(statistics_at + split * (2 * BLOCK_M), maximum)
+            tl.store(statistics_at + split * (2 * BLOCK_M) + BLOCK_M, total)
+            tl.debug_barrier()  # every thread's stores come before the one thread's atomic
+            if tl.atomic_add(counters + group, 1, sem="acq_rel") != chunks - 1:
+                return
+            maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+            total = tl.zeros([BLOCK_M], tl.float32)
+            value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            for i in range(chunks):
+                maximum, total, value = _merge(
+                    maximum,
+                    total,
+                    value,
+                    tl.load(statistics_at + i * (2 * BLOCK_M), cache_modifier=".cg"),
+                    tl.load(statistics_at + i * (2 * BLOCK_M) + BLOCK_M, cache_modifier=".cg"),
+                    tl.load(value_at + i * (BLOCK_M * BLOCK_D), cache_modifier=".cg"),
+                )
+            tl.store(counters + group, 0)
+    result = value / tl.where(live, total, 1.0)[:, None]
+    tl.store(out + q_at, result.to(out.dtype.element_ty), mask=q_inside)

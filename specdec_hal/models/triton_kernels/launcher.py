@@ -1,0 +1,200 @@
+"""Launches of the kernels on PyTorch tensors: grids, tiles and scratch memory.
+
+Tensors are contiguous and on one device; x [rows, *] and weights [out, in] are of one dtype. `count` is int32 [1] on
+the device: how many of the rows hold something; the others are left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, log2
+from typing import Any
+
+import torch
+
+from specdec_hal.models.arena import Arena
+from specdec_hal.models.protocol import DeviceBatch
+from specdec_hal.models.triton_kernels.attention import chunk_count, paged_attention
+from specdec_hal.models.triton_kernels.gate_up import gate_up
+from specdec_hal.models.triton_kernels.linear import linear
+from specdec_hal.models.triton_kernels.norm import embed_norm, rms_norm
+from specdec_hal.models.triton_kernels.qkv import qkv
+from specdec_hal.models.triton_kernels.tiles import (
+    FEW_TOKENS,
+    ProductTile,
+    part_length,
+    power_of_2,
+    split_parts,
+    tiles_of,
+)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Numbers of query heads and of KV heads, and the even width of a head."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class Launcher:
+    """Launches for tensors of one dtype, which share scratch memory and must follow each other on one stream.
+
+    `tiles` may be replaced by others with the same `keys`, `chunk` and `precision` at any time: bits stay. With `pdl`
+    the programs of a kernel start while the kernel before ends (compute capability 9.0 and newer).
+    """
+
+    def __init__(self, device: Any, dtype: Any, pdl: bool) -> None:
+        self.arena = Arena(device)
+        self.tiles = tiles_of(str(dtype).removeprefix("torch."))
+        self._options = {"PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
+
+    # ---- rows by themselves
+
+    def embed_norm(
+        self, token_ids: Any, embedding: Any, residual: Any, weight: Any, out: Any, count: Any, epsilon: float
+    ) -> None:
+        """`residual` = embedding[token_ids] (zeros for an id outside), `out` = its RMSNorm times `weight`."""
+        rows, width = residual.shape
+        embed_norm[(rows,)](
+            token_ids, embedding, residual, weight, out, count, rows, len(embedding), epsilon, **self._of_rows(width)
+        )
+
+    def rms_norm(self, x: Any, weight: Any, out: Any, count: Any, epsilon: float) -> None:
+        """`out` = RMSNorm of `x` times `weight`."""
+        rows, width = x.shape
+        rms_norm[(rows,)](x, weight, out, count, rows, epsilon, **self._of_rows(width))
+
+    def _of_rows(self, width: int) -> dict[str, Any]:
+        block = power_of_2(width)
+        return {"D": width, "BLOCK_D": block, "num_warps": min(max(block // 256, 1), 16), **self._options}
+
+    # ---- products
+
+    def linear(self, x: Any, weight: Any, out: Any, count: Any | None, *, add: bool = False) -> None:
+        """`out` = x weight^T, or with `add` out + x weight^T, rounded once to out's dtype; all rows without `count`."""
+        scratch, options, grid = self._product(x, weight, weight.shape[0])
+        counted = count is not None
+        linear[grid](
+            x,
+            weight,
+            out,
+            count if counted else x,
+            *scratch,
+            len(x),
+            N=len(weight),
+            ADD=add,
+            COUNTED=counted,
+            **options,
+        )
+
+    def gate_up(self, x: Any, weight: Any, out: Any, count: Any) -> None:
+        """`out` [rows, F] = silu(x gate^T) * (x up^T) for `weight` [2F, in]: gate, then up."""
+        scratch, options, grid = self._product(x, weight, weight.shape[0])
+        gate_up[grid](x, weight, out, count, *scratch, len(x), N=len(weight) // 2, COUNTED=True, **options)
+
+    def qkv(
+        self, x: Any, weight: Any, q: Any, pool: Any, rotary: tuple[Any, Any], batch: DeviceBatch, heads: Heads
+    ) -> None:
+        """Queries into `q`, keys and values into `pool`; `rotary` are cosines and sines, [positions, head_dim / 2]."""
+        scratch, options, grid = self._product(x, weight, weight.shape[0])
+        qkv[grid](
+            x,
+            weight,
+            q,
+            pool,
+            *rotary,
+            batch.batch_id_per_token,
+            batch.cu_seqlens_q,
+            batch.seq_lens_decoder,
+            batch.block_tables,
+            *scratch,
+            len(x),
+            len(batch.cu_seqlens_q) - 1,
+            len(rotary[0]),
+            batch.block_tables.shape[1],
+            len(pool),
+            HEADS=heads.heads,
+            KV_HEADS=heads.kv_heads,
+            HEAD_DIM=heads.head_dim,
+            BLOCK_SIZE=pool.shape[2],
+            **options,
+        )
+
+    def _product(
+        self, x: Any, weight: Any, columns: int
+    ) -> tuple[tuple[Any, Any], dict[str, Any], tuple[int, int, int]]:
+        """Scratch memory, constants and grid of a kernel that tiles x weight^T."""
+        rows, depth = x.shape
+        tile: ProductTile = self.tiles.product(rows)
+        part = part_length(columns, depth)
+        parts = -(-depth // part)
+        row_tiles, column_tiles = -(-rows // tile.m), -(-columns // tile.n)
+        split = parts > 1 and split_parts(row_tiles * column_tiles)
+        joined = row_tiles * column_tiles if split else 1
+        partials = self.arena.take("partials", (joined, parts if split else 1, tile.m, tile.n), torch.float32)
+        counters = self.arena.take("product counters", (joined,), torch.int32)
+        options = {
+            "K": depth,
+            "PART": part,
+            "SPLIT": split,
+            "BLOCK_M": tile.m,
+            "BLOCK_N": tile.n,
+            "BLOCK_K": tile.k,
+            "PRECISION": self.tiles.precision,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            **self._options,
+        }
+        return (partials, counters), options, (row_tiles, column_tiles, parts if split else 1)
+
+    # ---- attention
+
+    def attention(self, q: Any, out: Any, pool: Any, batch: DeviceBatch, heads: Heads) -> None:
+        """`out` = attention of `q` [rows, heads * head_dim] to the slots' positions in `pool`, causal."""
+        rows, slots = len(q), len(batch.cu_seqlens_q) - 1
+        group = heads.heads // heads.kv_heads
+        tokens = min(batch.max_query_len, rows)
+        tile = self.tiles.attend(group, tokens, heads.head_dim)
+        tokens_a_tile = tile.m // group
+        mixed = tokens > FEW_TOKENS
+        slot_tiles = -(-min(tokens, FEW_TOKENS) // tokens_a_tile)
+        splits = max(1, int(chunk_count.fn(batch.max_seq_len, self.tiles.chunk)))
+        block_d = max(16, power_of_2(heads.head_dim))
+        groups = slots * slot_tiles * heads.kv_heads if splits > 1 else 1
+        states = groups * splits
+        paged_attention[(heads.kv_heads, rows // tokens_a_tile + slots if mixed else slots * slot_tiles, splits)](
+            q,
+            out,
+            pool,
+            batch.block_tables,
+            batch.cu_seqlens_q,
+            batch.seq_lens_decoder,
+            self.arena.take("attention values", (states, tile.m, block_d), torch.float32),
+            self.arena.take("attention statistics", (states, 2, tile.m), torch.float32),
+            self.arena.take("attention counters", (groups,), torch.int32),
+            rows,
+            slots,
+            slot_tiles,
+            splits,
+            batch.block_tables.shape[1],
+            len(pool),
+            heads.head_dim**-0.5 * log2(e),
+            HEADS=heads.heads,
+            KV_HEADS=heads.kv_heads,
+            HEAD_DIM=heads.head_dim,
+            BLOCK_SIZE=pool.shape[2],
+            CHUNK=self.tiles.chunk,
+            SPLIT=splits > 1,
+            FEW=FEW_TOKENS,
+            MIXED=mixed,
+            BLOCK_B=power_of_2(slots) if mixed else 1,
+            BLOCK_M=tile.m,
+            BLOCK_N=self.tiles.keys,
+            BLOCK_D=block_d,
+            PRECISION=self.tiles.precision,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            **self._options,
+        )

@@ -1,0 +1,72 @@
+"""A projection: out = x weight^T, or out += x weight^T."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specdec_hal.models.triton_kernels.launch import begin, row_count
+from specdec_hal.models.triton_kernels.product import join_parts, product
+
+
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
+def linear(
+    x,
+    weight,
+    out,
+    count,
+    partials,
+    counters,
+    capacity,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PART: tl.constexpr,
+    ADD: tl.constexpr,
+    COUNTED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`x` [capacity, K], `weight` [N, K], `out` [capacity, N]; rows from `count` on are left alone.
+
+    With `ADD`, what is added to `out` is rounded once, after the addition. Grid: (row tiles, column tiles, parts of K
+    if `SPLIT`, else 1).
+    """
+    begin(PDL)
+    rows = row_count(count, capacity, COUNTED)
+    row_tile = tl.program_id(0)
+    if row_tile * BLOCK_M >= rows:
+        return
+    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    PARTS: tl.constexpr = (K + PART - 1) // PART
+    part = tl.program_id(2)
+    first = part if SPLIT else 0
+    last = part + 1 if SPLIT else PARTS
+    total = product(
+        x,
+        weight,
+        tl.minimum(row, rows - 1),
+        tl.minimum(column, N - 1),
+        first,
+        last,
+        K,
+        PART,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        PRECISION,
+    )
+    if SPLIT:
+        tile = row_tile * tl.num_programs(1) + tl.program_id(1)
+        total, done = join_parts(total, partials, counters, tile, part, PARTS, BLOCK_M, BLOCK_N)
+        if not done:
+            return
+    at = out + row.to(tl.int64)[:, None] * N + column[None, :]
+    inside = (row < rows)[:, None] & (column < N)[None, :]
+    if ADD:
+        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(at, total.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,57 @@
+"""RMSNorm: x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv:1910.07467), a program a row."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specdec_hal.models.triton_kernels.launch import begin
+
+
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
+def rms_norm(x, weight, out, count, capacity, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr):
+    """`x` and `out` [capacity, D], `weight` [D]; computed in float32. Rows from int32 `count` [1] on are left alone."""
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    if row >= min(capacity, tl.load(count)):
+        return
+    column = tl.arange(0, BLOCK_D)
+    _normalise(tl.load(x + row * D + column, mask=column < D, other=0.0), weight, out + row * D, epsilon, D, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=["capacity", "vocab_size"], do_not_specialize_on_alignment=["count", "token_ids"])
+def embed_norm(
+    token_ids,
+    embedding,
+    residual,
+    weight,
+    out,
+    count,
+    capacity,
+    vocab_size,
+    epsilon,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`residual` = embedding[token_ids] and `out` its norm, [capacity, D]; an id outside the vocabulary gives zeros."""
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    if row >= min(capacity, tl.load(count)):
+        return
+    token = tl.load(token_ids + row).to(tl.int64)
+    column = tl.arange(0, BLOCK_D)
+    known = (column < D) & (token >= 0) & (token < vocab_size)
+    x = tl.load(embedding + token * D + column, mask=known, other=0.0)
+    tl.store(residual + row * D + column, x, mask=column < D)
+    _normalise(x, weight, out + row * D, epsilon, D, BLOCK_D)
+
+
+@triton.jit
+def _normalise(x, weight, out, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    column = tl.arange(0, BLOCK_D)
+    inside = column < D
+    x = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
+    scaled = x * scale * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + column, scaled.to(out.dtype.element_ty), mask=inside)

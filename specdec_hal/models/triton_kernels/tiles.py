@@ -1,0 +1,104 @@
+"""Which tiles are launched.
+
+The number of rows of a tile, its columns, depth, warps and stages decide about speed alone. What decides about bits,
+the parts of K, the chunks of a context and the keys that attention takes at a time, depends on the model and its dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Programs that keep a large GPU busy. A constant, so that parts of K are the same on every GPU.
+_FILL = 256
+# The shortest part of K that is worth a program of its own, and what parts are multiples of.
+_SHORTEST_PART, _PART_STEP = 256, 64
+# Slots with up to this many tokens in a step get a program for each chunk of their context.
+FEW_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """Rows, columns and depth of a tile of a product."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """Rows (tokens times heads of a KV head) of a tile of attention."""
+
+    m: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of one dtype, by ascending rows; `keys` of attention at a time, `chunk` its shortest chunk.
+
+    `precision` is what Triton calls ``input_precision``: of float32, "ieee" multiplies in float32.
+    """
+
+    products: tuple[ProductTile, ...]
+    attention: tuple[AttentionTile, ...]
+    keys: int
+    chunk: int
+    precision: str = "ieee"
+
+    def product(self, rows: int) -> ProductTile:
+        """The smallest tile that holds all rows, or the largest tile."""
+        return next((tile for tile in self.products if rows <= tile.m), self.products[-1])
+
+    def attend(self, group: int, tokens: int, head_dim: int) -> AttentionTile:
+        """The smallest tile that holds `tokens` tokens with `group` heads each, or the largest that fits on the chip.
+
+        Rows of wide heads take the registers of several. At least one token must fit.
+        """
+        most = max(self.attention[-1].m * 64 // max(64, head_dim), self.attention[0].m)
+        fitting = [tile for tile in self.attention if tile.m <= most]
+        tile = next((tile for tile in fitting if group * tokens <= tile.m), fitting[-1])
+        return tile if group <= tile.m else AttentionTile(power_of_2(group), 8, tile.stages)
+
+
+_FLOAT32 = Tiles(
+    products=(ProductTile(16, 32, 64, 4, 4), ProductTile(32, 32, 64, 4, 4), ProductTile(64, 64, 32, 4, 3)),
+    attention=tuple(AttentionTile(m, 4 if m < 16 else 8, 2) for m in (2, 4, 8, 16, 32)),
+    keys=64,
+    chunk=64,
+)
+_HALF = Tiles(
+    products=(
+        ProductTile(16, 32, 128, 4, 4),
+        ProductTile(32, 32, 128, 4, 4),
+        ProductTile(64, 64, 64, 4, 4),
+        ProductTile(128, 128, 64, 8, 3),
+    ),
+    attention=tuple(AttentionTile(m, 4, 2) for m in (16, 32, 64)),
+    keys=64,
+    chunk=128,
+)
+
+
+def tiles_of(dtype: str) -> Tiles:
+    """The tiles of "float32", "float16" or "bfloat16"."""
+    return _FLOAT32 if dtype == "float32" else _HALF
+
+
+def part_length(columns: int, depth: int) -> int:
+    """Length of the parts of K for a weight [columns, depth]: the same whatever it is multiplied with."""
+    parts = max(1, min(_FILL // -(-columns // 32), depth // _SHORTEST_PART))
+    return -(-depth // (parts * _PART_STEP)) * _PART_STEP
+
+
+def split_parts(programs: int) -> bool:
+    """Whether each part of K gets a program of its own, with this many programs otherwise."""
+    return programs < _FILL
+
+
+def power_of_2(value: int) -> int:
+    """The smallest power of 2 that is >= `value`."""
+    return 1 << (value - 1).bit_length() if value > 1 else 1

@@ -1,0 +1,175 @@
+"""Reads the weights of a Hugging Face checkpoint: model.safetensors, or the shards that its index names.
+
+Names are Llama's; the multi-token-prediction (MTP) module, if config.json announces one with
+``num_nextn_predict_layers``, sits behind the last layer under DeepSeek-V3's names (arXiv:2412.19437, section 2.2).
+A weight that is not finite is refused: one NaN makes every token of every request wrong, and says so nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_hal.errors import CheckpointError
+from specdec_hal.models.checkpoint import CONFIG, WEIGHTS, LlamaConfig, check_file, checkpoint_error, read_json
+
+Shapes = dict[str, tuple[int, ...]]
+
+_EMBEDDING = "model.embed_tokens.weight"
+INDEX = f"{WEIGHTS}.index.json"
+_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# What older checkpoints hold besides weights: recomputed.
+_DERIVED = ".rotary_emb.inv_freq"
+
+
+def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArray[np.float32]]:
+    """The checkpoint's weights as float32 arrays, exactly the names and shapes of :func:`expected_shapes`."""
+    from safetensors import deserialize
+
+    weights = {}
+    for file, stored in _files(Path(folder), config).items():
+        for name, info in deserialize(file.read_bytes()):
+            if name in stored:
+                weights[name] = array = _widened(info)
+                bad = int(array.size - np.isfinite(array).sum())
+                if bad:
+                    raise _not_finite(file, name, f"{bad} that are not")
+    return weights
+
+
+def load_weights(
+    folder: str | Path, config: LlamaConfig, *, device: str = "cpu", dtype: str | None = None
+) -> dict[str, Any]:
+    """The weights of the decoder, MTP modules excluded, as PyTorch tensors on a device.
+
+    `dtype`: one of :data:`specdec_hal.models.checkpoint.DTYPES`; None: that of the checkpoint, from config.json or else
+    of the stored embedding. Each weight goes to the device as it is stored, and is converted there.
+    """
+    import torch
+    from safetensors import safe_open
+
+    files = _files(Path(folder), config)
+    dtype = dtype or config.dtype or next(s[_EMBEDDING] for s in files.values() if _EMBEDDING in s)
+    wanted = expected_shapes(config, mtp=False)
+    weights: dict[str, Any] = {}
+    finite: dict[tuple[Path, str], Any] = {}
+    for file, stored in files.items():
+        with safe_open(file, framework="pt", device=device) as shard:
+            for name in stored:
+                if name in wanted:
+                    weights[name] = weight = shard.get_tensor(name).to(getattr(torch, dtype))
+                    finite[file, name] = weight.isfinite().all()
+    flags = torch.stack(list(finite.values())).tolist()  # one look at the device for all
+    for (file, name), good in zip(finite, flags, strict=True):
+        if not good:
+            raise _not_finite(file, f"{name} as {dtype}", "some that are not")
+    return weights
+
+
+def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
+    """Every weight that the checkpoint of such a model holds, MTP modules included or not."""
+    d, ffn = config.hidden_size, config.intermediate_size
+    q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    shapes: Shapes = {_EMBEDDING: (config.vocab_size, d), "model.norm.weight": (d,)}
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, d)
+    for i in range(config.num_hidden_layers + (config.num_nextn_predict_layers if mtp else 0)):
+        layer = f"model.layers.{i}"
+        shapes |= {
+            f"{layer}.input_layernorm.weight": (d,),
+            f"{layer}.self_attn.q_proj.weight": (q, d),
+            f"{layer}.self_attn.k_proj.weight": (kv, d),
+            f"{layer}.self_attn.v_proj.weight": (kv, d),
+            f"{layer}.self_attn.o_proj.weight": (d, q),
+            f"{layer}.post_attention_layernorm.weight": (d,),
+            f"{layer}.mlp.gate_proj.weight": (ffn, d),
+            f"{layer}.mlp.up_proj.weight": (ffn, d),
+            f"{layer}.mlp.down_proj.weight": (d, ffn),
+        }
+        if i >= config.num_hidden_layers:
+            shapes |= {
+                f"{layer}.enorm.weight": (d,),
+                f"{layer}.hnorm.weight": (d,),
+                f"{layer}.eh_proj.weight": (d, 2 * d),
+                f"{layer}.shared_head.norm.weight": (d,),
+            }
+    return shapes
+
+
+def _files(folder: Path, config: LlamaConfig) -> dict[Path, dict[str, str]]:
+    """The checkpoint's files, and the dtype of each weight in them; headers are checked against config.json."""
+    expected = expected_shapes(config)
+    files: dict[Path, dict[str, str]] = {}
+    got: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    for file in _shards(folder):
+        files[file] = {}
+        for name, (shape, dtype) in _header(file).items():
+            if name.endswith(_DERIVED) or (name == "lm_head.weight" and config.tie_word_embeddings):
+                continue
+            if name in got:
+                raise checkpoint_error(file, "each weight in one shard", f"{name}, also in {got[name][0].name}", _AGAIN)
+            if dtype not in _STORED:
+                raise checkpoint_error(file, f"{name} as F16, BF16 or F32", dtype, "convert the checkpoint")
+            got[name] = file, shape
+            files[file][name] = _STORED[dtype]
+    whole = folder / WEIGHTS if len(files) == 1 else folder / INDEX
+    cure = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
+    if missing := sorted(expected.keys() - got.keys()):
+        raise checkpoint_error(whole, f"the {len(expected)} weights of {CONFIG}", f"none of {_some(missing)}", cure)
+    if extra := sorted(got.keys() - expected.keys()):
+        raise checkpoint_error(whole, f"only the {len(expected)} weights of {CONFIG}", f"also {_some(extra)}", cure)
+    for name, (file, shape) in got.items():
+        if shape != expected[name]:
+            raise checkpoint_error(file, f"{name} of shape {list(expected[name])}", f"shape {list(shape)}", cure)
+    return files
+
+
+_AGAIN = "download or export it again"
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The safetensors files: one, or those of the index."""
+    if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
+        return [check_file(folder, WEIGHTS)]
+    index = read_json(folder, INDEX)
+    names = index.get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise checkpoint_error(folder / INDEX, "weight_map: a JSON object of files by weight", repr(names)[:60], _AGAIN)
+    for name in names.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise checkpoint_error(folder / INDEX, "names of files beside it in weight_map", repr(name), _AGAIN)
+    return [check_file(folder, name) for name in sorted(set(names.values()))]
+
+
+def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype by name; no weight is read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as shard:
+            slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118  (not a mapping)
+            return {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in slices.items()}
+    except SafetensorError as error:
+        got = f"{file.stat().st_size} bytes that are not one, or not all of one ({error})"
+        raise checkpoint_error(file, "a safetensors file", got, _AGAIN) from error
+
+
+def _widened(info: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+    """A stored weight as float32."""
+    shape, dtype = tuple(info["shape"]), _STORED[info["dtype"]]
+    if dtype == "bfloat16":  # the upper half of a float32
+        widened = np.frombuffer(info["data"], np.uint16).astype(np.uint32) << np.uint32(16)
+        return widened.view(np.float32).reshape(shape)
+    return np.frombuffer(info["data"], dtype).reshape(shape).astype(np.float32, copy=False)
+
+
+def _not_finite(file: Path, what: str, got: str) -> CheckpointError:
+    return checkpoint_error(file, f"finite numbers in {what}", got, "export the weights again")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,630 @@
+"""Check and time the decoder for CUDA GPUs on one that nobody else uses: exactness, bits, graphs, kernel times, tiles.
+
+usage: python3 tools/gpu_model.py OUT.json [PART...]     parts: check, bits, steps, large, attention, products
+
+Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
+parts run one after the other, with what Triton's cache holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from specdec_hal.models.checkpoint import LlamaConfig, read_config  # noqa: E402
+from specdec_hal.models.llama_cuda import LlamaCuda  # noqa: E402
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch  # noqa: E402
+from specdec_hal.models.triton_kernels.launcher import Heads, Launcher  # noqa: E402
+from specdec_hal.models.triton_kernels.tiles import AttentionTile, ProductTile, tiles_of  # noqa: E402
+from specdec_hal.models.weights import expected_shapes, load_weights  # noqa: E402
+from tests.support.llama_oracle import oracle  # noqa: E402
+from tests.support.paged import Paged  # noqa: E402
+
+TINY = ROOT / "models/tiny-py-lm"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+COMPILE_ONLY = "COMPILE" in os.environ
+# Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
+SHARDS = {"check": 6, "bits": 3, "steps": 4, "large": 3, "attention": 8, "products": 6}
+Row = dict[str, Any]
+
+
+def mine(cases: Iterable[Any]) -> Iterator[Any]:
+    """The cases that this process is here for: all, unless it compiles."""
+    index, count = map(int, os.environ.get("COMPILE", "0/1").split("/"))
+    return (case for i, case in enumerate(cases) if i % count == index)
+
+
+# ---- measuring
+
+
+def captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph of `run`, which has been run before."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        run()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    torch.cuda.synchronize()
+    return graph
+
+
+def microseconds(replay: Callable[[], None], repeats: int = 30) -> float:
+    """Median over three runs of the time of one replay among `repeats`."""
+    if COMPILE_ONLY:
+        return 0.0
+    times = []
+    for _ in range(4):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(repeats):
+            replay()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * begin.elapsed_time(end) / repeats)
+    return float(np.median(times[1:]))
+
+
+def timed(run: Callable[[], None]) -> float:
+    """Microseconds of `run` within a graph that holds it 20 times."""
+    run()
+
+    def twenty() -> None:
+        for _ in range(20):
+            run()
+
+    return microseconds(captured(twenty).replay, 3) / 20
+
+
+def kernels(replay: Callable[[], None], steps: int = 5) -> dict[str, Any]:
+    """Sum of kernel times, launches, and time by kernel name, of one replay."""
+    if COMPILE_ONLY:
+        return {}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            replay()
+        torch.cuda.synchronize()
+    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    spent: Counter[str] = Counter()
+    for event in events:
+        spent[event.name] += event.time_range.end - event.time_range.start
+    return {
+        "kernel_us": sum(spent.values()) / steps,
+        "launches": len(events) / steps,
+        "by_kernel": {name[:60]: round(us / steps, 1) for name, us in spent.most_common(12)},
+    }
+
+
+# ---- check and bits
+
+
+def mixed(model: LlamaCuda, dtype: str, weights: dict[str, np.ndarray]) -> Row:
+    """Prefill chunks, decode steps of 1 to 9 tokens, idle slots and padding together, against float64."""
+    generator = np.random.default_rng(1)
+    paged = Paged(model, slots=6, length=700, block_size=16)
+    texts = [generator.integers(0, 4096, 640) for _ in range(6)]
+    done, got = [0] * 6, [[] for _ in range(6)]
+    turn = 0
+    while min(done) < 640:
+        parts = {}
+        for slot in range(6):
+            count = int(generator.choice([0, 1, 9, 3, 64, 150], p=[0.1, 0.2, 0.2, 0.1, 0.2, 0.2]))
+            count = min(count, 640 - done[slot])
+            if count:
+                parts[slot] = (done[slot], texts[slot][done[slot] : done[slot] + count])
+        if not parts:
+            continue
+        for slot, logits in paged.step(parts, padding=turn % 5, max_seq_len=700).items():
+            got[slot].append(logits.cpu().numpy())
+            done[slot] += len(parts[slot][1])
+        turn += 1
+        if COMPILE_ONLY and turn > 12:
+            return {}
+    errors, agree = [], []
+    for slot in range(6):
+        want, have = oracle(TINY, texts[slot], weights), np.concatenate(got[slot])
+        errors.append(float(np.abs(have - want).max() / want.std()))
+        agree.append(float((have.argmax(1) == want.argmax(1)).mean()))
+    return {"dtype": dtype, "steps": turn, "worst_error_over_std": max(errors), "same_argmax": min(agree)}
+
+
+def part_check() -> list[Row]:
+    """Logits against float64 with the same weights; a captured step against the same step uncaptured."""
+    rows = []
+    for dtype, pdl in mine(product(DTYPES, (False, True))):
+        config = read_config(TINY)
+        weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
+        doubles = {name: tensor.double().cpu().numpy() for name, tensor in weights.items()}
+        model = LlamaCuda(config, dict(weights), pdl=pdl)
+        rows.append({"pdl": pdl, **mixed(model, dtype, doubles)})
+        rows.append({"dtype": dtype, "pdl": pdl, "captured_equals_eager": replayed(model)})
+    return rows
+
+
+def replayed(model: LlamaCuda) -> bool:
+    """Five different batches through one captured step, their tensors written in place; bits of the uncaptured one."""
+    generator = np.random.default_rng(2)
+    paged = Paged(model, slots=8, length=600)
+    texts = generator.integers(0, 4096, (8, 512))
+    for first in range(0, 512, 128):
+        paged.step({slot: (first, texts[slot, first : first + 128]) for slot in range(8)})
+    options = {"max_seq_len": 600, "max_query_len": 9}
+
+    def batch(seed: int) -> DeviceBatch:
+        g = np.random.default_rng(seed)
+        parts = {
+            slot: (int(g.integers(1, 512)), g.integers(0, 4096, g.integers(1, 10)))
+            for slot in range(8)
+            if g.random() < 0.8
+        }
+        short = paged.batch(parts, **options)
+        return paged.batch(parts, padding=72 - len(short.token_ids), **options)
+
+    static = batch(0)
+    hidden = torch.zeros((72, model.config.hidden_size), dtype=model.dtype, device="cuda")
+    logits = torch.zeros((72, model.config.vocab_size), device="cuda")
+
+    def run() -> None:
+        model.forward_device(static, {FINAL_NORM: hidden})
+        model.compute_logits_device(hidden, logits, static.cu_seqlens_q[-1:])
+
+    run()
+    graph = captured(run)
+    for seed in range(1, 6):
+        fresh = batch(seed)
+        for name in ("token_ids", "batch_id_per_token", "cu_seqlens_q", "seq_lens_decoder"):
+            getattr(static, name).copy_(getattr(fresh, name))
+        results = []
+        for execute in (graph.replay, run, graph.replay):
+            hidden.fill_(float("nan"))
+            logits.fill_(float("nan"))
+            execute()
+            results.append((hidden.clone(), logits.clone()))
+        rows = int(fresh.cu_seqlens_q[-1])
+        for other in results[1:]:
+            if not all(torch.equal(a[:rows], b[:rows]) for a, b in zip(results[0], other, strict=True)):
+                return False
+        if not results[0][1][:rows].isfinite().all():
+            return False
+    return True
+
+
+def part_bits() -> list[Row]:
+    """One text in every way in which it may come: all logits must have the bits of the text that comes at once."""
+    rows = []
+    for dtype in mine(DTYPES):
+        config = read_config(TINY)
+        weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
+        model = LlamaCuda(config, dict(weights))
+        tokens, others = np.random.default_rng(3).integers(0, 4096, (2, 700))
+        paged = Paged(model, slots=5, length=3000, block_size=16)
+        whole = paged.step({2: (0, tokens)})[2]
+        row: Row = {"dtype": dtype}
+
+        for chunk in (1, 2, 9, 16, 17, 32, 100, 256):
+            until = 200 if chunk < 9 else 700
+            row[f"chunks of {chunk}"] = difference(
+                whole,
+                (paged.step({1: (p, tokens[p : p + chunk][: until - p])})[1] for p in range(0, until, chunk)),
+            )
+        row["max_seq_len 3000"] = difference(
+            whole, (paged.step({1: (p, tokens[p : p + 9])}, max_seq_len=3000)[1] for p in range(0, 700, 9))
+        )
+        row["beside others"] = difference(
+            whole,
+            (
+                paged.step({1: (p, tokens[p : p + 9]), 0: (0, others[:300]), 4: (0, others[: 1 + p])}, padding=7)[1]
+                for p in range(0, 180, 9)
+            ),
+        )
+        rows.append(row)
+        rows.append({"dtype": dtype, "products": product_bits(DTYPES[dtype])})
+    return rows
+
+
+def difference(whole: torch.Tensor, pieces: Iterator[torch.Tensor]) -> str | float:
+    """ "equal", or by how much the pieces differ from the beginning of the whole."""
+    got = torch.cat(list(pieces))
+    want = whole[: len(got)]
+    return "equal" if torch.equal(got, want) else float((got - want).abs().max())
+
+
+def product_bits(dtype: torch.dtype) -> dict[str, Any]:
+    """Tiles of products whose bits differ from the first one's (none should)."""
+    torch.manual_seed(0)
+    launcher = Launcher(torch.device("cuda"), dtype, True)
+    x, weight = (torch.randn(300, 2048, device="cuda").to(dtype), torch.randn(512, 2048, device="cuda").to(dtype))
+    first, differing = None, {}
+    for m, n, k, warps in product((16, 32, 64, 128), (32, 64, 128), (32, 64), (4, 8)):
+        if dtype == torch.float32 and m * n > 4096:
+            continue
+        launcher.tiles = replace(launcher.tiles, products=(ProductTile(m, n, k, warps, 3),))
+        out = torch.empty(300, 512, device="cuda")
+        try:
+            launcher.linear(x, weight, out, None)
+        except Exception as error:
+            differing[f"{m}x{n}x{k}/{warps}"] = repr(error)[:80]
+            continue
+        first = out if first is None else first
+        if not torch.equal(first, out):
+            differing[f"{m}x{n}x{k}/{warps}"] = float((first - out).abs().max())
+    return differing
+
+
+# ---- steps
+
+
+def decode_step(model: LlamaCuda, slots: int, k: int, context: int, bucket: int, label: str, heads: bool = True) -> Row:
+    """A captured step of slots that all decode K+1 tokens behind `context` others."""
+    config, rows = model.config, slots * (k + 1)
+    generator = np.random.default_rng(0)
+    paged = Paged(model, slots, context + k + 1, block_size=64)
+    for layer in model.pool_layers():
+        layer.normal_()
+    parts = {slot: (context, generator.integers(0, config.vocab_size, k + 1)) for slot in range(slots)}
+    batch = paged.batch(parts, max_seq_len=bucket)
+    hidden = torch.empty((rows, config.hidden_size), dtype=model.dtype, device="cuda")
+    logits = torch.empty((rows, config.vocab_size), device="cuda")
+
+    def run() -> None:
+        model.forward_device(batch, {FINAL_NORM: hidden})
+        model.compute_logits_device(hidden, logits)
+
+    graph = captured(run)
+    row = {"label": label, "slots": slots, "K": k, "bucket": bucket, "step_us": microseconds(graph.replay)}
+    return row
+
+
+def both(make: Callable[[bool], LlamaCuda], *arguments: Any) -> Row:
+    """With and without programmatic dependent launch; kernels by name without."""
+    row = decode_step(make(True), *arguments)
+    if COMPILE_ONLY:
+        decode_step(make(False), *arguments)
+        return row
+    plain = make(False)
+    row["step_us_without_pdl"] = decode_step(plain, *arguments)["step_us"]
+    row |= profiled(plain, *arguments)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def profiled(model: LlamaCuda, slots: int, k: int, context: int, bucket: int, label: str) -> dict[str, Any]:
+    """Kernel times of the step that `decode_step` measures."""
+    config, rows = model.config, slots * (k + 1)
+    paged = Paged(model, slots, context + k + 1, block_size=64)
+    for layer in model.pool_layers():
+        layer.normal_()
+    batch = paged.batch({slot: (context, np.arange(k + 1)) for slot in range(slots)}, max_seq_len=bucket)
+    hidden = torch.empty((rows, config.hidden_size), dtype=model.dtype, device="cuda")
+    logits = torch.empty((rows, config.vocab_size), device="cuda")
+
+    def run() -> None:
+        model.forward_device(batch, {FINAL_NORM: hidden})
+        model.compute_logits_device(hidden, logits)
+
+    return kernels(captured(run).replay)
+
+
+def of_weights(config: LlamaConfig, weights: dict[str, torch.Tensor], pdl: bool) -> LlamaCuda:
+    """A model that shares its weights with others."""
+    return LlamaCuda(config, dict(weights), pdl=pdl)
+
+
+def part_steps() -> list[Row]:
+    """The embedded model at 1, 8 and 64 slots, plain and with K = 8; and one prefill of 2,000 tokens."""
+    rows = []
+    cases = [("float32", None), ("bfloat16", None)]
+    cases += [(dtype, case) for case in product((1, 8, 64), (0, 8)) for dtype in ("float32", "bfloat16")]
+    for dtype, case in mine(cases):
+        config = read_config(TINY)
+        weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
+        if case is None:
+            rows.append(prefill(LlamaCuda(config, weights), 1024, dtype))
+        else:
+            rows.append(both(partial(of_weights, config, weights), *case, 500, 1024, dtype))
+    return rows
+
+
+def prefill(model: LlamaCuda, length: int, label: str) -> Row:
+    """One chunk of a prompt in a bucket of its size."""
+    config = model.config
+    paged = Paged(model, 1, length, block_size=64)
+    batch = paged.batch({0: (0, np.random.default_rng(0).integers(0, config.vocab_size, length))})
+    hidden = torch.empty((length, config.hidden_size), dtype=model.dtype, device="cuda")
+    model.forward_device(batch, {FINAL_NORM: hidden})
+    graph = captured(lambda: model.forward_device(batch, {FINAL_NORM: hidden}))
+    return {
+        "label": label,
+        "prefill": length,
+        "step_us": microseconds(graph.replay, 5),
+        **kernels(graph.replay, 2),
+    }
+
+
+LARGE = LlamaConfig(
+    vocab_size=128256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=64,
+    max_position_embeddings=131072,
+    rope_theta=500000.0,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+)
+
+
+def random_weights(config: LlamaConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Weights that keep activations near 1, made on the GPU."""
+    weights = {}
+    for name, shape in expected_shapes(config).items():
+        if len(shape) == 1:
+            weights[name] = torch.ones(shape, dtype=dtype, device="cuda")
+        else:
+            weights[name] = torch.empty(shape, dtype=dtype, device="cuda").normal_(std=shape[-1] ** -0.5)
+    return weights
+
+
+def part_large() -> list[Row]:
+    """A Llama of 1.2 B parameters in bfloat16: steps, long contexts, prefill."""
+    models: dict[bool, LlamaCuda] = {}
+
+    def make(pdl: bool) -> LlamaCuda:
+        if pdl not in models:
+            models[pdl] = LlamaCuda(LARGE, random_weights(LARGE, torch.bfloat16), pdl=pdl)
+        return models[pdl]
+
+    cases = [(slots, k, 500, 1024) for slots, k in product((1, 8, 64), (0, 8))]
+    cases += [(1, 0, context, 2 * context) for context in (8000, 32000)]
+    rows = [both(make, *case, "1.2B") for case in mine(cases)]
+    return [*rows, prefill(make(True), 2048, "1.2B")]
+
+
+# ---- sweeps
+
+
+def part_attention() -> list[Row]:
+    """Chunks, tiles and warps of attention, float32 (embedded heads) and bfloat16 (those of 1.2 B)."""
+    rows = []
+    kept = {name: tiles_of(name) for name in ("float32", "bfloat16")}
+    cases = []
+    for (dtype, heads), slots, tokens in product(
+        (("float32", Heads(4, 2, 64)), ("bfloat16", Heads(4, 2, 64)), ("bfloat16", Heads(32, 8, 64))), (1, 64), (1, 9)
+    ):
+        m = kept[dtype].attend(heads.heads // heads.kv_heads, tokens, 64).m
+        precisions = ("ieee", "tf32x3") if dtype == "float32" else ("ieee",)
+        some_keys = (32, 64) if dtype == "float32" else (64, 128)
+        for precision, chunk, keys, warps in product(precisions, (64, 128, 256), some_keys, (2, 4, 8)):
+            rows_here = m if precision == "ieee" else max(m, 16)
+            if keys <= chunk and (warps != 2 or m <= 16) and (warps != 8 or m > 2):
+                cases.append((dtype, heads, slots, tokens, precision, chunk, keys, AttentionTile(rows_here, warps, 2)))
+    for dtype, heads, slots, tokens, precision, chunk, keys, tile in mine(cases):
+        launcher = Launcher(torch.device("cuda"), DTYPES[dtype], True)
+        launcher.tiles = replace(kept[dtype], chunk=chunk, keys=keys, attention=(tile,), precision=precision)
+        us = attention_us(launcher, DTYPES[dtype], heads, slots, tokens, 500, 1024)
+        rows.append(
+            {"dtype": dtype, "heads": heads.heads, "slots": slots, "tokens": tokens, "chunk": chunk, "keys": keys}
+            | {"m": tile.m, "warps": tile.warps, "precision": precision, "us": us}
+        )
+    if not COMPILE_ONLY:
+        report(rows, ("dtype", "heads", "slots", "tokens"), ("chunk", "keys", "m", "warps", "precision"))
+    return rows
+
+
+def attention_us(
+    launcher: Launcher, dtype: torch.dtype, heads: Heads, slots: int, tokens: int, context: int, bucket: int
+) -> float:
+    """Microseconds of attention of one layer."""
+    width = -(-(context + tokens) // 64)
+    pool = torch.randn((slots * width, 2, 64, heads.kv_heads, heads.head_dim), device="cuda").to(dtype)
+    q = torch.randn((slots * tokens, heads.heads * heads.head_dim), device="cuda").to(dtype)
+    out = torch.empty_like(q)
+
+    def ints(values: Any) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(values), dtype=torch.int32).cuda()
+
+    batch = DeviceBatch(
+        q, q, ints(np.arange(slots + 1) * tokens), ints([context] * slots),
+        ints(np.random.default_rng(0).permutation(slots * width).reshape(slots, width)), bucket, tokens,
+    )  # fmt: skip
+    try:
+        return timed(lambda: launcher.attention(q, out, pool, batch, heads))
+    except Exception as error:
+        print("attention", launcher.tiles.attention, repr(error)[:100])
+        return float("inf")
+
+
+def cublas(x: torch.Tensor, out: torch.Tensor, weight: torch.Tensor) -> None:
+    """The product by the library."""
+    torch.mm(x, weight.T, out=out)
+
+
+def ours(launcher: Launcher, x: torch.Tensor, out: torch.Tensor, weight: torch.Tensor) -> None:
+    """The product by the kernel."""
+    launcher.linear(x, weight, out, None)
+
+
+def part_products() -> list[Row]:
+    """Tiles of the products of both models, beside cuBLAS."""
+    rows = []
+    shapes = {
+        "float32": [(512, 256), (1408, 256), (256, 704), (256, 256), (4096, 256)],
+        "bfloat16": [(3072, 2048), (16384, 2048), (2048, 8192), (2048, 2048), (128256, 2048)],
+    }
+    for dtype, all_shapes in shapes.items():
+        launcher = Launcher(torch.device("cuda"), DTYPES[dtype], True)
+        kept = launcher.tiles
+        for (columns, depth), count in product(all_shapes, (1, 9, 64, 576)):
+            x = torch.randn((count, depth), device="cuda").to(DTYPES[dtype])
+            # Several weights in turn, so that they come from memory where they would in a model.
+            weights = [
+                torch.randn((columns, depth), device="cuda").to(DTYPES[dtype])
+                for _ in range(1 if columns > 100000 else 6)
+            ]
+            out = torch.empty(
+                (count, columns), device="cuda", dtype=torch.float32 if columns in (4096, 128256) else x.dtype
+            )
+            if out.dtype == x.dtype:
+                us = each(partial(cublas, x, out), weights)
+                rows.append({"dtype": dtype, "shape": f"{columns}x{depth}", "rows": count, "tile": "cublas", "us": us})
+            for tile, precision in mine(product_variants(dtype, count)):
+                launcher.tiles = replace(kept, products=(tile,), precision=precision)
+                try:
+                    us = each(partial(ours, launcher, x, out), weights)
+                except Exception as error:
+                    print("product", tile, repr(error)[:100])
+                    continue
+                name = f"{tile.m}x{tile.n}x{tile.k} w{tile.warps} s{tile.stages} {precision}"
+                rows.append({"dtype": dtype, "shape": f"{columns}x{depth}", "rows": count, "tile": name, "us": us})
+    if not COMPILE_ONLY:
+        report(rows, ("dtype", "shape", "rows"), ("tile",))
+    return rows
+
+
+def product_variants(dtype: str, rows: int) -> Iterator[tuple[ProductTile, str]]:
+    """Tiles worth a try, and precisions."""
+    if dtype == "float32":
+        if rows <= 16:
+            tiles = [
+                (16, 16, 64, 4, 4),
+                (16, 32, 64, 4, 4),
+                (16, 32, 128, 4, 3),
+                (16, 32, 64, 2, 4),
+                (16, 16, 64, 2, 4),
+            ]
+        elif rows <= 64:
+            tiles = [(32, 32, 64, 4, 4), (32, 32, 32, 4, 4), (16, 32, 64, 4, 4), (64, 32, 32, 4, 3), (64, 32, 32, 8, 3)]
+        else:
+            tiles = [
+                (64, 64, 32, 4, 3),
+                (64, 64, 16, 4, 4),
+                (64, 64, 32, 8, 3),
+                (64, 32, 32, 4, 3),
+                (128, 64, 16, 8, 3),
+            ]
+        for tile in tiles:
+            yield ProductTile(*tile), "ieee"
+        m, n, k, warps, _ = tiles[0]
+        yield ProductTile(m, max(n, 32), min(k, 32), warps, 3), "tf32x3"
+    elif rows <= 16:
+        for tile in [
+            (16, 32, 128, 4, 4),
+            (16, 32, 256, 4, 3),
+            (16, 64, 128, 4, 4),
+            (16, 32, 128, 2, 5),
+            (16, 16, 256, 4, 4),
+        ]:
+            yield ProductTile(*tile), "ieee"
+    elif rows <= 64:
+        for tile in [
+            (64, 64, 64, 4, 4),
+            (64, 32, 128, 4, 4),
+            (64, 64, 128, 4, 3),
+            (32, 64, 128, 4, 4),
+            (64, 32, 64, 4, 5),
+        ]:
+            yield ProductTile(*tile), "ieee"
+    else:
+        for tile in [
+            (128, 128, 64, 8, 3),
+            (128, 128, 64, 8, 4),
+            (128, 256, 64, 8, 3),
+            (64, 128, 64, 4, 4),
+            (128, 64, 64, 4, 4),
+        ]:
+            yield ProductTile(*tile), "ieee"
+
+
+def each(run: Callable[[Any], Any], weights: list[Any]) -> float:
+    """Microseconds of `run` with one of the weights."""
+
+    def all_of_them() -> None:
+        for weight in weights:
+            run(weight)
+
+    if COMPILE_ONLY:
+        run(weights[0])
+        torch.cuda.synchronize()
+        return 0.0
+    all_of_them()
+    return microseconds(captured(all_of_them).replay, 10) / len(weights)
+
+
+def report(rows: list[Row], case: tuple[str, ...], variant: tuple[str, ...]) -> None:
+    """The three fastest variants of each case, and cuBLAS."""
+    cases: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        cases.setdefault(tuple(row[name] for name in case), []).append(row)
+    for key, group in cases.items():
+        ranked = sorted(group, key=lambda row: row["us"])
+        best = [f"{row['us']:.1f} ({' '.join(str(row[n]) for n in variant)})" for row in ranked[:4]]
+        best += [f"{row['us']:.1f} cublas" for row in ranked[4:] if row.get("tile") == "cublas"]
+        print(*key, "|", "; ".join(best), flush=True)
+
+
+PARTS = {name: globals()[f"part_{name}"] for name in ("check", "bits", "steps", "large", "attention", "products")}
+
+
+def main() -> None:
+    """Compile everything, then run the parts."""
+    out, *names = sys.argv[1:]
+    names = names or list(PARTS)
+    if COMPILE_ONLY:
+        PARTS[names[0]]()
+        return
+    begin = time.perf_counter()
+    workers = {
+        f"{name} {i}": subprocess.Popen(
+            [sys.executable, __file__, out, name], env={**os.environ, "COMPILE": f"{i}/{SHARDS[name]}"}
+        )
+        for name in names
+        for i in range(SHARDS[name])
+    }
+    codes = {name: worker.wait() for name, worker in workers.items()}
+    results: dict[str, Any] = {
+        "compile_s": time.perf_counter() - begin,
+        "compile_failed": [n for n in codes if codes[n]],
+    }
+    print(json.dumps(results), flush=True)
+    results["device"], results["torch"] = torch.cuda.get_device_name(), torch.__version__
+    for name in names:
+        start = time.perf_counter()
+        try:
+            results[name] = PARTS[name]()
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            results[name] = [{"failed": repr(error)}]
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+        if name in ("check", "bits", "steps", "large"):
+            for row in results[name]:
+                print("  ", json.dumps(row), flush=True)
+        Path(out).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with torch.inference_mode():
+        main()
