@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -11,6 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+
+
+def example_wheel(example: Path, folder: Path) -> Path:
+    """The wheel of a distribution in `examples/`."""
+    source = shutil.copytree(example, folder / "source" / example.name)  # building leaves files behind
+    wheels = folder / "wheels"
+    build = (*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source))
+    subprocess.run(build, check=True)
+    (wheel,) = wheels.iterdir()
+    return wheel
 
 
 @dataclass(frozen=True)

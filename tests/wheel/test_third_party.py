@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec_hal.ops import OPS
-from tests.support.environments import PIP, Environment
+from tests.support.environments import Environment, example_wheel
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party_backend"
@@ -21,12 +19,7 @@ CLAIMED = {"prepare_inputs", "verify_draft_tokens", "gather_accepted"}
 
 @pytest.fixture
 def environment(wheel: Path, tmp_path: Path) -> Environment:
-    """The wheel and the example, with the dependencies of the environment we run in."""
-    example = shutil.copytree(EXAMPLE, tmp_path / "example")  # building leaves files behind
-    build = (*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(example))
-    subprocess.run(build, check=True)
-    (acme,) = tmp_path.glob("acme_npu-*.whl")
-    return Environment.make(tmp_path, [wheel, acme], borrowed=True)
+    return Environment.make(tmp_path, [wheel, example_wheel(EXAMPLE, tmp_path)], borrowed=True)
 
 
 def test_the_example_beside_the_wheel(environment: Environment) -> None:
