@@ -27,7 +27,7 @@ help:
 	@echo "make wheel      build the wheel for all CUDA architectures into dist/, install it elsewhere and try it"
 	@echo "make gpu-test   what needs an NVIDIA GPU: tests and compute-sanitizer (PyTorch with CUDA and CuPy must be installed)"
 	@echo "make conformance  prove the built-in backends and render docs/support.md"
-	@echo "make lint       ruff: style and format"
+	@echo "make lint       ruff, clang-format and clang-tidy: style, format, common mistakes"
 	@echo "make typecheck  mypy --strict"
 	@echo "make setup      only create $(VENV) and install into it"
 	@echo "make clean      remove what was built; distclean removes $(VENV) too"
@@ -64,6 +64,9 @@ wheel: $(VENV)/.installed
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	find kernels_* tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
+	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
+	JOBS=$(JOBS) $(BIN)/python tools/tidy.py
 
 typecheck: $(VENV)/.dev
 	$(BIN)/mypy
@@ -97,6 +100,6 @@ $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/.build-tools
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	@echo "Installing ruff and mypy into $(VENV)"
+	@echo "Installing ruff, mypy, clang-format and clang-tidy into $(VENV)"
 	@$(PIP) install $(EDITABLE) ".[dev]"
 	@touch $@
