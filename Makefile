@@ -7,23 +7,27 @@ PYTEST_ARGS ?=
 # supported take several times as long: make setup CUDA_ARCHS=
 CUDA_ARCHS ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .),90)
 
-CMAKE := -C cmake.define.SPECDEC_CUDA_ARCHS=$(CUDA_ARCHS) -C cmake.define.SPECDEC_CUDA_HOST=ON
-
 BIN := $(VENV)/bin
+# $(call cmake,ARCHS): how to build. Each environment has build folders of its own, one for each set of architectures.
+cmake = -C build-dir=$(abspath $(VENV))/build/cuda-$(or $(subst ;,-,$1),all) -C cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
+  -C "cmake.define.SPECDEC_CUDA_ARCHS=$1" -C cmake.define.SPECDEC_CUDA_STRICT=ON
+EDITABLE := $(call cmake,$(CUDA_ARCHS)) -C cmake.define.SPECDEC_CUDA_HOST=ON --no-build-isolation --editable
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := CMakeLists.txt $(shell find kernels_* -type f -not -name '*.md' 2>/dev/null)
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help demo test conformance gpu-test lint typecheck setup clean distclean
+.PHONY: help demo test test-slow test-all conformance gpu-test wheel lint typecheck setup clean distclean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       generate text with the embedded model and n-gram drafts"
-	@echo "make test       run the tests (JOBS=$(JOBS) processes; PYTEST_ARGS=... is passed on)"
+	@echo "make test       run the tests that tell soonest (JOBS=$(JOBS) processes; PYTEST_ARGS=... is passed on)"
+	@echo "make test-all   run all of them: also make test-slow, which has mutants, every seed and the full conformance suite"
+	@echo "make wheel      build the wheel for all CUDA architectures into dist/, install it elsewhere and try it"
 	@echo "make gpu-test   what needs an NVIDIA GPU: tests and compute-sanitizer (PyTorch with CUDA and CuPy must be installed)"
 	@echo "make conformance  prove the built-in backends and render docs/support.md"
-	@echo "make lint       ruff: style and format"
+	@echo "make lint       ruff, clang-format and clang-tidy: style, format, common mistakes"
 	@echo "make typecheck  mypy --strict"
 	@echo "make setup      only create $(VENV) and install into it"
 	@echo "make clean      remove what was built; distclean removes $(VENV) too"
@@ -32,8 +36,15 @@ demo: $(VENV)/.installed
 	$(BIN)/specdec-hal generate --config configs/xpu_sim.yaml --prompt-file examples/prompts/edit_function.txt --max-new-tokens 128
 
 # One thread for each test process: the machine is filled by the processes, and results do not depend on its size.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.installed
+	$(PYTEST) -m slow $(PYTEST_ARGS)
+
+test-all: test test-slow
 
 gpu-test: $(VENV)/.installed
 	PYTHON=$(BIN)/python tools/gpu_check.sh
@@ -45,9 +56,17 @@ conformance: $(VENV)/.installed
 	$(BIN)/specdec-hal conformance --backend xpu_sim --coverage --json > build/conformance-xpu_sim.json
 	$(BIN)/python -m specdec_hal.conformance.matrix docs/support build/conformance-*.json
 
+wheel: $(VENV)/.installed
+	rm -f dist/specdec_hal-*.whl
+	$(PIP) wheel $(call cmake,) -C cmake.define.SPECDEC_CUDA_HOST=OFF --no-build-isolation --no-deps --wheel-dir dist .
+	$(BIN)/python -m pytest tests/wheel --wheel dist/specdec_hal-*.whl
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	find kernels_* tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
+	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
+	JOBS=$(JOBS) $(BIN)/python tools/tidy.py
 
 typecheck: $(VENV)/.dev
 	$(BIN)/mypy
@@ -55,7 +74,7 @@ typecheck: $(VENV)/.dev
 setup: $(VENV)/.installed
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV)/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f $(VENV)/.installed $(VENV)/.dev
 
 distclean: clean
@@ -77,10 +96,10 @@ $(VENV)/.build-tools: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/.build-tools
 	@echo "Building and installing specdec-hal with Paddle into $(VENV) (a few minutes the first time)"
-	@$(PIP) install --no-build-isolation $(CMAKE) --editable ".[paddle,models,test]"
+	@$(PIP) install $(EDITABLE) ".[paddle,models,test]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	@echo "Installing ruff and mypy into $(VENV)"
-	@$(PIP) install --no-build-isolation $(CMAKE) --editable ".[dev]"
+	@echo "Installing ruff, mypy, clang-format and clang-tidy into $(VENV)"
+	@$(PIP) install $(EDITABLE) ".[dev]"
 	@touch $@

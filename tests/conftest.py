@@ -12,6 +12,10 @@ settings.register_profile("specdec_hal", deadline=None, derandomize=True)
 settings.load_profile("specdec_hal")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--wheel", metavar="FILE", help="the wheel that tests/wheel installs and tests")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if importlib.util.find_spec("torch") is None:
         absent = pytest.mark.skip(reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")

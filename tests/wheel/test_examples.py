@@ -1,7 +1,4 @@
-"""The distributions under examples/ that bring a proposer and a model, installed beside the wheel and run from there.
-
-tests/conformance/test_third_party.py does the same with the one that brings a backend.
-"""
+"""The distributions under examples/ that bring a proposer and a model, installed beside the wheel and run from there."""
 
 from __future__ import annotations
 
@@ -15,27 +12,27 @@ from typing import Any
 
 import pytest
 
-from tests.support.environment import call, fresh_environment
+from tests.support.environments import Environment, example_wheel
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PROMPT = ("--prompt-file", EXAMPLES / "prompts" / "edit_function.txt", "--max-new-tokens", 32)
 
 
-@pytest.mark.slow
-def test_a_proposer_with_settings(tmp_path: Path) -> None:
+def test_a_proposer_with_settings(wheel: Path, tmp_path: Path) -> None:
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     example = EXAMPLES / "third_party_proposer"
-    specdec_hal = fresh_environment(tmp_path, example) / "bin" / "specdec-hal"
+    environment = Environment.make(tmp_path, [wheel, example_wheel(example, tmp_path)], borrowed=True)
     config = ("--config", example / "phrase_book.yaml")
-    told = json.loads(call(specdec_hal, "compare", *config, *PROMPT, "--repeat", 1, "--json", cwd=tmp_path))
+    told = json.loads(environment.output("specdec-hal", "compare", *config, *PROMPT, "--repeat", 1, "--json"))
     assert (told["identical"], told["method"]) == (True, "phrase_book")
     assert told["spec"]["accepted_tokens"] > 10
     assert told["spec"]["tokens_per_step"] > 1.3
 
     def refused(*overrides: str) -> str:
         more = [part for override in overrides for part in ("--set", override)]
-        return call(specdec_hal, "generate", *config, *more, "--prompt", "x", cwd=tmp_path, status=2, stream="stderr")
+        command = ("specdec-hal", "generate", *config, *more, "--prompt", "x")
+        return environment.output(*command, status=2, stream="stderr")
 
     section = "speculative.phrase_book"
     assert refused(f"{section}.longets=4") == (
@@ -46,7 +43,7 @@ def test_a_proposer_with_settings(tmp_path: Path) -> None:
     assert refused(f"{section}.shortest=9").endswith("shortest: expected at most longest = 5, got 9\n")
     missing = refused(f"{section}.corpus=nowhere.txt")
     assert missing.startswith(f"specdec-hal: --set:{section}.corpus: cannot be read: ")
-    assert str(tmp_path / "nowhere.txt") in missing
+    assert str(environment.work / "nowhere.txt") in missing
 
 
 @pytest.fixture
@@ -84,8 +81,7 @@ def random_checkpoint(folder: Path, kind: str, **changes: Any) -> Path:
 
 
 @pytest.mark.torch
-@pytest.mark.slow
-def test_a_model_of_transformers(tmp_path: Path) -> None:
+def test_a_model_of_transformers(wheel: Path, tmp_path: Path) -> None:
     """Another architecture than ours, from a clean environment: the same tokens with drafts, without, and alone."""
     if importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed (pip install transformers==5.17.0)")
@@ -95,13 +91,13 @@ def test_a_model_of_transformers(tmp_path: Path) -> None:
     from specdec_hal.models import load_tokenizer
 
     example = EXAMPLES / "transformers_model"
-    specdec_hal = fresh_environment(tmp_path, example) / "bin" / "specdec-hal"
+    environment = Environment.make(tmp_path, [wheel, example_wheel(example, tmp_path)], borrowed=True)
     folder = random_checkpoint(tmp_path / "neox", "GPTNeoX")
     config = ("--config", example / "transformers_model.yaml", "--set", f"model.path={folder}")
     prompts = ("--prompt", "def add(a, b):\n    return a + b\n" * 3, "--prompt", "import os\n", "--max-new-tokens", 40)
-    told = json.loads(call(specdec_hal, "compare", *config, *prompts, "--repeat", 1, "--json", cwd=tmp_path))
+    told = json.loads(environment.output("specdec-hal", "compare", *config, *prompts, "--repeat", 1, "--json"))
     assert told["identical"] and told["spec"]["accepted_tokens"] > 0
-    document = json.loads(call(specdec_hal, "generate", *config, *prompts, "--json", cwd=tmp_path))
+    document = json.loads(environment.output("specdec-hal", "generate", *config, *prompts, "--json"))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), load_tokenizer(folder)
     for prompt, request in zip((prompts[1], prompts[3]), document["requests"], strict=True):
         ids = torch.tensor([tokenizer.encode(prompt)])

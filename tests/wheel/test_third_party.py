@@ -10,42 +10,43 @@ from typing import Any
 import pytest
 
 from specdec_hal.ops import OPS
-from tests.support.environment import call, fresh_environment
+from tests.support.environments import Environment, example_wheel
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party_backend"
 CLAIMED = {"prepare_inputs", "verify_draft_tokens", "gather_accepted"}
 
 
-def test_the_example_beside_the_wheel(tmp_path: Path) -> None:
-    """One test, because the environment is made once."""
-    environment = fresh_environment(tmp_path, EXAMPLE)
-    python, specdec_hal = environment / "bin" / "python", environment / "bin" / "specdec-hal"
-    where = call(
-        python, "-c", "import specdec_hal, acme_npu; print(specdec_hal.__file__, acme_npu.__file__)", cwd=tmp_path
-    )
-    assert [Path(path).is_relative_to(environment) for path in where.split()] == [True, True]
+@pytest.fixture
+def environment(wheel: Path, tmp_path: Path) -> Environment:
+    return Environment.make(tmp_path, [wheel, example_wheel(EXAMPLE, tmp_path)], borrowed=True)
 
-    listed = json.loads(call(specdec_hal, "backends", "--json", cwd=tmp_path))
+
+def test_the_example_beside_the_wheel(environment: Environment) -> None:
+    """One test, because the environment is made once."""
+    where = environment.output("python", "-c", "import acme_npu; print(acme_npu.__file__)").strip()
+    assert Path(where).is_relative_to(environment.packages)
+
+    listed = json.loads(environment.output("specdec-hal", "backends", "--json"))
     acme = {info["name"]: info for info in listed["backends"]}["acme_npu"]
     assert acme["available"]
     assert listed["auto"] != "acme_npu"
     assert listed["plugin_errors"] == []
 
-    explained = json.loads(call(specdec_hal, "explain", "acme_npu", "--json", cwd=tmp_path))["ops"]
+    explained = json.loads(environment.output("specdec-hal", "explain", "acme_npu", "--json"))["ops"]
     assert {op["op"] for op in explained if op["available"]} == CLAIMED
     assert len(explained) == len(OPS)
     assert all(op["reason"] and op["cure"] for op in explained if not op["available"])
 
-    proves_what_it_claims(specdec_hal, tmp_path)
-    fails_when_broken(environment, tmp_path)
+    proves_what_it_claims(environment)
+    fails_when_broken(environment)
     pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
-    generates(specdec_hal, tmp_path)
+    generates(environment)
 
 
-def proves_what_it_claims(specdec_hal: Path, folder: Path) -> None:
-    suite = (specdec_hal, "conformance", "--backend", "acme_npu", "--level", "quick", "--jobs", 2, "--json")
-    report = json.loads(call(*suite, cwd=folder))
+def proves_what_it_claims(environment: Environment) -> None:
+    suite = ("specdec-hal", "conformance", "--backend", "acme_npu", "--level", "quick", "--jobs", 2, "--json")
+    report = json.loads(environment.output(*suite))
     assert report["ok"]
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in report["table"]:
@@ -58,17 +59,27 @@ def proves_what_it_claims(specdec_hal: Path, folder: Path) -> None:
             assert [(row["reasons"], row.get("passed", 0)) for row in modes] == [(["the op is missing"], 0)]
     plugin = ("--pyargs", "specdec_hal.conformance", "--specdec-backend", "acme_npu", "-p", "no:cacheprovider")
     only = ("--specdec-op", "gather_accepted", "--specdec-op", "ngram_match")
-    summary = call(specdec_hal.with_name("python"), "-m", "pytest", *plugin, *only, cwd=folder).splitlines()[-1]
+    summary = environment.output("python", "-m", "pytest", *plugin, *only).splitlines()[-1]
     assert re.search(r"5 passed, 5 skipped", summary)
     refused = {row["mode"] for row in rows["verify_draft_tokens"] if row.get("refused") and not row.get("passed")}
     assert refused == {"TOPP", "REJECTION", "REJECTION dense"}
 
 
-def generates(specdec_hal: Path, folder: Path) -> None:
+def generates(environment: Environment) -> None:
     config = EXAMPLE / "acme_npu.yaml"
-    command = (specdec_hal, "generate", "--config", config, "--prompt", "def main():", "--max-new-tokens", 24, "--json")
-    told = json.loads(call(*command, cwd=folder))
-    plain = json.loads(call(*command, "--set", "backend.name=reference", cwd=folder))
+    command = (
+        "specdec-hal",
+        "generate",
+        "--config",
+        config,
+        "--prompt",
+        "def main():",
+        "--max-new-tokens",
+        24,
+        "--json",
+    )
+    told = json.loads(environment.output(*command))
+    plain = json.loads(environment.output(*command, "--set", "backend.name=reference"))
     assert told["backend"] == "acme_npu"
     assert len(told["requests"][0]["token_ids"]) == 24
     assert told["requests"][0]["token_ids"] == plain["requests"][0]["token_ids"]
@@ -78,18 +89,18 @@ def generates(specdec_hal: Path, folder: Path) -> None:
     assert told["metrics"]["fallback_calls"]["sample_target"] == told["metrics"]["steps"]
 
 
-def fails_when_broken(environment: Path, folder: Path) -> None:
+def fails_when_broken(environment: Environment) -> None:
     """A defect in the vendor's kernel fails the suite, and what it prints shows the defect again."""
-    (kernels,) = environment.glob("lib/python3*/site-packages/acme_npu/kernels.py")
+    kernels = environment.packages / "acme_npu" / "kernels.py"
     text = kernels.read_text()
     right = "np.where(seq_lens_encoder[slot] > 0, 0, place)"
     assert text.count(right) == 1
     kernels.write_text(text.replace(right, "place"))
-    suite = (environment / "bin" / "specdec-hal", "conformance", "--backend", "acme_npu", "--op", "gather_accepted")
-    report = json.loads(call(*suite, "--jobs", 2, "--json", cwd=folder, status=1))
+    suite = ("specdec-hal", "conformance", "--backend", "acme_npu", "--op", "gather_accepted")
+    report = json.loads(environment.output(*suite, "--jobs", 2, "--json", status=1))
     shown = [result for result in report["results"] if result["reproduction"]]
     assert shown
     assert shown[0]["op"] == "gather_accepted"
-    again = call(environment / "bin" / "python", "-c", shown[0]["reproduction"], cwd=folder)
+    again = environment.output("python", "-c", shown[0]["reproduction"])
     assert re.match(r"'rows'\[\d+\] is \d+, expected \d+", again)
     kernels.write_text(text)
