@@ -1,4 +1,4 @@
-"""The distributions under examples/ that bring a proposer and a model, installed beside the wheel and run from there."""
+"""The distributions under examples/ that bring a proposer and a model, installed beside the wheel and run there."""
 
 from __future__ import annotations
 
