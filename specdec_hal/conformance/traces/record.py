@@ -32,7 +32,7 @@ Array = NDArray[Any]
 LARGEST = 4 << 20
 """Bytes that the file may have."""
 RUNS: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "greedy": (("speculative.verify_strategy=greedy",), {"logprobs": 2}),
+    "greedy": (("speculative.verify_strategy=greedy",), {"logprobs": 2, "stop_sequences": [[320, 590]]}),
     "sampled": (
         ("speculative.verify_strategy=target_match", "speculative.ngram.match_policy=leftmost"),
         {
@@ -42,6 +42,7 @@ RUNS: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "min_p": 0.01,
             "repetition_penalty": 1.1,
             "presence_penalty": 0.25,
+            "stop_sequences": [[310, 67]],
         },
     ),
     "rejection": (("speculative.verify_strategy=rejection",), {"temperature": 0.8, "top_k": 12}),
@@ -50,7 +51,7 @@ RUNS: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"temperature": 0.7, "top_p": 0.8},
     ),
 }
-"""Overrides of the configuration, and sampling parameters, by name."""
+"""Overrides of the configuration, and sampling parameters, by name. Stop sequences end some requests."""
 
 
 class Recording:
