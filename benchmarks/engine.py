@@ -194,7 +194,8 @@ class Bench:
     def latency(self) -> None:
         """First token of a long prompt alone, and beside decoding requests; what these wait meanwhile."""
         slots = 64 if self.cuda else 4
-        runner = self.runner(self.runtime(slots, 0, "float32", "runner.max_model_len=2047"))
+        keys = ("runner.max_model_len=2047", "runner.prefill_chunk=256", f"runner.max_num_batched_tokens={slots + 256}")
+        runner = self.runner(self.runtime(slots, 0, "float32", *keys))
         prompts = self.prompts(runner, slots)
         long = (prompts[0] * 40)[:2000]
         self.decode(runner, [*prompts[1:], long], max_new_tokens=32)
@@ -269,10 +270,25 @@ class Bench:
                     for _ in range(20):
                         runner.step()
                     torch.cuda.synchronize()
-                kernels = (
-                    sum(event.device_time_total for event in profile.key_averages() if event.device_time_total) / 20
-                )
-                self.note(part="large", requests=slots, step_us=step, kernels_us=kernels, ratio=step / kernels)
+                kernels, busy = device_time(profile.events())
+                ratio = step * 20 / kernels
+                self.note(part="large", requests=slots, step_us=step, kernels_us=kernels / 20, ratio=ratio, busy=busy)
+
+
+def device_time(events: Any) -> tuple[float, float]:
+    """Microseconds of all kernels and copies, and the share of the time from first to last in which any was running."""
+    import torch
+
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    busy, reached = 0.0, spans[0][0]
+    for start, end in spans:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return sum(end - start for start, end in spans), busy / (reached - spans[0][0])
 
 
 def in_turns(runs: dict[str, Callable[[], dict[str, Any]]], turns: int) -> dict[str, dict[str, Any]]:
