@@ -7,6 +7,9 @@ PYTEST_ARGS ?=
 # supported take several times as long: make setup CUDA_ARCHS=
 CUDA_ARCHS ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .),90)
 
+# As CUDA_ARCHS, for make wheel; empty: all.
+WHEEL_ARCHS ?=
+
 BIN := $(VENV)/bin
 # $(call cmake,ARCHS): how to build. Each environment has build folders of its own, one for each set of architectures.
 cmake = -C build-dir=$(abspath $(VENV))/build/cuda-$(or $(subst ;,-,$1),all) -C cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
@@ -17,7 +20,7 @@ NATIVE := CMakeLists.txt $(shell find kernels_* -type f -not -name '*.md' 2>/dev
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help demo test test-slow test-all conformance gpu-test wheel lint typecheck setup clean distclean
+.PHONY: help demo test test-slow test-all conformance gpu-test wheel lint lint-cpp typecheck setup clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,7 +30,8 @@ help:
 	@echo "make wheel      build the wheel for all CUDA architectures into dist/, install it elsewhere and try it"
 	@echo "make gpu-test   what needs an NVIDIA GPU: tests and compute-sanitizer (PyTorch with CUDA and CuPy must be installed)"
 	@echo "make conformance  prove the built-in backends and render docs/support.md"
-	@echo "make lint       ruff, clang-format and clang-tidy: style, format, common mistakes"
+	@echo "make lint       ruff: style and format"
+	@echo "make lint-cpp   clang-format and clang-tidy: format, common mistakes"
 	@echo "make typecheck  mypy --strict"
 	@echo "make setup      only create $(VENV) and install into it"
 	@echo "make clean      remove what was built; distclean removes $(VENV) too"
@@ -58,12 +62,14 @@ conformance: $(VENV)/.installed
 
 wheel: $(VENV)/.installed
 	rm -f dist/specdec_hal-*.whl
-	$(PIP) wheel $(call cmake,) -C cmake.define.SPECDEC_CUDA_HOST=OFF --no-build-isolation --no-deps --wheel-dir dist .
+	$(PIP) wheel $(call cmake,$(WHEEL_ARCHS)) -C cmake.define.SPECDEC_CUDA_HOST=OFF --no-build-isolation --no-deps --wheel-dir dist .
 	$(BIN)/python -m pytest tests/wheel --wheel dist/specdec_hal-*.whl
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-cpp: $(VENV)/.dev
 	find kernels_* tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
 	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	JOBS=$(JOBS) $(BIN)/python tools/tidy.py

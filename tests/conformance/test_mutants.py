@@ -112,8 +112,13 @@ def update_model_status(stop_flags, step_idx):
         ("for i in range(n): ...", "for i in range(n + 1): ...", "", "for b in range(slots + 1):"),
         ("if stop_flags[i]: ...", "pass", "", "pass"),
         ("return x", "return np.maximum(x, n)", "range(n)", "return np.maximum(total, slots)"),
-        ("x += step_idx[i]", "y = step_idx[i]\nx += y", "", "y = step_idx[b]"),
-        ("range(n)", "[n for n in range(n)]", "", "for b in [slots for slots in range(slots)]:"),
+        ("x += step_idx[i]", "b = step_idx[i]\nx += b", "", "total += mutant_b"),
+        (
+            "range(n)",
+            "(lambda n, b: range(n + b))(n, 1)",
+            "",
+            "for b in (lambda slots, mutant_b: range(slots + mutant_b))(slots, 1):",
+        ),
     ],
 )
 def test_an_edit(old: str, new: str, given: str, changed: str) -> None:

@@ -52,6 +52,8 @@ def cuda_library(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_cuda_library_serves_every_device_that_is_supported(cuda_library: Path) -> None:
     build = Build.read(cuda_library)
+    if len(build.binaries) == 1:
+        pytest.skip("the wheel is for one device (WHEEL_ARCHS)")
     assert build.binaries == BUILT_FOR and build.ptx == (9, 0)
     assert all(build.runs_on(capability) for capability in SERVED)
     assert not build.runs_on((7, 5))

@@ -147,7 +147,7 @@ def _is_any_body(pattern: object) -> bool:
 
 
 def _renamed(nodes: list[ast.AST], place: _Place) -> list[ast.AST]:
-    """The replacement in the reference's names. What it names and does not make must have a meaning there."""
+    """The replacement in the reference's names, with new ones for the variables that it makes."""
     within = [node for root in nodes for node in ast.walk(root)]
     made = {node.id for node in within if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     made |= {node.arg for node in within if isinstance(node, ast.arg)}
@@ -155,12 +155,13 @@ def _renamed(nodes: list[ast.AST], place: _Place) -> list[ast.AST]:
     unknown = used - made - place.known - set(place.names)
     if unknown:
         raise LookupError(f"{', '.join(sorted(unknown))}: in `new`, but neither in `old` nor in `given`")
+    names = {name: f"mutant_{name}" for name in made - place.known} | place.names
     for node in within:
         for field, value in ast.iter_fields(node):
             if _is_any_body(value):
                 setattr(node, field, copy.deepcopy(place.body))
         if isinstance(node, ast.Name):
-            node.id = place.names.get(node.id, node.id)
+            node.id = names.get(node.id, node.id)
         elif isinstance(node, ast.arg):
-            node.arg = place.names.get(node.arg, node.arg)
+            node.arg = names.get(node.arg, node.arg)
     return nodes
