@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from specdec_hal.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from specdec_hal.models.checkpoint import LlamaConfig
 
 Doubles = npt.NDArray[np.float64]
 
@@ -60,7 +57,27 @@ def frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> Dou
     return plain
 
 
-def rotations(config: LlamaConfig, positions: int) -> npt.NDArray[np.complex128]:
+class Rotated(Protocol):
+    """What of a model's configuration decides its rotary embeddings."""
+
+    @property
+    def rope_theta(self) -> float:
+        """The base of the frequencies."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+
+    @property
+    def rope_scaling(self) -> RopeScaling | None:
+        """How the frequencies are scaled."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The longest context that the model was trained for."""
+
+
+def rotations(config: Rotated, positions: int) -> npt.NDArray[np.complex128]:
     """What the pairs of positions 0, 1, ... are multiplied with, as complex numbers [positions, head_dim / 2].
 
     ArgumentError for more positions than scaling of type dynamic is supported for.
