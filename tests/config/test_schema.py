@@ -25,7 +25,7 @@ def test_defaults(read: Read) -> None:
     assert config.model_dump(mode="json") == {
         "backend": {"name": "auto", "options": {}},
         "fallback": {"allow": []},
-        "model": {"path": None, "framework": "auto"},
+        "model": {"path": None, "framework": "auto", "dtype": "auto"},
         "runner": {
             "max_num_seqs": 8,
             "max_model_len": None,
