@@ -26,7 +26,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 help:
 	@echo "make demo       generate text with the embedded model and n-gram drafts"
 	@echo "make test       run the tests that tell soonest (JOBS=$(JOBS) processes; PYTEST_ARGS=... is passed on)"
-	@echo "make test-all   run all of them: also make test-slow, which has mutants, every seed and the full conformance suite"
+	@echo "make test-all   run all of them: also make test-slow, which has mutants and the strict emulator's conformance"
 	@echo "make wheel      build the wheel for all CUDA architectures into dist/, install it elsewhere and try it"
 	@echo "make gpu-test   what needs an NVIDIA GPU: tests and compute-sanitizer (PyTorch with CUDA and CuPy must be installed)"
 	@echo "make conformance  prove the built-in backends and render docs/support.md"

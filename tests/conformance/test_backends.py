@@ -46,6 +46,7 @@ def test_cuda() -> None:
     assert_passes([result for result in results if result.status != REFUSED])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [unit for unit in units() if unit.group in STRICT], ids=str)
 def test_strict(unit: Unit) -> None:
     results = run_unit(subject("xpu_sim", "strict"), unit, Settings(seed=1, shrink=False))

@@ -22,6 +22,7 @@ from tests.conformance.mutants.table import HEAD, judge, row
 PAGE = (Path(__file__).parents[2] / "docs" / "mutants.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_killed(mutant: Mutant) -> None:
     failures = judge(mutant).failures
