@@ -20,18 +20,20 @@ NATIVE := CMakeLists.txt $(shell find kernels_* -type f -not -name '*.md' 2>/dev
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help demo test test-slow test-all conformance gpu-test wheel lint lint-cpp typecheck setup clean distclean
+.PHONY: help demo test test-slow test-all fuzz soak conformance gpu-test engine-test wheel lint typecheck setup clean distclean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       generate text with the embedded model and n-gram drafts"
 	@echo "make test       run the tests that tell soonest (JOBS=$(JOBS) processes; PYTEST_ARGS=... is passed on)"
 	@echo "make test-all   run all of them: also make test-slow, which has mutants and the strict emulator's conformance"
+	@echo "make fuzz       run each fuzzer for FUZZ_SECONDS=$(FUZZ_SECONDS); FUZZ_SEED=N repeats a finding"
 	@echo "make wheel      build the wheel for all CUDA architectures into dist/, install it elsewhere and try it"
+	@echo "make soak       faults, kills and overload: SOAK_SECONDS=$(SOAK_SECONDS) on each emulating backend and for the server"
 	@echo "make gpu-test   what needs an NVIDIA GPU: tests and compute-sanitizer (PyTorch with CUDA and CuPy must be installed)"
+	@echo "make engine-test  the proposer inside vLLM's CPU build, which is installed into build/engine-venv"
 	@echo "make conformance  prove the built-in backends and render docs/support.md"
-	@echo "make lint       ruff: style and format"
-	@echo "make lint-cpp   clang-format and clang-tidy: format, common mistakes"
+	@echo "make lint       ruff, clang-format, clang-tidy: format, common mistakes"
 	@echo "make typecheck  mypy --strict"
 	@echo "make setup      only create $(VENV) and install into it"
 	@echo "make clean      remove what was built; distclean removes $(VENV) too"
@@ -50,8 +52,25 @@ test-slow: $(VENV)/.installed
 
 test-all: test test-slow
 
+SOAK_SECONDS ?= 600
+
+soak: $(VENV)/.installed
+	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS) --backend reference
+	$(BIN)/python tools/soak.py --seconds $(SOAK_SECONDS) --backend xpu_sim
+	$(BIN)/python tools/soak_serving.py --kills 100
+	$(BIN)/python tools/soak_serving.py --seconds $(SOAK_SECONDS) --split
+	SOAK_KILLS=200 $(PYTEST) -m slow tests/runner/test_journal.py
+
+FUZZ_SECONDS ?= 30
+
+fuzz: $(VENV)/.installed
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) tests/fuzz $(PYTEST_ARGS)
+
 gpu-test: $(VENV)/.installed
 	PYTHON=$(BIN)/python tools/gpu_check.sh
+
+engine-test: $(VENV)/.installed
+	PYTHON=$(BIN)/python tools/engine_test.sh $(PYTEST_ARGS)
 
 # NumPy draws too slowly for the full number of samples.
 conformance: $(VENV)/.installed
@@ -68,8 +87,6 @@ wheel: $(VENV)/.installed
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-
-lint-cpp: $(VENV)/.dev
 	find kernels_* tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
 	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	JOBS=$(JOBS) $(BIN)/python tools/tidy.py

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -46,13 +47,13 @@ class Bench:
     def runtime(self, slots: int, k: int, dtype: str, *more: str) -> Runtime:
         """The embedded model under the GPU's configuration, or the CPU's."""
         config = "configs/cuda.yaml" if self.cuda else "configs/reference.yaml"
-        keys = [f"runner.max_num_seqs={slots}", *more]
+        keys = [f"runner.max_num_seqs={slots}"]
         if self.cuda:
             keys += ["model.framework=torch", f"model.dtype={dtype}", "runner.prefill_chunk=1024"]
             keys.append(f"runner.max_num_batched_tokens={slots * (k + 1) + 2048}")
         if k:
             keys.append(f"speculative.num_speculative_tokens={k}")
-        runtime = load(ROOT / config, keys)
+        runtime = load(ROOT / config, [*keys, *more])
         return runtime if k else runtime.naive()
 
     def runner(self, runtime: Runtime) -> ModelRunner:
@@ -193,9 +194,13 @@ class Bench:
 
     def latency(self) -> None:
         """First token of a long prompt alone, and beside decoding requests; what these wait meanwhile."""
+        for chunk in (128, 256, 512):
+            self._latency(chunk)
+
+    def _latency(self, chunk: int) -> None:
         slots = 64 if self.cuda else 4
-        keys = ("runner.max_model_len=2047", "runner.prefill_chunk=256", f"runner.max_num_batched_tokens={slots + 256}")
-        runner = self.runner(self.runtime(slots, 0, "float32", *keys))
+        keys = (f"runner.prefill_chunk={chunk}", f"runner.max_num_batched_tokens={slots + chunk}")
+        runner = self.runner(self.runtime(slots, 0, "float32", "runner.max_model_len=2047", *keys))
         prompts = self.prompts(runner, slots)
         long = (prompts[0] * 40)[:2000]
         self.decode(runner, [*prompts[1:], long], max_new_tokens=32)
@@ -217,7 +222,10 @@ class Bench:
             for i in range(others):
                 params = SamplingParams(max_new_tokens=400, bad_token_ids=[])
                 runner.add_request(Request(f"other-{i}", prompts[i], params, between(i)))
-            for _ in range(40 if others else 0):
+            while not all(times):  # a request has its first token when its prompt is done
+                runner.step()
+            gaps.clear()
+            for _ in range(20 if others else 0):
                 runner.step()
             quiet = median(gaps) if gaps else 0.0
             gaps.clear()
@@ -237,6 +245,7 @@ class Bench:
             quiet, worst = (median(sample[1][i] for sample in samples) for i in range(2))
             self.note(
                 part="latency",
+                prefill_chunk=chunk,
                 others=others,
                 first_token_ms=1e3 * median(sample[0] for sample in samples),
                 token_gap_ms=1e3 * quiet,
@@ -361,4 +370,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    # Without destructors: PyTorch's profiler (2.11) frees buffers of CUPTI twice when the context goes at exit.
+    sys.stdout.flush()
+    os._exit(status)

@@ -32,7 +32,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(compact_entries, compact_entries)
 // Enters the places in the order given. How many were entered before the index was spoilt.
 int64_t compact_enter(TensorView entries, TensorView text, TensorView places, int64_t prompt_end, int64_t row_width,
                       int64_t min_size, int64_t max_size) {
-  const Operands op("compact_enter");
+  Operands op("compact_enter");
   const CompactLayout layout(row_width, static_cast<int>(min_size), static_cast<int>(max_size));
   Table table{op.data<uint64_t>("entries", entries, {int64_t{layout.buckets} * kCompactBucket})};
   const int64_t length = op.extent(text, 0), count = op.extent(places, 0);
@@ -50,7 +50,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(compact_enter, compact_enter)
 // found: size and place of the match of the text's end, as the index knows it.
 void compact_search(TensorView entries, TensorView text, TensorView found, int64_t prompt_end, int64_t row_width,
                     int64_t min_size, int64_t max_size, int64_t match_policy) {
-  const Operands op("compact_search");
+  Operands op("compact_search");
   const CompactLayout layout(row_width, static_cast<int>(min_size), static_cast<int>(max_size));
   const Table table{op.data<uint64_t>("entries", entries, {int64_t{layout.buckets} * kCompactBucket})};
   const int64_t length = op.extent(text, 0);

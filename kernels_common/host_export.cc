@@ -44,7 +44,7 @@ struct Map<Function, Op> {
   }
 };
 
-#define SPECDEC_EXPORT_MAP(name)        \
+#define SPECDEC_EXPORT_MAP(name)         \
   constexpr char kName_##name[] = #name; \
   TVM_FFI_DLL_EXPORT_TYPED_FUNC(name, (Map<&specdec::name, kName_##name>::call))
 

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_hal.backend import API_VERSION, Backend, BackendSpec, BoundOp, Capability, Layout, Probe
+    from specdec_hal.drafter import Drafter
     from specdec_hal.engine import LLM, AsyncEngine
     from specdec_hal.errors import SpecDecError
+    from specdec_hal.functional import sample, verify
     from specdec_hal.hookspecs import hookimpl
     from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Strategy, TokenOrder
     from specdec_hal.registry import explain, get_backend
     from specdec_hal.runner import ModelRunner, Request, SamplingParams
     from specdec_hal.runtime import Runtime, load
+    from specdec_hal.state import DecodeState
 
 __version__ = "0.1.0"
 
@@ -32,9 +35,12 @@ _HOME = {
     "Capability": "backend",
     "Layout": "backend",
     "Probe": "backend",
+    "Drafter": "drafter",
     "AsyncEngine": "engine",
     "LLM": "engine",
     "SpecDecError": "errors",
+    "sample": "functional",
+    "verify": "functional",
     "hookimpl": "hookspecs",
     "AcceptPolicy": "ops.enums",
     "MatchPolicy": "ops.enums",
@@ -47,6 +53,7 @@ _HOME = {
     "SamplingParams": "runner",
     "Runtime": "runtime",
     "load": "runtime",
+    "DecodeState": "state",
 }
 
 __all__ = [
@@ -58,6 +65,8 @@ __all__ = [
     "BackendSpec",
     "BoundOp",
     "Capability",
+    "DecodeState",
+    "Drafter",
     "Layout",
     "MatchPolicy",
     "ModelRunner",
@@ -72,6 +81,8 @@ __all__ = [
     "get_backend",
     "hookimpl",
     "load",
+    "sample",
+    "verify",
 ]
 
 

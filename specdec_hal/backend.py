@@ -11,15 +11,19 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.capturing import check_stream
-from specdec_hal.errors import UnsupportedError
+from specdec_hal.errors import ArgumentError, PluginError, UnsupportedError
 from specdec_hal.ops import OPS, OpSpec, TokenOrder, get_op
-from specdec_hal.ops.validate import Call, check_call, check_values
+from specdec_hal.ops.validate import Call, check_call, check_outputs, check_values
+from specdec_hal.suggest import did_you_mean
 from specdec_hal.tensors import as_numpy
+from specdec_hal.wording import short
 
 API_VERSION = 1
 """Version of the op contracts and of this interface. A plug-in states the one it was written for."""
@@ -31,6 +35,16 @@ Launch = Callable[[int], None]
 """Runs a planned op on a stream, given as an integer handle (0: the default, or no streams at all)."""
 
 _log = logging.getLogger("specdec_hal")
+
+
+class Observer(Protocol):
+    """Stands between a bound op and its launch."""
+
+    def __call__(self, call: Call, launch: Callable[[], None]) -> None:
+        """Has to call `launch` once."""
+
+    def summary(self) -> dict[str, Any]:
+        """What it has seen, for the metrics."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,17 @@ class Capability:
         return "; ".join(parts)
 
 
+_STREAMS = 1 << 63
+
+
+def _declared_rank(call: Call, name: str, tensor: Any) -> NDArray[Any] | None:
+    if tensor is None:
+        return None
+    array = as_numpy(tensor)
+    rank = len(call.op.by_name[name].dims(call.attrs))
+    return array if array.ndim == rank else array.reshape(array.shape[:rank])
+
+
 def _default_stream() -> int:
     return 0
 
@@ -139,8 +164,29 @@ class BoundOp:
             check_values(self.call, self.backend.name, self.backend.to_host)
         if stream is None:
             stream = self._stream()
+        elif type(stream) is not int or not 0 <= stream < _STREAMS:
+            stream = self._checked(stream)
         check_stream(self.call.op.name, stream)
-        self.launch(stream)
+        shadow = self.backend.shadow
+        if shadow is None:
+            self.launch(stream)
+        else:
+            shadow(self.call, partial(self.launch, stream))
+        if self.backend.debug:
+            check_outputs(self.call, self.backend.name, self.backend.to_host)
+
+    def _checked(self, stream: Any) -> int:
+        """A stream handle of another integer type; ArgumentError for what is none."""
+        if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool) and 0 <= stream < _STREAMS:
+            return int(stream)
+        raise ArgumentError(
+            op=self.call.op.name,
+            backend=self.backend.name,
+            argument="stream",
+            expected="the handle of a stream, an int in 0..2^63-1",
+            got=short(stream),
+            cure="leave it out for the current stream, or pass what the framework gives as an int",
+        )
 
     def __repr__(self) -> str:
         return f"<bound {self.call.op.name} on {self.backend.name}>"
@@ -163,7 +209,9 @@ class Backend:
 
     def __init__(self) -> None:
         self.debug = False
-        """Check values (monotonic offsets, ids in range, NaN rows) before every launch and raise."""
+        """Check values (monotonic offsets, ids in range, NaN rows) before and after every launch and raise."""
+        self.shadow: Observer | None = None
+        """Makes the launches of this backend's bound ops and looks at them (:mod:`specdec_hal.shadow`)."""
         self.fallbacks: tuple[Backend, ...] = ()
         self.fallback_calls: dict[str, int] = {}
         """How many launches of each op went to a fallback, for metrics."""
@@ -205,6 +253,40 @@ class Backend:
 
     # What everybody calls
 
+    def arrays(self, call: Call) -> dict[str, NDArray[Any] | None]:
+        """The call's tensors in host memory as NumPy views of their declared rank: [N, 1] for [N] becomes [N]."""
+        return {name: _declared_rank(call, name, tensor) for name, tensor in call.tensors.items()}
+
+    def check_capabilities(self) -> None:
+        """PluginError for a capability that names what the contract does not have: it would never match a call."""
+        for op, capability in self.capabilities.items():
+            spec = OPS.get(op)
+            if spec is None:
+                raise PluginError(f"backend '{self.name}': capabilities name the op '{op}'{did_you_mean(op, OPS)}")
+            for kind, names, known in (
+                ("attribute", capability.attrs, spec.attr_by_name),
+                ("tensor", capability.dtypes, spec.by_name),
+                ("size", capability.limits, spec.symbols),
+            ):
+                for name in names:
+                    if name not in known:
+                        hint = did_you_mean(str(name), known) or f"; known: {', '.join(known)}"
+                        raise PluginError(f"backend '{self.name}': capability of {op}: no {kind} '{name}'{hint}")
+            for name, values in capability.attrs.items():
+                odd = [value for value in values if not isinstance(value, spec.attr_by_name[name].kind)]
+                if odd or not values:
+                    expected = spec.attr_by_name[name].allowed()
+                    got = short(odd[0]) if odd else "nothing"
+                    raise PluginError(f"backend '{self.name}': {op}: {name}: expected some of {expected}, got {got}")
+            for name, dtypes in capability.dtypes.items():
+                odd = sorted(set(dtypes) - set(spec.by_name[name].tensor.dtypes))
+                if odd or not dtypes:
+                    expected = " | ".join(spec.by_name[name].tensor.dtypes)
+                    got = odd[0] if odd else "nothing"
+                    raise PluginError(
+                        f"backend '{self.name}': {op}: dtypes of {name}: expected some of {expected}, got {got}"
+                    )
+
     def capability(self, op: str) -> Capability | None:
         """What this backend can do of `op`; None if nothing."""
         get_op(op)
@@ -214,7 +296,7 @@ class Backend:
         """Let these backends, in order, serve what this one lacks. Off unless asked for."""
         self.fallbacks = tuple(backends)
 
-    def bind(self, op: str, *args: Any, **kwargs: Any) -> BoundOp:
+    def bind(self, op: str, /, *args: Any, **kwargs: Any) -> BoundOp:
         """Check the arguments once and return a plan; raises ArgumentError or UnsupportedError."""
         return self._bind(get_op(op), args, kwargs)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.capturing import capturing, refuse_in_capture
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.memory import host_free
 from specdec_hal.staging import (
     Fields,
     HostInputs,
@@ -49,11 +50,15 @@ class Device(ABC):
 
     @cached_property
     def _stream(self) -> Stream:
-        return current_stream_of(self.framework, self.index)
+        return current_stream_of("" if self.place == "cpu" else self.framework, self.index)
 
     def stream(self) -> int:
         """The framework's current stream on this device."""
         return self._stream()
+
+    def free_bytes(self) -> int | None:
+        """Memory that can still be allocated here; None where that cannot be asked."""
+        return None
 
     @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
@@ -69,7 +74,7 @@ class Device(ABC):
 
     @abstractmethod
     def write(self, tensor: Any, index: Any, values: Any) -> None:
-        """``tensor[index] = values`` with values of the host (a number, a list, an array)."""
+        """``tensor[index] = values`` with values of the host (a number, a list, an array), or a tensor from here."""
 
     @abstractmethod
     def assign(self, tensor: Any, source: Any) -> None:
@@ -106,6 +111,10 @@ class HostDevice(Device):
 
     def __init__(self) -> None:
         super().__init__("cpu")
+
+    def free_bytes(self) -> int | None:
+        """Of the machine, or of this process's control group."""
+        return host_free()
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
         """As numpy.zeros."""
@@ -154,6 +163,12 @@ class TorchDevice(Device):
         self._work: Any = None
         self._pool: Any = None
 
+    def free_bytes(self) -> int | None:
+        """Of the GPU, and what PyTorch's allocator holds and nobody uses."""
+        cuda = self._torch.cuda
+        unused = cuda.memory_reserved(self._device) - cuda.memory_allocated(self._device)
+        return int(cuda.mem_get_info(self._device)[0] + unused)
+
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
         """As torch.zeros."""
         return self._torch.zeros(tuple(shape), dtype=getattr(self._torch, dtype), device=self._device)
@@ -172,7 +187,9 @@ class TorchDevice(Device):
     def write(self, tensor: Any, index: Any, values: Any) -> None:
         """A number is an argument of the kernel that writes it; an array is copied first."""
         refuse_in_capture("written")
-        if not isinstance(values, (bool, int, float)):
+        if isinstance(values, self._torch.Tensor):
+            values = values.to(tensor)
+        elif not isinstance(values, (bool, int, float)):
             values = self.upload(np.asarray(values)).to(tensor.dtype)
         tensor[index] = values
 
@@ -253,7 +270,10 @@ class PaddleDevice(Device):
     def write(self, tensor: Any, index: Any, values: Any) -> None:
         """Assignment to an index writes in place. Numbers are uploaded too: Paddle (3.3.1) rounds large integers."""
         dtype = str(tensor.dtype).rpartition(".")[2]
-        tensor[index] = self.upload(np.asarray(values, _numpy_dtype(dtype)))
+        if isinstance(values, self._paddle.Tensor):
+            tensor[index] = values.to(self._place).astype(dtype)
+        else:
+            tensor[index] = self.upload(np.asarray(values, _numpy_dtype(dtype)))
 
     def assign(self, tensor: Any, source: Any) -> None:
         """Assignment to a slice writes in place."""
@@ -276,6 +296,12 @@ class CupyDevice(Device):
         self._cupy = cupy
         self._device = cupy.cuda.Device(self.index)
 
+    def free_bytes(self) -> int | None:
+        """Of the GPU, and what CuPy's pool holds and nobody uses."""
+        with self._device:
+            pool = self._cupy.get_default_memory_pool()
+            return int(self._cupy.cuda.runtime.memGetInfo()[0] + pool.free_bytes())
+
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
         """As cupy.zeros."""
         with self._device:
@@ -294,7 +320,11 @@ class CupyDevice(Device):
     def write(self, tensor: Any, index: Any, values: Any) -> None:
         """As CuPy assigns."""
         with self._device:
-            tensor[index] = values if isinstance(values, (bool, int, float)) else self._cupy.asarray(values)
+            if not isinstance(values, (bool, int, float)):
+                values = self._cupy.asarray(values)
+            if isinstance(index, tuple):
+                index = tuple(self._cupy.asarray(i) if isinstance(i, np.ndarray) else i for i in index)
+            tensor[index] = values
 
     def assign(self, tensor: Any, source: Any) -> None:
         """From any framework on the device."""
@@ -338,6 +368,30 @@ def current_stream_of(framework: str, index: int) -> Stream:
 
         return lambda: int(get_current_stream().ptr)
     return lambda: 0
+
+
+def hand_over(array: NDArray[Any], framework: str) -> Any:
+    """A copy of host values as a CPU tensor of a framework; NumPy's for those that have none."""
+    if framework == "torch":
+        import torch
+
+        return torch.tensor(array)
+    if framework == "paddle":
+        import paddle
+
+        return paddle.to_tensor(array, place=paddle.CPUPlace())
+    return array.copy()
+
+
+def contiguous(tensor: Any) -> Any:
+    """The tensor, or a C-contiguous copy of it in its framework."""
+    if hasattr(tensor, "contiguous"):
+        return tensor.contiguous()
+    if framework_of(type(tensor)) == "cupy":
+        import cupy
+
+        return cupy.ascontiguousarray(tensor)
+    return np.ascontiguousarray(tensor)
 
 
 def download(tensor: Any) -> NDArray[Any]:

@@ -6,9 +6,17 @@ status 2 without catching bugs along with them. Each also derives from the close
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec_hal.wording import clip
+
 
 class SpecDecError(Exception):
-    """Base class. The message says what was expected, what came, and the cure."""
+    """Base class. The message says what was expected, what came, and the cure, in at most 2 KB."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(clip(message))
 
 
 class ArgumentError(SpecDecError, ValueError):
@@ -18,6 +26,10 @@ class ArgumentError(SpecDecError, ValueError):
         self.op, self.backend, self.argument = op, backend, argument
         self.expected, self.got, self.cure = expected, got, cure
         super().__init__(f"{op} [{backend}]: argument '{argument}': expected {expected}, got {got}; {cure}")
+
+
+class OutputError(SpecDecError, RuntimeError):
+    """An op has written values that its contract excludes: a defect of the backend. Found in debug mode only."""
 
 
 class UnsupportedError(SpecDecError, NotImplementedError):
@@ -48,8 +60,40 @@ class RequestError(SpecDecError, ValueError):
     """A generation request cannot be served as asked; nothing was changed."""
 
 
+class InsufficientMemoryError(SpecDecError, MemoryError):
+    """More memory is asked for than is free; nothing was allocated."""
+
+
+class QueueFullError(RequestError):
+    """As many requests wait as may wait; `retry_after_s` is when room can be expected."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class RunnerBusyError(SpecDecError, RuntimeError):
+    """A runner was driven from inside its own callback, or by two threads at once; nothing was changed."""
+
+
 class EngineDeadError(SpecDecError, RuntimeError):
     """An engine has stopped, and serves no more requests."""
+
+
+class RankMismatchError(EngineDeadError):
+    """The ranks of a tensor-parallel model have decided differently; the message names step and slot."""
+
+
+class JournalError(SpecDecError, ValueError):
+    """A file is no journal of a runner, or is damaged, or its requests do not fit the runner; nothing was changed."""
+
+
+class BatchError(SpecDecError, ValueError):
+    """A batch cannot be begun or gone on with; what is done stays as it is."""
+
+
+class ClusterError(SpecDecError, RuntimeError):
+    """Ray is not installed, or a cluster cannot be reached."""
 
 
 class CaptureError(SpecDecError, RuntimeError):
@@ -60,5 +104,20 @@ class FrameError(SpecDecError, ValueError):
     """An output frame cannot be encoded, or bytes are no output frame."""
 
 
+class QueueError(SpecDecError, OSError):
+    """A message queue of the system cannot be opened, or a message was not sent or not received."""
+
+
 class CompileError(SpecDecError, ValueError):
     """Kernel sources cannot be given to the compiler."""
+
+
+class KernelError(SpecDecError, RuntimeError):
+    """A kernel on the emulator did wrong: it has findings, gave an error, or ended the process.
+
+    `findings`: those of the run, as in the emulator's JSON.
+    """
+
+    def __init__(self, message: str, *, findings: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.findings = list(findings)
+        super().__init__(message)

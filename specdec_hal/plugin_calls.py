@@ -10,7 +10,8 @@ from typing import Any
 
 from specdec_hal.backend import Backend, BackendSpec, Probe
 from specdec_hal.errors import PluginError, SpecDecError
-from specdec_hal.plugins import Plugin, describe, short
+from specdec_hal.plugins import Plugin
+from specdec_hal.wording import describe, short
 
 
 def call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -19,7 +20,7 @@ def call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwarg
         return function(*args, **kwargs)
     except SpecDecError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{what}: its {part} raised {describe(error)}") from error
 
 
@@ -34,7 +35,7 @@ def probe(spec: BackendSpec) -> tuple[Probe, str]:
     """The probe's answer, and its fault if it did not give one."""
     try:
         answer = spec.probe()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit: a probe that gives up must not end this process
         fault = f"its probe raised {describe(error)}"
         return Probe(False, fault), fault
     if not isinstance(answer, Probe):
@@ -51,6 +52,7 @@ def build_backend(plugin: Plugin, spec: BackendSpec, options: Mapping[str, Any],
     backend = call(what, "factory", spec.factory, dict(options))
     if not isinstance(backend, Backend):
         raise PluginError(f"{what}: its factory returned {short(backend)} instead of a Backend")
+    call(what, "table of capabilities", backend.check_capabilities)
     if debug:
         backend.debug = True
     return backend

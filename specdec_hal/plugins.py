@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from specdec_hal.backend import AUTO, BackendSpec
 from specdec_hal.errors import PluginError
 from specdec_hal.hookspecs import GROUP, ModelSpec, ProposerSpec
 from specdec_hal.suggest import did_you_mean
+from specdec_hal.wording import describe, one_line, short
 
 HOOKS = ("specdec_backends", "specdec_proposers", "specdec_models", "specdec_step_finished")
 RESERVED = (AUTO,)
@@ -43,6 +44,20 @@ class Plugin:
     proposers: tuple[ProposerSpec, ...] = ()
     models: tuple[ModelSpec, ...] = ()
     on_step: Callable[..., Any] | None = None
+
+    def claims(self) -> Iterator[tuple[str, str]]:
+        """The names that it announces, each with its kind."""
+        yield from (("backend", spec.name) for spec in self.backends)
+        yield from (("proposer", spec.name) for spec in self.proposers)
+        yield from (("model", f"{spec.name} in {spec.framework}") for spec in self.models)
+
+    def refused(self, taken: Collection[tuple[str, str]]) -> Plugin:
+        """This plug-in, or if it claims a name that is `taken` by a built-in one, its error alone."""
+        for claim in self.claims():
+            if claim in taken:
+                problem = f"{self.label}: the {claim[0]} '{claim[1]}' is built in; choose another name"
+                return Plugin(self.name, self.source, self.target, error=problem)
+        return self
 
     @property
     def label(self) -> str:
@@ -165,7 +180,7 @@ def _signature(hook: str) -> str:
 def _answers(plugin: Plugin, manager: pluggy.PluginManager, hook: str, kind: type[Spec]) -> tuple[Spec, ...]:
     try:
         answers = getattr(manager.hook, hook)()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{plugin.label}: hook {hook} raised {describe(error)}") from error
     specs = []
     for answer in answers:
@@ -200,19 +215,3 @@ def _wrong_field(spec: Any) -> str | None:
         got = short(spec.settings)
         return f"settings of '{spec.name}': expected a pydantic model or a function that returns it, got {got}"
     return None
-
-
-def one_line(text: object) -> str:
-    """Any message on one line."""
-    return " ".join(str(text).split())
-
-
-def describe(error: BaseException) -> str:
-    """An exception for a message: its type and its text on one line."""
-    return f"{type(error).__name__}: {one_line(error)}".removesuffix(": ")
-
-
-def short(value: object, limit: int = 80) -> str:
-    """The repr of a value, cut to `limit` characters."""
-    text = one_line(repr(value))
-    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -21,8 +21,9 @@ from specdec_hal.errors import BackendUnavailableError, PluginError, UnknownBack
 from specdec_hal.hookspecs import ANY_ARCHITECTURE, ModelSpec, ProposerSpec
 from specdec_hal.ops import OPS
 from specdec_hal.plugin_calls import build_backend, call, check_members, probe
-from specdec_hal.plugins import Candidate, Plugin, describe, short
+from specdec_hal.plugins import Candidate, Plugin
 from specdec_hal.suggest import did_you_mean
+from specdec_hal.wording import describe, short
 
 if TYPE_CHECKING:
     from specdec_hal.models.protocol import TargetModel
@@ -39,8 +40,12 @@ BUILTINS = (
 """The project's own plug-ins, registered like anybody else's."""
 
 ENV_BACKEND = "SPECDEC_HAL_BACKEND"
+ENV_PLUGINS = "SPECDEC_HAL_PLUGINS"
+"""``none``: the built-in plug-ins alone; nothing of anybody else's is imported."""
 
 log = logging.getLogger(__name__)
+imports = logging.getLogger(f"{__name__}.imports")
+"""Says at level INFO which third-party plug-in is being imported, and when that is over."""
 Named = TypeVar("Named", BackendSpec, ProposerSpec, ModelSpec)
 
 
@@ -88,7 +93,8 @@ class Explanation(tuple[OpStatus, ...]):
 class Registry:
     """The plug-ins of one place: `builtins` (module names) and `entry_points` (None: those installed).
 
-    `environ` is where SPECDEC_HAL_BACKEND is looked up (None: the process's environment).
+    `environ` is where SPECDEC_HAL_BACKEND and SPECDEC_HAL_PLUGINS are looked up (None: the process's environment). A
+    third-party plug-in that claims a built-in name is refused as a whole; the built-in one stays.
     """
 
     def __init__(
@@ -115,7 +121,7 @@ class Registry:
                     raise PluginError("a plug-in asked the registry while it was being loaded; ask later, in a factory")
                 self._loading = True
                 try:
-                    self._plugins = [loading.load(candidate) for candidate in self._candidates()]
+                    self._plugins = self._load()
                 finally:
                     self._loading = False
                 for plugin in self._plugins:
@@ -123,12 +129,27 @@ class Registry:
                         log.warning("%s", plugin.error)
             return self._plugins
 
-    def _candidates(self) -> Iterable[Candidate]:
-        yield from loading.builtin_candidates(self._builtins)
+    def _load(self) -> list[Plugin]:
+        own = [loading.load(candidate) for candidate in loading.builtin_candidates(self._builtins)]
+        taken = {claim for plugin in own for claim in plugin.claims()}
+        others = []
+        for candidate in self._third_party():
+            # First, so that a process which an import ends has said whose it was.
+            imports.info("importing plug-in '%s' (%s: %s)", candidate.name, candidate.source, candidate.target)
+            plugin = loading.load(candidate)
+            imports.info("imported")
+            others.append(plugin.refused(taken))
+        return own + others
+
+    def _third_party(self) -> Iterable[Candidate]:
+        wanted = self._environ.get(ENV_PLUGINS, "")
+        if wanted == "none":
+            return ()
+        if wanted:
+            raise PluginError(f"{ENV_PLUGINS}: expected 'none', or not to be set, got {short(wanted)}; unset it")
         if self._entry_points is None:
-            yield from loading.installed_candidates()
-        else:
-            yield from loading.entry_point_candidates(self._entry_points)
+            return loading.installed_candidates()
+        return loading.entry_point_candidates(self._entry_points)
 
     def register(self, implementation: object, name: str) -> Plugin:
         """Add a plug-in by hand (an observer in a notebook, a test); raises PluginError where loading would note it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specdec_hal import config as configuration
 from specdec_hal.backend import AUTO, Backend
@@ -15,6 +15,8 @@ from specdec_hal.registry import Registry, or_default
 
 if TYPE_CHECKING:
     from specdec_hal.models import TargetModel, Tokenizer
+    from specdec_hal.parallel.group import Group
+    from specdec_hal.parallel.team import Team
     from specdec_hal.runner import ModelRunner
 
 
@@ -37,7 +39,7 @@ class Runtime:
         """The configured backend, built on first use (errors: see :meth:`Registry.get_backend`)."""
         config = self.config
         try:
-            return self.registry.get_backend(
+            backend = self.registry.get_backend(
                 config.backend.name,
                 options=config.backend.options,
                 fallback=config.fallback.allow,
@@ -45,15 +47,43 @@ class Runtime:
             )
         except ConfigError as error:  # a factory that refuses its options knows the key, not the file
             raise config.error("backend.options", str(error).removeprefix("backend.options: ")) from error
+        if config.shadow.backend is not None:
+            self._shadow(backend, config.shadow.backend)
+        return backend
 
-    def load_model(self) -> TargetModel:
-        """The configured model, where the backend works."""
+    def _shadow(self, backend: Backend, name: str) -> None:
+        from specdec_hal.shadow import Shadow
+
+        other = self.registry.get_backend(name)
+        if other.device != "cpu":
+            message = f"expected a backend that works on host memory, got '{name}', which works on {other.device}"
+            raise self.config.error("shadow.backend", f"{message}; choose reference or xpu_sim")
+        backend.shadow = Shadow(backend, other, self.config.shadow.fraction)
+
+    @cached_property
+    def team(self) -> Team | None:
+        """The processes that share the model, started on first use; None where one holds it all."""
+        if self.config.engine.tensor_parallel == 1:
+            return None
+        from specdec_hal.parallel.team import Team
+
+        return Team(self.config, _load_rank)
+
+    def load_model(self, *, group: Group | None = None) -> TargetModel:
+        """The configured model, where the backend works; a part of it on each rank of engine.tensor_parallel.
+
+        `group`: that of a rank which is not the first.
+        """
         from specdec_hal.models import load_model
 
+        if group is None and self.team is not None:
+            group = self.team.group
         path, settings = self.config.model_path, self.config.model
         place = self.backend.place  # first: a backend that cannot run here is reported before the model is loaded
-        dtype = {} if settings.dtype == AUTO else {"dtype": settings.dtype}
-        return load_model(path, settings.framework, registry=self.registry, device=place, **dtype)
+        dtype = None if settings.dtype == AUTO else settings.dtype
+        chosen = {"dtype": dtype, "bit_stable": settings.bit_stable, "group": group}
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        return load_model(path, settings.framework, registry=self.registry, device=place, **options)
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer beside the configured model."""
@@ -70,14 +100,21 @@ class Runtime:
 
         model = self.load_model() if model is None else model
         tokenizer = self.load_tokenizer() if tokenizer is None else tokenizer
-        return ModelRunner(self.config, self.backend, model, tokenizer, registry=self.registry)
+        make = ModelRunner if self.team is None else self.team.runner
+        return make(self.config, self.backend, model, tokenizer, registry=self.registry)
 
     def with_config(self, config: Config) -> Runtime:
         """Another configuration of the same backend, which both share."""
         other = Runtime(config, self.registry)
-        other.backend = self.backend
+        other.backend, other.team = self.backend, self.team
         return other
 
     def naive(self) -> Runtime:
         """The same without speculation, for comparisons."""
         return self.with_config(self.config.naive())
+
+
+def _load_rank(config: Config, group: Group) -> tuple[Backend, TargetModel, Tokenizer]:
+    """What a rank of engine.tensor_parallel that is not the first runs."""
+    runtime = Runtime(config)
+    return runtime.backend, runtime.load_model(group=group), runtime.load_tokenizer()

@@ -7,9 +7,14 @@ from collections.abc import Collection, Iterable
 
 from specdec_hal.errors import ConfigError
 
+LONGEST_NAME = 100
+"""No name is longer, and to compare a long text takes time."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most like `name` (case ignored), or None when nothing is near."""
+    if len(name) > LONGEST_NAME:
+        return None
     by_lower = {candidate.lower(): candidate for candidate in known}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None

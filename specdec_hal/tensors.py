@@ -24,6 +24,11 @@ class TensorInfo(NamedTuple):
     address: int
     nbytes: int
 
+    @property
+    def aligned(self) -> bool:
+        """Whether elements lie at multiples of their size, as processors want them."""
+        return self.address % _ITEMSIZE.get(self.dtype, 1) == 0
+
 
 _NUMPY_DTYPES = {
     np.dtype(name): name
@@ -137,6 +142,19 @@ def _adapter(kind: type) -> Callable[[Any], TensorInfo] | None:
     return _ADAPTERS.get(framework_of(kind)) or (_dlpack_info if hasattr(kind, "__dlpack__") else None)
 
 
+_DISGUISED = {
+    "matrix": "pass numpy.asarray(x).ravel(), or what else has the declared shape",
+    "MaskedArray": "pass x.filled(value); no op reads a mask",
+}
+"""NumPy's subclasses whose shape or values are not those of their memory, and what to pass instead."""
+
+
+def disguised(kind: type) -> str | None:
+    """How to get a plain array from tensors of this type; None if they are plain."""
+    names = (base.__name__ for base in kind.__mro__ if base.__module__.partition(".")[0] == "numpy")
+    return next((_DISGUISED[name] for name in names if name in _DISGUISED), None)
+
+
 def describe(tensor: Any) -> TensorInfo | None:
     """Facts about a tensor of any framework, or None if it is no tensor."""
     kind = type(tensor)
@@ -152,7 +170,7 @@ def describe(tensor: Any) -> TensorInfo | None:
 def as_numpy(tensor: Any) -> NDArray[Any]:
     """A NumPy view of a CPU tensor: the same memory, bfloat16 as uint16. Writes are seen by the owner."""
     if isinstance(tensor, np.ndarray):
-        return tensor
+        return tensor if type(tensor) is np.ndarray else tensor.view(np.ndarray)
     if getattr(tensor, "requires_grad", False) or not getattr(tensor, "stop_gradient", True):
         tensor = tensor.detach()  # frameworks refuse to export what they differentiate; the memory is the same
     dtype = getattr(tensor, "dtype", None)
@@ -170,3 +188,17 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
 
         array = np.from_dlpack(tvm_ffi.from_dlpack(tensor))
     return array
+
+
+class _Writable:
+    """Says of an array's memory that it may be written; keeps the array alive."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.array = array
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
+
+
+def shareable(array: NDArray[Any]) -> NDArray[Any]:
+    """The array, or if it is read-only a view that DLPack can express: for inputs, which nobody writes."""
+    return array if array.flags.writeable else np.asarray(_Writable(array))

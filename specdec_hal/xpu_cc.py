@@ -1,8 +1,8 @@
 """Compiling kernels in the XPU dialect, unmodified, into programs and libraries for this machine.
 
 A kernel file (``.xpu``) is C++ with the dialect's qualifiers; the emulator's headers give them a meaning, so that g++
-compiles it as it is. Host files may launch with ``kernel<<<clusters, cores, stream>>>(args)``, which no C++ compiler
-reads: :func:`rewrite_launches` turns that into a call. Everything needed is installed in ``specdec_hal/xpu_sim``.
+compiles it as it is. Launches, ``kernel<<<clusters, cores, stream>>>(args)``, which no C++ compiler reads, become calls
+first (:mod:`specdec_hal.xpu_sources`). Everything needed is installed in ``specdec_hal/xpu_sim``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pathlib import Path
 
 from specdec_hal.errors import BackendUnavailableError, CompileError
 from specdec_hal.native import library_path
-from specdec_hal.xpu_launches import rewrite_launches
+from specdec_hal.xpu_sources import Sources
+from specdec_hal.xpu_symbols import check_declarations
 
 MODES = ("fast", "asan", "strict")
+PROFILES = ("portable", "production")
 KERNEL_SUFFIXES = (".xpu",)
 LINKED = (".o", ".a", ".so")
 STANDARD = "-std=gnu++17"
@@ -75,34 +77,63 @@ class Build:
     """What to compile, and how.
 
     `sources`: kernel files, C++ files, and objects or libraries to link. `defines` and `includes`: as after -D and -I.
-    `flags`: further compiler flags, last, so that they win. `shared`: a library instead of a program.
+    `flags`: further compiler flags, last, so that they win. `shared`: a library instead of a program. `compile_only`:
+    an object of the only source. `dependencies`: a file to write the headers of that object to, as a rule of make.
+    `profiles`: "production" or "portable", for all files, or GLOB=PROFILE for some; the last that fits counts, and
+    without one, "portable". `coverage`: count how often each line of a kernel runs; the counts go to :attr:`counts`
+    (:mod:`specdec_hal.xpu_coverage`).
     """
 
     sources: tuple[Path, ...]
     output: Path
     mode: str = "fast"
     shared: bool = False
+    compile_only: bool = False
+    dependencies: Path | None = None
+    profiles: tuple[str, ...] = ()
     defines: tuple[str, ...] = ()
     includes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    coverage: bool = False
+
+    @property
+    def counts(self) -> Path:
+        """The folder that a program made for coverage writes its counts to."""
+        return self.output.with_name(f"{self.output.name}.coverage").absolute()
+
+    def profile_of(self, source: Path) -> str:
+        """Whose fences a file has: its author's alone, "portable", or also the vendor's compiler's, "production"."""
+        name = "portable"
+        for given in self.profiles:
+            pattern, _, profile = given.rpartition("=")
+            if not pattern or source.match(pattern):
+                name = profile
+        return name
 
     def compile_command(self, tools: Toolchain, source: Path, text: Path, obj: Path) -> list[str]:
         """The command that compiles one source; `text` is what the compiler reads, with launches rewritten."""
         kernel = source.suffix in KERNEL_SUFFIXES
-        command = [compiler(), STANDARD, "-fPIC", f"-I{tools.include}", *tools.flags("every")]
+        command = [compiler(), STANDARD, "-fPIC", *tools.flags("every")]
         # Only kernels are instrumented by the strict mode: what the host does is not the device's.
         mode = self.mode if kernel or self.mode == "asan" else "fast"
         command += tools.flags(mode)
         command += DEVICE if kernel else ()
+        command += ["--coverage"] if kernel and self.coverage else []
+        command += ["-DXPU_SIM_PRODUCTION=1"] if self.profile_of(source) == "production" else []
         command += [f"-D{define}" for define in self.defines]
         # A quoted include is looked up beside the user's file, also where a rewritten copy is compiled.
         command += ["-iquote", str(source.parent)]
-        command += [f"-I{folder}" for folder in self.includes]
+        # The emulator's headers come last: a project may have an xpu/plugin.h of its own.
+        command += [f"-I{folder}" for folder in (*self.includes, tools.include)]
+        if self.dependencies is not None:
+            command += ["-MMD", "-MF", str(self.dependencies), "-MT", str(self.output)]
         return [*command, *self.flags, "-x", "c++", "-c", str(text), "-o", str(obj)]
 
     def link_command(self, tools: Toolchain, inputs: Sequence[str]) -> list[str]:
         """The command that links objects and libraries."""
         command = [compiler(), *(["-shared"] if self.shared else []), *inputs]
+        # What the emulator calls before it ends a program with findings.
+        command += ["--coverage", "-Wl,-u,__gcov_dump"] if self.coverage else []
         whole = [] if self.shared else [tools.archive("xpu_sim_program")]
         if self.mode == "asan":
             command.append("-fsanitize=address")
@@ -130,24 +161,37 @@ def build(what: Build) -> tuple[int, list[list[str]]]:
     The compiler's messages go to standard error as it writes them; after the first failure nothing more is run.
 
     Raises:
-        CompileError: a file is missing or a launch in it incomplete: nothing for the compiler to say.
+        CompileError: a file is missing, a launch in it incomplete, or a kernel declared otherwise than it is defined:
+            nothing for the compiler to say.
         BackendUnavailableError: no compiler, or the emulator is not built.
     """
     tools = toolchain()
     _check(what)
     commands: list[list[str]] = []
+    if what.coverage:
+        shutil.rmtree(what.counts, ignore_errors=True)
+        what.counts.mkdir()
     with tempfile.TemporaryDirectory(prefix="xpu-cc-") as folder:
+        sources = Sources(Path(folder), what.includes)
         inputs = []
         for number, source in enumerate(what.sources):
             if source.suffix in LINKED:
                 inputs.append(str(source))
                 continue
-            text = _readable(source, Path(folder) / f"{number}.cpp")
-            inputs.append(str(Path(folder) / f"{number}.o"))
-            commands.append(what.compile_command(tools, source, text, Path(inputs[-1])))
+            text = sources.readable(source)
+            # The counts of an object go beside it when the program runs.
+            parts = what.counts if what.coverage else Path(folder)
+            obj = what.output if what.compile_only else parts / f"{number}.o"
+            inputs.append(str(obj))
+            commands.append(what.compile_command(tools, source, text, obj))
             status = subprocess.run(commands[-1], check=False).returncode
             if status != 0:
                 return status, commands
+        if what.dependencies is not None:
+            what.dependencies.write_text(sources.original_names(what.dependencies.read_text()))
+        if what.compile_only:
+            return 0, commands
+        check_declarations(inputs)
         commands.append(what.link_command(tools, inputs))
         return subprocess.run(commands[-1], check=False).returncode, commands
 
@@ -155,6 +199,21 @@ def build(what: Build) -> tuple[int, list[list[str]]]:
 def _check(what: Build) -> None:
     if what.mode not in MODES:
         raise CompileError(f"expected a mode ({' | '.join(MODES)}), got '{what.mode}'; choose one of them")
+    if what.coverage and what.mode != "fast":
+        # The counts are memory of the host's, which the checks would see the kernel write to.
+        raise CompileError(f"expected coverage with the mode fast, got '{what.mode}'; choose fast")
+    for profile in what.profiles:
+        if profile.rpartition("=")[2] not in PROFILES:
+            raise CompileError(
+                f"expected a profile ({' | '.join(PROFILES)}) or GLOB=PROFILE, got '{profile}'; choose one of them"
+            )
+    compiled = [source for source in what.sources if source.suffix not in LINKED]
+    if what.compile_only and (len(compiled) != 1 or len(what.sources) != 1):
+        raise CompileError(
+            f"expected one source to compile with -c, got {len(what.sources)} files; compile one at a time, then link"
+        )
+    if what.dependencies is not None and not what.compile_only:
+        raise CompileError("expected -c with --dependencies, got none; make a program of objects to build it in parts")
     for source in what.sources:
         if not source.is_file():
             raise CompileError(f"expected a source file, got {source}, which does not exist; check the path")
@@ -162,15 +221,3 @@ def _check(what: Build) -> None:
         raise CompileError(f"expected -o in a folder that exists, got {what.output}; make the folder first")
     if what.output in what.sources:
         raise CompileError(f"expected -o to name another file than the sources, got {what.output}; name the output")
-
-
-def _readable(source: Path, copy: Path) -> Path:
-    """The source itself, or a copy with its launches rewritten whose lines count as the source's."""
-    text = source.read_text(encoding="utf-8", errors="surrogateescape")
-    rewritten = rewrite_launches(text, str(source))
-    if rewritten == text:
-        return source
-    name = str(source).replace("\\", "\\\\").replace('"', '\\"')
-    header = f'#include "xpu_sim/chevron.h"\n#line 1 "{name}"\n'
-    copy.write_text(header + rewritten, encoding="utf-8", errors="surrogateescape")
-    return copy

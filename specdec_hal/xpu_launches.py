@@ -24,7 +24,7 @@ def rewrite_launches(text: str, name: str = "the source") -> str:
     Raises:
         CompileError: a launch that is not complete, with file and line.
     """
-    code = _blank(text)
+    code = without_literals(text)
     launches = []
     at = code.find("<<<")
     while at >= 0:
@@ -47,7 +47,7 @@ def rewrite_launches(text: str, name: str = "the source") -> str:
     return text
 
 
-def _blank(text: str) -> str:
+def without_literals(text: str) -> str:
     """`text` with comments and literals replaced by blanks of the same length."""
     return _SKIPPED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -12,13 +14,30 @@ settings.register_profile("specdec_hal", deadline=None, derandomize=True)
 settings.load_profile("specdec_hal")
 
 
+_NEEDED = {
+    "torch": ("torch", "PyTorch is not installed (pip install 'specdec-hal[torch]')"),
+    "gguf": ("xllamacpp", "llama.cpp is not installed (pip install 'specdec-hal[gguf]')"),
+    "ray": ("ray", "Ray is not installed (pip install 'specdec-hal[ray]')"),
+    "engine": ("vllm", "vLLM is not installed (make engine-test installs it)"),
+}
+
+
+@pytest.fixture(scope="module")
+def little_garbage() -> Iterator[None]:
+    """For tests that collect garbage: what is there already is none, and is not looked at each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wheel", metavar="FILE", help="the wheel that tests/wheel installs and tests")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if importlib.util.find_spec("torch") is None:
-        absent = pytest.mark.skip(reason="PyTorch is not installed (pip install 'specdec-hal[torch]')")
-        for item in items:
-            if item.get_closest_marker("torch"):
-                item.add_marker(absent)
+    for marker, (module, reason) in _NEEDED.items():
+        if importlib.util.find_spec(module) is None:
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=reason))

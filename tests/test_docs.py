@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
     "docs/quickstart.md",
+    "docs/own_decode_loop.md",
+    "docs/engines.md",
     "docs/writing_a_backend.md",
     "docs/adding_a_proposer.md",
     "docs/adding_a_model.md",

@@ -1,6 +1,6 @@
 """Check and time the decoder for CUDA GPUs on one that nobody else uses: exactness, bits, graphs, kernel times, tiles.
 
-usage: python3 tools/gpu_model.py OUT.json [PART...]     parts: check, bits, steps, large, attention, products
+usage: python3 tools/gpu_model.py OUT.json [PART...]     parts: check, bits, steps, mixed, large, attention, products
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
@@ -40,7 +40,7 @@ TINY = ROOT / "models/tiny-py-lm"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_ONLY = "COMPILE" in os.environ
 # Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
-SHARDS = {"check": 6, "bits": 3, "steps": 4, "large": 3, "attention": 8, "products": 6}
+SHARDS = {"check": 6, "bits": 3, "steps": 4, "mixed": 8, "large": 3, "attention": 16, "products": 16}
 Row = dict[str, Any]
 
 
@@ -157,7 +157,33 @@ def part_check() -> list[Row]:
         model = LlamaCuda(config, dict(weights), pdl=pdl)
         rows.append({"pdl": pdl, **mixed(model, dtype, doubles)})
         rows.append({"dtype": dtype, "pdl": pdl, "captured_equals_eager": replayed(model)})
+    if not COMPILE_ONLY:
+        rows.append(transformers_error())
     return rows
+
+
+def transformers_error() -> Row:
+    """How far transformers' float32 logits are from float64, as a measure for ours."""
+    from transformers import LlamaForCausalLM
+
+    config = read_config(TINY)
+    weights = load_weights(TINY, config, device="cuda:0", dtype="float32")
+    doubles = {name: tensor.double().cpu().numpy() for name, tensor in weights.items()}
+    model = LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32).cuda().eval()
+    ours = LlamaCuda(config, dict(weights))
+    worst = {"transformers": 0.0, "ours": 0.0, "ours against transformers": 0.0}
+    for seed in range(4):
+        text = np.random.default_rng(seed).integers(0, 4096, 640)
+        want = oracle(TINY, text, doubles)
+        theirs = model(torch.as_tensor(text[None]).cuda()).logits[0].cpu().numpy()
+        mine = Paged(ours, 1, 700).step({0: (0, text)})[0].cpu().numpy()
+        for name, a, b in (
+            ("transformers", theirs, want),
+            ("ours", mine, want),
+            ("ours against transformers", mine, theirs),
+        ):
+            worst[name] = max(worst[name], float(np.abs(a - b).max() / want.std()))
+    return {"worst_error_over_std, float32": worst}
 
 
 def replayed(model: LlamaCuda) -> bool:
@@ -249,24 +275,28 @@ def difference(whole: torch.Tensor, pieces: Iterator[torch.Tensor]) -> str | flo
 
 
 def product_bits(dtype: torch.dtype) -> dict[str, Any]:
-    """Tiles of products whose bits differ from the first one's (none should)."""
+    """Tiles of products whose bits differ from those of the first one of their class (none should)."""
     torch.manual_seed(0)
     launcher = Launcher(torch.device("cuda"), dtype, True)
     x, weight = (torch.randn(300, 2048, device="cuda").to(dtype), torch.randn(512, 2048, device="cuda").to(dtype))
-    first, differing = None, {}
-    for m, n, k, warps in product((16, 32, 64, 128), (32, 64, 128), (32, 64), (4, 8)):
-        if dtype == torch.float32 and m * n > 4096:
+    first: dict[int, torch.Tensor] = {}
+    differing: dict[str, Any] = {}
+    for m, n, k, warps, described in product((16, 32, 64, 128), (32, 64, 128), (32, 64), (4, 8), (False, True)):
+        if m * n > 4096 and (dtype == torch.float32 or warps == 4):
             continue
-        launcher.tiles = replace(launcher.tiles, products=(ProductTile(m, n, k, warps, 3),))
+        if described and m < 64:
+            continue
+        launcher.tiles = replace(launcher.tiles, products=(ProductTile(m, n, k, warps, 3, described),))
+        name = f"{m}x{n}x{k}/{warps}{' described' if described else ''}"
         out = torch.empty(300, 512, device="cuda")
         try:
             launcher.linear(x, weight, out, None)
         except Exception as error:
-            differing[f"{m}x{n}x{k}/{warps}"] = repr(error)[:80]
+            differing[name] = repr(error)[:80]
             continue
-        first = out if first is None else first
-        if not torch.equal(first, out):
-            differing[f"{m}x{n}x{k}/{warps}"] = float((first - out).abs().max())
+        want = first.setdefault(k if dtype == torch.float32 else 0, out)
+        if not torch.equal(want, out):
+            differing[name] = float((want - out).abs().max())
     return differing
 
 
@@ -375,6 +405,25 @@ LARGE = LlamaConfig(
 )
 
 
+def part_mixed() -> list[Row]:
+    """A chunk of a prompt, behind 1,500 tokens of it, beside 63 decoding slots."""
+    rows = []
+    config = read_config(TINY)
+    for dtype, chunk in mine(product(("float32", "bfloat16"), (1, 128, 256, 512))):
+        model = LlamaCuda(config, load_weights(TINY, config, device="cuda:0", dtype=dtype))
+        paged = Paged(model, 64, 2047, block_size=64)
+        for layer in model.pool_layers():
+            layer.normal_()
+        tokens = np.random.default_rng(0).integers(0, config.vocab_size, chunk)
+        parts = {slot: (500, tokens[:1]) for slot in range(63)} | {63: (1500, tokens)}
+        batch = paged.batch(parts, max_seq_len=2047)
+        hidden = torch.empty((len(batch.token_ids), config.hidden_size), dtype=model.dtype, device="cuda")
+        run = partial(model.forward_device, batch, {FINAL_NORM: hidden})
+        run()
+        rows.append({"label": dtype, "chunk": chunk, "step_us": microseconds(captured(run).replay)})
+    return rows
+
+
 def random_weights(config: LlamaConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Weights that keep activations near 1, made on the GPU."""
     weights = {}
@@ -413,22 +462,20 @@ def part_attention() -> list[Row]:
         (("float32", Heads(4, 2, 64)), ("bfloat16", Heads(4, 2, 64)), ("bfloat16", Heads(32, 8, 64))), (1, 64), (1, 9)
     ):
         m = kept[dtype].attend(heads.heads // heads.kv_heads, tokens, 64).m
-        precisions = ("ieee", "tf32x3") if dtype == "float32" else ("ieee",)
-        some_keys = (32, 64) if dtype == "float32" else (64, 128)
-        for precision, chunk, keys, warps in product(precisions, (64, 128, 256), some_keys, (2, 4, 8)):
-            rows_here = m if precision == "ieee" else max(m, 16)
-            if keys <= chunk and (warps != 2 or m <= 16) and (warps != 8 or m > 2):
-                cases.append((dtype, heads, slots, tokens, precision, chunk, keys, AttentionTile(rows_here, warps, 2)))
-    for dtype, heads, slots, tokens, precision, chunk, keys, tile in mine(cases):
+        for chunk, warps, stages in product((64, 128, 256), (2, 4, 8), (1, 2)):
+            if (warps == 2 and m > 16) or (warps == 8 and m == 16) or (stages == 2 and dtype == "float32"):
+                continue
+            cases.append((dtype, heads, slots, tokens, chunk, AttentionTile(m, warps, stages)))
+    for dtype, heads, slots, tokens, chunk, tile in mine(cases):
         launcher = Launcher(torch.device("cuda"), DTYPES[dtype], True)
-        launcher.tiles = replace(kept[dtype], chunk=chunk, keys=keys, attention=(tile,), precision=precision)
+        launcher.tiles = replace(kept[dtype], chunk=chunk, attention=(tile,))
         us = attention_us(launcher, DTYPES[dtype], heads, slots, tokens, 500, 1024)
         rows.append(
-            {"dtype": dtype, "heads": heads.heads, "slots": slots, "tokens": tokens, "chunk": chunk, "keys": keys}
-            | {"m": tile.m, "warps": tile.warps, "precision": precision, "us": us}
+            {"dtype": dtype, "heads": heads.heads, "slots": slots, "tokens": tokens, "chunk": chunk}
+            | {"m": tile.m, "warps": tile.warps, "stages": tile.stages, "us": us}
         )
     if not COMPILE_ONLY:
-        report(rows, ("dtype", "heads", "slots", "tokens"), ("chunk", "keys", "m", "warps", "precision"))
+        report(rows, ("dtype", "heads", "slots", "tokens"), ("chunk", "m", "warps", "stages"))
     return rows
 
 
@@ -469,13 +516,13 @@ def part_products() -> list[Row]:
     """Tiles of the products of both models, beside cuBLAS."""
     rows = []
     shapes = {
-        "float32": [(512, 256), (1408, 256), (256, 704), (256, 256), (4096, 256)],
+        "float32": [(1408, 256), (256, 704)],
         "bfloat16": [(3072, 2048), (16384, 2048), (2048, 8192), (2048, 2048), (128256, 2048)],
     }
     for dtype, all_shapes in shapes.items():
         launcher = Launcher(torch.device("cuda"), DTYPES[dtype], True)
         kept = launcher.tiles
-        for (columns, depth), count in product(all_shapes, (1, 9, 64, 576)):
+        for (columns, depth), count in product(all_shapes, (1, 64, 72, 576)):
             x = torch.randn((count, depth), device="cuda").to(DTYPES[dtype])
             # Several weights in turn, so that they come from memory where they would in a model.
             weights = [
@@ -488,72 +535,34 @@ def part_products() -> list[Row]:
             if out.dtype == x.dtype:
                 us = each(partial(cublas, x, out), weights)
                 rows.append({"dtype": dtype, "shape": f"{columns}x{depth}", "rows": count, "tile": "cublas", "us": us})
-            for tile, precision in mine(product_variants(dtype, count)):
-                launcher.tiles = replace(kept, products=(tile,), precision=precision)
+            for tile in mine(product_variants(dtype, count)):
+                launcher.tiles = replace(kept, products=(tile,))
                 try:
                     us = each(partial(ours, launcher, x, out), weights)
                 except Exception as error:
                     print("product", tile, repr(error)[:100])
                     continue
-                name = f"{tile.m}x{tile.n}x{tile.k} w{tile.warps} s{tile.stages} {precision}"
+                name = f"{tile.m}x{tile.n}x{tile.k} w{tile.warps} s{tile.stages}{' described' * tile.described}"
                 rows.append({"dtype": dtype, "shape": f"{columns}x{depth}", "rows": count, "tile": name, "us": us})
     if not COMPILE_ONLY:
         report(rows, ("dtype", "shape", "rows"), ("tile",))
     return rows
 
 
-def product_variants(dtype: str, rows: int) -> Iterator[tuple[ProductTile, str]]:
-    """Tiles worth a try, and precisions."""
-    if dtype == "float32":
-        if rows <= 16:
-            tiles = [
-                (16, 16, 64, 4, 4),
-                (16, 32, 64, 4, 4),
-                (16, 32, 128, 4, 3),
-                (16, 32, 64, 2, 4),
-                (16, 16, 64, 2, 4),
-            ]
-        elif rows <= 64:
-            tiles = [(32, 32, 64, 4, 4), (32, 32, 32, 4, 4), (16, 32, 64, 4, 4), (64, 32, 32, 4, 3), (64, 32, 32, 8, 3)]
-        else:
-            tiles = [
-                (64, 64, 32, 4, 3),
-                (64, 64, 16, 4, 4),
-                (64, 64, 32, 8, 3),
-                (64, 32, 32, 4, 3),
-                (128, 64, 16, 8, 3),
-            ]
-        for tile in tiles:
-            yield ProductTile(*tile), "ieee"
-        m, n, k, warps, _ = tiles[0]
-        yield ProductTile(m, max(n, 32), min(k, 32), warps, 3), "tf32x3"
-    elif rows <= 16:
-        for tile in [
-            (16, 32, 128, 4, 4),
-            (16, 32, 256, 4, 3),
-            (16, 64, 128, 4, 4),
-            (16, 32, 128, 2, 5),
-            (16, 16, 256, 4, 4),
-        ]:
-            yield ProductTile(*tile), "ieee"
-    elif rows <= 64:
-        for tile in [
-            (64, 64, 64, 4, 4),
-            (64, 32, 128, 4, 4),
-            (64, 64, 128, 4, 3),
-            (32, 64, 128, 4, 4),
-            (64, 32, 64, 4, 5),
-        ]:
-            yield ProductTile(*tile), "ieee"
-    else:
-        for tile in [
-            (128, 128, 64, 8, 3),
-            (128, 128, 64, 8, 4),
-            (128, 256, 64, 8, 3),
-            (64, 128, 64, 4, 4),
-            (128, 64, 64, 4, 4),
-        ]:
-            yield ProductTile(*tile), "ieee"
+def product_variants(dtype: str, rows: int) -> Iterator[ProductTile]:
+    """Tiles worth a try."""
+    few = [(16, 32, 64, 4, 3), (16, 64, 64, 4, 3), (16, 16, 64, 4, 3)]
+    some = [(16, 32, 64, 4, 3), (32, 32, 64, 4, 3), (32, 64, 64, 4, 3), (64, 64, 64, 4, 3)]
+    many = [(32, 64, 64, 4, 3), (64, 64, 64, 4, 3), (64, 64, 64, 4, 3, True), (64, 128, 64, 8, 3, True)]
+    if dtype == "bfloat16":
+        few = [(16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5)]
+        some = [(64, 32, 128, 4, 4), (64, 64, 128, 4, 3), (64, 64, 128, 4, 3, True), (64, 128, 64, 4, 4, True)]
+        some += [(64, 32, 128, 4, 4, True), (128, 64, 64, 8, 5, True), (128, 64, 128, 8, 3, True)]
+        some += [(128, 64, 64, 4, 5, True), (128, 32, 128, 8, 4, True), (128, 128, 64, 8, 4, True)]
+        many = [(64, 128, 64, 4, 4, True), (64, 128, 64, 4, 5, True), (128, 128, 64, 8, 4, True)]
+        many += [(128, 256, 64, 8, 4, True), (64, 256, 64, 4, 4, True), (64, 128, 128, 4, 3, True)]
+    for tile in few if rows <= 16 else some if rows <= 72 else many:
+        yield ProductTile(*tile)
 
 
 def each(run: Callable[[Any], Any], weights: list[Any]) -> float:
@@ -583,7 +592,9 @@ def report(rows: list[Row], case: tuple[str, ...], variant: tuple[str, ...]) -> 
         print(*key, "|", "; ".join(best), flush=True)
 
 
-PARTS = {name: globals()[f"part_{name}"] for name in ("check", "bits", "steps", "large", "attention", "products")}
+PARTS = {
+    name: globals()[f"part_{name}"] for name in ("check", "bits", "steps", "mixed", "large", "attention", "products")
+}
 
 
 def main() -> None:
@@ -618,7 +629,7 @@ def main() -> None:
             traceback.print_exc()
             results[name] = [{"failed": repr(error)}]
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-        if name in ("check", "bits", "steps", "large"):
+        if name in ("check", "bits", "steps", "mixed", "large"):
             for row in results[name]:
                 print("  ", json.dumps(row), flush=True)
         Path(out).write_text(json.dumps(results, indent=1))

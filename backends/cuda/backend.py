@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from specdec_hal.backend import BoundOp, Capability, Launch
+from specdec_hal.backend import BoundOp, Launch
+from specdec_hal.backends import native_ops
 from specdec_hal.backends.cuda.graph import capture
 from specdec_hal.backends.cuda.options import Options
 from specdec_hal.backends.cuda.probe import LIBRARY
@@ -15,51 +16,10 @@ from specdec_hal.backends.index import IndexBackend
 from specdec_hal.device import current_stream_of, download
 from specdec_hal.errors import ArgumentError
 from specdec_hal.native import load_library
-from specdec_hal.ops import OPS, TokenOrder
+from specdec_hal.ops import TokenOrder
 from specdec_hal.ops.validate import Call
 from specdec_hal.tensors import describe, dlpack_view, framework_of
 
-LIMITS = {"M": 8192, "S": 32, "L": 1 << 20, "V": 1 << 18}
-"""Largest extents that the kernels take (kernels_cuda/ops/ops.h)."""
-
-
-def _capability(op: str) -> Capability:
-    symbols = {dim.symbol for operand in OPS[op].operands for dim in operand.tensor.dims}
-    return Capability(limits={name: most for name, most in LIMITS.items() if name in symbols}, graph_safe=True)
-
-
-_CAPABILITIES: Mapping[str, Capability] = {
-    op: _capability(op)
-    for op in (
-        "prepare_inputs",
-        "adjust_batch",
-        "recover_batch",
-        "gather_next_token",
-        "build_sampling_params",
-        "apply_penalties",
-        "sample_target",
-        "processed_probs",
-        "top_p_candidates",
-        "verify_draft_tokens",
-        "update_model_status",
-        "ngram_match",
-        "hybrid_mtp_ngram",
-        "ngram_index_update",
-        "ngram_index_reset",
-        "gather_accepted",
-        "token_logprobs",
-        "schedule_slots",
-        "set_stop_sequences",
-    )
-}
-
-INDEX_ALIGNMENT = 16
-"""The n-gram index is read and written in units of this many bytes; every allocation lies on such an address."""
-NO_INDEX_BYTES = 16
-"""A row of an index that keeps nothing (kernels_cuda/ops/ops.h)."""
-
-_MOST_INT = 2**62
-"""Larger integer attributes (a token budget, a window) mean the same as this one, and an export takes 64 bits."""
 _NATIVE = ("torch", "paddle")
 """Frameworks whose tensors tvm-ffi reads without asking them to synchronise anything."""
 
@@ -74,13 +34,14 @@ class CudaBackend(IndexBackend):
     device = "cuda"
     asynchronous = True
     token_order = TokenOrder.SLOT
-    capabilities = _CAPABILITIES
     native_library = LIBRARY
 
     def __init__(self, options: Options) -> None:
         super().__init__()
         self.options = options
         self.exports = load_library(self.native_library)
+        self.capabilities = native_ops.capabilities(self.exports, graph_safe=True)
+        self._alignment = int(self.exports["ngram_index_alignment"]())
 
     @property
     def place(self) -> str:
@@ -90,16 +51,15 @@ class CudaBackend(IndexBackend):
     def plan(self, call: Call) -> Launch:
         """A plan of the native library over the tensors' memory."""
         self.check_index(call)
-        _check_alignment(call)
-        attrs = [min(int(value), _MOST_INT) for value in call.attrs.values()]
+        _check_alignment(call, self._alignment)
+        attrs = native_ops.attributes(call)
         launch: Launch = self.exports[call.op.name](*map(_exchangeable, call.tensors.values()), *attrs)
         return launch
 
     def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
         """As the kernels lay it out; next to nothing for rows that `index_from` says to search."""
-        if row_width < self.options.index_from:
-            return NO_INDEX_BYTES
-        return int(self.exports["ngram_index_bytes"](row_width, min_ngram_size, max_ngram_size))
+        sizes = (row_width, min_ngram_size, max_ngram_size)
+        return int(self.exports["ngram_index_bytes"](*sizes, self.options.index_from))
 
     def stream_of(self, call: Call) -> Callable[[], int]:
         """Asks the framework of the first tensor."""
@@ -117,26 +77,27 @@ class CudaBackend(IndexBackend):
         return capture(self, plans)
 
 
-def _check_alignment(call: Call) -> None:
+def _check_alignment(call: Call, alignment: int) -> None:
+    """The n-gram index is read and written in units of so many bytes; every allocation lies on such an address."""
     index = call.tensors.get("index")
     info = None if index is None else describe(index)
     if info is None:
         return
-    if info.address % INDEX_ALIGNMENT:
+    if info.address % alignment:
         raise ArgumentError(
             op=call.op.name,
             backend="cuda",
             argument="index",
-            expected=f"memory on a multiple of {INDEX_ALIGNMENT} bytes",
-            got=f"an address {info.address % INDEX_ALIGNMENT} bytes behind one",
+            expected=f"memory on a multiple of {alignment} bytes",
+            got=f"an address {info.address % alignment} bytes behind one",
             cure="allocate it by itself, not as a part of something",
         )
-    if info.shape[-1] % INDEX_ALIGNMENT:
+    if info.shape[-1] % alignment:
         raise ArgumentError(
             op=call.op.name,
             backend="cuda",
             argument="index",
-            expected=f"rows of a multiple of {INDEX_ALIGNMENT} bytes",
+            expected=f"rows of a multiple of {alignment} bytes",
             got=f"rows of {info.shape[-1]}",
             cure="allocate what backend.workspace('ngram_match', ...) says",
         )

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 
+from specdec_hal import backends
 from specdec_hal.backend import Capability, Launch
 from specdec_hal.backends.host import HostBackend
-from specdec_hal.backends.reference import ngram, output, sampling, schedule, status, step_index, verify
 from specdec_hal.backends.reference.ngram_index import index_bytes
 from specdec_hal.ops import OPS
 from specdec_hal.ops.validate import Call
 
+_APART = ("backend", "plugin")
+_MODULES = [
+    import_module(f"{__package__}.{module.name}")
+    for module in iter_modules([str(Path(backends.__file__).parent / "reference")])
+    if module.name not in _APART
+]
 _FUNCTIONS: dict[str, Callable[..., None]] = {
-    name: getattr(module, name)
-    for module in (step_index, sampling, verify, status, schedule, ngram, output)
-    for name in OPS
-    if hasattr(module, name)
+    name: getattr(module, name) for name in OPS for module in _MODULES if hasattr(module, name)
 }
+"""By the name of their op; they stand in whatever module of this package suits them."""
 
 
 class ReferenceBackend(HostBackend):

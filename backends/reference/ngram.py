@@ -26,6 +26,12 @@ def occurrences(haystack: I64, query: I64) -> I64:
     return np.flatnonzero(hit) + len(query)
 
 
+def longest_query(text_len: int, prompt_len: int, policy: MatchPolicy) -> int:
+    """Most tokens of a query: those generated (and drafted); LATEST goes on into the prompt, once there are any."""
+    behind_prompt = text_len - prompt_len
+    return text_len if policy is MatchPolicy.LATEST and behind_prompt > 0 else behind_prompt
+
+
 def continuation(
     text: I64, prompt_len: int, query_end: int, n: int, policy: MatchPolicy, index: NgramIndex | None
 ) -> tuple[int, int] | None:
@@ -64,12 +70,14 @@ def ngram_match(
     token_budget: int,
     match_policy: MatchPolicy,
     pad_to_max: bool,
+    use_draft_token_num: bool,
 ) -> None:
     """Propose drafts from an earlier occurrence of the last n tokens."""
     k = draft_tokens.shape[1] - 1
     slots = len(seq_lens_this_time)
     base = np.ones(slots, np.int64)
-    wanted = np.minimum(np.minimum(draft_token_num[:slots], k), (max_dec_len - step_idx)[:slots] - 1)
+    most = np.minimum(draft_token_num[:slots], k) if use_draft_token_num else k
+    wanted = np.minimum(most, (max_dec_len - step_idx)[:slots] - 1)
     _propose(
         token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
         index, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy, pad_to_max,
@@ -93,12 +101,14 @@ def hybrid_mtp_ngram(
     token_budget: int,
     match_policy: MatchPolicy,
     pad_to_max: bool,
+    use_draft_token_num: bool,
 ) -> None:
     """Extend MTP drafts with an n-gram continuation."""
     s = draft_tokens.shape[1]
     slots = len(seq_lens_this_time)
     base = np.clip(seq_lens_this_time, 1, s).astype(np.int64)
-    wanted = np.minimum(s - base, (max_dec_len - step_idx)[:slots] - base)
+    most = np.minimum(draft_token_num[:slots], s - 1) if use_draft_token_num else s - 1
+    wanted = np.minimum(most + 1 - base, (max_dec_len - step_idx)[:slots] - base)
     _propose(
         token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
         index, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy, pad_to_max,
@@ -131,8 +141,9 @@ def _propose(
         mtp_drafts = draft_tokens[b, 1 : base[b]]
         text = np.concatenate([token_ids_all[b, :end], mtp_drafts])
         seen = NgramIndex(index[b], sizes.stop + 1, sizes.start, end) if index is not None else None
+        longest = longest_query(len(text), prompt_len, policy)
         for n in sizes:
-            if len(text) - prompt_len < n:  # the query must lie in the generated part
+            if n > longest:
                 continue
             match = continuation(text, prompt_len, len(text), n, policy, seen)
             if match is not None:
@@ -177,4 +188,4 @@ def ngram_index_update(
 
 def ngram_index_reset(index: U8, reset_slots: BOOL) -> None:
     """Forget the history of the given slots."""
-    index[reset_slots] = 0
+    index[reset_slots.view(np.uint8) != 0] = 0

@@ -15,6 +15,7 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 LOWEST = np.finfo(np.float32).min
+INT32_MAX = np.iinfo(np.int32).max
 
 
 def gather_accepted(
@@ -78,3 +79,60 @@ def token_logprobs(
             below_max = np.where(chosen == row_max, np.float32(0), chosen - row_max)
         logprobs[a] = np.maximum(below_max - ln_total, LOWEST)
         ranks[a] = np.count_nonzero(row >= row[token])
+
+
+def _draft_rows(seq_lens_this_time: I32, seq_lens_encoder: I32, row_count: int) -> tuple[I64, I64]:
+    """How many rows of the draft model each slot has, and how many tokens it reports: one more behind a prompt."""
+    prefill = seq_lens_encoder[: len(seq_lens_this_time)] > 0
+    rows = np.where(prefill, 1, seq_lens_this_time.clip(0, row_count)).astype(np.int64)
+    return rows, rows + prefill
+
+
+def _offsets(counts: I64) -> I64:
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def gather_draft_logits(
+    logits: NDArray[Any],
+    first_token_logits: NDArray[Any],
+    seq_lens_this_time: I32,
+    seq_lens_encoder: I32,
+    draft_logits: NDArray[Any],
+    next_token_num: I32,
+    batch_token_num: I32,
+    cu_next_token_offset: I32,
+    cu_batch_token_offset: I32,
+) -> None:
+    """Put the target's first row of each prefilled slot before the draft model's rows."""
+    rows, reported = _draft_rows(seq_lens_this_time, seq_lens_encoder, len(logits))
+    sources, places = _offsets(rows), _offsets(reported)
+    next_token_num[:] = rows
+    batch_token_num[:] = reported
+    cu_next_token_offset[:] = np.minimum(sources, INT32_MAX)
+    cu_batch_token_offset[:] = np.minimum(places, INT32_MAX)
+    for b in range(len(rows)):
+        place = places[b]
+        if reported[b] > rows[b]:
+            draft_logits[place : place + 1] = first_token_logits[b]
+            place += 1
+        fits = max(min(rows[b], len(logits) - sources[b], len(draft_logits) - place), 0)
+        draft_logits[place : place + fits] = logits[sources[b] : sources[b] + fits]
+
+
+def insert_first_token(
+    accept_tokens: I64,
+    next_tokens: I64,
+    seq_lens_this_time: I32,
+    seq_lens_encoder: I32,
+    draft_token_ids: I64,
+) -> None:
+    """Pack the draft model's tokens as `gather_draft_logits` packs their rows."""
+    rows, reported = _draft_rows(seq_lens_this_time, seq_lens_encoder, len(next_tokens))
+    sources, places = _offsets(rows), _offsets(reported)
+    for b in range(len(rows)):
+        place = places[b]
+        if reported[b] > rows[b]:
+            draft_token_ids[place : place + 1] = accept_tokens[b, 0]
+            place += 1
+        fits = max(min(rows[b], len(next_tokens) - sources[b], len(draft_token_ids) - place), 0)
+        draft_token_ids[place : place + fits] = next_tokens[sources[b] : sources[b] + fits]

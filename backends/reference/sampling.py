@@ -144,14 +144,15 @@ def sample_target(
     row_seed: I64,
     position: I64,
     target_tokens: I64,
+    purpose: Purpose,
 ) -> None:
-    """Draw the target model's token for every output row."""
+    """Draw the target model's token for every output row, or a proposer's draft."""
     for r in range(len(logits)):
         masses = None
         if position[r] >= 0:
             row = to_f32(logits[r])
             masses = kept_masses(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])
-        target_tokens[r] = -1 if masses is None else draw_from(masses, row_seed[r], position[r], Purpose.SAMPLE)
+        target_tokens[r] = -1 if masses is None else draw_from(masses, row_seed[r], position[r], purpose)
 
 
 def processed_probs(

@@ -1,4 +1,4 @@
-"""Section 8 of the contract: the scheduler's decisions, and stop sequences."""
+"""Section 8 of the contract: the scheduler's decisions, stop sequences, and what a caller keeps of a step."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ def set_stop_sequences(
     accept_tokens: I64,
     accept_num: I32,
     max_dec_len: I64,
+    end_tokens: I64 | None,
+    end_at_stop: bool,
 ) -> None:
     """Cut the emitted tokens behind the first stop sequence."""
     row_width, widest = token_ids_all.shape[1], stop_seqs.shape[2]
@@ -76,4 +78,37 @@ def set_stop_sequences(
                 accept_num[b] = i + 1
                 accept_tokens[b, i + 1 :] = -1
                 max_dec_len[b] = generated
+                if end_at_stop and end_tokens is not None and len(end_tokens):
+                    accept_tokens[b, i] = end_tokens[0]
                 break
+
+
+def write_accepted(
+    token_ids_all: I64,
+    prompt_lens: I64,
+    accept_tokens: I64,
+    accept_num: I32,
+    stop_flags: BOOL,
+    seq_lens_this_time: I32,
+    seq_lens_encoder: I32,
+    seq_lens_decoder: I32,
+    step_idx: I64,
+    last_index: bool,
+) -> None:
+    """Write the accepted tokens into the history."""
+    row_width, draft_width = token_ids_all.shape[1], accept_tokens.shape[1]
+    for b in range(len(seq_lens_this_time)):
+        idle = seq_lens_encoder[b] <= 0 and seq_lens_decoder[b] <= 0
+        if stop_flags[b] or idle or step_idx[b] < 0:
+            continue
+        count = min(max(int(accept_num[b]), 0), draft_width)
+        prompt_len = min(max(int(prompt_lens[b]), 0), row_width)
+        start = prompt_len + int(step_idx[b]) + last_index - count
+        for i, token in enumerate(accept_tokens[b, :count]):
+            if prompt_len <= start + i < row_width:
+                token_ids_all[b, start + i] = token
+
+
+def clear_accept_num(accept_num: I32, seq_lens_decoder: I32) -> None:
+    """Forget the counts of slots that are not in the KV cache."""
+    accept_num[seq_lens_decoder <= 0] = 0

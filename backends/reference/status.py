@@ -12,6 +12,13 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 
+def _ending(tokens: I64, step: np.int64, limit: np.int64, end_tokens: I64) -> int:
+    """Where a slot's tokens end: at the first end token, or at the limit; their number if at neither."""
+    with np.errstate(over="ignore"):
+        ends = np.isin(tokens, end_tokens) | (step + np.arange(1, len(tokens) + 1) >= limit)
+    return int(ends.argmax()) if ends.any() else len(tokens)
+
+
 def update_model_status(
     seq_lens_encoder: I32,
     seq_lens_decoder: I32,
@@ -27,6 +34,8 @@ def update_model_status(
     prompt_lens: I64,
     end_tokens: I64,
     max_dec_len: I64,
+    *,
+    end_at_limit: bool,
 ) -> None:
     """Append the emitted tokens to the history and advance every slot."""
     has_running[0] = False
@@ -37,6 +46,12 @@ def update_model_status(
             seq_lens_encoder[b] = seq_lens_decoder[b] = seq_lens_this_time[b] = accept_num[b] = 0
             continue
         count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])
+        if end_at_limit:
+            ending = _ending(accept_tokens[b, :count], step_idx[b], max_dec_len[b], end_tokens)
+            if ending < count:
+                count = accept_num[b] = ending + 1
+                if accept_tokens[b, ending] not in end_tokens and len(end_tokens):
+                    accept_tokens[b, ending] = end_tokens[0]
         emitted = accept_tokens[b, :count]
         _, start = history_bounds(row_width, prompt_lens[b], step_idx[b])
         fits = min(count, row_width - start)

@@ -15,6 +15,7 @@ AUTO = "auto"
 DMA = ("eager", "deferred", "random")
 """Policies by the number that the library knows them by."""
 MODES = ("fast", "strict", "asan")
+PROFILES = ("portable", "production")
 MAX_SEED = 2**63 - 1
 MAX_WORKERS = 32
 GROUP_LM_BYTES = 32768
@@ -29,6 +30,7 @@ MODEL: Mapping[str, type] = {
     "differing_barriers_diverge": bool,
     "nested_atomics_trap": bool,
     "scalar_gm_is_coherent": bool,
+    "equal_stores_conflict": bool,
     "masked_stores_write_zero": bool,
     "gsm_stack_bytes": int,
 }
@@ -45,7 +47,7 @@ class Options:
     device. `seed`: order of cores, clusters and copies; 0 is the natural one. `dma`: when asynchronous copies take
     effect: "eager" at once, "deferred" at the fence, "random" somewhere in between. `workers`: host threads that share
     the clusters of a launch. `model`: other readings of what is not known of the device (docs/xpu_emulator.md), by the
-    names in `MODEL`.
+    names in `MODEL`. `profile`: "production" adds the fences that the vendor's compiler is known to add.
     """
 
     mode: str = "fast"
@@ -55,6 +57,7 @@ class Options:
     dma: str = "eager"
     workers: int = 1
     model: Mapping[str, bool | int] = field(default_factory=dict)
+    profile: str = "portable"
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
@@ -66,7 +69,7 @@ class Options:
         """The launch options of an exported function: clusters, cores, seed, dma, workers, model."""
         clusters, cores = (0 if extent == AUTO else int(extent) for extent in (self.clusters, self.cores))
         model = ",".join(f"model.{flag}={int(value)}" for flag, value in self.model.items())
-        return clusters, cores, self.seed, DMA.index(self.dma), self.workers, model
+        return clusters, cores, self.seed, DMA.index(self.dma), self.workers, f"profile={self.profile},{model}"
 
 
 def _refuse(name: str, expected: str, got: Any) -> ConfigError:
@@ -117,4 +120,5 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "dma": _one_of(DMA),
     "workers": _whole(1, MAX_WORKERS),
     "model": _model,
+    "profile": _one_of(PROFILES),
 }

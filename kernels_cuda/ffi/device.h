@@ -48,20 +48,15 @@ inline void require_stream_of(int device, cudaStream_t stream) {
 inline const char* cure_of(cudaError_t error) {
   switch (error) {
     case cudaErrorInvalidResourceHandle:
-    case cudaErrorContextIsDestroyed:
-      return "pass a live stream of the tensors' device";
+    case cudaErrorContextIsDestroyed: return "pass a live stream of the tensors' device";
     case cudaErrorNoKernelImageForDevice:
       return "build specdec_hal for this device: see SPECDEC_CUDA_ARCHS in kernels_cuda/CMakeLists.txt";
     case cudaErrorInsufficientDriver:
-    case cudaErrorNoDevice:
-      return "see `specdec-hal explain cuda`";
-    case cudaErrorMemoryAllocation:
-      return "free memory of the device, or decode fewer requests at a time";
+    case cudaErrorNoDevice: return "see `specdec-hal explain cuda`";
+    case cudaErrorMemoryAllocation: return "free memory of the device, or decode fewer requests at a time";
     case cudaErrorStreamCaptureInvalidated:
-    case cudaErrorStreamCaptureUnsupported:
-      return "capture nothing but bound ops on this stream";
-    default:
-      return "an earlier kernel of this process may have failed: restart it, and look with compute-sanitizer";
+    case cudaErrorStreamCaptureUnsupported: return "capture nothing but bound ops on this stream";
+    default: return "an earlier kernel of this process may have failed: restart it, and look with compute-sanitizer";
   }
 }
 

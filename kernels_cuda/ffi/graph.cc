@@ -80,7 +80,7 @@ std::shared_ptr<const GraphExec> record(const Function& launches, int device) {
   return std::make_shared<const GraphExec>(graph, device);
 }
 
-Function capture_graph(Function launches, int64_t device) {
+Function capture_graph(const Function& launches, int64_t device) {
   try {
     return Function::FromTyped([exec = record(launches, static_cast<int>(device)), device](int64_t stream) {
       try {

@@ -52,7 +52,7 @@ void Block::begin(const Launch& launch, Size place, ClusterBarrier* cluster, Cha
     fiber.view = {Size(i, 0), place, launch.block, launch.grid, rank_, launch.cluster};
     fiber.waits = Waits::kNothing;
     fiber.arrived = false;
-    xpu_sim::rt::prepare(&fiber.context, stacks_[i], Stacks::kBytes, &Block::entry, this);
+    xpu_sim::prepare_context(&fiber.context, stacks_[i], Stacks::kBytes, &Block::entry, this);
     warps_[i / kLanes].live |= bit(i % kLanes);
     ready_.push_back(&fiber);
   }
@@ -65,23 +65,23 @@ bool Block::go() {
     running_ = ready_.front();
     ready_.pop_front();
     any = true;
-    xpu_sim::rt::switch_context(&scheduler_, &running_->context);
+    xpu_sim::switch_context(&scheduler_, &running_->context);
     running_ = nullptr;
   }
   return any;
 }
 
 void Block::entry(void* block) {
-  xpu_sim::rt::arrived();
+  xpu_sim::enter_context();
   Block& self = *static_cast<Block*>(block);
   (*self.kernel_)();
   self.returned();
-  xpu_sim::rt::abandon_context(&self.scheduler_);
+  xpu_sim::abandon_context(&self.scheduler_);
 }
 
 void Block::fail(const std::string& what) {
   error_ = place(*running_) + ": " + what;
-  xpu_sim::rt::abandon_context(&scheduler_);
+  xpu_sim::abandon_context(&scheduler_);
 }
 
 void Block::returned() {
@@ -100,7 +100,7 @@ void Block::returned() {
 
 void Block::wait(Waits what) {
   running_->waits = what;
-  xpu_sim::rt::switch_context(&running_->context, &scheduler_);
+  xpu_sim::switch_context(&running_->context, &scheduler_);
 }
 
 void Block::wake(Fiber& fiber) {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "context.h"
 #include "memory.h"
 #include "simt.h"
+#include "xpu_sim/fiber.h"
 
 namespace simt {
 
@@ -47,7 +47,7 @@ class Block {
   enum class Waits { kNothing, kWarp, kBlock, kCluster, kOver };
   enum class Kind { kVote, kShuffle, kMatch };
   struct Fiber {
-    xpu_sim::rt::Context context;
+    xpu_sim::Context context;
     Thread view;
     Waits waits;
     bool arrived;     // at the cluster's barrier, since all passed it last
@@ -109,7 +109,7 @@ class Block {
   const std::function<void()>* kernel_ = nullptr;
   ClusterBarrier* cluster_ = nullptr;
   Chance* chance_ = nullptr;
-  xpu_sim::rt::Context scheduler_;
+  xpu_sim::Context scheduler_;
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
   std::deque<Fiber*> ready_;

@@ -24,21 +24,19 @@ thread_local char touched;  // before it is, a thread may have no copy of the li
 Module module() {
   touched = 1;
   Module found = {};
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* result) {
-        const auto here = reinterpret_cast<uintptr_t>(&module);
-        bool ours = false;
-        size_t bytes = 0;
-        for (int i = 0; i < info->dlpi_phnum; ++i) {
-          const ElfW(Phdr)& part = info->dlpi_phdr[i];
-          if (part.p_type == PT_TLS) bytes = part.p_memsz;
-          const uintptr_t begin = info->dlpi_addr + part.p_vaddr;
-          ours |= part.p_type == PT_LOAD && here >= begin && here - begin < part.p_memsz;
-        }
-        if (ours) *static_cast<Module*>(result) = {static_cast<char*>(info->dlpi_tls_data), bytes};
-        return ours ? 1 : 0;
-      },
-      &found);
+  dl_iterate_phdr([](dl_phdr_info* info, size_t, void* result) {
+    const auto here = reinterpret_cast<uintptr_t>(&module);
+    bool ours = false;
+    size_t bytes = 0;
+    for (int i = 0; i < info->dlpi_phnum; ++i) {
+      const ElfW(Phdr)& part = info->dlpi_phdr[i];
+      if (part.p_type == PT_TLS) bytes = part.p_memsz;
+      const uintptr_t begin = info->dlpi_addr + part.p_vaddr;
+      ours |= part.p_type == PT_LOAD && here >= begin && here - begin < part.p_memsz;
+    }
+    if (ours) *static_cast<Module*>(result) = {static_cast<char*>(info->dlpi_tls_data), bytes};
+    return ours ? 1 : 0;
+  }, &found);
   return found;
 }
 

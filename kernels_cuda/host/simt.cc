@@ -18,10 +18,12 @@ void check(const Launch& launch) {
   const bool clusters = launch.cluster >= 1 && launch.cluster <= kMostCluster && launch.grid.x % launch.cluster == 0;
   const bool blocks = launch.grid.x >= 1 && launch.grid.y >= 1 && launch.grid.y <= 0xFFFF;
   if (clusters && blocks && launch.block.x >= 1 && launch.block.x <= kMostThreads && launch.block.y == 1) return;
-  throw std::runtime_error("expected blocks of 1 to 1024 threads in clusters of 1 to 8 that divide the grid, got a "
-                           "grid of " + std::to_string(launch.grid.x) + " x " + std::to_string(launch.grid.y) +
-                           " blocks of " + std::to_string(launch.block.x) + " x " + std::to_string(launch.block.y) +
-                           " threads in clusters of " + std::to_string(launch.cluster));
+  throw std::runtime_error(
+      "expected blocks of 1 to 1024 threads in clusters of 1 to 8 that divide the grid, got a "
+      "grid of " +
+      std::to_string(launch.grid.x) + " x " + std::to_string(launch.grid.y) + " blocks of " +
+      std::to_string(launch.block.x) + " x " + std::to_string(launch.block.y) + " threads in clusters of " +
+      std::to_string(launch.cluster));
 }
 
 // A thread of the machine with the block that runs in it. call() waits for the end of what it has it do.

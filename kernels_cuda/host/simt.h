@@ -46,7 +46,7 @@ size_t dynamic_shared_bytes();
 struct Launch {
   Size grid, block;
   size_t dynamic_bytes;  // of shared memory
-  unsigned cluster;      // blocks
+  unsigned cluster;  // blocks
 };
 
 // Runs kernel() in every thread of the grid. Throws std::runtime_error, which names the threads, if they wait for what

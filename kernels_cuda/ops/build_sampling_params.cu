@@ -1,12 +1,41 @@
-#include "build_sampling_params.cuh"
+// build_sampling_params: a thread a row; what a slot gives is loaded at once.
 #include "launch.cuh"
 #include "ops.h"
+#include "specdec/integers.h"
+#include "specdec_ops/build_sampling_params.h"
+#include "warp.cuh"
 
 namespace specdec::cuda {
 
-void build_sampling_params(const SamplingParamsArgs& a, cudaStream_t stream) {
-  constexpr unsigned kThreads = 64;
-  launch("build_sampling_params", stream, {blocks_for(a.rows, kThreads), kThreads}, build_sampling_params_kernel, a);
+__global__ void build_sampling_params_kernel(const __grid_constant__ BuildSamplingParamsArgs a) {
+  wait_for_previous();
+  let_next_start();
+  const int64_t r = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (r >= a.R_cap) return;
+  const int32_t b = a.batch_id_per_token_output[r];
+  float temperature = 1.0f, top_p = 1.0f, min_p = 0.0f;
+  int32_t top_k = 0;
+  int64_t seed = 0, position = -1;
+  if (b >= 0 && b < a.B) {
+    temperature = a.temperature[b];
+    top_p = a.top_p[b];
+    top_k = a.top_k[b];
+    min_p = a.min_p[b];
+    seed = a.seed[b];
+    position = wrap_add(wrap_add(a.prompt_lens[b], a.step_idx[b]), r - a.cu_seqlens_q_output[b]);
+  }
+  a.row_temperature[r] = temperature;
+  a.row_top_p[r] = top_p;
+  a.row_top_k[r] = top_k;
+  a.row_min_p[r] = min_p;
+  a.row_seed[r] = seed;
+  a.position[r] = position;
 }
+
+void build_sampling_params(const BuildSamplingParamsArgs& a, cudaStream_t stream) {
+  constexpr unsigned kThreads = 64;
+  launch("build_sampling_params", stream, {blocks_for(a.R_cap, kThreads), kThreads}, build_sampling_params_kernel, a);
+}
+SPECDEC_OP(build_sampling_params, kLimits)
 
 }  // namespace specdec::cuda

@@ -1,13 +1,61 @@
-#include "gather_accepted.cuh"
+// gather_accepted: every block adds up all slots, then takes its part of the packed tokens and of the slots.
 #include "slot_launch.cuh"
+#include "slot_scan.cuh"
+#include "specdec_ops/gather_accepted.h"
 
 namespace specdec::cuda {
 
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
+    gather_accepted_kernel(const __grid_constant__ GatherAcceptedArgs a) {
+  __shared__ uint32_t starts[Shape::kSlots];
+  wait_for_previous();
+  const int slots = static_cast<int>(a.B), first = static_cast<int>(threadIdx.x * Shape::kEach);
+  Sums<1> share[Shape::kEach], own;
+  own.clear();
+#pragma unroll
+  for (unsigned k = 0; k < Shape::kEach; ++k) {
+    const int b = first + static_cast<int>(k);
+    const int64_t count = b < slots ? accepted_share(a.accept_num[b], a.seq_lens_this_time[b], a.S) : 0;
+    share[k] = {{static_cast<uint32_t>(count)}};
+    own.add(share[k]);
+  }
+  const SlotSums<1> sums = scan_slots<Shape>(own);
+  let_next_start();
+
+  const BlockPart part = block_part(a.B);
+  Sums<1> before = sums.before;
+#pragma unroll
+  for (unsigned k = 0; k < Shape::kEach; ++k) {
+    const int b = first + static_cast<int>(k);
+    starts[b] = before.of[0];
+    before.add(share[k]);
+    if (b >= part.low && b < part.high) a.cu_batch_token_offset[b + 1] = static_cast<int32_t>(before.of[0]);
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) a.cu_batch_token_offset[0] = 0;
+  __syncthreads();
+
+  const int64_t stride = int64_t{gridDim.x} * Shape::kThreads;
+  for (int64_t k = int64_t{blockIdx.x} * Shape::kThreads + threadIdx.x; k < a.A_cap; k += stride) {
+    int64_t token = -1;
+    int32_t row = -1;
+    if (k < sums.total.of[0]) {
+      const int b = slot_of(starts, slots, static_cast<uint32_t>(k));
+      const int64_t i = k - starts[b];
+      token = a.accept_tokens[b * a.S + i];
+      row = accepted_row(a.cu_seqlens_q_output[b], a.seq_lens_encoder[b], i, a.R_cap);
+    }
+    a.token_ids[k] = token;
+    a.rows[k] = row;
+  }
+}
+
 void gather_accepted(const GatherAcceptedArgs& a, cudaStream_t stream) {
-  with_slot_shape(a.slots, [&](auto shape) {
-    launch("gather_accepted", stream, packed_shape(shape, max64(a.accept_capacity, a.slots)),
+  with_slot_shape(a.B, [&](auto shape) {
+    launch("gather_accepted", stream, packed_shape("gather_accepted", shape, max64(a.A_cap, a.B)),
            gather_accepted_kernel<decltype(shape)>, a);
   });
 }
+SPECDEC_OP(gather_accepted, kLimits)
 
 }  // namespace specdec::cuda

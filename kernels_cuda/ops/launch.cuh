@@ -11,19 +11,24 @@
 
 namespace specdec::cuda {
 
-// Major compute capability of the current device: 9 has thread block clusters and overlapping launches.
-inline int device_generation(const char* op) {
+// An attribute of the current device that is never 0; asked for once.
+template <cudaDeviceAttr kAttribute>
+int device_attribute(const char* op) {
   constexpr int kDevices = 64;
   static std::array<std::atomic<int>, kDevices> known = {};
   int device = 0;
   check(op, cudaGetDevice(&device));
-  int major = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
-  if (major == 0) {
-    check(op, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    if (device < kDevices) known[device].store(major, std::memory_order_relaxed);
+  int value = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (value == 0) {
+    check(op, cudaDeviceGetAttribute(&value, kAttribute, device));
+    if (device < kDevices) known[device].store(value, std::memory_order_relaxed);
   }
-  return major;
+  return value;
 }
+
+// Major compute capability: 9 has thread block clusters and overlapping launches.
+inline int device_generation(const char* op) { return device_attribute<cudaDevAttrComputeCapabilityMajor>(op); }
+inline int device_processors(const char* op) { return device_attribute<cudaDevAttrMultiProcessorCount>(op); }
 
 struct LaunchShape {
   dim3 grid, block;

@@ -1,16 +1,259 @@
+// adjust_batch, recover_batch and gather_next_token: a block moves a part of one wide row, or several narrow rows.
+//
+// Rows that stand one after the other in slot order are their own places, as they are in any batch that prepare_inputs
+// made: loads begin under that assumption while the block looks whether it holds. Otherwise (another token order,
+// offsets that overlap or leave gaps) the block adds up where the slots stand and looks for the source of each row.
 #include <stdexcept>
 #include <string>
 
 #include "launch.cuh"
-#include "move_rows.cuh"
 #include "ops.h"
+#include "slot_scan.cuh"
+#include "specdec_ops/adjust_batch.h"
+#include "specdec_ops/gather_next_token.h"
+#include "specdec_ops/recover_batch.h"
 
 namespace specdec::cuda {
+
+constexpr unsigned kMoveThreads = 256;
+constexpr unsigned kMoveUnits = 4;  // of a thread, loaded at once
+constexpr unsigned kMoveChunk = kMoveThreads * kMoveUnits;
+
+// An op's arguments, and what the kernels ask of its token order.
+template <typename Args>
+struct MoveArgs : Args {
+  explicit MoveArgs(const Args& a) : Args(a), prefill_first(a.token_order == TokenOrder::kPrefillFirst) {}
+
+  bool prefill_first;
+};
+
+// The slots' rows in slot order and their places in the device's.
+struct SlotRows {
+  const int32_t *cu_seqlens_q, *seq_lens_this_time, *seq_lens_encoder;
+  int64_t slots, capacity;
+  bool prefill_first;
+
+  template <typename Args>
+  __device__ __forceinline__ explicit SlotRows(const Args& a)
+      : cu_seqlens_q(a.cu_seqlens_q),
+        seq_lens_this_time(a.seq_lens_this_time),
+        seq_lens_encoder(a.seq_lens_encoder),
+        slots(a.B),
+        capacity(a.T_cap),
+        prefill_first(a.prefill_first) {}
+
+  __device__ __forceinline__ RowRange of(int64_t b) const {
+    return slot_rows(cu_seqlens_q[b], seq_lens_this_time[b], capacity);
+  }
+  // The place of every slot's first row, into shared memory. All threads.
+  __device__ inline void place(uint32_t* places) const {
+    const int64_t each = (slots + kMoveThreads - 1) / kMoveThreads;
+    const int64_t low = min64(each * threadIdx.x, slots), high = min64(low + each, slots);
+    Sums<2> own;  // of the first pass, of the second
+    own.clear();
+    for (int64_t b = low; b < high; ++b) own.add(share(b));
+    const SlotSums<2> sums = scan_slots<SlotShape<kMoveThreads, 1>>(own);
+    Sums<2> next = sums.before;
+    Sums<1> second = {{sums.total.of[0]}};
+    second.add({{next.of[1]}});
+    next.of[1] = second.of[0];
+    for (int64_t b = low; b < high; ++b) {
+      places[b] = pass(b) == 0 ? next.of[0] : next.of[1];
+      next.add(share(b));
+    }
+    __syncthreads();
+  }
+  // `row` of slot order: the place where it stands; the last one where slots overlap; -1: none. All lanes of the warp.
+  __device__ inline int64_t place_of(const uint32_t* places, int64_t row) const {
+    int64_t found = -1;
+    for (int64_t b = lane_id(); b < slots; b += kWarp) {
+      const RowRange rows = of(b);
+      const int64_t place = places[b] + (row - rows.start);
+      if (row >= rows.start && row < rows.stop && place < capacity) found = max64(found, place);
+    }
+    return warp_max(found);
+  }
+  // The row of slot order that stands at `place`; -1: none. All lanes of the warp.
+  __device__ inline int64_t row_at(const uint32_t* places, int64_t place) const {
+    int64_t found = -1;
+    for (int64_t b = lane_id(); b < slots; b += kWarp) {
+      const RowRange rows = of(b);
+      if (place >= places[b] && place - places[b] < rows.size()) found = rows.start + (place - places[b]);
+    }
+    return warp_max(found);
+  }
+
+ private:
+  __device__ __forceinline__ int pass(int64_t b) const {
+    return placed_in_pass(prefill_first, 0, seq_lens_encoder[b]) ? 0 : 1;
+  }
+  __device__ __forceinline__ Sums<2> share(int64_t b) const {
+    const auto size = static_cast<uint32_t>(max64(of(b).size(), 0));
+    return pass(b) == 0 ? Sums<2>{{size, 0}} : Sums<2>{{0, size}};
+  }
+};
+
+// Whether every row is its own place. What the first slots need is loaded when this is made, before any rows are:
+// behind them it would wait for all of them.
+class InPlace {
+ public:
+  __device__ __forceinline__ explicit InPlace(const SlotRows& slots) : slots_(slots) {
+#pragma unroll
+    for (unsigned i = 0; i < kHeld; ++i) {
+      const int64_t b = i * kMoveThreads + threadIdx.x;
+      start_[i] = length_[i] = before_start_[i] = before_length_[i] = 0;
+      if (b < slots.slots) {
+        start_[i] = slots.cu_seqlens_q[b];
+        length_[i] = slots.seq_lens_this_time[b];
+        if (b > 0) {
+          before_start_[i] = slots.cu_seqlens_q[b - 1];
+          before_length_[i] = slots.seq_lens_this_time[b - 1];
+        }
+      }
+    }
+  }
+
+  // As far as this thread sees.
+  __device__ __forceinline__ bool yes() const {
+    bool in_place = !slots_.prefill_first;
+#pragma unroll
+    for (unsigned i = 0; i < kHeld; ++i) {
+      // A slot that is not there, or the one before the first, has no rows and begins at 0.
+      const bool there = i * kMoveThreads + threadIdx.x < slots_.slots;
+      const RowRange before = slot_rows(before_start_[i], before_length_[i], slots_.capacity);
+      in_place &= !there || slot_rows(start_[i], length_[i], slots_.capacity).start == before.stop;
+    }
+    for (int64_t b = kHeld * kMoveThreads + threadIdx.x; b < slots_.slots; b += kMoveThreads) {
+      in_place &= slots_.of(b).start == slots_.of(b - 1).stop;
+    }
+    return in_place;
+  }
+
+ private:
+  static constexpr unsigned kHeld = 2;
+
+  const SlotRows& slots_;
+  int32_t start_[kHeld], length_[kHeld], before_start_[kHeld], before_length_[kHeld];
+};
+
+// How an op finds the source of output row r: `direct` where every row is its own place, else `search` (all lanes of
+// the warp). -1: the row is zero.
+struct AdjustRows {
+  using Args = AdjustBatchArgs;
+
+  static __device__ __forceinline__ int64_t direct(const Args&, const SlotRows& slots, int64_t r) {
+    return slots.slots > 0 && r < slots.of(slots.slots - 1).stop ? r : -1;
+  }
+  static __device__ __forceinline__ int64_t search(const Args&, const SlotRows& slots, const uint32_t* places,
+                                                   int64_t r) {
+    return slots.row_at(places, r);
+  }
+};
+
+struct RecoverRows : AdjustRows {
+  static __device__ __forceinline__ int64_t search(const Args&, const SlotRows& slots, const uint32_t* places,
+                                                   int64_t r) {
+    return slots.place_of(places, r);
+  }
+};
+
+struct GatherRows {
+  using Args = GatherNextTokenArgs;
+
+  static __device__ __forceinline__ int64_t direct(const Args& a, const SlotRows& slots, int64_t r) {
+    const int64_t b = a.is_speculative ? a.batch_id_per_token_output[r] : r;
+    if (b < 0 || b >= a.B) return -1;
+    const int32_t first = a.is_speculative ? a.cu_seqlens_q_output[b] : 0, enc = a.seq_lens_encoder[b];
+    const RowRange rows = slots.of(b);
+    return rows.size() > 0 ? predicting_row(rows, a.is_speculative, enc, r - first) : -1;
+  }
+  static __device__ __forceinline__ int64_t search(const Args& a, const SlotRows& slots, const uint32_t* places,
+                                                   int64_t r) {
+    const int64_t row = direct(a, slots, r);
+    return row < 0 ? -1 : slots.place_of(places, row);
+  }
+};
+
+// What a block moves, in units. Wide rows (kWide): the part blockIdx.y of output row blockIdx.x. Else whole rows, as
+// many as fit.
+template <bool kWide>
+struct MoveChunk {
+  int64_t first_row;
+  uint32_t row_units, first_column, count;
+
+  __device__ __forceinline__ MoveChunk(int64_t out_rows, int64_t row_bytes, unsigned unit_bytes)
+      : row_units(static_cast<uint32_t>(row_bytes) / unit_bytes) {
+    if constexpr (kWide) {
+      first_row = blockIdx.x;
+      first_column = blockIdx.y * kMoveChunk;
+      count = min(row_units - first_column, kMoveChunk);
+    } else {
+      const uint32_t rows = kMoveChunk / row_units;
+      first_row = int64_t{blockIdx.x} * rows;
+      first_column = 0;
+      count = static_cast<uint32_t>(min64(out_rows - first_row, rows)) * row_units;
+    }
+  }
+  __device__ __forceinline__ uint32_t rows() const { return kWide ? 1 : count / row_units; }
+  // Unit k of the chunk: its row, counted from `first_row`, and its place in it.
+  __device__ __forceinline__ uint32_t row(uint32_t k) const { return kWide ? 0 : k / row_units; }
+  __device__ __forceinline__ uint32_t column(uint32_t k) const {
+    return kWide ? first_column + k : k - k / row_units * row_units;
+  }
+  // Of the output.
+  __device__ __forceinline__ int64_t index(uint32_t k) const { return first_row * row_units + first_column + k; }
+
+  template <typename Unit>
+  __device__ __forceinline__ Unit load(const char* x, int64_t source, uint32_t k) const {
+    return source < 0 ? Unit{} : reinterpret_cast<const Unit*>(x)[source * row_units + column(k)];
+  }
+};
+
+// Dynamic shared memory: a place of every slot.
+template <typename Rows, typename Unit, bool kWide>
+__global__ void __launch_bounds__(kMoveThreads, 3)
+    move_rows_kernel(const __grid_constant__ MoveArgs<typename Rows::Args> a, int64_t out_rows) {
+  uint32_t* const places = ptx::dynamic_shared<uint32_t>();
+  __shared__ int64_t sources[kWide ? 1 : kMoveChunk];
+  wait_for_previous();
+  const SlotRows slots(a);
+  const InPlace in_place(slots);
+  const MoveChunk<kWide> chunk(out_rows, a.x_row_bytes, sizeof(Unit));
+  const int64_t only = kWide ? Rows::direct(a, slots, chunk.first_row) : 0;
+  Unit units[kMoveUnits];
+#pragma unroll
+  for (unsigned i = 0; i < kMoveUnits; ++i) {
+    const uint32_t k = i * kMoveThreads + threadIdx.x;
+    if (k >= chunk.count) continue;
+    const int64_t source = kWide ? only : Rows::direct(a, slots, chunk.first_row + chunk.row(k));
+    units[i] = chunk.template load<Unit>(a.x, source, k);
+  }
+  if (__syncthreads_and(in_place.yes()) == 0) {
+    slots.place(places);
+    for (uint32_t row = warp_id(); row < chunk.rows(); row += kMoveThreads / kWarp) {
+      const int64_t source = Rows::search(a, slots, places, chunk.first_row + row);
+      if (lane_id() == 0) sources[row] = source;
+    }
+    __syncthreads();
+#pragma unroll
+    for (unsigned i = 0; i < kMoveUnits; ++i) {
+      const uint32_t k = i * kMoveThreads + threadIdx.x;
+      if (k < chunk.count) units[i] = chunk.template load<Unit>(a.x, sources[chunk.row(k)], k);
+    }
+  }
+  Unit* out = reinterpret_cast<Unit*>(a.out) + chunk.index(0);
+#pragma unroll
+  for (unsigned i = 0; i < kMoveUnits; ++i) {
+    const uint32_t k = i * kMoveThreads + threadIdx.x;
+    if (k < chunk.count) out[k] = units[i];
+  }
+}
+
 namespace {
 
 template <typename Rows, typename Unit>
 void launch_units(const char* op, const typename Rows::Args& a, int64_t out_rows, cudaStream_t stream) {
-  const int64_t row_units = a.row_bytes / static_cast<int64_t>(sizeof(Unit));
+  const int64_t row_units = a.x_row_bytes / static_cast<int64_t>(sizeof(Unit));
   if (out_rows == 0 || row_units == 0) return;
   constexpr int64_t kMostUnits = int64_t{kMoveChunk} * 0xFFFF;  // blocks along y
   if (row_units > kMostUnits) {
@@ -18,13 +261,13 @@ void launch_units(const char* op, const typename Rows::Args& a, int64_t out_rows
                                 std::to_string(sizeof(Unit)) + " bytes, got " + std::to_string(row_units) +
                                 "; align rows to 16 bytes, or pass narrower ones");
   }
-  const size_t places = static_cast<size_t>(a.slots) * sizeof(uint32_t);
+  const size_t places = static_cast<size_t>(a.B) * sizeof(uint32_t);
   if (row_units >= kMoveChunk / 4) {
     const dim3 grid(static_cast<unsigned>(out_rows), blocks_for(row_units, kMoveChunk));
-    launch(op, stream, {grid, kMoveThreads, places}, move_rows_kernel<Rows, Unit, true>, a, out_rows);
+    launch(op, stream, {grid, kMoveThreads, places}, move_rows_kernel<Rows, Unit, true>, MoveArgs(a), out_rows);
   } else {
     const dim3 grid(blocks_for(out_rows, kMoveChunk / row_units));
-    launch(op, stream, {grid, kMoveThreads, places}, move_rows_kernel<Rows, Unit, false>, a, out_rows);
+    launch(op, stream, {grid, kMoveThreads, places}, move_rows_kernel<Rows, Unit, false>, MoveArgs(a), out_rows);
   }
 }
 
@@ -32,7 +275,7 @@ void launch_units(const char* op, const typename Rows::Args& a, int64_t out_rows
 template <typename Rows>
 void move_rows(const char* op, const typename Rows::Args& a, int64_t out_rows, cudaStream_t stream) {
   const uint64_t addresses = reinterpret_cast<uint64_t>(a.x) | reinterpret_cast<uint64_t>(a.out);
-  const uint64_t all = addresses | static_cast<uint64_t>(a.row_bytes);
+  const uint64_t all = addresses | static_cast<uint64_t>(a.x_row_bytes);
   if (all % 16 == 0) return launch_units<Rows, uint4>(op, a, out_rows, stream);
   if (all % 4 == 0) return launch_units<Rows, uint32_t>(op, a, out_rows, stream);
   if (all % 2 == 0) return launch_units<Rows, uint16_t>(op, a, out_rows, stream);
@@ -41,16 +284,19 @@ void move_rows(const char* op, const typename Rows::Args& a, int64_t out_rows, c
 
 }  // namespace
 
-void adjust_batch(const PermuteRowsArgs& a, cudaStream_t stream) {
-  move_rows<AdjustRows>("adjust_batch", a, a.capacity, stream);
+void adjust_batch(const AdjustBatchArgs& a, cudaStream_t stream) {
+  move_rows<AdjustRows>("adjust_batch", a, a.T_cap, stream);
 }
+SPECDEC_OP(adjust_batch, kLimits)
 
-void recover_batch(const PermuteRowsArgs& a, cudaStream_t stream) {
-  move_rows<RecoverRows>("recover_batch", a, a.capacity, stream);
+void recover_batch(const RecoverBatchArgs& a, cudaStream_t stream) {
+  move_rows<RecoverRows>("recover_batch", a, a.T_cap, stream);
 }
+SPECDEC_OP(recover_batch, kLimits)
 
 void gather_next_token(const GatherNextTokenArgs& a, cudaStream_t stream) {
-  move_rows<GatherRows>("gather_next_token", a, a.is_speculative ? a.row_capacity : a.slots, stream);
+  move_rows<GatherRows>("gather_next_token", a, a.is_speculative ? a.R_cap : a.B, stream);
 }
+SPECDEC_OP(gather_next_token, kLimits)
 
 }  // namespace specdec::cuda

@@ -84,8 +84,8 @@ class WarpEntries {
       found = compact_find(layout, table, key, [&](Place known) {
         if (known < size_ || known >= length) return false;
         const Place most = min(layout.max_size, min(known, place_));
-        common = common_tokens(
-            most, [&](int j) { return text[known - 1 - j]; }, [&](int j) { return tail[place_ - 1 - j]; });
+        common = common_tokens(most, [&](int j) { return text[known - 1 - j]; },
+                               [&](int j) { return tail[place_ - 1 - j]; });
         return common >= size_;
       });
     }

@@ -5,13 +5,12 @@
 
 namespace specdec::cuda {
 
-
 // A slot as the budget sees it.
 struct GrantSlot {
   bool prefill, decoding;
   int32_t slt;  // packed in a decode slot
 
-  static __device__ __forceinline__ GrantSlot load(const ProposeArgs& a, int64_t b) {
+  static __device__ __forceinline__ GrantSlot load(const NgramMatchArgs& a, int64_t b) {
     const bool prefill = a.seq_lens_encoder[b] > 0;
     return {prefill, !prefill && a.seq_lens_decoder[b] > 0, 0};
   }
@@ -19,18 +18,16 @@ struct GrantSlot {
   __device__ __forceinline__ int32_t base() const { return packed_base(slt); }
   __device__ __forceinline__ int32_t drafts() const { return packed_drafts(slt); }
   // What it takes if all its drafts are granted.
-  __device__ __forceinline__ int32_t tokens() const {
-    return decoding ? base() + drafts() : prefill ? slt : 0;
-  }
+  __device__ __forceinline__ int32_t tokens() const { return decoding ? base() + drafts() : prefill ? slt : 0; }
   __device__ __forceinline__ int64_t granted(const BudgetScan& scan) const {
     return decoding ? scan.grant(base(), drafts()) : tokens();
   }
 };
 
 // All slots one after the other: always right.
-__device__ __forceinline__ void grant_serially(const ProposeArgs& a, int64_t active) {
+__device__ __forceinline__ void grant_serially(const NgramMatchArgs& a, int64_t active) {
   BudgetScan scan{a.token_budget, active};
-  for (int64_t b = 0; b < a.slots; ++b) {
+  for (int64_t b = 0; b < a.B; ++b) {
     GrantSlot slot = GrantSlot::load(a, b);
     slot.slt = a.seq_lens_this_time[b];
     scan.pass(slot.active());
@@ -62,16 +59,16 @@ constexpr int64_t kLongChunk = 1 << 15;
 
 // One block. kEach: slots of a thread at most.
 template <int kEach>
-__device__ __forceinline__ void grant_tokens(const ProposeArgs& a) {
-  static_assert(kMostSlots * kLongChunk < 1 << 30, "sums fit");
+__device__ __forceinline__ void grant_tokens(const NgramMatchArgs& a) {
+  static_assert(served::kM * kLongChunk < 1 << 30, "sums fit");
   __shared__ int32_t active_parts[kWarp], token_parts[kWarp];
-  const int each = kEach == 1 ? 1 : static_cast<int>((a.slots + blockDim.x - 1) / blockDim.x);
+  const int each = kEach == 1 ? 1 : static_cast<int>((a.B + blockDim.x - 1) / blockDim.x);
   const int64_t first = static_cast<int64_t>(threadIdx.x) * each;
   // The launch before leaves these as they are, and waited for what came before it.
   uint32_t prefill = 0, decoding = 0;  // bit i: slot i of this thread
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    if (i >= each || first + i >= a.slots) continue;
+    if (i >= each || first + i >= a.B) continue;
     const GrantSlot it = GrantSlot::load(a, first + i);
     prefill |= static_cast<uint32_t>(it.prefill) << i;
     decoding |= static_cast<uint32_t>(it.decoding) << i;
@@ -101,7 +98,7 @@ __device__ __forceinline__ void grant_tokens(const ProposeArgs& a) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int64_t b = first + i;
-      if (i >= each || b >= a.slots) break;
+      if (i >= each || b >= a.B) break;
       scan.pass(slot(i).active());
       const int64_t granted = slot(i).granted(scan);
       scan.used += slot(i).tokens();
@@ -111,14 +108,14 @@ __device__ __forceinline__ void grant_tokens(const ProposeArgs& a) {
   if (!a.pad_to_max) return;
   __syncthreads();
   // One warp a slot.
-  for (int64_t b = warp_id(); b < a.slots; b += blockDim.x / kWarp) {
+  for (int64_t b = warp_id(); b < a.B; b += blockDim.x / kWarp) {
     if (a.seq_lens_encoder[b] > 0 || a.seq_lens_decoder[b] <= 0) continue;
     const int64_t valid = a.seq_lens_this_time[b];
-    int64_t* row = a.draft_tokens + b * a.draft_width;
+    int64_t* row = a.draft_tokens + b * a.S;
     const int64_t last = row[valid - 1];
-    for (int64_t i = valid + lane_id(); i < a.draft_width; i += kWarp) row[i] = last;
+    for (int64_t i = valid + lane_id(); i < a.S; i += kWarp) row[i] = last;
     __syncwarp();
-    if (lane_id() == 0) a.seq_lens_this_time[b] = static_cast<int32_t>(a.draft_width);
+    if (lane_id() == 0) a.seq_lens_this_time[b] = static_cast<int32_t>(a.S);
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include "cluster.cuh"
 #include "ngram_entries.cuh"
+#include "specdec_ops/ngram_index_reset.h"
+#include "specdec_ops/ngram_index_update.h"
 
 namespace specdec::cuda {
 
@@ -46,7 +48,7 @@ __device__ __forceinline__ bool enter_few(const CompactLayout& layout, CompactTa
   return entered;
 }
 
-__global__ __launch_bounds__(kUpdateThreads, 1) void ngram_index_update_kernel(IndexUpdateArgs a,
+__global__ __launch_bounds__(kUpdateThreads, 1) void ngram_index_update_kernel(NgramIndexUpdateArgs a,
                                                                                CompactLayout layout) {
   wait_for_previous();
   let_next_start();
@@ -56,8 +58,8 @@ __global__ __launch_bounds__(kUpdateThreads, 1) void ngram_index_update_kernel(I
   const uint32_t thread = rank * blockDim.x + threadIdx.x, threads = ranks * blockDim.x;
   const int64_t b = blockIdx.x / ranks;
   const int32_t enc = a.seq_lens_encoder[b], dec = a.seq_lens_decoder[b];
-  const History history = history_bounds(a.row_width, a.prompt_lens[b], a.step_idx[b]);
-  CompactHeader* place = index_header(a.index, a.index_bytes, b);
+  const History history = history_bounds(a.L, a.prompt_lens[b], a.step_idx[b]);
+  CompactHeader* place = index_header(a.index, a.X, b);
   CompactHeader header = read_header(place);
   // The same in all blocks of the cluster.
   if (enc > 0 || dec <= 0) return;
@@ -69,7 +71,7 @@ __global__ __launch_bounds__(kUpdateThreads, 1) void ngram_index_update_kernel(I
   }
   if (threadIdx.x == 0) spoilt = header.spoilt != 0;
   Cluster::sync();  // all have read the header, and the table is clear
-  const int64_t* text = a.token_ids_all + b * a.row_width;
+  const int64_t* text = a.token_ids_all + b * a.L;
   const Place prompt_end = static_cast<Place>(history.prompt_end), length = static_cast<Place>(history.end);
   const Place start = static_cast<Place>(first_unseen(header)), count = length - start;
   bool entered = true;
@@ -80,7 +82,7 @@ __global__ __launch_bounds__(kUpdateThreads, 1) void ngram_index_update_kernel(I
     const uint32_t mask = (1u << bits) - 1, step = 0x9E3779B9u >> (32 - bits) | 1;
     for (uint32_t i = thread; i <= mask && entered; i += threads) {
       const Place next = start + static_cast<Place>(i * step & mask);
-      if (next < length) entered = compact_insert(layout, table, text, prompt_end, length, next, a.min_size);
+      if (next < length) entered = compact_insert(layout, table, text, prompt_end, length, next, a.min_ngram_size);
     }
   }
   if (!entered) atomicOr(Cluster::of(&spoilt, 0), 1u);
@@ -95,16 +97,16 @@ __global__ __launch_bounds__(kUpdateThreads, 1) void ngram_index_update_kernel(I
 // ngram_index_reset: every block clears its part of every row.
 constexpr int kResetThreads = 256;
 
-__global__ __launch_bounds__(kResetThreads, 1) void ngram_index_reset_kernel(IndexResetArgs a) {
+__global__ __launch_bounds__(kResetThreads, 1) void ngram_index_reset_kernel(NgramIndexResetArgs a) {
   wait_for_previous();
   let_next_start();
-  const int64_t vectors = a.index_bytes / static_cast<int64_t>(sizeof(uint4));
+  const int64_t vectors = a.X / static_cast<int64_t>(sizeof(uint4));
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t group = 0; group < a.slots; group += kWarp) {
+  for (int64_t group = 0; group < a.M; group += kWarp) {
     const int64_t b = group + lane_id();
-    uint32_t wanted = __ballot_sync(kAllLanes, b < a.slots && a.reset_slots[b]);
+    uint32_t wanted = __ballot_sync(kAllLanes, b < a.M && a.reset_slots[b]);
     while (wanted != 0) {
-      auto* row = reinterpret_cast<uint4*>(a.index + (group + __ffs(static_cast<int>(wanted)) - 1) * a.index_bytes);
+      auto* row = reinterpret_cast<uint4*>(a.index + (group + __ffs(static_cast<int>(wanted)) - 1) * a.X);
       wanted &= wanted - 1;
       for (int64_t i = thread; i < vectors; i += threads) row[i] = make_uint4(0, 0, 0, 0);
     }

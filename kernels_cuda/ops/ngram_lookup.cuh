@@ -62,19 +62,18 @@ __device__ __forceinline__ uint32_t look_up(const CompactLayout& layout, const C
   }
   if (!tried) return 0;
   const auto length = static_cast<Place>(text.end);
-  return ngram_rank(query.policy,
-                    compact_look_up(layout, table, text.history, query, length, size, key, words, bits));
+  return ngram_rank(query.policy, compact_look_up(layout, table, text.history, query, length, size, key, words, bits));
 }
 
 template <bool kHybrid>
-__global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(ProposeArgs a, CompactLayout layout) {
+__global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(NgramMatchArgs a, CompactLayout layout) {
   wait_for_previous();
   let_next_start();
   __shared__ LookupShared shared_of[kLookupWarps];
   LookupShared& shared = shared_of[warp_id()];
   const int64_t b = int64_t{blockIdx.x} * kLookupWarps + warp_id();
-  if (b >= a.slots) return;
-  CompactHeader* place = index_header(a.index, a.index_bytes, b);
+  if (b >= a.B) return;
+  CompactHeader* place = index_header(a.index, a.X, b);
   const CompactHeader header = read_header(place);
   ProposeSlot slot;
   const bool decoding = slot.load<kHybrid>(a, b);
@@ -134,9 +133,9 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Pr
 // same header and table, and neither writes; that warp has waited for the launches before, so that what they wrote is
 // there. Stores follow `wait_for_previous`, when the look-up has ended; whoever reads the row next waits for the end of
 // this launch. Other lanes' stores are read behind __syncwarp(), from L2.
-__device__ __forceinline__ void grow_index(const ProposeArgs& a, const CompactLayout& layout, int64_t b,
+__device__ __forceinline__ void grow_index(const NgramMatchArgs& a, const CompactLayout& layout, int64_t b,
                                            int64_t* staged) {
-  CompactHeader* place = index_header(a.index, a.index_bytes, b);
+  CompactHeader* place = index_header(a.index, a.X, b);
   const CompactHeader header = read_header(place);
   // What it has got besides its history, the look-up is changing.
   ProposeSlot slot;

@@ -12,7 +12,12 @@ namespace specdec::cuda {
 // to fit on a multiprocessor.
 template <int kThreadsOf, int kLoadsOf, int kResidentOf>
 struct ScanShape {
-  static constexpr int kThreads = kThreadsOf, kLoads = kLoadsOf, kResident = kResidentOf;
+  static constexpr int kThreads = kThreadsOf, kLoads = kLoadsOf;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr int kResident = kResidentOf < 4 ? kResidentOf : 4;  // with a fifth, sm_86 spills
+#else
+  static constexpr int kResident = kResidentOf;
+#endif
   static constexpr int64_t kPairs = int64_t{kThreads} * kLoads;
 };
 
@@ -107,7 +112,7 @@ __device__ __forceinline__ void look_at_hits(const NgramSizes& sizes, Text& text
 
 // Warp 0 of the block that has the slot's best match: append, and leave the counts to the next launch.
 template <typename Text>
-__device__ __forceinline__ void propose_match(const ProposeArgs& a, int64_t b, const ProposeSlot& slot,
+__device__ __forceinline__ void propose_match(const NgramMatchArgs& a, int64_t b, const ProposeSlot& slot,
                                               const NgramSizes& sizes, const Text& text, uint32_t best) {
   const int64_t count = slot.append(sizes, text, ngram_ranked(sizes.policy, best));
   if (lane_id() == 0) a.seq_lens_this_time[b] = pack_proposal(slot.base, count);
@@ -115,7 +120,7 @@ __device__ __forceinline__ void propose_match(const ProposeArgs& a, int64_t b, c
 
 // Histories of any length.
 template <bool kHybrid, typename Shape>
-__global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_scan_kernel(ProposeArgs a) {
+__global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_scan_kernel(NgramMatchArgs a) {
   wait_for_previous();
   let_next_start();
   __shared__ uint32_t best;  // what the cluster told this block of
@@ -164,7 +169,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_scan_
       look_at_hits(sizes, text, last_token, pairs, volley, start, Shape::kThreads, &best, several);
     }
     // Places behind MTP drafts.
-    if (kHybrid && rank == 0 && threadIdx.x < kMostDraftWidth) {
+    if (kHybrid && rank == 0 && threadIdx.x < served::kS) {
       look_at(sizes, text, slot.end + 1 + threadIdx.x, &best, false);
     }
     if (several) {
@@ -189,14 +194,14 @@ struct TileText {
 
 // Rows that one volley of a cluster holds: they are loaded whole, before anything is known of the slot.
 template <bool kHybrid, typename Shape>
-__global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short_rows_kernel(ProposeArgs a) {
+__global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short_rows_kernel(NgramMatchArgs a) {
   wait_for_previous();
   let_next_start();
   alignas(16) __shared__ int64_t tile[2 * Shape::kPairs];
   __shared__ uint32_t best;
   const unsigned rank = Cluster::rank(), ranks = Cluster::size();
   const int64_t b = blockIdx.x / ranks, start = rank * Shape::kPairs;
-  TokenPairs pairs(a.token_ids_all + b * a.row_width, a.row_width);
+  TokenPairs pairs(a.token_ids_all + b * a.L, a.L);
   Volley<Shape::kLoads> volley;
   volley.load(pairs, start, Shape::kThreads);
   ProposeSlot slot;
@@ -214,13 +219,17 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short
   if (threadIdx.x == 0) best = 0;
   Cluster::sync();
   const int64_t low = max64(pairs.first(start), 0);
-  const TileText text = {tile + (low - pairs.first(start)), slot.row, slot.drafts + 1, low,
-                         min64(pairs.first(start + Shape::kPairs), slot.end), slot.end};
+  const TileText text = {tile + (low - pairs.first(start)),
+                         slot.row,
+                         slot.drafts + 1,
+                         low,
+                         min64(pairs.first(start + Shape::kPairs), slot.end),
+                         slot.end};
   if (sizes.possible()) {
     if (ranks == 1) last_token = text[slot.text_end - 1];
     pairs.stop = min64(slot.end, slot.text_end - 1);
     look_at_hits(sizes, text, last_token, pairs, volley, start, Shape::kThreads, &best, false);
-    if (kHybrid && rank == 0 && threadIdx.x < kMostDraftWidth) {
+    if (kHybrid && rank == 0 && threadIdx.x < served::kS) {
       look_at(sizes, text, slot.end + 1 + threadIdx.x, &best, false);
     }
     __syncthreads();

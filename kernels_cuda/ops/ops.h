@@ -1,29 +1,23 @@
-// The ops' host side on NVIDIA GPUs: each launches on a stream of the current device and returns at once.
+// How a kernel file makes an op known: it defines `void op(const OpArgs&, cudaStream_t)`, which enqueues on a stream of
+// the current device and returns at once, and ends with SPECDEC_OP(op, kLimits).
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <cstdint>
-
 #include "check.h"
-#include "specdec_ops/all.h"
+#include "specdec/contract.h"
+#include "specdec_ops/signature.h"
 
 namespace specdec::cuda {
 
-// What the kernels are written for; larger calls are refused (backends/cuda says so in its capabilities).
-constexpr int64_t kMostSlots = 8192;
-constexpr int64_t kMostDraftWidth = 32;
-constexpr int64_t kMostHistory = 1 << 20;
-constexpr int64_t kMostVocabulary = 1 << 18;
+// Larger calls are refused.
+constexpr Limit kLimits[] = {{"M", served::kM}, {"S", served::kS}, {"L", served::kL}, {"V", served::kV}};
 
-#define SPECDEC_DECLARE(op, Args) void op(const Args& args, cudaStream_t stream);
-SPECDEC_OPS(SPECDEC_DECLARE)
-#undef SPECDEC_DECLARE
+using Context = cudaStream_t;
 
-// Bytes of a row of an index that keeps nothing: histories are searched instead.
-constexpr int64_t kNoIndexBytes = 16;
-
-// Bytes of one slot's n-gram index, for histories of up to `row_width` tokens.
-int64_t ngram_index_bytes(int64_t row_width, int min_size, int max_size);
+// ffi/op.cc
+int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void* args, Context stream),
+            const void* given, int count, void* plan);
+int tell_limits(const OpSignature& op, List<Limit> limits, void* map);
 
 }  // namespace specdec::cuda

@@ -1,9 +1,105 @@
-#include "processed_probs.cuh"
-
+// processed_probs: a cluster a row; each lane writes the probabilities of the logits it has read.
 #include "ops.h"
 #include "row_launch.cuh"
+#include "sample_rows.cuh"
+#include "specdec_ops/processed_probs.h"
 
 namespace specdec::cuda {
+
+// Writes this lane's part of a row: probability(x, id) of each element.
+template <class Part, class F>
+__device__ __forceinline__ void write_probs(const Part& part, float* out, F probability) {
+  part.sweep([&](int v, const auto& elements, bool real) {
+    if (!real) return;
+    const int id = part.id(v);
+    float p[Part::kLength];
+#pragma unroll
+    for (int j = 0; j < Part::kLength; ++j) p[j] = probability(elements.x[j], id + j);
+    if (part.whole(v) && reinterpret_cast<uintptr_t>(out + id) % 16 == 0) {
+#pragma unroll
+      for (int j = 0; j < Part::kLength; j += 4) {
+        __stcs(reinterpret_cast<float4*>(out + id + j), make_float4(p[j], p[j + 1], p[j + 2], p[j + 3]));
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < Part::kLength; ++j) {
+        if (part.has(id + j)) out[id + j] = p[j];
+      }
+    }
+  });
+}
+
+// The kept masses over their total.
+template <class Part>
+__device__ __forceinline__ void write_kept(const Part& part, float* out, const KeptMasses& kept, uint64_t total) {
+  with_masses(kept.softmax, [&](auto masses) {
+    const VectorMasses vectors(kept, masses);
+    write_probs(part, out, [&](float x, int id) {
+      const uint64_t mass = x >= vectors.low ? vectors.of(x, id) : 0;
+      return mass == 0 ? 0.0f : mass_ratio(mass, total);
+    });
+  });
+}
+
+// All 0 but for one id, which gets 1; -1: none. Needs no loaded part.
+__device__ __forceinline__ void write_one(float* out, int64_t size, int64_t one) {
+  const int64_t threads = int64_t{Cluster::size()} * kRowThreads;
+  for (int64_t i = int64_t{Cluster::rank()} * kRowThreads + threadIdx.x; i < size; i += threads) {
+    out[i] = i == one ? 1.0f : 0.0f;
+  }
+}
+
+template <class L, bool kResident>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    processed_probs_kernel(ProcessedProbsArgs a, const typename L::Bits* logits) {
+  __shared__ RowBoard s;
+  wait_for_previous();
+  const auto out = [&] { return a.probs + Cluster::index() * a.V; };
+  if (a.position[Cluster::index()] < 0) {
+    write_one(out(), a.V, -1);
+    return;
+  }
+  clear_board(s);
+  Cluster::arrive();
+  const RowLook look = read_params(a, Cluster::index(), s);
+  RowPart<L, kResident> part(logits + Cluster::index() * a.V, static_cast<int>(a.V));
+  const int32_t top = load_row<L>(part, s, look);
+  if (top == kKeyNan || top == -kKeyInf) {
+    write_one(out(), a.V, -1);
+    return;
+  }
+  if (!(s.params.temperature > 0.0f)) {
+    find_first(part, s, top);
+    Cluster::sync();
+    const int first = Cluster::of(&s, 0)->first_id;
+    Cluster::sync();  // the leader stays until all have read
+    write_one(out(), a.V, first);
+    return;
+  }
+  set_softmax(s, top);
+  if (is_short_list(s.params, part.size())) {
+    const int32_t pivot = pivot_key(s, s.params.top_k);
+    collect_top(part, s, pivot);
+    Cluster::sync();
+    if (settle_top(part, s, s.params.top_k, pivot)) {
+      if (Cluster::rank() == 0) {
+        sort_top(s, s.params.top_k);
+        keep_sorted(s);
+      }
+      Cluster::sync();
+      const Cut cut = Cluster::of(&s, 0)->cut;
+      const uint64_t total = Cluster::of(&s, 0)->kept_total;
+      Cluster::sync();  // the leader stays until all have read
+      write_kept(part, out(), kept_by(s, cut), total);
+      return;
+    }
+  }
+  const RowKept kept = keep_row<L>(part, s);
+  publish(s.published[3], kept.own);
+  Cluster::sync();
+  write_kept(part, out(), kept_by(s, kept.cut), gather(s.published[3]).total);
+}
+
 namespace {
 
 template <class L>
@@ -14,12 +110,13 @@ struct Kernels {
 }  // namespace
 
 void processed_probs(const ProcessedProbsArgs& a, cudaStream_t stream) {
-  if (a.size.rows == 0) return;
-  with_logit_type(a.size.type, [&](auto type) {
+  if (a.R_cap == 0) return;
+  with_float_type(a.logits_type, [&](auto type) {
     using L = decltype(type);
-    launch_rows<Kernels<L>>("processed_probs", stream, a.size.rows, a.size.vocabulary, sizeof(typename L::Bits),
-                            tensors_of(a), static_cast<const typename L::Bits*>(a.logits), a.probs);
+    launch_rows<Kernels<L>>("processed_probs", stream, a.R_cap, a.V, sizeof(typename L::Bits), a,
+                            static_cast<const typename L::Bits*>(a.logits));
   });
 }
+SPECDEC_OP(processed_probs, kLimits)
 
 }  // namespace specdec::cuda

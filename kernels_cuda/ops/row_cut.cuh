@@ -99,7 +99,7 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
     const int cell = tid * kCellsEach + i;
     const float sampled = static_cast<float>(packed[i] / kSampled * static_cast<uint32_t>(stride));
     const float count = sampled + static_cast<float>(packed[i] % kSampled);
-    const float weight = goal == Goal::kCount        ? 1.0f
+    const float weight = goal == Goal::kCount       ? 1.0f
                          : cell < kSampledCells - 1 ? exp2f((static_cast<float>(cell) + 0.5f) / scale)
                                                     : 0.0f;
     const float noise = (static_cast<float>(stride - 1) * sampled + spread * spread * count) * weight * weight;
@@ -343,8 +343,8 @@ __device__ __forceinline__ SoftmaxCut cut_infinite(const Part& part, RowBoard& s
   Cluster::sync();
   const uint64_t all = gather(s.published[1]).total;
   const uint64_t need = max(threshold(s.params.top_p, total > 0 ? total : all * kMassOne), uint64_t{1});
-  const uint64_t ties = goal == Goal::kCount ? min(static_cast<uint64_t>(s.params.top_k), all)
-                                             : (need + kMassOne - 1) / kMassOne;
+  const uint64_t ties =
+      goal == Goal::kCount ? min(static_cast<uint64_t>(s.params.top_k), all) : (need + kMassOne - 1) / kMassOne;
   if (threadIdx.x == 0) {
     s.row_mass = all * kMassOne;
     s.kept = {ties, ties * kMassOne};

@@ -6,11 +6,10 @@
 #include "launch.cuh"
 #include "ops.h"
 #include "row_board.cuh"
-#include "specdec_ops/row_tensors.h"
 
 namespace specdec::cuda {
 
-static_assert(kMostVocabulary <= 1 << 18,
+static_assert(served::kV <= 1 << 18,
               "a block's Cells have 32 bits, packed counts 19 and 20, places in a warp's list 16");
 
 // Of the current device.
@@ -21,28 +20,13 @@ struct RowDevice {
 };
 
 inline RowDevice row_device(const char* op) {
-  constexpr int kDevices = 64;
-  static std::array<std::atomic<int>, kDevices> known_processors = {}, known_most = {}, known_half = {};
+  constexpr int kReserved = 1024, kBoard = static_cast<int>(sizeof(RowBoard)) + 128;
   int device = 0;
   check(op, cudaGetDevice(&device));
-  int processors = device < kDevices ? known_processors[device].load(std::memory_order_acquire) : 0, most = 0, half = 0;
-  if (processors != 0) {
-    most = known_most[device].load(std::memory_order_relaxed);
-    half = known_half[device].load(std::memory_order_relaxed);
-  } else {
-    constexpr int kReserved = 1024, kBoard = static_cast<int>(sizeof(RowBoard)) + 128;
-    check(op, cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-    check(op, cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    check(op, cudaDeviceGetAttribute(&half, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-    most -= kBoard;
-    half = (half / 2 - kReserved - kBoard) / 16 * 16;
-    if (device < kDevices) {
-      known_most[device].store(most, std::memory_order_relaxed);
-      known_half[device].store(half, std::memory_order_relaxed);
-      known_processors[device].store(processors, std::memory_order_release);
-    }
-  }
-  return {device, device_generation(op), processors, most, half};
+  const int most = device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(op);
+  const int both = device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>(op);
+  return {device, device_generation(op), device_processors(op), most - kBoard,
+          (both / 2 - kReserved - kBoard) / 16 * 16};
 }
 
 // How a row is shared out: by how many blocks, and whether each of them has a processor to itself or half of one.
@@ -105,8 +89,8 @@ void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size
   const int64_t bytes = size * element_bytes;
   allow_shared<std::integral_constant<decltype(Kernels::resident), Kernels::resident>>(op, device, Kernels::resident,
                                                                                        device.most_bytes);
-  allow_shared<std::integral_constant<decltype(Kernels::streaming), Kernels::streaming>>(
-      op, device, Kernels::streaming, device.most_bytes);
+  allow_shared<std::integral_constant<decltype(Kernels::streaming), Kernels::streaming>>(op, device, Kernels::streaming,
+                                                                                         device.most_bytes);
   const auto kernel_of = [&](const RowShape& shape) {
     return shape.holds(device, bytes) ? Kernels::resident : Kernels::streaming;
   };

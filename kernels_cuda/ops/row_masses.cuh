@@ -145,8 +145,8 @@ __device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, c
     if (kept.everything()) {
       part.sweep_tail_first(tail, [&](int, const auto& elements, bool) { sum += vectors.all(elements); }, done);
     } else {
-      part.sweep_tail_first(
-          tail, [&](int v, const auto& elements, bool) { sum += vectors.sum(elements, part.id(v)); }, done);
+      part.sweep_tail_first(tail, [&](int v, const auto& elements, bool) { sum += vectors.sum(elements, part.id(v)); },
+                            done);
     }
   });
   return end_stretches(s, sum);
@@ -244,8 +244,8 @@ __device__ __forceinline__ void add_listed(const Part& part, RowBoard& s, const 
 // Draws the row's token from the warps' sums `own` of kept masses, and their sums before and in all; -1 in all threads
 // but one. All blocks of the row call it, with s.stretch_mass; `listed`: that is without what the lists keep.
 template <class Part>
-__device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMasses kept, Published sums,
-                                          uint64_t own, uint64_t random, bool listed) {
+__device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMasses kept, Published sums, uint64_t own,
+                                          uint64_t random, bool listed) {
   const uint64_t point = draw_point(random, sums.total);
   if (lane_id() == 0 && point >= sums.before && point - sums.before < own) {
     s.drawn_warp = static_cast<int>(warp_id());

@@ -27,8 +27,8 @@ constexpr int kKeyShift<BFloat16> = 16;
 template <class L>
 __device__ __forceinline__ KeyRange possible_keys(KeyRange range) {
   constexpr int32_t kStep = int32_t{1} << kKeyShift<L>;
-  const int32_t low = (range.low >> kKeyShift<L>) * kStep;
-  return {low < range.low ? low + kStep : low, (range.high >> kKeyShift<L>) * kStep};
+  const int32_t low = kStep * (range.low >> kKeyShift<L>);
+  return {low < range.low ? low + kStep : low, kStep * (range.high >> kKeyShift<L>)};
 }
 
 // Adds an element to a histogram.

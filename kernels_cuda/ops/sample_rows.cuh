@@ -2,7 +2,6 @@
 #pragma once
 
 #include "row_cut.cuh"
-#include "specdec_ops/row_tensors.h"
 
 namespace specdec::cuda {
 
@@ -18,15 +17,12 @@ __device__ __forceinline__ bool is_short_list(const SamplingParams& params, int 
 // sorted list; or for a cut of many elements, a sample of it as well.
 enum class RowLook { kLargest, kTops, kSample };
 
-// Reads the row's parameters, puts them into s.params and, if there are seeds, its random word into s.random; in all
-// threads' sight after the next barrier.
-__device__ __forceinline__ RowLook read_params(const SamplingTensors& t, int64_t row, int64_t position, RowBoard& s) {
-  const SamplingParams params = {t.temperature[row], t.top_p[row], t.min_p[row], t.top_k[row]};
-  const int size = static_cast<int>(t.vocabulary);
-  if (threadIdx.x == 0) {
-    s.params = params;
-    if (t.seed != nullptr) s.random = philox_words(t.seed[row], position, Purpose::kSample).u64();
-  }
+// Reads the row's parameters and puts them into s.params; in all threads' sight after the next barrier.
+template <class Args>
+__device__ __forceinline__ RowLook read_params(const Args& a, int64_t row, RowBoard& s) {
+  const SamplingParams params = {a.row_temperature[row], a.row_top_p[row], a.row_min_p[row], a.row_top_k[row]};
+  const int size = static_cast<int>(a.V);
+  if (threadIdx.x == 0) s.params = params;
   if (!(params.temperature > 0.0f) || is_short_list(params, size)) return RowLook::kTops;
   return cuts_by_count(params, size) || params.top_p < 1.0f ? RowLook::kSample : RowLook::kLargest;
 }

@@ -11,7 +11,7 @@ using FewSlots = SlotShape<256, 1>;
 using MoreSlots = SlotShape<512, 1>;
 using ManySlots = SlotShape<1024, 1>;
 using MostSlots = SlotShape<1024, 8>;
-static_assert(MostSlots::kSlots >= kMostSlots, "every batch has a shape");
+static_assert(MostSlots::kSlots >= served::kM, "every batch has a shape");
 
 // body(shape), with the smallest shape that has room for the slots.
 template <typename Body>
@@ -24,9 +24,10 @@ void with_slot_shape(int64_t slots, Body body) {
 
 // Blocks for `items`, one a thread, but not more than run at the same time.
 template <typename Shape>
-LaunchShape packed_shape(Shape, int64_t items) {
-  constexpr int64_t kMostBlocks = 264 * 256 / Shape::kThreads;
-  return {blocks_for(items, Shape::kThreads, kMostBlocks), Shape::kThreads};
+LaunchShape packed_shape(const char* op, Shape, int64_t items) {
+  constexpr int64_t kOfAProcessor = 512;  // threads
+  const int64_t most = device_processors(op) * kOfAProcessor / Shape::kThreads;
+  return {blocks_for(items, Shape::kThreads, most), Shape::kThreads};
 }
 
 }  // namespace specdec::cuda

@@ -11,9 +11,9 @@ namespace specdec::cuda {
 
 constexpr unsigned kResidualThreads = 512;
 constexpr unsigned kResidualWarps = kResidualThreads / kWarp;
-constexpr int kChunkVectors = 4;                       // of a lane
+constexpr int kChunkVectors = 4;  // of a lane
 constexpr int64_t kChunk = 4 * kWarp * kChunkVectors;  // elements
-static_assert(kMostVocabulary / kChunk <= kResidualThreads, "a thread of the block for every chunk of a row");
+static_assert(served::kV / kChunk <= kResidualThreads, "a thread of the block for every chunk of a row");
 
 // What is to be drawn from, in chunks: all but the first begin on 16 bytes of p; the first has the elements before
 // that, the last those behind the last whole vector.
@@ -150,7 +150,7 @@ __device__ __forceinline__ int64_t best_token(uint64_t order) {
 
 struct ResidualShared {
   uint64_t totals[kMostCluster], bests[kMostCluster];  // what the blocks of a cluster tell each other
-  uint64_t sums[kResidualThreads];                     // of this block's chunks
+  uint64_t sums[kResidualThreads];  // of this block's chunks
   uint64_t parts[kResidualWarps];
   uint64_t before;  // the mass before the chunk that holds the point
   int chunk;
@@ -248,30 +248,31 @@ struct ResidualTask {
 };
 
 // Rows of slots that are not in use; `block` counts from the first block that has nothing else to do.
-__device__ __forceinline__ void clear_slots(const VerifyArgs& a, int64_t block) {
-  const int64_t cell = block * kResidualThreads + threadIdx.x, slot = a.slots_in_use + cell / a.draft_width;
-  if (slot >= a.slots) return;
-  a.accept_tokens[slot * a.draft_width + cell % a.draft_width] = -1;
-  if (cell % a.draft_width == 0) a.accept_num[slot] = 0;
+__device__ __forceinline__ void clear_slots(const VerifyDraftTokensArgs& a, int64_t block) {
+  const int64_t cell = block * kResidualThreads + threadIdx.x, slot = a.B + cell / a.S;
+  if (slot >= a.M) return;
+  a.accept_tokens[slot * a.S + cell % a.S] = -1;
+  if (cell % a.S == 0) a.accept_num[slot] = 0;
 }
 
 // Grid: a cluster for each slot in use, then blocks that clear the rows of the others.
-__global__ void __launch_bounds__(kResidualThreads, 2) verify_by_probs_kernel(const __grid_constant__ VerifyArgs a) {
+__global__ void __launch_bounds__(kResidualThreads, 2)
+    verify_by_probs_kernel(const __grid_constant__ VerifyDraftTokensArgs a) {
   __shared__ ResidualShared shared;
   __shared__ ResidualTask task;
   wait_for_previous();
   let_next_start();
   const unsigned blocks = Cluster::size();
   const int64_t b = blockIdx.x / blocks;
-  if (b >= a.slots_in_use) return clear_slots(a, int64_t{blockIdx.x} - a.slots_in_use * blocks);
+  if (b >= a.B) return clear_slots(a, int64_t{blockIdx.x} - a.B * blocks);
 
-  const int64_t drafts = a.draft_width - 1;
-  const float* const draft_rows = a.draft_probs == nullptr ? nullptr : a.draft_probs + b * drafts * a.width;
+  const int64_t drafts = a.S - 1;
+  const float* const draft_rows = a.draft_probs == nullptr ? nullptr : a.draft_probs + b * drafts * a.V;
   if (warp_id() == 0) {
     const LaneSlot<kWarp> own(a, b);
-    JudgeByProbs<const float* const, const float* const> judge = {
-        a.target_probs, draft_rows == nullptr ? nullptr : &draft_rows, a.width};
-    const int64_t passing = own.judges(a.policy) ? judge.accepted(own.slot, own.lane, own.drafts) : 0;
+    JudgeByProbs<const float* const, const float* const> judge = {a.target_probs,
+                                                                  draft_rows == nullptr ? nullptr : &draft_rows, a.V};
+    const int64_t passing = own.judges(a.accept_policy) ? judge.accepted(own.slot, own.lane, own.drafts) : 0;
     const EmittedDrafts emitted = own.phase1(a, passing == 1, false);
     const bool wanted = !emitted.stopped;
     if (own.lane == emitted.count) {
@@ -288,15 +289,15 @@ __global__ void __launch_bounds__(kResidualThreads, 2) verify_by_probs_kernel(co
   Cluster::sync();  // also: from here on the blocks of the cluster reach each other's shared memory
   if (!task.wanted) return;
 
-  const ResidualRow row(a.target_probs + task.row * a.width,
-                        task.rejected && draft_rows != nullptr ? draft_rows + task.position * a.width : nullptr,
-                        a.width, task.rejected && draft_rows == nullptr ? task.draft : -1);
+  const ResidualRow row(a.target_probs + task.row * a.V,
+                        task.rejected && draft_rows != nullptr ? draft_rows + task.position * a.V : nullptr, a.V,
+                        task.rejected && draft_rows == nullptr ? task.draft : -1);
   int64_t token = draw_residual(row, task.random, shared);
   if (token < 0) return;
   bool is_end = false;
-  for (int64_t e = 0; e < a.end_count; ++e) is_end = is_end || a.end_tokens[e] == token;
+  for (int64_t e = 0; e < a.E; ++e) is_end = is_end || a.end_tokens[e] == token;
   if (task.rule.replaces(task.position + 1, is_end)) token = a.end_tokens[0];
-  a.accept_tokens[b * a.draft_width + task.position] = token;
+  a.accept_tokens[b * a.S + task.position] = token;
 }
 
 }  // namespace specdec::cuda

@@ -3,31 +3,17 @@
 #pragma once
 
 #include "specdec/verify_lanes.h"
-#include "specdec_ops/verify.h"
+#include "specdec_ops/verify_draft_tokens.h"
 #include "warp.cuh"
 
 namespace specdec::cuda {
-
-__device__ __forceinline__ VerifyState load_state(const VerifyArgs& a, int64_t b) {
-  return {a.seed[b],
-          a.prompt_lens[b],
-          a.step_idx[b],
-          a.max_dec_len[b],
-          a.seq_lens_encoder[b],
-          a.seq_lens_decoder[b],
-          a.seq_lens_this_time[b],
-          a.cu_seqlens_q_output[b],
-          a.reasoning_status[b],
-          a.stop_flags[b],
-          a.is_block_step[b]};
-}
 
 // The end tokens, one a lane; those that do not fit stay in memory.
 template <unsigned kLanes>
 class EndTokens {
  public:
-  __device__ __forceinline__ explicit EndTokens(const VerifyArgs& a)
-      : tokens_(a.end_tokens), count_(a.end_count), own_(0) {
+  __device__ __forceinline__ explicit EndTokens(const VerifyDraftTokensArgs& a)
+      : tokens_(a.end_tokens), count_(a.E), own_(0) {
     if (Team<kLanes>::rank() < count_) own_ = tokens_[Team<kLanes>::rank()];
   }
 
@@ -75,17 +61,17 @@ struct LaneSlot {
   const VerifySlot slot;
   const EmitRule rule;
 
-  __device__ __forceinline__ LaneSlot(const VerifyArgs& a, int64_t index)
+  __device__ __forceinline__ LaneSlot(const VerifyDraftTokensArgs& a, int64_t index)
       : ends(a),
         b(index),
         lane(Team<kLanes>::rank()),
-        in_use(index < a.slots_in_use && a.rows > 0),
-        drafts{a.draft_tokens + index * a.draft_width + 1, lane,
-               in_use && lane + 1 < a.draft_width ? a.draft_tokens[index * a.draft_width + 1 + lane] : -1},
+        in_use(index < a.B && a.R_cap > 0),
+        drafts{a.draft_tokens + index * a.S + 1, lane,
+               in_use && lane + 1 < a.S ? a.draft_tokens[index * a.S + 1 + lane] : -1},
         state(in_use ? load_state(a, index) : VerifyState{}),
         emits(in_use && verify_emits(state)),
-        slot(state, a.draft_width, a.rows),
-        rule{a.end_count, slot.limit, a.policy == AcceptPolicy::kAcceptAll, a.end_at_limit} {}
+        slot(state, a.S, a.R_cap),
+        rule{a.E, slot.limit, a.accept_policy == AcceptPolicy::kAcceptAll, a.end_at_limit} {}
 
   // The lane has a draft to judge.
   __device__ __forceinline__ bool judges(AcceptPolicy policy) const {
@@ -93,24 +79,24 @@ struct LaneSlot {
   }
 
   // Phase 1; what the judge says of this lane's draft: it passes alone, with the window behind it.
-  __device__ __forceinline__ EmittedDrafts phase1(const VerifyArgs& a, bool alone, bool window) const {
+  __device__ __forceinline__ EmittedDrafts phase1(const VerifyDraftTokensArgs& a, bool alone, bool window) const {
     using Lanes = Team<kLanes>;
     const bool stops = rule.stops(lane + 1, ends.contain(drafts.own));
     const LaneVotes votes = {Lanes::ballot(alone), Lanes::ballot(window), Lanes::ballot(stops)};
-    return emits ? emitted_drafts(slot, a.policy, votes, a.verify_window) : EmittedDrafts{0, false, true};
+    return emits ? emitted_drafts(slot, a.accept_policy, votes, a.verify_window) : EmittedDrafts{0, false, true};
   }
 
   // The slot's row of results. `follower`: of lane `emitted.count`, the token of phase 2, if there is one; `later`: it
   // is not known yet, and its cell is left to whoever finds it.
-  __device__ __forceinline__ void store(const VerifyArgs& a, const EmittedDrafts& emitted, int64_t follower,
+  __device__ __forceinline__ void store(const VerifyDraftTokensArgs& a, const EmittedDrafts& emitted, int64_t follower,
                                         bool later = false) const {
     const int count = emitted.count + (emitted.stopped ? 0 : 1);
     int64_t token = lane < emitted.count ? drafts.own : follower;
     const bool is_end = ends.contain(token);
     if (lane == count - 1 && rule.replaces(count, is_end)) token = a.end_tokens[0];
-    if (b >= a.slots) return;
-    if (lane < a.draft_width && !(later && lane == emitted.count)) {
-      a.accept_tokens[b * a.draft_width + lane] = lane < count ? token : -1;
+    if (b >= a.M) return;
+    if (lane < a.S && !(later && lane == emitted.count)) {
+      a.accept_tokens[b * a.S + lane] = lane < count ? token : -1;
     }
     if (lane == 0) a.accept_num[b] = count;
   }

@@ -4,7 +4,6 @@
 #include "row_tiles.h"
 
 #include "specdec/row_sample.h"
-#include "specdec_ops/row_tensors.h"
 
 namespace specdec {
 
@@ -15,13 +14,14 @@ struct RowRequest {
   int64_t seed;
 };
 
-static inline __device__ void fetch_request(const SamplingTensors& t, int64_t row, RowRequest* request) {
+// Of the arguments of either op.
+template <class Args>
+static inline __device__ void fetch_params(const Args& a, int64_t row, RowRequest* request) {
   if (core_id() != 0) return;
-  GM2SM_ASYNC(t.temperature + row, &request->params.temperature, sizeof(float));
-  GM2SM_ASYNC(t.top_p + row, &request->params.top_p, sizeof(float));
-  GM2SM_ASYNC(t.min_p + row, &request->params.min_p, sizeof(float));
-  GM2SM_ASYNC(t.top_k + row, &request->params.top_k, sizeof(int32_t));
-  if (t.seed != nullptr) GM2SM_ASYNC(t.seed + row, &request->seed, sizeof(int64_t));
+  GM2SM_ASYNC(a.row_temperature + row, &request->params.temperature, sizeof(float));
+  GM2SM_ASYNC(a.row_top_p + row, &request->params.top_p, sizeof(float));
+  GM2SM_ASYNC(a.row_min_p + row, &request->params.min_p, sizeof(float));
+  GM2SM_ASYNC(a.row_top_k + row, &request->params.top_k, sizeof(int32_t));
 }
 
 }  // namespace specdec

@@ -96,9 +96,7 @@ struct GmTile {
   __device__ void load_async(const T* gm, int64_t count) {
     GM2LM_ASYNC(gm, cells, count * static_cast<int64_t>(sizeof(T)));
   }
-  __device__ void store_async(T* gm, int64_t count) {
-    LM2GM_ASYNC(cells, gm, count * static_cast<int64_t>(sizeof(T)));
-  }
+  __device__ void store_async(T* gm, int64_t count) { LM2GM_ASYNC(cells, gm, count * static_cast<int64_t>(sizeof(T))); }
 };
 
 // `count` cells become `value`. Apart from its callers, whose frame its tile would make larger all the time; so

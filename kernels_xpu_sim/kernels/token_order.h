@@ -2,6 +2,7 @@
 // and moving rows by a table of sources.
 #pragma once
 
+#include "specdec/contract.h"
 #include "specdec/step_index.h"
 #include "tiles.h"
 
@@ -15,14 +16,15 @@ struct PlacedSlot {
 
 class PlacementWalk {
  public:
-  __device__ PlacementWalk(const int32_t* cu_seqlens_q, const int32_t* seq_lens_this_time,
-                           const int32_t* seq_lens_encoder, int64_t slots, int64_t capacity, bool prefill_first)
-      : start_(cu_seqlens_q, slots + 1),
-        slt_(seq_lens_this_time, slots),
-        enc_(seq_lens_encoder, slots),
-        slots_(slots),
-        capacity_(capacity),
-        prefill_first_(prefill_first) {
+  // Of the arguments of an op that moves rows.
+  template <class Args>
+  __device__ explicit PlacementWalk(const Args& a)
+      : start_(a.cu_seqlens_q, a.B + 1),
+        slt_(a.seq_lens_this_time, a.B),
+        enc_(a.seq_lens_encoder, a.B),
+        slots_(a.B),
+        capacity_(a.T_cap),
+        prefill_first_(a.token_order == TokenOrder::kPrefillFirst) {
     restart();
   }
 

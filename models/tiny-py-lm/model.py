@@ -1,4 +1,5 @@
 """The network of tiny-py-lm: a Llama-style decoder and one multi-token-prediction (MTP) module, for training.
+Without the module, with one layer and a head of its own it is the draft model's (`train_draft.py`).
 
 Parameter names are those of the checkpoint: Hugging Face Llama's, and DeepSeek-V3's for the MTP module, which sits at
 ``model.layers.{num_hidden_layers}``. Rotary embeddings use Hugging Face's rotate-half convention.
@@ -132,7 +133,7 @@ class MTPLayer(Layer):
 
 
 class TinyPyLM(nn.Module):
-    """The decoder plus its MTP module (tied embedding and head, shared by both)."""
+    """The decoder plus its MTP module, if it has one. Both share embedding and head, which are one matrix if tied."""
 
     cos: Tensor
     sin: Tensor
@@ -140,7 +141,8 @@ class TinyPyLM(nn.Module):
     def __init__(self, config: Config, dropout: float = 0.0) -> None:
         super().__init__()
         self.config = c = config
-        layers = [Layer(c, dropout) for _ in range(c.num_hidden_layers)] + [MTPLayer(c, dropout)]
+        layers = [Layer(c, dropout) for _ in range(c.num_hidden_layers)]
+        layers += [MTPLayer(c, dropout) for _ in range(c.num_nextn_predict_layers)]
         self.model = nn.ModuleDict(
             {
                 "embed_tokens": nn.Embedding(c.vocab_size, c.hidden_size),
@@ -148,6 +150,8 @@ class TinyPyLM(nn.Module):
                 "norm": RMSNorm(c.hidden_size, c.rms_norm_eps),
             }
         )
+        if not c.tie_word_embeddings:
+            self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         self.dropout = nn.Dropout(dropout)
         frequency = c.rope_theta ** (-torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
         angle = torch.outer(torch.arange(c.max_position_embeddings, dtype=torch.float64), frequency)
@@ -162,7 +166,7 @@ class TinyPyLM(nn.Module):
         """Hidden states [B, T, D] after the final norm, for token ids int64 [B, T]."""
         length = tokens.shape[1]
         x = self.dropout(self.model["embed_tokens"](tokens))
-        for layer in self.model["layers"][:-1]:
+        for layer in self.model["layers"][: self.config.num_hidden_layers]:
             x = layer(x, self.cos[:length], self.sin[:length])
         return self.model["norm"](x)
 
@@ -180,8 +184,9 @@ class TinyPyLM(nn.Module):
         return mtp.shared_head["norm"](mtp(x, self.cos[:length], self.sin[:length]))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of normed hidden states, from the tied embedding."""
-        return F.linear(hidden, self.model["embed_tokens"].weight)
+        """Logits [..., V] of normed hidden states."""
+        head = self.model["embed_tokens"] if self.config.tie_word_embeddings else self.lm_head
+        return F.linear(hidden, head.weight)
 
     def losses(self, windows: Tensor) -> tuple[Tensor, Tensor]:
         """Mean cross-entropies (t + 1 by the decoder, t + 2 by the MTP module) in nats; windows int64 [B, T + 2]."""

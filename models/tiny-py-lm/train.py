@@ -210,6 +210,18 @@ def optimizer_for(model: TinyPyLM, args: argparse.Namespace, device: torch.devic
     return torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), eps=1e-8, fused=device.type == "cuda")
 
 
+def descend(
+    loss: Tensor, optimizer: torch.optim.Optimizer, weights: list[Tensor], averages: list[Tensor], decay: float
+) -> None:
+    """One step of the optimizer, and of the moving averages of the weights."""
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(weights, 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        torch._foreach_lerp_(averages, weights, 1.0 - decay)
+
+
 def rate(progress: float) -> float:
     """Learning-rate factor at `progress` in [0, 1]: linear warm-up over 2 %, then a cosine to zero."""
     progress = min(max(progress, 0.0), 1.0)
@@ -250,13 +262,8 @@ def train(
         with autocast(device):
             main, ahead = losses(sampler.sample(args.batch))
             loss = main + MTP_WEIGHT * ahead
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
         step += 1
-        with torch.no_grad():
-            torch._foreach_lerp_(averages, weights, 1.0 - min(args.ema, step / (step + 10)))
+        descend(loss, optimizer, weights, averages, min(args.ema, step / (step + 10)))
         recent.append(main.detach())
         if step % 20 == 0:  # also keeps the host from running ahead of the GPU, and so of the clock
             torch.stack(recent[-20:]).mean().item()

@@ -1,31 +1,50 @@
 """The command ``specdec-hal``: one module per subcommand, each with HELP, `add_arguments` and `run`.
 
-Exit status: 0 done, 1 a check failed, 2 bad input (one line per problem on stderr, with the cure), 130 interrupted.
+Exit status: 0 done, 1 a check failed (or a compiler's own status), 2 bad input (one line per problem on stderr, with
+the cure), 70 an error of this program (one line with the path of a report), 74 a result that cannot be written,
+130 interrupted, 141 the reader of stdout went away.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import NoReturn
 
 import specdec_hal
-from specdec_hal.cli import backends, bench, compare, conformance, explain, generate, xpu_cc
-from specdec_hal.cli.output import Output
+from specdec_hal.cli import (
+    backends,
+    batch,
+    bench,
+    compare,
+    conformance,
+    explain,
+    generate,
+    serve,
+    xpu_cc,
+    xpu_coverage,
+    xpu_test,
+)
+from specdec_hal.cli.output import Guarded, Output, WriteError
+from specdec_hal.cli.process import PROGRAM, announce_imports, complain, discard_stdout, prepare_process, report
 from specdec_hal.errors import SpecDecError
+from specdec_hal.wording import clip, one_line
 
-PROGRAM = "specdec-hal"
+BAD_INPUT, INTERNAL, CANNOT_WRITE, INTERRUPTED, READER_GONE = 2, 70, 74, 130, 141
 COMMANDS = {
     "generate": generate,
+    "serve": serve,
+    "batch": batch,
     "compare": compare,
     "backends": backends,
     "explain": explain,
     "conformance": conformance,
     "bench": bench,
     "xpu-cc": xpu_cc,
+    "xpu-test": xpu_test,
+    "xpu-coverage": xpu_coverage,
 }
 
 
@@ -33,11 +52,16 @@ class _Parser(argparse.ArgumentParser):
     """argparse with its errors on one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(BAD_INPUT, f"{self.prog}: {clip(one_line(message))}; see {self.prog} --help\n")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=PROGRAM, description="Speculative decoding on every kind of hardware.", allow_abbrev=False)
+    parser = _Parser(
+        prog=PROGRAM,
+        description="Speculative decoding on every kind of hardware.",
+        epilog=__doc__.partition("\n\n")[2],
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {specdec_hal.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for name, module in COMMANDS.items():
@@ -50,24 +74,38 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (None: the process's); gives the exit status."""
+    prepare_process()
+    announce_imports()
     try:
-        args = _parser().parse_args(argv)
-    except SystemExit as finished:  # --help, --version, or a usage error that argparse has reported
-        return int(finished.code or 0)
-    output = Output(sys.stdout, json=args.json)
-    try:
-        # Whatever else writes to stdout (a framework's banner) must not get into the JSON document.
-        with redirect_stdout(sys.stderr if args.json else sys.stdout):
-            status: int = COMMANDS[args.command].run(args, output)
-        sys.stdout.flush()
+        stdout = Guarded(sys.stdout)
+        status = _run(argv, stdout)
+        stdout.flush()
     except SpecDecError as error:
         for line in str(error).splitlines():
-            print(f"{PROGRAM}: {line}", file=sys.stderr)
-        return 2
+            complain(line)
+        return BAD_INPUT
     except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader went away, as in `specdec-hal ... | head`; nothing more can be written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        complain("interrupted")
+        return INTERRUPTED
+    except WriteError as error:
+        discard_stdout()
+        if isinstance(error.__cause__, BrokenPipeError):  # the reader went away, as in `specdec-hal ... | head`
+            return READER_GONE
+        complain(str(error))
+        return CANNOT_WRITE
+    except (Exception, SystemExit) as error:  # SystemExit: a plug-in that would end the process
+        complain(report(error, sys.argv if argv is None else [PROGRAM, *argv]))
+        return INTERNAL
     return status
+
+
+def _run(argv: Sequence[str] | None, stdout: Guarded) -> int:
+    with redirect_stdout(stdout):
+        try:
+            args = _parser().parse_args(argv)
+        except SystemExit as finished:  # --help, --version, or a usage error that argparse has reported
+            return int(finished.code or 0)
+    # Whatever else writes to stdout (a framework's banner) must not get into the JSON document.
+    with redirect_stdout(sys.stderr if args.json else stdout):
+        status: int = COMMANDS[args.command].run(args, Output(stdout, json=args.json))
+        return status

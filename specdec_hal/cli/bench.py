@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_hal.bench import SUITES
-from specdec_hal.cli.output import Output, table
+from specdec_hal.cli.output import Output, output_file, table, writing
 from specdec_hal.errors import ConfigError
 
 HELP = "measure a backend's ops"
@@ -30,12 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", metavar="NAME", default="auto", help="default: the best available")
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose group or label contains this")
     parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions: a look, not a measurement")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write the JSON document there too")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the results (.png, .svg, .pdf)")
+    parser.add_argument("--out", metavar="FILE", type=output_file, help="write the JSON document there too")
+    parser.add_argument("--plot", metavar="FILE", type=output_file, help="draw the results (.png, .svg, .pdf)")
     parser.add_argument(
         "--lock",
         metavar="FILE",
-        type=Path,
+        type=output_file,
         help="hold this lock while the device is used, so that several commands can prepare inputs meanwhile",
     )
     parser.add_argument("--read", metavar="FILE", type=Path, help="print or draw a document of --out; measures nothing")
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if args.plot is not None:
         from specdec_hal.bench.plot import plot
 
-        plot(document, args.plot)
+        with writing(args.plot):
+            plot(document, args.plot)
     if output.json:
         output.document(document)
     else:
@@ -68,7 +69,8 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
 
         def on_row(document: dict[str, Any], total: int) -> None:
             if args.out is not None:  # after every row: what was measured is kept if the rest fails
-                args.out.write_text(json.dumps(document, indent=1) + "\n")
+                with writing(args.out):
+                    args.out.write_text(json.dumps(document, indent=1) + "\n")
             advance(document["rows"][-1]["label"], total)
 
         alone = nullcontext if args.lock is None else partial(_locked, args.lock)

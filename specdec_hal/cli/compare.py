@@ -1,6 +1,6 @@
-"""Decode the same prompts plainly and with the configured method; compare tokens and time.
+"""Decode the same prompts plainly and with the configured method, or with several; compare tokens and time.
 
-Both run in one process on one loaded model, in turn, --repeat times each after an untimed warm-up. The speed-up is the
+All run in one process on one loaded model, in turn, --repeat times each after an untimed warm-up. The speed-up is the
 median plain time over the median speculative time. Exit status 1 if any token differs.
 """
 
@@ -8,26 +8,42 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.cli.decoding import Progress, Run, decode, load, metrics_rows, progress_bar, runtime_for
-from specdec_hal.cli.output import Output, add_config_arguments, table
+from specdec_hal.cli.decoding import Progress, Run, decode, load, metrics_rows, number, progress_bar, runtime_for
+from specdec_hal.cli.output import Output, add_config_arguments, output_file, read_runtime, table, writing
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
+from specdec_hal.errors import RequestError
 
 if TYPE_CHECKING:
-    from specdec_hal.models import TargetModel, Tokenizer
+    from rich.table import Table
+
+    from specdec_hal.config import Config
     from specdec_hal.runner import ModelRunner
     from specdec_hal.runtime import Runtime
 
-HELP = "compare the configured method with plain decoding: tokens and speed"
+Runs = dict[str, list[Run]]
+"""The runs of each side: "naive", and "spec" or the names of methods."""
+
+HELP = "compare the configured method, or several, with plain decoding: tokens and speed"
 WARM_UP_TOKENS = 4
+NAIVE = "naive"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Configuration, prompts, and how often to repeat."""
+    """Configuration, prompts, methods, and how often to repeat."""
     add_config_arguments(parser)
     add_prompt_arguments(parser)
+    parser.add_argument(
+        "--method",
+        dest="methods",
+        metavar="NAME,NAME",
+        type=lambda text: list(dict.fromkeys(text.split(","))),
+        help="compare these methods, each prompt by itself, instead of the configured one",
+    )
+    parser.add_argument("--plot", metavar="FILE", type=output_file, help="draw them (.png, .svg, .pdf); with --method")
     parser.add_argument("--repeat", metavar="N", type=_positive, default=3, help="timed runs of each (default: 3)")
 
 
@@ -39,60 +55,93 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Compare; 1 unless every token agrees."""
+    if args.methods is None and args.plot is not None:
+        raise RequestError("--plot: expected --method with it, which says what to draw; give it, or leave --plot out")
     runtime = runtime_for(args)
+    others = {"spec": runtime} if args.methods is None else _runtimes(args, runtime)
     prompts = read_prompts(args)
-    model, tokenizer = load(runtime)
-    both = _Both(runtime, model, tokenizer)
-    both.warm_up(prompts)
-    naive_runs, spec_runs = [], []
-    total = 2 * args.repeat * len(prompts) * runtime.config.sampling.max_new_tokens
+    sides = _Sides(runtime, others)
+    batches = [prompts] if args.methods is None else [[prompt] for prompt in prompts]
+    sides.warm_up(prompts)
+    total = len(sides.runtimes) * args.repeat * len(prompts) * runtime.config.sampling.max_new_tokens
     with progress_bar("comparing", total) as progress:
-        for _ in range(args.repeat):
-            naive_runs.append(both.naive(prompts, progress))
-            spec_runs.append(both.spec(prompts, progress))
-    differences = _differences(prompts, [*naive_runs, *spec_runs], len(naive_runs))
-    document = {
-        "identical": not differences,
-        "speedup": median(one.seconds for one in naive_runs) / median(one.seconds for one in spec_runs),
-        "prompts": [prompt.name for prompt in prompts],
-        "repeat": args.repeat,
-        "backend": runtime.backend.name,
-        "method": runtime.config.speculative.method,
-        "naive": _figures(naive_runs),
-        "spec": _figures(spec_runs),
-        "differences": differences,
-    }
+        compared = [sides.compare(batch, args.repeat, progress) for batch in batches]
+    differences = [one for batch, runs in zip(batches, compared, strict=True) for one in _differences(batch, runs)]
+    document: dict[str, Any] = {"identical": not differences, "repeat": args.repeat, "backend": runtime.backend.name}
+    if args.methods is None:
+        (runs,) = compared
+        document |= {
+            "speedup": _speedup(runs, "spec"),
+            "prompts": [prompt.name for prompt in prompts],
+            "method": runtime.config.speculative.method,
+            "naive": _figures(runs[NAIVE]),
+            "spec": _figures(runs["spec"]),
+            "differences": differences,
+        }
+        shown = _comparison(document["method"], runs)
+    else:
+        document |= {
+            "strategy": runtime.config.speculative.verify_strategy.name.lower(),
+            "temperature": runtime.config.sampling.temperature,
+            "rows": [
+                {"prompt": prompt.name, "method": label, "speedup": _speedup(runs, label), **_figures(runs[label])}
+                for prompt, runs in zip(prompts, compared, strict=True)
+                for label in runs
+            ],
+            "differences": differences,
+        }
+        shown = _methods(document)
+    if args.plot is not None:
+        from specdec_hal.bench.plot import plot_methods
+
+        with writing(args.plot):
+            plot_methods(document, args.plot)
     if output.json:
         output.document(document)
     else:
-        _print(output, document, naive_runs[-1], spec_runs[-1])
+        output.console.print(shown)
+        _print_verdict(output, document)
     return 1 if differences else 0
 
 
-class _Both:
-    """Plain and speculative runners over one model. Each run has a runner of its own: fresh state, fresh metrics."""
+def _runtimes(args: argparse.Namespace, runtime: Runtime) -> dict[str, Runtime]:
+    """The configuration with each of the methods; ConfigError for one that is unknown or lacks settings."""
+    found = {}
+    for method in args.methods:
+        if method != NAIVE:  # which everything is compared with
+            overrides = [*args.overrides, f"speculative.method={method}"]
+            chosen = read_runtime(argparse.Namespace(config=args.config, overrides=overrides))
+            found[method] = runtime.with_config(chosen.config)
+    return found
 
-    def __init__(self, runtime: Runtime, model: TargetModel, tokenizer: Tokenizer) -> None:
-        self.runtime, self.model, self.tokenizer = runtime, model, tokenizer
-        # The drafts' head-room may cost context; both sides get the same.
-        longest = self._runner(runtime).max_model_len
-        naive = runtime.config.naive()
-        limited = naive.runner.model_copy(update={"max_model_len": longest})
-        self.plain = runtime.with_config(naive.model_copy(update={"runner": limited}))
 
-    def naive(self, prompts: Sequence[Prompt], progress: Progress) -> Run:
-        """Decode plainly."""
-        return decode(self._runner(self.plain), prompts, progress=progress)
+class _Sides:
+    """Runners over one model: plain ones, and those of `others`. Each run has its own: fresh state, fresh metrics."""
 
-    def spec(self, prompts: Sequence[Prompt], progress: Progress) -> Run:
-        """Decode with the configured method."""
-        return decode(self._runner(self.runtime), prompts, progress=progress)
+    def __init__(self, runtime: Runtime, others: dict[str, Runtime]) -> None:
+        self.model, self.tokenizer = load(runtime)
+        # The drafts' head-room may cost context; all sides get the same.
+        longest = min(self._runner(one).max_model_len for one in (runtime, *others.values()))
+
+        def limited(config: Config) -> Config:
+            return config.model_copy(update={"runner": config.runner.model_copy(update={"max_model_len": longest})})
+
+        sides = {NAIVE: runtime.naive(), **others}
+        self.runtimes = {label: runtime.with_config(limited(one.config)) for label, one in sides.items()}
+
+    def compare(self, prompts: Sequence[Prompt], repeat: int, progress: Progress) -> Runs:
+        """Decode the prompts as one batch on every side in turn, `repeat` times."""
+        runs: Runs = {label: [] for label in self.runtimes}
+        for _ in range(repeat):
+            for label, runtime in self.runtimes.items():
+                runs[label].append(decode(self._runner(runtime), prompts, progress=progress))
+        return runs
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Let the framework do what it does only once."""
-        sampling = self.runtime.config.sampling
-        few = {"max_new_tokens": min(WARM_UP_TOKENS, sampling.max_new_tokens), "min_new_tokens": 0}
-        for runtime in (self.plain, self.runtime):
+        for runtime in self.runtimes.values():
+            sampling = runtime.config.sampling
+            few = {"max_new_tokens": min(WARM_UP_TOKENS, sampling.max_new_tokens), "min_new_tokens": 0}
             config = runtime.config.model_copy(update={"sampling": sampling.model_copy(update=few)})
             decode(self._runner(runtime.with_config(config)), prompts)
 
@@ -100,12 +149,12 @@ class _Both:
         return runtime.runner(model=self.model, tokenizer=self.tokenizer)
 
 
-def _differences(prompts: Sequence[Prompt], runs: Sequence[Run], naive: int) -> list[dict[str, Any]]:
+def _differences(prompts: Sequence[Prompt], runs: Runs) -> list[dict[str, Any]]:
     """Where a run first departs from the first plain run, per prompt."""
     found = []
     for at, prompt in enumerate(prompts):
-        expected = runs[0].outputs[at].token_ids
-        for number, one in enumerate(runs):
+        expected = runs[NAIVE][0].outputs[at].token_ids
+        for name, one in ((f"{label} {n + 1}", one) for label, some in runs.items() for n, one in enumerate(some)):
             got = one.outputs[at].token_ids
             if got == expected:
                 continue
@@ -114,13 +163,17 @@ def _differences(prompts: Sequence[Prompt], runs: Sequence[Run], naive: int) -> 
             found.append(
                 {
                     "prompt": prompt.name,
-                    "run": f"naive {number + 1}" if number < naive else f"spec {number - naive + 1}",
+                    "run": name,
                     "position": position,
                     "expected": expected[position] if position < len(expected) else None,
                     "got": got[position] if position < len(got) else None,
                 }
             )
     return found
+
+
+def _speedup(runs: Runs, label: str) -> float:
+    return median(one.seconds for one in runs[NAIVE]) / median(one.seconds for one in runs[label])
 
 
 def _figures(runs: Sequence[Run]) -> dict[str, Any]:
@@ -137,13 +190,26 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _print(output: Output, document: dict[str, Any], naive: Run, spec: Run) -> None:
-    rows = table("Comparison", "", "naive", document["method"])
-    spec_rows = dict(metrics_rows(spec))
-    for name, value in metrics_rows(naive):
+def _comparison(method: str, runs: Runs) -> Table:
+    rows = table("Comparison", "", NAIVE, method)
+    spec_rows = dict(metrics_rows(runs["spec"][-1]))
+    for name, value in metrics_rows(runs[NAIVE][-1]):
         rows.add_row(name, value, spec_rows.get(name, ""))
+    return rows
+
+
+def _methods(document: dict[str, Any]) -> Table:
+    columns = ("prompt", "method", "tokens per step", "speed-up", "tokens per second", "acceptance by position")
+    rows = table("Methods", *columns)
+    for row in document["rows"]:
+        figures = (row["tokens_per_step"], row["speedup"], row["tokens_per_second"])
+        by_position = " ".join(f"{rate:.2f}" for rate in row["acceptance_by_position"])
+        rows.add_row(Path(row["prompt"]).name, row["method"], *map(number, figures), by_position)
+    return rows
+
+
+def _print_verdict(output: Output, document: dict[str, Any]) -> None:
     console = output.console
-    console.print(rows)
     for one in document["differences"]:
         console.print(
             f"{one['prompt']}: run {one['run']} differs at token {one['position']}: "
@@ -155,4 +221,5 @@ def _print(output: Output, document: dict[str, Any], naive: Run, spec: Run) -> N
         console.print("identical tokens", style="bold green")
     else:
         console.print("TOKENS DIFFER", style="bold red")
-    console.print(f"speed-up: {document['speedup']:.2f} (medians of {document['repeat']} runs each, in turn)")
+    medians = f"medians of {document['repeat']} runs each, in turn"
+    console.print(f"speed-up: {document['speedup']:.2f} ({medians})" if "speedup" in document else f"({medians})")

@@ -1,6 +1,6 @@
 """Prove a backend: every op it claims against the contract's reference, edges, hostile values and distributions.
 
-Exit status 1 if anything fails, passes although a failure is expected, or (with --coverage) a rule is untouched.
+Exit status 1 if anything fails, passes although a failure is expected, or a rule of a claimed op is untouched.
 Level soak runs rounds with new seeds until it is interrupted (SIGINT, SIGTERM), or for --rounds.
 """
 
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdec_hal import registry
-from specdec_hal.cli.output import Output, table
+from specdec_hal.cli.output import Output, output_file, table, writing
 from specdec_hal.errors import ConfigError
+from specdec_hal.memory import host_free
 
 if TYPE_CHECKING:
     from specdec_hal.conformance.parallel import Job, Task
@@ -41,13 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--option", metavar="KEY=VALUE", action="append", default=[], help="an option of the backend; may be repeated"
     )
-    parser.add_argument("--junit", metavar="FILE", type=Path, help="write the results as JUnit XML")
+    parser.add_argument("--junit", metavar="FILE", type=output_file, help="write the results as JUnit XML")
     parser.add_argument("--xfail", metavar="FILE", type=Path, help="expected failures, 'PATTERN # reason' a line")
-    parser.add_argument("--coverage", action="store_true", help="list the contract's rules that no case touched")
+    parser.add_argument("--coverage", action="store_true", help="count the rules of the claimed ops that cases touched")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument(
         "--samples", type=int, help="requests per distribution test (default: 73728: errors of 0.02 show)"
     )
+    parser.add_argument("--case-seconds", type=float, default=900, help="most time of a case (default: 900)")
+    parser.add_argument("--case-gib", type=float, help="memory of a process, in GiB (default: 90 %% of what is free)")
     parser.add_argument("--rounds", type=int, help="soak: stop after so many rounds")
     parser.add_argument(
         "--save", metavar="DIR", type=Path, default=Path(), help="where inputs of crashes go (default: .)"
@@ -75,7 +78,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     # Refuses wrong options and devices once, and not in every process.
     device = check_device(registry.get_backend(name, options=options), args.device)
     expected = ExpectedFailures.read(args.xfail) if args.xfail else ExpectedFailures([])
-    job = Job(name, args.level, args.device, options, args.save)
+    if not args.case_seconds > 0 or (args.case_gib is not None and not args.case_gib > 0):
+        raise ConfigError("--case-seconds, --case-gib: expected a number > 0; change it or leave it out")
+    free = host_free()
+    memory = int(args.case_gib * (1 << 30)) if args.case_gib is not None else None if free is None else free * 9 // 10
+    job = Job(name, args.level, args.device, options, args.save, seconds=args.case_seconds, memory=memory)
     if args.samples is not None:
         job.samples = args.samples
     report = Report(name, device, args.level, args.seed)
@@ -147,23 +154,23 @@ def _tell(report: Report, args: argparse.Namespace, output: Output) -> int:
 
     covered = coverage(report, args.op)
     if args.junit is not None:
-        report.write_junit(args.junit)
-    ok = report.ok and not (args.coverage and covered.untouched)
+        with writing(args.junit):
+            report.write_junit(args.junit)
+    # A run without its own cases (soak repeats drawn ones) shows nothing about rules.
+    untouched = {} if report.level == "soak" else covered.untouched
+    ok = report.ok and not untouched
     if output.json:
         document = report.document()
-        if args.coverage:
-            document["coverage"] = {
-                "rules": covered.total, "untouched": covered.untouched, "refused": covered.refused,
-            }  # fmt: skip
+        document["coverage"] = {"rules": covered.total, "untouched": untouched, "refused": covered.refused}
         output.document({**document, "ok": ok})
         return 0 if ok else 1
     print_report(report, output)
+    console = output.console
     if args.coverage:
-        console = output.console
-        touched = covered.total - len(covered.untouched) - len(covered.refused)
+        touched = covered.total - len(untouched) - len(covered.refused)
         console.print(f"rules: {touched} of {covered.total} touched, {len(covered.refused)} refused by the backend")
-        for rule, statement in covered.untouched.items():
-            console.print(f"  untouched: {rule}: {statement}", soft_wrap=True)
+    for rule, statement in untouched.items():
+        console.print(f"FAILED no case touched {rule}: {statement}", soft_wrap=True)
     return 0 if ok else 1
 
 
@@ -181,6 +188,8 @@ def print_report(report: Report, output: Output) -> None:
             _count(counts["expected failure"]), "; ".join(report.reasons(op, mode)), style="red" if wrong else None,
         )  # fmt: skip
     console.print(rows)
+    for cause in report.causes():
+        console.print(f"likely cause: {cause}", soft_wrap=True)
     for number, result in enumerate(report.failures):
         if number == SHOWN:
             console.print(f"and {len(report.failures) - SHOWN} more:")

@@ -17,6 +17,7 @@ from specdec_hal.cli.prompts import Prompt
 if TYPE_CHECKING:
     from specdec_hal.models import TargetModel, Tokenizer
     from specdec_hal.runner import ModelRunner, RequestOutput, StreamDelta
+    from specdec_hal.runner.journal import Record
     from specdec_hal.runtime import Runtime
 
 Progress = Callable[[int], None]
@@ -63,15 +64,22 @@ def decode(
     prompts: Sequence[Prompt],
     on_delta: Callable[[int, StreamDelta], None] | None = None,
     progress: Progress | None = None,
+    saved: Sequence[Record] = (),
 ) -> Run:
-    """Decode all prompts as one batch; `on_delta` gets the prompt's index and what one step added to it."""
+    """Decode all prompts as one batch; `on_delta` gets the prompt's index and what one step added to it.
+
+    `saved`: requests of a journal; a prompt of the same name goes on from there.
+    """
     from specdec_hal.runner import Request, SamplingParams
 
     assert runner.tokenizer is not None
     params = SamplingParams(**dict(runner.config.sampling))
     index = {prompt.name: at for at, prompt in enumerate(prompts)}
+    runner.restore(list(saved))
+    known = {record["request_id"] for record in saved}
     for prompt in prompts:
-        runner.add_request(Request(prompt.name, runner.tokenizer.encode(prompt.text), params))
+        if prompt.name not in known:
+            runner.add_request(Request(prompt.name, runner.tokenizer.encode(prompt.text), params))
     start = time.perf_counter()
     while runner.has_requests:
         for delta in runner.step():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.cli.decoding import Run, decode, load, metrics_rows, progress_bar, runtime_for
@@ -13,7 +14,9 @@ from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specdec_hal.models import Tokenizer
     from specdec_hal.runner import StreamDelta
+    from specdec_hal.runner.journal import Record
     from specdec_hal.runtime import Runtime
 
 HELP = "continue prompts, with the accepted drafts highlighted"
@@ -25,21 +28,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_prompt_arguments(parser)
     parser.add_argument("--echo", action="store_true", help="print each prompt before its continuation")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the requests that runner.journal holds, and show all of them"
+    )
     parser.add_argument("--no-metrics", action="store_true", help="print the text alone")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Generate; 1 if a request ended in an error."""
     runtime = runtime_for(args)
-    prompts = read_prompts(args)
+    saved = _journal(runtime, resume=args.resume)
+    prompts = [] if saved is not None and not args.prompts else read_prompts(args)
     model, tokenizer = load(runtime)
     runner = runtime.runner(model=model, tokenizer=tokenizer)
+    given = {prompt.name for prompt in prompts}
+    prompts += [_saved_prompt(record, tokenizer) for record in saved or () if record["request_id"] not in given]
     stream = None if output.json else _Stream(output.console, prompts, echo=args.echo)
     # Text that streams to a terminal is its own progress.
     watched = stream is not None and output.console.is_terminal
     total = runtime.config.sampling.max_new_tokens * len(prompts)
     with progress_bar("generating", total, show=not watched) as progress:
-        result = decode(runner, prompts, None if stream is None else stream.push, progress)
+        result = decode(runner, prompts, None if stream is None else stream.push, progress, saved or ())
     failed = [one for one in result.outputs if one.finish_reason == "error"]
     if stream is None:
         output.document(_document(runtime, prompts, result))
@@ -50,7 +59,29 @@ def run(args: argparse.Namespace, output: Output) -> int:
             output.console.print(
                 f"request '{one.request_id}' ended in an error: {one.error}", style="red", soft_wrap=True
             )
+    if runtime.config.runner.journal is not None:
+        Path(runtime.config.runner.journal).unlink(missing_ok=True)
     return 1 if failed else 0
+
+
+def _journal(runtime: Runtime, *, resume: bool) -> list[Record] | None:
+    """What an earlier run left behind; None if there is nothing to resume."""
+    from specdec_hal.runner import journal
+
+    path, config = runtime.config.runner.journal, runtime.config
+    if path is None:
+        if resume:
+            raise config.error("runner.journal", "--resume needs the file to go on from; set it")
+        return None
+    if not Path(path).exists():
+        return None
+    if not resume:
+        raise config.error("runner.journal", f"{path} is left from a run that did not end; add --resume, or delete it")
+    return journal.read(path)
+
+
+def _saved_prompt(record: Record, tokenizer: Tokenizer) -> Prompt:
+    return Prompt(record["request_id"], tokenizer.decode(record["prompt_token_ids"]))
 
 
 class _Stream:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,11 +18,66 @@ if TYPE_CHECKING:
     from specdec_hal.runtime import Runtime
 
 
+class WriteError(Exception):
+    """A result cannot be written where it should go. The cause is the OSError."""
+
+    def __init__(self, where: str, error: OSError) -> None:
+        super().__init__(f"{where}: cannot be written: {error.strerror or error}")
+        self.__cause__ = error
+
+
+class Guarded:
+    """A stream whose failures are WriteError, so that they are not taken for those of a file or a socket.
+
+    WriteError at once for None, which stands for a stdout that was closed before the program started.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        if stream is None:
+            raise WriteError("stdout", OSError("it is closed"))
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As TextIO.write."""
+        with writing("stdout"):
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """As TextIO.flush."""
+        with writing("stdout"):
+            self._stream.flush()
+
+
+@contextmanager
+def writing(where: str | Path) -> Iterator[None]:
+    """Turns an OSError of the block into an WriteError."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(str(where), error) from error
+
+
+def output_file(text: str) -> Path:
+    """The type of options that name a file to write: refused before the work whose result it should take."""
+    path = Path(text)
+    folder = path.parent
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is a folder; name a file")
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {folder}; make it first")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{path} may not be written; choose another")
+    return path
+
+
 class Output:
     """Where a command's result goes. `json`: one document, nothing else."""
 
-    def __init__(self, stdout: TextIO, *, json: bool) -> None:
-        self.stdout = stdout
+    def __init__(self, stdout: Guarded, *, json: bool) -> None:
+        self.stdout = cast(TextIO, stdout)
         self.json = json
 
     @cached_property

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec_hal.errors import RequestError
+from specdec_hal.wording import short
+
+MAX_BYTES = 64 << 20
+"""Of a prompt: far more than any context holds."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +49,44 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
     """The prompts in the order given; without any, stdin. RequestError for a file that cannot be read."""
     sources = args.prompts
     if not sources:
-        if sys.stdin.isatty():
+        if sys.stdin is not None and sys.stdin.isatty():
             raise RequestError("no prompt: give --prompt TEXT, --prompt-file FILE, or pipe a text in")
         sources = [("file", "-")]
     names: Counter[str] = Counter()
     prompts = []
     for kind, value in sources:
-        name, text = ("prompt", value) if kind == "text" else _read(value)
+        name, text = ("prompt", _checked(value)) if kind == "text" else _read(value)
         names[name] += 1
         prompts.append(Prompt(name if names[name] == 1 else f"{name} #{names[name]}", text))
     return prompts
 
 
+def _checked(text: str) -> str:
+    """A text of the command line, in which Python hides bytes that are not UTF-8 as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        byte = ord(text[error.start]) & 0xFF
+        raise RequestError(f"--prompt: expected UTF-8 text, got the byte 0x{byte:02X} in {short(text)}") from error
+    return text
+
+
+def _bytes(path: str) -> bytes:
+    """At most MAX_BYTES + 1 of them, from a pipe too."""
+    if path != "-":
+        with Path(path).open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    if sys.stdin is None:
+        raise OSError("stdin is closed")
+    return sys.stdin.buffer.read(MAX_BYTES + 1)
+
+
 def _read(path: str) -> tuple[str, str]:
     name = "stdin" if path == "-" else path
     try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        data = _bytes(path)
+        if len(data) > MAX_BYTES:
+            raise RequestError(f"--prompt-file {path}: expected at most {MAX_BYTES} bytes, got more; shorten it")
         # The line break that ends a text file is not part of the prompt: tokenizers join it with the indentation that
         # follows, so that a model that sees it alone takes it for the end of the text.
         return name, data.decode("utf-8").removesuffix("\n").removesuffix("\r")

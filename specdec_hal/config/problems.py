@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from specdec_hal.plugins import one_line, short
 from specdec_hal.suggest import did_you_mean
+from specdec_hal.wording import one_line, short
 
 Key = tuple[str, ...]
 Schema = type[BaseModel]
@@ -139,7 +139,7 @@ def _wrong_value(key: Key, schema: Schema, detail: Mapping[str, Any]) -> str:
     annotation, _ = _annotation(key, schema) or (None, [])
     choices = _choices(annotation)
     if choices and isinstance(value, str):
-        return f"{expected}, got '{value}'{did_you_mean(value, choices)}"
+        return f"{expected}, got {short(value)}{did_you_mean(value, choices)}"
     return f"{expected}, got {got(value)}"
 
 

@@ -7,6 +7,7 @@ The sections of the proposers are added by :mod:`specdec_hal.config.sections`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -28,10 +29,11 @@ from pydantic_core import PydanticCustomError
 from specdec_hal.backend import AUTO
 from specdec_hal.errors import ConfigError, SpecDecError
 from specdec_hal.ops.enums import Strategy
+from specdec_hal.ops.vocabulary import SERVED
 
-MAX_DRAFTS = 31
+MAX_DRAFTS = SERVED["S"] - 1
 DEFAULT_DRAFTS = 5
-MAX_CONTEXT = 1 << 20
+MAX_CONTEXT = SERVED["L"]
 INT32_MAX = (1 << 31) - 1
 NAIVE = "naive"
 OVERRIDE = "--set"
@@ -113,15 +115,36 @@ class FallbackSettings(Section):
     allow: list[BackendName] = Field(default_factory=list)
 
 
+class ShadowSettings(Section):
+    """Repeat a `fraction` of all launches on another `backend`, compare, and log and count differences; null: none."""
+
+    backend: BackendName | None = None
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+
+
 class ModelSettings(Section):
-    """`path`: the checkpoint folder, absolute once loaded. `framework`: what computes the model, as a plug-in announces
-    it; "auto": Paddle if importable, else PyTorch. `dtype`: of weights and KV cache; "auto": float32 on CPUs, the
-    checkpoint's own on GPUs (of PyTorch; Paddle's model has float32 alone).
+    """`path`: the checkpoint folder or a .gguf file, absolute once loaded. `framework`: what computes the model, as a
+    plug-in announces it; "auto": llama.cpp for a .gguf file, else Paddle if importable, else PyTorch. `dtype`: of
+    weights and KV cache; "auto": float32 on CPUs, the checkpoint's own on GPUs (of PyTorch; Paddle's model has float32
+    alone; with llama.cpp it is that of the KV cache, "auto" float16). `bit_stable`: a token's bits depend neither on
+    drafts nor on other requests; null: as the model's implementation has it (llama.cpp: no; the others on CPUs: yes).
+    `think_end_id`: the token with which the model ends thinking (null: it does not think); `think_end_text`: the tokens
+    that end it at a limit, that one included (none: it alone).
     """
 
     path: PathText | None = None
     framework: FrameworkChoice = AUTO
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    bit_stable: bool | None = None
+    think_end_id: TokenId | None = None
+    think_end_text: list[TokenId] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_thinking(self) -> ModelSettings:
+        if self.think_end_text and self.think_end_id not in self.think_end_text:
+            message = f"expected tokens with think_end_id ({self.think_end_id}) among them, got {self.think_end_text}"
+            raise_combinations([("think_end_text", message)])
+        return self
 
 
 class RunnerSettings(Section):
@@ -132,9 +155,13 @@ class RunnerSettings(Section):
     KV cache, for models that keep it in blocks: positions of a block (`block_size`), blocks in all (`num_kv_blocks`;
     null: enough for every slot's context). `overlap`: launch a step before the one before it is read; `graph`: replay
     steps as device graphs; both null: where backend, model and proposer can. `debug`: ops check values too.
+
+    `max_waiting_requests`: requests that may wait for a slot; one more is refused. `queue_timeout_s`: how long one may
+    wait. `watchdog_s`: a part of a step that takes longer is named in the log; null: never. `journal`: a file that
+    every `journal_interval` steps gets what is needed to go on after a crash.
     """
 
-    max_num_seqs: Annotated[int, Field(ge=1, le=8192)] = 8
+    max_num_seqs: Annotated[int, Field(ge=1, le=SERVED["M"])] = 8
     max_model_len: Annotated[int | None, Field(ge=1, le=MAX_CONTEXT)] = None
     prefill_chunk: Annotated[int, Field(ge=1, le=MAX_CONTEXT)] = 256
     max_num_batched_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
@@ -143,10 +170,27 @@ class RunnerSettings(Section):
     overlap: bool | None = None
     graph: bool | None = None
     debug: bool = False
+    max_waiting_requests: Annotated[int | None, Field(ge=0)] = None
+    queue_timeout_s: Annotated[float | None, Field(gt=0)] = None
+    watchdog_s: Annotated[float | None, Field(gt=0)] = 60.0
+    journal: PathText | None = None
+    journal_interval: Annotated[int, Field(ge=1, le=INT32_MAX)] = 32
+
+
+class EngineSettings(Section):
+    """`tensor_parallel`: processes that share one model, each with a part of every weight. They compare what they
+    decided every `digest_interval` steps; null: never. `rank_timeout_s`: how long one waits for the others in a step.
+    """
+
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    digest_interval: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = 16
+    rank_timeout_s: Annotated[float, Field(gt=0)] = 60.0
 
 
 class SpeculativeSettings(Section):
     """`method`: a registered proposer. `num_speculative_tokens` (K): most drafts a step; left out, 0 for naive, else 5.
+    `adaptive`: draft between 0 and K tokens for each request, as many as give the most tokens a second by what was
+    measured while decoding; tokens are the same.
 
     `verify_window` and `candidates` (C) matter to the strategy "topp" only. A proposer with settings of its own has a
     section of its name beside these keys; :attr:`settings` is the one of the method.
@@ -156,6 +200,7 @@ class SpeculativeSettings(Section):
     num_speculative_tokens: int = Field(
         default_factory=lambda data: 0 if data["method"] == NAIVE else DEFAULT_DRAFTS, ge=0, le=MAX_DRAFTS
     )
+    adaptive: bool = False
     verify_strategy: StrategyName = Strategy.TARGET_MATCH
     verify_window: Annotated[int, Field(ge=1, le=INT32_MAX)] = 2
     candidates: Annotated[int, Field(ge=1, le=INT32_MAX)] = 8
@@ -175,10 +220,21 @@ class SpeculativeSettings(Section):
         return section if isinstance(section, BaseModel) else None
 
 
+class ThinkingSettings(Section):
+    """Most tokens of thought before its end (`max_tokens`) and of the answer behind it (`max_reply_tokens`), null: no
+    limit; for a model with `model.think_end_id`. At the first, the model's `think_end_text` takes the place of what it
+    would say, as it does for an end token in thought; behind the second, an end token.
+    """
+
+    max_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
+    max_reply_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
+
+
 class SamplingSettings(Section):
     """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `logprobs`: how many
     alternatives to report per token besides the chosen one (null: no log-probabilities at all). `stop_token_ids` and
     `stop_sequences` (of token ids) end a generation once it has `min_new_tokens`, `bad_token_ids` are never produced.
+    `thinking`: limits of a request that thinks before it answers (null: none).
     """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -196,6 +252,37 @@ class SamplingSettings(Section):
     stop_sequences: list[Annotated[list[TokenId], Field(min_length=1)]] = Field(default_factory=list)
     bad_token_ids: list[TokenId] = Field(default_factory=list)
     logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
+    thinking: ThinkingSettings | None = None
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> SamplingSettings:
+        if self.min_new_tokens > self.max_new_tokens:
+            message = f"expected at most max_new_tokens = {self.max_new_tokens}, got {self.min_new_tokens}"
+            raise_combinations([("min_new_tokens", message)])
+        return self
+
+
+class ServeSettings(Section):
+    """`specdec-hal serve`: where it listens (`port` 0: a free one) and what the model is called there (null: as its
+    folder). `chat_template`: a Jinja file; null: the checkpoint's, or the lines of all messages.
+
+    `max_body_bytes` bounds a request's body, `max_concurrent_requests` those that are answered at the same time; more
+    are refused. `drain_timeout_s`: how long they may go on once the server is told to end.
+
+    `split`: HTTP, engine and token processor as processes of their own. `output_queue`: frames that may wait for the
+    token processor then; `slow_reader`: whether the engine waits when there are as many, or drops requests.
+    """
+
+    host: Text = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    served_model_name: Text | None = None
+    chat_template: PathText | None = None
+    max_body_bytes: Annotated[int, Field(ge=1, le=INT32_MAX)] = 1 << 20
+    max_concurrent_requests: Annotated[int, Field(ge=1)] = 256
+    drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
+    split: bool = False
+    output_queue: Annotated[int, Field(ge=1, le=INT32_MAX)] = 64
+    slow_reader: Literal["wait", "drop"] = "wait"
 
 
 class Config(Section):
@@ -203,23 +290,35 @@ class Config(Section):
 
     backend: BackendSettings = Field(default_factory=BackendSettings)
     fallback: FallbackSettings = Field(default_factory=FallbackSettings)
+    shadow: ShadowSettings = Field(default_factory=ShadowSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     runner: RunnerSettings = Field(default_factory=RunnerSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
     speculative: SpeculativeSettings = Field(default_factory=SpeculativeSettings)
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
+    serve: ServeSettings = Field(default_factory=ServeSettings)
 
     _source: str = PrivateAttr("configuration")
     _overridden: tuple[str, ...] = PrivateAttr(())
 
     @property
     def model_path(self) -> Path:
-        """The checkpoint folder; ConfigError where none is configured or it does not exist."""
+        """The checkpoint folder, or GGUF file; ConfigError where none is configured or it does not exist."""
         if self.model.path is None:
             raise self.error("model.path", "no model is configured; pass --set model.path=FOLDER")
         path = Path(self.model.path)
-        if not path.is_dir():
-            raise self.error("model.path", f"no such folder: {path}; give the folder of a checkpoint")
+        if not os.path.isdir(path) and not (path.suffix == ".gguf" and os.path.isfile(path)):  # False if it is no path
+            raise self.error("model.path", f"no such folder: {path}; give the folder of a checkpoint, or a .gguf file")
         return path
+
+    def as_json(self) -> dict[str, Any]:
+        """What was set, for another process: :func:`specdec_hal.config.parse` reads it."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model: `serve.served_model_name`, or the name of its folder or file."""
+        return self.serve.served_model_name or self.model_path.name.removesuffix(".gguf")
 
     def error(self, key: str, message: str) -> ConfigError:
         """A ConfigError about a dotted key, to be raised by whoever finds its value unusable: ``file:key: message``."""
@@ -252,9 +351,22 @@ def origin(key: str, source: str, overridden: Iterable[str]) -> str:
     return OVERRIDE if any(other in parents for other in overridden) else source
 
 
+def _timed(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings that let the time decide: (key, message)."""
+    if config.speculative.adaptive:
+        yield "speculative.adaptive", "expected false: it depends on the time of steps"
+    if config.runner.queue_timeout_s is not None:
+        yield "runner.queue_timeout_s", "expected null: it depends on the time in the queue"
+
+
 def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     """Keys that are wrong together: (the key to change, message)."""
     speculative, sampling = config.speculative, config.sampling
+    if config.engine.tensor_parallel > 1:
+        if config.serve.split:
+            yield "serve.split", "expected false with engine.tensor_parallel, whose ranks mind stop strings themselves"
+        for key, why in _timed(config):
+            yield key, f"{why}, which the ranks of engine.tensor_parallel may measure differently; remove it"
     if speculative.method == NAIVE and speculative.num_speculative_tokens > 0:
         yield (
             "speculative.num_speculative_tokens",
@@ -266,9 +378,4 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
             "sampling.temperature",
             f"expected 0 with speculative.verify_strategy 'greedy', got {sampling.temperature}; "
             "use target_match, which gives the same tokens as plain sampling",
-        )
-    if sampling.min_new_tokens > sampling.max_new_tokens:
-        yield (
-            "sampling.min_new_tokens",
-            f"expected at most max_new_tokens = {sampling.max_new_tokens}, got {sampling.min_new_tokens}",
         )

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from specdec_hal.config.schema import Config, SpeculativeSettings
 from specdec_hal.errors import PluginError
 from specdec_hal.hookspecs import ProposerSpec
-from specdec_hal.plugins import describe, short
 from specdec_hal.registry import Registry
+from specdec_hal.wording import describe, short
 
 _TAKEN = frozenset((*dir(SpeculativeSettings), *SpeculativeSettings.model_fields))
 """Names that mean something else in the section ``speculative``."""

@@ -7,45 +7,28 @@ directory. So ``path: ../models/tiny-py-lm`` in ``configs/`` means the same wher
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from specdec_hal.config import problems as wording
+from specdec_hal.config.reader import MAX_DEPTH, check_text, read_yaml
 from specdec_hal.config.schema import NAMES, OVERRIDE, Config, RelativePath, origin
 from specdec_hal.config.sections import config_class
 from specdec_hal.errors import ConfigError
-from specdec_hal.plugins import one_line
+from specdec_hal.files import read_regular
 from specdec_hal.registry import Registry, or_default
+from specdec_hal.wording import clip, one_line
 
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key may appear once only, and ``1e-3`` is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"expected a name as key, got {key!r}", key_node.start_mark
-                )
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key}'", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-# YAML 1.1, which PyYAML reads, wants a dot and a signed exponent; nobody who writes 1e-3 means a string.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+MAX_BYTES = 1 << 18
+"""Of a configuration file."""
+MAX_PROBLEMS = 20
+"""Most problems told of at once: to find out what each key could have meant takes time."""
+LINE_LIMIT, KEY_LIMIT = 500, 150
+"""Bytes for each of them, and for its key."""
 
 
 def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, registry: Registry | None = None) -> Config:
@@ -56,12 +39,12 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, registr
     """
     source = os.fspath(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_regular(path, MAX_BYTES).decode("utf-8")
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source}: expected UTF-8 text, got {one_line(error)}") from error
-    data = _read_yaml(text, source)
+    data = read_yaml(text, source)
     return parse({} if data is None else data, overrides, source=source, base=Path(path).parent, registry=registry)
 
 
@@ -86,23 +69,17 @@ def parse(
     try:
         config = schema.model_validate(merged, context={NAMES: registry})
     except ValidationError as error:
-        found = wording.problems(error, schema)
-        lines = [f"{origin(key, source, overridden)}:{key}: {message}" for key, message in found]
+        found = islice(wording.problems(error, schema), MAX_PROBLEMS)
+        lines = [_line(origin(key, source, overridden), key, message) for key, message in found]
+        if error.error_count() > MAX_PROBLEMS:
+            lines.append(f"{source}: and more problems; the first {MAX_PROBLEMS} are above")
         raise ConfigError("\n".join(lines)) from None
     config._source, config._overridden = source, tuple(overridden)
     return config
 
 
-def _read_yaml(text: str, source: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(f"{source}{where}: {one_line(what)}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2026-13-01
-        raise ConfigError(f"{source}: not YAML: {one_line(error)}") from error
+def _line(source: str, key: str, message: str) -> str:
+    return clip(one_line(f"{source}:{clip(key, KEY_LIMIT)}: {message}"), LINE_LIMIT)
 
 
 def _override(data: dict[str, Any], text: str, schema: type[BaseModel]) -> str:
@@ -110,7 +87,10 @@ def _override(data: dict[str, Any], text: str, schema: type[BaseModel]) -> str:
     dotted, equals, value = text.partition("=")
     key = tuple(part.strip() for part in dotted.split("."))
     if not equals or not all(key):
-        raise ConfigError(f"{OVERRIDE}:{text}: expected KEY=VALUE such as sampling.temperature=0.8")
+        raise ConfigError(f"{OVERRIDE}:{clip(text, KEY_LIMIT)}: expected KEY=VALUE such as sampling.temperature=0.8")
+    if len(key) > MAX_DEPTH:
+        raise ConfigError(f"{OVERRIDE}:{clip(dotted, KEY_LIMIT)}: expected at most {MAX_DEPTH} names, got {len(key)}")
+    check_text(dotted, OVERRIDE)
     *sections, last = key
     node = data
     for depth, section in enumerate(sections):
@@ -122,7 +102,7 @@ def _override(data: dict[str, Any], text: str, schema: type[BaseModel]) -> str:
         copy = {**(child or {})}
         node[section] = copy
         node = copy
-    node[last] = _read_yaml(value, f"{OVERRIDE}:{dotted}")
+    node[last] = read_yaml(value, f"{OVERRIDE}:{dotted}")
     data.update(_anchor(data, schema, Path.cwd()))
     return ".".join(key)
 
@@ -135,8 +115,16 @@ def _anchor(data: Mapping[str, Any], schema: type[BaseModel], base: Path) -> dic
         if isinstance(value, Mapping) and wording.is_section(annotation):
             anchored[name] = _anchor(value, annotation, base)
         elif isinstance(value, str) and value and _is_path(annotation, constraints):
-            anchored[name] = str((base / Path(value).expanduser()).resolve())
+            anchored[name] = _absolute(value, base)
     return anchored
+
+
+def _absolute(path: str, base: Path) -> str:
+    """The path from `base`, '~' expanded; as it is where that is impossible, for whoever opens it to say why."""
+    try:
+        return str((base / Path(path).expanduser()).resolve())
+    except (OSError, RuntimeError, ValueError):  # a user that is not known, a NUL, a loop of links
+        return path
 
 
 def _is_path(annotation: Any, constraints: Iterable[Any]) -> bool:

@@ -22,7 +22,7 @@ from specdec_hal.ops.spec import Role
 # Every extent at least 2, so that each tensor can be strided, and no two alike, so that none passes for another.
 SIZES = {
     "M": 4, "B": 3, "S": 5, "L": 16, "V": 11, "D": 2, "C": 6, "E": 2, "W": 7, "N": 8, "Q": 10, "Z": 12, "I_cap": 9,
-    "T_cap": 40, "R_cap": 30, "A_cap": 20,
+    "J": 13, "H": 14, "T_cap": 40, "R_cap": 30, "A_cap": 20, "D_cap": 25,
 }  # fmt: skip
 
 
@@ -166,12 +166,12 @@ def malformed(op: str, subject: Subject) -> list[Malformed]:
 
 def not_claimed(op: str, subject: Subject, how: Malformed) -> str | None:
     """Why the valid call that is to be spoilt is outside the backend's capabilities, or None."""
-    return subject.refusal(op, valid_call(op, subject.backend.workspace, how.operand))
+    return subject.refusal(op, valid_call(op, subject.workspace, how.operand))
 
 
 def wrongly_refused(op: str, subject: Subject, how: Malformed) -> str | None:
     """What is wrong with how a malformed call is refused, or None."""
-    inputs = valid_call(op, subject.backend.workspace, how.operand)
+    inputs = valid_call(op, subject.workspace, how.operand)
     placed, arguments = subject.place(inputs)
     how.spoil(arguments)
     try:

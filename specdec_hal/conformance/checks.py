@@ -110,7 +110,7 @@ def _advanced(op: str, inputs: Inputs) -> Inputs:
     for name in ("seed", "row_seed"):
         if name in changed:
             changed[name] = changed[name] ^ 0x5DEECE66D
-    for name in ("draft_tokens", "accept_tokens", "target_tokens", "input_ids"):
+    for name in ("draft_tokens", "accept_tokens", "target_tokens", "inter_next_tokens", "input_ids"):
         if name in changed:
             changed[name] = changed[name][::-1].copy()
     return changed
@@ -120,12 +120,12 @@ def _moved(trial: Trial, order: list[int], m: int) -> str | None:
     """Slots `order` of the batch among `m`: each result moves with its slot and is otherwise the same."""
     op, inputs, outputs = trial.op, trial.inputs, trial.outcome.outputs
     slots = slots_in_use(inputs)
-    place = Relayout(op, {**inputs, **outputs}, slots, order, m)
+    place = Relayout(op, {**inputs, **outputs}, slots, order, m, inputs.get("seq_lens_this_time"))
     after = trial.subject.run(op, {name: place.move(name, value)[0] for name, value in inputs.items()}).outputs
     whole = len(order) == slots
     for name, value in outputs.items():
-        if name in ("has_running", "num_tokens") and not whole:
-            continue  # these two are about the batch
+        if name in ("has_running", "num_tokens", "output_token_num") and not whole:
+            continue  # these are about the batch
         wanted, known = place.move(name, value)
         found = difference({name: after[name][:known]}, {name: wanted[:known]})
         if found:
@@ -165,7 +165,8 @@ def _rows_moved(trial: Trial) -> str | None:
     inputs = trial.inputs
     order = np.random.default_rng(len(inputs["logits"])).permutation(len(inputs["logits"]))
     for kept in (order, order[: len(order) // 2]):
-        after = trial.subject.run(trial.op, {name: value[kept] for name, value in inputs.items()}).outputs
+        moved = {name: value[kept] if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+        after = trial.subject.run(trial.op, moved).outputs
         found = difference(after, {name: value[kept] for name, value in trial.outcome.outputs.items()})
         if found:
             return f"rows {kept.tolist()}: {found}"

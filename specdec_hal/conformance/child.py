@@ -1,4 +1,4 @@
-"""A process that runs units for `parallel`: ``python -m specdec_hal.conformance.child``.
+"""A process that runs units for `parallel`.
 
 Reads one JSON document a line from stdin: first the job (backend, options, device, level), then units and seeds. Writes
 one a line to stdout: {"start": case}, {"result": ...}, {"done": unit}. A crash of the backend ends this process only.
@@ -6,8 +6,10 @@ one a line to stdout: {"start": case}, {"result": ...}, {"done": unit}. A crash 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +18,15 @@ from specdec_hal import registry
 from specdec_hal.conformance.guarded import device_for
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.suite import Settings, Unit, run_unit
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel end this process when the one that started it ends, in whatever way."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended meanwhile
+        sys.exit(1)
 
 
 def main() -> None:
@@ -28,6 +39,7 @@ def main() -> None:
         out.write(json.dumps(message) + "\n")
 
     job = json.loads(sys.stdin.readline())
+    end_with(job["parent"])
     backend = registry.get_backend(job["backend"], options=job["options"])
     subject = Subject(backend, device_for(backend, job["device"]))
     for line in sys.stdin:

@@ -107,6 +107,17 @@ def _targets(drafts: Array) -> Array:
     return np.stack([np.tile(FIRST, (m, 1)), THEN[drafts[:, 1]], np.tile(AFTER, (m, 1))], 1)
 
 
+def _outside(tokens: Array, vocabulary: int, seeds: Array, positions: Array | None = None) -> str | None:
+    """What is wrong with the first token that is none of the vocabulary's, and whose it is."""
+    flat = tokens.reshape(-1)
+    outside = np.flatnonzero((flat < 0) | (flat >= vocabulary))
+    if not len(outside):
+        return None
+    at = int(outside[0])
+    where = f"seed {seeds[at]}" + ("" if positions is None else f", position {positions[at]}")
+    return f"{len(outside)} of {len(flat)} tokens outside a vocabulary of {vocabulary}: {flat[at]} first, for {where}"
+
+
 Step = Callable[[Subject, Array, Array, int, Array], tuple[Array, Array]]
 """(subject, drafts, seeds, step, target distributions [m, S, V]) -> accept_tokens, accept_num."""
 
@@ -118,8 +129,10 @@ def _joint(step: Step) -> Callable[[Subject, int], str | None]:
         counts = np.zeros((V, V))
         for seed, drafts in _batches(subject, samples):
             tokens, emitted = step(subject, drafts, seed, 0, _targets(drafts))
-            if (emitted < 1).any() or not ((tokens[:, 0] >= 0) & (tokens[:, 0] < V)).all():
-                return "a decoding slot emitted no token of the vocabulary"
+            if (emitted < 1).any():
+                return f"a decoding slot emitted nothing: seed {seed[np.argmax(emitted < 1)]}, prompt_lens {PROMPT}"
+            if wrong := _outside(tokens[:, 0], V, seed):
+                return wrong
             open_slots = np.flatnonzero(emitted == 1)
             first, second = tokens[:, 0], tokens[:, 1].copy()
             if len(open_slots):
@@ -127,8 +140,8 @@ def _joint(step: Step) -> Callable[[Subject, int], str | None]:
                 rows = THEN[first[open_slots]][:, None, :]
                 more, _ = step(subject, base, seed[open_slots], 1, rows)
                 second[open_slots] = more[:, 0]
-            if not ((second >= 0) & (second < V)).all():
-                return "a decoding slot emitted no token of the vocabulary"
+            if wrong := _outside(second, V, seed):
+                return wrong
             np.add.at(counts, (first, second), 1)
         return verdict(counts, JOINT)
 
@@ -190,8 +203,8 @@ def _topp(subject: Subject, samples: int) -> str | None:
         }
         tokens, _ = _accepted(subject, _verify(Strategy.TOPP, impossible, seed, 0, **judged))
         first = tokens[:, 0]
-        if not ((first >= 0) & (first < V)).all():
-            return "a decoding slot emitted no token of the vocabulary"
+        if wrong := _outside(first, V, seed):
+            return wrong
         k: Array = np.where(first == 0, 1, 2)
         judged = {
             "candidate_ids": CANDIDATES[k],
@@ -200,8 +213,8 @@ def _topp(subject: Subject, samples: int) -> str | None:
             "top_p": np.ones(m, np.float32),
         }
         more, _ = _accepted(subject, _verify(Strategy.TOPP, first[:, None], seed, 1, **judged))
-        if not ((more[:, 0] >= 0) & (more[:, 0] < V)).all():
-            return "a decoding slot emitted no token of the vocabulary"
+        if wrong := _outside(more[:, 0], V, seed):
+            return wrong
         np.add.at(counts, (first, more[:, 0]), 1)
     joint = exact[0][:, None] * np.stack([exact[1], exact[2], exact[2]])
     return verdict(counts, joint)
@@ -217,7 +230,10 @@ def _tempered(subject: Subject, samples: int) -> str | None:
         inputs["row_temperature"][:] = 2
         inputs["row_top_k"][:] = 4
         inputs["row_min_p"][:] = 0.3
-        np.add.at(counts, subject.run("sample_target", inputs).outputs["target_tokens"], 1)
+        tokens = subject.run("sample_target", inputs).outputs["target_tokens"]
+        if wrong := _outside(tokens, len(probs), inputs["row_seed"], inputs["position"]):
+            return wrong
+        np.add.at(counts, tokens, 1)
     exact = np.array([4, 3, 2, 0, 0]) / 9  # square roots, of which min_p takes the fourth away
     return verdict(counts, exact)
 
@@ -243,8 +259,10 @@ def _streams(subject: Subject, samples: int) -> str | None:
     near = np.arange(STREAM_REQUESTS // 2)
     seeds = np.concatenate([near, (near + 1) << 32])  # neighbours in the low half, then in the high one
     tokens = _stream_tokens(subject, seeds)
-    if ((tokens < 0) | (tokens >= STREAM_V)).any():
-        return "a uniform row gave a token outside the vocabulary"
+    if wrong := _outside(
+        tokens, STREAM_V, np.repeat(seeds, STREAM_LENGTH), np.tile(np.arange(STREAM_LENGTH), len(seeds))
+    ):
+        return wrong
     # Two fair streams agree at 4 of 256 positions; 32 or more have a probability below 1e-17 for a pair.
     for lag in (0, 1, 2, 3, 7):
         left, right = tokens[:, : STREAM_LENGTH - lag], tokens[:, lag:]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from specdec_hal.conformance.report import FAILED, Result
 from specdec_hal.conformance.reproduction import save_inputs
 from specdec_hal.conformance.suite import Settings, Unit, cases_of
 from specdec_hal.errors import SpecDecError
+from specdec_hal.memory import as_text
 
 Task = tuple[Unit, int]
 """A unit and its seed."""
@@ -28,7 +30,11 @@ Task = tuple[Unit, int]
 
 @dataclass
 class Job:
-    """What every child is told. `save`: the folder for the inputs of cases that crash the backend."""
+    """What every child is told. `save`: the folder for the inputs of cases that crash the backend.
+
+    `seconds`: the longest that one case may take, shrinking included; `memory`: the most bytes that one child may hold
+    (None: any). A child beyond either is ended, which is a failure of the case.
+    """
 
     backend: str
     level: str = "quick"
@@ -36,6 +42,8 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     save: Path = Path()
     samples: int = SAMPLES
+    seconds: float = 900
+    memory: int | None = None
 
     def document(self) -> dict[str, Any]:
         """For the child."""
@@ -45,7 +53,24 @@ class Job:
             "device": self.device,
             "options": dict(self.options),
             "samples": self.samples,
+            "parent": os.getpid(),
         }
+
+
+_START = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from specdec_hal.conformance.child import main
+main()
+"""
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process holds; 0 for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
 
 
 class _Child:
@@ -55,6 +80,23 @@ class _Child:
         self.job = job
         self.process: subprocess.Popen[str] | None = None
         self.killed = False
+        self.ended = ""
+        self._busy = False
+        self._heard = time.monotonic()
+
+    def watch(self, stop: threading.Event) -> None:
+        """End the child where a case takes too long or too much memory, until `stop` is set."""
+        while not stop.wait(0.5):
+            process = self.process
+            if process is None or process.poll() is not None or not self._busy:
+                continue
+            if time.monotonic() - self._heard > self.job.seconds:
+                self.ended = f"was ended: it took more than {self.job.seconds:g} s"
+            elif self.job.memory is not None and (held := resident(process.pid)) > self.job.memory:
+                self.ended = f"was ended: it held {as_text(held)} of memory, more than {as_text(self.job.memory)}"
+            else:
+                continue
+            process.kill()
 
     def run(self, task: Task) -> Iterator[Result]:
         """The unit's results; if the process dies, a failure that names the case that was running."""
@@ -62,22 +104,25 @@ class _Child:
         process = self._alive()
         assert process.stdin is not None and process.stdout is not None
         case = "(before the first case)"
+        self._heard, self._busy = time.monotonic(), True
         try:
             process.stdin.write(json.dumps({"unit": list(unit), "seed": seed}) + "\n")
             process.stdin.flush()
             for line in process.stdout:
                 message = json.loads(line)
+                self._heard = time.monotonic()
                 if "start" in message:
                     case = message["start"]
                 elif "result" in message:
                     yield Result(**{**message["result"], "rules": tuple(message["result"]["rules"])})
                 else:
+                    self._busy = False
                     return
         except BrokenPipeError:
             pass  # it died before it could read; its exit status says how
         if self.killed:
             return
-        self.process = None
+        self.process, self._busy = None, False
         yield self._crash(unit, seed, case, process.wait())
 
     def close(self) -> None:
@@ -96,7 +141,8 @@ class _Child:
 
     def _alive(self) -> subprocess.Popen[str]:
         if self.process is None:
-            command = [sys.executable, "-m", "specdec_hal.conformance.child"]
+            # The parent's path, so that the child imports the package that this process runs, wherever it was started.
+            command = [sys.executable, "-c", _START, json.dumps([os.path.abspath(folder) for folder in sys.path])]
             # Nothing is to be left in the user's folder.
             cache = os.path.join(tempfile.gettempdir(), "specdec-hal-hypothesis")
             environment = {"OMP_NUM_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": cache, **os.environ}
@@ -113,7 +159,8 @@ class _Child:
         return self.process
 
     def _crash(self, unit: Unit, seed: int, case_id: str, status: int) -> Result:
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        how, self.ended = self.ended, ""
+        how = how or (f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}")
         name = case_id.removeprefix(f"{unit.op}/")
         detail = f"the process {how} while it ran this case{self._saved(unit, seed, case_id)}"
         return Result(unit.op, "", name, "survival", FAILED, detail)
@@ -157,9 +204,11 @@ def run_tasks(
         done.put(None)
 
     threads = [threading.Thread(target=serve, args=(child,), daemon=True) for child in children]
+    stop = threading.Event()
+    threads += [threading.Thread(target=child.watch, args=(stop,), daemon=True) for child in children]
     for thread in threads:
         thread.start()
-    left = len(threads)
+    left = len(children)
     try:
         while left:
             item = done.get()
@@ -170,5 +219,6 @@ def run_tasks(
             else:
                 yield item
     finally:
+        stop.set()
         for child in children:
             child.kill()

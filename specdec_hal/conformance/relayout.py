@@ -13,11 +13,12 @@ from specdec_hal.ops import get_op
 Array = NDArray[Any]
 
 _OFFSETS = {"T_cap": "cu_seqlens_q", "R_cap": "cu_seqlens_q_output", "A_cap": "cu_batch_token_offset"}
+_BY_ACTIVE_SLOT = ("inter_next_tokens", "last_hidden")
 
 
 def slots_in_use(inputs: Mapping[str, Any]) -> int:
     """B of a call; for ops over all M slots, M."""
-    for name in ("seq_lens_this_time", "cu_seqlens_q_output", "cu_batch_token_offset"):
+    for name in ("seq_lens_this_time", "cu_seqlens_q", "cu_seqlens_q_output", "cu_batch_token_offset"):
         if name in inputs:
             return len(inputs[name]) - (name != "seq_lens_this_time")
     if "batch_id_per_token_output" in inputs:
@@ -28,12 +29,16 @@ def slots_in_use(inputs: Mapping[str, Any]) -> int:
 class Relayout:
     """A batch in which slot j is slot order[j] of an old one, behind them stale copies of old slots, flags and all.
 
-    `call` holds the old batch's operands (as they are after the op ran) and attributes, `m` is the new M.
+    `call` holds the old batch's operands (as they are after the op ran) and attributes, `m` is the new M, `lengths` the
+    tokens of each slot before the op ran, where the op takes them.
     """
 
-    def __init__(self, op: str, call: Mapping[str, Any], slots: int, order: Sequence[int], m: int) -> None:
+    def __init__(
+        self, op: str, call: Mapping[str, Any], slots: int, order: Sequence[int], m: int, lengths: Array | None = None
+    ) -> None:
         self.spec, self.call, self.slots, self.order, self.m = get_op(op), call, slots, list(order), m
         self.attrs = {name: call[name] for name in self.spec.attr_by_name}
+        self.lengths = lengths
 
     def move(self, name: str, value: Any) -> tuple[Any, int]:
         """An operand in the new batch, and how many of its leading entries are determined."""
@@ -42,14 +47,19 @@ class Relayout:
             return value, 0
         order, used = self.order, len(self.order)
         first = str(operand.dims(self.attrs)[0])
+        if name in _BY_ACTIVE_SLOT:
+            return self._move_blocks(name, value, self._ranks(), used if first == "B" else len(value))
+        if name == "x" and "base_model_cu_seqlens_q" in self.call:
+            return self._move_blocks(name, value, self.call["base_model_cu_seqlens_q"].astype(np.int64), len(value))
         if first == "M":
             return value[[*order, *(j % len(value) for j in range(self.m - used))]], used
         if first == "B":
             return value[order], used
         if first == "B+1":
             return np.cumsum([0, *np.diff(value.astype(np.int64))[order]]).astype(value.dtype), used + 1
-        offsets = self._offsets(_OFFSETS.get(first, ""))
-        return (value, len(value)) if offsets is None else self._move_blocks(name, value, offsets)
+        offsets = self._draft_rows(first) if "next_tokens" in self.call or "draft_logits" in self.call else None
+        offsets = self._offsets(_OFFSETS.get(first, "")) if offsets is None else offsets
+        return (value, len(value)) if offsets is None else self._move_blocks(name, value, offsets, len(value))
 
     def _offsets(self, name: str) -> Array | None:
         if name in self.call:
@@ -60,7 +70,19 @@ class Relayout:
             return np.cumsum([0, *(np.count_nonzero(owners == b) for b in range(self.slots))])
         return None
 
-    def _move_blocks(self, name: str, value: Array, offsets: Array) -> tuple[Array, int]:
+    def _draft_rows(self, symbol: str) -> Array | None:
+        """Where the slots' rows of a draft model stand, or the tokens that they report."""
+        lens = self.call["seq_lens_this_time"].astype(np.int64)
+        prefill = self.call["seq_lens_encoder"][: len(lens)] > 0
+        counts = np.where(prefill, 1, lens) + (prefill if symbol == "D_cap" else 0)
+        return np.cumsum([0, *counts]) if symbol in ("R_cap", "D_cap") else None
+
+    def _ranks(self) -> Array:
+        """How many active slots come before each slot, and in all."""
+        lengths = np.diff(self.call["cu_seqlens_q"].astype(np.int64)) if self.lengths is None else self.lengths
+        return np.cumsum([0, *(lengths > 0)])
+
+    def _move_blocks(self, name: str, value: Array, offsets: Array, capacity: int) -> tuple[Array, int]:
         blocks = [value[offsets[b] : offsets[b + 1]] for b in self.order]
         if name.startswith("batch_id_per_token"):
             blocks = [np.full_like(block, j) for j, block in enumerate(blocks)]
@@ -70,6 +92,6 @@ class Relayout:
             blocks = [block + new_row[j] - first_row[self.order[j]] for j, block in enumerate(blocks)]
         count = sum(map(len, blocks))
         fill = -1 if name.startswith(("batch_id", "rows")) else 0
-        tail = np.full((len(value) - count, *value.shape[1:]), fill)
+        tail = np.full((capacity - count, *value.shape[1:]), fill)
         moved: Array = np.concatenate([*blocks, tail]).astype(value.dtype)
         return moved, count

@@ -38,6 +38,25 @@ class Result:
         return f"{self.op}/{self.case}::{self.check}" + (f" [{self.mode}]" if self.mode else "")
 
 
+@dataclass(frozen=True)
+class Cause:
+    """Failures of one check of one op, and the op's rules that the backend most likely breaks: (full id, wrong, asked).
+
+    `rules`: of the rules that failing cases are there for, the three that fail in the largest share of their cases.
+    """
+
+    op: str
+    check: str
+    cases: int
+    modes: tuple[str, ...]
+    rules: tuple[tuple[str, int, int], ...]
+
+    def __str__(self) -> str:
+        modes = f" ({', '.join(filter(None, self.modes))})" if any(self.modes) else ""
+        rules = ", ".join(f"{rule} ({wrong} of {asked})" for rule, wrong, asked in self.rules)
+        return f"{self.op}{modes}: {self.cases} fail in '{self.check}'; {rules or 'no rule of its own'}"
+
+
 @dataclass
 class Report:
     """All results of one backend. `problems`: what fails the run besides results (stale expected failures)."""
@@ -59,6 +78,22 @@ class Report:
     def failures(self) -> list[Result]:
         """What failed, and what passed though a failure is expected."""
         return [r for r in self.results if r.status in (FAILED, UNEXPECTED)]
+
+    def causes(self) -> list[Cause]:
+        """The failures by op and check, those with most cases first."""
+        groups: dict[tuple[str, str], list[Result]] = {}
+        for failure in self.failures:
+            groups.setdefault((failure.op, failure.check), []).append(failure)
+        causes = []
+        for (op, check), wrong in groups.items():
+            asked = Counter(
+                rule for r in self.results if (r.op, r.check) == (op, check) and r.status != REFUSED for rule in r.rules
+            )
+            broken = Counter(rule for r in wrong for rule in r.rules if rule.startswith(f"{op}#"))
+            rules = sorted(broken, key=lambda rule: (-broken[rule] / asked[rule], -broken[rule], rule))[:3]
+            modes = tuple(dict.fromkeys(r.mode for r in wrong))
+            causes.append(Cause(op, check, len(wrong), modes, tuple((r, broken[r], asked[r]) for r in rules)))
+        return sorted(causes, key=lambda cause: -cause.cases)
 
     def table(self) -> dict[tuple[str, str], Counter[str]]:
         """Statuses counted by (op, mode), in the order of running; ops without results have no row."""
@@ -92,6 +127,7 @@ class Report:
                 {"op": op, "mode": mode, **counts, "reasons": self.reasons(op, mode)}
                 for (op, mode), counts in self.table().items()
             ],
+            "causes": [asdict(cause) for cause in self.causes()],
             "results": [asdict(result) for result in self.results if result.status not in (PASSED, REFUSED)],
         }
 

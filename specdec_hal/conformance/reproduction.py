@@ -101,6 +101,12 @@ def _typed(op: str, inputs: Inputs) -> Inputs:
     return typed
 
 
+def load_inputs(path: Path | str) -> Inputs:
+    """What :func:`save_inputs` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        return {name: value if value.ndim else value.item() for name, value in file.items()}
+
+
 def save_inputs(path: Path, inputs: Inputs) -> None:
     """Inputs as an .npz file: arrays by name, attributes as 0-d arrays."""
     values = {

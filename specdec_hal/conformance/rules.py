@@ -39,8 +39,15 @@ class Coverage:
     refused: Mapping[str, str]
 
 
+def _op_of(rule: str) -> str:
+    return rule.partition("#")[0]
+
+
 def coverage(report: Report, ops: Iterable[str] | None = None) -> Coverage:
-    """What a report's cases touched. A rule is refused where every case that is there for it was."""
+    """What a report's cases touched, of the rules of the ops that the backend claims.
+
+    A rule is refused where every case that is there for it was.
+    """
     touched: set[str] = set()
     refused: dict[str, str] = {}
     missing = {r.op: r.detail for r in report.results if r.check == "capability" and r.case.endswith(":all")}
@@ -49,10 +56,9 @@ def coverage(report: Report, ops: Iterable[str] | None = None) -> Coverage:
             touched.update(result.rules)
         else:
             refused.update(dict.fromkeys(result.rules, result.detail))
-    known = all_rules(ops)
-    for rule in known:
-        if rule.partition("#")[0] in missing:
-            refused[rule] = missing[rule.partition("#")[0]]
+    known = {rule: text for rule, text in all_rules(ops).items() if _op_of(rule) not in missing}
+    if missing:  # what a backend without all ops cannot show of the conventions is not held against it
+        known = {rule: text for rule, text in known.items() if _op_of(rule) != CONVENTION or rule in touched}
     left = {rule: text for rule, text in known.items() if rule not in touched}
     return Coverage(
         len(known),

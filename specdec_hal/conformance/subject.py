@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.backend import Backend, BoundOp
+from specdec_hal.backend import Backend, BoundOp, Layout
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.conformance.bits import same_bits
 from specdec_hal.conformance.case import Inputs
@@ -49,6 +49,7 @@ class Subject:
     """A backend and the device its tensors live on."""
 
     def __init__(self, backend: Backend, device: GuardedDevice | None = None) -> None:
+        backend.check_capabilities()
         self.backend = backend
         self.device = device or device_for(backend)
 
@@ -56,6 +57,18 @@ class Subject:
     def name(self) -> str:
         """The backend's."""
         return self.backend.name
+
+    def workspace(self, op: str, **sizes: int) -> Mapping[str, Layout]:
+        """The backend's; CallFailed if it does not say how large the op's index is."""
+        with _failing(f"workspace('{op}')"):
+            layouts = self.backend.workspace(op, **sizes)
+        if "index" in get_op(op).by_name and not isinstance(layouts.get("index"), Layout):
+            raise CallFailed(
+                f"workspace('{op}', M=..., L=..., max_ngram_size=...) gives no Layout for 'index', the n-gram index: "
+                "implement Backend.workspace, or subclass specdec_hal.backends.index.IndexBackend; one that needs no "
+                "index returns {'index': Layout((M, 0), 'uint8')}"
+            )
+        return layouts
 
     def refusal(self, op: str, inputs: Mapping[str, Any]) -> str | None:
         """Why the backend's capabilities do not cover a call, or None. What a fallback would do does not count."""

@@ -24,6 +24,7 @@ from specdec_hal.conformance.wide import wide_cases
 from specdec_hal.conformance.xfail import ExpectedFailures
 from specdec_hal.errors import SpecDecError, UnsupportedError
 from specdec_hal.ops import OPS, get_op
+from specdec_hal.wording import describe
 
 GROUPS = ("edges", "wide", "arguments", "generated", "hostile", "traces", "statistics")
 
@@ -119,10 +120,14 @@ def _cases(subject: Subject, unit: Unit, settings: Settings) -> Iterator[Result]
     shown: set[tuple[str, str]] = set()
     for case, asked in cases_of(unit, settings):
         settings.started(case.id)
-        trial = Trial(subject, case)
+        own = tuple(full_id(case.op, rule) for rule in case.rules)
+        try:
+            trial = Trial(subject, case)
+        except CallFailed as failure:
+            yield Result(case.op, "", case.name, "workspace", FAILED, str(failure), own)
+            continue
         mode = mode_of(case.op, trial.given)
         result = partial(Result, case.op, mode, case.name)
-        own = tuple(full_id(case.op, rule) for rule in case.rules)
         refusal = _refusal(subject, trial)
         if refusal is not None:
             began = time.perf_counter()
@@ -194,11 +199,14 @@ def _arguments(subject: Subject, op: str, settings: Settings) -> Iterator[Result
         settings.started(f"{op}/{case}")
         began = time.perf_counter()
         rules = (full_id("", "refusal"),)
-        reason = arguments.not_claimed(op, subject, how)
+        try:
+            reason = arguments.not_claimed(op, subject, how)
+            wrong = None if reason is not None else arguments.wrongly_refused(op, subject, how)
+        except CallFailed as failure:
+            reason, wrong = None, str(failure)
         if reason is not None:
             yield Result(op, "", case, "capability", REFUSED, reason, rules)
             continue
-        wrong = arguments.wrongly_refused(op, subject, how)
         status = PASSED if wrong is None else FAILED
         yield Result(op, "", case, "refusal", status, wrong or "", rules, seconds=time.perf_counter() - began)
         if wrong and settings.stop_at_failure:
@@ -237,6 +245,8 @@ def _statistics(subject: Subject, op: str, settings: Settings) -> Iterator[Resul
                 wrong = test.run(subject, settings.samples)
             except CallFailed as failure:
                 wrong = str(failure)
+            except Exception as error:  # outputs that the test cannot count
+                wrong = f"its outputs cannot be evaluated: {describe(error)}"
         status = REFUSED if refusal else FAILED if wrong else PASSED
         rules = (*(full_id(op, rule) for rule in test.rules), full_id("", "random"))
         seconds = time.perf_counter() - began

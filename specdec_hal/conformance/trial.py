@@ -20,7 +20,7 @@ class Trial:
 
     def __init__(self, subject: Subject, case: Case, inputs: Inputs | None = None) -> None:
         self.subject, self.case, self.op = subject, case, case.op
-        self.given = case.make(subject.backend.workspace) if inputs is None else inputs
+        self.given = case.make(subject.workspace) if inputs is None else inputs
 
     @cached_property
     def inputs(self) -> Inputs:

@@ -17,12 +17,12 @@ from specdec_hal.conformance.building import build
 from specdec_hal.conformance.case import Inputs
 from specdec_hal.conformance.subject import REFERENCE, Subject, written
 from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
+from specdec_hal.ops.ngram import MAX_NGRAM_SIZE
 
 ELEMENTS = 2**31
 V = 151_936
 """The vocabulary of a widely used model."""
 ROWS = ELEMENTS // V + 3
-MAX_NGRAM_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class WideIndex:
     def wrong(self, subject: Subject) -> str | None:
         """What is wrong, or None. Raises CallFailed."""
         length, sizes = 2**17, {"max_ngram_size": MAX_NGRAM_SIZE, "min_ngram_size": 1}
-        width = subject.backend.workspace(self.op, M=1, L=length, **sizes)["index"].shape[1]
+        width = subject.workspace(self.op, M=1, L=length, **sizes)["index"].shape[1]
         m = ELEMENTS // width + 2
         last = np.arange(m) == m - 1
         text = np.zeros((m, length), np.int64)

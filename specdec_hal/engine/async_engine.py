@@ -7,22 +7,92 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specdec_hal.config import Config
 from specdec_hal.engine.llm import Prompt, make_runner
 from specdec_hal.errors import EngineDeadError, RequestError
-from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
+from specdec_hal.runner import Counts, ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 
 if TYPE_CHECKING:
     from specdec_hal.models import TargetModel, Tokenizer
     from specdec_hal.registry import Registry
+    from specdec_hal.runtime import Runtime
 
 _log = logging.getLogger("specdec_hal")
 
 Command = Callable[[ModelRunner], None]
+
+
+class EngineInfo(NamedTuple):
+    """What clients of an engine need to know of it."""
+
+    backend: str
+    max_model_len: int
+    end_tokens: list[int]
+
+
+class Aborts(Protocol):
+    """Whoever computes the requests of a stream."""
+
+    def abort(self, request_id: str) -> None:
+        """Cancel a request; unknown ids are ignored."""
+
+
+class RequestStream:
+    """What requests that were submitted together gain, as it comes.
+
+    :meth:`read` waits for news, :attr:`outputs` has the requests that have ended, :meth:`close` cancels the others.
+    """
+
+    def __init__(self, engine: Aborts, names: Sequence[str]) -> None:
+        self.outputs: dict[str, RequestOutput] = {}
+        self._engine, self._names = engine, names
+        self._loop = asyncio.get_running_loop()
+        self._items = asyncio.Queue[StreamDelta | RequestOutput | BaseException | None]()
+
+    async def read(self) -> list[StreamDelta]:
+        """What came since the last call, one delta for each request; empty once every request has ended.
+
+        EngineDeadError if the engine has stopped.
+        """
+        news: dict[str, list[StreamDelta]] = {}
+        while len(self.outputs) < len(self._names):
+            item = await self._items.get()
+            if isinstance(item, BaseException):
+                raise item
+            if isinstance(item, StreamDelta):
+                news.setdefault(item.request_id, []).append(item)
+            elif item is not None:
+                self.outputs[item.request_id] = item
+            if news and self._items.empty():
+                break
+        return [StreamDelta.joined(deltas) for deltas in news.values()]
+
+    def close(self) -> None:
+        """Cancel the requests that have not ended; :meth:`read` may be called on."""
+        for name in self._names:
+            if name not in self.outputs:
+                self._engine.abort(name)
+
+    async def _queued(self) -> None:
+        """Wait until the engine has queued the requests; the error that it refused them with."""
+        while (item := await self._items.get()) is not None:  # deltas: of those that were queued before the bad one
+            if isinstance(item, BaseException):
+                raise item
+
+    def _push(self, item: StreamDelta | RequestOutput | BaseException | None) -> None:
+        """Take something from the engine's thread."""
+        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    def _tell(self, item: RequestOutput | BaseException) -> None:
+        """As `_push`, but a reader whose event loop is closed is nobody's error."""
+        with suppress(RuntimeError):
+            self._push(item)
 
 
 class AsyncEngine:
@@ -41,14 +111,14 @@ class AsyncEngine:
     def __init__(
         self,
         model: str | os.PathLike[str] | TargetModel | None = None,
-        config: str | os.PathLike[str] | Config | None = None,
+        config: str | os.PathLike[str] | Config | Runtime | None = None,
         *,
         tokenizer: Tokenizer | None = None,
         registry: Registry | None = None,
     ) -> None:
         self.runner = make_runner(model, config, tokenizer, registry)
         self._commands: queue.SimpleQueue[Callable[[ModelRunner | None], None] | None] = queue.SimpleQueue()
-        self._streams: dict[str, Callable[[StreamDelta | BaseException], None]] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._numbers = count()
         self._lock = threading.Lock()
         self._ended = ""  # why the engine takes no more commands
@@ -67,43 +137,100 @@ class AsyncEngine:
         self._thread.join()
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        ttft_timeout_s: float | None = None,
     ) -> AsyncIterator[StreamDelta]:
-        """What each step adds to a request, as it comes.
+        """What the steps add to a request, as it comes.
 
-        `params` None: the configuration's. RequestError if the request cannot be served, EngineDeadError if the engine
-        has stopped.
+        `params` None: the configuration's. `timeout_s`, `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`.
+        RequestError if the request cannot be served, EngineDeadError if the engine has stopped.
         """
         name = f"async-{next(self._numbers)}" if request_id is None else request_id
-        loop, deltas = asyncio.get_running_loop(), asyncio.Queue[StreamDelta | BaseException]()
+        tokenizer = self.runner.tokenizer
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise RequestError(f"request '{name}': text needs a tokenizer; pass token ids")
+            prompt = tokenizer.encode(prompt)
+        wanted = self.default_params if params is None else params
+        stream = await self.submit([Request(name, prompt, wanted, timeout_s=timeout_s, ttft_timeout_s=ttft_timeout_s)])
+        try:
+            while deltas := await stream.read():
+                for delta in deltas:
+                    yield delta
+        finally:
+            stream.close()
 
-        def push(item: StreamDelta | BaseException) -> None:
-            loop.call_soon_threadsafe(deltas.put_nowait, item)
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the configuration's section `sampling` says."""
+        return SamplingParams(**dict(self.runner.config.sampling))
+
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+        return self.runner.config
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        runner = self.runner
+        return EngineInfo(runner.backend.name, runner.max_model_len, sorted(runner.end_tokens))
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """That of the model."""
+        return self.runner.tokenizer
+
+    @property
+    def unready(self) -> str:
+        """Why requests would have to wait for the engine itself; empty if they would not."""
+        return ""
+
+    async def counts(self) -> Counts:
+        """What the engine has counted so far."""
+        return self.runner.counts()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are served."""
+        return not self._ended
+
+    async def submit(self, requests: Sequence[Request]) -> RequestStream:
+        """Queue requests, all or none; returns once they are queued. Their callbacks are not called.
+
+        RequestError if one of them cannot be served, QueueFullError if too many wait, EngineDeadError if the engine has
+        stopped.
+        """
+        names = [request.request_id for request in requests]
+        stream = RequestStream(self, names)
 
         def add(runner: ModelRunner) -> None:
-            if name in self._streams:
-                raise RequestError(f"request '{name}': the id is in use; choose another")
-            tokens = prompt
-            if isinstance(tokens, str):
-                if runner.tokenizer is None:
-                    raise RequestError(f"request '{name}': text needs a tokenizer; pass token ids")
-                tokens = runner.tokenizer.encode(tokens)
-            wanted = SamplingParams(**dict(runner.config.sampling)) if params is None else params
-            runner.add_request(Request(name, tokens, wanted, push))
-            self._streams[name] = push
+            queued = list[str]()
+            try:
+                for request in requests:
+                    if request.request_id in self._streams:
+                        raise RequestError(f"request '{request.request_id}': the id is in use; choose another")
+                    runner.add_request(replace(request, callback=stream._push))
+                    queued.append(request.request_id)
+            except BaseException:
+                for name in queued:
+                    runner.cancel(name)
+                raise
+            self._streams.update(dict.fromkeys(names, stream))
+            stream._push(None)
 
-        self._send(add, push)
-        ended = False
+        self._send(add, stream._tell)
         try:
-            while not ended:
-                item = await deltas.get()
-                ended = isinstance(item, BaseException) or item.finish_reason is not None
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            if not ended:
-                self.abort(name)
+            await stream._queued()
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        return stream
 
     def abort(self, request_id: str) -> None:
         """Cancel a request; its stream ends with a delta that says so. Unknown ids are ignored."""
@@ -138,19 +265,26 @@ class AsyncEngine:
         try:
             while self._obey(block=not runner.has_requests):
                 runner.step()
-                for name in runner.take_finished():
-                    self._streams.pop(name, None)
+                self._hand_out(runner)
         except BaseException as error:
             _log.exception("the engine stops")
             why, failed = f"{type(error).__name__}: {error}", True
         with self._lock:
             self._ended = why
-        for name, push in list(self._streams.items()):
+        for name, stream in list(self._streams.items()):
             if failed:
-                push(self._dead())
+                stream._tell(self._dead())
             else:
                 runner.cancel(name)
+        self._hand_out(runner)
         self._refuse_the_rest()
+
+    def _hand_out(self, runner: ModelRunner) -> None:
+        """Give the outputs of requests that have ended to their streams."""
+        for name, output in runner.take_finished().items():
+            stream = self._streams.pop(name, None)
+            if stream is not None:
+                stream._tell(output)
 
     def _obey(self, block: bool) -> bool:
         """Carry out what was asked meanwhile; waits for something if `block`. False once the engine is closed."""

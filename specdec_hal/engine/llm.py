@@ -23,16 +23,19 @@ Prompt = str | Sequence[int]
 
 def make_runner(
     model: str | os.PathLike[str] | TargetModel | None,
-    config: str | os.PathLike[str] | Config | None,
+    config: str | os.PathLike[str] | Config | Runtime | None,
     tokenizer: Tokenizer | None = None,
     registry: Registry | None = None,
 ) -> ModelRunner:
     """A runner of a model (a checkpoint folder, or an object; None: the configuration's) under a configuration.
 
-    `config`: a YAML file, a checked configuration, or None for the defaults. Errors: see :func:`specdec_hal.load`.
+    `config`: a YAML file, a checked configuration, what :func:`specdec_hal.load` made of one (with which `model` was
+    loaded, if it is an object), or None for the defaults. Errors: see :func:`specdec_hal.load`.
     """
     folder = None if model is None or not isinstance(model, (str, os.PathLike)) else os.path.abspath(model)
-    if isinstance(config, Config):
+    if isinstance(config, Runtime):
+        runtime = config
+    elif isinstance(config, Config):
         settings = config if folder is None else config.model_copy(
             update={"model": config.model.model_copy(update={"path": folder})}
         )  # fmt: skip
@@ -56,7 +59,7 @@ class LLM:
     def __init__(
         self,
         model: str | os.PathLike[str] | TargetModel | None = None,
-        config: str | os.PathLike[str] | Config | None = None,
+        config: str | os.PathLike[str] | Config | Runtime | None = None,
         *,
         tokenizer: Tokenizer | None = None,
         registry: Registry | None = None,

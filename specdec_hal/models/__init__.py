@@ -5,6 +5,7 @@
 - :mod:`.layout`: weights rearranged for few and large matrix products, rotary tables, attention masks
 - :mod:`.rows`: which batch sizes give a token the same bits, measured
 - :mod:`.llama`: the decoder, written once; :mod:`.llama_paddle` and :mod:`.llama_torch` are its primitives
+- :mod:`.llama_cpp`: GGUF files, computed by llama.cpp through :mod:`.llama_cpp_api`
 - :mod:`.tokenizer`: text to token ids and back, also piece by piece
 - :mod:`.loader`: ``load_model`` and ``load_tokenizer``
 

@@ -15,7 +15,7 @@ class Arena:
     """Named buffers that grow. What a captured graph has seen stays where it is as long as the arena lives."""
 
     def __init__(self, device: Any) -> None:
-        self._device = device
+        self.device = device
         self._held: dict[tuple[str, Any], Any] = {}
         self._outgrown: list[Any] = []
 
@@ -27,7 +27,7 @@ class Arena:
         size, key = prod(shape), (name, dtype)
         held = self._held.get(key)
         if held is None or held.numel() < size:
-            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise ArgumentError(
                     op="forward_device",
                     backend="torch",
@@ -38,5 +38,5 @@ class Arena:
                 )
             if held is not None:
                 self._outgrown.append(held)
-            self._held[key] = held = torch.zeros(size, dtype=dtype, device=self._device)
+            self._held[key] = held = torch.zeros(size, dtype=dtype, device=self.device)
         return held[:size].view(*shape)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from specdec_hal.errors import CheckpointError
+from specdec_hal.files import open_regular, read_regular
 from specdec_hal.models.protocol import ModelConfig
 from specdec_hal.models.rope import ROPE_TYPES, RopeScaling, yarn_attention_factor
+from specdec_hal.wording import one_line, short
 
 DTYPES = ("float32", "float16", "bfloat16")
 """What weights are stored in, and computed with."""
@@ -49,6 +51,13 @@ class LlamaConfig(ModelConfig):
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 
+MAX_CONFIG = 4 << 20
+"""Bytes of a config.json."""
+MAX_SIZE = (1 << 31) - 1
+"""The largest of its numbers that count something."""
+MAX_NUMBER = 1e30
+"""The largest of the others: float32 holds its inverse and its square root."""
+
 # Keys that change the arithmetic, and the one value of each that this project computes.
 _FIXED = {
     "hidden_act": "silu",
@@ -72,7 +81,7 @@ def check_file(folder: str | Path, name: str) -> Path:
         got = "a file" if folder.exists() else "nothing there"
         raise checkpoint_error(folder, "a checkpoint folder", got, f"give the folder that holds {CONFIG} and {WEIGHTS}")
     try:
-        with file.open("rb"):
+        with open_regular(file):
             return file
     except FileNotFoundError:
         there = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "an empty folder"
@@ -82,14 +91,37 @@ def check_file(folder: str | Path, name: str) -> Path:
         raise checkpoint_error(file, "a readable file", str(error), "check its type and permissions") from error
 
 
-def read_json(folder: str | Path, name: str) -> dict[str, Any]:
-    """A JSON file of the checkpoint as it stands."""
+def read_file(folder: str | Path, name: str, limit: int) -> tuple[Path, bytes]:
+    """A file of the checkpoint, of at most `limit` bytes, and what is in it."""
     file = check_file(folder, name)
-    text = file.read_bytes()
     try:
-        raw = json.loads(text)
-    except ValueError as error:
-        raise checkpoint_error(file, "JSON", f"{len(text)} bytes that are not ({error})", "restore the file") from error
+        return file, read_regular(file, limit)
+    except OSError as error:
+        raise checkpoint_error(file, "a readable file", error.strerror or str(error), "restore the file") from error
+
+
+def parse_json(file: Path, text: bytes) -> Any:
+    """JSON with each key once; CheckpointError for anything else, however deep it nests."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        got = f"{len(text)} bytes that are not ({one_line(error)})"
+        raise checkpoint_error(file, "JSON", got, "restore the file") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"duplicate key {short(again)}")
+    return found
+
+
+def read_json(folder: str | Path, name: str, limit: int = MAX_CONFIG) -> dict[str, Any]:
+    """A JSON file of the checkpoint as it stands, of at most `limit` bytes."""
+    file, text = read_file(folder, name, limit)
+    raw = parse_json(file, text)
     if not isinstance(raw, dict):
         raise checkpoint_error(file, "a JSON object", type(raw).__name__, "restore the file")
     return raw
@@ -106,7 +138,7 @@ class _Fields:
         return key in self._raw
 
     def error(self, key: str, expected: str, cure: str = "correct config.json") -> CheckpointError:
-        got = repr(self._raw[key]) if key in self._raw else "no such key"
+        got = short(self._raw[key]) if key in self._raw else "no such key"
         return checkpoint_error(self._file, f"{self._prefix}{key}: {expected}", got, cure)
 
     def section(self, key: str) -> _Fields:
@@ -129,12 +161,16 @@ class _Fields:
         value = self._raw.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.error(key, f"an integer >= {minimum}")
+        if value > MAX_SIZE:
+            raise self.error(key, f"an integer <= {MAX_SIZE}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self._raw.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self.error(key, "a number > 0")
+        if value > MAX_NUMBER:
+            raise self.error(key, f"a number <= {MAX_NUMBER:.0e}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:

@@ -14,7 +14,7 @@ Weights are rearranged once, at loading, so that a step needs few and large matr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,8 @@ from specdec_hal.models.rope import rotations
 
 Array = npt.NDArray[np.float32]
 
-_VECTOR = 64
+VECTOR = 64
+"""Columns of products are padded to a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,18 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
+class MTPWeights:
+    """A multi-token-prediction module, float32: a layer over the projected embedding and hidden state."""
+
+    embedding_norm: Array  # [D]
+    hidden_norm: Array  # [D]
+    embedding_in: Array  # [D, D], the half of eh_proj for the embedding
+    hidden_in: Array  # [D, D], the one for the hidden state
+    layer: LayerWeights
+    final_norm: Array  # [D]
+
+
+@dataclass(frozen=True)
 class LlamaWeights:
     """A whole decoder, float32."""
 
@@ -48,10 +61,17 @@ class LlamaWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Array  # [D]
     head: Array  # [D, V]
+    mtp: tuple[MTPWeights, ...] = ()
+
+    def matrices(self) -> Iterator[Array]:
+        """What a step multiplies by."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+        yield self.head
 
 
 def arrange_layer(weights: Mapping[str, Array], index: int, config: LlamaConfig) -> LayerWeights:
-    """Layer `index` of a checkpoint in this module's layout; an MTP module's layer too."""
+    """Layer `index` of a checkpoint in this module's layout."""
     layer = f"model.layers.{index}"
 
     def get(name: str) -> Array:
@@ -69,15 +89,31 @@ def arrange_layer(weights: Mapping[str, Array], index: int, config: LlamaConfig)
     )
 
 
+def arrange_mtp(weights: Mapping[str, Array], index: int, config: LlamaConfig) -> MTPWeights:
+    """The MTP module that a checkpoint holds as layer `index`."""
+    layer = f"model.layers.{index}"
+    embedding_in, hidden_in = np.split(weights[f"{layer}.eh_proj.weight"], 2, axis=1)
+    return MTPWeights(
+        embedding_norm=weights[f"{layer}.enorm.weight"],
+        hidden_norm=weights[f"{layer}.hnorm.weight"],
+        embedding_in=_in_out(embedding_in),
+        hidden_in=_in_out(hidden_in),
+        layer=arrange_layer(weights, index, config),
+        final_norm=weights[f"{layer}.shared_head.norm.weight"],
+    )
+
+
 def arrange(weights: Mapping[str, Array], config: LlamaConfig) -> LlamaWeights:
     """A checkpoint's weights in this module's layout."""
     embedding = weights["model.embed_tokens.weight"]
     head = embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+    modules = config.num_nextn_predict_layers
     return LlamaWeights(
         embedding=embedding,
         layers=tuple(arrange_layer(weights, i, config) for i in range(config.num_hidden_layers)),
         final_norm=weights["model.norm.weight"],
         head=_in_out(head),
+        mtp=tuple(arrange_mtp(weights, config.num_hidden_layers + i, config) for i in range(modules)),
     )
 
 
@@ -91,7 +127,12 @@ def _in_out(weight: Array) -> Array:
 
 
 def _padded(weight: Array) -> Array:
-    return np.pad(weight, ((0, round_up(len(weight), _VECTOR) - len(weight)), (0, 0)))
+    return np.pad(weight, ((0, round_up(len(weight), VECTOR) - len(weight)), (0, 0)))
+
+
+def padded_columns(weight: Array) -> Array:
+    """A weight [in, out] with zeros up to a multiple of :data:`VECTOR` columns."""
+    return np.ascontiguousarray(_padded(weight.T).T)
 
 
 def _pair_rotary(weight: Array, head_dim: int) -> Array:
@@ -106,7 +147,7 @@ class RotaryTable:
     def __init__(self, config: LlamaConfig, positions: int) -> None:
         self._table = rotations(config, positions).astype(np.complex64)
         self._rotated = config.num_attention_heads + config.num_key_value_heads
-        self._width = round_up((self._rotated + config.num_key_value_heads) * config.head_dim, _VECTOR) // 2
+        self._width = round_up((self._rotated + config.num_key_value_heads) * config.head_dim, VECTOR) // 2
 
     def rows(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.complex64]:
         """Factors for rows of q, k and v: complex64 [n, P / 2], 1 but for q and k. Positions are clipped."""

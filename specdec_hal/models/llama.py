@@ -2,8 +2,8 @@
 
 A batch is cut into blocks of some dozens of rows, which run through all layers one after the other. Per layer a block
 takes four matrix products with weights, and per slot two with that slot's cache. The cache of a slot is the keys and
-the values of all positions, [positions * kv_heads, head_dim] each, so that any prefix of a context is one contiguous
-matrix; new positions are written in place, and whatever rejected drafts left there is overwritten.
+the values of its positions, [positions * kv_heads, head_dim] each, so that any prefix of a context is one contiguous
+matrix. It grows with the context, by doubling; new positions are written in place, over what rejected drafts left.
 
 Bits. With ``bit_stable`` (the default on CPUs) a token's hidden state and logits have the same bits whatever else is in
 the batch: other tokens of its slot (1 or 11 a step, prefill chunks of any size), other slots, their order, stale cache
@@ -23,7 +23,8 @@ same model without it, ratio of the fastest steps: in Paddle 4 to 13 % of a step
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -33,12 +34,15 @@ import numpy.typing as npt
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
 from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.layout import AttentionMask, LlamaWeights, RotaryTable, round_up
+from specdec_hal.models.layout import AttentionMask, LayerWeights, LlamaWeights, MTPWeights, RotaryTable, round_up
 from specdec_hal.models.primitives import HostArray, Primitives
 from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 from specdec_hal.models.rows import RowSizes, attention_sizes, linear_sizes
 
 Pair = tuple[Any, Any]  # keys, values
+
+Start = Callable[[Any, int, int], tuple[Any, Any]]
+"""From the embedded tokens of a block, its first row in the batch and its rows: residual, and what is added to it."""
 
 # Rows of a block where any number may be taken.
 _ANY = RowSizes(range(1, 257))
@@ -73,8 +77,9 @@ class _SlotCache:
     `prefixes` the first rows of `tensors`, by number of positions.
     """
 
-    tensors: list[Pair]
-    writable: list[Pair]
+    positions: int = 0
+    tensors: list[Pair] = field(default_factory=list)
+    writable: list[Pair] = field(default_factory=list)
     prefixes: dict[int, list[Pair]] = field(default_factory=dict)
 
 
@@ -106,19 +111,10 @@ class Llama(Primitives):
         self._limits: Limits | None = None
         with self._inference():
             self._embedding = self._upload(weights.embedding)
-            self._layers = [
-                _Layer(
-                    attention_norm=self._upload(layer.attention_norm),
-                    qkv=self._linear(layer.qkv),
-                    out=self._linear(layer.out),
-                    mlp_norm=self._upload(layer.mlp_norm),
-                    gate_up=self._linear(layer.gate_up),
-                    down=self._linear(layer.down),
-                )
-                for layer in weights.layers
-            ]
+            self._layers = [self._layer(layer) for layer in weights.layers]
             self._final_norm = self._upload(weights.final_norm)
             self._head = self._linear(weights.head)
+        self._mtp = weights.mtp
 
     # ---- what a runner calls
 
@@ -127,6 +123,7 @@ class Llama(Primitives):
         """Every layer can be tapped; attention runs slot by slot, at shapes that follow the batch."""
         return ModelCapabilities(
             hidden_layers=(FINAL_NORM, *range(self.config.num_hidden_layers)),
+            mtp_modules=len(self._mtp),
             stable_row_counts=None if self.bit_stable else (),
         )
 
@@ -144,14 +141,21 @@ class Llama(Primitives):
                 )
         with self._inference():
             self._choose_sizes(max_model_len)
-            positions = round_up(max_model_len, self._stride)
-            self._slots = [self._new_slot(positions) for _ in range(max_num_seqs)]
+        self._positions = positions = round_up(max_model_len, self._stride)
+        self._empty_cache(max_num_seqs)
         self._rotary = RotaryTable(self.config, positions)
         self._mask = AttentionMask(self.config, positions, self._attention_sizes.largest)
         self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
 
+    def mtp_module(self) -> LlamaMTP:
+        """See MTPModel.mtp_module."""
+        return LlamaMTP(self, self._mtp[0])
+
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
+        return self._forward(batch, lambda embedded, first, tokens: (embedded, None))
+
+    def _forward(self, batch: ForwardBatch, start: Start) -> Mapping[int, Any]:
         if self._limits is None:
             raise ArgumentError(
                 op="forward",
@@ -164,8 +168,10 @@ class Llama(Primitives):
         ids = self._limits.check(batch)
         layers = check_hidden_layers(batch, self.capabilities, self.framework)
         with self._inference():
+            for segment in batch.segments:
+                self._reserve(self._slots[segment.slot], round_up(segment.position + segment.length, self._stride))
             groups = blocks(batch.segments, self._block_sizes.largest)
-            parts = [self._run(ids, group, layers) for group in groups]
+            parts = [self._run(ids, group, layers, start) for group in groups]
             if not parts:
                 return {layer: self._output(self._rows(self._embedding, 0, 0)) for layer in layers}
             joined = parts[0] if len(parts) == 1 else {n: self._concat([part[n] for part in parts]) for n in layers}
@@ -194,7 +200,7 @@ class Llama(Primitives):
 
     # ---- one block
 
-    def _run(self, ids: HostArray, group: list[Segment], layers: frozenset[int]) -> dict[int, Any]:
+    def _run(self, ids: HostArray, group: list[Segment], layers: frozenset[int], start: Start) -> dict[int, Any]:
         """Hidden states of one block's tokens, by layer."""
         first, last = group[0].start, group[-1].start + group[-1].length
         tokens = last - first
@@ -211,19 +217,27 @@ class Llama(Primitives):
             positions[piece.start : piece.start + piece.length] = np.arange(piece.length) + piece.position
         factors = self._upload(self._rotary.rows(positions))
         hidden: dict[int, Any] = {}
-        residual, delta = self._embed(self._embedding, self._upload(padded)), None
+        residual, delta = start(self._embed(self._embedding, self._upload(padded)), first, tokens)
         for i, layer in enumerate(self._layers):
             normed, residual = self._add_norm(residual, delta, layer.attention_norm)
             qkv = self._rotate(self._project(normed, layer.qkv, rows), factors)
             self._store(i, qkv, pieces)
-            delta = self._project(self._attention(i, qkv, pieces, tokens, rows), layer.out, rows)
+            delta = self._whole(self._project(self._attention(i, qkv, pieces, tokens, rows), layer.out, rows))
             normed, residual = self._add_norm(residual, delta, layer.mlp_norm)
             gated = self._swiglu(self._project(normed, layer.gate_up, rows))
-            delta = self._project(gated, layer.down, rows)
+            delta = self._whole(self._project(gated, layer.down, rows))
             if i in layers:
                 hidden[i] = residual + delta
         hidden[FINAL_NORM], _ = self._add_norm(residual, delta, self._final_norm)
         return hidden if rows == tokens else {n: self._rows(part, 0, tokens) for n, part in hidden.items()}
+
+    def _whole(self, partial: Any) -> Any:
+        """What leads back to the residual, where each rank of a tensor-parallel model has computed a summand of it."""
+        return partial
+
+    def _agreed(self, sizes: RowSizes) -> RowSizes:
+        """Those of the sizes that every rank of a tensor-parallel model has found."""
+        return sizes
 
     def _project(self, x: Any, linear: Linear, rows: int) -> Any:
         """x @ weight, padded to a row count that agrees with the others."""
@@ -277,15 +291,22 @@ class Llama(Primitives):
             keys[piece.position : piece.position + piece.length] = rows[:, q : q + kv]
             values[piece.position : piece.position + piece.length] = rows[:, q + kv : q + 2 * kv]
 
-    def _new_slot(self, positions: int) -> _SlotCache:
+    def _empty_cache(self, slots: int) -> None:
+        self._slots = [_SlotCache() for _ in range(slots)]
+
+    def _reserve(self, slot: _SlotCache, positions: int) -> None:
+        """Give a slot room for at least so many positions, twice what it had or more, and keep what it holds."""
+        if positions <= slot.positions:
+            return
+        size = min(max(positions, 2 * slot.positions), self._positions)
         kv_heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
-        tensors = [
-            (self._new_cache(positions * kv_heads, head_dim), self._new_cache(positions * kv_heads, head_dim))
-            for _ in self._layers
-        ]
+        shape = (size * kv_heads, head_dim)
+        tensors = [(self._new_cache(*shape), self._new_cache(*shape)) for _ in self._layers]
         width = kv_heads * head_dim
         writable = [(self._writable(keys, width), self._writable(values, width)) for keys, values in tensors]
-        return _SlotCache(tensors, writable)
+        for new, old in zip(writable, slot.writable, strict=False):  # an empty slot has none
+            new[0][: slot.positions], new[1][: slot.positions] = old
+        slot.positions, slot.tensors, slot.writable, slot.prefixes = size, tensors, writable, {}
 
     def _zero_rows(self, rows: int, columns: int) -> Any:
         found = self._zeros.get((rows, columns))
@@ -302,6 +323,16 @@ class Llama(Primitives):
         return found
 
     # ---- sizes that agree
+
+    def _layer(self, weights: LayerWeights) -> _Layer:
+        return _Layer(
+            attention_norm=self._upload(weights.attention_norm),
+            qkv=self._linear(weights.qkv),
+            out=self._linear(weights.out),
+            mlp_norm=self._upload(weights.mlp_norm),
+            gate_up=self._linear(weights.gate_up),
+            down=self._linear(weights.down),
+        )
 
     def _linear(self, weight: npt.NDArray[np.float32]) -> Linear:
         """A weight [in, out] in the framework's form, its sizes measured once per shape."""
@@ -333,8 +364,8 @@ class Llama(Primitives):
         # A plain decode step is worth a size of its own: a weight whose sizes do not hold 1 pads by itself. So do all
         # if nothing is shared.
         block = {1, *shared} if shared else set(range(1, min(sizes.largest for sizes in linear) + 1))
-        self._block_sizes = RowSizes(block)
-        self._alone_sizes = RowSizes(block.intersection(self._attention_sizes.sizes))
+        self._block_sizes = self._agreed(RowSizes(block))
+        self._alone_sizes = self._agreed(RowSizes(block.intersection(self._attention_sizes.sizes)))
 
     def _measure_attention(self, stride: int, positions: int) -> RowSizes | None:
         config, width = self.config, self.config.num_key_value_heads
@@ -343,7 +374,8 @@ class Llama(Primitives):
         def random(rows: int) -> npt.NDArray[np.float32]:
             return generator.standard_normal((rows, config.head_dim), np.float32)
 
-        query, masks = random(self._heads), AttentionMask(config, positions, 1)
+        # Scores of about 1, so that every position has a say: a peaked softmax would hide the order of a sum.
+        query, masks = random(self._heads) * np.float32(config.head_dim**-0.5), AttentionMask(config, positions, 1)
         keys, values = (self._upload(random(positions * width)) for _ in range(2))
 
         def attend(n: int, visible: int, context: int) -> npt.NDArray[np.float32]:
@@ -353,3 +385,57 @@ class Llama(Primitives):
             return self._download(self._attend(queries, *seen, self._upload(np.tile(mask, (n, 1))))).reshape(n, -1)
 
         return attention_sizes(attend, range(stride, positions + 1, stride), self._row_limit())
+
+
+class LlamaMTP:
+    """The multi-token-prediction module of a :class:`Llama`; see :class:`specdec_hal.models.protocol.MTPModule`.
+
+    One more decoder layer over ``eh_proj([enorm(embedding of p + 1), hnorm(hidden state of p)])`` (DeepSeek-V3,
+    arXiv:2412.19437, equation 21). The product is computed as that of its two halves, whose sum is the residual. The
+    layer, and so the KV cache, is the module's own; everything else is the model's, and what it says of bits holds.
+    """
+
+    def __init__(self, model: Llama, weights: MTPWeights) -> None:
+        self._model = module = copy(model)
+        module._empty_cache(len(model._slots))
+        measured = len(model._linear_sizes)
+        with model._inference():
+            module._layers = [model._layer(weights.layer)]
+            module._final_norm = model._upload(weights.final_norm)
+            self._embedding_norm = model._upload(weights.embedding_norm)
+            self._hidden_norm = model._upload(weights.hidden_norm)
+            self._embedding_in = model._linear(weights.embedding_in)
+            self._hidden_in = model._linear(weights.hidden_in)
+            if len(model._linear_sizes) > measured:  # a shape that blocks must fit too
+                module._choose_sizes(model._positions)
+
+    def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
+        """See MTPModule.forward."""
+        model, width = self._model, self._model.config.hidden_size
+        expected = [len(batch.token_ids), width]
+        if list(hidden.shape) != expected:
+            raise ArgumentError(
+                op="forward",
+                backend=model.framework,
+                argument="hidden",
+                expected=str(expected),
+                got=str(list(hidden.shape)),
+                cure="pass a row for each token",
+            )
+        with model._inference():
+            x = model._input(hidden)
+
+        def start(embedded: Any, first: int, tokens: int) -> tuple[Any, Any]:
+            rows = embedded.shape[0]
+            below = model._rows(x, first, first + tokens)
+            if rows > tokens:
+                below = model._concat([below, model._zero_rows(rows - tokens, width)])
+            token, _ = model._add_norm(embedded, None, self._embedding_norm)
+            state, _ = model._add_norm(below, None, self._hidden_norm)
+            return model._project(token, self._embedding_in, rows), model._project(state, self._hidden_in, rows)
+
+        return model._forward(batch, start)[FINAL_NORM]
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """See MTPModule.compute_logits."""
+        return self._model.compute_logits(hidden)

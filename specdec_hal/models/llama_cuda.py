@@ -9,12 +9,13 @@ Bits. A token's hidden state and logits have the same bits whatever else is in t
 and whether a prompt comes at once or in chunks: :mod:`.triton_kernels` says how. So greedy and seeded decoding give the
 same tokens with and without drafts, in every dtype.
 
-The residual has the weights' dtype; sums are float32. With float32 weights nothing is multiplied in TF32.
+The residual has the weights' dtype; sums are float32. Float32 weights are multiplied on tensor cores in three passes of
+TF32, which lose two of 24 bits: logits are as close to float64 as those of float32 multiplications.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +32,15 @@ from specdec_hal.models.rope import rotations
 from specdec_hal.models.triton_kernels.launcher import Heads, Launcher
 from specdec_hal.models.weights import load_weights
 
+_EMBEDDING = "model.embed_tokens.weight"
+
 # Positions of a block where the host interface makes the pool.
 _BLOCK_SIZE = 64
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights [out, in], as checkpoints store them."""
+    """Weights [out, in], the rows of `qkv` and `gate_up` in the order that their kernels take."""
 
     attention_norm: Any
     qkv: Any
@@ -70,17 +73,25 @@ class LlamaCuda:
     """`weights` by the checkpoint's names, all of one dtype and on one device; they are taken out of the mapping.
 
     `pdl`: launches overlap (programmatic dependent launch); None: where the GPU can, from compute capability 9.0 on.
+    `load_mtp` gives the weights of the MTP modules when one is asked for; None: they cannot be run.
     """
 
     framework: ClassVar[str] = "torch"
 
-    def __init__(self, config: LlamaConfig, weights: dict[str, Any], *, pdl: bool | None = None) -> None:
-        self.config = config
-        self._embedding = weights["model.embed_tokens.weight"]
+    def __init__(
+        self,
+        config: LlamaConfig,
+        weights: dict[str, Any],
+        *,
+        pdl: bool | None = None,
+        load_mtp: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        self.config, self._load_mtp = config, load_mtp
+        self._embedding = weights[_EMBEDDING]
         self.device, self.dtype = self._embedding.device, self._embedding.dtype
         self._head = self._embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
         self._final_norm = weights.pop("model.norm.weight")
-        self._layers = [_layer(weights, i) for i in range(config.num_hidden_layers)]
+        self._layers = [_layer(weights, i, config.head_dim) for i in range(config.num_hidden_layers)]
         self.launcher = Launcher(self.device, self.dtype, _has_pdl(self.device) if pdl is None else pdl)
         self._heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         self._pool: _Pool | None = None
@@ -91,6 +102,7 @@ class LlamaCuda:
         """Every layer can be tapped; a step is launches that depend on its capacity alone."""
         return ModelCapabilities(
             hidden_layers=(FINAL_NORM, *range(self.config.num_hidden_layers)),
+            mtp_modules=0 if self._load_mtp is None else self.config.num_nextn_predict_layers,
             static_shapes=True,
             device_lengths=True,
             stable_row_counts=None,
@@ -104,6 +116,11 @@ class LlamaCuda:
         config = self.config
         line: int = config.num_key_value_heads * config.head_dim * self.dtype.itemsize
         return 2 * block_size * line * config.num_hidden_layers
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the pool that it has now."""
+        return 0 if self._pool is None else sum(layer.nbytes for layer in self._pool.layers)
 
     def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
         """See DeviceModel.allocate_blocks. The pool's contents are not set: a step reads what steps have written."""
@@ -133,30 +150,40 @@ class LlamaCuda:
         stream. Before a capture, run the same shapes once: that compiles the kernels and makes the scratch memory,
         which a capture refuses to do.
         """
-        pool, launch, config, heads = self._pool_for("forward_device"), self.launcher, self.config, self._heads
-        final, take = out[FINAL_NORM], self.launcher.arena.take
-        rows = len(final)
-        residual, normed = (take(name, (rows, config.hidden_size), self.dtype) for name in ("residual", "normed"))
-        width = config.num_attention_heads * config.head_dim
-        queries, attended = (take(name, (rows, width), self.dtype) for name in ("queries", "attended"))
-        gated = take("gated", (rows, config.intermediate_size), self.dtype)
-        count, epsilon = batch.cu_seqlens_q[-1:], config.rms_norm_eps
+        pool, launch = self._pool_for("forward_device"), self.launcher
+        final, first = out[FINAL_NORM], self._layers[0]
+        residual, normed = self.rows("residual", len(final)), self.rows("normed", len(final))
+        count, epsilon = batch.cu_seqlens_q[-1:], self.config.rms_norm_eps
+        launch.embed_norm(batch.token_ids, self._embedding, residual, first.attention_norm, normed, count, epsilon)
         for i, layer in enumerate(self._layers):
-            if i == 0:
-                launch.embed_norm(
-                    batch.token_ids, self._embedding, residual, layer.attention_norm, normed, count, epsilon
-                )
-            else:
+            if i > 0:
                 launch.rms_norm(residual, layer.attention_norm, normed, count, epsilon)
-            launch.qkv(normed, layer.qkv, queries, pool.layers[i], pool.rotary, batch, heads)
-            launch.attention(queries, attended, pool.layers[i], batch, heads)
-            launch.linear(attended, layer.out, residual, count, add=True)
-            launch.rms_norm(residual, layer.mlp_norm, normed, count, epsilon)
-            launch.gate_up(normed, layer.gate_up, gated, count)
-            launch.linear(gated, layer.down, residual, count, add=True)
+            self._run(layer, pool.layers[i], residual, normed, batch)
             if i in out:
                 out[i].copy_(residual)
         launch.rms_norm(residual, self._final_norm, final, count, epsilon)
+
+    def rows(self, name: str, count: int) -> Any:
+        """Scratch memory [count, D] of that name."""
+        return self.launcher.arena.take(name, (count, self.config.hidden_size), self.dtype)
+
+    def _run(self, layer: _Layer, pool: Any, residual: Any, normed: Any, batch: DeviceBatch) -> None:
+        """One layer behind its first norm, onto the residual; `normed` is overwritten."""
+        launch, config, heads, take = self.launcher, self.config, self._heads, self.launcher.arena.take
+        count, width = batch.cu_seqlens_q[-1:], config.num_attention_heads * config.head_dim
+        queries, attended = (take(name, (len(residual), width), self.dtype) for name in ("queries", "attended"))
+        gated = take("gated", (len(residual), config.intermediate_size), self.dtype)
+        launch.qkv(normed, layer.qkv, queries, pool, self._pool_for("forward_device").rotary, batch, heads)
+        launch.attention(queries, attended, pool, batch, heads)
+        launch.linear(attended, layer.out, residual, count, add=True)
+        launch.rms_norm(residual, layer.mlp_norm, normed, count, config.rms_norm_eps)
+        launch.gate_up(normed, layer.gate_up, gated, count)
+        launch.linear(gated, layer.down, residual, count, add=True)
+
+    def mtp_module(self) -> LlamaCudaMTP:
+        """See MTPModel.mtp_module."""
+        assert self._load_mtp is not None  # its capabilities name none otherwise
+        return LlamaCudaMTP(self, self._load_mtp())
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """See DeviceModel.compute_logits_device. Rows from `num_rows` on are left alone; captures as forward_device."""
@@ -232,6 +259,43 @@ class LlamaCuda:
         return torch.as_tensor(array, dtype=dtype).to(self.device, non_blocking=True)
 
 
+class LlamaCudaMTP:
+    """The first MTP module of a :class:`LlamaCuda`; see :class:`specdec_hal.models.protocol.DeviceMTPModule`.
+
+    One more layer over ``eh_proj([enorm(embedding of p + 1), hnorm(hidden state of p)])`` (DeepSeek-V3,
+    arXiv:2412.19437, equation 21), as two products onto one residual. Bits are as the model's.
+    """
+
+    def __init__(self, model: LlamaCuda, weights: dict[str, Any]) -> None:
+        self._model = model
+        config = model.config
+
+        def take(name: str) -> Any:
+            return weights.pop(f"model.layers.{config.num_hidden_layers}.{name}.weight")
+
+        self._embedding_norm, self._hidden_norm, self._final_norm = map(take, ("enorm", "hnorm", "shared_head.norm"))
+        self._embedding_in, self._hidden_in = (half.contiguous() for half in take("eh_proj").chunk(2, dim=1))
+        self._layer = _layer(weights, config.num_hidden_layers, config.head_dim)
+        self._pool = torch.empty_like(model.pool_layers()[0])
+
+    def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
+        """See DeviceMTPModule.forward_device."""
+        model, launch = self._model, self._model.launcher
+        count, epsilon = batch.cu_seqlens_q[-1:], model.config.rms_norm_eps
+        embedded, residual, normed = (model.rows(name, len(out)) for name in ("embedded", "residual", "normed"))
+        launch.embed_norm(batch.token_ids, model._embedding, embedded, self._embedding_norm, normed, count, epsilon)
+        launch.linear(normed, self._embedding_in, residual, count)
+        launch.rms_norm(hidden, self._hidden_norm, normed, count, epsilon)
+        launch.linear(normed, self._hidden_in, residual, count, add=True)
+        launch.rms_norm(residual, self._layer.attention_norm, normed, count, epsilon)
+        model._run(self._layer, self._pool, residual, normed, batch)
+        launch.rms_norm(residual, self._final_norm, out, count, epsilon)
+
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """See DeviceMTPModule.compute_logits_device."""
+        self._model.compute_logits_device(hidden, out, num_rows)
+
+
 def load(path: str | Path, config: LlamaConfig, *, device: str = "cuda", dtype: str | None = None) -> LlamaCuda:
     """The decoder of a checkpoint folder. `dtype`: see :func:`specdec_hal.models.weights.load_weights`."""
     if dtype not in (None, *DTYPES):
@@ -239,24 +303,28 @@ def load(path: str | Path, config: LlamaConfig, *, device: str = "cuda", dtype: 
     index = torch.device(device).index
     count = torch.cuda.device_count()
     if not count or (index or 0) >= count:
-        raise _refused("load_model", "device", f"one of the {count} CUDA GPUs that PyTorch sees", device, "use cpu")
+        expected = f"one of the {count} CUDA GPUs that PyTorch sees"
+        raise _refused("load_model", "device", expected, repr(device), "use another")
     place = f"cuda:{torch.cuda.current_device() if index is None else index}"
-    return LlamaCuda(config, load_weights(path, config, device=place, dtype=dtype))
+    weights = load_weights(path, config, device=place, dtype=dtype)
+    # In the decoder's dtype, which the checkpoint's first weight decides where nobody else does.
+    chosen = str(weights[_EMBEDDING].dtype).removeprefix("torch.")
+    return LlamaCuda(config, weights, load_mtp=lambda: load_weights(path, config, device=place, dtype=chosen, mtp=True))
 
 
-def _layer(weights: dict[str, Any], index: int) -> _Layer:
+def _layer(weights: dict[str, Any], index: int, head_dim: int) -> _Layer:
     """Layer `index`, taken out of a checkpoint's weights; an MTP module's layer too."""
 
-    def take(*names: str) -> Any:
-        parts = [weights.pop(f"model.layers.{index}.{name}.weight") for name in names]
-        return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+    def take(name: str) -> Any:
+        return weights.pop(f"model.layers.{index}.{name}.weight").contiguous()
 
+    heads = torch.cat([take(f"self_attn.{name}_proj") for name in "qkv"]).unflatten(0, (-1, 2, head_dim // 2))
     return _Layer(
         attention_norm=take("input_layernorm"),
-        qkv=take("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        qkv=heads.transpose(1, 2).flatten(0, 2),
         out=take("self_attn.o_proj"),
         mlp_norm=take("post_attention_layernorm"),
-        gate_up=take("mlp.gate_proj", "mlp.up_proj"),
+        gate_up=torch.stack([take("mlp.gate_proj"), take("mlp.up_proj")], 1).flatten(0, 1),
         down=take("mlp.down_proj"),
     )
 

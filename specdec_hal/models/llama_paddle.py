@@ -3,13 +3,15 @@
 Operators are called through ``paddle._C_ops``, as Paddle's own layers do, where the public function takes more than
 half a microsecond longer: a decode step of a small model is some 200 operators, and much of its time is their dispatch.
 
-On a CPU the model computes with one thread, which is Paddle's default: MKL splits the small products of attention in
-another way for each number of tokens, so that with two threads no two numbers of tokens agreed bit for bit, and waking
+On a CPU one thread computes everything but the products with weights of a model too large for caches: these are bound
+by memory, which two cores read faster than one. MKL splits the small products of attention in another way for each
+number of tokens, so that with two threads no two numbers of tokens agreed bit for bit; and for a small model waking
 threads up costs most of what they gain. On a GPU (which this has not been run on) nothing of that applies.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
@@ -19,7 +21,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import paddle
-import paddle.nn.functional as F
 from paddle import _C_ops as ops
 from paddle.base.core import set_num_threads
 from paddle.incubate.nn.functional import fused_rms_norm
@@ -32,14 +33,28 @@ from specdec_hal.models.primitives import ALIGNMENT, HostArray
 
 _OLDEST = (3, 3)
 
+# Bytes: of a model whose weights no cache holds, and of a weight whose product is worth waking up threads.
+_LARGE_MODEL = 128 << 20
+_LARGE_WEIGHT = 256 << 10
+
 
 class LlamaPaddle(Llama):
-    """`device` is cpu or gpu:N; all tensors are float32."""
+    """`device` is cpu or gpu:N; all tensors are float32.
+
+    `threads` on a CPU, for products with weights of 256 KiB or more; None: all cores that the process may use if the
+    weights take 128 MiB or more, else one.
+    """
 
     framework: ClassVar[str] = "paddle"
 
     def __init__(
-        self, config: LlamaConfig, weights: LlamaWeights, *, device: str = "cpu", bit_stable: bool | None = None
+        self,
+        config: LlamaConfig,
+        weights: LlamaWeights,
+        *,
+        device: str = "cpu",
+        bit_stable: bool | None = None,
+        threads: int | None = None,
     ) -> None:
         if tuple(int(part) for part in paddle.__version__.split(".")[:2]) < _OLDEST:
             raise BackendUnavailableError(
@@ -49,18 +64,22 @@ class LlamaPaddle(Llama):
         on_host = isinstance(self._place, paddle.CPUPlace)
         # Writing a cache through NumPy takes a tenth of the time of assigning to part of a tensor.
         self._host_cache = on_host
-        self._threads = 1
+        self._threads = self._product_threads = 1
         if on_host:
+            if threads is not None and threads < 1:
+                raise _argument_error("threads", "an integer >= 1", str(threads), "leave it out, or ask for more")
+            large = sum(array.nbytes for array in weights.matrices()) >= _LARGE_MODEL
+            self._product_threads = threads or (len(os.sched_getaffinity(0)) if large else 1)
             choose_mkl_kernels(Path("/proc/cpuinfo"), os.environ)
             # Importing Paddle sets the latter to 1 if it is not set.
-            threads = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
-            self._threads = int(threads.split(",")[0])
+            given = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
+            self._threads = int(given.split(",")[0])
         super().__init__(config, weights, bit_stable=on_host if bit_stable is None else bit_stable)
 
     # ---- data
 
     def _inference(self) -> AbstractContextManager[Any]:
-        return _one_thread(self._threads) if self._threads > 1 else paddle.no_grad()
+        return paddle.no_grad() if self._threads == self._product_threads == 1 else _one_thread(self._threads)
 
     def _upload(self, array: HostArray) -> Any:
         return paddle.Tensor(array, self._place)
@@ -95,7 +114,13 @@ class LlamaPaddle(Llama):
         return ops.gather(table, ids, 0)
 
     def _matmul(self, x: Any, weight: Any) -> Any:
-        return x @ weight
+        if self._product_threads == 1 or math.prod(weight.shape) * 4 < _LARGE_WEIGHT:
+            return ops.matmul(x, weight, False, False)
+        set_num_threads(self._product_threads)
+        try:
+            return ops.matmul(x, weight, False, False)
+        finally:
+            set_num_threads(1)
 
     def _add_norm(self, residual: Any, delta: Any | None, weight: Any) -> tuple[Any, Any]:
         normed, total = fused_rms_norm(residual, weight, None, self.config.rms_norm_eps, 1, residual=delta)
@@ -105,7 +130,7 @@ class LlamaPaddle(Llama):
         return ops.view_dtype(ops.view_dtype(qkv, paddle.complex64) * factors, paddle.float32)
 
     def _swiglu(self, x: Any) -> Any:
-        return F.swiglu(x)
+        return ops.swiglu(x, None)
 
     # ---- attention
 
@@ -129,7 +154,8 @@ class LlamaPaddle(Llama):
 
     def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
         # Paddle's CPU softmax takes exp(-64) for less: a masked key weighs 1e-28 at most, which rounds to nothing.
-        return F.softmax(ops.add_(ops.matmul(queries, keys, False, True), mask)) @ values
+        scores = ops.add_(ops.matmul(queries, keys, False, True), mask)
+        return ops.matmul(ops.softmax_(scores, -1), values, False, False)
 
 
 @contextmanager
@@ -154,14 +180,12 @@ def _place(device: str) -> Any:
     if kind == "gpu" and (not index or index.isdigit()) and paddle.is_compiled_with_cuda():
         return paddle.CUDAPlace(int(index or 0))
     built = "has" if paddle.is_compiled_with_cuda() else "has no"
-    raise ArgumentError(
-        op="load_model",
-        backend="paddle",
-        argument="device",
-        expected="cpu, or gpu:N with a GPU build of Paddle",
-        got=repr(device),
-        cure=f"choose one of them (this build {built} GPU support)",
-    )
+    cure = f"choose one of them (this build {built} GPU support)"
+    raise _argument_error("device", "cpu, or gpu:N with a GPU build of Paddle", repr(device), cure)
+
+
+def _argument_error(argument: str, expected: str, got: str, cure: str) -> ArgumentError:
+    return ArgumentError(op="load_model", backend="paddle", argument=argument, expected=expected, got=got, cure=cure)
 
 
 def choose_mkl_kernels(cpuinfo: Path, environ: MutableMapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""``load_model`` and ``load_tokenizer``: a checkpoint folder in, objects for the runner out."""
+"""``load_model`` and ``load_tokenizer``: a checkpoint folder or a GGUF file in, objects for the runner out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_hal.backend import AUTO
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.models import llama_cpp_api
 from specdec_hal.models.checkpoint import CONFIG, read_json
 from specdec_hal.models.protocol import TargetModel
 from specdec_hal.registry import Registry, or_default
@@ -22,14 +23,15 @@ BUILTIN_FRAMEWORKS = ("paddle", "torch")
 def load_model(
     path: str | Path, framework: str = AUTO, *, registry: Registry | None = None, **options: Any
 ) -> TargetModel:
-    """The model of a checkpoint folder, by the architecture that its config.json names.
+    """The model of a checkpoint folder, by the architecture that its config.json names, or of a GGUF file.
 
-    `framework`: "paddle", "torch", or what a plug-in of `registry` (None: that of this process) announces; "auto": the
-    first of the two that is installed. `options` go to the model: ``device`` ("cpu"); ``bit_stable`` where the model is
-    :mod:`specdec_hal.models.llama`'s; for PyTorch ``dtype``, by default float32 on CPUs and the checkpoint's own on
-    GPUs. CheckpointError for anything wrong with the
-    files; BackendUnavailableError if the framework is not installed; UnsupportedError for an architecture that no
-    plug-in knows; PluginError for a plug-in's loader that fails.
+    `framework`: "paddle", "torch", "llama.cpp" for a file ``*.gguf``, or what a plug-in of `registry` (None: that of
+    this process) announces; "auto": llama.cpp for such a file, else the first of the other two that is installed.
+    `options` go to the model: ``device`` ("cpu"); ``bit_stable`` where the model is :mod:`specdec_hal.models.llama`'s
+    or llama.cpp's; ``dtype`` for PyTorch, by default float32 on CPUs and the checkpoint's own on GPUs, and for
+    llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError for anything wrong with the files;
+    BackendUnavailableError if the framework is not installed; UnsupportedError for an architecture that no plug-in
+    knows; PluginError for a plug-in's loader that fails.
     """
     registry = or_default(registry)
     if framework != AUTO and framework not in (known := registry.frameworks()):
@@ -41,11 +43,27 @@ def load_model(
             got=repr(framework),
             cure="choose one of them",
         )
+    if is_gguf(path):
+        if framework in BUILTIN_FRAMEWORKS:
+            expected = f"{AUTO} or another framework, for a GGUF file"
+            raise ArgumentError(
+                op="load_model", backend="models", argument="framework", expected=expected, got=repr(framework),
+                cure="leave it out, or convert the file with tools/gguf_to_hf.py",
+            )  # fmt: skip
+        chosen = llama_cpp_api.FRAMEWORK if framework == AUTO else framework
+        return registry.build_model("GGUF", chosen, path, **options)
+    if framework == llama_cpp_api.FRAMEWORK:
+        return registry.build_model("GGUF", framework, path, **options)  # which says what it wants instead
     raw = read_json(path, CONFIG)
     chosen = _installed(BUILTIN_FRAMEWORKS if framework == AUTO else (framework,))
     names = raw.get("architectures")
     architecture = names[0] if isinstance(names, list) and names else "LlamaForCausalLM"
     return registry.build_model(str(architecture), chosen, path, **options)
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Whether a path means a GGUF file, by its name."""
+    return Path(path).suffix == ".gguf"
 
 
 def _installed(wanted: tuple[str, ...]) -> str:
@@ -58,7 +76,14 @@ def _installed(wanted: tuple[str, ...]) -> str:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder; CheckpointError if it is missing, corrupt, or does not fit config.json."""
+    """The tokenizer of a checkpoint folder or a GGUF file.
+
+    CheckpointError if it is missing, corrupt, or does not fit config.json.
+    """
+    if is_gguf(path):
+        from specdec_hal.models.llama_cpp import GgufTokenizer
+
+        return GgufTokenizer(path)
     from specdec_hal.models.tokenizer import Tokenizer
 
     return Tokenizer(path)

@@ -5,31 +5,43 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
-from specdec_hal.hookspecs import ModelSpec, hookimpl
+from specdec_hal.hookspecs import ANY_ARCHITECTURE, ModelSpec, hookimpl
+from specdec_hal.models.llama_cpp_api import FRAMEWORK
+
+if TYPE_CHECKING:
+    from specdec_hal.parallel.group import Group
 
 ARCHITECTURE = "LlamaForCausalLM"
 
 
-def _paddle(path: str | Path, *, dtype: str = "float32", **options: Any) -> Any:
+def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = None, **options: Any) -> Any:
     if dtype != "float32":
         raise _refused("paddle", "dtype", "float32", dtype, "use model.framework torch for others")
+    if group is not None:
+        raise _refused("paddle", "tensor_parallel", "1", group.size, "use model.framework torch for more")
     arguments = _read(path)
     from specdec_hal.models.llama_paddle import LlamaPaddle
 
     return LlamaPaddle(*arguments, **options)
 
 
-def _torch(path: str | Path, *, device: str = "cpu", **options: Any) -> Any:
+def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None, **options: Any) -> Any:
     if device == "cpu":
         arguments = _read(path)
+        if group is not None:
+            from specdec_hal.parallel.llama import TensorParallelLlama
+
+            return TensorParallelLlama(*arguments, group=group, **options)
         from specdec_hal.models.llama_torch import LlamaTorch
 
         return LlamaTorch(*arguments, **options)
     if not re.fullmatch(r"cuda(:\d+)?", device):
         raise _refused("torch", "device", "cpu, cuda or cuda:N", device, "choose one of them")
+    if group is not None:
+        raise _refused("torch", "tensor_parallel", f"1 on {device}", group.size, "use a backend that works on the CPU")
     from specdec_hal.models.checkpoint import read_config
 
     config = read_config(path)
@@ -43,6 +55,14 @@ def _torch(path: str | Path, *, device: str = "cpu", **options: Any) -> Any:
     return load(path, config, device=device, **options)
 
 
+def _llama_cpp(path: str | Path, *, group: Group | None = None, **options: Any) -> Any:
+    if group is not None:
+        raise _refused(FRAMEWORK, "tensor_parallel", "1", group.size, "use model.framework torch for more")
+    from specdec_hal.models.llama_cpp import LlamaCpp
+
+    return LlamaCpp(path, **options)
+
+
 def _read(path: str | Path) -> tuple[Any, Any]:
     from specdec_hal.models.checkpoint import read_config
     from specdec_hal.models.layout import arrange
@@ -52,7 +72,7 @@ def _read(path: str | Path) -> tuple[Any, Any]:
     return config, arrange(read_weights(path, config), config)
 
 
-def _refused(framework: str, argument: str, expected: str, got: str, cure: str) -> ArgumentError:
+def _refused(framework: str, argument: str, expected: str, got: object, cure: str) -> ArgumentError:
     return ArgumentError(
         op="load_model", backend=framework, argument=argument, expected=expected, got=repr(got), cure=cure
     )
@@ -60,5 +80,9 @@ def _refused(framework: str, argument: str, expected: str, got: str, cure: str) 
 
 @hookimpl
 def specdec_models() -> list[ModelSpec]:
-    """A Llama-style decoder in PaddlePaddle, and in PyTorch, which has another one for CUDA GPUs."""
-    return [ModelSpec(ARCHITECTURE, "paddle", _paddle), ModelSpec(ARCHITECTURE, "torch", _torch)]
+    """A Llama-style decoder in PaddlePaddle, and in PyTorch, which has another one for CUDA GPUs; any GGUF file."""
+    return [
+        ModelSpec(ARCHITECTURE, "paddle", _paddle),
+        ModelSpec(ARCHITECTURE, "torch", _torch),
+        ModelSpec(ANY_ARCHITECTURE, FRAMEWORK, _llama_cpp),
+    ]

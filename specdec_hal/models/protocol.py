@@ -28,12 +28,14 @@ class ModelConfig:
 class ModelCapabilities:
     """What a model can do, as it says itself; a runner guesses nothing and refuses by name what is missing here.
 
-    `hidden_layers`: the hidden states that `forward` can return, :data:`FINAL_NORM` always among them; layer i stands
-    for the residual stream behind decoder layer i, which EAGLE-3 (arXiv:2503.01840) and block-diffusion drafters tap.
-    `mtp_modules`: multi-token-prediction modules that can be run. `static_shapes`: a batch padded to a capacity gives
-    the same launches every time, so that a step can be captured in a device graph. `device_lengths`: ids, positions and
-    lengths may be device tensors, none of which is read on the host. `stable_row_counts`: numbers of tokens a step
-    between which the bits of a token's logits do not change; None: any number; empty (the default): not promised.
+    `hidden_layers`: the hidden states that proposers can have; layer i stands for the residual stream behind decoder
+    layer i, which EAGLE-3 (arXiv:2503.01840) and block-diffusion drafters tap. A model that does not name
+    :data:`FINAL_NORM` returns it all the same, but as something of its own, which only its `compute_logits` can read.
+    `mtp_modules`: multi-token-prediction modules that can be run (:class:`MTPModel`). `static_shapes`: a batch padded
+    to a capacity gives the same launches every time, so that a step can be captured in a device graph.
+    `device_lengths`: ids, positions and lengths may be device tensors, none of which is read on the host.
+    `stable_row_counts`: numbers of tokens a step between which the bits of a token's logits do not change; None: any
+    number; empty (the default): not promised.
     `hidden_dtype`: of hidden states; logits are float32 always.
     """
 
@@ -47,12 +49,16 @@ class ModelCapabilities:
 
 @dataclass
 class Segment:
-    """Tokens ``[start, start + length)`` of a packed batch: `slot`'s, at ``position .. position + length - 1``."""
+    """Tokens ``[start, start + length)`` of a packed batch: `slot`'s, at ``position .. position + length - 1``.
+
+    `outputs`: logits are asked for behind so many of its last tokens at most; None: behind any.
+    """
 
     slot: int
     start: int
     length: int
     position: int
+    outputs: int | None = None
 
 
 @dataclass
@@ -134,4 +140,41 @@ class DeviceModel(TargetModel, Protocol):
         """Write float32 logits [R_cap, V] to `out`, from rows [R_cap, D] of hidden states.
 
         `num_rows` int32 [1], on the device: the rows that hold something, None for all; the others are undefined.
+        """
+
+
+class MTPModule(Protocol):
+    """A multi-token-prediction module (DeepSeek-V3, arXiv:2412.19437, section 2.2), with a KV cache of its own.
+
+    From the hidden state of position p and the token at p + 1 it predicts the token at p + 2; a row stands at p in its
+    cache. Hidden states are FINAL_NORM's of the model, or for further drafts the module's own.
+    """
+
+    def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
+        """Hidden states [T, D] for `compute_logits`, from the tokens at p + 1 and hidden [T, D]; segments tell p.
+
+        Errors as TargetModel.forward.
+        """
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """As TargetModel.compute_logits, from rows of `forward`."""
+
+
+class DeviceMTPModule(Protocol):
+    """The same for a :class:`DeviceModel`: a step of it only launches work. Its KV blocks go by the model's tables."""
+
+    def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
+        """Write hidden states to `out` [T_cap, D], from `hidden` [T_cap, D], both of `hidden_dtype`."""
+
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """As DeviceModel.compute_logits_device."""
+
+
+class MTPModel(TargetModel, Protocol):
+    """A target model whose capabilities name MTP modules."""
+
+    def mtp_module(self) -> Any:
+        """The first module: a :class:`DeviceMTPModule` if the model has `device_lengths`, else an :class:`MTPModule`.
+
+        Behind `allocate` or `allocate_blocks`: it makes the module's cache, with the sizes of the model's.
         """

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.models.checkpoint import check_file, checkpoint_error, read_token_ids
+from specdec_hal.models.checkpoint import checkpoint_error, parse_json, read_file, read_token_ids
+from specdec_hal.wording import one_line, short
 
 TOKENIZER = "tokenizer.json"
+MAX_TOKENIZER = 128 << 20
+"""Bytes of a tokenizer.json."""
+
+_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"')
 
 # What the library decodes an incomplete or invalid UTF-8 sequence to.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+# Pieces that are remembered: a few MiB.
+_PIECES = 1 << 16
 
 
 class Tokenizer:
@@ -25,12 +35,14 @@ class Tokenizer:
         from tokenizers import Tokenizer as Library
 
         config = read_token_ids(folder)
-        file = check_file(folder, TOKENIZER)
-        text = file.read_bytes()
+        file, text = read_file(folder, TOKENIZER, MAX_TOKENIZER)
+        _check_merges(file, text)
         try:
             self._library: Any = Library.from_str(text.decode("utf-8"))
-        except Exception as error:  # the library raises plain Exception
-            got = f"{len(text)} bytes that are not ({error})"
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library raises plain Exception, and Rust's panics as BaseException
+            got = f"{len(text)} bytes that are not ({one_line(error)})"
             raise checkpoint_error(file, "a tokenizer of the tokenizers library", got, "download it again") from error
         ids = self._library.get_vocab(with_added_tokens=True).values()
         self.vocab_size: int = max(ids, default=-1) + 1
@@ -55,9 +67,31 @@ class Tokenizer:
         text: str = self._library.decode(ids, skip_special_tokens=False)
         return text
 
+    @cached_property
+    def piece(self) -> Callable[[tuple[int, ...]], str]:
+        """:meth:`decode`, remembered: what one token or two are in a text comes again and again."""
+        return lru_cache(_PIECES)(self.decode)
+
     def detokenizer(self) -> Detokenizer:
         """Decodes one stream of tokens piece by piece."""
         return Detokenizer(self)
+
+
+def _check_merges(file: Path, text: bytes) -> None:
+    """Refuse merges without the prefix that the model says they have: the library aborts the process for them."""
+    if not _PREFIX.search(text):
+        return
+    raw = parse_json(file, text)
+    model = raw.get("model") if isinstance(raw, dict) else None
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    for merge in merges:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not (isinstance(parts, list) and parts and isinstance(parts[-1], str) and parts[-1].startswith(prefix)):
+            expected = f"merges whose second part starts with continuing_subword_prefix {short(prefix)}"
+            raise checkpoint_error(file, expected, short(merge), "download it again")
 
 
 class Detokenizer:
@@ -68,7 +102,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._decode = tokenizer.piece
         self._ids: list[int] = []  # the context, then the tokens that are not emitted yet
         self._context = 0
         self._context_text = ""
@@ -76,18 +110,18 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that is certain after one more token; "" if there is none yet."""
         self._ids.append(token_id)
-        text = self._tokenizer.decode(self._ids)
+        text = self._decode(tuple(self._ids))
         if text.endswith(_REPLACEMENT):
             return ""
         return self._emit(text)
 
     def finish(self) -> str:
         """The rest; an incomplete character is U+FFFD."""
-        return self._emit(self._tokenizer.decode(self._ids))
+        return self._emit(self._decode(tuple(self._ids)))
 
     def _emit(self, text: str) -> str:
         piece = text[len(self._context_text) :]
         self._ids = self._ids[self._context :]
         self._context = len(self._ids)
-        self._context_text = self._tokenizer.decode(self._ids)
+        self._context_text = self._decode(tuple(self._ids))
         return piece

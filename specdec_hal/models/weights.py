@@ -8,19 +8,36 @@ A weight that is not finite is refused: one NaN makes every token of every reque
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from specdec_hal.device import get_device
 from specdec_hal.errors import CheckpointError
-from specdec_hal.models.checkpoint import CONFIG, WEIGHTS, LlamaConfig, check_file, checkpoint_error, read_json
+from specdec_hal.files import open_regular
+from specdec_hal.memory import host_free, require
+from specdec_hal.models.checkpoint import (
+    CONFIG,
+    WEIGHTS,
+    LlamaConfig,
+    check_file,
+    checkpoint_error,
+    parse_json,
+    read_json,
+)
+from specdec_hal.wording import short
 
 Shapes = dict[str, tuple[int, ...]]
 
 _EMBEDDING = "model.embed_tokens.weight"
 INDEX = f"{WEIGHTS}.index.json"
+MAX_INDEX = 64 << 20
+"""Bytes of an index of shards."""
+MAX_HEADER = 16 << 20
+"""Bytes of the header of a safetensors file: some 100,000 weights."""
 _STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # What older checkpoints hold besides weights: recomputed.
 _DERIVED = ".rotary_emb.inv_freq"
@@ -30,8 +47,18 @@ def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArr
     """The checkpoint's weights as float32 arrays, exactly the names and shapes of :func:`expected_shapes`."""
     from safetensors import deserialize
 
+    files = _files(Path(folder), config)
+    _require_memory(
+        Path(folder),
+        {
+            "weights as float32": 4 * _elements(expected_shapes(config)),
+            "the largest file": max(file.stat().st_size for file in files),
+        },
+        "cpu",
+        host_free(),
+    )
     weights = {}
-    for file, stored in _files(Path(folder), config).items():
+    for file, stored in files.items():
         for name, info in deserialize(file.read_bytes()):
             if name in stored:
                 weights[name] = array = _widened(info)
@@ -42,9 +69,9 @@ def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArr
 
 
 def load_weights(
-    folder: str | Path, config: LlamaConfig, *, device: str = "cpu", dtype: str | None = None
+    folder: str | Path, config: LlamaConfig, *, device: str = "cpu", dtype: str | None = None, mtp: bool = False
 ) -> dict[str, Any]:
-    """The weights of the decoder, MTP modules excluded, as PyTorch tensors on a device.
+    """The weights of the decoder, or (`mtp`) of its MTP modules alone, as PyTorch tensors on a device.
 
     `dtype`: one of :data:`specdec_hal.models.checkpoint.DTYPES`; None: that of the checkpoint, from config.json or else
     of the stored embedding. Each weight goes to the device as it is stored, and is converted there.
@@ -55,6 +82,11 @@ def load_weights(
     files = _files(Path(folder), config)
     dtype = dtype or config.dtype or next(s[_EMBEDDING] for s in files.values() if _EMBEDDING in s)
     wanted = expected_shapes(config, mtp=False)
+    if mtp:
+        wanted = {name: shape for name, shape in expected_shapes(config).items() if name not in wanted}
+    size = np.dtype("uint16" if dtype == "bfloat16" else dtype).itemsize
+    free = get_device(device, "torch").free_bytes()
+    _require_memory(Path(folder), {f"weights as {dtype}": size * _elements(wanted)}, device, free)
     weights: dict[str, Any] = {}
     finite: dict[tuple[Path, str], Any] = {}
     for file, stored in files.items():
@@ -102,7 +134,6 @@ def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
 
 def _files(folder: Path, config: LlamaConfig) -> dict[Path, dict[str, str]]:
     """The checkpoint's files, and the dtype of each weight in them; headers are checked against config.json."""
-    expected = expected_shapes(config)
     files: dict[Path, dict[str, str]] = {}
     got: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for file in _shards(folder):
@@ -118,6 +149,10 @@ def _files(folder: Path, config: LlamaConfig) -> dict[Path, dict[str, str]]:
             files[file][name] = _STORED[dtype]
     whole = folder / WEIGHTS if len(files) == 1 else folder / INDEX
     cure = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
+    layers = config.num_hidden_layers + config.num_nextn_predict_layers
+    if layers > len(got):  # before a name is made for each of their weights
+        raise checkpoint_error(whole, f"the {layers} layers of {CONFIG}", f"{len(got)} weights", cure)
+    expected = expected_shapes(config)
     if missing := sorted(expected.keys() - got.keys()):
         raise checkpoint_error(whole, f"the {len(expected)} weights of {CONFIG}", f"none of {_some(missing)}", cure)
     if extra := sorted(got.keys() - expected.keys()):
@@ -135,13 +170,13 @@ def _shards(folder: Path) -> list[Path]:
     """The safetensors files: one, or those of the index."""
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return [check_file(folder, WEIGHTS)]
-    index = read_json(folder, INDEX)
+    index = read_json(folder, INDEX, MAX_INDEX)
     names = index.get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise checkpoint_error(folder / INDEX, "weight_map: a JSON object of files by weight", repr(names)[:60], _AGAIN)
+        raise checkpoint_error(folder / INDEX, "weight_map: a JSON object of files by weight", short(names), _AGAIN)
     for name in names.values():
         if not isinstance(name, str) or Path(name).name != name:
-            raise checkpoint_error(folder / INDEX, "names of files beside it in weight_map", repr(name), _AGAIN)
+            raise checkpoint_error(folder / INDEX, "names of files beside it in weight_map", short(name), _AGAIN)
     return [check_file(folder, name) for name in sorted(set(names.values()))]
 
 
@@ -149,6 +184,7 @@ def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and dtype by name; no weight is read."""
     from safetensors import SafetensorError, safe_open
 
+    _check_header(file)
     try:
         with safe_open(file, framework="np") as shard:
             slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118  (not a mapping)
@@ -156,6 +192,31 @@ def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     except SafetensorError as error:
         got = f"{file.stat().st_size} bytes that are not one, or not all of one ({error})"
         raise checkpoint_error(file, "a safetensors file", got, _AGAIN) from error
+
+
+def _check_header(file: Path) -> None:
+    """Refuse what the library takes: a header of up to 100 MB, and names that come twice, the last of which wins."""
+    with open_regular(file) as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        if size > MAX_HEADER:
+            raise checkpoint_error(file, f"a header of at most {MAX_HEADER} bytes", f"{size} bytes", _AGAIN)
+        text = opened.read(size)
+    if text.startswith(b"{") and len(text) == size:  # the library has its own words for the rest
+        parse_json(file, text)
+
+
+def _elements(shapes: Shapes) -> int:
+    return sum(prod(shape) for shape in shapes.values())
+
+
+def _require_memory(folder: Path, parts: Mapping[str, int], place: str, free: int | None) -> None:
+    require(
+        str(folder),
+        parts,
+        place,
+        free,
+        "use a smaller checkpoint, model.dtype bfloat16 on a GPU, or end other programs",
+    )
 
 
 def _widened(info: Mapping[str, Any]) -> npt.NDArray[np.float32]:

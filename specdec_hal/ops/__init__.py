@@ -1,22 +1,24 @@
 """The contract as code: one OpSpec per op.
 
 `spec` defines what an OpSpec is; `vocabulary` the tensors ops exchange; `step_index`, `sampling`, `verify`, `ngram`,
-`output` and `schedule` the ops by section of the contract; `validate` checks a call against an OpSpec; `docs` renders
-it; `generate` makes test inputs from it.
+`output`, `schedule`, `phases` and `draft_model` the ops by section of the contract; `validate` checks a call against an
+OpSpec; `docs` renders it; `generate` makes test inputs from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.ops import ngram, output, sampling, schedule, step_index, verify
+from specdec_hal.ops import draft_model, ngram, output, phases, sampling, schedule, step_index, verify
 from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
 from specdec_hal.ops.spec import OpSpec
+from specdec_hal.suggest import did_you_mean
 
 OPS: Mapping[str, OpSpec] = {
-    spec.name: spec for module in (step_index, sampling, verify, ngram, output, schedule) for spec in module.OPS
+    spec.name: spec
+    for module in (step_index, sampling, verify, ngram, output, schedule, phases, draft_model)
+    for spec in module.OPS
 }
 
 
@@ -25,9 +27,8 @@ def get_op(name: str) -> OpSpec:
     try:
         return OPS[name]
     except KeyError:
-        near = get_close_matches(name, OPS, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"ops: {', '.join(OPS)}"
-        raise UnsupportedError(f"no op '{name}' in the contract; {hint}") from None
+        hint = did_you_mean(name, OPS) or f"; ops: {', '.join(OPS)}"
+        raise UnsupportedError(f"no op '{name}' in the contract{hint}") from None
 
 
 __all__ = [

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from specdec_hal.ops import OPS, OpSpec
-from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
+from specdec_hal.ops.enums import ENUMERATIONS
 from specdec_hal.ops.spec import AttrSpec, Dim, Operand, Role
 from specdec_hal.ops.vocabulary import MAXIMUM, MINIMUM, SYMBOLS
 
@@ -24,10 +24,9 @@ SECTIONS = {
     6: "Proposing by n-gram look-up",
     7: "Accepted tokens and log-probabilities",
     8: "Scheduling and stop sequences",
+    9: "Draft models that read hidden states",
 }
 """Titles by the section numbers that OpSpecs carry."""
-
-ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, SlotAction, Purpose)
 
 CONVENTIONS = """
 What every backend does, bit for bit. A backend that differs from this page is wrong.
@@ -38,7 +37,8 @@ Marks in brackets that start with # are rule ids: the conformance suite has a na
 backend's device, and no written tensor shares memory with another one. `[N, 1]` passes for `[N]` [#column]. A call
 that breaks this raises `ArgumentError`, naming op, backend, argument, what was expected, what came and the cure, before
 anything is written [#refusal]. Ids are int64; lengths, offsets and row numbers int32; flags bool; probabilities
-float32; bfloat16 travels through NumPy as uint16.
+float32; bfloat16 travels through NumPy as uint16. Of a flag, any byte but 0 is true, and what an op writes is 0 or 1
+[#flag].
 
 **Ops hold no state.** They allocate nothing, read no device value on the host and keep nothing between calls
 [#stateless], so that each can be captured in a graph and replayed [#replay]. Outputs are written whole, whatever they

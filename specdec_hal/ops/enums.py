@@ -12,6 +12,7 @@ class Purpose(IntEnum):
     ACCEPT = 1
     RESIDUAL = 2
     CANDIDATE = 3
+    DRAFT = 4
 
 
 class Strategy(IntEnum):
@@ -52,3 +53,7 @@ class SlotAction(IntEnum):
     PREFILL = 1
     WAIT = 2
     STOP = 3
+
+
+ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, SlotAction, Purpose)
+"""All of them, for the contracts page and the C++ headers."""

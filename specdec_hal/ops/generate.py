@@ -1,8 +1,9 @@
 """Inputs for any op, generated from its OpSpec.
 
-:func:`generate` walks the operands of an OpSpec and cuts each from one coherent scene (`scene`, `rows`); what the op
-only writes comes poisoned. :func:`hostile` keeps dtypes and shapes and replaces the values by the worst that fit. A
-tensor or attribute that nobody taught the scene is an error, so that a new op cannot be tested with silent zeros.
+:func:`generate` walks the operands of an OpSpec and cuts each from one coherent scene (`scene`, `rows`,
+`draft_scene`, `phase_scene`); what the op only writes comes poisoned. :func:`hostile` keeps dtypes and shapes and
+replaces the values by the worst that fit. A tensor or attribute that nobody taught the scene is an error, so that a new
+op cannot be tested with silent zeros.
 
     inputs = generate("verify_draft_tokens", seed=7, strategy="TOPP", S=5)
     backend.verify_draft_tokens(**inputs)
@@ -18,14 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.ops import get_op
-from specdec_hal.ops.rows import ModelScene, numpy_dtype
+from specdec_hal.ops.phase_scene import PhaseScene
+from specdec_hal.ops.rows import numpy_dtype
 from specdec_hal.ops.spec import AttrSpec, Operand, OpSpec, Role
 from specdec_hal.suggest import did_you_mean
 
 Array = NDArray[Any]
 Workspace = Callable[..., Mapping[str, Any]]
 
-_SCENE_OPTIONS = (*ModelScene.SYMBOLS, "states", "dtype", "nan")
+_SCENE_OPTIONS = (*PhaseScene.SYMBOLS, "states", "dtype", "nan")
 _PROPERTY = {"seed": "seed_values"}
 """Operands whose scene property has another name."""
 
@@ -39,6 +41,13 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "hybrid_mtp_ngram": _LONG_TEXTS,
     "schedule_slots": {"states": ("decode", "prefill", "idle"), "L": 40, "I_cap": 24},
     "set_stop_sequences": {"states": ("decode",), "S": 6, "L": 24, "V": 40, "Q": 4, "Z": 5},
+    "draft_model_preprocess": {"states": ("decode", "prefill"), "S": 5, "L": 40},
+    "draft_model_update": {"states": ("decode", "prefill", "idle"), "S": 5, "L": 40},
+    "write_accepted": {"states": ("decode",), "S": 6, "L": 16},
+    "gather_draft_logits": {"states": ("decode", "prefill")},
+    "insert_first_token": {"states": ("decode", "prefill")},
+    "limit_thinking": {"states": ("decode",), "S": 6, "L": 40, "V": 40},
+    "reasoning_constraint": {"states": ("decode", "decode", "prefill"), "L": 40, "V": 3, "H": 2},
 }
 """Options under which an op's innermost branches are taken often; others need none."""
 
@@ -75,7 +84,7 @@ def generate(op: str, seed: int = 0, *, workspace: Workspace | None = None, **op
             raise LookupError(f"generate('{op}'): no option '{name}'{did_you_mean(name, known)}; options: {known}")
     if "dtype" not in options and "x" in spec.by_name:
         options["dtype"] = str(np.random.default_rng(seed).choice(spec.by_name["x"].tensor.dtypes))
-    scene = ModelScene(seed, **{name: options[name] for name in _SCENE_OPTIONS if name in options})
+    scene = PhaseScene(seed, **{name: options[name] for name in _SCENE_OPTIONS if name in options})
     attrs = _attributes(spec, scene, options)
     inputs: dict[str, Any] = {}
     for operand in spec.operands:
@@ -85,7 +94,7 @@ def generate(op: str, seed: int = 0, *, workspace: Workspace | None = None, **op
     return {**inputs, **attrs}
 
 
-def _attributes(spec: OpSpec, scene: ModelScene, options: Mapping[str, Any]) -> dict[str, Any]:
+def _attributes(spec: OpSpec, scene: PhaseScene, options: Mapping[str, Any]) -> dict[str, Any]:
     attrs = {attr.name: _attribute(spec, attr, scene, options) for attr in spec.attrs}
     for relation in spec.relations:
         if relation.left in attrs and relation.right in attrs and not relation.holds(attrs):
@@ -96,7 +105,7 @@ def _attributes(spec: OpSpec, scene: ModelScene, options: Mapping[str, Any]) -> 
     return attrs
 
 
-def _attribute(spec: OpSpec, attr: AttrSpec, scene: ModelScene, options: Mapping[str, Any]) -> Any:
+def _attribute(spec: OpSpec, attr: AttrSpec, scene: PhaseScene, options: Mapping[str, Any]) -> Any:
     if attr.name in options:
         value = options[attr.name]
         if issubclass(attr.kind, IntEnum) and isinstance(value, str):
@@ -109,20 +118,20 @@ def _attribute(spec: OpSpec, attr: AttrSpec, scene: ModelScene, options: Mapping
             return attr.default
         values = list(attr.kind) if issubclass(attr.kind, IntEnum) else [False, True]
         return values[int(rng.integers(len(values)))]
-    if hasattr(ModelScene, attr.name):
+    if hasattr(PhaseScene, attr.name):
         return getattr(scene, attr.name)
     raise LookupError(f"generate('{spec.name}'): no rule for attribute '{attr.name}'; add one to Scene")
 
 
-def _included(operand: Operand, scene: ModelScene, options: Mapping[str, Any], workspace: Workspace | None) -> bool:
+def _included(operand: Operand, scene: PhaseScene, options: Mapping[str, Any], workspace: Workspace | None) -> bool:
     if not operand.optional:
         return True
-    possible = hasattr(ModelScene, _PROPERTY.get(operand.name, operand.name)) or workspace is not None
+    possible = hasattr(PhaseScene, _PROPERTY.get(operand.name, operand.name)) or workspace is not None
     return bool(options.get(operand.name, possible and scene.rng(f"include {operand.name}").random() < 0.5))
 
 
 def _tensor(
-    spec: OpSpec, operand: Operand, scene: ModelScene, attrs: Mapping[str, Any], workspace: Workspace | None
+    spec: OpSpec, operand: Operand, scene: PhaseScene, attrs: Mapping[str, Any], workspace: Workspace | None
 ) -> Array:
     name, property_name = operand.name, _PROPERTY.get(operand.name, operand.name)
     dims = operand.dims(attrs)
@@ -131,8 +140,8 @@ def _tensor(
         dtype = scene.dtype if len(operand.tensor.dtypes) > 1 else operand.tensor.dtypes[0]
         if operand.role is Role.OUT:
             return np.full(shape, poison(dtype), numpy_dtype(dtype))
-        if not hasattr(ModelScene, property_name):
-            raise LookupError(f"generate('{spec.name}'): no rule for operand '{name}'; add it to Scene or ModelScene")
+        if not hasattr(PhaseScene, property_name):
+            raise LookupError(f"generate('{spec.name}'): no rule for operand '{name}'; add it to Scene or PhaseScene")
         value = np.array(getattr(scene, property_name), order="C")
         if value.shape != shape or value.dtype != numpy_dtype(dtype):
             raise TypeError(f"rule for '{name}': made {value.dtype} {value.shape}, declared {dtype} {shape}")
@@ -145,7 +154,7 @@ def _tensor(
     return np.full(layout.shape, poison(layout.dtype), numpy_dtype(layout.dtype))
 
 
-def _check_relations(spec: OpSpec, scene: ModelScene, attrs: Mapping[str, Any]) -> None:
+def _check_relations(spec: OpSpec, scene: PhaseScene, attrs: Mapping[str, Any]) -> None:
     for relation in spec.relations:
         if not relation.holds({**scene.size, **attrs}):
             raise ValueError(f"generate('{spec.name}'): the fixed sizes or attributes break {relation}")
@@ -167,7 +176,7 @@ def hostile(op: str, seed: int = 0, **options: Any) -> dict[str, Any]:
             continue
         rng = np.random.default_rng([seed, list(spec.by_name).index(name), 1])
         bad = rng.random(inputs[name].shape) < rng.choice([0.0, 0.2, 0.7, 1.0])
-        inputs[name] = np.where(bad, _worst(rng, inputs[name]), inputs[name])
+        np.copyto(inputs[name], _worst(rng, inputs[name]), where=bad)
     return inputs
 
 
@@ -175,7 +184,7 @@ def _worst(rng: np.random.Generator, like: Array) -> Array:
     """Bad values of the same dtype and shape."""
     dtype = like.dtype
     if dtype == np.bool_:
-        return rng.random(like.shape) < 0.5
+        return rng.choice(np.array([0, 0, 1, 2, 3, 128, 255], np.uint8), like.shape).view(np.bool_)
     if dtype == np.uint16 or dtype == np.uint8:  # bfloat16 bits, and the bytes of an index
         return rng.integers(0, np.iinfo(dtype).max + 1, like.shape).astype(dtype)
     if dtype.kind == "f":

@@ -13,12 +13,18 @@ _SIZES = (
     AttrSpec("min_ngram_size", int, "Shortest query tried.", 1, minimum=1, maximum=MAX_NGRAM_SIZE),
 )
 _SIZE_ORDER = Relation("min_ngram_size", "max_ngram_size")
-_MATCH_ATTRS = (
-    *_SIZES,
-    AttrSpec("token_budget", int, "Most input tokens of the next step, base tokens included.", minimum=0),
-    AttrSpec("match_policy", MatchPolicy, "LEFTMOST: FastDeploy's rule. LATEST: the runner's default."),
-    AttrSpec("pad_to_max", bool, "Pad every decode slot to S tokens: static shapes for graphs.", False),
-)
+
+
+def _match_attrs(use_draft_token_num: bool) -> tuple[AttrSpec, ...]:
+    return (
+        *_SIZES,
+        AttrSpec("token_budget", int, "Most input tokens of the next step, base tokens included.", minimum=0),
+        AttrSpec("match_policy", MatchPolicy, "LEFTMOST: FastDeploy's rule. LATEST: the runner's default."),
+        AttrSpec("pad_to_max", bool, "Pad every decode slot to S tokens: static shapes for graphs.", False),
+        AttrSpec("use_draft_token_num", bool, "Bound each slot's drafts by its draft_token_num.", use_draft_token_num),
+    )
+
+
 _STATE = ("token_ids_all", "prompt_lens", "step_idx", "draft_token_num", "seq_lens_encoder", "seq_lens_decoder")
 _MATCH_OPERANDS = (
     inp(*_STATE, "max_dec_len"),
@@ -40,9 +46,11 @@ NGRAM_MATCH = op(
     "Propose drafts from an earlier occurrence of the last n tokens.",
     f"""
     Runs after `update_model_status`, for slots < B. enc > 0: untouched [#prefill]. dec == 0: slt = 0 [#idle]. Otherwise
-    base = 1 and q = min(draft_token_num, K, max_dec_len - step_idx - 1) [#wanted]. gen = the step_idx generated
-    tokens; query(n) = the last n of gen (needs step_idx >= n) [#query]. For n = max_ngram_size down to min_ngram_size
-    [#longest-first]:
+    base = 1 and q = min(draft_token_num, K, max_dec_len - step_idx - 1), without `use_draft_token_num` q = min(K,
+    max_dec_len - step_idx - 1) [#wanted]. gen = the step_idx generated tokens. query(n) = the last n tokens [#query]:
+    of gen under LEFTMOST (needs step_idx >= n), of prompt ++ gen under LATEST (needs step_idx >= 1 and prompt_len +
+    step_idx >= n), which so drafts from the first generated token on [#query-spans]. For n = max_ngram_size down to
+    min_ngram_size [#longest-first]:
 
     LEFTMOST: in the prompt, then in gen, the leftmost occurrence with at least one following token inside that same
     haystack [#leftmost]. LATEST: in prompt ++ gen as one text, the rightmost occurrence with at least one following
@@ -54,7 +62,7 @@ NGRAM_MATCH = op(
     prompt look-up decoding (Saxena 2023); FastDeploy PRs #6960, #7103, #7136.
     """,
     *_MATCH_OPERANDS,
-    attrs=_MATCH_ATTRS,
+    attrs=_match_attrs(use_draft_token_num=True),
     relations=(Relation("B", "M"), _SIZE_ORDER),
 )
 
@@ -64,14 +72,15 @@ HYBRID_MTP_NGRAM = op(
     "Extend MTP drafts with an n-gram continuation.",
     f"""
     As `ngram_match`, but a decode slot enters with slt = ori = 1 + MTP drafts (clamped to [1, S]) and keeps them:
-    base = ori [#base]. The query is the suffix of gen ++ draft_tokens[b, 1..ori-1] [#query]; the searched text is
-    prompt ++ gen ++ those drafts (LEFTMOST: prompt, then gen ++ drafts) [#text]. q = min(K + 1 - ori, max_dec_len -
-    step_idx - ori); `draft_token_num` does not enter [#wanted]. Drafts are appended at column ori [#appended]; MTP
-    drafts are never taken away by the budget [#kept].
+    base = ori [#base]. The query is the suffix of gen ++ draft_tokens[b, 1..ori-1], under LATEST of prompt ++ gen ++
+    those drafts, if any token stands behind the prompt [#query]; the searched text is prompt ++ gen ++ those drafts
+    (LEFTMOST: prompt, then gen ++ drafts) [#text]. q = min(K + 1 - ori, max_dec_len - step_idx - ori), and
+    with `use_draft_token_num`, which is off unless given, at most draft_token_num + 1 - ori [#wanted]. Drafts are
+    appended at column ori [#appended]; MTP drafts are never taken away by the budget [#kept].
     {_BUDGET}
     """,
     *_MATCH_OPERANDS,
-    attrs=_MATCH_ATTRS,
+    attrs=_match_attrs(use_draft_token_num=False),
     relations=(Relation("B", "M"), _SIZE_ORDER),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdec_hal.ops.build import inp, op, out
+from specdec_hal.ops.build import inout, inp, op, out
 from specdec_hal.ops.spec import Relation
 
 GATHER_ACCEPTED = op(
@@ -41,4 +41,40 @@ TOKEN_LOGPROBS = op(
     relations=(Relation("N", "V"),),
 )
 
-OPS = (GATHER_ACCEPTED, TOKEN_LOGPROBS)
+GATHER_DRAFT_LOGITS = op(
+    "gather_draft_logits",
+    7,
+    "Put the target's first row of each prefilled slot before the draft model's rows, for their log-probabilities.",
+    """
+    logits are the draft model's, packed by slot: next_token_num[b] = 1 row of slot b < B if enc > 0, else slt clamped
+    to [0, R_cap] [#next]. batch_token_num[b] = 2 if enc > 0, else the same number [#batch]. cu_next_token_offset and
+    cu_batch_token_offset are their exclusive prefix sums, which stay at 2^31 - 1 once they reach it [#offsets].
+
+    From row cu_batch_token_offset[b] of draft_logits on stand first_token_logits[b], the target's row that gave the
+    slot's first token, and the slot's row of logits if enc > 0 [#prefill], else all rows of the slot [#decode]. A row
+    that logits does not have or draft_logits has no room for is not moved [#capacity]; the rest of draft_logits is
+    untouched [#untouched]. Source: FastDeploy's `speculate_get_logits`, which leaves the first offset to its caller.
+    """,
+    inp("logits", "first_token_logits", "seq_lens_this_time", "seq_lens_encoder"),
+    inout("draft_logits"),
+    out("next_token_num", "batch_token_num", "cu_next_token_offset", "cu_batch_token_offset"),
+    relations=(Relation("B", "M"),),
+)
+
+INSERT_FIRST_TOKEN = op(
+    "insert_first_token",
+    7,
+    "Pack the draft model's tokens as `gather_draft_logits` packs their rows.",
+    """
+    The rows of slot b < B, and where they stand, are those of `gather_draft_logits`. next_tokens holds a token for each
+    row of the draft model's logits. Token ids that go with the rows of draft_logits: accept_tokens[b, 0] and the slot's
+    next token if enc > 0 [#prefill], else the slot's next tokens [#decode]. A token that next_tokens does not have or
+    draft_token_ids has no room for is not written [#capacity]; the rest of draft_token_ids is untouched [#untouched].
+    Source: FastDeploy's `speculate_insert_first_token`, which takes the offsets that it follows.
+    """,
+    inp("accept_tokens", "next_tokens", "seq_lens_this_time", "seq_lens_encoder"),
+    inout("draft_token_ids"),
+    relations=(Relation("B", "M"),),
+)
+
+OPS = (GATHER_ACCEPTED, TOKEN_LOGPROBS, GATHER_DRAFT_LOGITS, INSERT_FIRST_TOKEN)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specdec_hal.ops.build import inout, inp, op, out
-from specdec_hal.ops.spec import Relation
+from specdec_hal.ops.enums import Purpose
+from specdec_hal.ops.spec import AttrSpec, Relation
 
 _ROW_PARAMS = ("row_temperature", "row_top_p", "row_top_k", "row_min_p")
 
@@ -53,13 +54,16 @@ _KEPT = """
 SAMPLE_TARGET = op(
     "sample_target",
     3,
-    "Draw the target model's token for every output row.",
+    "Draw the target model's token for every output row, or a proposer's draft.",
     f"""{_KEPT}
-    The draw is section 0's, with purpose SAMPLE and the row's seed and position, over the kept set in ascending id
-    order [#draw]. A row of all -inf, or with any NaN, gives -1 [#undefined]; so do tail rows (position < 0) [#tail].
+    The draw is section 0's, with the row's seed and position, over the kept set in ascending id order [#draw], and with
+    the given purpose: SAMPLE for tokens of the target model, DRAFT for drafts that strategy REJECTION judges, whose
+    tests must not depend on how they were drawn [#purpose]. A row of all -inf, or with any NaN, gives -1 [#undefined];
+    so do tail rows (position < 0) [#tail].
     """,
     inp("logits", *_ROW_PARAMS, "row_seed", "position"),
     out("target_tokens"),
+    attrs=(AttrSpec("purpose", Purpose, "What the random numbers are drawn for.", Purpose.SAMPLE),),
 )
 
 PROCESSED_PROBS = op(

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hal.ops import vocabulary
+
 Array = NDArray[Any]
 
 STATES = {"decode": 14, "prefill": 4, "idle": 2, "stopped": 1, "paused": 1}
@@ -69,7 +71,7 @@ class Scene:
     too many) drawn often. `states` limits the states that slots in use may be in.
     """
 
-    SYMBOLS = ("M", "B", "S", "L", "V", "D", "C", "E", "W", "N", "Q", "Z", "I_cap", "T_cap", "R_cap", "A_cap")
+    SYMBOLS = tuple(symbol for symbol in vocabulary.SYMBOLS if symbol not in ("G", "X"))  # KV blocks; a backend's index
 
     def __init__(self, seed: int, *, states: Sequence[str] = tuple(STATES), **fixed: int) -> None:
         self.seed = seed
@@ -92,6 +94,9 @@ class Scene:
         stops = self.rng("stop sequence sizes")
         size.setdefault("Q", pick(stops, 0, 1, 1, 2, 3, 4, 9))
         size.setdefault("Z", pick(stops, 0, 1, 2, 3, 4, 5, 8))
+        phases = self.rng("phase sizes")
+        size.setdefault("J", pick(phases, 0, 1, 1, 2, 3, 5))
+        size.setdefault("H", pick(phases, 0, 1, 2, 2, 3, 20))
         self.size = size
         self.wide_ids = bool(rng.random() < 0.1)
         weights = np.array([STATES[state] for state in states], np.float64)
@@ -102,6 +107,7 @@ class Scene:
         size.setdefault("T_cap", tokens + pick(rng, 0, 1, 5))
         size.setdefault("R_cap", rows + pick(rng, 0, 1, 5))
         size.setdefault("A_cap", rows + pick(rng, 0, 1, 5))
+        size.setdefault("D_cap", rows + sum(slot.enc > 0 for slot in self.slots) + pick(phases, 0, 1, 5))
 
     def rng(self, name: str) -> np.random.Generator:
         """The random stream of one tensor (or slot, or row)."""

@@ -1,9 +1,9 @@
-"""Section 8: what an engine decides around a step, carried out on the device."""
+"""Section 8: what an engine decides around a step, and what it keeps of it, carried out on the device."""
 
 from __future__ import annotations
 
 from specdec_hal.ops.build import inout, inp, op
-from specdec_hal.ops.spec import Relation
+from specdec_hal.ops.spec import AttrSpec, Relation
 
 SCHEDULE_SLOTS = op(
     "schedule_slots",
@@ -42,13 +42,49 @@ SET_STOP_SEQUENCES = op(
     the clamped step_idx. It ends the request if g >= min_dec_len [#minimum] and the text ends with stop_seqs[b, q, :n],
     n = stop_seqs_lens[b, q] clamped to [0, Z], for any q with 0 < n <= g [#match], also where the sequence began in
     earlier steps [#history], but never in the prompt [#prompt]. The first such i decides [#first]: accept_num = i + 1,
-    the tokens behind become -1 [#cut], and max_dec_len = g, so that `update_model_status` stops the slot [#limit].
+    the tokens behind become -1 [#cut], and max_dec_len = g, so that `update_model_status` stops the slot [#limit]. With
+    `end_at_stop`, for readers who know the end of a request by an end token alone, that token becomes end_tokens[0], if
+    E > 0 [#end-token].
 
     Slots without a match, and slots that emitted nothing, are untouched [#untouched]. A stop token is a sequence of
     length 1. Source: FastDeploy's `speculative_set_stop_value_multi_seqs`.
     """,
     inp("token_ids_all", "prompt_lens", "step_idx", "min_dec_len", "stop_seqs", "stop_seqs_lens"),
     inout("accept_tokens", "accept_num", "max_dec_len"),
+    inp("end_tokens", optional=True),
+    attrs=(AttrSpec("end_at_stop", bool, "An end token takes the place of the sequence's last token.", default=False),),
 )
 
-OPS = (SCHEDULE_SLOTS, SET_STOP_SEQUENCES)
+WRITE_ACCEPTED = op(
+    "write_accepted",
+    8,
+    "Write the accepted tokens into the history, for a caller that advances its slots itself.",
+    """
+    Slots < B that have not stopped [#stopped], with enc > 0 or dec > 0 [#idle] and step_idx >= 0 [#before]. count =
+    accept_num clamped to [0, S]. step_idx includes this step's tokens, so that accept_tokens[b, i] goes to column
+    prompt_lens[b] + step_idx[b] - count + i of token_ids_all[b], prompt_lens clamped to [0, L] [#columns]; with
+    `last_index`, where step_idx names the place of the last token instead, to the column behind [#last-index]. What
+    does not fall behind the prompt and inside the row is not written [#clamp]. Nothing else is touched [#untouched].
+    Source: FastDeploy's `speculate_set_value_by_flags_and_idx`, which has `last_index`; `update_model_status` does this
+    and more.
+    """,
+    inout("token_ids_all"),
+    inp("prompt_lens", "accept_tokens", "accept_num", "stop_flags"),
+    inp("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "step_idx"),
+    attrs=(AttrSpec("last_index", bool, "step_idx is the place of the last token, not the count.", default=False),),
+    relations=(Relation("B", "M"),),
+)
+
+CLEAR_ACCEPT_NUM = op(
+    "clear_accept_num",
+    8,
+    "Forget the counts of slots that are not in the KV cache.",
+    """
+    All M slots: accept_num = 0 where dec <= 0 [#clear]; other counts stay, whatever they are [#kept]. Source:
+    FastDeploy's `speculate_clear_accept_nums`.
+    """,
+    inout("accept_num"),
+    inp("seq_lens_decoder"),
+)
+
+OPS = (SCHEDULE_SLOTS, SET_STOP_SEQUENCES, WRITE_ACCEPTED, CLEAR_ACCEPT_NUM)

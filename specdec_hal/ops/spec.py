@@ -128,6 +128,14 @@ class Operand:
         attr, shapes = self.shape_by
         return tuple(Dim.parse(extent) for extent in shapes[attrs[attr]])
 
+    @property
+    def every_dims(self) -> tuple[tuple[Dim, ...], ...]:
+        """The parsed shapes for all attributes."""
+        if self.shape_by is None:
+            return (self.tensor.dims,)
+        attr, shapes = self.shape_by
+        return tuple(self.dims({attr: value}) for value in shapes)
+
     def wanted(self, attrs: Values) -> bool:
         """Whether the op uses this operand at all under these attributes."""
         return self.when is None or self.when.holds(attrs)
@@ -147,6 +155,12 @@ class AttrSpec:
     minimum: int | None = None
     maximum: int | None = None
     from_backend: bool = False
+
+    def named(self, value: Any) -> Any:
+        """The member that a name stands for; any other value as it is."""
+        if issubclass(self.kind, IntEnum) and isinstance(value, str):
+            return self.kind.__members__.get(value.upper(), value)
+        return value
 
     def allowed(self) -> str:
         """The allowed values, for messages and docs."""
@@ -191,6 +205,12 @@ class OpSpec:
     def by_name(self) -> Mapping[str, Operand]:
         """Operands by argument name."""
         return {operand.name: operand for operand in self.operands}
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols of the operands' shapes, in order of their first appearance."""
+        shapes = [dims for operand in self.operands for dims in operand.every_dims]
+        return tuple(dict.fromkeys(dim.symbol for dims in shapes for dim in dims if dim.symbol is not None))
 
     @cached_property
     def rules(self) -> Mapping[str, str]:

@@ -74,8 +74,11 @@ GATHER_NEXT_TOKEN = op(
     x is in `token_order` [#order]. With is_speculative=True `out` is [R_cap, D]: row r is the hidden state of output
     row r of `prepare_inputs` [#packed], rows >= R are zero [#tail]. With is_speculative=False `out` is [B, D]: row b is
     the last token of slot b [#scattered], idle slots are zero [#idle]. For a batch in which every slot has slt <= 1 or
-    enc > 0 both hold the same rows, packed or scattered [#same-rows]. Source: FastDeploy's unified
-    `gather_next_token(is_speculative)`.
+    enc > 0 both hold the same rows, packed or scattered [#same-rows]. Offsets that disagree with the lengths: slot b's
+    tokens are slt rows of slot order from cu_seqlens_q[b], clamped to [0, T_cap], on, as far as T_cap reaches; x holds
+    the rows that the slots, in `token_order`, name one after the other; a row that is named twice is read at the last
+    of its places, one whose place is not in x is zero, and an output row outside its slot's rows is read as the nearest
+    of them [#offsets]. Source: FastDeploy's unified `gather_next_token(is_speculative)`.
     """,
     inp("x", "cu_seqlens_q", "cu_seqlens_q_output", "batch_id_per_token_output", "seq_lens_this_time"),
     inp("seq_lens_encoder"),

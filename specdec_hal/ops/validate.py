@@ -2,24 +2,25 @@
 
 :func:`check_call` looks at names, dtypes, shapes, devices, layout, aliasing and attributes; it reads no tensor value.
 :func:`check_values` (debug mode) reads them. Both raise :class:`~specdec_hal.errors.ArgumentError` for the first
-offence.
+offence; :func:`check_outputs` (debug mode, after the launch) raises OutputError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import IntEnum
 from numbers import Integral
 from typing import Any, NoReturn
 
 import numpy as np
 
-from specdec_hal.errors import ArgumentError
-from specdec_hal.ops.spec import AttrSpec, Dim, Operand, OpSpec, Role
+from specdec_hal.errors import ArgumentError, OutputError
+from specdec_hal.ops.spec import AttrSpec, Dim, Operand, OpSpec, Role, ValueRule
 from specdec_hal.ops.vocabulary import MAXIMUM, MINIMUM
-from specdec_hal.tensors import TensorInfo, as_numpy, describe
+from specdec_hal.suggest import nearest
+from specdec_hal.tensors import TensorInfo, as_numpy, describe, disguised
+from specdec_hal.wording import one_line, short
 
 _MOST_ACCEPTED = 256
 """Combinations of shapes, dtypes and attributes remembered per op; then all are forgotten."""
@@ -71,8 +72,8 @@ def check_call(
             fail(name, "one value", "two (by position and by keyword)", "pass it once")
         if name not in op.by_name and name not in op.attr_by_name:
             known = [*op.by_name, *op.attr_by_name]
-            near = get_close_matches(name, known, n=1)
-            fail(name, f"one of {', '.join(known)}", "an unknown name", f"use '{near[0]}'" if near else "remove it")
+            near = nearest(name, known)
+            fail(name, f"one of {', '.join(known)}", "an unknown name", f"use '{near}'" if near else "remove it")
     given.update(kwargs)
     attrs = {spec.name: _check_attr(spec, given, attr_defaults, fail) for spec in op.attrs}
     return _check_tensors(op, given, attrs, device, fail)
@@ -85,23 +86,20 @@ def _check_attr(spec: AttrSpec, given: Mapping[str, Any], defaults: Mapping[str,
         if value is None:
             fail(name, spec.allowed(), "nothing", "pass it by keyword")
         return value
-    value = given[name]
+    value = spec.named(given[name])
     kind = spec.kind
     if issubclass(kind, IntEnum):
-        if type(value) is kind:
-            return value
-        member = kind.__members__.get(value.upper()) if isinstance(value, str) else None
-        if member is None:
-            fail(name, spec.allowed(), repr(value), f"pass a {kind.__name__} or its name")
-        return member
+        if type(value) is not kind:
+            fail(name, spec.allowed(), short(value), f"pass a {kind.__name__} or its name")
+        return value
     if kind is bool:
         if not isinstance(value, (bool, np.bool_)):
-            fail(name, "bool", repr(value), "pass True or False")
+            fail(name, "bool", short(value), "pass True or False")
         return bool(value)
     low, high = spec.minimum, spec.maximum
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or (low is not None and value < low) or (high is not None and value > high):
-        fail(name, spec.allowed(), repr(value), "pass an int in range")
+        fail(name, spec.allowed(), short(value), "pass an int in range")
     return int(value)
 
 
@@ -124,10 +122,12 @@ def _check_tensors(op: OpSpec, given: dict[str, Any], attrs: dict[str, Any], dev
         elif value is None:
             looks.append(None)
         else:
+            if cure := disguised(type(value)):
+                fail(name, "an array that is what its memory holds", f"a {type(value).__name__}", cure)
             try:
                 info = infos[name] = describe(value)
-            except (BufferError, RuntimeError, TypeError, ValueError) as error:
-                got = f"a {type(value).__name__} that refuses ({error})"
+            except Exception as error:  # whatever an object raises that only looks like a tensor
+                got = f"a {type(value).__name__} that refuses ({one_line(error)})"
                 fail(name, "a tensor that can be shared through DLPack", got, "pass a plain, dense tensor")
             looks.append(type(value) if info is None else info[:5])
             clash = True
@@ -179,6 +179,8 @@ def _check_looks(
             fail(name, expected, f"one on {info.device}", "move it to the backend's device, or choose another backend")
         if not info.contiguous:
             fail(name, "a C-contiguous tensor", "a strided view", "pass a contiguous copy")
+        if not info.aligned:
+            fail(name, f"memory aligned for {info.dtype}", f"address {info.address:#x}", "pass a copy")
         if operand.role is not Role.IN and not info.writeable:
             expected = f"a writable tensor (role {operand.role.value})"
             fail(name, expected, "a read-only one, or one that tracks gradients", "pass a writable tensor")
@@ -238,6 +240,8 @@ def _check_aliasing(
     for operand in op.operands:
         value = tensors[operand.name]
         info = None if value is None else infos[operand.name] if operand.name in infos else describe(value)
+        if info is not None and not info.aligned:  # not of all tensors is that among what was accepted before
+            fail(operand.name, f"memory aligned for {info.dtype}", f"address {info.address:#x}", "pass a copy")
         if info is not None and info.nbytes:
             spans.append((info.address, info.address + info.nbytes, operand.role is not Role.IN, operand.name))
     spans.sort()
@@ -259,19 +263,36 @@ def _check_aliasing(
 
 
 def check_values(call: Call, backend: str, to_host: Any = as_numpy) -> None:
-    """Check value rules of inputs and the op's preconditions; `to_host` copies a device tensor to NumPy."""
+    """Check the value rules of inputs; `to_host` copies a device tensor to NumPy."""
     fail = _Raise(call.op, backend)
+    for operand, rule, offence in _offences(call, (Role.IN, Role.INOUT), to_host):
+        fail(operand.name, f"values {rule.doc}", offence, "fix the producer (debug mode checks values)")
+
+
+def check_outputs(call: Call, backend: str, to_host: Any = as_numpy) -> None:
+    """Check the value rules of what an op has written. OutputError: its backend breaks the contract.
+
+    What an op updates in place is the next op's to check: it may be out of range because other inputs do not fit it.
+    """
+    for operand, rule, offence in _offences(call, (Role.OUT,), to_host):
+        raise OutputError(
+            f"{call.op.name} [{backend}]: output '{operand.name}': expected values {rule.doc}, got {offence}; the "
+            f"backend breaks the contract, see specdec-hal conformance --backend {backend}"
+        )
+
+
+def _offences(call: Call, roles: tuple[Role, ...], to_host: Any) -> Iterator[tuple[Operand, ValueRule, str]]:
     for operand in call.op.operands:
         rule = operand.tensor.values
         tensor = call.tensors[operand.name]
-        if tensor is None or rule is None or operand.role is Role.OUT:
+        if tensor is None or rule is None or operand.role not in roles:
             continue
         array = to_host(tensor)
         if operand.tensor.dims and array.ndim > len(operand.tensor.dims):
             array = array[..., 0]
         offence = rule.check(array, call.symbols)
         if offence is not None:
-            fail(operand.name, f"values {rule.doc}", offence, "fix the producer (debug mode checks values)")
+            yield operand, rule, offence
 
 
 def _show(dims: tuple[Dim, ...]) -> str:

@@ -68,6 +68,10 @@ UPDATE_MODEL_STATUS = op(
     5,
     "Append the emitted tokens to the history and advance every slot.",
     """
+    With `end_at_limit`, the tokens of a slot < B, neither stopped nor paused on entry, first end behind the first end
+    token, or where step_idx + emitted reaches max_dec_len: accept_num is cut there [#cut], and a token at the limit
+    that is no end token becomes end_tokens[0] in accept_tokens, if E > 0 [#end-at-limit].
+
     Slots < B, neither stopped nor paused on entry: step_idx += accept_num [#count]; the slot stops if the last
     emitted token is an end token or step_idx >= max_dec_len [#stop]. enc > 0: dec += enc, enc = 0 (also for a chunk
     that emitted nothing; the scheduler then sets the next chunk) [#prefill]; else if dec > 0: dec += accept_num
@@ -83,6 +87,11 @@ UPDATE_MODEL_STATUS = op(
     inout("accept_tokens", "accept_num"),
     out("has_running"),
     inp("is_block_step", "prompt_lens", "end_tokens", "max_dec_len"),
+    attrs=(
+        AttrSpec(
+            "end_at_limit", bool, "Whether tokens that nobody has verified are ended here: FastDeploy's rule.", False
+        ),
+    ),
     relations=(Relation("B", "M"),),
 )
 

@@ -20,12 +20,15 @@ SYMBOLS = {
     "N": "1 + the top log-probabilities asked for",
     "Q": "stop sequences per slot",
     "Z": "width of a stop sequence",
+    "J": "tokens of the text that ends thinking",
+    "H": "tokens allowed behind thinking",
     "G": "KV blocks per slot",
     "X": "bytes of one slot's n-gram index",
     "I_cap": "width of `input_ids`: the longest prefill chunk",
     "T_cap": "capacity for packed input tokens",
     "R_cap": "capacity for output (logit) rows",
     "A_cap": "capacity for accepted tokens",
+    "D_cap": "capacity for tokens reported with a draft model's rows",
 }
 """What the symbols of the shapes stand for."""
 
@@ -34,6 +37,9 @@ MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "D": 1, "C": 1, "N": 1}
 
 MAXIMUM = {"V": 2**24 - 1}
 """Largest extent of the symbols that have one: V masses of up to 2^40 must add up to less than 2^64."""
+
+SERVED = {"M": 8192, "S": 32, "L": 1 << 20, "V": 1 << 18}
+"""Largest extents that this package is made for: settings go no further, and the CUDA kernels take no more."""
 
 
 def _tensor(
@@ -70,7 +76,12 @@ _tensor("max_dec_len", I64, ("M",), "Most tokens to generate.", between(0, None)
 _tensor("min_dec_len", I64, ("M",), "End tokens are forbidden before this many generated tokens.", between(0, None))
 _tensor("stop_flags", BOOL, ("M",), "The slot has stopped or is free.")
 _tensor("is_block_step", BOOL, ("M",), "The slot is paused (preempted).")
-_tensor("reasoning_status", I32, ("M",), "1: drafts are not accepted while a reasoning marker is forced.")
+_tensor(
+    "reasoning_status",
+    I32,
+    ("M",),
+    "0: thinking; 1: it has ended, and drafts are not accepted; 2: the next token is constrained; 3: finished.",
+)
 _tensor("draft_token_num", I32, ("M",), "Most drafts this request wants, 0 = none.", between(0, None))
 _tensor("end_tokens", I64, ("E",), "Token ids that end a generation; E may be 0.")
 _tensor("bad_tokens", I64, ("M", "W"), "Token ids never to be produced; entries outside [0, V) are padding.")
@@ -78,12 +89,12 @@ _tensor("has_running", BOOL, (1,), "Whether any slot < B still runs.")
 
 # Step index
 _tensor("ids_remove_padding", I64, ("T_cap",), "The step's tokens, packed; 0 in the tail.")
-_tensor("batch_id_per_token", I32, ("T_cap",), "Slot of each packed token; -1 in the tail.")
+_tensor("batch_id_per_token", I32, ("T_cap",), "Slot of each packed token; -1 in the tail.", between(-1, "M-1"))
 _tensor("cu_seqlens_q", I32, ("B+1",), "Exclusive prefix sum of slt.", OFFSETS)
 _tensor("cu_seqlens_k", I32, ("B+1",), "Exclusive prefix sum of slt + dec over slots with slt > 0.", OFFSETS)
 _tensor("cu_seqlens_q_output", I32, ("B+1",), "Exclusive prefix sum of output (logit) rows per slot.", OFFSETS)
 _tensor("batch_id_per_token_output", I32, ("R_cap",), "Slot of each output row; -1 in the tail.", between(-1, "M-1"))
-_tensor("num_tokens", I32, (2,), "(T, R): input tokens and output rows of this step.")
+_tensor("num_tokens", I32, (2,), "(T, R): input tokens and output rows of this step.", between(0, None))
 _tensor("x", (*FLOATS, "int64", "int32"), ("T_cap", "D"), "One row per packed token.")
 _tensor("out", (*FLOATS, "int64", "int32"), ("T_cap", "D"), "Rows of x, rearranged.", dtype_of="x")
 
@@ -103,16 +114,22 @@ _tensor("logits", FLOATS, ("R_cap", "V"), "Row r: logits after packed output row
 _tensor("repetition", F32, ("M",), "Repetition penalty over prompt and generated; 1 = off.")
 _tensor("frequency", F32, ("M",), "Frequency penalty over generated; 0 = off.")
 _tensor("presence", F32, ("M",), "Presence penalty over generated; 0 = off.")
-_tensor("target_tokens", I64, ("R_cap",), "The target model's token per row; -1 in the tail and where undefined.")
+_tensor(
+    "target_tokens",
+    I64,
+    ("R_cap",),
+    "The target model's token per row; -1 in the tail and where undefined.",
+    between(-1, "V-1"),
+)
 _tensor("probs", F32, ("R_cap", "V"), "Probabilities per row; 0 outside the kept set and in the tail.", between(0, 1))
 
 # Verification
 _tensor("candidate_scores", F32, ("R_cap", "C"), "The C largest probabilities, descending.")
-_tensor("candidate_ids", I64, ("R_cap", "C"), "Their token ids; equal scores by ascending id.")
+_tensor("candidate_ids", I64, ("R_cap", "C"), "Their token ids; equal scores by ascending id.", between(-1, "V-1"))
 _tensor("candidate_lens", I32, ("R_cap",), "How many of them reach top_p; C if they do not.", between(0, "C"))
 _tensor("target_probs", F32, ("R_cap", "V"), "The target's processed probabilities per output row.", between(0, 1))
 _tensor("draft_probs", F32, ("M", "S-1", "V"), "The proposer's probabilities per draft.", between(0, 1))
-_tensor("accept_tokens", I64, ("M", "S"), "Tokens emitted this step, -1 behind them.")
+_tensor("accept_tokens", I64, ("M", "S"), "Tokens emitted this step, -1 behind them.", between(-1, "V-1"))
 _tensor("accept_num", I32, ("M",), "How many tokens each slot emitted.", between(0, "S"))
 
 # Proposing
@@ -128,15 +145,48 @@ _tensor(
 )
 _tensor("stop_seqs", I64, ("M", "Q", "Z"), "Token sequences that end a request; unused ones have length 0.")
 _tensor("stop_seqs_lens", I32, ("M", "Q"), "Their lengths.", between(0, "Z"))
+_tensor("max_think_lens", I32, ("M",), "Most tokens of thinking; negative: no limit.")
+_tensor("max_reply_lens", I32, ("M",), "Most tokens of the answer behind it; negative: no limit.")
+_tensor("limit_status", I32, ("M",), "Where a request with such limits is; 0 to begin with.", between(0, None))
+_tensor("inject_token_ids", I64, ("J",), "The text that ends thinking at its limit.")
+_tensor("allowed_tokens", I64, ("H",), "Tokens of which the first behind thinking is one.")
+_tensor("enable_thinking", BOOL, ("M",), "Whether the request thinks.")
 _tensor("block_tables", I32, ("M", "G"), "KV blocks of each slot, in the order of its positions.")
 
+# Draft models
+_tensor("base_model_draft_tokens", I64, ("M", "S"), "The target's `draft_tokens`; -1 behind the drafts made so far.")
+_tensor("base_model_cu_seqlens_q", I32, ("B+1",), "`cu_seqlens_q` of the target's step.", OFFSETS)
+_tensor("base_model_seq_lens_decoder", I32, ("M",), "The target's `seq_lens_decoder`, this step's tokens included.")
+_tensor("base_model_step_idx", I64, ("M",), "The target's `step_idx`, this step's tokens included.", between(0, "L"))
+_tensor("base_model_stop_flags", BOOL, ("M",), "The target's `stop_flags`.")
+_tensor("inter_next_tokens", I64, ("R_cap",), "The draft model's tokens, packed by active slot; -1 where undefined.")
+_tensor("last_hidden", (*FLOATS, "int64", "int32"), ("B", "D"), "One row of x per active slot, packed.", dtype_of="x")
+_tensor("output_token_num", I32, (1,), "Rows of `last_hidden` that hold something.")
+
 # Output
-_tensor("token_ids", I64, ("A_cap",), "Accepted tokens, packed in slot order; -1 in the tail.")
-_tensor("rows", I32, ("A_cap",), "The logit row that predicts each accepted token; -1 in the tail.")
-_tensor("cu_batch_token_offset", I32, ("B+1",), "Exclusive prefix sum of accepted tokens per slot.", OFFSETS)
-_tensor("ids", I64, ("A_cap", "N"), "Column 0 the chosen token, then the top N-1; -1 where undefined.")
+_tensor("token_ids", I64, ("A_cap",), "Accepted tokens, packed in slot order; -1 in the tail.", between(-1, None))
+_tensor(
+    "rows", I32, ("A_cap",), "The logit row that predicts each accepted token; -1 in the tail.", between(-1, "R_cap-1")
+)
+_tensor("cu_batch_token_offset", I32, ("B+1",), "Exclusive prefix sum of reported tokens per slot.", OFFSETS)
+_tensor("batch_token_num", I32, ("B",), "How many tokens each slot reports.", between(0, None))
+_tensor("next_token_num", I32, ("B",), "How many rows of the draft model each slot has.", between(0, None))
+_tensor("cu_next_token_offset", I32, ("B+1",), "Exclusive prefix sum of those.", OFFSETS)
+_tensor("next_tokens", I64, ("R_cap",), "The draft model's token of each of its rows.")
+_tensor("first_token_logits", FLOATS, ("M", "V"), "The target's row behind each slot's prompt.", dtype_of="logits")
+_tensor("draft_logits", FLOATS, ("D_cap", "V"), "Rows of both, packed by slot.", dtype_of="logits")
+_tensor("draft_token_ids", I64, ("D_cap",), "The tokens that go with the rows of `draft_logits`.")
+_tensor(
+    "ids", I64, ("A_cap", "N"), "Column 0 the chosen token, then the top N-1; -1 where undefined.", between(-1, None)
+)
 _tensor("logprobs", F32, ("A_cap", "N"), "Natural-log probabilities of `ids`, at least the lowest float32.")
-_tensor("ranks", I64, ("A_cap",), "Entries of the row at least as large as the chosen one; -1 where undefined.")
+_tensor(
+    "ranks",
+    I64,
+    ("A_cap",),
+    "Entries of the row at least as large as the chosen one; -1 where undefined.",
+    between(-1, "V"),
+)
 
 
 def tensor(name: str) -> TensorSpec:

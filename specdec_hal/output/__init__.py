@@ -1,7 +1,13 @@
-"""What a runner hands to a token processor. `frame` is the binary format of one step's output."""
+"""The way from a runner's steps to text that is made elsewhere; the extra `serve` installs what it needs.
+
+`writer` makes frames of steps, `frame` is their format and order, `processor` makes request streams of them, and
+`channel` carries them between processes.
+"""
 
 from __future__ import annotations
 
 from specdec_hal.output.frame import FrameKind, FrameReader, OutputFrame
+from specdec_hal.output.processor import News, TokenProcessor
+from specdec_hal.output.writer import FrameWriter
 
-__all__ = ["FrameKind", "FrameReader", "OutputFrame"]
+__all__ = ["FrameKind", "FrameReader", "FrameWriter", "News", "OutputFrame", "TokenProcessor"]

@@ -1,29 +1,28 @@
-"""OutputFrame: one step's tokens as one length-prefixed, versioned binary frame (contract, section 7).
+"""OutputFrame: what one step did, as one message of a numbered session (contract, section 7).
 
-Little-endian: u32 length of everything behind it; magic; u16 version; u8 flags; u8 zero; u32 slots B, u32 N, u32 S;
-int32 count per slot; then, for the A = sum of positive counts tokens in slot order, int64 ids [A, N], float32 scores
-[A, N] and int64 ranks [A]. Only what exists is sent. A frame is accepted whole or not at all.
+MessagePack by msgspec, which took half the time of structs packed by hand: small things as lists, whatever the model
+makes many of as little-endian bytes, taken as they stand in the step's buffers. Only what exists is sent: a frame
+without log-probabilities has one id a token and no score. A frame is accepted whole or not at all.
 """
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from specdec_hal.errors import FrameError
+from specdec_hal.runner.request import FinishReason, TokenLogprobs
 
-MAGIC = b"SDOF"
-VERSION = 1
-NOTHING, RECOVERY, PREEMPTED = 0, -3, -9
-"""Counts that are no number of tokens: the slot gave nothing, its request recovers, or it was preempted."""
+VERSION = 2
+RECOVERY, PREEMPTED = -3, -9
+"""Counts that are no number of tokens: the step of the request failed and is computed again, or it lost its slot."""
 
-_PREFIX = struct.Struct("<I")
-_HEADER = struct.Struct("<4sHBBIII")
+NOTHING = memoryview(b"")
+MAX_FRAME_BYTES = 1 << 28
+"""Most bytes of a frame: 8,192 slots of 32 tokens with 20 alternatives each take a quarter of it."""
 
 
 class FrameKind(IntEnum):
@@ -33,118 +32,169 @@ class FrameKind(IntEnum):
     DRAFT = 4
 
 
-@dataclass(frozen=True, eq=False)
-class OutputFrame:
+class StreamStart(msgspec.Struct, array_like=True, frozen=True):
+    """A request that later entries call by its number, with the output that it has had before."""
+
+    number: int
+    request_id: str
+    prompt_tokens: int
+    max_new_tokens: int
+    params: dict[str, Any]
+    queue_s: float | None
+    token_ids: list[int] = []
+    accepted_draft: list[bool] = []
+    logprobs: list[TokenLogprobs] = []
+    counts: tuple[int, int, int] = (0, 0, 0)
+    """Steps, drafted and accepted tokens."""
+
+
+class StreamEnd(msgspec.Struct, array_like=True, frozen=True):
+    """A request has ended in the engine, behind its tokens in the same frame."""
+
+    number: int
+    reason: FinishReason
+    error: str
+
+
+class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_hal output {VERSION}"):
     """One step's output.
 
-    counts int32 [B]: tokens per slot, at most S, or NOTHING, RECOVERY, PREEMPTED; ids int64 [A, N] with column 0 the
-    emitted token; scores float32 [A, N]; ranks int64 [A]. N = 1 + top log-probabilities. Errors are FrameError.
+    Entry i is about request `numbers[i]`: `counts[i]` tokens, at most S = `max_tokens`, behind the `starts[i]` that it
+    had, or RECOVERY or PREEMPTED; `drafted[i]` drafts were judged for them, -1 in prefill. `accepted_draft` has a byte
+    for each of the A tokens of all entries, `ids` int64 [A, N]. Where log-probabilities were asked for, there are also
+    `scores` float32 [A, N] and `ranks` int64 [A], and N = 1 + alternatives, else N = 1. Column 0 is the emitted token.
+
+    Frame 0 of a session begins it: its `streams` are all there are, and `end_tokens` are the model's.
     """
 
+    session: int
+    sequence: int
     flags: int
+    n: int
     max_tokens: int
-    counts: NDArray[np.int32]
-    ids: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    ranks: NDArray[np.int64]
+    numbers: list[int] = []
+    starts: list[int] = []
+    counts: list[int] = []
+    drafted: list[int] = []
+    accepted_draft: bytes = b""
+    ids: memoryview = NOTHING
+    scores: memoryview = NOTHING
+    ranks: memoryview = NOTHING
+    streams: list[StreamStart] = []
+    ended: list[StreamEnd] = []
+    released: list[int] = []
+    end_tokens: list[int] = []
 
     def encode(self) -> bytes:
-        """The frame as bytes, length prefix included."""
-        n = self.ids.shape[1] if self.ids.ndim == 2 else 0
-        total = _check_header(self.flags, n, self.max_tokens, np.asarray(self.counts))
-        parts: list[bytes] = [np.ascontiguousarray(self.counts, "<i4").tobytes()]
-        for name, dtype, shape in (
-            ("ids", "<i8", (total, n)),
-            ("scores", "<f4", (total, n)),
-            ("ranks", "<i8", (total,)),
-        ):
-            array: NDArray[Any] = getattr(self, name)
-            if array.shape != shape or array.dtype != np.dtype(dtype):
-                raise FrameError(
-                    f"{name}: expected {np.dtype(dtype)} {list(shape)}, got {array.dtype} {list(array.shape)}"
-                )
-            parts.append(np.ascontiguousarray(array, dtype).tobytes())
-        body = _HEADER.pack(MAGIC, VERSION, self.flags, 0, len(self.counts), n, self.max_tokens) + b"".join(parts)
-        return _PREFIX.pack(len(body)) + body
+        """The frame as bytes; FrameError if fields disagree or there are too many bytes."""
+        self._check()
+        data = _encoder.encode(self)
+        _check_length(len(data))
+        return data
 
     @classmethod
     def decode(cls, data: bytes) -> OutputFrame:
-        """The frame that `data` is, no more and no less."""
-        reader = FrameReader()
-        frames = reader.feed(data)
-        if len(frames) != 1 or reader.pending:
-            raise FrameError(f"expected exactly one frame, got {len(frames)} and {reader.pending} bytes of another")
-        return frames[0]
+        """The frame that `data` is, no more and no less; FrameError for anything else."""
+        _check_length(len(data))
+        frame = decode(_decoder, data, f"an output frame of version {VERSION}")
+        frame._check()
+        return frame
 
+    @property
+    def emitted(self) -> list[int]:
+        """The tokens of all entries."""
+        ids: list[int] = np.frombuffer(self.ids, "<i8")[:: self.n].tolist()
+        return ids
 
-def _check_header(flags: int, n: int, max_tokens: int, counts: NDArray[Any]) -> int:
-    """The number of tokens, if the header makes sense."""
-    if not 0 <= flags < 256:
-        raise FrameError(f"flags: expected 8 bits, got {flags}")
-    if n < 1:
-        raise FrameError(f"N: expected at least 1 (the emitted token itself), got {n}")
-    if max_tokens < 1:
-        raise FrameError(f"S: expected at least 1, got {max_tokens}")
-    wrong = [c for c in counts.tolist() if c > max_tokens or (c < 0 and c not in (RECOVERY, PREEMPTED))]
-    if wrong:
-        raise FrameError(f"count: expected 0..{max_tokens}, {RECOVERY} or {PREEMPTED}, got {wrong[0]}")
-    return int(counts[counts > 0].sum())
+    def logprobs(self, rows: slice, top: int) -> list[TokenLogprobs]:
+        """Of these of the tokens, with `top` alternatives each; nothing else is looked at. Empty if there are none."""
+        if not self.ranks.nbytes:
+            return []
+        ids = np.frombuffer(self.ids, "<i8").reshape(-1, self.n)[rows, : top + 1]
+        scores = np.frombuffer(self.scores, "<f4").reshape(-1, self.n)[rows, : top + 1]
+        return TokenLogprobs.rows(ids.tolist(), scores.tolist(), np.frombuffer(self.ranks, "<i8")[rows].tolist(), top)
+
+    def _check(self) -> None:
+        if not 0 <= self.flags < 256:
+            raise FrameError(f"flags: expected 8 bits, got {self.flags}")
+        if self.n < 1:
+            raise FrameError(f"N: expected at least 1 (the emitted token itself), got {self.n}")
+        if self.max_tokens < 1:
+            raise FrameError(f"S: expected at least 1, got {self.max_tokens}")
+        entries = len(self.numbers)
+        for name in ("starts", "counts", "drafted"):
+            if len(got := getattr(self, name)) != entries:
+                raise FrameError(f"{name}: expected one for each of {entries} entries, got {len(got)}")
+        counts, total = self.counts, sum(self.counts)
+        if entries and (min(counts) < 0 or max(counts) > self.max_tokens):
+            wrong = [c for c in counts if not 0 <= c <= self.max_tokens and c not in (RECOVERY, PREEMPTED)]
+            if wrong:
+                raise FrameError(f"count: expected 0..{self.max_tokens}, {RECOVERY} or {PREEMPTED}, got {wrong[0]}")
+            total = sum(c for c in counts if c > 0)
+        scored = total if self.ranks.nbytes else 0
+        for name, size in (
+            ("accepted_draft", total),
+            ("ids", 8 * total * self.n),
+            ("scores", 4 * scored * self.n),
+            ("ranks", 8 * scored),
+        ):
+            if (bytes_ := memoryview(getattr(self, name)).nbytes) != size:
+                raise FrameError(f"{name}: expected {size} bytes for {total} tokens and N = {self.n}, got {bytes_}")
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, in order. A stream that is wrong once stays wrong: nothing is skipped."""
+    """Holds frames against the order in which they were sent. Bytes in, frames out.
+
+    Frame 0 of a session is always taken: it has everything. Behind it each frame must follow the one before.
+    """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._error: str = ""
+        self._session: int | None = None
+        self._expected = 0
+        self.stale = 0
+        """Frames of sessions whose beginning was not seen: what they say, the next frame 0 says again."""
 
-    @property
-    def pending(self) -> int:
-        """Bytes of a frame that has not arrived completely."""
-        return len(self._buffer)
+    def feed(self, data: bytes) -> OutputFrame | None:
+        """The frame; None if it is stale.
 
-    def feed(self, data: bytes) -> list[OutputFrame]:
-        """Take more bytes; the frames that are now complete. FrameError for anything that cannot be a frame."""
-        if self._error:
-            raise FrameError(f"the stream has failed before ({self._error}); open a new one")
-        self._buffer += data
-        frames = []
+        FrameError for a gap, a reordering, another session or no frame; until the next frame 0, all are stale then.
+        """
         try:
-            while (frame := self._next()) is not None:
-                frames.append(frame)
-        except FrameError as error:
-            self._error = str(error)
-            # Frames before the bad one are good: hand them out now, and fail at the next call.
-            if not frames:
-                raise
-        return frames
+            frame = OutputFrame.decode(data)
+            if frame.sequence == 0:
+                self._session = frame.session
+            elif self._session is None:
+                self.stale += 1
+                return None
+            elif frame.session != self._session:
+                raise FrameError(
+                    f"session: expected {self._session}, got {frame.session}; it did not begin with frame 0"
+                )
+            elif frame.sequence != self._expected:
+                kind = "frames are missing" if frame.sequence > self._expected else "a frame came late or twice"
+                raise FrameError(f"sequence: expected frame {self._expected}, got {frame.sequence}: {kind}")
+        except FrameError:
+            self._session = None
+            raise
+        self._expected = frame.sequence + 1
+        return frame
 
-    def _next(self) -> OutputFrame | None:
-        head = _PREFIX.size + _HEADER.size
-        if len(self._buffer) < head:
-            return None
-        (length,) = _PREFIX.unpack_from(self._buffer)
-        magic, version, flags, zero, slots, n, max_tokens = _HEADER.unpack_from(self._buffer, _PREFIX.size)
-        if magic != MAGIC or zero:
-            raise FrameError(f"magic: expected {MAGIC!r}, got {bytes(magic)!r}; this is no output frame")
-        if version != VERSION:
-            raise FrameError(f"version: expected {VERSION}, got {version}; use the same specdec_hal on both ends")
-        least = _HEADER.size + 4 * slots
-        most = least + slots * max_tokens * (12 * n + 8)
-        if not least <= length <= most:
-            raise FrameError(f"length: expected {least}..{most} for {slots} slots, got {length}")
-        if len(self._buffer) < _PREFIX.size + length:
-            return None
-        counts = np.frombuffer(self._buffer, "<i4", slots, head).copy()
-        total = _check_header(flags, n, max_tokens, counts)
-        expected = least + total * (12 * n + 8)
-        if length != expected:
-            raise FrameError(f"length: expected {expected} for {total} tokens, got {length}")
-        at = head + 4 * slots
-        arrays = []
-        for dtype, count in (("<i8", total * n), ("<f4", total * n), ("<i8", total)):
-            arrays.append(np.frombuffer(self._buffer, dtype, count, at).copy())
-            at += arrays[-1].nbytes
-        del self._buffer[:at]
-        ids, scores, ranks = arrays
-        return OutputFrame(flags, max_tokens, counts, ids.reshape(total, n), scores.reshape(total, n), ranks)
+
+Message = TypeVar("Message")
+
+
+def decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes, what: str) -> Message:
+    """What a decoder makes of `data`; FrameError if that is not `what`."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"expected {what}, got {len(data)} bytes that are not: {error}") from error
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"length: expected at most {MAX_FRAME_BYTES} bytes, got {length}")
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(OutputFrame)

@@ -38,7 +38,7 @@ class NgramSettings(Section):
 
 
 class NgramProposer:
-    """`ngram_match`, with a per-slot index if the settings ask for one.
+    """`ngram_match`, or another op of its arguments, with a per-slot index if the settings ask for one.
 
     With K = 0 there is nothing to look up and the op only sets the next step's lengths: that is plain decoding.
     """
@@ -47,7 +47,7 @@ class NgramProposer:
     hidden_layers: tuple[int, ...] = ()
     gives_draft_probs = False
 
-    def __init__(self, context: ProposerContext) -> None:
+    def __init__(self, context: ProposerContext, op: str = "ngram_match") -> None:
         backend, state = context.backend, context.state
         ngram = context.settings or NgramSettings()
         sizes = {"max_ngram_size": ngram.max_ngram_size, "min_ngram_size": ngram.min_ngram_size}
@@ -55,19 +55,20 @@ class NgramProposer:
         self._state = state
         self._update = self._reset = None
         if ngram.use_index:
-            layout = backend.workspace("ngram_match", M=state.symbols["M"], L=state.symbols["L"], **sizes)["index"]
+            layout = backend.workspace(op, M=state.symbols["M"], L=state.symbols["L"], **sizes)["index"]
             index = state.allocate("index", X=layout.shape[1])
             self._flags = state.allocate("reset_slots")
             args = state.args("ngram_index_update")
             self._update = backend.bind("ngram_index_update", index=index, **args, **sizes)
             self._reset = backend.bind("ngram_index_reset", index=index, reset_slots=self._flags)
         self._match = backend.bind(
-            "ngram_match",
+            op,
             index=index,
             token_budget=NO_BUDGET if ngram.token_budget is None else ngram.token_budget,
             match_policy=ngram.match_policy,
             pad_to_max=ngram.pad_to_max,
-            **state.args("ngram_match"),
+            use_draft_token_num=True,
+            **state.args(op),
             **sizes,
         )
 

@@ -1,38 +1,68 @@
-"""Announces the built-in proposers."""
+"""Announces the built-in proposers. A method's module is imported when the method is chosen."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from specdec_hal.hookspecs import ProposerSpec, hookimpl
 
 if TYPE_CHECKING:
-    from specdec_hal.proposers.ngram import NgramProposer, NgramSettings
-    from specdec_hal.proposers.protocol import ProposerContext
+    from specdec_hal.proposers.protocol import Proposer, ProposerContext
 
 
-def _ngram(context: ProposerContext) -> NgramProposer:
-    from specdec_hal.proposers.ngram import NgramProposer
-
-    return NgramProposer(context)
+def _settings(module: str, name: str) -> Callable[[], Any]:
+    return lambda: getattr(import_module(f"specdec_hal.proposers.{module}"), name)
 
 
-def _ngram_settings() -> type[NgramSettings]:
-    from specdec_hal.proposers.ngram import NgramSettings
+def _proposer(module: str, name: str) -> Callable[[ProposerContext], Proposer]:
+    def make(context: ProposerContext) -> Proposer:
+        proposer: Proposer = getattr(import_module(f"specdec_hal.proposers.{module}"), name)(context)
+        return proposer
 
-    return NgramSettings
+    return make
+
+
+def _pads(settings: Any) -> bool:
+    return bool(settings.pad_to_max)
 
 
 @hookimpl
 def specdec_proposers() -> list[ProposerSpec]:
-    """Plain decoding and n-gram look-up."""
+    """Plain decoding and every way of drafting."""
+    ngram = _proposer("ngram", "NgramProposer")
     return [
-        ProposerSpec("naive", _ngram, doc="no drafts: plain decoding through the same path (K = 0)"),
+        ProposerSpec("naive", ngram, doc="no drafts: plain decoding through the same path (K = 0)"),
         ProposerSpec(
             "ngram",
-            _ngram,
-            _ngram_settings,
+            ngram,
+            _settings("ngram", "NgramSettings"),
             "look the last tokens up in the request's own prompt and output",
-            pads_drafts=lambda settings: bool(settings.pad_to_max),
+            _pads,
+        ),
+        ProposerSpec(
+            "mtp",
+            _proposer("mtp", "MTPProposer"),
+            doc="the checkpoint's multi-token-prediction module, chained for K drafts",
+        ),
+        ProposerSpec(
+            "hybrid",
+            _proposer("hybrid", "HybridProposer"),
+            _settings("hybrid", "HybridSettings"),
+            "drafts of the MTP module, continued by n-gram look-up",
+            _pads,
+        ),
+        ProposerSpec(
+            "suffix",
+            _proposer("suffix", "SuffixProposer"),
+            _settings("suffix", "SuffixSettings"),
+            "look the last tokens up in the request's text and earlier responses",
+        ),
+        ProposerSpec(
+            "draft_model",
+            _proposer("draft_model", "DraftModelProposer"),
+            _settings("draft_model", "DraftModelSettings"),
+            "a second, smaller model of the same vocabulary drafts",
         ),
     ]

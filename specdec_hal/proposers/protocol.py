@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from specdec_hal.errors import UnsupportedError
+
 if TYPE_CHECKING:
     from specdec_hal.backend import Backend
     from specdec_hal.config.schema import Config
@@ -51,19 +53,31 @@ class SlotView:
     max_drafts: int
 
 
+@dataclass(frozen=True)
+class StepBounds:
+    """What a step's launches have room for: `slots`, packed `tokens`, tokens of a slot (`query`), and its `context`."""
+
+    slots: int
+    tokens: int
+    query: int
+    context: int
+
+
 @dataclass
 class StepView:
     """One finished step. ``step["accept_num"]`` is a tensor by its name in the op vocabulary, after the step's ops.
 
     `stream`: the stream that the step ran on, as an integer. `hidden_states`: by layer, [R, D], the rows that emitted
     tokens were predicted from: token i of slot b by row ``cu_seqlens_q_output[b] + i``. `input_hidden_states`: by
-    layer, [T, D], of every token that was fed, prompts included, in the backend's `token_order`. Both hold the layers
-    that the proposer declares, in memory that the next step overwrites. `slots`: for a proposer on the host, every
-    request whose prompt is in the KV cache and that goes on; empty for one on the device.
+    layer, [T, D], of every token that was fed, prompts included, in the backend's `token_order` (slot order where the
+    model takes device tensors). Both hold the layers that the proposer declares, in memory that the next step
+    overwrites. `bounds`: the same in every step of a device graph. `slots`: for a proposer on the host, every request
+    whose prompt is in the KV cache and that goes on; empty for one on the device.
     """
 
     state: DecodeState
     stream: int
+    bounds: StepBounds
     hidden_states: Mapping[int, Any] = field(default_factory=dict)
     input_hidden_states: Mapping[int, Any] = field(default_factory=dict)
     slots: Sequence[SlotView] = ()
@@ -122,3 +136,14 @@ class Proposer(Protocol):
         the strategy REJECTION holds these drafts against in the next step; without it, drafts count as certain. Return
         the same tensor every step: the op is bound to it.
         """
+
+
+def check_hidden_layers(proposer: Proposer, method: str, model: TargetModel) -> None:
+    """UnsupportedError for a proposer that wants hidden states which the model does not give."""
+    offered = model.capabilities.hidden_layers
+    missing = [layer for layer in proposer.hidden_layers if layer not in offered]
+    if missing:
+        raise UnsupportedError(
+            f"speculative.method '{method}' asks for hidden states of the layers {missing}, the model gives those of "
+            f"{sorted(offered)} (-1: the final norm); choose another method or another model"
+        )

@@ -1,17 +1,21 @@
 """Driving a model through the one decode path, speculative or not.
 
-`request` what a caller asks for and gets; `runner` the public ModelRunner; `scheduler` which request sits in which
-slot and which chunk of its prompt comes next; `step` the ops of one decode step in order; `plan` these ops, bound;
-`sequence` a running request's tokens, text and stop rules; `metrics` what is counted.
+`runner` is the public ModelRunner; `request` what a caller asks for and gets; `admission` which requests are taken.
+A step: `scheduler` (which request sits in which slot, which chunk of its prompt comes next), `blocks` (the KV pool),
+`plan` (the ops in order, bound), `report` (what a step did), `sequence` (a running request), `stream` (its tokens, text
+and stop rules), `host_drafts` (a proposer on the host), `draft_length` (how many drafts pay). Around it: `delivery`
+(deltas to callbacks), `recovery` (steps that fail), `deadlines`, `guard` (one thread at a time), `watchdog`, `journal`
+(going on after a crash), `footprint` (memory) and `metrics`.
 """
 
 from __future__ import annotations
 
-from specdec_hal.runner.metrics import Metrics, StepRecord
+from specdec_hal.runner.metrics import Counts, Metrics, StepRecord
 from specdec_hal.runner.request import Request, RequestOutput, SamplingParams, StreamDelta, TokenLogprobs
 from specdec_hal.runner.runner import ModelRunner
 
 __all__ = [
+    "Counts",
     "Metrics",
     "ModelRunner",
     "Request",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sized
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from specdec_hal.config.schema import SpeculativeSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.ops import Strategy
-from specdec_hal.runner.request import Request
+from specdec_hal.runner.request import Request, SamplingParams
+from specdec_hal.state import DecodeState
+from specdec_hal.wording import short
 
 MAX_BAD_TOKENS = 64
 """Bad tokens a request may name: the width of the slot tensor."""
@@ -17,29 +23,28 @@ MAX_STOP_SEQUENCES = (16, 16)
 
 @dataclass(frozen=True)
 class RequestRules:
-    """The limits of a runner.
+    """The limits of a runner, besides the room in a slot, which `state` knows.
 
     `cache_room`: positions that the KV blocks hold in all; None: a cache for every slot. `missing`: ops that neither
-    the backend nor a fallback of it has.
+    the backend nor a fallback of it has. `think_end_id`: with which the model ends thinking.
     """
 
     vocab_size: int
-    max_model_len: int
+    state: DecodeState
     speculative: SpeculativeSettings
     cache_room: int | None
     missing: frozenset[str] = frozenset()
+    think_end_id: int | None = None
 
-    def check(self, request: Request, tokenizer: object | None) -> int:
-        """The most tokens that it will generate; RequestError if it cannot be served as asked."""
-        name = f"request '{request.request_id}'"
+    def check(self, request: Request, tokenizer: object | None) -> tuple[Request, int]:
+        """A copy of it that nobody else can change, and the most tokens that it will generate.
+
+        RequestError if it cannot be served as asked.
+        """
+        name = _check_types(request)
         params, prompt = request.params, request.prompt_token_ids
-        if len(prompt) == 0:
-            raise RequestError(f"{name}: empty prompt; give at least one token (the model's bos token, say)")
-        if len(prompt) >= self.max_model_len:
-            raise RequestError(
-                f"{name}: prompt of {len(prompt)} tokens leaves no room in a context of {self.max_model_len}; "
-                "shorten it or raise runner.max_model_len"
-            )
+        limit = self.state.room(name, prompt, params)
+        prompt = tuple(np.asarray(prompt).tolist())
         named = {
             "prompt": prompt,
             "stop_token_ids": params.stop_token_ids,
@@ -50,13 +55,6 @@ class RequestRules:
             wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
             if wrong is not None:
                 raise RequestError(f"{name}: {what}: token {wrong} is outside the vocabulary [0, {self.vocab_size})")
-        if len(params.bad_token_ids) > MAX_BAD_TOKENS:
-            raise RequestError(f"{name}: at most {MAX_BAD_TOKENS} bad_token_ids, got {len(params.bad_token_ids)}")
-        many, long = MAX_STOP_SEQUENCES
-        if (count := len(params.stop_token_ids) + len(params.stop_sequences)) > many:
-            raise RequestError(f"{name}: at most {many} stop_token_ids and stop_sequences together, got {count}")
-        if (longest := max(map(len, params.stop_sequences), default=0)) > long:
-            raise RequestError(f"{name}: stop_sequences of at most {long} tokens, got one of {longest}")
         if params.stop and tokenizer is None:
             raise RequestError(f"{name}: stop strings need a tokenizer; give the runner one, or use stop_token_ids")
         if params.temperature > 0 and self.speculative.verify_strategy is Strategy.GREEDY:
@@ -69,19 +67,38 @@ class RequestRules:
             ("apply_penalties", params.penalised),
             ("token_logprobs", params.logprobs is not None),
             ("set_stop_sequences", stops),
+            ("limit_thinking", params.limits_thinking),
         ):
             if wanted and op in self.missing:
                 raise RequestError(f"{name}: needs the op {op}, which the backend lacks; allow a fallback that has it")
-        k = self.speculative.num_speculative_tokens
-        if params.num_speculative_tokens is not None and params.num_speculative_tokens > k:
-            raise RequestError(
-                f"{name}: num_speculative_tokens {params.num_speculative_tokens} exceeds the runner's {k}; raise "
-                "speculative.num_speculative_tokens"
-            )
-        limit = min(params.max_new_tokens, self.max_model_len - len(prompt))
+        if params.limits_thinking and self.think_end_id is None:
+            raise RequestError(f"{name}: thinking: the model has no token that ends it; set model.think_end_id")
+        if params.thinking_limits[1] >= 0 and not self.state.symbols["E"]:
+            raise RequestError(f"{name}: thinking.max_reply_tokens: the model has no end token; use max_new_tokens")
         if self.cache_room is not None and len(prompt) + limit > self.cache_room:
             raise RequestError(
                 f"{name}: {len(prompt)} prompt tokens and up to {limit} new ones exceed the KV blocks of all slots "
                 f"together ({self.cache_room} positions); lower max_new_tokens or raise runner.num_kv_blocks"
             )
-        return limit
+        return replace(request, prompt_token_ids=prompt, params=params.model_copy(deep=True)), limit
+
+
+def _check_types(request: Request) -> str:
+    """What to call a request in messages; RequestError if a part of it is not of the kind that it must be."""
+    if not isinstance(request, Request):
+        raise RequestError(f"expected a Request, got {short(request)}; make one of an id and a prompt")
+    if not isinstance(request.request_id, str):
+        raise RequestError(f"request_id: expected a string, got {short(request.request_id)}; use str()")
+    name = f"request {short(request.request_id)}"
+    prompt = request.prompt_token_ids
+    if isinstance(prompt, (str, bytes, bytearray, memoryview)) or not isinstance(prompt, Sized):
+        raise RequestError(f"{name}: prompt: expected a flat list of integers, got {short(prompt)}; pass token ids")
+    if not isinstance(request.params, SamplingParams):
+        raise RequestError(f"{name}: params: expected SamplingParams, got {short(request.params)}; make them of it")
+    if request.callback is not None and not callable(request.callback):
+        raise RequestError(f"{name}: callback: expected a function, got {short(request.callback)}; leave it out")
+    for key in ("timeout_s", "ttft_timeout_s"):
+        seconds = getattr(request, key)
+        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):
+            raise RequestError(f"{name}: {key}: expected seconds > 0, got {short(seconds)}; leave it out for no limit")
+    return name

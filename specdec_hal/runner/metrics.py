@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from specdec_hal.runner.watchdog import Activity
 
 
 @dataclass
@@ -16,7 +18,8 @@ class StepRecord:
 
     `drafted` and `accepted` are by draft position (0 = the first draft): how many slots had a draft there, and how many
     accepted it. `decode_slots` and `decode_tokens` leave prefill out. `dropped_drafts` counts a proposer's lists of
-    drafts that could not be used: too long, or a token outside the vocabulary. `seconds` is by stage.
+    drafts that could not be used: too long, or a token outside the vocabulary. `seconds` is by stage. `bucket`: what
+    the step was padded to, as slots, tokens and context.
     """
 
     input_tokens: int = 0
@@ -26,9 +29,11 @@ class StepRecord:
     decode_tokens: int = 0
     emitted: int = 0
     dropped_drafts: int = 0
+    bucket: tuple[int, int, int] = (0, 0, 0)
     drafted: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
+    activity: Activity = field(default_factory=Activity, repr=False, compare=False)
 
     def count_drafts(self, drafted: list[int], accepted: list[int]) -> None:
         """Count the drafts of this step: how many each decoding slot had, and accepted."""
@@ -38,13 +43,53 @@ class StepRecord:
                     counter[position] += slots
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time a stage."""
+    def stage(self, name: str, call: object = None) -> Iterator[None]:
+        """Time a stage; the watchdog sees it, and which of its calls this is."""
         start = time.perf_counter()
+        self.activity.doing = name, call, start
         try:
             yield
         finally:
+            self.activity.doing = None
             self.seconds[name] += time.perf_counter() - start  # type: ignore[assignment]
+
+
+class Load(NamedTuple):
+    """How full a runner is: requests that have a slot, requests that wait, the used part of its KV cache in 0..1, and
+    how often a request was preempted so far."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    preemptions: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """All counts of a runner at one moment, as plain values that another process can be sent. See :class:`Metrics`,
+    :class:`StepRecord` and :class:`Load`."""
+
+    load: Load
+    drafted: dict[int, int]
+    accepted: dict[int, int]
+    emitted: int
+    finished: dict[str, int]
+    buckets: list[tuple[tuple[int, int, int], int]]
+    fallback_calls: dict[str, int]
+    seconds: dict[str, float]
+    failed_steps: int
+    failed_proposals: int
+    dropped_drafts: int
+
+    @classmethod
+    def of(cls, metrics: Metrics, load: Load, fallback_calls: Mapping[str, int]) -> Counts:
+        """The runner's thread may go on meanwhile: dictionaries are copied whole before they are read."""
+        total = metrics.total
+        return cls(
+            load, dict(total.drafted), dict(total.accepted), total.emitted, dict(metrics.requests),
+            list(dict(metrics.buckets).items()), dict(fallback_calls), dict(total.seconds), metrics.failed_steps,
+            metrics.failed_proposals, total.dropped_drafts,
+        )  # fmt: skip
 
 
 _COUNTS = (
@@ -63,14 +108,17 @@ class Metrics:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.failed_steps = 0
+        self.failed_steps = self.failed_proposals = 0
         self.total = StepRecord()
+        self.buckets: Counter[tuple[int, int, int]] = Counter()
+        """Steps by bucket."""
         self.requests: Counter[str] = Counter()
         """Finished requests by finish reason."""
 
     def add(self, record: StepRecord) -> None:
         """Count one step."""
         self.steps += 1
+        self.buckets[record.bucket] += 1
         total = self.total
         for name in _COUNTS:
             setattr(total, name, getattr(total, name) + getattr(record, name))
@@ -90,6 +138,7 @@ class Metrics:
         return {
             "steps": self.steps,
             "failed_steps": self.failed_steps,
+            "failed_proposals": self.failed_proposals,
             "input_tokens": total.input_tokens,
             "emitted_tokens": total.emitted,
             "drafted_tokens": drafted,

@@ -1,8 +1,9 @@
 """One decode step as a plan: the ops of the contract in their order, around two calls of the model, bound once.
 
 schedule_slots -> prepare_inputs -> adjust_batch -> model -> gather_next_token -> logits -> penalties -> sampling
-parameters -> target tokens, candidates or probabilities -> verify_draft_tokens -> log-probabilities ->
-set_stop_sequences -> update_model_status -> proposer. Plain decoding is the same path with one token a slot.
+parameters -> target tokens, candidates or probabilities -> verify_draft_tokens -> limit_thinking ->
+log-probabilities -> set_stop_sequences -> update_model_status -> proposer. Plain decoding is the same path with one
+token a slot.
 
 A plan is made for a :class:`Bucket`, sizes and needs that a step fits into, and kept. Where backend, model and proposer
 declare that they can, it reads no device value, so that it is captured as a device graph; elsewhere it is a list of
@@ -12,7 +13,7 @@ calls.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -23,9 +24,11 @@ from specdec_hal.backend import Backend
 from specdec_hal.config.schema import SpeculativeSettings
 from specdec_hal.errors import PluginError
 from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
-from specdec_hal.ops import Strategy, TokenOrder
-from specdec_hal.proposers.protocol import Proposer, StepView
+from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
+from specdec_hal.proposers.protocol import Proposer, StepBounds, StepView
 from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.scheduler import Schedule
+from specdec_hal.runner.sequence import Sequence
 from specdec_hal.staging import Fetched, Outputs
 from specdec_hal.state import DecodeState
 
@@ -40,7 +43,21 @@ class Needs(NamedTuple):
 
     penalties: bool = False
     stops: bool = False
+    thinking: bool = False
     logprobs: int = 0
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence], vocab_size: int) -> Needs:
+        """What these need together. Alternatives are rounded up to a power of two, so that there are few plans."""
+        found = list(sequences)
+        top = max((one.top for one in found if one.top is not None), default=None)
+        alternatives = 0 if not top else min(1 << (top - 1).bit_length(), vocab_size - 1)
+        return cls(
+            penalties=any(one.penalised for one in found),
+            stops=any(one.stop_sequences for one in found),
+            thinking=any(one.limits_thinking for one in found),
+            logprobs=0 if top is None else 1 + alternatives,
+        )
 
 
 class Bucket(NamedTuple):
@@ -67,8 +84,19 @@ class StepPlan:
     def run(self, stream: int, record: StepRecord) -> None:
         """Launch every call, timed by stage."""
         for stage, call in self.calls:
-            with record.stage(stage):
+            with record.stage(stage, call):
                 call(stream)
+
+
+@dataclass
+class LaunchedStep:
+    """A step under way: what it does, and how to get what it did."""
+
+    schedule: Schedule
+    record: StepRecord
+    plan: StepPlan
+    report: Fetched
+    logprobs: Fetched | None
 
 
 @dataclass
@@ -89,6 +117,7 @@ class Planner:
 
     `static`: the model takes device tensors of fixed capacity, so that no call reads a device value. `captured`: plans
     become device graphs; one that cannot be captured is launched call by call from then on, which is said once.
+    `think_end_id`: of a model whose thinking can be limited.
     """
 
     def __init__(
@@ -100,11 +129,17 @@ class Planner:
         settings: SpeculativeSettings,
         *,
         captured: bool,
+        think_end_id: int | None = None,
     ) -> None:
+        self.think_end_id = think_end_id
         self.backend, self.model, self.state, self.proposer, self.settings = backend, model, state, proposer, settings
         self.static = model.capabilities.device_lengths
+        # A model over device tensors finds each token's slot in `batch_id_per_token`, which is in slot order.
+        self._order = TokenOrder.SLOT if self.static else backend.token_order
         self.captured = captured
-        self.captures = self.capture_failures = 0
+        self.captures = self.capture_failures = self.failed_proposals = 0
+        self._capturing = False
+        self._no_drafts: Call | None = None
         self._plans: dict[Bucket, StepPlan] = {}
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
         self._model_ids: Any = None
@@ -161,6 +196,7 @@ class Planner:
 
     def _capture(self, plan: StepPlan, stream: int) -> None:
         """The first launch of a plan has compiled and allocated; now its launches are recorded, not executed."""
+        self._capturing = True
         try:
             plan.replay = self.state.device.capture(lambda: plan.run(stream, StepRecord()))
         except Exception as error:
@@ -171,6 +207,8 @@ class Planner:
             )
         else:
             self.captures += 1
+        finally:
+            self._capturing = False
 
     # ---- the calls
 
@@ -188,7 +226,7 @@ class Planner:
             ("prepare", backend.bind("prepare_inputs", **state.args("prepare_inputs", sizes))),
         ]
         self._model_ids = state.part("ids_remove_padding", sizes)
-        if backend.token_order is not TokenOrder.SLOT:
+        if self._order is not TokenOrder.SLOT:
             self._model_ids = state.allocate("ids_remove_padding", T_cap=bucket.tokens)
             args = {**state.args("adjust_batch", sizes), "out": self._model_ids}
             calls.append(("prepare", backend.bind("adjust_batch", state.part("ids_remove_padding", sizes), **args)))
@@ -220,10 +258,10 @@ class Planner:
         logits = buffers.logits[:rows]
 
         def bind(op: str, *args: Any, **kwargs: Any) -> Call:
-            return backend.bind(op, *args, **{**state.args(op, sizes), **kwargs})
+            return backend.bind(op, *args, **state.args(op, sizes, **kwargs))
 
         calls: list[tuple[str, Call]] = [
-            ("gather", bind("gather_next_token", x, out=picked[layer], is_speculative=True))
+            ("gather", bind("gather_next_token", x, out=picked[layer], is_speculative=True, token_order=self._order))
             for layer, x in hidden.items()
         ]
         calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes)))
@@ -237,27 +275,52 @@ class Planner:
         judged_by = self._judge(logits, sizes, calls)
         calls.append((
             "verify",
-            backend.bind(
+            bind(
                 "verify_draft_tokens",
-                **{**state.args("verify_draft_tokens", sizes), "target_tokens": None, "top_p": None, **judged_by},
                 strategy=self.settings.verify_strategy,
                 verify_window=self.settings.verify_window,
+                **judged_by,
             ),
         ))  # fmt: skip
+        if bucket.needs.thinking:
+            calls.append(("verify", bind("limit_thinking", think_end_id=self.think_end_id)))
         if bucket.needs.logprobs:
             plan.logprobs = self._logprobs(raw, bucket, calls)
         if bucket.needs.stops:
             calls.append(("verify", bind("set_stop_sequences")))
         calls.append(("update", bind("update_model_status")))
-        plan.view = partial(self._view, hidden, picked)
+        bounds = StepBounds(bucket.slots, bucket.tokens, bucket.query, bucket.context)
+        plan.view = partial(self._view, hidden, picked, bounds)
         if self.proposer.runs_on == "device":
-            calls.append(("propose", lambda stream: self.propose(plan.view(stream))))
+            calls.append(("propose", lambda stream: self._propose(plan.view(stream))))
         return calls
 
-    def _view(self, hidden: dict[int, Any], picked: dict[int, Any], stream: int) -> StepView:
+    def _view(self, hidden: dict[int, Any], picked: dict[int, Any], bounds: StepBounds, stream: int) -> StepView:
         layers = self.proposer.hidden_layers
         inputs = {layer: hidden[layer] if self.static else hidden[layer][: self._fed] for layer in layers}
-        return StepView(self.state, stream, {layer: picked[layer] for layer in layers}, inputs)
+        return StepView(self.state, stream, bounds, {layer: picked[layer] for layer in layers}, inputs)
+
+    def _propose(self, view: StepView) -> None:
+        """Let a proposer on the device draft; where it raises, the next step has no drafts."""
+        try:
+            self.propose(view)
+        except PluginError:
+            raise
+        except Exception:
+            if self._capturing:
+                raise
+            self.failed_proposals += 1
+            _log.exception("the proposer failed; the next step has no drafts")
+            if self._no_drafts is None:
+                self._no_drafts = self._bind_no_drafts()
+            self._no_drafts(view.stream)
+
+    def _bind_no_drafts(self) -> Call:
+        """What sets the next step's lengths where nothing was drafted: a look-up that wants no drafts."""
+        args = self.state.args("ngram_match")
+        args["draft_token_num"] = self.state.allocate("draft_token_num")
+        attrs = {"token_budget": self.state.symbols["T_cap"], "match_policy": MatchPolicy.LATEST}
+        return self.backend.bind("ngram_match", max_ngram_size=1, **attrs, **args)
 
     def propose(self, view: StepView) -> None:
         """Let the proposer draft; plans are made anew if it hands out other draft probabilities than before."""
@@ -288,12 +351,12 @@ class Planner:
         return self._buffers.extra[name]
 
     def _judge(self, logits: Any, sizes: dict[str, int], calls: list[tuple[str, Call]]) -> dict[str, Any]:
-        """What the strategy compares drafts with: arguments of verify_draft_tokens."""
+        """What the strategy compares drafts with, if the state does not hold it: arguments of verify_draft_tokens."""
         backend, state, strategy, rows = self.backend, self.state, self.settings.verify_strategy, sizes["R_cap"]
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
             args = state.args("sample_target", sizes)
             calls.append(("sample", backend.bind("sample_target", logits, **args)))
-            return {"target_tokens": args["target_tokens"]}
+            return {}
         vocabulary = self.model.config.vocab_size
         probs = self._extra("probs", V=vocabulary)[:rows]
         args = state.args("processed_probs", sizes)
@@ -310,7 +373,7 @@ class Planner:
         candidates = {name: self._extra(name, C=width)[:rows] for name in names}
         args = state.args("top_p_candidates", sizes)
         calls.append(("sample", backend.bind("top_p_candidates", probs, **candidates, **args)))
-        return {**candidates, "top_p": state["top_p"]}
+        return candidates
 
     def _logprobs(self, logits: Any, bucket: Bucket, calls: list[tuple[str, Call]]) -> Outputs:
         backend, state = self.backend, self.state
@@ -334,13 +397,15 @@ class Planner:
         if key not in self._heads:
             self._heads[key] = self._head(bucket)
         for stage, call in self._heads[key]:
-            with record.stage(stage):
+            with record.stage(stage, call):
                 call(stream)
         with record.stage("prepare"):
             self._fed, rows = (int(n) for n in state.read("num_tokens"))
             tokens = self._fed
             ids = state.device.download(self._model_ids[:tokens])[:, 0]
-            batch = ForwardBatch(ids, self._segments(), self.proposer.hidden_layers)
+            segments = self._segments()
+            ids = self._in_vocabulary(ids, segments, record)
+            batch = ForwardBatch(ids, segments, self.proposer.hidden_layers)
         with record.stage("forward"):
             hidden = self.model.forward(batch)
         with record.stage("gather"):
@@ -348,16 +413,24 @@ class Planner:
                 state.device.assign(tensor[:tokens], hidden[layer])
         return bucket._replace(rows=rows)
 
+    def _in_vocabulary(self, ids: Any, segments: list[Segment], record: StepRecord) -> Any:
+        """The ids with another token in place of drafts outside the vocabulary, which no strategy accepts."""
+        wrong = (ids < 0) | (ids >= self.model.config.vocab_size)
+        if not wrong.any():
+            return ids
+        record.dropped_drafts += sum(bool(wrong[one.start : one.start + one.length].any()) for one in segments)
+        return np.where(wrong, 0, ids)
+
     def _segments(self) -> list[Segment]:
         """Which slot each stretch of the packed tokens belongs to, in the backend's order."""
         names = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder")
         lens, encoder, decoder = (self.state.read(name).tolist() for name in names)
         slots = [b for b, length in enumerate(lens) if length > 0]
-        if self.backend.token_order is TokenOrder.PREFILL_FIRST:
+        if self._order is TokenOrder.PREFILL_FIRST:
             slots.sort(key=lambda b: encoder[b] == 0)
         segments, start = [], 0
         for b in slots:
-            segments.append(Segment(b, start, lens[b], decoder[b]))
+            segments.append(Segment(b, start, lens[b], decoder[b], outputs=1 if encoder[b] else lens[b]))
             start += lens[b]
         return segments
 

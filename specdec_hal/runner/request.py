@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from itertools import chain
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -12,7 +13,7 @@ from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import MAX_DRAFTS, SamplingSettings
 from specdec_hal.errors import RequestError
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
 
 class SamplingParams(SamplingSettings):
@@ -42,18 +43,43 @@ class SamplingParams(SamplingSettings):
             or bool(self.bad_token_ids)
         )
 
+    @property
+    def thinking_limits(self) -> tuple[int, int]:
+        """Most tokens of thought, and of the answer behind it; -1: no limit."""
+        limits = (None, None) if self.thinking is None else (self.thinking.max_tokens, self.thinking.max_reply_tokens)
+        thought, reply = (-1 if limit is None else limit for limit in limits)
+        return thought, reply
 
-@dataclass(frozen=True)
-class TokenLogprobs:
+    @property
+    def limits_thinking(self) -> bool:
+        """Whether one of them has a limit."""
+        return max(self.thinking_limits) >= 0
+
+    @property
+    def stop_token_sequences(self) -> list[list[int]]:
+        """`stop_token_ids`, which are sequences of length 1, and `stop_sequences`."""
+        return [*([token] for token in self.stop_token_ids), *self.stop_sequences]
+
+
+class TokenLogprobs(NamedTuple):
     """Natural-log probability of an emitted token, its rank (1 = most likely), and the most likely tokens."""
 
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...]
 
+    @classmethod
+    def rows(
+        cls, ids: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], ranks: Sequence[int], top: int
+    ) -> list[TokenLogprobs]:
+        """Of each row of `token_logprobs`, with its first `top` alternatives."""
+        return [
+            cls(values[0], rank, tuple(zip(others[1 : top + 1], values[1 : top + 1], strict=True)))
+            for others, values, rank in zip(ids, scores, ranks, strict=True)
+        ]
 
-@dataclass(frozen=True)
-class StreamDelta:
+
+class StreamDelta(NamedTuple):
     """What one step added to a request. `spans`: pieces of text, each with whether it came from an accepted draft.
 
     `logprobs`: of each token, if the request asks for them.
@@ -66,6 +92,16 @@ class StreamDelta:
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
 
+    @classmethod
+    def joined(cls, deltas: Sequence[StreamDelta]) -> StreamDelta:
+        """One for several of a request, in their order."""
+        token_ids, accepted_draft, spans, logprobs = (
+            tuple(chain.from_iterable(getattr(delta, name) for delta in deltas))
+            for name in ("token_ids", "accepted_draft", "spans", "logprobs")
+        )
+        last = deltas[-1]
+        return cls(last.request_id, token_ids, accepted_draft, spans, last.finish_reason, logprobs)
+
     @property
     def text(self) -> str:
         """The new text. Text that may still turn out to be the start of a stop string is held back."""
@@ -74,12 +110,19 @@ class StreamDelta:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how to continue it. `callback` is called after every step that added to the request."""
+    """A prompt and how to continue it.
+
+    `callback` is called after every step that added to the request, and when it ends. In seconds from
+    :meth:`ModelRunner.add_request` on: `timeout_s` for the whole request, `ttft_timeout_s` to its first token. A
+    request that is late ends with what it has and the reason "timeout".
+    """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     callback: Callable[[StreamDelta], None] | None = None
+    timeout_s: float | None = None
+    ttft_timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +130,7 @@ class RequestOutput:
     """A finished request. `text` excludes the stop string and special tokens; `token_ids` include the end token.
 
     `steps` counts decode steps (prefill excluded), `drafted` and `accepted` draft tokens. `error` says what went wrong
-    where `finish_reason` is "error".
+    where `finish_reason` is "error" or "timeout". `queue_s`: seconds until it had a slot; None if it never had.
     """
 
     request_id: str
@@ -101,3 +144,4 @@ class RequestOutput:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    queue_s: float | None = field(default=None, compare=False)

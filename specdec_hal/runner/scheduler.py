@@ -12,9 +12,11 @@ device meanwhile costs nothing, since the device knows.
 from __future__ import annotations
 
 import heapq
+import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +26,7 @@ from specdec_hal.runner.sequence import Sequence
 from specdec_hal.state import DecodeState
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What a slot does in a step. `chunk`: prompt tokens that it takes, 0 if it decodes.
 
     `emits`: whether its emitted tokens count. A chunk inside the prompt emits none; one that ends inside the generated
@@ -52,15 +53,19 @@ class Schedule:
 class Scheduler:
     """The waiting line, the slots, and the KV blocks (`pool` None: the model keeps a cache for every slot).
 
-    `headroom`: positions that padded drafts may take beyond a request's limit.
+    `headroom`: positions that padded drafts may take beyond a request's limit. `draft_positions`: those that the
+    proposer's cache takes behind a step's tokens, in the same blocks.
     """
 
-    def __init__(self, state: DecodeState, pool: BlockPool | None = None, headroom: int = 0) -> None:
-        self.state, self.pool, self.headroom = state, pool, headroom
+    def __init__(
+        self, state: DecodeState, pool: BlockPool | None = None, headroom: int = 0, draft_positions: int = 0
+    ) -> None:
+        self.state, self.pool, self.headroom, self.draft_positions = state, pool, headroom, draft_positions
         self.budget = state.symbols["T_cap"]
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission: a preempted request leaves
         self.preemptions = 0
+        self._preempted: list[Sequence] = []
         self._free_slots = list(range(state.symbols["M"]))
         self._by_id: dict[str, Sequence] = {}
         self._stops: set[int] = set()
@@ -78,13 +83,23 @@ class Scheduler:
         return self._by_id.get(request_id)
 
     @property
+    def sequences(self) -> Collection[Sequence]:
+        """Requests that wait or run, the oldest first."""
+        return self._by_id.values()
+
+    @property
     def live(self) -> int:
         """Requests that wait or run."""
         return len(self._by_id)
 
+    @property
+    def line(self) -> int:
+        """Requests that wait and will not find a free slot in the next step."""
+        return max(len(self.waiting) - len(self._free_slots), 0)
+
     def positions(self, sequence: Sequence) -> int:
         """The most positions that a request can come to need."""
-        return len(sequence.request.prompt_token_ids) + sequence.max_new_tokens + self.headroom
+        return sequence.prompt_len + sequence.max_new_tokens + self.headroom
 
     def release(self, sequence: Sequence) -> None:
         """A request has ended: take it out of the line or out of its slot."""
@@ -98,6 +113,17 @@ class Scheduler:
         """Put a running request back at the head of the line; it resumes with the tokens that it has by then."""
         self._vacate(sequence)
         self.waiting.appendleft(sequence)
+
+    def _give_way(self, sequence: Sequence) -> None:
+        """Preempt a request for the blocks of another."""
+        self.preempt(sequence)
+        self._preempted.append(sequence)
+        self.preemptions += 1
+
+    def take_preempted(self) -> list[Sequence]:
+        """Who gave its blocks to an older request since the last call."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
 
     def _vacate(self, sequence: Sequence) -> None:
         slot = sequence.slot
@@ -133,7 +159,6 @@ class Scheduler:
             return None
         for slot in self._stops - self.running.keys():
             host["slot_actions"][slot] = SlotAction.STOP
-        self._stops.clear()
         used = np.flatnonzero(host["slot_actions"])
         step.slots = 1 + max(max(self.running), int(used[-1]) if used.size else 0)
         if used.size or self._dirty:
@@ -143,14 +168,18 @@ class Scheduler:
         self._dirty = bool(used.size)
         return step
 
+    def launched(self) -> None:
+        """The device will do what :meth:`schedule` has decided. A step that fails may not have come so far."""
+        self._stops.clear()
+
     def _decode(self, step: Schedule, only: Collection[Sequence] | None) -> None:
         width = self.state.symbols["S"]
         for slot, sequence in list(self.running.items()):
-            if sequence.prefilling or sequence.slot != slot:  # the latter: preempted for an older one, just now
+            if sequence.cached < sequence.target or sequence.slot != slot:  # preempted for an older one, just now
                 continue
             if only is not None and sequence not in only:
                 continue
-            reach = min(sequence.length - 1 + (sequence.in_flight + 1) * width, self.positions(sequence))
+            reach = self._reach(sequence, sequence.length - 1 + (sequence.in_flight + 1) * width)
             if not self._reserve(sequence, reach):
                 continue
             step.work[slot] = Work(sequence)
@@ -159,9 +188,9 @@ class Scheduler:
 
     def _prefill(self, step: Schedule, only: Collection[Sequence] | None) -> None:
         for slot, sequence in list(self.running.items()):
-            if only is not None and sequence not in only:
+            if sequence.cached >= sequence.target or (only is not None and sequence not in only):
                 continue
-            if sequence.prefilling and sequence.slot == slot and not self._chunk(step, slot, sequence):
+            if sequence.slot == slot and not self._chunk(step, slot, sequence):
                 self.state.schedule.host["slot_actions"][slot] = SlotAction.WAIT
 
     def _admit(self, step: Schedule, only: Collection[Sequence] | None) -> None:
@@ -171,6 +200,8 @@ class Scheduler:
                 return
             self.waiting.remove(sequence)
             sequence.slot = slot = heapq.heappop(self._free_slots)
+            if sequence.queue_s is None:
+                sequence.queue_s = time.monotonic() - sequence.arrived_s
             self.running[slot] = sequence
             self._install(slot, sequence)
             self._chunk(step, slot, sequence)
@@ -182,44 +213,50 @@ class Scheduler:
         if first is None or first.in_flight:
             return None
         first.resume()
-        if self.pool is not None and self.running:
-            # A block to grow into for everybody, or the youngest would be sent back at once.
-            wanted = self.pool.needed(first.target + self.state.symbols["S"]) + len(self.running)
-            if wanted > self.pool.free:
-                return None
-        return first
+        if self.pool is None:
+            return first
+        wanted = self.pool.needed(self._reach(first, first.target + self.state.symbols["S"]))
+        if only is not None:  # those who sit out this step end nothing, and so free no block
+            for other in [s for s in reversed(self.running.values()) if s not in only]:
+                if wanted + len(self.running) > self.pool.free:
+                    self._give_way(other)
+        # A block to grow into for everybody, or the youngest would be sent back at once.
+        return None if self.running and wanted + len(self.running) > self.pool.free else first
 
     def _chunk(self, step: Schedule, slot: int, sequence: Sequence) -> bool:
         """Give a slot the next chunk of its context; False if there is no room for it in this step."""
         start, prompt = sequence.cached, len(sequence.request.prompt_token_ids)
         count = min(sequence.target - start, self.state.symbols["I_cap"], self.budget - step.tokens)
         end = start + count
-        if count <= 0 or not self._reserve(sequence, end):
+        reach = self._reach(sequence, end)
+        if count <= 0 or not self._reserve(sequence, reach):
             return False
-        host = self.state.schedule.host
-        host["slot_actions"][slot] = SlotAction.PREFILL
-        host["chunk_lens"][slot], host["chunk_starts"][slot] = count, start
-        host["chunk_step_idx"][slot] = max(0, end - prompt)
+        self.state.fill_chunk(slot, start, count, max(0, end - prompt))
         self._show_blocks(slot, sequence)
-        if start and sequence.token_ids:  # a token drawn behind the chunk before stands in the history
-            self._write_history(slot, sequence)
+        if start and sequence.token_ids:  # a token drawn behind the chunk before stands in the history, and has counted
+            self._write_past(slot, sequence)
         sequence.cached = end
         step.work[slot] = Work(sequence, count, end == sequence.target)
         step.tokens += count
-        step.context, step.chunked = max(step.context, end), True
+        step.context, step.chunked = max(step.context, reach), True
         return True
 
     # ---- KV blocks
+
+    def _reach(self, sequence: Sequence, positions: int) -> int:
+        """How far the caches of a request may come to reach in a step that feeds the model up to `positions`."""
+        return min(positions + self.draft_positions, self.positions(sequence))
 
     def _reserve(self, sequence: Sequence, positions: int) -> bool:
         """Let a request's cache reach `positions`, at the cost of younger requests; False if it had to go itself."""
         if self.pool is None:
             return True
         before = len(sequence.blocks)
+        if positions <= before * self.pool.block_size:
+            return True
         while not self.pool.extend(sequence.blocks, positions):
             youngest = next(reversed(self.running.values()))
-            self.preempt(youngest)
-            self.preemptions += 1
+            self._give_way(youngest)
             if youngest is sequence:
                 return False
         if sequence.slot is not None and len(sequence.blocks) > before:
@@ -234,34 +271,13 @@ class Scheduler:
     # ---- a new owner
 
     def _install(self, slot: int, sequence: Sequence) -> None:
-        params, host = sequence.request.params, self.state.request.host
-        k = self.state.symbols["S"] - 1
-        wanted = params.num_speculative_tokens
-        values = {
-            "prompt_lens": len(sequence.request.prompt_token_ids),
-            "max_dec_len": sequence.max_new_tokens,
-            "min_dec_len": params.min_new_tokens,
-            "draft_token_num": k if wanted is None else min(wanted, k),
-            "reasoning_status": 0,
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "top_k": params.top_k,
-            "min_p": params.min_p,
-            "seed": params.seed,
-            "repetition": params.repetition_penalty,
-            "frequency": params.frequency_penalty,
-            "presence": params.presence_penalty,
-            "bad_tokens": -1,
-            "stop_seqs_lens": 0,
-        }
-        for name, value in values.items():
-            host[name][slot] = value
-        host["bad_tokens"][slot, : len(params.bad_token_ids)] = params.bad_token_ids
-        for i, tokens in enumerate(sequence.stop_sequences):
-            host["stop_seqs"][slot, i, : len(tokens)] = tokens
-            host["stop_seqs_lens"][slot, i] = len(tokens)
-        self._write_history(slot, sequence)
+        request = sequence.request
+        self.state.fill_request(slot, len(request.prompt_token_ids), request.params, sequence.max_new_tokens)
+        self._write_past(slot, sequence)
 
-    def _write_history(self, slot: int, sequence: Sequence) -> None:
+    def _write_past(self, slot: int, sequence: Sequence) -> None:
+        """What the device goes on from: the context, and how far the limits of thinking are."""
+        if sequence.limits_thinking:
+            self.state.write("limit_status", slot, sequence.limit_status)
         tokens = np.array([*sequence.request.prompt_token_ids, *sequence.token_ids], np.int64)
         self.state.write("token_ids_all", (slot, slice(len(tokens))), tokens)

@@ -1,121 +1,44 @@
-"""A request while it runs: its tokens, its text, its place, and the stop rules.
+"""A request while it runs: its output, its place, and what has been scheduled of it.
 
-The device ends a request at an end token of the model, at a stop sequence or at its length limit. Stop strings are
-known to the host alone: they take effect when a step is read, and what was emitted behind them is dropped. The kept
-tokens are therefore the same however many of them a step emitted, and however far the device is ahead.
+The device ends a request at an end token of the model, at a stop sequence or at its length limit; what only the host
+can see is in :mod:`.stream`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+import time
 
-from specdec_hal.runner.request import FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
-
-Span = tuple[str, bool]
+from specdec_hal.runner.request import Request
+from specdec_hal.runner.stream import Detokenizer, OutputStream
 
 
-class Detokenizer(Protocol):
-    """Turns token ids into text one by one, never yielding half a character."""
-
-    def push(self, token_id: int) -> str:
-        """The text that is certain after one more token."""
-
-    def finish(self) -> str:
-        """The rest."""
-
-
-class _NoText:
-    """Stands in where the runner has no tokenizer."""
-
-    def push(self, token_id: int) -> str:
-        return ""
-
-    def finish(self) -> str:
-        return ""
-
-
-class TextStream:
-    """Text of a request, with stop strings cut off and possible beginnings of them held back."""
-
-    def __init__(self, detokenizer: Detokenizer | None, stop: Collection[str]) -> None:
-        self.detokenizer = detokenizer or _NoText()
-        self.stop = tuple(stop)
-        self.hold = max((len(s) for s in stop), default=1) - 1
-        self.text = ""
-        self._held: list[Span] = []
-
-    def push(self, token_id: int, from_draft: bool) -> bool:
-        """Add a token; True if a stop string is complete, in which case the text ends before it."""
-        return self._add(self.detokenizer.push(token_id), from_draft)
-
-    def _add(self, piece: str, from_draft: bool) -> bool:
-        searched = max(len(self.text) - self.hold, 0)
-        self.text += piece
-        if piece:
-            self._held.append((piece, from_draft))
-        found = [at for at in (self.text.find(s, searched) for s in self.stop) if at >= 0]
-        if found:
-            self._drop(len(self.text) - min(found))
-        return bool(found)
-
-    def _drop(self, count: int) -> None:
-        self.text = self.text[: len(self.text) - count]
-        while count:
-            piece, flag = self._held.pop()
-            kept = piece[: max(len(piece) - count, 0)]
-            count -= len(piece) - len(kept)
-            if kept:
-                self._held.append((kept, flag))
-
-    def release(self, final: bool) -> tuple[Span, ...]:
-        """The spans that can be shown now: all but the held-back end, or everything if the request has ended."""
-        excess = sum(len(piece) for piece, _ in self._held) - (0 if final else self.hold)
-        out: list[Span] = []
-        while self._held and excess > 0:
-            piece, flag = self._held.pop(0)
-            if len(piece) > excess:
-                self._held.insert(0, (piece[excess:], flag))
-                piece = piece[:excess]
-            excess -= len(piece)
-            out.append((piece, flag))
-        return tuple(out)
-
-    def finish(self) -> None:
-        """Decode what is left. An incomplete character cannot complete a stop string by itself."""
-        self._add(self.detokenizer.finish(), False)
-
-
-class Sequence:
+class Sequence(OutputStream):
     """A running request."""
 
     def __init__(self, request: Request, max_new_tokens: int, detokenizer: Detokenizer | None) -> None:
-        self.request = request
-        self.max_new_tokens = max_new_tokens
-        self.stop_sequences = [*([token] for token in request.params.stop_token_ids), *request.params.stop_sequences]
+        super().__init__(request, len(request.prompt_token_ids), max_new_tokens, detokenizer)
+        self.penalised = request.params.penalised
+        self.top = request.params.logprobs
+        """How many alternatives it wants with each log-probability; None for no log-probabilities."""
+        self.limits_thinking = request.params.limits_thinking
+        self.limit_status = 0
+        """Where it is in thinking, the text that ends it, or its answer, behind the tokens that the host knows."""
         self.slot: int | None = None
         self.blocks: list[int] = []
         self.cached = 0
         """Tokens of its context that chunks have been scheduled for since it took its slot."""
         self.target = 0
         """Tokens of its context when it took its slot: where prefill ends and decoding begins."""
+        self.arrived_s = time.monotonic()
         self.in_flight = 0
         """Steps with it that have been launched and not read."""
         self.failures = 0
         """Steps that failed with it alone."""
-        self.token_ids: list[int] = []
-        self.accepted_draft: list[bool] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.finish_reason: FinishReason | None = None
-        self.error = ""
-        self.steps = self.drafted = self.accepted = 0
-        self._text = TextStream(detokenizer, request.params.stop)
-        self._reported = 0
 
     @property
     def length(self) -> int:
         """Tokens of prompt and output that the host knows."""
-        return len(self.request.prompt_token_ids) + len(self.token_ids)
+        return self.prompt_len + len(self.token_ids)
 
     @property
     def prefilling(self) -> bool:
@@ -125,70 +48,3 @@ class Sequence:
     def resume(self) -> None:
         """It takes a slot next: all its tokens go through prefill."""
         self.cached, self.target = 0, self.length
-
-    def _at_stop_sequence(self) -> bool:
-        if len(self.token_ids) < self.request.params.min_new_tokens:
-            return False
-        return any(self.token_ids[-len(tokens) :] == tokens for tokens in self.stop_sequences)
-
-    def extend(
-        self,
-        token_ids: list[int],
-        from_draft: list[bool],
-        logprobs: list[TokenLogprobs],
-        end_tokens: Collection[int],
-    ) -> None:
-        """Take over a step's tokens up to the first that ends the request."""
-        for at, token in enumerate(token_ids):
-            if token < 0:
-                self.finish("error", "the model gave no distribution for the next token (NaN, or all logits -inf)")
-                return
-            self.token_ids.append(token)
-            self.accepted_draft.append(from_draft[at])
-            self.logprobs += logprobs[at : at + 1]
-            # End tokens are no text.
-            at_end = token in end_tokens
-            stopped = at_end or self._text.push(token, from_draft[at])
-            if stopped or self._at_stop_sequence():
-                self.finish("stop")
-                return
-            if len(self.token_ids) >= self.max_new_tokens:
-                self.finish("length")
-                return
-
-    def finish(self, reason: FinishReason, error: str = "") -> None:
-        """End the request."""
-        self.finish_reason, self.error = reason, error
-        self._text.finish()
-
-    def delta(self) -> StreamDelta | None:
-        """What is new since the last call, or None."""
-        start, self._reported = self._reported, len(self.token_ids)
-        spans = self._text.release(self.finish_reason is not None)
-        if start == self._reported and not spans and self.finish_reason is None:
-            return None
-        return StreamDelta(
-            self.request.request_id,
-            tuple(self.token_ids[start:]),
-            tuple(self.accepted_draft[start:]),
-            spans,
-            self.finish_reason,
-            tuple(self.logprobs[start:]),
-        )
-
-    def output(self) -> RequestOutput:
-        """The finished request."""
-        assert self.finish_reason is not None
-        return RequestOutput(
-            self.request.request_id,
-            len(self.request.prompt_token_ids),
-            tuple(self.token_ids),
-            tuple(self.accepted_draft),
-            self._text.text,
-            self.finish_reason,
-            self.error,
-            tuple(self.logprobs),
-            self.steps,
-            self.drafted,
-            self.accepted,
-        )

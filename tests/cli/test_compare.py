@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -96,3 +97,40 @@ def test_bad_repeat(model: Model, capsys: Capture, value: str) -> None:
 def test_bad_prompt(model: Model, capsys: Capture) -> None:
     assert main(["compare", *model().ngram, "--prompt", ""]) == 2
     assert "empty prompt" in capsys.readouterr().err
+
+
+def test_methods(model: Model, capsys: Capture, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'specdec-hal[bench]')")
+    plot = tmp_path / "methods.png"
+    options = ("--method", "ngram,suffix,naive", "--repeat", "1", "--plot", str(plot))
+    document = compare(capsys, *model().ngram, *PROMPTS, *options)
+    assert document["identical"] is True
+    rows = {(row["prompt"], row["method"]): row for row in document["rows"]}
+    methods = ("naive", "ngram", "suffix")
+    assert list(rows) == [(prompt, method) for prompt in ("prompt", "prompt #2") for method in methods]
+    for (_, method), row in rows.items():
+        assert row["tokens"] == 40
+        assert (row["tokens_per_step"] > 1) == (row["accepted_tokens"] > 0) == (method != "naive")
+        assert bool(row["acceptance_by_position"]) == (method != "naive")
+        assert row["speedup"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_methods_as_text(model: Model, capsys: Capture) -> None:
+    assert main(["compare", *model().ngram, *PROMPTS, "--method", "ngram,suffix", "--repeat", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "identical tokens" in out
+    assert sum("suffix" in line for line in out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "ngram,guess"], "unknown speculative method 'guess'"),
+        (["--method", "draft_model"], "speculative.draft_model.path"),
+        (["--plot", "a.png"], "--plot: expected --method with it"),
+    ],
+)
+def test_methods_that_cannot_be_compared(model: Model, capsys: Capture, options: list[str], message: str) -> None:
+    assert main(["compare", *model().ngram, *PROMPTS, *options]) == 2
+    assert message in capsys.readouterr().err

@@ -25,7 +25,15 @@ def test_defaults(read: Read) -> None:
     assert config.model_dump(mode="json") == {
         "backend": {"name": "auto", "options": {}},
         "fallback": {"allow": []},
-        "model": {"path": None, "framework": "auto", "dtype": "auto"},
+        "shadow": {"backend": None, "fraction": 0.01},
+        "model": {
+            "path": None,
+            "framework": "auto",
+            "dtype": "auto",
+            "bit_stable": None,
+            "think_end_id": None,
+            "think_end_text": [],
+        },
         "runner": {
             "max_num_seqs": 8,
             "max_model_len": None,
@@ -36,10 +44,17 @@ def test_defaults(read: Read) -> None:
             "overlap": None,
             "graph": None,
             "debug": False,
+            "max_waiting_requests": None,
+            "queue_timeout_s": None,
+            "watchdog_s": 60.0,
+            "journal": None,
+            "journal_interval": 32,
         },
+        "engine": {"tensor_parallel": 1, "digest_interval": 16, "rank_timeout_s": 60.0},
         "speculative": {
             "method": "naive",
             "num_speculative_tokens": 0,
+            "adaptive": False,
             "verify_strategy": "target_match",
             "verify_window": 2,
             "candidates": 8,
@@ -68,6 +83,19 @@ def test_defaults(read: Read) -> None:
             "stop_sequences": [],
             "bad_token_ids": [],
             "logprobs": None,
+            "thinking": None,
+        },
+        "serve": {
+            "host": "127.0.0.1",
+            "port": 8000,
+            "served_model_name": None,
+            "chat_template": None,
+            "max_body_bytes": 1 << 20,
+            "max_concurrent_requests": 256,
+            "drain_timeout_s": 30.0,
+            "split": False,
+            "output_queue": 64,
+            "slow_reader": "wait",
         },
     }
 
@@ -186,7 +214,11 @@ def test_enum_names_in_any_case(read: Read, name: str) -> None:
         ("sampling: {temprature: 1}", "sampling.temprature: unknown key; did you mean 'temperature'?; allowed: temp"),
         ("temperature: 1", "c.yaml:temperature: unknown key; did you mean 'sampling.temperature'?; allowed: backend, "),
         ("max_ngram_size: 1", "c.yaml:max_ngram_size: unknown key; did you mean 'speculative.ngram.max_ngram_size'?"),
-        ("xyzzy: 1", "c.yaml:xyzzy: unknown key; allowed: backend, fallback, model, runner, speculative, sampling"),
+        (
+            "xyzzy: 1",
+            "c.yaml:xyzzy: unknown key; allowed: backend, fallback, shadow, model, runner, engine, speculative, "
+            "sampling, serve",
+        ),
     ],
 )
 def test_one_problem(problems: Problems, text: str, message: str) -> None:
@@ -241,6 +273,11 @@ def test_combinations_are_all_reported_too(problems: Problems) -> None:
         "speculative: {num_speculative_tokens: 1, verify_strategy: greedy}\nsampling: {temperature: 1}\n",
     )
     assert len(lines) == 2
+
+
+def test_ranks_and_a_split_server_exclude_each_other(problems: Problems) -> None:
+    (line,) = problems("engine: {tensor_parallel: 2}\nserve: {split: true}\n")
+    assert "c.yaml:serve.split: expected false with engine.tensor_parallel" in line
 
 
 def test_settings_cannot_be_changed_by_accident(read: Read) -> None:
@@ -316,7 +353,9 @@ def test_committed_configurations(path: Path, monkeypatch: pytest.MonkeyPatch, t
     config = load(path)
     assert config.model_path == ROOT / "models" / "tiny-py-lm"
     name = config.backend.name
-    if next(info for info in registry.backends() if info.name == name).available:
+    if name == "auto":
+        assert Runtime(config).backend.name in {info.name for info in registry.backends() if info.available}
+    elif next(info for info in registry.backends() if info.name == name).available:
         assert Runtime(config).backend.name == name
     else:
         with pytest.raises(BackendUnavailableError, match=f"backend '{name}' cannot run here"):

@@ -39,15 +39,19 @@ class TestFiles:
         ("a: [1\n", "c.yaml:2:1: while parsing a flow sequence"),
         ("a: b: c\n", "c.yaml:1:5: mapping values are not allowed here"),
         ("a\tb: \x00", "c.yaml: not YAML: "),
-        ("- 1\n", "c.yaml: expected a mapping with the keys backend, fallback, model, runner, speculative, sampling"),
-        ("just text\n", "c.yaml: expected a mapping with the keys backend, fallback, model"),
+        (
+            "- 1\n",
+            "c.yaml: expected a mapping with the keys backend, fallback, shadow, model, runner, engine, speculative, "
+            "sampling, serve",
+        ),
+        ("just text\n", "c.yaml: expected a mapping with the keys backend, fallback, shadow, model"),
         ("{}\n---\n{}\n", "c.yaml:2:1: expected a single document in the stream"),
         ("sampling: {seed: 1, seed: 2}\n", "c.yaml:1:21: duplicate key 'seed'"),
         ("runner: {}\nsampling: {}\nrunner: {}\n", "c.yaml:3:1: duplicate key 'runner'"),
         ("backend:\n  options:\n    a: 1\n    a: 2\n", "c.yaml:4:5: duplicate key 'a'"),
         ("backend: {options: {1: a}}\n", "c.yaml:1:21: expected a name as key, got 1"),
         ("? [a]\n: 1\n", "c.yaml:1:3: expected a name as key, got ['a']"),
-        ("sampling: {seed: 2026-13-01}\n", "c.yaml: not YAML: month must be in 1..12"),
+        ("sampling: {seed: 2026-13-01}\n", "c.yaml:1:18: cannot be read as !!timestamp: '2026-13-01'"),
         ("a: !!python/object:os.system x\n", "c.yaml:1:4: could not determine a constructor"),
     ],
 )

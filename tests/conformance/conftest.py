@@ -15,6 +15,9 @@ PLUGIN = '''
 import ctypes
 import os
 import sys
+import time
+
+import numpy as np
 
 import specdec_hal as sd
 from specdec_hal.backends.reference.backend import ReferenceBackend
@@ -26,6 +29,8 @@ class Faulty(ReferenceBackend):
     def __init__(self, fault):
         super().__init__()
         self.fault = fault
+        if fault == "no workspace":
+            self.workspace = lambda op, **sizes: {}
         if fault == "partial":
             self.capabilities = {"ngram_index_reset": sd.Capability(limits={"M": 3})}
 
@@ -45,6 +50,11 @@ class Faulty(ReferenceBackend):
                     os.abort()
                 if self.fault == "exit":
                     os._exit(3)
+                if self.fault == "hang":
+                    time.sleep(3600)
+                if self.fault == "hog":
+                    self.hoard = np.ones(1 << 28)
+                    time.sleep(3600)
 
         return run
 

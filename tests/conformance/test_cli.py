@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -68,6 +69,21 @@ def test_a_failure_is_shrunk_and_can_be_pasted(faulty: str, capsys: pytest.Captu
     assert int(ElementTree.parse(junit).getroot().get("failures")) >= 1
 
 
+def test_failures_are_grouped_by_cause(faulty: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--backend", faulty, "--option", "fault=value", "--op", "gather_accepted", "--jobs", "1")
+    _, report = document(capsys, *args)
+    equality = next(cause for cause in report["causes"] if cause["check"] == "equality")
+    assert equality["op"] == "gather_accepted" and equality["cases"] > 10
+    rules = [rule for rule, _, _ in equality["rules"]]
+    assert rules and all(rule.startswith("gather_accepted#") for rule in rules)
+    assert all(0 < wrong <= asked for _, wrong, asked in equality["rules"])
+    assert call(*args) == 1
+    assert (
+        f"likely cause: gather_accepted: {equality['cases']} fail in 'equality'; {rules[0]} ("
+        in capsys.readouterr().out
+    )
+
+
 def test_expected_failures(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     args = ("--backend", faulty, "--option", "fault=value", "--op", "gather_accepted")
     path = tmp_path / "xfail.txt"
@@ -89,7 +105,7 @@ def test_what_is_not_claimed_is_refused(faulty: str, capsys: pytest.CaptureFixtu
     assert match["reasons"] == ["the op is missing"] and "passed" not in match
     assert reset["passed"] > 50 and reset["refused"] > 50 and "M = 4 (largest: 3)" in reset["reasons"]
     assert report["ok"] is (status == 0)
-    assert report["coverage"]["refused"]["ngram_match#latest"] == "the op is missing"
+    assert not [rule for part in ("refused", "untouched") for rule in report["coverage"][part] if "ngram_match" in rule]
     assert not any(rule.startswith("ngram") for rule in report["coverage"]["untouched"])
 
 
@@ -107,6 +123,85 @@ def test_a_crash_is_a_failure_with_its_inputs_saved(
     assert str(saved[0]) in "".join(result["detail"] for result in crashes)
     # The other op was tested to its end.
     assert next(row for row in report["table"] if row["op"] == "prepare_inputs")["passed"] > 500
+
+
+@pytest.mark.parametrize(
+    ("fault", "limit", "how"),
+    [
+        ("hang", ("--case-seconds", "2"), "was ended: it took more than 2 s"),
+        ("hog", ("--case-gib", "1"), "of memory, more than 1.0 GiB"),
+    ],
+)
+def test_a_case_without_end_is_a_failure_with_its_inputs_saved(
+    faulty: str, fault: str, limit: tuple[str, str], how: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    args = ("--backend", faulty, "--option", f"fault={fault}", "--op", OP, "--jobs", "2")
+    status, report = document(capsys, *args, *limit, "--save", str(tmp_path))
+    assert status == 1
+    ended = [result for result in report["results"] if result["check"] == "survival"]
+    assert ended and all(how in result["detail"] and "its inputs are in" in result["detail"] for result in ended)
+    assert list(tmp_path.glob("conformance-crash-*.npz"))
+
+
+def children_of(pid: int) -> set[int]:
+    return {
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    }
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_children_end_with_their_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "specdec_hal.cli", "conformance", "--backend", "reference", "--level", "soak"]
+    with subprocess.Popen([*command, "--jobs", "2"], stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        children: set[int] = set()
+        while len(children) < 2:
+            children = children_of(process.pid)
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        # The pipe is open in the children too: it ends when the last of them, ending, has closed its files.
+        process.stderr.read()
+    deadline = time.monotonic() + 10
+    while any(map(is_running, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, children))
+
+
+def test_children_run_the_package_of_their_parent(tmp_path: Path) -> None:
+    """In a folder with another package of the name, as in a clone beside an installed one."""
+    clone = tmp_path / "specdec_hal"
+    clone.mkdir()
+    (clone / "__init__.py").write_text("raise ImportError('the clone')")
+    command = str(Path(sys.executable).with_name("specdec-hal"))
+    args = ["conformance", "--backend", "reference", "--op", OP, "--jobs", "1"]
+    done = subprocess.run([command, *args], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stdout.splitlines()[-1]
+
+
+def test_a_backend_without_workspaces(faulty: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--backend", faulty, "--option", "fault=no workspace", "--op", "ngram_match", "--jobs", "1")
+    status, report = document(capsys, *args)
+    assert status == 1 and report["totals"]["passed"] > 100
+    (detail,) = {result["detail"] for result in report["results"] if result["check"] == "workspace"}
+    assert "workspace('ngram_match', M=..., L=..., max_ngram_size=...) gives no Layout for 'index'" in detail
+    assert "implement Backend.workspace" in detail
+
+
+def test_an_untouched_rule_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from specdec_hal.conformance import rules
+
+    known = rules.all_rules([OP])
+    monkeypatch.setattr(rules, "all_rules", lambda ops=None: {**known, f"{OP}#new": "Nobody looks."})
+    assert call("--backend", "reference", "--op", OP, "--jobs", "1") == 1
+    assert f"FAILED no case touched {OP}#new: Nobody looks." in capsys.readouterr().out
 
 
 def test_a_read_outside_a_tensor_is_seen(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -160,6 +255,7 @@ def test_soak_runs_until_it_is_told_to_stop(told: signal.Signals, tmp_path: Path
         (("--backend", "reference", "--op", "ngram_macth"), "no op 'ngram_macth' in the contract; did you mean"),
         (("--backend", "reference", "--rounds", "2"), "--rounds: only level soak has rounds"),
         (("--backend", "reference", "--jobs", "0"), "--jobs: expected at least 1, got 0"),
+        (("--backend", "reference", "--case-seconds", "0"), "--case-seconds, --case-gib: expected a number > 0"),
         (("--backend", "reference", "--samples", "5"), "--samples: expected at least 1000, got 5"),
         (("--backend", "reference", "--option", "fast"), "backend option 'fast': expected KEY=VALUE"),
         (("--backend", "reference", "--option", "fast=1"), "the reference backend has no options, got fast"),

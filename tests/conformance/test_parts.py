@@ -169,5 +169,5 @@ def test_traces_are_small_and_of_every_op() -> None:
         cases = list(traces.trace_cases(op, 10**6))
         runs = {case.name.partition(":")[2].split()[0] for case in cases}
         assert len(cases) >= 4 and len({case.name for case in cases}) == len(cases)
-        assert runs <= {"greedy", "sampled", "rejection", "topp"}
+        assert runs <= {"greedy", "sampled", "rejection", "topp", "thinking", "hybrid"}
         assert len(list(traces.trace_cases(op, 3))) == 3

@@ -11,18 +11,22 @@ import pytest
 
 import specdec_hal as sd
 from specdec_hal.backends.cuda import plugin
-from specdec_hal.backends.cuda.backend import LIMITS, CudaBackend
+from specdec_hal.backends.cuda.backend import CudaBackend
 from specdec_hal.backends.cuda.options import Options
 from specdec_hal.backends.cuda.probe import LIBRARY
 from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.native import library_path
 from specdec_hal.ops import OPS, TokenOrder
 from specdec_hal.ops.generate import generate
+from specdec_hal.ops.vocabulary import SERVED
 from tests.support.dlpack import CPU, CUDA, FakeTensor
 
-pytestmark = pytest.mark.skipif(
-    library_path(LIBRARY) is None, reason="libspecdec_cuda.so is not built here (there was no nvcc)"
-)
+pytestmark = [
+    pytest.mark.usefixtures("little_garbage"),
+    pytest.mark.skipif(
+        library_path(LIBRARY) is None, reason="libspecdec_cuda.so is not built here (there was no nvcc)"
+    ),
+]
 
 
 def faked(inputs: dict[str, Any], device: tuple[int, int] = (CUDA, 0)) -> dict[str, Any]:
@@ -82,7 +86,7 @@ def test_more_than_the_kernels_take(op, sizes, symbol, cuda):
     option = {"index": False} if op == "ngram_match" else {}
     inputs = generate(op, 0, **sizes, **option)
     with pytest.raises(
-        UnsupportedError, match=rf"{op} \[cuda\].*{symbol} = {sizes[symbol]} \(largest: {LIMITS[symbol]}\)"
+        UnsupportedError, match=rf"{op} \[cuda\].*{symbol} = {sizes[symbol]} \(largest: {SERVED[symbol]}\)"
     ):
         cuda.bind(op, **faked(inputs))
 

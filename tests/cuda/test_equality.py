@@ -10,8 +10,7 @@ import pytest
 from specdec_hal.backends.cuda.backend import CudaBackend
 from specdec_hal.conformance.subject import REFERENCE, written
 from specdec_hal.conformance.wide import WideCase, wide_cases
-from specdec_hal.ops import OPS as SPECS
-from specdec_hal.ops import MatchPolicy
+from specdec_hal.ops import OPS, MatchPolicy
 from specdec_hal.ops.generate import cases, generate, hostile
 from specdec_hal.ops.spec import FLOATS
 from tests.support import wide_rows
@@ -22,14 +21,13 @@ from tests.support.running import run
 
 pytestmark = pytest.mark.gpu
 
-OPS = tuple(CudaBackend.capabilities)
 INDEX_OPS = ("ngram_index_update", "ngram_index_reset")
 COUNT = 100  # cases of each kind for an op and framework
 PLAIN = [op for op in OPS if op not in INDEX_OPS]
 
 
 def without_index(op: str) -> dict[str, Any]:
-    return {"index": False} if any(o.optional and o.name == "index" for o in SPECS[op].operands) else {}
+    return {"index": False} if any(o.optional and o.name == "index" for o in OPS[op].operands) else {}
 
 
 def check(op: str, inputs: dict[str, Any], backend: CudaBackend, context: object, framework: str = "torch") -> None:

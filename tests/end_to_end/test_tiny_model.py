@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,20 +50,68 @@ def make_requests(tokenizer: Tokenizer, count: int, sampling: dict[str, float], 
     ]
 
 
+@pytest.fixture(scope="module")
+def alone(loaded: tuple[TargetModel, Tokenizer]) -> Callable[[Request], RequestOutput]:
+    """Plain decoding of a request by itself, once for each request."""
+    known: dict[str, RequestOutput] = {}
+
+    def plain(request: Request) -> RequestOutput:
+        key = repr((request.prompt_token_ids, request.params))
+        if key not in known:
+            ((known[key],), _) = decode(loaded, [request], "runner.prefill_chunk=2048", naive=True)
+        return known[key]
+
+    return plain
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("batch", "chunk"), [(1, 256), (3, 256), (8, 256), (3, 37)])
+@pytest.mark.parametrize(("batch", "chunk"), [(1, 256), (8, 256), (3, 37)])
 def test_speculative_equals_plain(
-    loaded: tuple[TargetModel, Tokenizer], sampling: dict[str, float], batch: int, chunk: int
+    loaded: tuple[TargetModel, Tokenizer],
+    alone: Callable[[Request], RequestOutput],
+    sampling: dict[str, float],
+    batch: int,
+    chunk: int,
 ) -> None:
     """The plain side runs one request at a time with its prompt in one chunk."""
     requests = make_requests(loaded[1], batch, sampling, 48)
     together, runner = decode(loaded, requests, f"runner.max_num_seqs={min(batch, 5)}", f"runner.prefill_chunk={chunk}")
     assert runner.summary()["accepted_tokens"] > 0
     for request, speculative in zip(requests, together, strict=True):
-        (plain,), _ = decode(loaded, [request], "runner.prefill_chunk=2048", naive=True)
+        plain = alone(request)
         assert plain.token_ids == speculative.token_ids
         assert plain.text == speculative.text
         assert plain.finish_reason == speculative.finish_reason
+
+
+THINK_END, THINK_TEXT = 1999, [590, 1999, 310]
+
+
+@pytest.mark.parametrize(("backend", "sampling"), [("reference", SAMPLED), ("xpu_sim", GREEDY), ("xpu_sim", SAMPLED)])
+def test_limits_of_thinking_hold_with_drafts_and_without(
+    loaded: tuple[TargetModel, Tokenizer], backend: str, sampling: dict[str, float]
+) -> None:
+    """The model does not know when it thinks: the text that ends it stands where the limit is."""
+    settings = (
+        f"backend.name={backend}", f"model.think_end_id={THINK_END}", f"model.think_end_text={THINK_TEXT}",
+        "runner.max_num_seqs=3",
+    )  # fmt: skip
+    limits = [{"max_tokens": 9, "max_reply_tokens": 6}, {"max_tokens": 0}, {"max_reply_tokens": 5}, None]
+    requests = [
+        replace(request, params=SamplingParams(**{**request.params.model_dump(), "thinking": limit}))
+        for request, limit in zip(make_requests(loaded[1], 4, sampling, 24), limits, strict=True)
+    ]
+    together, runner = decode(loaded, requests, *settings)
+    plain, _ = decode(loaded, requests, *settings, naive=True)
+    for speculative, alone in zip(together, plain, strict=True):
+        assert speculative.token_ids == alone.token_ids
+        assert speculative.finish_reason == alone.finish_reason
+    assert runner.summary()["accepted_tokens"] > 0
+    first, second = (list(output.token_ids) for output in together[:2])
+    assert first[9:12] == second[:3] == THINK_TEXT
+    assert len(first) == 9 + 3 + 6 + 1
+    assert first[-1] in runner.end_tokens
+    assert together[0].finish_reason == "stop"
 
 
 def test_it_writes_python_and_copies_what_it_edits(loaded: tuple[TargetModel, Tokenizer]) -> None:

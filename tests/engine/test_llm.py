@@ -11,7 +11,7 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.engine import LLM, AsyncEngine
 from specdec_hal.errors import EngineDeadError, RequestError
-from specdec_hal.runner import SamplingParams, StreamDelta
+from specdec_hal.runner import Request, SamplingParams, StreamDelta
 from tests.runner.test_equality import plain_decoding
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
@@ -103,6 +103,15 @@ class TestAsyncEngine:
 
         run(body())
 
+    def test_deadlines(self) -> None:
+        async def body() -> None:
+            async with engine() as streaming:
+                for late in ({"timeout_s": 1e-9}, {"ttft_timeout_s": 1e-9}):
+                    deltas = [delta async for delta in streaming.generate([1], SamplingParams(), **late)]
+                    assert [delta.finish_reason for delta in deltas] == ["timeout"]
+
+        run(body())
+
     def test_closing_ends_every_stream(self) -> None:
         async def body() -> None:
             streaming = engine()
@@ -125,5 +134,40 @@ class TestAsyncEngine:
                 async for _ in stream:
                     pass
             streaming.close()
+
+        run(body())
+
+    def test_requests_that_are_submitted_together(self) -> None:
+        requests = [Request(f"r{n}", PROMPTS[n], PARAMS[n]) for n in range(4)]
+
+        async def body() -> None:
+            async with engine() as streaming:
+                with pytest.raises(RequestError, match="request 'bad': empty prompt"):
+                    await streaming.submit([*requests, Request("bad", [])])
+                await collect(streaming, [1], SamplingParams(max_new_tokens=1))  # a step, after which the ids are free
+                assert streaming.runner.metrics.requests["cancelled"] == 4
+                stream = await streaming.submit(requests)
+                tokens: dict[str, list[int]] = {request.request_id: [] for request in requests}
+                while news := await stream.read():
+                    assert len({delta.request_id for delta in news}) == len(news)
+                    for delta in news:
+                        tokens[delta.request_id] += delta.token_ids
+                plain = [plain_decoding(PROMPTS[n], PARAMS[n]).tokens for n in range(4)]
+                assert list(tokens.values()) == plain
+                assert [list(stream.outputs[f"r{n}"].token_ids) for n in range(4)] == plain
+                assert await stream.read() == []
+
+        run(body())
+
+    def test_a_slow_reader_gets_several_steps_at_once(self) -> None:
+        async def body() -> None:
+            async with engine() as streaming:
+                stream = await streaming.submit([Request("slow", [1, 2], SamplingParams(max_new_tokens=40))])
+                while streaming._streams:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # what the engine's thread has pushed arrives
+                (delta,) = await stream.read()
+                assert list(delta.token_ids) == plain_decoding([1, 2], SamplingParams(max_new_tokens=40)).tokens
+                assert delta.finish_reason is not None and await stream.read() == []
 
         run(body())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_hal.backends.reference.ngram import continuation
+from specdec_hal.backends.reference.ngram import continuation, longest_query
 from specdec_hal.native import load_library
 from specdec_hal.ops import MatchPolicy
 
@@ -34,7 +34,7 @@ class Index:
 def searched(text: np.ndarray, prompt_len: int, sizes: range, policy: MatchPolicy) -> tuple[int, int]:
     """(size, place) by reading the text; (0, 0) for none."""
     for n in sizes:
-        if len(text) - prompt_len >= n:
+        if n <= longest_query(len(text), prompt_len, policy):
             match = continuation(text, prompt_len, len(text), n, policy, None)
             if match is not None:
                 return n, match[0]

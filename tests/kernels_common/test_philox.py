@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -70,12 +67,4 @@ def test_u32_and_u64_are_words_0_and_1():
 def test_no_two_decisions_share_a_number():
     position = np.arange(2000)
     words = [p.philox_u64(seed, position, purpose) for seed in (0, 1, -1) for purpose in Purpose]
-    assert len(np.unique(np.concatenate(words))) == 12 * 2000
-
-
-def test_the_header_numbers_the_purposes_alike():
-    header = Path(__file__).parents[2] / "kernels_common/include/specdec/philox.h"
-    body = re.search(r"enum class Purpose : uint32_t \{(.*?)\}", header.read_text())
-    assert body is not None
-    named = {name.upper(): int(value) for name, value in re.findall(r"k(\w+) = (\d+)", body[1])}
-    assert named == {purpose.name: purpose.value for purpose in Purpose}
+    assert len(np.unique(np.concatenate(words))) == 3 * len(Purpose) * len(position)

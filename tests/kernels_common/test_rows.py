@@ -29,8 +29,9 @@ WIDTHS = (1, 2, 15, 16, 17, 129, 257, 1000, 2999)
 def check(op: str, inputs: dict[str, Any], split: tuple[int, int], context: object = "", window: int = 50) -> None:
     zones = RedZones(inputs)
     operands = [zones.call[name] for name in OPS[op].by_name]
+    attrs = [int(zones.call.get(attr.name, attr.default)) for attr in OPS[op].attrs]
     extra = (window,) if op == "apply_penalties" else ()
-    load_library("specdec_common")[op](*operands, *split, *extra)
+    load_library("specdec_common")[op](*operands, *attrs, *split, *extra)(0)
     zones.check()
     assert_same_bits(written(op, zones.call), run(op, inputs), (context, split))
 

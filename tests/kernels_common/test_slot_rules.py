@@ -20,6 +20,9 @@ OPS = (
     "gather_accepted",
     "schedule_slots",
     "set_stop_sequences",
+    "write_accepted",
+    "limit_thinking",
+    "insert_first_token",
     "ngram_index_update",
     *PARTS,
 )
@@ -28,7 +31,7 @@ OPS = (
 def run_native(op: str, inputs: dict[str, Any], *parts: int) -> dict[str, np.ndarray]:
     spec, call = get_op(op), copied(inputs)
     tensors = [call.get(operand.name) for operand in spec.operands]
-    load_library("specdec_common")[op](*tensors, *(int(call[attr.name]) for attr in spec.attrs), *parts)
+    load_library("specdec_common")[op](*tensors, *(int(call[attr.name]) for attr in spec.attrs), *parts)(0)
     return written(op, call)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +16,11 @@ import pytest
 from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.weights import expected_shapes
+
+# Triton's functions are made when it is imported: compiled ones where there is a GPU, interpreted ones elsewhere.
+_GPU = Path("/dev/nvidiactl").exists()
+if not _GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 Weights = dict[str, npt.NDArray[Any]]
 
@@ -172,3 +178,15 @@ def driver(checkpoint: Path, framework: str, drivers: Callable[[Path, str], Driv
 def embedded_driver(embedded_checkpoint: Path, framework: str, drivers: Callable[[Path, str], Driver]) -> Driver:
     """Each framework on the embedded model's sizes."""
     return drivers(embedded_checkpoint, framework)
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def triton_place(request: pytest.FixtureRequest) -> str:
+    """Where Triton's kernels run: interpreted on a CPU, or compiled on a GPU."""
+    pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+    if request.param == "cpu" and _GPU:
+        pytest.skip("Triton's interpreter is for machines without a GPU; the case runs on the GPU here")
+    if request.param != "cpu" and not _GPU:
+        pytest.skip("no NVIDIA GPU here")
+    place: str = request.param
+    return place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Callable
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_any_sizes_compute_the_same(
 def test_weights_whose_sizes_have_nothing_in_common(
     checkpoint: Path, framework: str, make_driver: Drivers, expected: Logits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = iter([RowSizes((2, 6)), RowSizes((5, 9)), RowSizes((3, 7)), RowSizes((8,)), RowSizes((4,))])
+    every = cycle([RowSizes((2, 6)), RowSizes((5, 9)), RowSizes((3, 7)), RowSizes((8,)), RowSizes((4,))])
     monkeypatch.setattr(llama, "linear_sizes", lambda *_: next(every))
     assert_close(ragged_steps(make_driver(checkpoint, framework)), expected)
 
@@ -123,6 +124,31 @@ def test_paddle_computes_with_one_thread(checkpoint: Path, drivers: Drivers, mon
     with pytest.raises(ValueError, match="compute_logits"):
         model.compute_logits(np.zeros((1, 1)))
     assert calls == [1, 3, 1, 3]
+
+
+def test_paddle_multiplies_large_weights_with_the_threads_asked_for(
+    embedded_checkpoint: Path, make_driver: Drivers, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention and small weights keep one thread, and bits depend on no number of tokens."""
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    from specdec_hal.models import llama_paddle
+
+    driver = make_driver(embedded_checkpoint, "paddle", threads=2)
+    tokens = driver.tokens(40)
+    plain = driver.whole(tokens, 1)
+    for chunk in (4, 9, 40):
+        np.testing.assert_array_equal(driver.whole(tokens, chunk), plain)
+    calls: list[int] = []
+    set_num_threads = llama_paddle.set_num_threads
+    monkeypatch.setattr(llama_paddle, "set_num_threads", lambda n: (calls.append(n), set_num_threads(n)))
+    driver.step((0, 40, tokens[:1]))
+    assert calls.count(2) >= 3 * driver.model.config.num_hidden_layers and calls[-1] == 1
+    assert all(after == 1 for before, after in pairwise(calls) if before == 2)
+    calls.clear()
+    assert drivers(embedded_checkpoint, "paddle").model.forward(ForwardBatch(tokens[:1], [Segment(0, 0, 1, 0)]))
+    assert calls == [], "a small model wakes up no threads by itself"
+    with pytest.raises(ValueError, match="'threads': expected an integer >= 1, got 0"):
+        make_driver(embedded_checkpoint, "paddle", threads=0)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +206,7 @@ def test_torch_on_a_gpu(checkpoint: Path, make_driver: Drivers, torch_expected: 
 
     if not torch.cuda.is_available():
         pytest.skip("PyTorch sees no CUDA GPU")
-    driver = make_driver(checkpoint, "torch", device="cuda")
+    driver = make_driver(checkpoint, "torch", device="cuda", dtype="float32")
     hidden = driver.model.forward(ForwardBatch(np.array([5]), [Segment(0, 0, 1, 0)]))[FINAL_NORM]
     assert hidden.device.type == "cuda" and driver.model.compute_logits(hidden).device.type == "cuda"
     assert_close(ragged_steps(driver), torch_expected, tolerance=1e-3)

@@ -117,6 +117,29 @@ def test_every_small_step_size_gives_the_same_bits(embedded_driver: Any) -> None
                     np.testing.assert_array_equal(result, plain(driver)[position : position + length])
 
 
+def test_bits_do_not_depend_on_how_far_a_context_is_padded(
+    embedded_checkpoint: Path, framework: str, make_driver: Any
+) -> None:
+    """A piece of a long chunk may reach into the next padded length; a step of few tokens there does not."""
+    driver = make_driver(embedded_checkpoint, framework, slots=2, length=700)
+    tokens = driver.tokens(560)
+    np.testing.assert_array_equal(driver.whole(tokens, 4, slot=1), driver.whole(tokens))
+
+
+def test_cache_grows_with_its_context(driver: Any, make_driver: Any) -> None:
+    """Nothing is held for an idle slot, and little for a short context; what is held survives growing."""
+    one = make_driver(driver.path, driver.model.framework, slots=3, length=4096)
+    assert [slot.positions for slot in one.model._slots] == [0, 0, 0]
+    tokens = driver.tokens(330)
+    parts, grown = [], []
+    for start in range(0, 330, 30):
+        parts += one.step((1, start, tokens[start : start + 30]))
+        grown.append(one.model._slots[1].positions)
+    np.testing.assert_allclose(np.concatenate(parts), driver.whole(tokens), rtol=0, atol=1e-4)
+    assert grown == sorted(grown) and 330 <= grown[-1] <= 1024
+    assert [slot.positions for slot in one.model._slots] == [0, grown[-1], 0]
+
+
 def test_hidden_states_may_come_in_any_form(driver: Any) -> None:
     from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment
 

@@ -56,7 +56,8 @@ def test_no_framework(make_checkpoint: Make, absent: set[str]) -> None:
 
 
 def test_unknown_framework(make_checkpoint: Make) -> None:
-    with pytest.raises(ArgumentError, match="argument 'framework': expected auto, paddle or torch, got 'jax'"):
+    message = r"argument 'framework': expected auto, llama\.cpp, paddle or torch, got 'jax'"
+    with pytest.raises(ArgumentError, match=message):
         load_model(make_checkpoint(), "jax")
 
 
@@ -86,9 +87,34 @@ def test_bad_device(make_checkpoint: Make, framework: str) -> None:
 
 
 @pytest.mark.torch
-def test_bad_dtype(make_checkpoint: Make) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_bad_dtype(make_checkpoint: Make, device: str) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
     with pytest.raises(ArgumentError, match="argument 'dtype': expected one of float32, float16, bfloat16, got 'int8'"):
-        load_model(make_checkpoint(), "torch", dtype="int8")
+        load_model(make_checkpoint(), "torch", device=device, dtype="int8")
+
+
+def test_paddle_computes_in_float32(make_checkpoint: Make) -> None:
+    with pytest.raises(ArgumentError, match=r"'dtype': expected float32, got 'bfloat16'; use model\.framework"):
+        load_model(make_checkpoint(), "paddle", dtype="bfloat16")
+
+
+@pytest.mark.torch
+def test_no_gpu(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    pytest.importorskip("triton", reason="Triton is not installed")
+    for count, device in ((0, "cuda"), (2, "cuda:2")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        with pytest.raises(ArgumentError, match=rf"expected one of the {count} CUDA GPUs .*, got '{device}'; use"):
+            load_model(make_checkpoint(), "torch", device=device)
+
+
+@pytest.mark.torch
+def test_no_triton(make_checkpoint: Make, absent: set[str]) -> None:
+    absent.add("triton")
+    with pytest.raises(BackendUnavailableError, match=r"expected Triton, .* got none; pip install triton"):
+        load_model(make_checkpoint(), "torch", device="cuda:0")
 
 
 def test_old_paddle(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:

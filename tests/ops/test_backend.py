@@ -222,6 +222,7 @@ BAD_VALUES = {
     "seq_lens_decoder": -1,
     "prompt_lens": -1,
     "step_idx": -1,
+    "base_model_step_idx": -1,
     "max_dec_len": -1,
     "min_dec_len": -1,
     "draft_token_num": -1,
@@ -237,16 +238,27 @@ BAD_VALUES = {
     "chunk_starts": -1,
     "chunk_step_idx": -1,
     "stop_seqs_lens": -1,
-    "accept_num": 99,
+    "accept_num": -1,
+    "limit_status": -1,
+    "batch_token_num": -1,
+    "next_token_num": -1,
+    "cu_next_token_offset": -5,
     "row_temperature": -1,
     "row_top_p": np.nan,
     "row_top_k": -2,
     "row_min_p": 1.1,
+    "batch_id_per_token": -2,
     "batch_id_per_token_output": 4,
     "cu_seqlens_q": -5,
+    "base_model_cu_seqlens_q": -5,
     "cu_seqlens_q_output": -5,
     "cu_batch_token_offset": -5,
     "logits": np.nan,
+    "target_tokens": -2,
+    "accept_tokens": -2,
+    "candidate_ids": -2,
+    "token_ids": -2,
+    "rows": -2,
 }
 RULED = [(op, o.name) for op, spec in OPS.items() for o in spec.operands if o.tensor.values and o.role.value != "out"]
 
@@ -298,7 +310,11 @@ def test_tensors_may_be_empty():
     for op in OPS:
         if op.startswith("ngram_index"):
             continue
-        for size in ({"B": 0}, {"E": 0, "W": 0}, {"B": 0, "E": 0, "T_cap": 0, "R_cap": 0, "A_cap": 0, "W": 0}):
+        for size in (
+            {"B": 0},
+            {"E": 0, "W": 0},
+            {"B": 0, "E": 0, "T_cap": 0, "R_cap": 0, "A_cap": 0, "D_cap": 0, "W": 0},
+        ):
             run(op, generate(op, 0, **size))
 
 

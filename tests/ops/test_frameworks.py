@@ -15,7 +15,7 @@ from specdec_hal.tensors import TensorInfo, as_numpy, describe
 from tests.support.building import build
 from tests.support.calls import valid_call
 from tests.support.dlpack import CPU, FakeTensor
-from tests.support.running import BACKEND, run
+from tests.support.running import BACKEND, copied, run
 
 
 class Paddle:
@@ -122,7 +122,7 @@ def test_logits_of_every_dtype(dtype, framework):
     for seed in range(10):
         call = generate("sample_target", seed, dtype=dtype)
         expected = run("sample_target", call)["target_tokens"]
-        tensors = {n: framework.tensor(v) for n, v in call.items()}
+        tensors = {n: framework.tensor(v) if isinstance(v, np.ndarray) else v for n, v in call.items()}
         assert describe(tensors["logits"]).dtype == dtype
         BACKEND.sample_target(**tensors)
         np.testing.assert_array_equal(as_numpy(tensors["target_tokens"]), expected)
@@ -147,7 +147,8 @@ def test_bfloat16_is_written_in_place(framework):
 def test_frameworks_mix(framework):
     call = valid_call("update_model_status")
     expected = run("update_model_status", call)
-    mixed = {n: framework.tensor(v) if i % 2 else v.copy() for i, (n, v) in enumerate(call.items())}
+    arrays = [name for name, value in call.items() if isinstance(value, np.ndarray)]
+    mixed = {**copied(call), **{name: framework.tensor(call[name]) for name in arrays[1::2]}}
     BACKEND.update_model_status(**mixed)
     for name, array in expected.items():
         np.testing.assert_array_equal(as_numpy(mixed[name]), array)

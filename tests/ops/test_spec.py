@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from specdec_hal.ops import OPS, MatchPolicy, Purpose, Strategy, TokenOrder, vocabulary
-from specdec_hal.ops.docs import ENUMERATIONS, SECTIONS, render_contracts, render_op
-from specdec_hal.ops.enums import AcceptPolicy, SlotAction
+from specdec_hal.ops.docs import SECTIONS, render_contracts, render_op
+from specdec_hal.ops.enums import ENUMERATIONS, AcceptPolicy, SlotAction
 from specdec_hal.ops.spec import NO_NAN, OFFSETS, Dim, Relation, Role, between
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,8 @@ def test_enumerations_are_numbered_for_good():
     assert [m.name for m in sorted(MatchPolicy)] == ["LEFTMOST", "LATEST"]
     assert [m.name for m in sorted(TokenOrder)] == ["SLOT", "PREFILL_FIRST"]
     assert [m.name for m in sorted(SlotAction)] == ["KEEP", "PREFILL", "WAIT", "STOP"]
-    assert [(m.name, m.value) for m in Purpose] == [("SAMPLE", 0), ("ACCEPT", 1), ("RESIDUAL", 2), ("CANDIDATE", 3)]
+    names = ("SAMPLE", "ACCEPT", "RESIDUAL", "CANDIDATE", "DRAFT")
+    assert [(m.name, m.value) for m in Purpose] == [(name, value) for value, name in enumerate(names)]
     for kind in ENUMERATIONS:
         assert sorted(kind) == list(range(len(kind)))
 

@@ -58,9 +58,9 @@ def test_wrong_dtype(op, name):
 
 @pytest.mark.parametrize("op, name", [pair for pair in OPERANDS if OPS[pair[0]].by_name[pair[1]].tensor.dtype_of])
 def test_dtype_of_another_operand(op, name):
-    call = valid_call(op, name)
-    error = refused(op, {**call, name: call[name].astype(np.int32)}, argument=name, got="int32")
-    assert "float32, that of 'x'" in error.expected
+    call = valid_call(op, name, dtype="float32")
+    error = refused(op, {**call, name: call[name].astype(np.float16)}, argument=name, got="float16")
+    assert f"float32, that of '{OPS[op].by_name[name].tensor.dtype_of}'" in error.expected
 
 
 @pytest.mark.parametrize("op, name", OPERANDS)
@@ -351,10 +351,10 @@ def test_sizes_that_may_not_be_zero(symbol):
 
 @pytest.mark.parametrize("symbol", MAXIMUM)
 def test_sizes_that_are_too_large(symbol):
-    """Pages of zeros that nobody touches."""
+    """One row of logits, where there are any: the largest take 64 MiB."""
     refusals = 0
     for op, spec in OPS.items():
-        call = valid_call(op, R_cap=1, M=1, B=1) if spec.section == 3 else valid_call(op)
+        call = valid_call(op, R_cap=1, M=1, B=1) if spec.section in (3, 7, 8) else valid_call(op)
         attrs = {a: call[a] for a in spec.attr_by_name}
         for operand in spec.operands:
             dims = operand.dims(attrs)

@@ -1,65 +1,76 @@
-"""The codec: what goes in comes out, in order; what is wrong is refused whole."""
+"""Frames: what goes in comes out, in order; what is wrong is refused whole, and named."""
 
 from __future__ import annotations
 
-import struct
-from itertools import pairwise
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_hal.errors import FrameError
-from specdec_hal.output import FrameKind, FrameReader, OutputFrame
+from specdec_hal.output import FrameKind, FrameReader, OutputFrame, frame
+from specdec_hal.output.frame import StreamEnd, StreamStart
+from specdec_hal.runner import TokenLogprobs
 
 counts = st.lists(st.integers(-10, 4).map(lambda c: c if c >= 0 else -9 if c < -5 else -3), max_size=6)
 
 
-def make(slot_counts: list[int], n: int = 2, seed: int = 0, flags: int = FrameKind.TARGET) -> OutputFrame:
-    rng = np.random.default_rng(seed)
-    total = sum(c for c in slot_counts if c > 0)
-    return OutputFrame(
-        flags,
-        4,
-        np.array(slot_counts, np.int32),
-        rng.integers(-(2**62), 2**62, (total, n)),
-        rng.normal(size=(total, n)).astype(np.float32),
-        rng.integers(1, 2**40, total),
-    )
+def make(entries: list[int], n: int = 2, sequence: int = 0, session: int = 7, **more: Any) -> OutputFrame:
+    rng = np.random.default_rng(len(entries))
+    total = sum(c for c in entries if c > 0)
+    fields: dict[str, Any] = {
+        "session": session, "sequence": sequence, "flags": FrameKind.TARGET, "n": n, "max_tokens": 4,
+        "numbers": list(range(len(entries))), "starts": [0] * len(entries), "counts": entries,
+        "drafted": [-1] * len(entries), "accepted_draft": rng.integers(0, 2, total, np.uint8).tobytes(),
+        "ids": rng.integers(-(2**62), 2**62, (total, n)).data, "scores": rng.normal(size=(total, n)).astype("<f4").data,
+        "ranks": rng.integers(1, 2**40, total).data,
+    }  # fmt: skip
+    return OutputFrame(**{**fields, **more})
 
 
-def assert_equal(a: OutputFrame, b: OutputFrame) -> None:
-    assert (a.flags, a.max_tokens) == (b.flags, b.max_tokens)
-    for name in ("counts", "ids", "scores", "ranks"):
-        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+def plain(frame: OutputFrame) -> dict[str, Any]:
+    """With buffers as bytes, which compare by what they hold."""
+    fields = msgspec.structs.asdict(frame)
+    return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in fields.items()}
 
 
-@given(slot_counts=counts, n=st.integers(1, 4), flags=st.integers(0, 255))
-def test_round_trip(slot_counts: list[int], n: int, flags: int) -> None:
-    frame = make(slot_counts, n, flags=flags)
-    assert_equal(OutputFrame.decode(frame.encode()), frame)
+@given(entries=counts, n=st.integers(1, 4), flags=st.integers(0, 255))
+def test_round_trip(entries: list[int], n: int, flags: int) -> None:
+    scores = [TokenLogprobs(-0.5, 1, ((3, -0.5), (4, float("-inf"))))]
+    start = StreamStart(9, "näme", 3, 5, {"stop": ["x"], "temperature": 0.5}, 0.25, [3], [True], scores, (1, 2, 3))
+    sent = make(entries, n, flags=flags, streams=[start], ended=[StreamEnd(9, "error", "why")], released=[4])
+    assert plain(OutputFrame.decode(sent.encode())) == plain(sent)
 
 
-@given(frames=st.lists(counts, min_size=1, max_size=5), cuts=st.lists(st.integers(0, 400), max_size=12))
-def test_a_stream_in_any_pieces_gives_the_same_frames_in_order(frames: list[list[int]], cuts: list[int]) -> None:
-    sent = [make(c, seed=i) for i, c in enumerate(frames)]
-    stream = b"".join(frame.encode() for frame in sent)
-    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    reader = FrameReader()
-    received = [f for a, b in pairwise(edges) for f in reader.feed(stream[a:b])]
-    assert len(received) == len(sent)
-    assert reader.pending == 0
-    for got, expected in zip(received, sent, strict=True):
-        assert_equal(got, expected)
+def test_without_log_probabilities_a_token_is_one_id_and_nothing_else() -> None:
+    bare = {"scores": frame.NOTHING, "ranks": frame.NOTHING}
+    one, many = (len(make([count] * 4, 1, **bare).encode()) for count in (1, 4))
+    assert many - one == 12 * (8 + 1), "an id and a flag for each of 12 more tokens"
+    received = OutputFrame.decode(make([2, 1], 1, **bare).encode())
+    assert received.logprobs(slice(0, 3), 2) == [] and len(received.emitted) == 3
 
 
-@given(slot_counts=counts, cut=st.integers(1, 500))
-def test_a_truncated_frame_is_never_a_frame(slot_counts: list[int], cut: int) -> None:
-    data = make(slot_counts).encode()
-    with pytest.raises(FrameError, match="expected exactly one frame"):
-        OutputFrame.decode(data[: max(len(data) - cut, 0)])
-    assert FrameReader().feed(data[: max(len(data) - cut, 0)]) == []
+@given(entries=counts, at=st.integers(0, 500), data=st.data())
+def test_bytes_that_were_cut_or_changed_give_a_frame_or_an_error_that_says_so(
+    entries: list[int], at: int, data: st.DataObject
+) -> None:
+    sent = make(entries).encode()
+    with pytest.raises(FrameError, match="expected an output frame"):
+        OutputFrame.decode(sent[: min(at, len(sent) - 1)])
+    with pytest.raises(FrameError, match="expected an output frame"):
+        OutputFrame.decode(sent + b"\0")
+    changed = bytearray(sent)
+    changed[at % len(sent)] = data.draw(st.integers(0, 255))
+    try:
+        received = OutputFrame.decode(bytes(changed))
+    except FrameError:
+        return
+    assert len(received.emitted) == sum(c for c in received.counts if c > 0)
 
 
 @pytest.mark.parametrize(
@@ -67,44 +78,97 @@ def test_a_truncated_frame_is_never_a_frame(slot_counts: list[int], cut: int) ->
     [
         ({"flags": 256}, "flags: expected 8 bits, got 256"),
         ({"flags": -1}, "flags: expected 8 bits, got -1"),
-        ({"ids": np.zeros((3, 0), np.int64), "scores": np.zeros((3, 0), np.float32)}, "N: expected at least 1"),
-        ({"counts": np.array([5], np.int32)}, "count: expected 0..4, -3 or -9, got 5"),
-        ({"counts": np.array([-1], np.int32)}, "count: expected 0..4, -3 or -9, got -1"),
+        ({"n": 0}, "N: expected at least 1"),
         ({"max_tokens": 0}, "S: expected at least 1"),
-        ({"ids": np.zeros((2, 2), np.int64)}, r"ids: expected int64 \[3, 2\], got int64 \[2, 2\]"),
-        ({"scores": np.zeros((3, 2))}, r"scores: expected float32 \[3, 2\], got float64"),
-        ({"ranks": np.zeros(4, np.int64)}, r"ranks: expected int64 \[3\], got int64 \[4\]"),
+        ({"counts": [5, 0, 2]}, "count: expected 0..4, -3 or -9, got 5"),
+        ({"counts": [1, -1, 2]}, "count: expected 0..4, -3 or -9, got -1"),
+        ({"counts": [1, 2]}, "counts: expected one for each of 3 entries, got 2"),
+        ({"starts": []}, "starts: expected one for each of 3 entries, got 0"),
+        ({"ids": np.zeros((2, 2), np.int64).data}, "ids: expected 48 bytes for 3 tokens and N = 2, got 32"),
+        ({"scores": np.zeros((3, 2)).data}, "scores: expected 24 bytes for 3 tokens and N = 2, got 48"),
+        ({"ranks": np.zeros(4, np.int64).data}, "ranks: expected 24 bytes"),
+        ({"ranks": frame.NOTHING}, "scores: expected 0 bytes"),
+        ({"accepted_draft": b""}, "accepted_draft: expected 3 bytes"),
     ],
 )
-def test_encoding_refuses(change: dict[str, object], message: str) -> None:
-    fields = {**vars(make([1, 0, 2])), **change}
+def test_fields_that_disagree_are_refused_at_both_ends(change: dict[str, Any], message: str) -> None:
+    wrong = make([1, 0, 2], **change)
     with pytest.raises(FrameError, match=message):
-        OutputFrame(**fields).encode()
-
-
-@pytest.mark.parametrize(
-    ("offset", "value", "message"),
-    [
-        (4, b"XXXX", "this is no output frame"),
-        (8, struct.pack("<H", 2), "version: expected 1, got 2"),
-        (11, b"\1", "this is no output frame"),
-        (0, struct.pack("<I", 10**9), "length: expected"),
-        (0, struct.pack("<I", 3), "length: expected"),
-        (16, struct.pack("<I", 0), "N: expected at least 1"),
-        (24, struct.pack("<i", 3), "length: expected .* for 5 tokens"),
-        (24, struct.pack("<i", 77), "count: expected"),
-    ],
-)
-def test_decoding_refuses(offset: int, value: bytes, message: str) -> None:
-    data = bytearray(make([1, 0, 2]).encode())
-    data[offset : offset + len(value)] = value
+        wrong.encode()
     with pytest.raises(FrameError, match=message):
-        OutputFrame.decode(bytes(data))
+        OutputFrame.decode(msgspec.msgpack.encode(wrong))
 
 
-def test_good_frames_before_a_bad_one_are_delivered_and_nothing_after_it() -> None:
-    good, bad = make([1, 2]).encode(), b"\0" * 40
+@pytest.mark.parametrize("data", [b"", b"\x93\x01\x02\x03", b"GET / HTTP/1.1", msgspec.msgpack.encode({"session": 1})])
+def test_what_is_no_frame(data: bytes) -> None:
+    with pytest.raises(FrameError, match=f"expected an output frame of version 2, got {len(data)} bytes that are not"):
+        OutputFrame.decode(data)
+
+
+def test_another_version_is_foreign() -> None:
+    other = make([1]).encode().replace(b"output 2", b"output 1")
+    with pytest.raises(FrameError, match="Invalid value 'specdec_hal output 1'"):
+        OutputFrame.decode(other)
+
+
+def test_a_frame_that_no_reader_takes_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = make([1, 0, 2]).encode()
+    monkeypatch.setattr(frame, "MAX_FRAME_BYTES", 100)
+    for call in (make([1, 0, 2]).encode, lambda: OutputFrame.decode(sent)):
+        with pytest.raises(FrameError, match=f"length: expected at most 100 bytes, got {len(sent)}"):
+            call()
+
+
+# ---- order
+
+
+@dataclass
+class Wire:
+    """A session's frames as bytes."""
+
+    session: int
+    sent: list[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sent = [make([1], sequence=at, session=self.session).encode() for at in range(5)]
+
+
+def test_a_session_in_order_and_another_after_it() -> None:
     reader = FrameReader()
-    assert len(reader.feed(good + bad + good)) == 1
-    with pytest.raises(FrameError, match="the stream has failed before"):
-        reader.feed(good)
+    for session in (7, 8):
+        for at, data in enumerate(Wire(session).sent):
+            received = reader.feed(data)
+            assert received is not None and (received.session, received.sequence) == (session, at)
+    assert reader.stale == 0
+
+
+def test_frames_before_the_first_beginning_are_stale() -> None:
+    reader, old, new = FrameReader(), Wire(7).sent, Wire(8).sent
+    assert [reader.feed(data) for data in old[2:]] == [None] * 3 and reader.stale == 3
+    assert reader.feed(new[0]) is not None
+
+
+ORDERS = [order for order in itertools.product(range(4), repeat=3) if order != (1, 2, 3) and 0 not in order]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_gap_a_repetition_and_a_reordering_are_named(order: tuple[int, ...]) -> None:
+    reader, sent = FrameReader(), Wire(7).sent
+    reader.feed(sent[0])
+    wrong = next(at for at, number in enumerate(order) if number != at + 1)
+    for number in order[:wrong]:
+        reader.feed(sent[number])
+    kind = "frames are missing" if order[wrong] > wrong + 1 else "a frame came late or twice"
+    with pytest.raises(FrameError, match=f"expected frame {wrong + 1}, got {order[wrong]}: {kind}"):
+        reader.feed(sent[order[wrong]])
+    assert reader.feed(sent[wrong + 1]) is None, "what follows an error is not to be trusted"
+    assert reader.feed(Wire(8).sent[0]) is not None
+
+
+@pytest.mark.parametrize("wrong", [Wire(9).sent[1], b"nothing", Wire(7).sent[1][:-1]])
+def test_a_foreign_or_truncated_frame_ends_the_session(wrong: bytes) -> None:
+    reader, sent = FrameReader(), Wire(7).sent
+    reader.feed(sent[0])
+    with pytest.raises(FrameError, match=r"session: expected 7, got 9|expected an output frame"):
+        reader.feed(wrong)
+    assert reader.feed(sent[1]) is None and reader.feed(sent[0]) is not None

@@ -13,7 +13,15 @@ from specdec_hal.ops.spec import Role
 from tests.support.redzone import RedZones
 from tests.support.running import BACKEND, run
 
-CLAMPED = ("apply_penalties", "update_model_status", "set_stop_sequences", "ngram_match", "hybrid_mtp_ngram")
+CLAMPED = (
+    "apply_penalties",
+    "update_model_status",
+    "set_stop_sequences",
+    "write_accepted",
+    "reasoning_constraint",
+    "ngram_match",
+    "hybrid_mtp_ngram",
+)
 COUNT = {"ngram_index_update": 20}  # an index full of rubbish makes every look-up go round its table
 
 

@@ -76,7 +76,7 @@ def test_renaming_tokens_renames_the_drafts(policy):
 
 
 @settings(max_examples=100)
-@given(op_inputs("set_stop_sequences"))
+@given(op_inputs("set_stop_sequences", end_at_stop=False, end_tokens=False))
 def test_a_step_of_many_tokens_stops_where_plain_decoding_stops(inputs):
     """Feeding the emitted tokens one a step, until one ends a stop sequence."""
     out = run("set_stop_sequences", inputs)
@@ -85,7 +85,7 @@ def test_a_step_of_many_tokens_stops_where_plain_decoding_stops(inputs):
         start = int(inputs["prompt_lens"][b] + inputs["step_idx"][b])
         if start + count > length:
             continue  # plain decoding has no room for that history
-        plain = {n: v[b : b + 1].copy() for n, v in inputs.items()}
+        plain = {n: v[b : b + 1].copy() for n, v in inputs.items() if n != "end_at_stop"}
         plain["accept_num"][:] = 1
         kept, limit = count, inputs["max_dec_len"][b]
         for i, token in enumerate(inputs["accept_tokens"][b, :count]):
@@ -96,6 +96,28 @@ def test_a_step_of_many_tokens_stops_where_plain_decoding_stops(inputs):
             plain["token_ids_all"][0, start + i] = token
             plain["step_idx"] += 1
         assert (out["accept_num"][b], out["max_dec_len"][b]) == (kept, limit)
+
+
+@settings(max_examples=100)
+@given(op_inputs("limit_thinking"))
+def test_a_step_of_many_tokens_is_limited_as_plain_decoding_is(inputs):
+    """Feeding the emitted tokens one a step, until another one takes the place of one."""
+    out = run("limit_thinking", inputs)
+    shared = ("end_tokens", "inject_token_ids", "think_end_id")
+    for b, count in enumerate(inputs["accept_num"]):
+        plain = {n: v if n in shared else v[b : b + 1].copy() for n, v in inputs.items()}
+        plain["accept_num"][:] = 1
+        emitted = []
+        for token in inputs["accept_tokens"][b, :count]:
+            plain["accept_tokens"][0, 0] = token
+            step = run("limit_thinking", plain)
+            emitted.append(step["accept_tokens"][0, 0])
+            plain["limit_status"] = step["limit_status"]
+            plain["step_idx"] += 1
+            if emitted[-1] != token:
+                break
+        assert out["accept_tokens"][b, : len(emitted)].tolist() == emitted
+        assert (out["accept_num"][b], out["limit_status"][b]) == (len(emitted), plain["limit_status"][0])
 
 
 @settings(max_examples=60)

@@ -19,9 +19,15 @@ class PrefillFirst(ReferenceBackend):
     token_order = TokenOrder.PREFILL_FIRST
 
 
-def make_runner(*, prefill_first: bool = False, model: HistoryModel | None = None, **sections: Any) -> ModelRunner:
+def make_runner(
+    *,
+    prefill_first: bool = False,
+    model: HistoryModel | None = None,
+    model_settings: dict[str, Any] | None = None,
+    **sections: Any,
+) -> ModelRunner:
     sections.setdefault("speculative", {"method": "ngram", "num_speculative_tokens": 4})
-    config = parse(sections)
+    config = parse({**sections, "model": model_settings or {}})
     backend = PrefillFirst() if prefill_first else ReferenceBackend()
     backend.debug = config.runner.debug
     return ModelRunner(config, backend, model or HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]

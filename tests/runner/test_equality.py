@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +15,9 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.runner import Request, RequestOutput, SamplingParams
 from tests.runner.conftest import make_runner
 from tests.support.history_model import CONTEXT, END, VOCABULARY, DeviceHistoryModel, HistoryModel, logits_after
+from tests.support.oracle_phases import ThinkingRequest
+
+THINK_END = 3
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,9 @@ class Expected:
     finish_reason: str
 
 
-def plain_decoding(prompt: list[int], params: SamplingParams) -> Expected:
+def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Sequence[int] = ()) -> Expected:
     """One token after the other, with nothing but `sample_target` of the project."""
+    thinking = ThinkingRequest(list(think_end_text), THINK_END, [END], *params.thinking_limits)
     backend = ReferenceBackend()
     generated: list[int] = []
     limit = min(params.max_new_tokens, CONTEXT - len(prompt))
@@ -51,7 +57,7 @@ def plain_decoding(prompt: list[int], params: SamplingParams) -> Expected:
             np.array([len(prompt) + len(generated)]),
             target,
         )
-        generated.append(int(target[0]))
+        generated.append(thinking.next(int(target[0]), len(generated)) if params.limits_thinking else int(target[0]))
         text = "".join(chr(ord("a") + token) for token in generated if token != END)
         ends = [[token] for token in params.stop_token_ids] + params.stop_sequences
         stopped = len(generated) >= params.min_new_tokens and any(generated[-len(end) :] == end for end in ends)
@@ -62,12 +68,13 @@ def plain_decoding(prompt: list[int], params: SamplingParams) -> Expected:
 
 
 tokens = st.integers(1, VOCABULARY - 1)
+limits = st.none() | st.integers(0, 12)
 floats = lambda low, high: st.floats(low, high, width=32)  # noqa: E731
 
 
 @st.composite
 def sampling(draw: st.DrawFn) -> SamplingParams:
-    greedy = draw(st.booleans())
+    greedy, min_new_tokens = draw(st.booleans()), draw(st.sampled_from([0, 0, 6]))
     return SamplingParams(
         temperature=0.0 if greedy else draw(floats(0.25, 1.5)),
         top_p=draw(st.sampled_from([1.0, 0.9, 0.5])),
@@ -77,13 +84,14 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.25])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.3])),
         presence_penalty=draw(st.sampled_from([0.0, 0.0, -0.2])),
-        max_new_tokens=draw(st.integers(1, 40)),
-        min_new_tokens=draw(st.sampled_from([0, 0, 6])),
+        max_new_tokens=draw(st.integers(max(min_new_tokens, 1), 40)),
+        min_new_tokens=min_new_tokens,
         stop_token_ids=draw(st.lists(tokens, max_size=1)) if draw(st.integers(0, 3)) == 0 else [],
         stop_sequences=draw(st.lists(st.lists(tokens, min_size=1, max_size=3), max_size=2)),
         stop=draw(st.lists(st.text("bcdefgh", min_size=1, max_size=3), max_size=2)),
         bad_token_ids=draw(st.lists(tokens, max_size=3)),
         num_speculative_tokens=draw(st.none() | st.just(0)),
+        thinking=draw(st.none() | st.fixed_dictionaries({"max_tokens": limits, "max_reply_tokens": limits})),
     )
 
 
@@ -105,6 +113,9 @@ prompts = st.lists(tokens, min_size=1, max_size=24) | st.builds(
     blocks=st.tuples(st.integers(1, 9), st.integers(0, 12)),
     cancelled=st.sets(st.integers(0, 4), max_size=2),
     failing=st.sets(st.integers(0, 30), max_size=2),
+    method=st.sampled_from(["ngram", "mtp", "hybrid"]),
+    mtp_drafts=st.integers(1, 6),
+    think_end_text=st.sampled_from([[], [THINK_END], [4, THINK_END, 2], [THINK_END, THINK_END, 5, 6]]),
     ngram=st.fixed_dictionaries(
         {
             "max_ngram_size": st.integers(2, 4),
@@ -127,14 +138,18 @@ def test_every_request_decodes_as_if_alone_and_plain(
     blocks: tuple[int, int],
     cancelled: set[int],
     failing: set[int],
+    method: str,
+    mtp_drafts: int,
+    think_end_text: list[int],
     ngram: dict[str, object],
 ) -> None:
     model = DeviceHistoryModel() if device else HistoryModel()
     size, spare = blocks
     longest = max(min(len(prompt) + params.max_new_tokens, CONTEXT) for prompt, params, _ in requests)
     runner = make_runner(
-        prefill_first=prefill_first and not device,
+        prefill_first=prefill_first,
         model=model,
+        model_settings={"think_end_id": THINK_END, "think_end_text": think_end_text},
         runner={
             "max_num_seqs": slots,
             "prefill_chunk": chunk,
@@ -144,7 +159,12 @@ def test_every_request_decodes_as_if_alone_and_plain(
             "overlap": overlap,
             "debug": True,
         },
-        speculative={"method": "ngram", "num_speculative_tokens": k, "ngram": ngram},
+        speculative={
+            "method": method,
+            "num_speculative_tokens": k,
+            "ngram": ngram,
+            "hybrid": {**ngram, "num_model_steps": mtp_drafts},
+        },
     )
     late = sorted(enumerate(requests), key=lambda item: item[1][2])
     outputs: dict[str, RequestOutput] = {}
@@ -161,10 +181,11 @@ def test_every_request_decodes_as_if_alone_and_plain(
                 runner.cancel(str(number))
         step += 1
         assert step < 2000, "no progress"
+    assert runner.summary()["failed_proposals"] == 0
     outputs = runner.take_finished()
     for number, (prompt, params, _) in enumerate(requests):
         output = outputs[str(number)]
-        expected = plain_decoding(prompt, params)
+        expected = plain_decoding(prompt, params, think_end_text)
         if output.finish_reason == "cancelled":
             assert list(output.token_ids) == expected.tokens[: len(output.token_ids)]
             continue
@@ -188,6 +209,40 @@ def test_drafts_are_really_accepted() -> None:
     assert summary["accepted_tokens"] > 20
     assert summary["tokens_per_step"] > 1.1
     assert 0 < summary["acceptance_rate"] < 1
+
+
+@pytest.mark.parametrize("where", ["host", "host, prefill first", "device", "device, preempted"])
+@pytest.mark.parametrize("chunk", [2, 9])
+@pytest.mark.parametrize("k", [1, 4])
+def test_a_module_that_is_always_right_is_always_accepted(where: str, chunk: int, k: int) -> None:
+    """Its inputs are in place, whatever was rejected, chunked, reordered or preempted: its cache insists on that."""
+    runner = make_runner(
+        prefill_first="prefill first" in where,
+        model=DeviceHistoryModel() if "device" in where else HistoryModel(),
+        runner={
+            "max_num_seqs": 3,
+            "prefill_chunk": chunk,
+            "block_size": 4,
+            "num_kv_blocks": 12 if "preempted" in where else 48,
+            "debug": True,
+        },
+        speculative={"method": "mtp", "num_speculative_tokens": k, "verify_strategy": "greedy"},
+    )
+    wanted = (None, None, 1, 0, None)
+    prompts = [[3, 4, 5 + number] * (1 + number) for number in range(len(wanted))]
+    params = [SamplingParams(max_new_tokens=21, num_speculative_tokens=most) for most in wanted]
+    for number, prompt in enumerate(prompts):
+        runner.add_request(Request(str(number), prompt, params[number]))
+    outputs, summary = runner.run(), runner.summary()
+    assert summary["failed_steps"] == summary["failed_proposals"] == 0
+    assert (summary["preemptions"] > 0) == ("preempted" in where)
+    for number, most in enumerate(wanted):
+        output = outputs[str(number)]
+        assert list(output.token_ids) == plain_decoding(prompts[number], params[number]).tokens
+        assert (output.drafted == 0) == (most == 0)
+        if not summary["preemptions"]:  # which drops the drafts that nobody has verified
+            assert output.accepted == output.drafted
+    assert outputs["0"].steps == -(-20 // (k + 1))
 
 
 def test_padded_drafts_change_nothing_but_the_room() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 
 from specdec_hal.errors import RequestError
+from specdec_hal.ops import SlotAction
 from specdec_hal.runner import Request, SamplingParams
 from tests.runner.conftest import make_runner
 from tests.runner.test_equality import plain_decoding
+from tests.runner.test_many_requests import expected, random_request
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
 
 PENALISED = {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.1}
@@ -104,3 +107,46 @@ def test_the_request_that_makes_steps_fail_ends_with_an_error(overlap: bool, cap
         expected = plain_decoding(list(request.prompt_token_ids), request.params).tokens
         assert list(outputs[request.request_id].token_ids) == expected
     assert 2 <= runner.summary()["failed_steps"] <= 6
+
+
+def test_a_slot_is_stopped_until_a_step_was_launched() -> None:
+    """A step that fails may not have told the device, which would go on writing to blocks that others have by then."""
+    runner = make_runner(model=DeviceHistoryModel(), runner={"max_num_seqs": 2, "block_size": 4, "overlap": False})
+    for request in requests(2, 30):
+        runner.add_request(request)
+    for _ in range(4):
+        runner.step()
+    runner.cancel("1")
+    scheduler, actions = runner._scheduler, runner.state.schedule.host["slot_actions"]
+    for _ in range(3):  # steps that fail
+        assert scheduler.schedule() is not None
+        assert actions.tolist() == [SlotAction.KEEP, SlotAction.STOP]
+    scheduler.launched()
+    assert scheduler.schedule() is not None
+    assert actions.tolist() == [SlotAction.KEEP, SlotAction.KEEP]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_that_fails_while_blocks_are_short_holds_up_nobody(seed: int) -> None:
+    """The suspects of a failed step may need blocks of requests that must sit out meanwhile."""
+    model, rng = DeviceHistoryModel(), np.random.default_rng(seed)
+    runner = make_runner(
+        model=model,
+        runner={
+            "max_num_seqs": 4, "prefill_chunk": 16, "max_num_batched_tokens": 44, "block_size": 4, "num_kv_blocks": 16,
+        },
+    )  # fmt: skip
+    for number in range(25):
+        runner.add_request(random_request(number))
+    for _ in range(1000):
+        if not runner.has_requests:
+            break
+        if rng.random() < 0.1 and runner._trials.on_trial is None:
+            model.failures.append(OSError("injected"))
+        runner.step()
+    outputs = runner.take_finished()
+    assert runner.metrics.failed_steps > 3
+    whole = [n for n in range(25) if outputs[f"request-{n}"].finish_reason != "error"]  # it failed alone, twice
+    assert len(whole) > 20
+    for number in whole:
+        assert list(outputs[f"request-{number}"].token_ids) == expected(number).tokens

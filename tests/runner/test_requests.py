@@ -31,7 +31,7 @@ def alone(request: Request = BYSTANDER) -> RequestOutput:
         ("a", [1], {"stop_token_ids": [99]}, "stop_token_ids: token 99"),
         ("a", [1], {"bad_token_ids": [99]}, "bad_token_ids: token 99"),
         ("a", [1], {"bad_token_ids": [1] * 65}, "at most 64 bad_token_ids, got 65"),
-        ("a", [1], {"num_speculative_tokens": 5}, "num_speculative_tokens 5 exceeds the runner's 4"),
+        ("a", [1], {"num_speculative_tokens": 5}, "num_speculative_tokens 5 exceeds 4"),
         ("bystander", [1], {}, "'bystander': the id is in use"),
     ],
 )

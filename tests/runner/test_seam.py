@@ -301,7 +301,8 @@ class TestHiddenStates:
                 super().propose(step)
 
         assert decode(runner_with(Watching)) == plain()
-        assert shapes == {(VOCABULARY, VOCABULARY)}
+        width = HistoryModel.config.hidden_size
+        assert shapes == {(width, width)}
 
     def test_a_model_without_them_is_refused_by_name(self) -> None:
         class Greedy(Guess):
@@ -309,6 +310,57 @@ class TestHiddenStates:
 
         with pytest.raises(UnsupportedError, match=r"method 'guess' asks for hidden states of the layers \[17\], the"):
             runner_with(Greedy, model=Layered())
+
+
+class TestDeviceProposer:
+    """One that breaks its promises on the device costs its drafts and nothing else."""
+
+    class Careless:
+        runs_on = "device"
+        hidden_layers: tuple[int, ...] = ()
+        gives_draft_probs = False
+        bad = VOCABULARY
+
+        def __init__(self, context: ProposerContext) -> None:
+            self.steps = 0
+
+        def reset(self, slots: list[int]) -> None:
+            pass
+
+        def propose(self, step: StepView) -> None:
+            """Two drafts for everybody who decodes, of which those of slot 1 are no tokens."""
+            self.steps += 1
+            decoding = (step["seq_lens_encoder"] == 0) & (step["seq_lens_decoder"] > 0)
+            room = step["max_dec_len"] - step["step_idx"] > 2
+            step["draft_tokens"][:, 1:] = 4
+            step["draft_tokens"][1, 1:] = self.bad
+            step["seq_lens_this_time"][:] = np.where(decoding, np.where(room, 3, 1), 0)
+
+    @pytest.mark.parametrize("bad", [-1, VOCABULARY, 2**40])
+    def test_drafts_outside_the_vocabulary_are_counted(self, bad: int) -> None:
+        careless = type("Careless", (self.Careless,), {"bad": bad})
+        runner = runner_with(careless)
+        runner.backend.debug = False  # whose checks refuse such ids
+        assert decode(runner) == plain()
+        summary = runner.summary()
+        assert summary["dropped_drafts"] > 0 < summary["accepted_tokens"]
+        assert summary["failed_steps"] == 0
+
+    def test_one_that_raises(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Failing(self.Careless):  # type: ignore[name-defined,misc]
+            bad = 4
+
+            def propose(self, step: StepView) -> None:
+                super().propose(step)
+                if self.steps % 3 == 2:
+                    raise LookupError("what is that")
+
+        runner = runner_with(Failing)
+        assert decode(runner) == plain()
+        summary = runner.summary()
+        assert summary["failed_proposals"] > 2 and summary["failed_steps"] == 0
+        assert summary["accepted_tokens"] > 0
+        assert "the proposer failed; the next step has no drafts" in caplog.text
 
 
 class TestDraftProbs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_hal.runner.sequence import TextStream
+from specdec_hal.runner.stream import TextStream
 
 
 class Pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,23 @@ def logits_after(history: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
     return logits
 
 
+def hidden_after(history: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The logits, and the first token, which an MTP module is not fed."""
+    return np.append(logits_after(history), np.float32(history[0]))
+
+
 class HistoryModel:
-    """The protocol's model over :func:`logits_after`; `hidden` are the logits themselves."""
+    """The protocol's model over :func:`logits_after`."""
 
     framework = "none"
     config = ModelConfig(
         vocab_size=VOCABULARY,
-        hidden_size=VOCABULARY,
+        hidden_size=VOCABULARY + 1,
         max_position_embeddings=CONTEXT,
         eos_token_ids=(END,),
     )
 
-    capabilities = ModelCapabilities(stable_row_counts=None)
+    capabilities = ModelCapabilities(stable_row_counts=None, mtp_modules=1)
 
     def __init__(self) -> None:
         self.cache: np.ndarray[Any, np.dtype[np.int64]] = np.empty((0, 0), np.int64)
@@ -52,7 +58,7 @@ class HistoryModel:
     def forward(self, batch: ForwardBatch) -> dict[int, Any]:
         if self.failures:
             raise self.failures.pop()
-        hidden = np.full((len(batch.token_ids), VOCABULARY), np.nan, np.float32)
+        hidden = np.full((len(batch.token_ids), VOCABULARY + 1), np.nan, np.float32)
         for segment in batch.segments:
             stop = segment.position + segment.length
             tokens = batch.token_ids[segment.start : segment.start + segment.length]
@@ -61,19 +67,50 @@ class HistoryModel:
             for i in range(segment.length):
                 history = self.cache[segment.slot, : segment.position + i + 1].tolist()
                 assert -1 not in history, "attends to a position that was never written"
-                hidden[segment.start + i] = logits_after(history)
+                hidden[segment.start + i] = hidden_after(history)
                 if history[-1] in self.poisoned:
                     hidden[segment.start + i] = np.nan
         return {FINAL_NORM: hidden}
 
     def compute_logits(self, hidden: Any) -> Any:
-        return np.array(hidden)
+        return np.array(hidden[:, :VOCABULARY])
+
+    def mtp_module(self) -> Any:
+        return HistoryMTP(self)
+
+
+class HistoryMTP:
+    """An MTP module that is always right, and insists on the hidden state in front of each token that it is fed."""
+
+    def __init__(self, model: HistoryModel) -> None:
+        self.cache = np.full(model.cache.shape, -1, np.int64)
+        self.compute_logits = model.compute_logits
+
+    def row(self, state: Any, fed: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """`fed`: the tokens at 1 .. p + 1, `state`: the hidden state of p."""
+        assert -1 not in fed, "attends to a position that was never written"
+        history = [int(state[-1]), *fed]
+        assert (state == hidden_after(history[:-1])).all(), "a hidden state of another text, or another position"
+        return hidden_after(history)
+
+    def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
+        given = np.empty_like(hidden)
+        assert given.shape == (len(batch.token_ids), VOCABULARY + 1)
+        for segment in batch.segments:
+            for i in range(segment.length):
+                row, position = segment.start + i, segment.position + i
+                self.cache[segment.slot, position] = batch.token_ids[row]
+                given[row] = self.row(hidden[row], self.cache[segment.slot, : position + 1].tolist())
+        return given
 
 
 class DeviceHistoryModel(HistoryModel):
     """The same over KV blocks and tensors of fixed capacity, as a model on a device takes them."""
 
-    capabilities = ModelCapabilities(stable_row_counts=None, device_lengths=True, static_shapes=True)
+    capabilities = ModelCapabilities(stable_row_counts=None, mtp_modules=1, device_lengths=True, static_shapes=True)
+
+    def bytes_per_block(self, block_size: int) -> int:
+        return 8 * block_size
 
     def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
         self.block_size = block_size
@@ -101,12 +138,37 @@ class DeviceHistoryModel(HistoryModel):
             position = int(batch.seq_lens_decoder[slot]) + t - int(offsets[slot])
             blocks = batch.block_tables[slot, : position // self.block_size + 1]
             history = self.cache[blocks].reshape(-1)[: position + 1].tolist()
-            hidden[t] = np.nan if -1 in history or history[-1] in self.poisoned else logits_after(history)
+            hidden[t] = np.nan if -1 in history or history[-1] in self.poisoned else hidden_after(history)
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         out[:] = np.nan
         rows = len(hidden) if num_rows is None else int(num_rows[0])
-        out[:rows] = hidden[:rows]
+        out[:rows] = hidden[:rows, :VOCABULARY]
+
+    def mtp_module(self) -> Any:
+        return DeviceHistoryMTP(self)
+
+
+class DeviceHistoryMTP(HistoryMTP):
+    """The same over the model's KV blocks."""
+
+    def __init__(self, model: DeviceHistoryModel) -> None:
+        super().__init__(model)
+        self.block_size = model.block_size
+        self.compute_logits_device = model.compute_logits_device
+
+    def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
+        out[:] = np.nan
+        offsets = batch.cu_seqlens_q
+        for t in range(int(offsets[-1])):
+            slot = int(batch.batch_id_per_token[t])
+            position = int(batch.seq_lens_decoder[slot]) + t - int(offsets[slot])
+            assert position < batch.max_seq_len, "a context beyond the bucket"
+            assert offsets[slot + 1] - offsets[slot] <= batch.max_query_len
+            block = batch.block_tables[slot]
+            self.cache[block[position // self.block_size], position % self.block_size] = int(batch.token_ids[t, 0])
+            blocks = block[: position // self.block_size + 1]
+            out[t] = self.row(hidden[t], self.cache[blocks].reshape(-1)[: position + 1].tolist())
 
 
 class LetterDetokenizer:
@@ -119,6 +181,12 @@ class LetterDetokenizer:
 
 class LetterTokenizer:
     """Token t is the letter number t."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(ord("a") + token) for token in ids)
 
     def detokenizer(self) -> LetterDetokenizer:
         return LetterDetokenizer()

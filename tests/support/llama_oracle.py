@@ -21,44 +21,60 @@ def stored(path: Path) -> dict[str, Doubles]:
 
 
 def oracle(
-    path: Path, tokens: npt.NDArray[np.int64], weights: Mapping[str, Doubles] | None = None, tap: int | None = None
+    path: Path,
+    tokens: npt.NDArray[np.int64],
+    weights: Mapping[str, Doubles] | None = None,
+    tap: int | None = None,
+    mtp: bool = False,
 ) -> Doubles:
-    """Logits [T, V] of a text, or with `tap` the residual [T, D] after that layer; `weights` replace the stored."""
+    """Logits [T, V] of a text, or with `tap` the residual [T, D] after that layer; `weights` replace the stored.
+
+    `mtp`: the module's logits [T - 1, V], row p from the hidden state of p and the token at p + 1.
+    """
     config: dict[str, Any] = json.loads((path / "config.json").read_text())
     weights = stored(path) if weights is None else weights
     heads, kv_heads, head_dim = (config[k] for k in ("num_attention_heads", "num_key_value_heads", "head_dim"))
-    length, half = len(tokens), head_dim // 2
+    half = head_dim // 2
 
     def norm(x: Doubles, name: str) -> Doubles:
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"]) * weights[f"{name}.weight"]
 
     def rotate(x: Doubles) -> Doubles:
-        angle = np.outer(np.arange(length), config["rope_theta"] ** (-2 * np.arange(half) / head_dim))[:, None]
+        angle = np.outer(np.arange(len(x)), config["rope_theta"] ** (-2 * np.arange(half) / head_dim))[:, None]
         first, second = x[..., :half], x[..., half:]
         return np.concatenate(
             [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], -1
         )
 
-    x = weights["model.embed_tokens.weight"][tokens]
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}"
+    def decode(x: Doubles, layer: str) -> Doubles:
         h = norm(x, f"{layer}.input_layernorm")
         q, k, v = (
-            (h @ weights[f"{layer}.self_attn.{n}_proj.weight"].T).reshape(length, -1, head_dim) for n in ("q", "k", "v")
+            (h @ weights[f"{layer}.self_attn.{n}_proj.weight"].T).reshape(len(x), -1, head_dim) for n in ("q", "k", "v")
         )
         q, k = rotate(q), rotate(k)
-        attended = np.empty((length, heads, head_dim))
+        attended = np.empty((len(x), heads, head_dim))
         for j in range(heads):
             own = j // (heads // kv_heads)
             scores = q[:, j] @ k[:, own].T / np.sqrt(head_dim)
-            scores[np.triu_indices(length, 1)] = -np.inf
+            scores[np.triu_indices(len(x), 1)] = -np.inf
             shares = np.exp(scores - scores.max(-1, keepdims=True))
             attended[:, j] = shares / shares.sum(-1, keepdims=True) @ v[:, own]
-        x = x + attended.reshape(length, -1) @ weights[f"{layer}.self_attn.o_proj.weight"].T
+        x = x + attended.reshape(len(x), -1) @ weights[f"{layer}.self_attn.o_proj.weight"].T
         h = norm(x, f"{layer}.post_attention_layernorm")
         gate, up = (h @ weights[f"{layer}.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{layer}.mlp.down_proj.weight"].T
+        return x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{layer}.mlp.down_proj.weight"].T
+
+    embedding, layers = weights["model.embed_tokens.weight"], config["num_hidden_layers"]
+    x = embedding[tokens]
+    for i in range(layers):
+        x = decode(x, f"model.layers.{i}")
         if i == tap:
             return x
-    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
-    return norm(x, "model.norm") @ weights[head].T
+    head = weights["model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"].T
+    x = norm(x, "model.norm")
+    if not mtp:
+        return x @ head
+    module = f"model.layers.{layers}"
+    joined = np.concatenate([norm(embedding[tokens[1:]], f"{module}.enorm"), norm(x[:-1], f"{module}.hnorm")], -1)
+    x = decode(joined @ weights[f"{module}.eh_proj.weight"].T, module)
+    return norm(x, f"{module}.shared_head.norm") @ head

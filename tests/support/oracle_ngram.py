@@ -10,11 +10,12 @@ Inputs = dict[str, Any]
 
 
 def lookup(prompt: list[int], rest: list[int], sizes: range, policy: MatchPolicy) -> list[int]:
-    """All tokens that follow the match of the last n of `rest`, n from the longest size down."""
+    """All tokens that follow the match of the last n of `rest` (LATEST: of both), n from the longest size down."""
+    known = prompt + rest if policy is MatchPolicy.LATEST and rest else rest
     for n in sizes:
-        if n > len(rest):
+        if n > len(known):
             continue
-        query = rest[len(rest) - n :]
+        query = known[len(known) - n :]
         haystacks = [prompt + rest] if policy is MatchPolicy.LATEST else [prompt, rest]
         for haystack in haystacks:
             places = [at for at in range(len(haystack)) if haystack[at : at + n] == query and at + n < len(haystack)]
@@ -36,7 +37,8 @@ def _propose(a: Inputs, hybrid: bool) -> dict[str, Any]:
             continue
         ori = base[b] = min(max(slt[b], 1), s) if hybrid else 1
         step, limit = int(a["step_idx"][b]), int(a["max_dec_len"][b])
-        q = min(k + 1 - ori, limit - step - ori) if hybrid else min(int(a["draft_token_num"][b]), k, limit - step - 1)
+        most = min(int(a["draft_token_num"][b]), k) if a["use_draft_token_num"] else k
+        q = min(most, limit - step - 1) + 1 - ori
         if q <= 0:
             continue
         row = a["token_ids_all"][b].tolist()

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.ops import Purpose
 from tests.support import exact
 
 Inputs = dict[str, Any]
@@ -102,7 +101,7 @@ def sample_target(a: Inputs) -> dict[str, Any]:
             tokens.append(-1)
             continue
         ids = sorted(masses)
-        bits = exact.u64(int(a["row_seed"][r]), int(a["position"][r]), Purpose.SAMPLE)
+        bits = exact.u64(int(a["row_seed"][r]), int(a["position"][r]), a["purpose"])
         tokens.append(ids[exact.draw(bits, [masses[t] for t in ids], sum(masses.values()))])
     return {"target_tokens": tokens}
 

@@ -1,4 +1,4 @@
-"""Sections 1, 2, 4, 5 and 8 by brute force: plain loops over Python numbers, written from the contract alone.
+"""Sections 1, 2, 4, 5, 8 and 9 by brute force: plain loops over Python numbers, written from the contract alone.
 
 An oracle takes an op's arguments by name and returns what every written tensor must hold afterwards.
 """
@@ -191,6 +191,14 @@ def update_model_status(a: Inputs) -> dict[str, Any]:
                 now[name][b] = 0
             continue
         emitted = now["accept_tokens"][b][: now["accept_num"][b]]
+        for i, token in enumerate(emitted if a["end_at_limit"] else []):
+            ends = token in a["end_tokens"].tolist()
+            if ends or now["step_idx"][b] + i + 1 >= a["max_dec_len"][b]:
+                if not ends and len(a["end_tokens"]):
+                    emitted[i] = now["accept_tokens"][b][i] = int(a["end_tokens"][0])
+                emitted = emitted[: i + 1]
+                now["accept_num"][b] = i + 1
+                break
         column = int(a["prompt_lens"][b]) + now["step_idx"][b]
         for token in emitted:
             if column < length:
@@ -250,5 +258,101 @@ def set_stop_sequences(a: Inputs) -> dict[str, Any]:
                 now["accept_num"][b] = len(emitted)
                 now["accept_tokens"][b] = emitted + [-1] * (a["accept_tokens"].shape[1] - len(emitted))
                 now["max_dec_len"][b] = len(text)
+                ends = a["end_tokens"] if a["end_at_stop"] and a.get("end_tokens") is not None else []
+                now["accept_tokens"][b][len(emitted) - 1 : len(emitted)] = [token if not len(ends) else int(ends[0])]
                 break
     return now
+
+
+def draft_model_preprocess(a: Inputs) -> dict[str, Any]:
+    names = ("draft_tokens", "input_ids", "stop_flags", "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder")
+    state = {n: a[n].tolist() for n in (*names, "step_idx", "base_model_draft_tokens")}
+    running = False
+    for b in range(len(a["seq_lens_this_time"])):
+        state["base_model_draft_tokens"][b][1:] = [-1] * (a["draft_tokens"].shape[1] - 1)
+        generated = int(a["base_model_step_idx"][b])
+        accepted = a["accept_tokens"][b].tolist()[: int(a["accept_num"][b])]
+        enc = min(int(a["seq_lens_encoder"][b]), a["input_ids"].shape[1])
+        useful = min(int(a["draft_token_num"][b]), int(a["max_dec_len"][b]) - generated - 1)
+        if a["base_model_stop_flags"][b] or useful < 1 or not (enc or accepted):
+            slot = {"stop_flags": True, "step_idx": 0}
+            slot |= dict.fromkeys(("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder"), 0)
+        else:
+            running = True
+            slot = {"stop_flags": False, "step_idx": generated, "seq_lens_encoder": enc}
+            if enc:
+                slot["seq_lens_this_time"] = enc
+                state["input_ids"][b][enc - 1 : enc] = accepted[:1] or [state["input_ids"][b][enc - 1]]
+            else:
+                state["draft_tokens"][b][: len(accepted)] = accepted
+                slot["seq_lens_this_time"] = len(accepted)
+                slot["seq_lens_decoder"] = max(0, int(a["base_model_seq_lens_decoder"][b]) - len(accepted))
+        for name, value in slot.items():
+            state[name][b] = value
+    return {**state, "has_running": [running]}
+
+
+def draft_model_update(a: Inputs) -> dict[str, Any]:
+    names = ("draft_tokens", "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "step_idx")
+    state = {n: a[n].tolist() for n in (*names, "base_model_draft_tokens")}
+    tokens, column = a["inter_next_tokens"].tolist(), a["substep"] + 1
+    for b, fed in enumerate(a["seq_lens_this_time"].tolist()):
+        if fed <= 0:
+            continue
+        token = tokens.pop(0) if tokens else -1
+        state["seq_lens_decoder"][b] += fed
+        state["seq_lens_encoder"][b] = 0
+        step = int(a["step_idx"][b])
+        # Drafts that this slot may still make, this one included.
+        left = min(int(a["draft_token_num"][b]), a["draft_tokens"].shape[1] - 1) - a["substep"]
+        left = min(left, int(a["max_dec_len"][b]) - step - 1)
+        drafts = token >= 0 and step > 0 and left > 0 and not a["stop_flags"][b]
+        if column < a["draft_tokens"].shape[1]:
+            state["base_model_draft_tokens"][b][column] = token if drafts else -1
+        if drafts:
+            state["draft_tokens"][b][0] = token
+            state["step_idx"][b] = step + 1
+        state["seq_lens_this_time"][b] = int(drafts and left > 1)
+    return {**state, "has_running": [any(length > 0 for length in state["seq_lens_this_time"])]}
+
+
+def draft_model_postprocess(a: Inputs) -> dict[str, Any]:
+    lengths = a["seq_lens_this_time"].tolist()
+    for b in range(len(lengths)):
+        if a["stop_flags"][b] or (a["seq_lens_encoder"][b] == 0 and a["seq_lens_decoder"][b] == 0):
+            lengths[b] = 0
+        elif a["seq_lens_encoder"][b] == 0:
+            lengths[b] = 1
+            for draft in a["draft_tokens"][b, 1:]:
+                if draft < 0:
+                    break
+                lengths[b] += 1
+    return {"seq_lens_this_time": lengths}
+
+
+def eagle_get_hidden_states(a: Inputs) -> dict[str, Any]:
+    x = a["x"].tolist()
+    own, base = a["cu_seqlens_q"].tolist(), a["base_model_cu_seqlens_q"].tolist()
+    rows = []
+    for b in range(len(own) - 1):
+        rows += [x[base[b] + i] for i in range(own[b + 1] - own[b])]
+    zeros = [[0] * a["x"].shape[1]] * len(x)
+    return {"out": (rows + zeros)[: len(x)]}
+
+
+def _packed(a: Inputs, active: list[int]) -> dict[str, Any]:
+    rows = []
+    for b in active:
+        own = a["x"][int(a["cu_seqlens_q"][b]) : int(a["cu_seqlens_q"][b + 1])].tolist()
+        rows.append(own[-1] if own else [0] * a["x"].shape[1])
+    idle = [[0] * a["x"].shape[1]] * (len(a["last_hidden"]) - len(active))
+    return {"last_hidden": rows + idle, "output_token_num": [len(active)]}
+
+
+def eagle_gather_hidden_states(a: Inputs) -> dict[str, Any]:
+    lengths = a["cu_seqlens_q"][1:] - a["cu_seqlens_q"][:-1]
+    return _packed(a, [b for b, length in enumerate(lengths) if length > 0])
+
+
+def eagle_get_self_hidden_states(a: Inputs) -> dict[str, Any]:
+    return _packed(a, [b for b, length in enumerate(a["seq_lens_this_time"]) if length > 0])

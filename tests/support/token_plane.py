@@ -85,7 +85,6 @@ class TokenPlane:
         state, out, logits = self.state, self.outputs, self.logits
         packed = {name: out[name] for name in ("token_ids", "rows")}
         scores = {name: out[name] for name in ("ids", "logprobs", "ranks")}
-        judged = {"target_tokens": state["target_tokens"], "top_p": None}
         offsets = state["cu_batch_token_offset"]
         match = {"token_budget": 3 * state.symbols["M"], "match_policy": MatchPolicy.LATEST, **SIZES}
         return [
@@ -94,11 +93,7 @@ class TokenPlane:
             backend.bind("build_sampling_params", **state.args("build_sampling_params")),
             backend.bind("apply_penalties", logits, **state.args("apply_penalties")),
             backend.bind("sample_target", logits, **state.args("sample_target")),
-            backend.bind(
-                "verify_draft_tokens",
-                **{**state.args("verify_draft_tokens"), **judged},
-                strategy=Strategy.TARGET_MATCH,
-            ),
+            backend.bind("verify_draft_tokens", **state.args("verify_draft_tokens", strategy=Strategy.TARGET_MATCH)),
             backend.bind("gather_accepted", logits, **packed, **state.args("gather_accepted")),
             backend.bind("token_logprobs", logits, **packed, cu_batch_token_offset=offsets, **scores),
             backend.bind("set_stop_sequences", **state.args("set_stop_sequences")),

@@ -57,6 +57,7 @@ class Kernel:
     dma: str
     model: str  # the flag of the model that makes it wrong, or that a repaired twin stands up to: "dma_fifo=1"
     finds: dict[str, str]  # build: check
+    decides: str  # the flag of the model that decides about it; nothing: a defect
     object: str  # what the strict build names: "SM total + 0"; LM, whose variables have no names; or nothing
 
     def lines(self, mark: str) -> set[int]:
@@ -70,10 +71,13 @@ class Kernel:
 
 
 def read(path: Path) -> Kernel:
-    head = dict(re.findall(r"^// (fast|asan|strict|object|launch|dma|model): (.*)$", path.read_text(), re.MULTILINE))
+    head = dict(
+        re.findall(r"^// (fast|asan|strict|object|launch|dma|model|decides): (.*)$", path.read_text(), re.MULTILINE)
+    )
     clusters, cores = map(int, head["launch"].split("x"))
     finds = {mode: head[mode] for mode in MODES if mode in head}
-    return Kernel(path, clusters, cores, head.get("dma", "eager"), head.get("model", ""), finds, head.get("object", ""))
+    schedule = head.get("dma", "eager"), head.get("model", "")
+    return Kernel(path, clusters, cores, *schedule, finds, head.get("decides", ""), head.get("object", ""))
 
 
 PAIRS = {path.stem: read(path) for path in sorted(KERNELS.glob("*.xpu"))}

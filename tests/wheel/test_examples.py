@@ -32,7 +32,9 @@ def test_a_proposer_with_settings(wheel: Path, tmp_path: Path) -> None:
     def refused(*overrides: str) -> str:
         more = [part for override in overrides for part in ("--set", override)]
         command = ("specdec-hal", "generate", *config, *more, "--prompt", "x")
-        return environment.output(*command, status=2, stream="stderr")
+        imported, _, rest = environment.output(*command, status=2, stream="stderr").partition("\n")
+        assert imported.startswith("specdec-hal: importing plug-in 'phrase_book' ")
+        return rest
 
     section = "speculative.phrase_book"
     assert refused(f"{section}.longets=4") == (

@@ -13,6 +13,7 @@ import pytest
 from specdec_hal.backends.cuda.probe import Build
 from specdec_hal.ops import OPS
 from tests.support.environments import Environment
+from tests.support.sessions import run_sessions
 from tests.support.xpu_program import KERNELS, MODES
 
 ROOT = Path(__file__).parents[2]
@@ -95,6 +96,13 @@ def test_xpu_cc(installed: Environment, mode: str) -> None:
     assert (good.returncode, good.stderr) == (0, "")
     assert bad.returncode == (1 if mode == "strict" else 0), bad.stderr
     assert (": race: " in bad.stderr) == (mode == "strict")
+
+
+def test_the_emulators_tutorial(installed: Environment) -> None:
+    """Compiler, xpu-test, timeline and pytest fixture, without any framework."""
+    assert installed.run("python", "-c", "import paddle").returncode != 0
+    page = (ROOT / "docs" / "xpu_emulator.md").read_text()
+    run_sessions(page, installed.work, lambda command: installed.run("bash", "-c", command))
 
 
 def test_a_finding_of_the_backend_names_kernel_and_variable(installed: Environment) -> None:

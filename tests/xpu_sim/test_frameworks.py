@@ -13,6 +13,8 @@ from specdec_hal.ops.generate import generate
 from specdec_hal.tensors import as_numpy
 from tests.support.running import assert_same, run, written
 
+pytestmark = pytest.mark.usefixtures("little_garbage")
+
 
 def paddle_tensor(array):
     import paddle

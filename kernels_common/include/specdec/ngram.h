@@ -5,13 +5,17 @@
 // text[0, after) and the text gives what trying the sizes one by one gives.
 #pragma once
 
+#include "specdec/contract.h"
 #include "specdec/integers.h"
 
 namespace specdec {
 
-enum class MatchPolicy : int { kLeftmost = 0, kLatest = 1 };
-
-constexpr int kMaxNgramSize = 16;
+// A decode slot between a launch that finds drafts and one that grants them, in seq_lens_this_time: its base tokens and
+// its drafts, together at most S.
+constexpr int64_t kMostPacked = 32767;
+SPECDEC_HD int32_t pack_proposal(int64_t base, int64_t drafts) { return static_cast<int32_t>(base << 16 | drafts); }
+SPECDEC_HD int32_t packed_base(int32_t packed) { return packed >> 16; }
+SPECDEC_HD int32_t packed_drafts(int32_t packed) { return packed & 0xFFFF; }
 
 // What is tried on a text, and where a match may use it.
 struct NgramSizes {
@@ -22,13 +26,18 @@ struct NgramSizes {
   // Unset, for shared memory of devices.
   NgramSizes() = default;
 
-  // The query must lie in the generated part.
   SPECDEC_HD NgramSizes(MatchPolicy match_policy, int largest, int smallest, int64_t prompt, int64_t end)
       : policy(match_policy),
-        most(static_cast<int>(min64(largest, end - prompt))),
+        most(static_cast<int>(min64(largest, end - query_start(match_policy, prompt, end)))),
         least(smallest),
         prompt_end(prompt),
         text_end(end) {}
+
+  // A query's first column at the earliest: it lies in what was generated (and drafted); kLatest goes on into the
+  // prompt, once there is any.
+  static SPECDEC_HD int64_t query_start(MatchPolicy policy, int64_t prompt_end, int64_t text_end) {
+    return policy == MatchPolicy::kLatest && text_end > prompt_end ? 0 : prompt_end;
+  }
 
   SPECDEC_HD bool possible() const { return most >= least; }
 
@@ -152,7 +161,7 @@ SPECDEC_HD void ngram_scan(const NgramQuery& query, const int64_t* tokens, int64
 // What a slot brings to the token budget, and the one rule that shares it out. Slots are granted in ascending order.
 struct BudgetScan {
   int64_t budget;
-  int64_t left;      // slots from here on with a prefill chunk or decoding
+  int64_t left;  // slots from here on with a prefill chunk or decoding
   int64_t used = 0;  // tokens of the slots before
 
   SPECDEC_HD void pass(bool active) { left -= active ? 1 : 0; }
@@ -163,15 +172,12 @@ struct BudgetScan {
   }
 };
 
-// Drafts that `ngram_match` may propose for a slot; not positive: none.
-SPECDEC_HD int64_t ngram_wanted(int32_t draft_token_num, int64_t draft_width, int64_t max_dec_len, int64_t step_idx) {
-  const int64_t room = wrap_sub(wrap_sub(max_dec_len, step_idx), 1);
-  return min64(min64(draft_token_num, draft_width - 1), room);
-}
-
-// The same for `hybrid_mtp_ngram`, behind the `base` tokens that are there.
-SPECDEC_HD int64_t hybrid_wanted(int64_t base, int64_t draft_width, int64_t max_dec_len, int64_t step_idx) {
-  return min64(draft_width - base, wrap_sub(wrap_sub(max_dec_len, step_idx), base));
+// Drafts that may be proposed for a slot behind the `base` tokens that are there; not positive: none. `wish`: at most
+// so many together with drafts that are there, if the request is asked.
+SPECDEC_HD int64_t ngram_wanted(int64_t base, bool asked, int32_t wish, int64_t draft_width, int64_t max_dec_len,
+                                int64_t step_idx) {
+  const int64_t room = wrap_sub(wrap_sub(max_dec_len, step_idx), base);
+  return min64((asked ? min64(int64_t{wish} + 1, draft_width) : draft_width) - base, room);
 }
 
 SPECDEC_HD int64_t hybrid_base(int32_t slt, int64_t draft_width) { return clamp64(slt, 1, draft_width); }

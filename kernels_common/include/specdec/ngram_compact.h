@@ -242,12 +242,12 @@ SPECDEC_HD bool compact_insert(const CompactLayout& layout, Table& table, Text& 
     if (n > layout.max_size || n > place) continue;
     for (;;) {
       const CompactKey key = compact_key(layout, text, place, n);
-      const CompactFound found = compact_find(
-          layout, table, key, [&](Place known) { return same_ngram(text, length, known, place, n); });
+      const CompactFound found =
+          compact_find(layout, table, key, [&](Place known) { return same_ngram(text, length, known, place, n); });
       if (found.at < 0) return false;
       const bool alone = layout.single(found.entry);
-      const uint64_t next = found.entry == 0 ? layout.single_entry(key.label, place)
-                                             : layout.merged(found.entry, place, n, prompt_end);
+      const uint64_t next =
+          found.entry == 0 ? layout.single_entry(key.label, place) : layout.merged(found.entry, place, n, prompt_end);
       const bool changed = next != found.entry;
       if (changed && !table.swap(found.at, found.entry, next)) continue;
       if (found.entry == 0 || (alone && !changed)) break;  // the only one of its kind
@@ -283,8 +283,8 @@ SPECDEC_HD CompactMatch compact_match(const CompactLayout& layout, uint64_t entr
   const Place after = compact_place(layout, entry, query.policy);
   if (after < size || after >= length) return {no_match(), false};
   const int most = query.most < after ? query.most : after;
-  const int common = common_tokens(
-      most, [&](int j) { return text[after - 1 - j]; }, [&](int j) { return query.suffix[j]; });
+  const int common =
+      common_tokens(most, [&](int j) { return text[after - 1 - j]; }, [&](int j) { return query.suffix[j]; });
   const int inside = static_cast<int>(min64(common, after - query.haystack_start(after)));
   return {inside >= query.least ? NgramMatch{inside, after} : no_match(), common >= size};
 }
@@ -301,8 +301,8 @@ SPECDEC_HD CompactKey compact_query_key(const CompactLayout& layout, const Query
 // bucket. The first `length` tokens of the text are indexed.
 template <typename Table, typename Text, typename Query>
 SPECDEC_HD NgramMatch compact_look_up(const CompactLayout& layout, Table& table, Text& text, const Query& query,
-                                      Place length, int size, const CompactKey& key,
-                                      uint64_t (&words)[kCompactBucket], CompactBits bits) {
+                                      Place length, int size, const CompactKey& key, uint64_t (&words)[kCompactBucket],
+                                      CompactBits bits) {
   uint32_t bucket = key.bucket;
   for (int probe = 1;; ++probe) {
     for (; bits.alike != 0; bits.alike &= bits.alike - 1) {

@@ -2,12 +2,10 @@
 // function of what is being decided, so that slot, batch, step number and acceptance history cannot enter.
 #pragma once
 
+#include "specdec/contract.h"
 #include "specdec/platform.h"
 
 namespace specdec {
-
-// What a random number decides: counter word 2.
-enum class Purpose : uint32_t { kSample = 0, kAccept = 1, kResidual = 2, kCandidate = 3 };
 
 struct PhiloxWords {
   uint32_t w0, w1, w2, w3;

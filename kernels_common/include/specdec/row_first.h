@@ -188,8 +188,8 @@ SPECDEC_APART void list_by_counts(Team& team, Row& row, Shared& s, Cut from, int
   const uint64_t before = inside < quota ? inside : quota;
   if (own_above > 0 || (s.count[1][rank][bucket] > 0 && before < quota)) {
     const int64_t ties = search.next == Search::kList ? kListed : static_cast<int64_t>(quota - before);
-    ListVisitor<L, NoMass, Shared> v{s,        {search.range.low, kKeyInf}, from, NoMass{},
-                                     static_cast<int64_t>(above + before), ties};
+    ListVisitor<L, NoMass, Shared> v{s,        {search.range.low, kKeyInf},          from,
+                                     NoMass{}, static_cast<int64_t>(above + before), ties};
     row.visit(v);
   }
   if (rank == 0) s.list_size = static_cast<int>(search.above.count + quota);

@@ -1,6 +1,7 @@
 // The floats of a row: widened exactly, rounded back, and as integer keys that order as the contract orders logits.
 #pragma once
 
+#include "specdec/contract.h"
 #include "specdec/platform.h"
 #include "specdec/widen.h"
 
@@ -61,6 +62,16 @@ struct BFloat16 {
   static SPECDEC_HD float widen(uint16_t x) { return bf16_to_f32(x); }
   static SPECDEC_HD uint16_t narrow(float x) { return f32_to_bf16(x); }
 };
+
+// body(Float32{} | Float16{} | BFloat16{})
+template <typename Body>
+void with_float_type(FloatType type, Body body) {
+  switch (type) {
+    case FloatType::kFloat32: return body(Float32{});
+    case FloatType::kFloat16: return body(Float16{});
+    case FloatType::kBfloat16: return body(BFloat16{});
+  }
+}
 
 // Probabilities: NaN counts as 0.
 struct Probability {

@@ -329,7 +329,7 @@ SPECDEC_HD uint64_t nucleus(float top_p, uint64_t total) {
 // Cuts the order of a row by top_k and top_p. Returns what each rank keeps.
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART KeptTotal cut_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params,
-                             const Filters& filters, const Softmax& softmax, Cut* cut) {
+                                const Filters& filters, const Softmax& softmax, Cut* cut) {
   const int rank = team.rank();
   const SoftmaxGrid grid = filters.by_count ? full_grid(softmax) : nucleus_grid(softmax, params.top_p, row.size());
   SoftmaxVisitor<L, Shared> v(s, rank, grid);
@@ -443,8 +443,8 @@ SPECDEC_HD bool has_distribution(int32_t top) { return top != kKeyNan && top != 
 // Draws the row's token. Exactly one rank gets it and calls sink.token(); -1 comes from rank 0. `params` and `seed` are
 // not read before the team's first sync, so rank 0 may still be fetching them for all.
 template <class L, class Team, class Row, class Shared, class Sink>
-SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params,
-                           const int64_t& seed, int64_t position, Sink& sink) {
+SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, const int64_t& seed,
+                           int64_t position, Purpose purpose, Sink& sink) {
   const RowTop top = row_top<L>(team, row, s, turn);
   if (!has_distribution(top.key)) {
     if (team.rank() == 0) sink.token(-1);
@@ -459,7 +459,7 @@ SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const Samp
   }
   const Softmax softmax{key_value(top.key), div_rn(1.0f, params.temperature)};
   const Filters filters(params, row.size());
-  const uint64_t word = philox_words(seed, position, Purpose::kSample).u64();
+  const uint64_t word = philox_words(seed, position, purpose).u64();
   if (list_row<L>(team, row, s, params, filters, top.key)) {
     if (team.rank() != 0) return;
     FirstMasses first;

@@ -83,13 +83,13 @@ struct Search {
   Goal goal;
   uint64_t need;
   KeyRange range;  // the cut is in here
-  KeyGrid grid;    // for the next histogram
-  Weight above;    // of the elements above `range`
-  Weight inside;   // of the elements in `range`
+  KeyGrid grid;  // for the next histogram
+  Weight above;  // of the elements above `range`
+  Weight inside;  // of the elements in `range`
   int set, bucket;  // where the counts of `range` by rank are: see RowShared::count
   Next next;
-  Cut cut;         // the result
-  Weight kept;     // and the weight of what it keeps
+  Cut cut;  // the result
+  Weight kept;  // and the weight of what it keeps
 };
 
 template <int Ranks>
@@ -249,9 +249,9 @@ SPECDEC_APART int find_bucket(const Shared& s, int set, Search& search) {
 
 // How to go on with search.range, of which `most` elements can be listed.
 SPECDEC_HD void plan_search(Search& search, uint64_t most) {
-  search.next = search.inside.count <= most                 ? Search::kList
-                : search.range.low == search.range.high     ? Search::kTies
-                                                            : Search::kNarrow;
+  search.next = search.inside.count <= most             ? Search::kList
+                : search.range.low == search.range.high ? Search::kTies
+                                                        : Search::kNarrow;
   search.grid = search.range.grid();
 }
 
@@ -379,8 +379,8 @@ SPECDEC_HD Weight listed_weight(const Wide<int32_t, kListed>& keys, const Wide<u
   int32_t count = 0;
   uint64_t mass = 0;
   for (int j = 0; j < N; ++j) {
-    const int32_t counts = static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j <= i)) &
-                           static_cast<int32_t>(j < size);
+    const int32_t counts =
+        static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j <= i)) & static_cast<int32_t>(j < size);
     count += counts;
     mass += masses[j] & (uint64_t{0} - static_cast<uint64_t>(counts));
   }
@@ -428,8 +428,7 @@ SPECDEC_APART void find_cut(Team& team, Row& row, Shared& s, int turn, uint64_t 
   for (int r = 0; r < rank; ++r) before += s.count[set][r][bucket];
   if (s.search.next == Search::kList) {
     if (inside > 0) {
-      ListVisitor<L, MassOf, Shared> v{s,       s.search.range, keep_none(), mass_of, static_cast<int64_t>(before),
-                                       kListed};
+      ListVisitor<L, MassOf, Shared> v{s, s.search.range, keep_none(), mass_of, static_cast<int64_t>(before), kListed};
       row.visit(v);
     }
     if (rank == 0) s.list_size = static_cast<int>(s.search.inside.count);

@@ -1,18 +1,17 @@
-// What the scheduler decided for one slot, and stop sequences (contract, section 8).
+// What the scheduler decided for one slot, stop sequences, and accepted tokens in the history (contract, section 8).
 #pragma once
 
+#include "specdec/contract.h"
+#include "specdec/flag.h"
 #include "specdec/integers.h"
 
 namespace specdec {
-
-// What `schedule_slots` does to a slot.
-enum class SlotAction : int32_t { kKeep = 0, kPrefill = 1, kWait = 2, kStop = 3 };
 
 // Inout: the slot's entries of the tensors of the same names.
 struct ScheduledSlot {
   int64_t step_idx;
   int32_t enc, dec, slt;
-  bool stopped, paused;
+  Flag stopped, paused;
 };
 
 // Columns [start, start + count) of the history, for columns [0, count) of input_ids; none unless the slot prefills.
@@ -36,9 +35,7 @@ SPECDEC_HD void schedule_slot(ScheduledSlot* slot, SlotAction action, const Pref
       slot->step_idx = chunk_step_idx;
       slot->stopped = slot->paused = false;
       break;
-    case SlotAction::kWait:
-      slot->enc = slot->slt = 0;
-      break;
+    case SlotAction::kWait: slot->enc = slot->slt = 0; break;
     case SlotAction::kStop:
       slot->enc = slot->dec = slot->slt = 0;
       slot->stopped = true;
@@ -86,6 +83,22 @@ SPECDEC_HD int64_t first_stop(const EmittedTokens& emitted, Text& text, Sequence
     }
   }
   return emitted.count;
+}
+
+// Accepted tokens [first, end) of a slot go to columns start + first and on of its history row.
+struct WrittenTokens {
+  int64_t start, first, end;
+};
+
+// For a slot that runs. `last_index`: step_idx is the place of the last token, not the count with it.
+SPECDEC_HD WrittenTokens written_tokens(int64_t prompt_len, int64_t step_idx, int32_t accept_num, bool last_index,
+                                        int64_t draft_width, int64_t row_width) {
+  if (step_idx < 0) return {0, 0, 0};
+  const int64_t count = clamp64(accept_num, 0, draft_width), prompt_end = clamp64(prompt_len, 0, row_width);
+  // From there on every token is behind the row.
+  const int64_t step = min64(step_idx, row_width + draft_width);
+  const int64_t start = prompt_end + step + (last_index ? 1 : 0) - count;
+  return {start, clamp64(prompt_end - start, 0, count), clamp64(row_width - start, 0, count)};
 }
 
 }  // namespace specdec

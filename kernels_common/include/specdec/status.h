@@ -12,6 +12,19 @@ struct SlotStatus {
   bool stopped;
 };
 
+// Under `end_at_limit`: whether the slot's accepted token at i is its last, because it is an end token or because it
+// reaches the limit, where it becomes an end token.
+template <typename EndTokens>
+SPECDEC_HD bool ends_slot(int64_t step_idx, int64_t i, int64_t max_dec_len, EndTokens& end_tokens, int64_t end_count,
+                          int64_t* token) {
+  for (int64_t e = 0; e < end_count; ++e) {
+    if (end_tokens[e] == *token) return true;
+  }
+  if (wrap_add(step_idx, i + 1) < max_dec_len) return false;
+  if (end_count > 0) *token = end_tokens[0];
+  return true;
+}
+
 // What the caller has to move: accepted tokens [0, fits) to column `start` of the history; the last accepted token, if
 // there is one (count > 0), to the base token.
 struct StatusMoves {

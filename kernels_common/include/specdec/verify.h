@@ -2,27 +2,45 @@
 // pointer on the host, a reader that streams tiles on a device with local memory.
 #pragma once
 
+#include "specdec/contract.h"
 #include "specdec/draw.h"
+#include "specdec/flag.h"
 #include "specdec/integers.h"
 #include "specdec/mass.h"
 #include "specdec/philox.h"
 
 namespace specdec {
 
-enum class Strategy : int { kGreedy = 0, kTargetMatch = 1, kTopP = 2, kRejection = 3 };
-enum class AcceptPolicy : int { kNormal = 0, kAcceptAll = 1, kRejectAll = 2 };
+// The state of a slot as the tensors hold it: of each of these operands, one value.
+// clang-format off
+#define SPECDEC_VERIFY_STATE(X) \
+  X(seed) X(prompt_lens) X(step_idx) X(max_dec_len) \
+  X(seq_lens_encoder) X(seq_lens_decoder) X(seq_lens_this_time) \
+  X(cu_seqlens_q_output) X(reasoning_status) \
+  X(stop_flags) X(is_block_step)
+// clang-format on
 
-// The state of a slot as the tensors hold it.
 struct VerifyState {
-  int64_t seed, prompt_len, step_idx, max_dec_len;
-  int32_t enc, dec, slt, first_row, reasoning;
-  bool stopped, paused;
+  int64_t seed, prompt_lens, step_idx, max_dec_len;
+  int32_t seq_lens_encoder, seq_lens_decoder, seq_lens_this_time, cu_seqlens_q_output, reasoning_status;
+  Flag stop_flags, is_block_step;
 };
+
+// Of slot b, from memory that can be read by address.
+template <typename Args>
+SPECDEC_HD VerifyState load_state(const Args& a, int64_t b) {
+  VerifyState state;
+#define SPECDEC_LOAD(field) state.field = a.field[b];
+  SPECDEC_VERIFY_STATE(SPECDEC_LOAD)
+#undef SPECDEC_LOAD
+  return state;
+}
 
 // Whether the slot emits anything at all.
 SPECDEC_HD bool verify_emits(const VerifyState& state) {
-  const bool unfinished_prompt = state.enc > 0 && int64_t{state.dec} + state.enc < state.prompt_len;
-  return !state.stopped && !state.paused && state.slt > 0 && !unfinished_prompt;
+  const int32_t enc = state.seq_lens_encoder;
+  const bool unfinished_prompt = enc > 0 && int64_t{state.seq_lens_decoder} + enc < state.prompt_lens;
+  return !state.stop_flags && !state.is_block_step && state.seq_lens_this_time > 0 && !unfinished_prompt;
 }
 
 // One slot's drafts and the rows that judge them; positions count from the base token.
@@ -34,13 +52,13 @@ struct VerifySlot {
   bool tests_drafts;
 
   SPECDEC_HD VerifySlot(const VerifyState& state, int64_t draft_width, int64_t row_capacity)
-      : drafts(min64(state.slt, draft_width) - 1),
-        first_row(state.first_row),
+      : drafts(min64(state.seq_lens_this_time, draft_width) - 1),
+        first_row(state.cu_seqlens_q_output),
         last_row(row_capacity - 1),
         seed(state.seed),
-        length(wrap_add(state.prompt_len, state.step_idx)),
+        length(wrap_add(state.prompt_lens, state.step_idx)),
         limit(saturating_sub(state.max_dec_len, state.step_idx)),
-        tests_drafts(state.enc <= 0 && state.reasoning != 1) {}
+        tests_drafts(state.seq_lens_encoder <= 0 && state.reasoning_status != 1) {}
 
   SPECDEC_HD int64_t row(int64_t i) const { return clamp64(first_row + i, 0, last_row); }
   SPECDEC_HD PhiloxWords random(int64_t i, Purpose purpose) const {

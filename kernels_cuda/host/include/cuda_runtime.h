@@ -38,7 +38,7 @@
 #define __grid_constant__
 
 // The running thread's.
-template <simt::Size simt::Thread::*kWhat>
+template <simt::Size simt::Thread::* kWhat>
 struct SimtIndex {
   struct {
     operator unsigned() const { return (simt::self().*kWhat).x; }

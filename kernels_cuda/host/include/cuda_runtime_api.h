@@ -48,18 +48,10 @@ enum cudaDeviceAttr {
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   constexpr bool kHopper = SPECDEC_HOST_ARCH >= 900;
   switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = SPECDEC_HOST_ARCH / 100;
-      break;
-    case cudaDevAttrMultiProcessorCount:
-      *value = kHopper ? 132 : 108;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-      *value = (kHopper ? 228 : 164) << 10;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = (kHopper ? 227 : 163) << 10;
-      break;
+    case cudaDevAttrComputeCapabilityMajor: *value = SPECDEC_HOST_ARCH / 100; break;
+    case cudaDevAttrMultiProcessorCount: *value = kHopper ? 132 : 108; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (kHopper ? 228 : 164) << 10; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (kHopper ? 227 : 163) << 10; break;
   }
   return cudaSuccess;
 }

@@ -23,6 +23,12 @@ constexpr uint32_t kCallsBeforeGivingWay = 1u << 16;
 [[gnu::cold]] void called_often(Core* core, Site site);
 void fence(uint32_t mask, Site site, Caller caller);
 
+// Has the compiler put a fence before this copy or barrier?
+inline bool fenced(const Core& core, Site site) {
+  const Profile profile = core.launch->options->profile;
+  return __builtin_expect(profile == Profile::as_built ? site.fenced : profile == Profile::production, 0);
+}
+
 inline Core* enter(Site site, Caller caller) {
   Core* const core = current();
   if (__builtin_expect(!core->worker, 0)) outside_of_kernel(site);

@@ -4,6 +4,7 @@
 namespace xpu_sim::rt {
 
 // check(identifier, "name", ends the launch)
+// clang-format off
 #define XPU_SIM_CHECKS(check)                                                                                     \
   check(dma_overflow, "dma_overflow", true)               /* beyond LM, SM or the object there */                 \
   check(dma_len_zero, "dma_len_zero", true)                                                                       \
@@ -26,6 +27,7 @@ namespace xpu_sim::rt {
   check(race, "race", false)                                                                                      \
   check(cross_cluster_conflict, "cross_cluster_conflict", false)                                                  \
   check(uninitialised_read, "uninitialised_read", false)                                                          \
+  check(narrow_store, "narrow_store", false)              /* a part of an element is written */                  \
   check(simd_unalign, "simd_unalign", true)                                                                       \
   check(ld_st_unalign, "ld_st_unalign", true)                                                                     \
   check(atom_nested_err, "atom_nested_err", true)                                                                 \
@@ -39,6 +41,7 @@ namespace xpu_sim::rt {
   check(arithmetic_fault, "arithmetic_fault", true)                                                               \
   check(illegal_instruction, "illegal_instruction", true)                                                         \
   check(undefined_behaviour, "undefined_behaviour", false) /* UndefinedBehaviorSanitizer's others */
+// clang-format on
 
 enum class Check {
 #define XPU_SIM_ENUMERATOR(id, name, ends) id,

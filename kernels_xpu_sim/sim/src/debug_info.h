@@ -24,12 +24,21 @@ struct InlinedCalls {
   std::vector<InlinedCall> calls;  // innermost first
 };
 
+// The registers of a function at the call that it is in.
+struct StackFrame {
+  uintptr_t frame_pointer, stack_pointer;
+};
+
 class DebugInfo {
  public:
   explicit DebugInfo(const std::string& path);
 
   // Empty function: nothing is known about the address (relative to the module).
   InlinedCalls at(uintptr_t address) const;
+
+  // The variable of the function at `code` that holds `address`, which has that frame. Empty: none is known to, such as
+  // an array of run-time length. `offset`: of the address in it.
+  std::string variable(uintptr_t code, const StackFrame& frame, uintptr_t address, long long* offset) const;
 
  private:
   struct Unit;
@@ -48,6 +57,11 @@ class DebugInfo {
   void read_abbreviations(uint64_t offset, std::vector<Abbreviation>* out) const;
   Entry read_entry(DwarfReader* in, const Unit& unit) const;
   void walk(DwarfReader* in, const Unit& unit, uintptr_t address, InlinedCalls* found) const;
+  void find_variable(DwarfReader* in, const Unit& unit, const StackFrame& frame, uintptr_t address, std::string* found,
+                     long long* offset) const;
+  uint64_t bytes_of(uint64_t type, const Unit& unit, int depth = 0) const;
+  template <class F>
+  void each_top_entry(uintptr_t address, F f) const;
   void skip_children(DwarfReader* in, const Unit& unit) const;
   bool covers(const Entry& entry, const Unit& unit, uintptr_t address) const;
   bool in_ranges(uint64_t offset, const Unit& unit, uintptr_t address) const;

@@ -8,6 +8,7 @@
 #include "dma_checks.h"
 #include "random.h"
 #include "raw_memory.h"
+#include "trace.h"
 #include "trap.h"
 #include "worker.h"
 #include "xpu_sim/kernel/dma.h"
@@ -55,10 +56,10 @@ void perform(Core& core, const Copy& c, const char* frame) {
 template <class F>
 void perform_if(Core& core, const char* frame, F chosen) {
   std::vector<Copy>& pending = core.dma.pending;
-  const auto later = std::stable_partition(pending.begin(), pending.end(), chosen);
-  const auto done = later - pending.begin();
+  const bool fifo = core.launch->options->model.dma_fifo;
+  const auto done = pick(pending.begin(), pending.end(), fifo, chosen) - pending.begin();
   for (auto i = 0 * done; i < done; ++i) {
-    const Copy c = pending[static_cast<size_t>(core.launch->options->model.dma_fifo ? i : done - 1 - i)];
+    const Copy c = pending[static_cast<size_t>(fifo ? i : done - 1 - i)];
     perform(core, c, frame);
   }
   pending.erase(pending.begin(), pending.begin() + done);
@@ -74,8 +75,8 @@ void perform_some(Core& core, const char* frame) {
                 static_cast<uint64_t>(core.cluster) << 48 | static_cast<uint64_t>(core.id) << 40 |
                     static_cast<uint64_t>(core.worker->epoch() & 0xFFFFF) << 20 | (core.calls & 0xFFFFF));
   if (options.model.dma_fifo) {
-    uint32_t prefix = random.below(static_cast<uint32_t>(pending.size()) + 1);
-    perform_if(core, frame, [&prefix](const Copy&) { return prefix > 0 && prefix-- > 0; });
+    const Copy* const end = pending.data() + random.below(static_cast<uint32_t>(pending.size()) + 1);
+    perform_if(core, frame, [end](const Copy& c) { return &c < end; });
   } else {
     perform_if(core, frame, [&random](const Copy&) { return random.below(2) == 0; });
   }
@@ -104,18 +105,21 @@ void defer(Core* core, Copy* c, bool sync, const char* frame) {
   raw_fill(c->to, kInFlight, c->bytes);
   core->dma.pending.push_back(*c);
   if (!sync) return perform_some(*core, frame);
-  const bool all = core->launch->options->model.sync_drains_all_kinds;
-  perform_if(*core, frame, [all, c](const Copy& other) { return all || other.direction == c->direction; });
+  const Model& model = core->launch->options->model;
+  perform_if(*core, frame, [&model, c](const Copy& other) { return drains(c->direction, other, model); });
 }
 
 template <Direction D, bool kSync>
 inline __attribute__((always_inline)) void copy(const void* from, void* to, long long n, Site site, Caller caller) {
   Core* const core = enter(site, caller);
   const char* const frame = caller.frame;
+  if (to_gm(D) && fenced(*core, site)) fence(local_fence(D), site, caller);
   Copy c{D, static_cast<char*>(to), static_cast<const char*>(from), static_cast<size_t>(n), 0, site};
   const Span* const span = check_copy(*core, c, n, frame);
+  if (__builtin_expect(!span, 0)) return;
   count(core, D, reinterpret_cast<uintptr_t>(to_gm(D) ? to : from), c.bytes);
   if (checker) checker->copy_issued(*core, c, *span, kSync);
+  if (tracing()) trace_copy(*core, c, kSync);
   if (core->launch->options->dma == DmaPolicy::eager) {
     raw_copy(to, from, c.bytes);
   } else {
@@ -143,6 +147,7 @@ void fence(uint32_t mask, Site site, Caller caller) {
   const char* const frame = caller.frame;
   ++core->worker->counters.fences;
   if (checker) checker->fence(*core, mask, site);
+  if (tracing()) trace_fence(*core, mask, site);
   if (core->dma.pending.empty()) return;
   const Model& model = core->launch->options->model;
   perform_if(*core, frame, [mask, &model](const Copy& c) { return completes(c, mask, model); });
@@ -154,12 +159,12 @@ void fence(uint32_t mask, Site site, Caller caller) {
 namespace xpu_sim::detail {
 
 // Out of line: whatever a kernel keeps in registers is in memory when a copy looks at it.
-#define XPU_SIM_COPY(DIRECTION)                                                        \
-  void copy_##DIRECTION(const void* from, void* to, long long bytes, Site site) {      \
-    rt::copy<xpu_sim::DIRECTION, true>(from, to, bytes, site, XPU_SIM_CALLER);         \
-  }                                                                                    \
-  void issue_##DIRECTION(const void* from, void* to, long long bytes, Site site) {     \
-    rt::copy<xpu_sim::DIRECTION, false>(from, to, bytes, site, XPU_SIM_CALLER);        \
+#define XPU_SIM_COPY(DIRECTION)                                                    \
+  void copy_##DIRECTION(const void* from, void* to, long long bytes, Site site) {  \
+    rt::copy<xpu_sim::DIRECTION, true>(from, to, bytes, site, XPU_SIM_CALLER);     \
+  }                                                                                \
+  void issue_##DIRECTION(const void* from, void* to, long long bytes, Site site) { \
+    rt::copy<xpu_sim::DIRECTION, false>(from, to, bytes, site, XPU_SIM_CALLER);    \
   }
 
 XPU_SIM_COPY(gm2lm)
@@ -168,6 +173,17 @@ XPU_SIM_COPY(gm2sm)
 XPU_SIM_COPY(sm2gm)
 XPU_SIM_COPY(gm2gsm)
 XPU_SIM_COPY(gsm2gm)
+
+void narrow_store(const char* operation, const void* to, long long bytes, long long element, Site site) {
+  const rt::Core& core = *rt::enter(site, XPU_SIM_CALLER);
+  rt::report_once(rt::Check::narrow_store, core, site, [&] {
+    Finding f = rt::finding_at(
+        rt::Check::narrow_store, core, site,
+        rt::text("%s of %lld bytes into elements of %lld: the last one is written in part", operation, bytes, element));
+    rt::describe(&f, core, to);
+    return f;
+  });
+}
 
 void beyond_object(const char* operation, uintptr_t local, long long bytes, size_t room, Site site) {
   const rt::Core& core = *rt::enter(site, XPU_SIM_CALLER);

@@ -12,10 +12,10 @@ std::string hex(const void* p) {
   return text("0x%llx", static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(p)));
 }
 
-[[noreturn]] void trap_at(Check check, const Core& core, const Copy& c, const void* address, std::string message) {
+void trap_at(Check check, const Core& core, const Copy& c, const void* address, std::string message) {
   Finding f = finding_at(check, core, c.site, std::move(message));
   describe(&f, core, address);
-  trap(std::move(f));
+  trap_or_go_on(std::move(f));
 }
 
 }  // namespace
@@ -24,7 +24,8 @@ void bad_length(const Core& core, const Copy& c, long long n) {
   const void* const gm = to_gm(c.direction) ? c.to : c.from;
   const char* const name = direction_name(c.direction);
   if (n == 0) {
-    trap_at(Check::dma_len_zero, core, c, gm, text("%s: expected at least 1 byte, got 0; guard it: if (n > 0)", name));
+    return trap_at(Check::dma_len_zero, core, c, gm,
+                   text("%s: expected at least 1 byte, got 0; guard it: if (n > 0)", name));
   }
   trap_at(Check::dma_len_negative, core, c, gm, text("%s: expected at least 1 byte, got %lld", name, n));
 }
@@ -34,25 +35,26 @@ void bad_gm(const Core& core, const Copy& c) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(gm);
   const char* const side = to_gm(c.direction) ? "destination" : "source";
   if (at < 4096) {
-    trap_at(Check::null_pointer, core, c, gm,
-            what(c) + ": its GM " + side + " is " + (at ? hex(gm) : "a null pointer"));
+    return trap_at(Check::null_pointer, core, c, gm,
+                   what(c) + ": its GM " + side + " is " + (at ? hex(gm) : "a null pointer"));
   }
   if (core.launch->gm->find(at, c.bytes, nullptr)) {
-    trap_at(Check::gm_read_only, core, c, gm, what(c) + ": its destination was given to the launch as read-only");
+    return trap_at(Check::gm_read_only, core, c, gm,
+                   what(c) + ": its destination was given to the launch as read-only");
   }
   const Span* const near = core.launch->gm->nearest(at);
   if (near && at + c.bytes + 4096 > near->begin && at < near->end + 4096) {
     const long long first = static_cast<long long>(at - near->begin);
-    trap_at(Check::gm_out_of_bounds, core, c, gm,
-            what(c) + text(": bytes %lld to %lld of %s, which has %zu", first,
-                           first + static_cast<long long>(c.bytes) - 1, near->name, near->bytes()));
+    return trap_at(Check::gm_out_of_bounds, core, c, gm,
+                   what(c) + text(": bytes %lld to %lld of %s, which has %zu", first,
+                                  first + static_cast<long long>(c.bytes) - 1, near->name, near->bytes()));
   }
   Finding f = finding_at(Check::host_pointer, core, c.site, "");
   describe(&f, core, gm);
   f.message = what(c) + ": its GM " + side + " " + hex(gm) + " is not GM but " +
               (f.space.empty() ? "host memory" : f.space) +
               "; GM is what gm_alloc gives and what is registered for the launch";
-  trap(std::move(f));
+  trap_or_go_on(std::move(f));
 }
 
 void bad_local(const Core& core, const Copy& c, const char* frame) {
@@ -61,23 +63,23 @@ void bad_local(const Core& core, const Copy& c, const char* frame) {
   const char* const local = to_gm(c.direction) ? c.from : c.to;
   const uintptr_t at = reinterpret_cast<uintptr_t>(local);
   if (at < 4096) {
-    trap_at(Check::null_pointer, core, c, local,
-            what(c) + ": its local side is " + (at ? hex(local) : "a null pointer"));
+    return trap_at(Check::null_pointer, core, c, local,
+                   what(c) + ": its local side is " + (at ? hex(local) : "a null pointer"));
   }
-  const bool starts_inside = sm ? static_cast<size_t>(local - worker.sm()) < worker.sm_bytes()
-                                : local >= frame && local < core.lm_top;
+  const bool starts_inside =
+      sm ? static_cast<size_t>(local - worker.sm()) < worker.sm_bytes() : local >= frame && local < core.lm_top;
   const char* const space = sm ? "SM" : "LM";
   if (starts_inside) {
-    const size_t room = sm ? worker.sm_bytes() - static_cast<size_t>(local - worker.sm())
-                           : static_cast<size_t>(core.lm_top - local);
-    trap_at(Check::dma_overflow, core, c, local, what(c) + text(": %s ends after %zu", space, room));
+    const size_t room =
+        sm ? worker.sm_bytes() - static_cast<size_t>(local - worker.sm()) : static_cast<size_t>(core.lm_top - local);
+    return trap_at(Check::dma_overflow, core, c, local, what(c) + text(": %s ends after %zu", space, room));
   }
   Finding f = finding_at(Check::dma_address, core, c.site, "");
   describe(&f, core, local);
   if (f.space == "LM" && f.object != "stack") f.check = name_of(Check::lm_foreign);
   const std::string got = f.space.empty() ? "host memory" : f.space + (f.object.empty() ? "" : " (" + f.object + ")");
   f.message = what(c) + ": expected its local side in this core's " + space + ", got " + hex(local) + " in " + got;
-  trap(std::move(f));
+  trap_or_go_on(std::move(f));
 }
 
 void bad_group_shared(const Core& core, const Copy& c) {
@@ -98,20 +100,23 @@ void beyond_object(const Core& core, const char* operation, const char* local, l
   trap(std::move(f));
 }
 
-void check_sm_object(const Core& core, const Copy& c) {
+bool is_sm_object(const Core& core, const Copy& c) {
   const Module& module = *core.launch->kernel->module;
-  if (!module.has_symbols) return;
+  if (!module.has_symbols) return true;
   const char* const local = to_gm(c.direction) ? c.from : c.to;
   const size_t offset = static_cast<size_t>(local - core.worker->sm());
   const Symbol* const object = module.sm_object_at(offset);
   if (!object) {
     trap_at(Check::dma_address, core, c, local, what(c) + ": its local side is in no __shared__ object");
+    return false;
   }
   if (offset - object->begin + c.bytes > object->bytes) {
     trap_at(Check::sm_object_overflow, core, c, local,
             what(c) + text(": %s has %zu bytes, %zu from there", variable_of(object->name).c_str(), object->bytes,
                            object->bytes - (offset - object->begin)));
+    return false;
   }
+  return true;
 }
 
 }  // namespace xpu_sim::rt

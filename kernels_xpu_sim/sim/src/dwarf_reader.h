@@ -59,6 +59,7 @@ class DwarfReader {
   uint64_t form(uint64_t form, bool wide, std::string_view strings, std::string_view line_strings,
                 std::string_view* text) {
     switch (form) {
+        // clang-format off
       case 0x01: return u64();                                                               // addr
       case 0x03: skip(u16()); return 0;                                                      // block2
       case 0x04: skip(u32()); return 0;                                                      // block4
@@ -66,7 +67,7 @@ class DwarfReader {
       case 0x06: case 0x13: case 0x28: case 0x2C: return u32();                              // data4/ref4/strx4/addrx4
       case 0x07: case 0x14: case 0x20: return u64();                                         // data8, ref8, ref_sig8
       case 0x08: *text = string(); return 0;                                                 // string
-      case 0x09: case 0x18: skip(uleb()); return 0;                                          // block, exprloc
+      case 0x09: case 0x18: *text = bytes(uleb()); return 0;                                 // block, exprloc
       case 0x0A: skip(u8()); return 0;                                                       // block1
       case 0x0B: case 0x0C: case 0x11:                                                       // data1/flag/ref1
       case 0x25: case 0x29: return u8();                                                     // strx1/addrx1
@@ -79,10 +80,17 @@ class DwarfReader {
       case 0x1F: *text = DwarfReader(after(line_strings, offset(wide))).string(); return 0;  // line_strp
       case kFormImplicitConst: return 0;                                                     // the abbreviation has it
       default: skip(rest_.size()); return 0;
+        // clang-format on
     }
   }
 
  private:
+  std::string_view bytes(uint64_t n) {
+    const std::string_view all = rest_.substr(0, n);
+    skip(n);
+    return all;
+  }
+
   static std::string_view after(std::string_view s, uint64_t n) {
     return n < s.size() ? s.substr(n) : std::string_view();
   }

@@ -7,6 +7,7 @@
 
 #include "forks.h"
 #include "json.h"
+#include "trace.h"
 
 namespace xpu_sim {
 
@@ -29,15 +30,16 @@ std::atomic<uint64_t> made{0};
 
 thread_local std::vector<Finding> of_last_launch;
 
-// Of the same check at the same place.
-bool same(const Finding& f, const std::string& check, const std::string& kernel, const Location& at) {
-  return f.at.line == at.line && f.check == check && f.kernel == kernel && f.at.file == at.file;
+// Of the same check at the same place, and as certain.
+bool same(const Finding& a, const Finding& b) {
+  return a.at.line == b.at.line && a.check == b.check && a.severity == b.severity && a.kernel == b.kernel &&
+         a.at.file == b.at.file;
 }
 
 // False: it is counted, or there are too many.
 bool add(std::vector<Finding>* all, const Finding& finding) {
   for (Finding& known : *all) {
-    if (same(known, finding.check, finding.kernel, finding.at)) {
+    if (same(known, finding)) {
       ++known.count;
       return false;
     }
@@ -57,6 +59,12 @@ std::string json_of(const Location& where) {
   return Json().add("file", where.file).add("line", where.line).add("function", where.function).text();
 }
 
+std::string json_of(const std::vector<Location>& all) {
+  std::string list;
+  for (const Location& one : all) list += (list.empty() ? "" : ", ") + json_of(one);
+  return "[" + list + "]";
+}
+
 }  // namespace
 
 namespace rt {
@@ -72,15 +80,15 @@ void keep(const Finding& finding, std::vector<Finding>* of_launch) {
     add(of_launch, finding);
     if (add(&s.findings, finding)) listener = s.listener;
   }
+  if (tracing()) trace_finding(finding);
   if (listener) listener(finding);
 }
 
-void count_again(Check check, const std::string& kernel, const Location& at, long count,
-                 std::vector<Finding>* of_launch) {
+void count_again(const Finding& finding, long count, std::vector<Finding>* of_launch) {
   const std::lock_guard<std::mutex> lock(lock_of(Shared::findings));
   for (std::vector<Finding>* const all : {of_launch, &store().findings}) {
     for (Finding& known : *all) {
-      if (same(known, name_of(check), kernel, at)) known.count += count;
+      if (same(known, finding)) known.count += count;
     }
   }
 }
@@ -103,8 +111,7 @@ std::vector<Finding> take_last_findings() {
   const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::findings));
   std::vector<Finding>& all = store().findings;
   const auto is_mine = [&mine](const Finding& f) {
-    return std::any_of(mine.begin(), mine.end(),
-                       [&f](const Finding& m) { return same(m, f.check, f.kernel, f.at); });
+    return std::any_of(mine.begin(), mine.end(), [&f](const Finding& m) { return same(m, f); });
   };
   all.erase(std::remove_if(all.begin(), all.end(), is_mine), all.end());
   return mine;
@@ -122,6 +129,11 @@ void on_finding(void (*listener)(const Finding&)) {
   s.listener = listener;
 }
 
+const char* severity_name(Severity severity) {
+  static constexpr const char* kNames[] = {"defect", "depends", "notice"};
+  return kNames[static_cast<int>(severity)];
+}
+
 // k.xpu:12: race: core 3 of cluster 0 in verify<float>: ...
 //   object: SM counts + 12
 std::string to_text(const Finding& f) {
@@ -130,12 +142,16 @@ std::string to_text(const Finding& f) {
   if (f.core >= 0) s += ", cluster " + std::to_string(f.cluster) + ", core " + std::to_string(f.core);
   if (f.epoch > 0) s += ", after " + std::to_string(f.epoch) + (f.epoch == 1 ? " barrier" : " barriers");
   s += "\n";
+  if (f.severity == Severity::depends) s += "  depends on " + f.decides + "\n";
+  if (f.severity == Severity::notice) s += "  a notice: right on every device\n";
+  for (const Location& l : f.inside) s += "  inside " + line_of(l) + " (" + l.function + ")\n";
   for (const Location& caller : f.callers) s += "  called at " + line_of(caller) + " (" + caller.function + ")\n";
   if (!f.space.empty()) {
     s += "  object: " + f.space + (f.object.empty() ? "" : " " + f.object);
     if (f.offset >= 0) {
-      s +=
-          f.space == "LM" ? ", " + std::to_string(f.offset) + " bytes below its top" : " + " + std::to_string(f.offset);
+      s += f.space == "LM" && f.object.compare(0, 5, "stack") == 0
+               ? ", " + std::to_string(f.offset) + " bytes below its top"
+               : " + " + std::to_string(f.offset);
     }
     s += "\n";
   }
@@ -147,12 +163,11 @@ std::string to_text(const Finding& f) {
 std::string to_json(const std::vector<Finding>& findings) {
   std::string all;
   for (const Finding& f : findings) {
-    std::string callers;
-    for (const Location& c : f.callers) callers += (callers.empty() ? "" : ", ") + json_of(c);
     Json one;
-    one.add("check", f.check).add("message", f.message).add("kernel", f.kernel);
+    one.add("check", f.check).add("severity", severity_name(f.severity)).add("decides", f.decides);
+    one.add("message", f.message).add("kernel", f.kernel);
     one.add("cluster", f.cluster).add("core", f.core).add("epoch", f.epoch);
-    one.add_raw("at", json_of(f.at)).add_raw("callers", "[" + callers + "]");
+    one.add_raw("at", json_of(f.at)).add_raw("callers", json_of(f.callers)).add_raw("inside", json_of(f.inside));
     one.add("space", f.space).add("object", f.object).add("offset", f.offset);
     one.add("other", f.other).add("replay", f.replay).add("count", f.count);
     all += (all.empty() ? "" : ",\n  ") + one.text();

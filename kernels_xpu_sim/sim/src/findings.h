@@ -3,7 +3,6 @@
 
 #include <vector>
 
-#include "checks.h"
 #include "xpu_sim/finding.h"
 
 namespace xpu_sim::rt {
@@ -11,8 +10,7 @@ namespace xpu_sim::rt {
 // One entry per distinct place in each list: a repetition is counted.
 void keep(const Finding& finding, std::vector<Finding>* of_launch);
 // The same was seen `count` times more.
-void count_again(Check check, const std::string& kernel, const Location& at, long count,
-                 std::vector<Finding>* of_launch);
+void count_again(const Finding& finding, long count, std::vector<Finding>* of_launch);
 // This thread's launch has ended.
 void launch_found(std::vector<Finding> findings);
 // How often keep() was called.

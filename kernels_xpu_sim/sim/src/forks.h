@@ -11,7 +11,20 @@ unsigned fork_generation();
 // What threads share, in the order in which the locks are taken where one is held already. A fork waits for all of
 // them: none is left locked in the child by a thread that the child does not have. What is made when it is first used
 // is made under its lock for the same reason.
-enum class Shared { gm, kernels, modules, source_lines, pool, stacks, signals, program, reports, findings, count };
+enum class Shared {
+  gm,
+  kernels,
+  modules,
+  source_lines,
+  pool,
+  stacks,
+  signals,
+  program,
+  reports,
+  findings,
+  trace,
+  count
+};
 std::mutex& lock_of(Shared what);
 
 }  // namespace xpu_sim::rt

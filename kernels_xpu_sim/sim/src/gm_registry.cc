@@ -43,15 +43,13 @@ std::vector<Entry>& registry() {
   return *entries;
 }
 
-size_t page() {
-  return static_cast<size_t>(sysconf(_SC_PAGESIZE));
-}
+size_t page() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
 }  // namespace
 
 // The data ends at the end of a page, up to alignment, and a page without access follows: a loop that runs too far by
 // more than the red zone stops at once.
-void* gm_alloc_bytes(size_t bytes, const char* name, unsigned element) {
+void* gm_alloc_bytes(size_t bytes, const char* name, unsigned element, GmAccess access) {
   const size_t inner = (bytes + 2 * kZone + page() - 1) / page() * page();
   const size_t mapped = inner + 2 * page();
   void* const p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -75,6 +73,7 @@ void* gm_alloc_bytes(size_t bytes, const char* name, unsigned element) {
   e.span.end = e.span.begin + bytes;
   e.span.name = e.name->c_str();
   e.span.element = std::max(1u, element);
+  e.span.read_only = access == GmAccess::read_only;
   e.mapping = mapping;
   e.mapped = mapped;
   ++generation;
@@ -128,6 +127,16 @@ void unregister_gm(const void* data, size_t bytes) {
   }
   entries.erase(at);
   ++generation;
+}
+
+size_t gm_room(const void* p) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+  size_t room = 0;
+  const std::lock_guard<std::mutex> lock(rt::lock_of(rt::Shared::gm));
+  for (const Entry& e : registry()) {
+    if (at >= e.span.begin && at < e.span.end) room = std::max<size_t>(room, e.span.end - at);
+  }
+  return room;
 }
 
 namespace rt {

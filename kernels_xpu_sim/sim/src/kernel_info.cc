@@ -13,8 +13,7 @@ namespace {
 // The objects of a kernel are its static variables: _ZZ <the kernel, without _Z> E <name>.
 void find_sm(const Symbol& kernel, KernelInfo* info) {
   const std::string& s = kernel.name;
-  const std::string encoding =
-      s.compare(0, 2, "_Z") == 0 ? s.substr(2) : std::to_string(s.size()) + s;
+  const std::string encoding = s.compare(0, 2, "_Z") == 0 ? s.substr(2) : std::to_string(s.size()) + s;
   const std::string prefix = "_ZZ" + encoding + "E";
   for (const Symbol& object : info->module->sm_objects) {
     if (object.name.compare(0, prefix.size(), prefix) != 0) continue;
@@ -27,8 +26,7 @@ std::unique_ptr<KernelInfo> find_out(const void* kernel, const char* name) {
   auto info = std::make_unique<KernelInfo>();
   info->address = kernel;
   info->module = module_at(kernel);
-  const Symbol* const symbol =
-      info->module ? info->module->function_at(reinterpret_cast<uintptr_t>(kernel)) : nullptr;
+  const Symbol* const symbol = info->module ? info->module->function_at(reinterpret_cast<uintptr_t>(kernel)) : nullptr;
   if (name) {
     info->name = name;
   } else {

@@ -1,6 +1,7 @@
 #include "xpu_sim/launch.h"
 
 #include <cstring>
+#include <utility>
 
 #include "checker.h"
 #include "findings.h"
@@ -8,6 +9,7 @@
 #include "random.h"
 #include "report.h"
 #include "thread_pool.h"
+#include "trace.h"
 #include "trap.h"
 #include "worker.h"
 
@@ -16,6 +18,8 @@ namespace xpu_sim::rt {
 Checker* checker = nullptr;
 
 namespace {
+
+thread_local bool failed = false;  // a launch, since take_failed_launch
 
 constexpr int kMostWorkers = 32;  // half of the threads that may launch at all (stacks.cc)
 
@@ -56,6 +60,7 @@ int refuse(Check check, const Options& options, const KernelInfo& kernel, const 
   std::vector<Finding> findings;
   report_launch(check, options, kernel.name, why, &findings);
   launch_found(std::move(findings));
+  failed = true;
   return refused;
 }
 
@@ -70,6 +75,12 @@ void shuffle_clusters(Launch* launch) {
 }  // namespace
 
 }  // namespace xpu_sim::rt
+
+namespace xpu_sim {
+
+bool take_failed_launch() { return std::exchange(rt::failed, false); }
+
+}  // namespace xpu_sim
 
 namespace xpu_sim::detail {
 
@@ -93,6 +104,7 @@ int run(const Call& call, int clusters, int cores, const Options& options) {
   launch.gm = gm_of(options, &worker);
   launch.lm_limit = cores == kGroups ? kGroupLmBytes : kGroupLmBytes / 4;
   shuffle_clusters(&launch);
+  if (tracing()) trace_launch_begins(&launch);
   Counters total;
   const bool alone = options.workers == 1 || clusters == 1 || (checker && !checker->many_workers());
   if (alone) {
@@ -101,6 +113,8 @@ int run(const Call& call, int clusters, int cores, const Options& options) {
   } else {
     run_on(options.workers, &launch, &total);
   }
+  if (checker) checker->launch_is_over(worker, launch);
+  if (tracing()) trace_launch_ends(launch);
   total.sm_bytes = kernel->sm_bytes;
   record(*kernel, clusters, cores, total);
   for (const Damage& d : check_red_zones()) {
@@ -109,6 +123,7 @@ int run(const Call& call, int clusters, int cores, const Options& options) {
                   &launch.findings);
   }
   launch_found(std::move(launch.findings));
+  failed |= launch.ended.load();
   return launch.ended.load() ? ended : ok;
 }
 

@@ -24,7 +24,10 @@ struct Name {
 class LineProgram {
  public:
   LineProgram(DwarfReader unit, bool wide, const ElfFile& elf, LineTable* table)
-      : in_(unit), wide_(wide), strings_(elf.section(".debug_str")), line_strings_(elf.section(".debug_line_str")),
+      : in_(unit),
+        wide_(wide),
+        strings_(elf.section(".debug_str")),
+        line_strings_(elf.section(".debug_line_str")),
         table_(table) {}
 
   void run() {
@@ -128,8 +131,7 @@ class LineProgram {
       case 2:  // set_address
         address_ = bytes == 9 ? body.u64() : body.u32();
         break;
-      default:
-        break;
+      default: break;
     }
   }
 
@@ -179,8 +181,8 @@ LineTable::LineTable(const std::string& path) {
 }
 
 bool LineTable::find(uintptr_t address, std::string* file, int* line) const {
-  auto at = std::upper_bound(rows_.begin(), rows_.end(), address,
-                             [](uintptr_t x, const Row& r) { return x < r.address; });
+  auto at =
+      std::upper_bound(rows_.begin(), rows_.end(), address, [](uintptr_t x, const Row& r) { return x < r.address; });
   if (at == rows_.begin()) return false;
   --at;
   // Where several rows share an address the last one that is not an end counts.

@@ -10,11 +10,11 @@ namespace xpu_sim::rt {
 
 namespace {
 
-void complain(const Core& core, const std::string& message) {
+void complain(const Core& core, const std::string& message, const char* flag = nullptr) {
   if (core.launch->lm_reported.exchange(true)) return;
-  report(Check::lm_budget, core,
-         core.lm_pc ? finding_at(Check::lm_budget, core, core.lm_pc, message)
-                    : finding_at(Check::lm_budget, core, core.lm_site, message));
+  Finding f = core.lm_pc ? finding_at(Check::lm_budget, core, core.lm_pc, message)
+                         : finding_at(Check::lm_budget, core, core.lm_site, message);
+  report(Check::lm_budget, core, flag ? depending(std::move(f), flag) : std::move(f));
 }
 
 // Objects of a loop, or of calls one after the other, may have had the same memory.
@@ -41,9 +41,11 @@ void check_lm(const Core& core, size_t used) {
   const size_t shared = group_shared_bytes(core), stack = used - shared;
   const size_t most = static_cast<size_t>(core.launch->options->model.gsm_stack_bytes);
   if (stack <= most && shared <= all - most) return;
-  complain(core, text("%zu bytes of group-shared memory and %zu of other LM in use, call stack included; with 16 cores "
-                      "there are %zu and %zu",
-                      shared, stack, all - most, most));
+  complain(core,
+           text("%zu bytes of group-shared memory and %zu of other LM in use, call stack included; with 16 cores "
+                "there are %zu and %zu",
+                shared, stack, all - most, most),
+           "gsm_stack_bytes");
 }
 
 }  // namespace xpu_sim::rt

@@ -82,8 +82,8 @@ void read_symbols(Module* m) {
 }
 
 const Symbol* holder(const std::vector<Symbol>& symbols, uintptr_t at) {
-  const auto after = std::upper_bound(symbols.begin(), symbols.end(), at,
-                                      [](uintptr_t x, const Symbol& s) { return x < s.begin; });
+  const auto after =
+      std::upper_bound(symbols.begin(), symbols.end(), at, [](uintptr_t x, const Symbol& s) { return x < s.begin; });
   if (after == symbols.begin()) return nullptr;
   const Symbol& s = *(after - 1);
   return at - s.begin < s.bytes ? &s : nullptr;
@@ -165,6 +165,15 @@ std::vector<Location> locate_inlined(const void* pc) {
     chain.push_back({m->lines->file(inlined.line_program, call.file), call.line, outermost});
   }
   return chain;
+}
+
+std::string local_variable(const void* pc, const StackFrame& frame, const void* address, long long* offset) {
+  Module* const m = const_cast<Module*>(module_at(pc));
+  if (!m) return "";
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::source_lines));
+  if (!m->debug) m->debug = std::make_shared<DebugInfo>(m->path);
+  return m->debug->variable(reinterpret_cast<uintptr_t>(pc) - m->base, frame, reinterpret_cast<uintptr_t>(address),
+                            offset);
 }
 
 std::string readable(const std::string& symbol) {

@@ -1,7 +1,9 @@
 #include "xpu_sim/options.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <type_traits>
 
 namespace xpu_sim {
@@ -17,6 +19,8 @@ void each_option(O& o, F f) {
   f("llsc_failure", o.llsc_failure);
   f("watchdog_seconds", o.watchdog_seconds);
   f("poison", o.poison);
+  f("profile", o.profile);
+  f("keep_going", o.keep_going);
   f("halt_on_first", o.halt_on_first);
   f("model.exit_counts_as_arrival", o.model.exit_counts_as_arrival);
   f("model.barrier_is_fence", o.model.barrier_is_fence);
@@ -28,20 +32,18 @@ void each_option(O& o, F f) {
   f("model.differing_barriers_diverge", o.model.differing_barriers_diverge);
   f("model.nested_atomics_trap", o.model.nested_atomics_trap);
   f("model.scalar_gm_is_coherent", o.model.scalar_gm_is_coherent);
+  f("model.equal_stores_conflict", o.model.equal_stores_conflict);
   f("model.masked_stores_write_zero", o.model.masked_stores_write_zero);
   f("model.gsm_stack_bytes", o.model.gsm_stack_bytes);
 }
 
-constexpr const char* kPolicies[] = {"eager", "deferred", "random"};
-
-bool set(const std::string& text, DmaPolicy* out) {
-  for (int i = 0; i < 3; ++i) {
-    if (text == kPolicies[i]) {
-      *out = static_cast<DmaPolicy>(i);
-      return true;
-    }
-  }
-  return false;
+const char* const (&names_of(DmaPolicy))[3] {
+  static constexpr const char* kNames[] = {"eager", "deferred", "random"};
+  return kNames;
+}
+const char* const (&names_of(Profile))[3] {
+  static constexpr const char* kNames[] = {"as_built", "portable", "production"};
+  return kNames;
 }
 
 bool set(const std::string& text, bool* out) {
@@ -52,7 +54,13 @@ bool set(const std::string& text, bool* out) {
 template <class T>
 bool set(const std::string& text, T* out) {
   char* end = nullptr;
-  if constexpr (std::is_floating_point_v<T>) {
+  if constexpr (std::is_enum_v<T>) {
+    const auto& names = names_of(*out);
+    const auto name = std::find(std::begin(names), std::end(names), text);
+    if (name == std::end(names)) return false;
+    *out = static_cast<T>(name - std::begin(names));
+    return true;
+  } else if constexpr (std::is_floating_point_v<T>) {
     *out = std::strtod(text.c_str(), &end);
   } else if constexpr (std::is_signed_v<T>) {
     *out = static_cast<T>(std::strtoll(text.c_str(), &end, 0));
@@ -62,7 +70,6 @@ bool set(const std::string& text, T* out) {
   return !text.empty() && end && !*end;
 }
 
-std::string shown(DmaPolicy policy) { return kPolicies[static_cast<int>(policy)]; }
 std::string shown(bool on) { return on ? "1" : "0"; }
 std::string shown(double x) {
   char text[32];
@@ -73,7 +80,11 @@ std::string shown(double x) {
 }
 template <class T>
 std::string shown(T x) {
-  return std::to_string(x);
+  if constexpr (std::is_enum_v<T>) {
+    return names_of(x)[static_cast<int>(x)];
+  } else {
+    return std::to_string(x);
+  }
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "context.h"
+#include "xpu_sim/fiber.h"
 
 namespace xpu_sim::rt {
 

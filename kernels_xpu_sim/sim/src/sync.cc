@@ -1,9 +1,9 @@
 // Coordinates, fences and barriers.
+#include "xpu_sim/kernel/sync.h"
 #include "builtin.h"
 #include "checker.h"
 #include "trap.h"
 #include "xpu_sim/kernel/coordinates.h"
-#include "xpu_sim/kernel/sync.h"
 
 namespace xpu_sim::rt {
 
@@ -23,7 +23,7 @@ constexpr uint32_t kAllGroups = (1u << kGroups) - 1;
 
 void wait(uint32_t groups, Site site, Caller caller) {
   Core* const core = current();
-  if (__builtin_expect(core->worker != nullptr && core->launch->options->model.barrier_is_fence, 0)) {
+  if (core->worker && (core->launch->options->model.barrier_is_fence || fenced(*core, site))) {
     fence(fence_lm | fence_sm | fence_gm, site, caller);
   }
   enter(site, caller)->calls = 0;

@@ -10,6 +10,7 @@
 
 #include "builtin.h"
 #include "checker.h"
+#include "debug_info.h"
 #include "findings.h"
 #include "worker.h"
 
@@ -100,6 +101,7 @@ bool is_launcher(const Location& l) {
 
 // Where the core is, and from where it came there. A return address is the instruction after a call.
 std::vector<Location> places(const Core& core, const void* pc, bool returns) {
+  core.finding_pc = pc;
   std::vector<Location> all;
   for (const void* address : return_addresses(core, pc)) {
     for (Location& l : locate_inlined(static_cast<const char*>(address) - (returns ? 1 : 0))) {
@@ -109,6 +111,19 @@ std::vector<Location> places(const Core& core, const void* pc, bool returns) {
     returns = true;
   }
   return all;
+}
+
+}  // namespace
+
+namespace {
+
+// The way to a finding, innermost place first; it begins at `from`. The head is the innermost line of the kernel's own
+// file: that is where its author looks. What happened in a header of the emulator or one that kernels share is inside.
+void place(Finding* f, std::vector<Location>& way, std::vector<Location>::iterator from) {
+  const auto head = std::find_if(from, way.end(), [&way](const Location& l) { return l.file == way.back().file; });
+  f->at = *head;
+  f->inside.assign(from, head);
+  f->callers.assign(head + 1, way.end());
 }
 
 }  // namespace
@@ -126,9 +141,8 @@ Finding finding_at(Check check, const Core& core, Site site, std::string message
                            [&f](const Location& l) { return l.file == f.at.file && l.line == f.at.line; });
   if (here == all.end()) here = all.begin();
   if (here == all.end()) return f;
-  if (!site.file) f.at = *here;
-  f.at.function = here->function;
-  f.callers.assign(here + 1, all.end());
+  if (site.file) here->file = f.at.file, here->line = f.at.line;
+  place(&f, all, here);
   return f;
 }
 
@@ -140,14 +154,19 @@ Finding finding_at(Check check, const Core& core, const void* pc, std::string me
     f.at = locate(pc);
     return f;
   }
-  f.at = all[0];
-  f.callers.assign(all.begin() + 1, all.end());
+  place(&f, all, all.begin());
   return f;
+}
+
+Finding depending(Finding finding, const char* flag) {
+  finding.severity = Severity::depends;
+  finding.decides = std::string("model.") + flag;
+  return finding;
 }
 
 void report(Check check, const Core& core, Finding finding) {
   const bool ends = ends_launch(check) || core.launch->options->halt_on_first;
-  {
+  if (!core.worker->repeats) {
     const WatchdogHold keeping(&core.worker->watch);
     const Finding mine = std::move(finding);  // see trap()
     keep(mine, &core.launch->findings);
@@ -155,26 +174,60 @@ void report(Check check, const Core& core, Finding finding) {
   if (ends) core.worker->end_launch();
 }
 
-Told* first_time(Check check, const Core& core, const void* place, int line) {
+Told* first_time(Check check, Severity severity, const Core& core, const void* place, int line) {
   std::vector<Told>& told = core.worker->told;
   for (Told& t : told) {
-    if (t.place != place || t.line != line || t.check != check) continue;
+    if (t.place != place || t.line != line || t.check != check || t.severity != severity) continue;
     ++t.count;
     return nullptr;
   }
-  told.push_back({check, place, line, {}, 1});
+  told.push_back({check, severity, place, line, {}, 1});
   return &told.back();
 }
 
 void trap(Finding finding) {
   Worker& worker = *current()->worker;
   worker.watch.hold();
-  {
+  if (!worker.repeats) {
     const Finding mine = std::move(finding);  // this stack is never unwound: free what it holds
     keep(mine, &worker.launch()->findings);
   }
   worker.end_launch();
 }
+
+void trap_or_go_on(Finding finding) {
+  Worker& worker = *current()->worker;
+  if (!worker.launch()->options->keep_going) trap(std::move(finding));
+  const WatchdogHold keeping(&worker.watch);
+  if (!worker.repeats) keep(finding, &worker.launch()->findings);
+}
+
+namespace {
+
+// The variable of the running core's stack that holds the address, in a build that keeps frame pointers.
+bool name_variable(Finding* f, const Core& core, const char* at) {
+  if (!checker || !checker->has_frame_pointers() || !core.finding_pc || &core != current()) return false;
+  const void* const* frame = static_cast<const void* const*>(__builtin_frame_address(0));
+  for (int depth = 0; depth < 32; ++depth) {
+    const void* const* const above = static_cast<const void* const*>(frame[0]);
+    const char* const p = reinterpret_cast<const char*>(above);
+    if (p <= reinterpret_cast<const char*>(frame) || p > core.lm_top) return false;
+    if (at >= p) {
+      frame = above;
+      continue;
+    }
+    const StackFrame found{reinterpret_cast<uintptr_t>(above), reinterpret_cast<uintptr_t>(frame + 2)};
+    // Between a kernel and the runtime may lie a function without a frame of its own.
+    for (const void* code : {frame[1], core.finding_pc}) {
+      f->object = local_variable(static_cast<const char*>(code) - 1, found, at, &f->offset);
+      if (!f->object.empty()) return true;
+    }
+    return false;
+  }
+  return false;
+}
+
+}  // namespace
 
 void describe(Finding* f, const Core& core, const void* address) {
   const char* const at = static_cast<const char*>(address);
@@ -184,6 +237,7 @@ void describe(Finding* f, const Core& core, const void* address) {
     for (int i = 0; i < core.launch->cores; ++i) {
       const Core& owner = worker.core(i);
       if (owner.fiber != fiber) continue;
+      if (i == core.id && name_variable(f, core, at)) return;
       f->object = i == core.id ? "stack" : text("stack of core %d", i);
       f->offset = owner.lm_top - at;
     }
@@ -265,7 +319,9 @@ void deadlock_trap(Worker& worker) {
   // The core that arrived last, or an arbitrary one that waits, stands for all.
   const int core = __builtin_ctzll(worker.waiting());
   const Core& waits = worker.core(core);
-  trap(finding_at(Check::deadlock, waits, waits.last, "no core can continue: " + positions(worker)));
+  Finding f = finding_at(Check::deadlock, waits, waits.last, "no core can continue: " + positions(worker));
+  const bool some_have_gone = worker.finished() && !waits.launch->options->model.exit_counts_as_arrival;
+  trap(some_have_gone ? depending(std::move(f), "exit_counts_as_arrival") : std::move(f));
 }
 
 namespace {
@@ -299,7 +355,7 @@ void report_launch(Check check, const Options& options, const std::string& kerne
 
 // Kernels call it in place of __cxa_throw (kernel/strict.h).
 extern "C" __attribute__((used, visibility("hidden"), noreturn)) void xpu_sim_throw(void* object, std::type_info* type,
-                                                                                  void (*destroy)(void*)) {
+                                                                                    void (*destroy)(void*)) {
   using namespace xpu_sim::rt;
   if (current()->worker) throw_trap(*enter(xpu_sim::Site(), XPU_SIM_CALLER), object, *type);
   abi::__cxa_throw(object, type, destroy);

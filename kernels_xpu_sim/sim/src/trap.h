@@ -22,18 +22,22 @@ namespace xpu_sim::rt {
 Finding finding_at(Check check, const Core& core, Site site, std::string message);
 Finding finding_at(Check check, const Core& core, const void* pc, std::string message);
 
+// Another value of the model's flag would make it right. Gives the finding.
+Finding depending(Finding finding, const char* flag);
+
 // Records it, and ends the launch if its check or the options say so.
 void report(Check check, const Core& core, Finding finding);
 // nullptr: it is counted with the first.
-Told* first_time(Check check, const Core& core, const void* place, int line);
+Told* first_time(Check check, Severity severity, const Core& core, const void* place, int line);
 // The same with what make() gives, unless this check has found something at that place in this launch: then it is
 // counted.
 template <class F>
-void report_once(Check check, const Core& core, const void* place, int line, F make) {
-  if (Told* t = first_time(check, core, place, line)) {
+void report_once(Check check, const Core& core, const void* place, int line, F make,
+                 Severity severity = Severity::defect) {
+  if (Told* t = first_time(check, severity, core, place, line)) {
     const WatchdogHold making(&core.worker->watch);
     Finding f = make();
-    t->at = f.at;
+    t->finding = f;
     report(check, core, std::move(f));
   }
 }
@@ -43,6 +47,8 @@ void report_once(Check check, const Core& core, Site site, F make) {
 }
 // Records it and ends the launch.
 [[noreturn]] void trap(Finding finding);
+// The same, unless the options ask to keep going: memory is sound, since what was wrong has not been done.
+void trap_or_go_on(Finding finding);
 
 // Adds space, object and offset of an address, as far as known.
 void describe(Finding* finding, const Core& core, const void* address);

@@ -16,7 +16,7 @@ void simd_unaligned(const void* address, Site site) {
                  text("a vector load or store needs a multiple of 64 bytes, got an address that is %u beyond one",
                       static_cast<unsigned>(reinterpret_cast<uintptr_t>(address) & 63)));
   describe(&f, *core, address);
-  trap(std::move(f));
+  trap_or_go_on(std::move(f));
 }
 
 bool masked_stores_write_zero() {

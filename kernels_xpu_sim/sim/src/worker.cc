@@ -10,6 +10,7 @@
 #include "lm_budget.h"
 #include "memory_image.h"
 #include "random.h"
+#include "trace.h"
 #include "trap.h"
 
 namespace xpu_sim::rt {
@@ -47,8 +48,9 @@ void Worker::run(Launch* launch) {
 }
 
 void Worker::count_told() {
+  if (repeats) told.clear();
   for (const Told& t : told) {
-    if (t.count > 1) count_again(t.check, launch_->kernel->name, t.at, t.count - 1, &launch_->findings);
+    if (t.count > 1) count_again(t.finding, t.count - 1, &launch_->findings);
   }
   told.clear();
 }
@@ -56,7 +58,7 @@ void Worker::count_told() {
 // A fiber runs cores to their ends, one after the other on one stack; only a core that must wait keeps its stack, and
 // the others go on on another. A kernel that never waits thus needs no switch per core.
 void Worker::runner(void* self) {
-  arrived();
+  enter_context();
   static_cast<Worker*>(self)->run_cores();
 }
 
@@ -98,6 +100,7 @@ void Worker::run_core(Core* core) {
   core->linked = nullptr;
   core->group_shared.clear();
   *owner_slot(core->fiber->low) = core;
+  if (tracing()) trace_core_begins(*core);
   if (launch_->options->poison >= 0) poison_lm(core);
   try {
     launch_->call.enter(launch_->call.frame);
@@ -116,6 +119,7 @@ void Worker::leave(Core* core) {
   }
   if (core->dma_bytes > counters.max_core_dma_bytes) counters.max_core_dma_bytes = core->dma_bytes;
   if (core->accesses > counters.max_core_accesses) counters.max_core_accesses = core->accesses;
+  if (tracing()) trace_core_ends(*core);
   const uint64_t bit = uint64_t{1} << core->id;
   finished_ |= bit;
   live_ &= ~bit;
@@ -128,9 +132,7 @@ void Worker::leave(Core* core) {
 }
 
 // The cores that a barrier waits for.
-uint64_t Worker::expected() const {
-  return launch_->options->model.exit_counts_as_arrival ? live_ : live_ | finished_;
-}
+uint64_t Worker::expected() const { return launch_->options->model.exit_counts_as_arrival ? live_ : live_ | finished_; }
 
 bool Worker::start_cluster() {
   if (launch_->ended.load(std::memory_order_relaxed)) return false;
@@ -167,6 +169,7 @@ void Worker::barrier(uint32_t groups, Site site) {
   core->wait_groups = groups;
   core->last = site;
   if (checker) checker->core_pauses(*core);
+  if (tracing()) trace_arrival(*core);
   const uint64_t bit = uint64_t{1} << core->id;
   waiting_ |= bit;
   if (groups == (1u << kGroups) - 1) {
@@ -182,6 +185,7 @@ void Worker::barrier(uint32_t groups, Site site) {
 void Worker::release(uint64_t cores) {
   ++counters.barriers;
   if (checker) checker->barrier_completes(*this, cores);
+  if (tracing()) trace_release(*this, cores);
   waiting_ &= ~cores;
   waiting_all_ &= ~cores;
   ++epoch_;
@@ -235,7 +239,7 @@ Fiber* Worker::free_fiber() {
   }
   Fiber* const f = stacks_.fiber(fibers_used_++);
   f->next = nullptr;
-  prepare(&f->context, f->low, static_cast<size_t>(f->high - f->low), &Worker::runner, this);
+  prepare_context(&f->context, f->low, static_cast<size_t>(f->high - f->low), &Worker::runner, this);
   return f;
 }
 

@@ -33,9 +33,10 @@ class Worker;
 // A place where a check has found something in this launch. Making a finding is slow, and a loop makes many.
 struct Told {
   Check check;
+  Severity severity;
   const void* place;                        // an instruction, or the name of a source file
   int line;
-  Location at;
+  Finding finding;                          // what of it tells it from others
   long count;
 };
 
@@ -51,6 +52,7 @@ struct Launch {
   std::atomic<int> next_cluster{0};
   std::atomic<bool> ended{false};           // early
   std::atomic<bool> lm_reported{false};
+  int traced = 0;                           // its number in the trace
   std::vector<Finding> findings;            // of all workers; findings.cc guards it
 };
 
@@ -65,6 +67,7 @@ struct Core {
   Fiber* fiber = nullptr;                   // nullptr: not started, or finished
   Site last;                                // its last call into the runtime,
   const void* last_pc = nullptr;            // and the instruction after it
+  mutable const void* finding_pc = nullptr; // the innermost instruction of the kernel, when a finding is made
   uint32_t wait_groups = 0;                 // the groups it waits for at a barrier
   uint32_t calls = 0;                       // into the runtime, since it last gave way
   std::vector<std::pair<char*, char*>> group_shared;  // begin and end of what of its LM is, where that has a share
@@ -109,6 +112,7 @@ class Worker {
   uint64_t registry_seen = 0;
   int lock_holder = -1;                     // core that holds ticket_lock_mix
   Watch watch;
+  bool repeats = false;                     // the launch is run again, to compare: nothing is reported
   std::vector<Told> told;                   // of this launch
   std::shared_ptr<void> checker_state;
 

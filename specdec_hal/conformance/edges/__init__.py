@@ -7,6 +7,7 @@ from functools import cache
 from importlib import import_module
 
 from specdec_hal.conformance.case import Case
+from specdec_hal.conformance.edges.modes import in_other_modes
 
 _MODULES = (
     "near_misses",  # first: they fail quickly
@@ -22,6 +23,9 @@ _MODULES = (
     "hybrid",
     "output",
     "schedule",
+    "phases",
+    "draft_model",
+    "flags",
 )
 
 
@@ -32,6 +36,7 @@ def _all() -> dict[str, tuple[Case, ...]]:
         for case in import_module(f"{__name__}.{name}").edges():
             by_op.setdefault(case.op, []).append(case)
     for op, cases in by_op.items():
+        cases += [other for case in cases for other in in_other_modes(case)]
         names = [case.name for case in cases]
         twice = {name for name in names if names.count(name) > 1}
         if twice:

@@ -73,6 +73,22 @@ def edges() -> Iterator[Case]:
             "gather_next_token", f"plain batch, {'packed' if speculative else 'scattered'}", "same-rows",
             {"out": [[11], [13]]}, **plain, is_speculative=speculative,
         )  # fmt: skip
+    shared: dict[str, Any] = {"x": rows_of(10, 11, 12, 13), "token_order": SLOT, "seq_lens_encoder": [0, 0]}
+    yield edge(
+        "gather_next_token", "two slots name the same rows", "offsets", {"out": [[13], [13]]}, **shared,
+        seq_lens_this_time=[2, 2], cu_seqlens_q=[0, 0, 4], cu_seqlens_q_output=[0, 2, 4],
+        batch_id_per_token_output=[0, 1], is_speculative=False,
+    )  # fmt: skip
+    yield edge(
+        "gather_next_token", "offsets outside the tokens", "offsets", {"out": [[11], [0]]}, **shared,
+        seq_lens_this_time=[2, 2], cu_seqlens_q=[-5, 9, 11], cu_seqlens_q_output=[0, 2, 4],
+        batch_id_per_token_output=[0, 1], is_speculative=False,
+    )  # fmt: skip
+    yield edge(
+        "gather_next_token", "output rows outside their slot's", "offsets", {"out": [[10], [10], [11], [11]]}, **shared,
+        seq_lens_this_time=[2, 0], cu_seqlens_q=[0, 2, 2], cu_seqlens_q_output=[1, 3, 3],
+        batch_id_per_token_output=[0, 0, 0, 0], is_speculative=True,
+    )  # fmt: skip
     yield edge(
         "gather_next_token", "idle rows are zero without prefill too", "idle",
         {"out": [[0], [1]]},

@@ -21,10 +21,22 @@ def edges() -> Iterator[Case]:
 
     yield from hybrid("appended to MTP drafts", "appended base query", [2, 3, 4, 5, 9], (2, 3))
     yield from hybrid("nothing like the last draft", "query", [2, 8], (2, 8))
+    given: dict[str, Any] = {"min_ngram_size": 4, "max_ngram_size": 4}
+    spanning = [9, 1, 2, 3, 6, 9, 1]
+    yield from proposes(
+        "leftmost queries end at the prompt", "query", spanning, 6, [2, 3], op=OP, mtp=(2, 3), match_policy=LEFTMOST,
+        **given,
+    )  # fmt: skip
+    yield from proposes(
+        "latest queries begin in the prompt", "query", spanning, 6, [2, 3, 6, 9, 1], op=OP, mtp=(2, 3), **given
+    )
     yield from hybrid("MTP drafts survive a budget of 0", "kept budget", [2, 3], (2, 3), token_budget=0)
     yield from hybrid("the budget grants one more", "budget kept", [2, 3, 4], (2, 3), token_budget=4)
     yield from hybrid("the limit", "wanted", [2, 3, 4], (2, 3), max_dec_len=[5])
-    yield from hybrid("the request's wish does not enter", "wanted", [2, 3, 4, 5, 9], (2, 3), draft_token_num=[0])
+    asked: dict[str, Any] = {"use_draft_token_num": True}
+    yield from hybrid("one more draft is wanted", "wanted", [2, 3, 4], (2, 3), draft_token_num=[3], **asked)
+    yield from hybrid("fewer wanted than there are", "wanted kept", [2, 3], (2, 3), draft_token_num=[0], **asked)
+    yield from hybrid("the request is not asked", "wanted", [2, 3, 4, 5, 9], (2, 3), draft_token_num=[0])
     yield from hybrid("its own drafts are searched", "text", [2, 2, 2], (2, 2), min_ngram_size=1)
     yield from hybrid("leftmost in the prompt first", "text", [2, 3, 4, 5, 9], (2, 3), match_policy=LEFTMOST)
     yield from hybrid("leftmost in its own drafts", "text", [7, 7, 7], (7, 7), match_policy=LEFTMOST)
@@ -34,7 +46,7 @@ def edges() -> Iterator[Case]:
         {"seq_lens_this_time": [3, 2, 0, 4]},
         token_ids_all=[[1, 2, 3, 1]] * 4, prompt_lens=[3] * 4, step_idx=[1] * 4, seq_lens_decoder=[3, 3, 0, 0],
         seq_lens_encoder=[0, 0, 0, 4], seq_lens_this_time=[2, 2, 3, 4], draft_tokens=[[1, 2, 0, 0]] * 4,
-        max_ngram_size=1, token_budget=6, match_policy=LEFTMOST,
+        draft_token_num=[3] * 4, max_ngram_size=1, token_budget=6, match_policy=LEFTMOST,
     )  # fmt: skip
     yield edge(
         OP, "lengths on entry are clamped", "base", {"seq_lens_this_time": [1, 3]},

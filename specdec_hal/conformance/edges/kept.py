@@ -11,6 +11,7 @@ from specdec_hal.conformance.building import logits
 from specdec_hal.conformance.case import Case
 from specdec_hal.conformance.edges.edge import edge
 from specdec_hal.conformance.expectations import Close, Where
+from specdec_hal.ops import Purpose
 from specdec_hal.ops.spec import FLOATS
 
 INF = np.inf
@@ -19,7 +20,10 @@ TIES = [[1, 3, 3, 2], [2, 2, 2, 2], [0, 0, 5, 5]]
 
 
 def _row_params(count: int, params: dict[str, Any]) -> dict[str, Any]:
-    spread = {name: [value] * count if np.isscalar(value) else value for name, value in params.items()}
+    spread = {
+        name: [value] * count if np.isscalar(value) and not isinstance(value, Purpose) else value
+        for name, value in params.items()
+    }
     return {"position": list(range(count)), **spread}
 
 
@@ -93,6 +97,13 @@ def edges() -> Iterator[Case]:
         "seeds and positions of 64 bits", "draw conventions#philox", [[0.0] * 64] * 6, _AllDiffer,
         row_seed=[1, 2**32 + 1, 1 - 2**63, 1, 1, 1], position=[0, 0, 0, 2**32, 2**62, 1],
     )  # fmt: skip
+    # Of 64 equal masses, the draw takes the six highest random bits.
+    for purpose, tokens in (
+        (Purpose.SAMPLE, [4, 9, 44, 44, 7, 20, 45, 38]),
+        (Purpose.DRAFT, [18, 41, 43, 34, 50, 14, 17, 12]),
+    ):
+        name = f"random numbers of the purpose {purpose.name}"
+        yield draws(name, "purpose draw", [[0.0] * 64] * 8, tokens, row_seed=5, purpose=purpose)
     yield draws("temperature, top k, top p and min p of 1", "min-p survivor", [HALVES], [0], row_min_p=1)
     yield draws("min p", "min-p", [HALVES] * 100, {0, 1}, row_min_p=0.4)
     yield draws("top p", "top-p", [HALVES] * 100, {0, 1}, row_top_p=0.7)

@@ -99,9 +99,13 @@ def _matches() -> Iterator[Case]:
             f"{shown}: ids of 64 bits", "query", [2**40 + 1, 7, 1, 8, 9, 2**40 + 1], 5,
             [7, 1, 8, 9] + ([2**40 + 1] if policy is LATEST else []), **how, max_ngram_size=1,
         )  # fmt: skip
-    text = [1, 2, 5, 1, 2]  # one token generated: a query of two would need the prompt's last
-    yield from proposes("no query across the prompt's end", "query", text, 4, [], min_ngram_size=2)
-    yield from proposes("a query of one", "query", text, 4, [5, 1, 2])
+    text = [1, 2, 5, 1, 2]  # one token generated: a query of two needs the prompt's last
+    yield from proposes("leftmost queries end at the prompt", "query", text, 4, [], match_policy=LEFTMOST, **only_two)
+    yield from proposes("latest queries span it", "query query-spans", text, 4, [5, 1, 2], **only_two)
+    yield from proposes("latest queries stop at the text's start", "query-spans", text, 4, [], min_ngram_size=6,
+                        max_ngram_size=8)  # fmt: skip
+    yield from proposes("nothing generated, nothing looked up", "query-spans", text, 5, [], **two)
+    yield from proposes("a query of one", "query", text, 4, [5, 1, 2], max_ngram_size=1)
     yield from proposes("all tokens equal, latest", "latest tokens-left", [4] * 6, 3, [4])
     yield from proposes(
         "all tokens equal, leftmost", "leftmost", [4] * 6, 3, [4, 4], match_policy=LEFTMOST, max_ngram_size=1
@@ -117,6 +121,8 @@ def _limits() -> Iterator[Case]:
     yield from proposes("one place left", "wanted no-match", text, 8, [], max_dec_len=[2])
     yield from proposes("no place left", "wanted", text, 8, [], max_dec_len=[1])
     yield from proposes("no drafts wanted", "wanted", text, 8, [], draft_token_num=[0])
+    not_asked: dict[str, Any] = {"draft_token_num": [0], "use_draft_token_num": False}
+    yield from proposes("the request is not asked", "wanted", text, 8, [2, 3, 4, 5, 6], **not_asked)
     pad: dict[str, Any] = {"pad_to_max": True}
     yield from proposes("padded with the last draft", "pad", [1, 2, 3, 1], 3, [2, 3, 1, 1, 1], max_ngram_size=1, **pad)
     yield from proposes("padded with the base token", "pad", [1, 2, 3, 4], 3, [4] * 5, **pad)

@@ -18,9 +18,11 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 def edges() -> Iterator[Case]:
-    """gather_accepted, token_logprobs."""
+    """All ops of the section."""
     yield from _gather()
     yield from _logprobs()
+    yield from _draft_logits()
+    yield from _first_tokens()
 
 
 def _gather() -> Iterator[Case]:
@@ -112,4 +114,86 @@ def _logprobs() -> Iterator[Case]:
     yield edge(
         op, "an infinite maximum", "logprob", {"logprobs": [[0.0], [LOWEST]], "ranks": [1, 2]}, {"N": 1},
         logits=logits([[INF, 0.0]]), rows=[0, 0], token_ids=[0, 1], cu_batch_token_offset=[0, 2],
+    )  # fmt: skip
+
+
+def _draft_logits() -> Iterator[Case]:
+    op = "gather_draft_logits"
+    slots: dict[str, Any] = {"seq_lens_this_time": [2, 5, 0, 1], "seq_lens_encoder": [0, 5, 0, 0, 3]}
+    first = [[90 + b, 0] for b in range(5)]
+    for dtype in FLOATS:
+        yield edge(
+            op, f"prefill, decode and idle in {dtype}", "next batch offsets prefill decode untouched",
+            {
+                "draft_logits": [[1, 2], [3, 4], [91, 0], [5, 6], [7, 8], [-1, -1]],
+                "next_token_num": [2, 1, 0, 1], "batch_token_num": [2, 2, 0, 1],
+                "cu_next_token_offset": [0, 2, 3, 3, 4], "cu_batch_token_offset": [0, 2, 4, 4, 5],
+            },
+            logits=logits([[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]], dtype), first_token_logits=logits(first, dtype),
+            draft_logits=logits([[-1, -1]] * 6, dtype), **slots,
+        )  # fmt: skip
+    yield edge(
+        op, "no room", "capacity offsets",
+        {
+            "draft_logits": [[1, 2], [3, 4], [91, 0]], "cu_next_token_offset": [0, 2, 3, 3, 4],
+            "cu_batch_token_offset": [0, 2, 4, 4, 5],
+        },
+        logits=logits([[1, 2], [3, 4], [5, 6], [7, 8]]), first_token_logits=logits(first),
+        draft_logits=logits([[-1, -1]] * 3), **slots,
+    )  # fmt: skip
+    yield edge(
+        op, "rows that are not there", "capacity next",
+        {
+            "draft_logits": [[1, 2], [3, 4], [91, 0], [-1, -1], [-1, -1], [-1, -1]], "next_token_num": [2, 1, 0, 2],
+            "cu_next_token_offset": [0, 2, 3, 3, 5], "cu_batch_token_offset": [0, 2, 4, 4, 6],
+        },
+        logits=logits([[1, 2], [3, 4]]), first_token_logits=logits(first), draft_logits=logits([[-1, -1]] * 6),
+        **{**slots, "seq_lens_this_time": [2, 5, -3, 9]},
+    )  # fmt: skip
+    yield edge(
+        op, "no slot in use", "offsets untouched",
+        {"cu_next_token_offset": [0], "cu_batch_token_offset": [0], "draft_logits": [[-1, -1]]}, {"R_cap": 3, "B": 0},
+        logits=logits([[1, 2]] * 3), first_token_logits=logits(first), draft_logits=logits([[-1, -1]]),
+        seq_lens_this_time=[], seq_lens_encoder=[5] * 5,
+    )  # fmt: skip
+    many, width = 40, 3001
+    rows = np.arange(many)[:, None] * 4 + np.arange(width) % 4
+    yield edge(
+        op, "many slots and wide rows", "prefill decode offsets",
+        {
+            "cu_batch_token_offset": [b + (b + 1) // 2 for b in range(many + 1)],
+            "draft_logits": np.concatenate([r for b in range(many) for r in ((-rows[b : b + 1], rows[b : b + 1])
+                                            if b % 2 == 0 else (rows[b : b + 1],))]),
+        },
+        logits=logits(rows), first_token_logits=logits(-rows), draft_logits=logits(np.zeros((many * 3 // 2, width))),
+        seq_lens_this_time=[1] * many, seq_lens_encoder=[(b + 1) % 2 for b in range(many)],
+    )  # fmt: skip
+
+
+def _first_tokens() -> Iterator[Case]:
+    op = "insert_first_token"
+    slots: dict[str, Any] = {
+        "accept_tokens": [[90 + b, 80 + b] for b in range(5)], "seq_lens_this_time": [2, 5, 0, 1],
+        "seq_lens_encoder": [0, 5, 0, 0, 3],
+    }  # fmt: skip
+    yield edge(
+        op, "prefill, decode and idle", "prefill decode untouched", {"draft_token_ids": [1, 2**40, 91, 3, 4, -1]},
+        next_tokens=[1, 2**40, 3, 4, 5], draft_token_ids=[-1] * 6, **slots,
+    )  # fmt: skip
+    for room in range(5):
+        yield edge(
+            op, f"room for {room}", "capacity", {"draft_token_ids": [1, 2, 91, 3][:room]}, next_tokens=[1, 2, 3, 4, 5],
+            draft_token_ids=[-1] * room, **slots,
+        )  # fmt: skip
+    yield edge(
+        op, "tokens that are not there", "capacity", {"draft_token_ids": [1, 2, 91, -9, -9, -9]}, next_tokens=[1, 2],
+        draft_token_ids=[-9] * 6, **{**slots, "seq_lens_this_time": [2, 5, -3, 9]},
+    )  # fmt: skip
+    many = 300
+    yield edge(
+        op, "many slots", "prefill decode",
+        {"draft_token_ids": [t for b in range(many) for t in ([1000 + b, b] if b % 2 else [b])]},
+        accept_tokens=[[1000 + b] for b in range(many)], next_tokens=list(range(many)),
+        draft_token_ids=[-1] * (many * 3 // 2), seq_lens_this_time=[1] * many,
+        seq_lens_encoder=[b % 2 for b in range(many)],
     )  # fmt: skip

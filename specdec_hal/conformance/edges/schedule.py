@@ -11,12 +11,23 @@ from specdec_hal.ops import SlotAction
 
 SCHEDULE = "schedule_slots"
 STOP = "set_stop_sequences"
+WRITE = "write_accepted"
+CLEAR = "clear_accept_num"
 
 
 def edges() -> Iterator[Case]:
     """All ops of the section."""
     yield from _schedule()
     yield from _stop()
+    yield from _write()
+    yield edge(
+        CLEAR, "slots that are not in the cache", "clear kept", {"accept_num": [0, 7, 0, -2, 2**31 - 1]},
+        accept_num=[3, 7, 4, -2, 2**31 - 1], seq_lens_decoder=[0, 1, -5, 9, 2**31 - 1],
+    )  # fmt: skip
+    yield edge(
+        CLEAR, "forty slots", "clear kept", {"accept_num": [b if b % 3 else 0 for b in range(40)]},
+        accept_num=list(range(40)), seq_lens_decoder=[b % 3 for b in range(40)],
+    )  # fmt: skip
 
 
 def _schedule() -> Iterator[Case]:
@@ -134,6 +145,19 @@ def _stop() -> Iterator[Case]:
     yield _stops(
         "lengths end with the width", "match", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[5, 6]], stop_seqs_lens=[[9]]
     )
+    ended: dict[str, Any] = {"end_tokens": [2, 3], "end_at_stop": True}
+    yield _stops("an end token in its place", "end-token cut", ([5, 2, -1], 2, 2), [5, 6, 7], sequences=[[6]], **ended)
+    yield _stops("no end token without a match", "untouched end-token", no_match, [5, 6, 7], sequences=[[9]], **ended)
+    yield _stops(
+        "no end token in its place", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_tokens=[2, 3]
+    )  # fmt: skip
+    yield _stops(
+        "there is no end token", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_tokens=[],
+        end_at_stop=True,
+    )  # fmt: skip
+    yield _stops(
+        "end tokens left out", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_at_stop=True
+    )  # fmt: skip
     # Prompt 1 2, generated 3 4.
     older: dict[str, Any] = {"token_ids_all": [[1, 2, 3, 4, 5, 9]], "prompt_lens": [2], "step_idx": [2]}
     for name, sequence in (("one", [4, 5]), ("all", [3, 4, 5])):
@@ -191,4 +215,45 @@ def _stop() -> Iterator[Case]:
         "a long sequence", "history limit", ([6, 7, -1], 2, 102), [6, 7, 8],
         sequences=[[*text[1:], 6, 7], [*text[:50], 1, *text[51:], 6]], token_ids_all=[[0, *text, 9]], prompt_lens=[1],
         step_idx=[100],
+    )  # fmt: skip
+
+
+def _writes(name: str, rules: str, history: list[int], *, count: int = 3, **given: Any) -> Case:
+    """One decoding slot: prompt 1 2, accepted 5 6 7, of which `count` are said to be; `history`: its row then."""
+    return edge(
+        WRITE, name, rules, {"token_ids_all": [history]},
+        **{
+            "token_ids_all": [[1, 2, 0, 0, 0, 0, 0]], "prompt_lens": [2], "accept_tokens": [[5, 6, 7]],
+            "accept_num": [count], "seq_lens_this_time": [3], "seq_lens_decoder": [4], "step_idx": [3], **given,
+        },
+    )  # fmt: skip
+
+
+def _write() -> Iterator[Case]:
+    untouched = [1, 2, 0, 0, 0, 0, 0]
+    yield _writes("the first tokens", "columns untouched", [1, 2, 5, 6, 7, 0, 0])
+    yield _writes("later tokens", "columns", [1, 2, 0, 0, 5, 6, 0], count=2, step_idx=[4])
+    yield _writes("the place of the last token", "last-index", [1, 2, 0, 5, 6, 7, 0], last_index=True)
+    yield _writes("the first place is 0", "last-index", [1, 2, 5, 0, 0, 0, 0], count=1, step_idx=[0], last_index=True)
+    yield _writes("a prefilled slot", "idle", [1, 2, 5, 6, 7, 0, 0], seq_lens_encoder=[1], seq_lens_decoder=[0])
+    yield _writes("an idle slot", "idle", untouched, seq_lens_decoder=[0])
+    yield _writes("a stopped slot", "stopped", untouched, stop_flags=[True])
+    yield _writes("no step", "before", untouched, step_idx=[-1], last_index=True, count=1)
+    yield _writes("more tokens than steps", "clamp", [1, 2, 6, 7, 0, 0, 0], step_idx=[2])
+    yield _writes("up to the end of the row", "columns clamp", [1, 2, 0, 0, 5, 6, 7], step_idx=[5])
+    yield _writes("across the end of the row", "clamp", [1, 2, 0, 0, 0, 5, 6], step_idx=[6])
+    for step in (8, 9, 10, 2**31, 2**63 - 1):
+        yield _writes(f"behind the row, at {step}", "clamp", untouched, step_idx=[step], last_index=True)
+    yield _writes("a prompt beyond its row", "clamp columns", untouched, prompt_lens=[2**62])
+    yield _writes("a prompt of less than nothing", "columns", [5, 6, 7, 0, 0, 0, 0], prompt_lens=[-9])
+    for count in (0, -4):
+        yield _writes(f"{count} tokens", "untouched", untouched, count=count)
+    yield _writes("counts end with the width", "columns", [1, 2, 5, 6, 7, 0, 0], count=99)
+    many = 40
+    yield edge(
+        WRITE, "forty slots, and padding", "columns untouched",
+        {"token_ids_all": [[-1, 100 + b, 200 + b] if b < many else [-1] * 3 for b in range(many + 2)]},
+        token_ids_all=[[-1] * 3] * (many + 2), prompt_lens=[1] * (many + 2), accept_num=[2] * (many + 2),
+        accept_tokens=[[100 + b, 200 + b] for b in range(many + 2)], seq_lens_this_time=[1] * many,
+        seq_lens_decoder=[5] * (many + 2), step_idx=[2] * (many + 2),
     )  # fmt: skip

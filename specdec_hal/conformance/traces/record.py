@@ -1,8 +1,12 @@
 """Record the traces: ``python -m specdec_hal.conformance.traces.record`` in a clone, with the embedded model.
 
 Runs the decode loop on the reference, with every strategy, and keeps each op's inputs and outputs. Logits are rounded
-to sixteenths, which makes them compress well and tie often. Two ops that the loop does not call run beside it:
-`recover_batch` undoes each `adjust_batch`, and `hybrid_mtp_ngram` extends the first draft of each look-up.
+to sixteenths, which makes them compress well and tie often. Ops that the loop does not call run beside it:
+`recover_batch` undoes each `adjust_batch`, `hybrid_mtp_ngram` extends the first draft of each look-up,
+`eagle_gather_hidden_states` packs the rows of all slots where `eagle_get_self_hidden_states` packs those that go on,
+`write_accepted` and `clear_accept_num` follow each `update_model_status`, `gather_draft_logits` and
+`insert_first_token` each `gather_accepted`, with the target's rows in place of a draft model's, and
+`reasoning_constraint` each `apply_penalties`, on a part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from numpy.typing import NDArray
 from specdec_hal.backend import Launch
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.conformance.traces import FILE, VERSION, recorded_outputs
-from specdec_hal.ops import TokenOrder
+from specdec_hal.ops import TokenOrder, get_op
 from specdec_hal.ops.spec import Role
 from specdec_hal.ops.validate import Call
 from specdec_hal.tensors import as_numpy
@@ -50,8 +54,21 @@ RUNS: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         ("speculative.verify_strategy=topp", "speculative.ngram.pad_to_max=true"),
         {"temperature": 0.7, "top_p": 0.8},
     ),
+    "thinking": (
+        ("speculative.verify_strategy=target_match", "model.think_end_id=320", "model.think_end_text=[590,320,310]"),
+        {"temperature": 0.4, "thinking": {"max_tokens": 5, "max_reply_tokens": 6}},
+    ),
+    "hybrid": (
+        ("speculative.method=hybrid", "speculative.hybrid.num_model_steps=2", "runner.prefill_chunk=16"),
+        {"temperature": 0.5, "max_new_tokens": 8},
+    ),
 }
 """Overrides of the configuration, and sampling parameters, by name. Stop sequences end some requests."""
+
+
+_PART = 24
+"""Of the vocabulary, for ops whose rows would make the file large."""
+_COUNTS = ("next_token_num", "batch_token_num")
 
 
 class Recording:
@@ -135,6 +152,50 @@ class RecordingBackend(ReferenceBackend):
             copies = {name: array.copy() for name, array in arrays.items() if name != "index"}
             copies["seq_lens_this_time"] = np.minimum(copies["seq_lens_this_time"], 2)
             self.hybrid_mtp_ngram(**copies, **call.attrs)
+        elif call.op.name == "eagle_get_self_hidden_states":
+            results = {name: np.zeros_like(arrays[name]) for name in ("last_hidden", "output_token_num")}
+            self.eagle_gather_hidden_states(arrays["x"].copy(), arrays["cu_seqlens_q"].copy(), **results)
+        elif call.op.name == "update_model_status":
+            for op in ("write_accepted", "clear_accept_num"):
+                own = [name for name in get_op(op).by_name if name in arrays]
+                getattr(self, op)(**{name: arrays[name].copy() for name in own})
+        elif call.op.name == "gather_accepted":
+            self._draft_rows({name: array.copy() for name, array in arrays.items()})
+        elif call.op.name == "apply_penalties":
+            self._reasoning({name: array.copy() for name, array in arrays.items()})
+
+    def _draft_rows(self, arrays: Mapping[str, Array]) -> None:
+        logits, slots = arrays["logits"][:, :_PART].copy(), len(arrays["accept_num"])
+        lengths = {name: arrays[name] for name in ("seq_lens_this_time", "seq_lens_encoder")}
+        capacity = len(logits) + slots
+        self.gather_draft_logits(
+            logits,
+            first_token_logits=np.resize(logits[::-1], (slots, _PART)),
+            **lengths,
+            draft_logits=np.zeros((capacity, _PART), np.float32),
+            **{name: np.zeros(len(lengths["seq_lens_this_time"]), np.int32) for name in _COUNTS},
+            **{f"cu_{name}_token_offset": np.zeros_like(arrays["cu_seqlens_q_output"]) for name in ("next", "batch")},
+        )
+        drawn = logits.argmax(axis=1)
+        self.insert_first_token(arrays["accept_tokens"], drawn, **lengths, draft_token_ids=np.full(capacity, -1))
+
+    def _reasoning(self, arrays: Mapping[str, Array]) -> None:
+        """The newest token but one is taken for the end of thinking; the first slot begins without any."""
+        slots = len(arrays["prompt_lens"])
+        arrays["step_idx"][0] = 0
+        place = int((arrays["prompt_lens"] + arrays["step_idx"]).max()) - 2
+        names = ("token_ids_all", "prompt_lens", "step_idx", "cu_seqlens_q_output")
+        self.reasoning_constraint(
+            arrays["logits"][:, :_PART].copy(),
+            **{name: arrays[name] for name in names},
+            stop_flags=np.zeros(slots, np.bool_),
+            seq_lens_encoder=np.ones(slots, np.int32),
+            allowed_tokens=np.arange(3),
+            reasoning_status=np.arange(slots, dtype=np.int32) % 4,
+            enable_thinking=np.arange(slots) > 0,
+            think_end_id=int(arrays["token_ids_all"][:, place].max()),
+            line_break_id=0,
+        )
 
 
 class Coarse:
@@ -167,7 +228,7 @@ def record(config: Path, prompts: list[Path]) -> Recording:
         runner = ModelRunner(settings, RecordingBackend(recording, name), Coarse(model), tokenizer)
         for number, prompt in enumerate(prompts[:2]):
             ids = tokenizer.encode(prompt.read_text())[: 30 + 20 * number]
-            params = SamplingParams(max_new_tokens=14 + 8 * number, seed=number, **sampling)
+            params = SamplingParams(**{"max_new_tokens": 14 + 8 * number, "seed": number, **sampling})
             runner.add_request(Request(f"{name} {number}", ids, params))
         runner.run()
     return recording

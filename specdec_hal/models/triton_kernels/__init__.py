@@ -13,8 +13,9 @@ Bits. A token's results do not depend on what else is in the batch: neither on o
 buffers, nor on the tile sizes chosen for it. Every sum has one order, written down in its kernel:
 
 - a product adds over k in ascending order into one accumulator per part of K, and the parts in ascending order; which
-  program computes which part changes nothing;
-- attention folds keys in ascending order into one state per chunk of the context, and the chunks in ascending order;
+  program computes which part changes nothing. Tensor cores keep that order whatever the tile's rows and columns, as
+  was checked on an H200. The order of float32 includes the depth of a tile, so all tiles of float32 have the same;
+- attention folds keys in ascending order into one state per chunk of the context, and the chunks in a fixed tree;
 - sums that the compiler orders (``tl.sum`` over floats) occur only where every launch runs the same compiled kernel;
 - multiplications and additions are not contracted (``enable_fp_fusion=False``), so that all variants of a kernel round
   alike.

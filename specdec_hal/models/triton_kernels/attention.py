@@ -3,9 +3,10 @@
 A tile is `BLOCK_M` rows: the heads of one KV head for consecutive tokens of one slot, so that keys and values are read
 once for all of them. The context is cut into chunks at fixed positions. The online softmax (Milakov and Gimelshein,
 arXiv:1805.02867; Dao, arXiv:2307.08691) folds the keys of a chunk in ascending order into a state (maximum, sum,
-value), and the states are merged in ascending order. For slots with few tokens each chunk has a program of its own, and
-the last one to finish merges ("Flash-Decoding", Dao et al. 2023); for slots with many, one program goes through all
-chunks of a tile. Both give the same bits, for any number of tokens in a step.
+value); the states of four chunks are merged in ascending order, then those of all fours. For slots with few tokens each
+chunk has a program of its own, or each four, and the last one to finish merges ("Flash-Decoding", Dao et al. 2023); for
+slots with many, one program goes through all chunks of a tile, unless tiles are too few to keep the GPU busy. All give
+the same bits, for any number of tokens in a step.
 
 Chunks grow, so that long contexts do not end in thousands of states: 32 of `CHUNK` positions, 32 of four times as many,
 then all of sixteen times as many.
@@ -20,6 +21,7 @@ from specdec_hal.models.triton_kernels.launch import begin
 
 MASKED = tl.constexpr(-1.0e30)  # finite: the difference of two such maxima is 0, not NaN
 _LEVEL = tl.constexpr(32)
+FOUR = tl.constexpr(4)  # chunks whose states are merged first; divides _LEVEL
 
 
 @triton.jit
@@ -55,8 +57,8 @@ def _merge(maximum, total, value, other_maximum, other_total, other_value):
 
 @triton.jit
 def _row_sum(x, COLUMNS: tl.constexpr):
-    """Sum of each row in ascending order: tl.sum would choose an order by the tile's size."""
-    sums = tl.dot(x, tl.full([COLUMNS, 16], 1.0, tl.float32), input_precision="ieee")
+    """Sum of each row by the tensor cores, in the one order that they have: tl.sum would choose by the tile's size."""
+    sums = tl.dot(x, tl.full([COLUMNS, 16], 1.0, tl.float32), input_precision="tf32x3")
     return tl.max(sums, 1)
 
 
@@ -84,6 +86,8 @@ def paged_attention(
     BLOCK_SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
     SPLIT: tl.constexpr,
+    EACH: tl.constexpr,
+    APART: tl.constexpr,
     FEW: tl.constexpr,
     MIXED: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -95,11 +99,13 @@ def paged_attention(
 ):
     """`q` and `out` [capacity, HEADS HEAD_DIM], `pool` and `block_tables` as in :func:`.qkv.qkv`.
 
-    `scale` includes log2(e). A slot with up to `FEW` tokens takes up to `slot_tiles` tiles; the states of chunks are
-    in `values` float32 [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D], `statistics` float32 [.., 2, BLOCK_M]
-    (maximum, sum) and `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before and after. Grid: (KV_HEADS, tiles,
-    splits), for contexts of up to `splits` chunks; `SPLIT` says that these are several. With `MIXED` each slot has
-    tokens // Q + 1 tiles of Q tokens, at most capacity // Q + slots in all; else each slot has `slot_tiles`.
+    `scale` includes log2(e). A slot with up to `FEW` tokens takes up to `slot_tiles` tiles; each of its programs folds
+    `EACH` chunks (1 or 4), whose state is in `values` float32 [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D],
+    `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before
+    and after. With `APART` so do slots with more tokens, and the scratch memory is [tiles, KV_HEADS, ..]. Grid:
+    (KV_HEADS, tiles, splits), for contexts of up to `splits * EACH` chunks; `SPLIT` says that `splits` is not 1. With
+    `MIXED` each slot has tokens // Q + 1 tiles of Q tokens, at most capacity // Q + slots in all; else each slot has
+    `slot_tiles`.
     """
     begin(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -118,9 +124,10 @@ def paged_attention(
         return
     before = tl.load(seq_lens_decoder + slot)
     context = before + min((local + 1) * TOKENS, tokens)
-    chunks = min(chunk_count(context, CHUNK), splits)
-    apart = tokens <= FEW  # a program for each chunk
-    if split >= (chunks if apart else 1):
+    chunks = min(chunk_count(context, CHUNK), splits * EACH)
+    states = (chunks + EACH - 1) // EACH
+    apart = APART | (tokens <= FEW)  # a program for each state
+    if split >= (states if apart else 1):
         return
 
     m = tl.arange(0, BLOCK_M)
@@ -137,57 +144,85 @@ def paged_attention(
     value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     table = block_tables + slot.to(tl.int64) * table_width
     LINE: tl.constexpr = KV_HEADS * HEAD_DIM
-    for chunk in range(split if apart else 0, split + 1 if apart else chunks):
-        chunk_maximum = tl.full([BLOCK_M], MASKED, tl.float32)
-        weights = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        chunk_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        end = min(chunk_start(chunk + 1, CHUNK), context)
-        for first in range(chunk_start(chunk, CHUNK), end, BLOCK_N):
-            key = first + tl.arange(0, BLOCK_N)
-            page = key // BLOCK_SIZE
-            there = (key < end) & (page < table_width)
-            block = tl.load(table + page, mask=there, other=0)
-            block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
-            at = (block * (2 * BLOCK_SIZE) + key % BLOCK_SIZE) * LINE + kv_head * HEAD_DIM
-            inside = there[:, None] & (d < HEAD_DIM)[None, :]
-            kv_at = pool + at[:, None] + d[None, :]
-            keys = tl.load(kv_at, mask=inside, other=0.0)
-            scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
-            visible = there[None, :] & (key[None, :] <= position[:, None])
-            scores = tl.where(visible, scores, MASKED)
-            joint = tl.maximum(chunk_maximum, tl.max(scores, 1))
-            fade = tl.exp2(chunk_maximum - joint)
-            weight = tl.where(visible, tl.exp2(scores - joint[:, None]), 0.0)
-            weights = weights * fade[:, None] + weight
-            vals = tl.load(kv_at + BLOCK_SIZE * LINE, mask=inside, other=0.0)
-            chunk_value = chunk_value * fade[:, None]
-            chunk_value = tl.dot(weight.to(vals.dtype), vals, chunk_value, input_precision=PRECISION)
-            chunk_maximum = joint
-        maximum, total, value = _merge(maximum, total, value, chunk_maximum, _row_sum(weights, BLOCK_N), chunk_value)
+    first_chunk = split * EACH if apart else 0
+    last_chunk = min(first_chunk + EACH, chunks) if apart else chunks
+    for four in range(first_chunk // FOUR, (last_chunk + FOUR - 1) // FOUR):
+        four_maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+        four_total = tl.zeros([BLOCK_M], tl.float32)
+        four_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for chunk in range(max(first_chunk, four * FOUR), min(last_chunk, four * FOUR + FOUR)):
+            chunk_maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+            weights = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            chunk_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            end = min(chunk_start(chunk + 1, CHUNK), context)
+            for first in range(chunk_start(chunk, CHUNK), end, BLOCK_N):
+                key = first + tl.arange(0, BLOCK_N)
+                page = key // BLOCK_SIZE
+                there = (key < end) & (page < table_width)
+                block = tl.load(table + page, mask=there, other=0)
+                block = tl.minimum(tl.maximum(block, 0), num_blocks - 1).to(tl.int64)
+                at = (block * (2 * BLOCK_SIZE) + key % BLOCK_SIZE) * LINE + kv_head * HEAD_DIM
+                inside = there[:, None] & (d < HEAD_DIM)[None, :]
+                kv_at = pool + at[:, None] + d[None, :]
+                keys = tl.load(kv_at, mask=inside, other=0.0)
+                vals = tl.load(kv_at + BLOCK_SIZE * LINE, mask=inside, other=0.0)  # under way beside the scores
+                scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+                visible = there[None, :] & (key[None, :] <= position[:, None])
+                scores = tl.where(visible, scores, MASKED)
+                joint = tl.maximum(chunk_maximum, tl.max(scores, 1))
+                fade = tl.exp2(chunk_maximum - joint)
+                weight = tl.where(visible, tl.exp2(scores - joint[:, None]), 0.0)
+                weights = weights * fade[:, None] + weight
+                chunk_value = chunk_value * fade[:, None]
+                chunk_value = tl.dot(weight.to(vals.dtype), vals, chunk_value, input_precision=PRECISION)
+                chunk_maximum = joint
+            chunk_total = _row_sum(weights, BLOCK_N)
+            four_maximum, four_total, four_value = _merge(
+                four_maximum, four_total, four_value, chunk_maximum, chunk_total, chunk_value
+            )
+        maximum, total, value = _merge(maximum, total, value, four_maximum, four_total, four_value)
 
     if SPLIT:  # noqa: SIM102  (this one is decided when the kernel is compiled)
-        if apart & (chunks > 1):
-            group = ((slot * slot_tiles + local) * KV_HEADS + kv_head).to(tl.int64)
+        if apart & (states > 1):
+            place = tile if APART else slot * slot_tiles + local
+            group = (place * KV_HEADS + kv_head).to(tl.int64)
             value_at = values + group * splits * (BLOCK_M * BLOCK_D) + m[:, None] * BLOCK_D + d[None, :]
             statistics_at = statistics + group * splits * (2 * BLOCK_M) + m
             tl.store(value_at + split * (BLOCK_M * BLOCK_D), value)
             tl.store(statistics_at + split * (2 * BLOCK_M), maximum)
             tl.store(statistics_at + split * (2 * BLOCK_M) + BLOCK_M, total)
             tl.debug_barrier()  # every thread's stores come before the one thread's atomic
-            if tl.atomic_add(counters + group, 1, sem="acq_rel") != chunks - 1:
+            if tl.atomic_add(counters + group, 1, sem="acq_rel") != states - 1:
                 return
             maximum = tl.full([BLOCK_M], MASKED, tl.float32)
             total = tl.zeros([BLOCK_M], tl.float32)
             value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-            for i in range(chunks):
-                maximum, total, value = _merge(
-                    maximum,
-                    total,
-                    value,
-                    tl.load(statistics_at + i * (2 * BLOCK_M), cache_modifier=".cg"),
-                    tl.load(statistics_at + i * (2 * BLOCK_M) + BLOCK_M, cache_modifier=".cg"),
-                    tl.load(value_at + i * (BLOCK_M * BLOCK_D), cache_modifier=".cg"),
-                )
+            for first in range(0, states, FOUR):
+                four_maximum = tl.full([BLOCK_M], MASKED, tl.float32)
+                four_total = tl.zeros([BLOCK_M], tl.float32)
+                four_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+                for i in tl.static_range(FOUR):  # the loads of four states are under way together
+                    state = first + i
+                    other_maximum = tl.load(
+                        statistics_at + state * (2 * BLOCK_M), mask=state < states, other=MASKED, cache_modifier=".cg"
+                    )
+                    other_total = tl.load(
+                        statistics_at + state * (2 * BLOCK_M) + BLOCK_M,
+                        mask=state < states,
+                        other=0.0,
+                        cache_modifier=".cg",
+                    )
+                    other_value = tl.load(
+                        value_at + state * (BLOCK_M * BLOCK_D), mask=state < states, other=0.0, cache_modifier=".cg"
+                    )
+                    if EACH == 1:
+                        four_maximum, four_total, four_value = _merge(
+                            four_maximum, four_total, four_value, other_maximum, other_total, other_value
+                        )
+                    else:
+                        maximum, total, value = _merge(maximum, total, value, other_maximum, other_total, other_value)
+                if EACH == 1:
+                    maximum, total, value = _merge(maximum, total, value, four_maximum, four_total, four_value)
             tl.store(counters + group, 0)
     result = value / tl.where(live, total, 1.0)[:, None]
     tl.store(out + q_at, result.to(out.dtype.element_ty), mask=q_inside)

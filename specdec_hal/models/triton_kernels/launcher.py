@@ -11,6 +11,7 @@ from math import e, log2
 from typing import Any
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specdec_hal.models.arena import Arena
 from specdec_hal.models.protocol import DeviceBatch
@@ -21,7 +22,8 @@ from specdec_hal.models.triton_kernels.norm import embed_norm, rms_norm
 from specdec_hal.models.triton_kernels.qkv import qkv
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
-    ProductTile,
+    chunks_apart,
+    chunks_each,
     part_length,
     power_of_2,
     split_parts,
@@ -46,7 +48,8 @@ class Launcher:
     """
 
     def __init__(self, device: Any, dtype: Any, pdl: bool) -> None:
-        self.arena = Arena(device)
+        self.arena, self.dtype = Arena(device), dtype
+        self._can_describe = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
         self.tiles = tiles_of(str(dtype).removeprefix("torch."))
         self._options = {"PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
 
@@ -74,13 +77,12 @@ class Launcher:
 
     def linear(self, x: Any, weight: Any, out: Any, count: Any | None, *, add: bool = False) -> None:
         """`out` = x weight^T, or with `add` out + x weight^T, rounded once to out's dtype; all rows without `count`."""
-        scratch, options, grid = self._product(x, weight, weight.shape[0])
+        operands, scratch, options, grid = self._product(x, weight)
         counted = count is not None
         linear[grid](
-            x,
-            weight,
+            *operands,
             out,
-            count if counted else x,
+            count if counted else out,
             *scratch,
             len(x),
             N=len(weight),
@@ -90,18 +92,20 @@ class Launcher:
         )
 
     def gate_up(self, x: Any, weight: Any, out: Any, count: Any) -> None:
-        """`out` [rows, F] = silu(x gate^T) * (x up^T) for `weight` [2F, in]: gate, then up."""
-        scratch, options, grid = self._product(x, weight, weight.shape[0])
-        gate_up[grid](x, weight, out, count, *scratch, len(x), N=len(weight) // 2, COUNTED=True, **options)
+        """`out` [rows, F] = silu(x gate^T) * (x up^T) for `weight` [2F, in]: rows of gate and up in turns."""
+        operands, scratch, options, grid = self._product(x, weight)
+        gate_up[grid](*operands, out, count, *scratch, len(x), N=len(weight) // 2, COUNTED=True, **options)
 
     def qkv(
         self, x: Any, weight: Any, q: Any, pool: Any, rotary: tuple[Any, Any], batch: DeviceBatch, heads: Heads
     ) -> None:
-        """Queries into `q`, keys and values into `pool`; `rotary` are cosines and sines, [positions, head_dim / 2]."""
-        scratch, options, grid = self._product(x, weight, weight.shape[0])
+        """Queries into `q`, keys and values into `pool`; `rotary` are cosines and sines, [positions, head_dim / 2].
+
+        `weight`: as :func:`.qkv.qkv` takes it, the dimensions of a head in pairs.
+        """
+        operands, scratch, options, grid = self._product(x, weight)
         qkv[grid](
-            x,
-            weight,
+            *operands,
             q,
             pool,
             *rotary,
@@ -123,11 +127,11 @@ class Launcher:
         )
 
     def _product(
-        self, x: Any, weight: Any, columns: int
-    ) -> tuple[tuple[Any, Any], dict[str, Any], tuple[int, int, int]]:
-        """Scratch memory, constants and grid of a kernel that tiles x weight^T."""
-        rows, depth = x.shape
-        tile: ProductTile = self.tiles.product(rows)
+        self, x: Any, weight: Any
+    ) -> tuple[tuple[Any, Any], tuple[Any, Any], dict[str, Any], tuple[int, int, int]]:
+        """Operands, scratch memory, constants and grid of a kernel that tiles x weight^T."""
+        (rows, depth), columns = x.shape, len(weight)
+        tile = self.tiles.product(rows, columns, depth)
         part = part_length(columns, depth)
         parts = -(-depth // part)
         row_tiles, column_tiles = -(-rows // tile.m), -(-columns // tile.n)
@@ -135,10 +139,24 @@ class Launcher:
         joined = row_tiles * column_tiles if split else 1
         partials = self.arena.take("partials", (joined, parts if split else 1, tile.m, tile.n), torch.float32)
         counters = self.arena.take("product counters", (joined,), torch.int32)
+        # Descriptors take rows of whole 16 bytes that start at such a multiple.
+        described = (
+            tile.described
+            and self._can_describe
+            and part % tile.k == 0
+            and depth * x.itemsize % 16 == 0
+            and (x.data_ptr() | weight.data_ptr()) % 16 == 0
+        )
+        if described:
+            x, weight = (
+                TensorDescriptor.from_tensor(tensor, [lines, tile.k])
+                for tensor, lines in ((x, tile.m), (weight, tile.n))
+            )
         options = {
             "K": depth,
             "PART": part,
             "SPLIT": split,
+            "DESCRIBED": described,
             "BLOCK_M": tile.m,
             "BLOCK_N": tile.n,
             "BLOCK_K": tile.k,
@@ -147,7 +165,7 @@ class Launcher:
             "num_stages": tile.stages,
             **self._options,
         }
-        return (partials, counters), options, (row_tiles, column_tiles, parts if split else 1)
+        return (x, weight), (partials, counters), options, (row_tiles, column_tiles, parts if split else 1)
 
     # ---- attention
 
@@ -156,15 +174,21 @@ class Launcher:
         rows, slots = len(q), len(batch.cu_seqlens_q) - 1
         group = heads.heads // heads.kv_heads
         tokens = min(batch.max_query_len, rows)
-        tile = self.tiles.attend(group, tokens, heads.head_dim)
-        tokens_a_tile = tile.m // group
         mixed = tokens > FEW_TOKENS
+        tile = self.tiles.attend(group, 1 if mixed else tokens, heads.head_dim)
+        apart = mixed and chunks_apart(rows // (tile.m // group) * heads.kv_heads)
+        if mixed and not apart:
+            tile = self.tiles.attend(group, tokens, heads.head_dim)
+        tokens_a_tile = tile.m // group
         slot_tiles = -(-min(tokens, FEW_TOKENS) // tokens_a_tile)
-        splits = max(1, int(chunk_count.fn(batch.max_seq_len, self.tiles.chunk)))
+        few, tiles = slots * slot_tiles, rows // tokens_a_tile + slots if mixed else slots * slot_tiles
+        chunks = max(1, int(chunk_count.fn(batch.max_seq_len, self.tiles.chunk)))
         block_d = max(16, power_of_2(heads.head_dim))
-        groups = slots * slot_tiles * heads.kv_heads if splits > 1 else 1
-        states = groups * splits
-        paged_attention[(heads.kv_heads, rows // tokens_a_tile + slots if mixed else slots * slot_tiles, splits)](
+        groups = (tiles if apart else few) * heads.kv_heads
+        each = chunks_each(groups * chunks)
+        splits = -(-chunks // each)
+        states = groups * splits if splits > 1 else 1
+        paged_attention[(heads.kv_heads, tiles, splits)](
             q,
             out,
             pool,
@@ -173,7 +197,7 @@ class Launcher:
             batch.seq_lens_decoder,
             self.arena.take("attention values", (states, tile.m, block_d), torch.float32),
             self.arena.take("attention statistics", (states, 2, tile.m), torch.float32),
-            self.arena.take("attention counters", (groups,), torch.int32),
+            self.arena.take("attention counters", (groups if splits > 1 else 1,), torch.int32),
             rows,
             slots,
             slot_tiles,
@@ -187,6 +211,8 @@ class Launcher:
             BLOCK_SIZE=pool.shape[2],
             CHUNK=self.tiles.chunk,
             SPLIT=splits > 1,
+            EACH=each,
+            APART=apart,
             FEW=FEW_TOKENS,
             MIXED=mixed,
             BLOCK_B=power_of_2(slots) if mixed else 1,

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from specdec_hal.models.triton_kernels.launch import begin, row_count
-from specdec_hal.models.triton_kernels.product import join_parts, product
+from specdec_hal.models.triton_kernels.product import product
 
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
@@ -24,6 +24,7 @@ def linear(
     ADD: tl.constexpr,
     COUNTED: tl.constexpr,
     SPLIT: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -32,39 +33,33 @@ def linear(
 ):
     """`x` [capacity, K], `weight` [N, K], `out` [capacity, N]; rows from `count` on are left alone.
 
-    With `ADD`, what is added to `out` is rounded once, after the addition. Grid: (row tiles, column tiles, parts of K
-    if `SPLIT`, else 1).
+    With `ADD`, what is added to `out` is rounded once, after the addition. Grid: as in :func:`.product.product`.
     """
     begin(PDL)
     rows = row_count(count, capacity, COUNTED)
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
         return
-    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    PARTS: tl.constexpr = (K + PART - 1) // PART
-    part = tl.program_id(2)
-    first = part if SPLIT else 0
-    last = part + 1 if SPLIT else PARTS
-    total = product(
+    total, complete = product(
         x,
         weight,
-        tl.minimum(row, rows - 1),
-        tl.minimum(column, N - 1),
-        first,
-        last,
+        rows,
+        N,
+        partials,
+        counters,
         K,
         PART,
+        SPLIT,
+        DESCRIBED,
         BLOCK_M,
         BLOCK_N,
         BLOCK_K,
         PRECISION,
     )
-    if SPLIT:
-        tile = row_tile * tl.num_programs(1) + tl.program_id(1)
-        total, done = join_parts(total, partials, counters, tile, part, PARTS, BLOCK_M, BLOCK_N)
-        if not done:
-            return
+    if not complete:
+        return
+    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     at = out + row.to(tl.int64)[:, None] * N + column[None, :]
     inside = (row < rows)[:, None] & (column < N)[None, :]
     if ADD:

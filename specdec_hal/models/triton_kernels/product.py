@@ -15,43 +15,83 @@ import triton.language as tl
 def product(
     x,
     weight,
-    row,
-    column,
-    first_part,
-    last_part,
+    rows,
+    columns,
+    partials,
+    counters,
     K: tl.constexpr,
     PART: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Sum of parts [first_part, last_part) of x[row] weight[column]^T: float32 [BLOCK_M, BLOCK_N].
+    """(The program's tile of x weight^T, True): float32 [BLOCK_M, BLOCK_N]; (anything, False) where another adds it up.
 
-    `x` [*, K] and `weight` [*, K] are contiguous; `row` int [BLOCK_M] and `column` int [BLOCK_N] lie inside them.
+    `x` [rows, K] and `weight` [columns, K] are pointers to contiguous tensors, or with `DESCRIBED` tensor descriptors,
+    whose tiles the tensor memory accelerator fetches (compute capability 9.0 and newer); `PART` is then a multiple of
+    `BLOCK_K`. What a tile has beyond `rows` and `columns` is undefined. Grid: (row tiles, column tiles, parts of K if
+    `SPLIT`, else 1). `partials` and `counters`: see :func:`_join`.
     """
-    k = tl.arange(0, BLOCK_K)
-    x_at = x + row.to(tl.int64)[:, None] * K + k[None, :]
-    weight_at = weight + column.to(tl.int64)[:, None] * K + k[None, :]
+    row, column, part = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
+    x_at, weight_at = x, weight
+    if not DESCRIBED:
+        k = tl.arange(0, BLOCK_K)[None, :]
+        x_row = tl.minimum(row + tl.arange(0, BLOCK_M), rows - 1)
+        weight_row = tl.minimum(column + tl.arange(0, BLOCK_N), columns - 1)
+        x_at = x + x_row.to(tl.int64)[:, None] * K + k
+        weight_at = weight + weight_row.to(tl.int64)[:, None] * K + k
+    PARTS: tl.constexpr = (K + PART - 1) // PART
+    complete = True
+    if SPLIT or PARTS == 1:  # one accumulator: two of a large tile do not fit into the registers
+        total = _part(x_at, weight_at, row, column, part, K, PART, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+        if SPLIT:
+            tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+            total, complete = _join(total, partials, counters, tile, part, PARTS, BLOCK_M, BLOCK_N)
+    else:
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for i in range(PARTS):
+            total += _part(x_at, weight_at, row, column, i, K, PART, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    return total, complete
+
+
+@triton.jit
+def _part(
+    x,
+    weight,
+    row,
+    column,
+    part,
+    K: tl.constexpr,
+    PART: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The sum over one part of K. `x` and `weight`: descriptors, or pointers to the tile's first BLOCK_K columns."""
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for part in range(first_part, last_part):
-        partial = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        end = min((part + 1) * PART, K)
-        for start in range(part * PART, end, BLOCK_K):
-            if K % BLOCK_K == 0 and PART % BLOCK_K == 0:
-                a = tl.load(x_at + start)
-                b = tl.load(weight_at + start)
-            else:
-                inside = (start + k < end)[None, :]
-                a = tl.load(x_at + start, mask=inside, other=0.0)
-                b = tl.load(weight_at + start, mask=inside, other=0.0)
-            partial = tl.dot(a, tl.trans(b), partial, input_precision=PRECISION)
-        total += partial
+    end = min((part + 1) * PART, K)
+    for start in range(part * PART, end, BLOCK_K):
+        if DESCRIBED:
+            a = x.load([row, start])
+            b = weight.load([column, start])
+        elif K % BLOCK_K == 0 and PART % BLOCK_K == 0:
+            a = tl.load(x + start)
+            b = tl.load(weight + start)
+        else:
+            inside = (start + tl.arange(0, BLOCK_K) < end)[None, :]
+            a = tl.load(x + start, mask=inside, other=0.0)
+            b = tl.load(weight + start, mask=inside, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
     return total
 
 
 @triton.jit
-def join_parts(
+def _join(
     partial,
     partials,
     counters,

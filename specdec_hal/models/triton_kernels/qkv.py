@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from specdec_hal.models.triton_kernels.launch import begin
-from specdec_hal.models.triton_kernels.product import join_parts, product
+from specdec_hal.models.triton_kernels.product import product
 
 
 @triton.jit(do_not_specialize=["capacity", "slots", "positions", "table_width", "num_blocks"])
@@ -38,6 +38,7 @@ def qkv(
     K: tl.constexpr,
     PART: tl.constexpr,
     SPLIT: tl.constexpr,
+    DESCRIBED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -51,44 +52,36 @@ def qkv(
     position of a token is `seq_lens_decoder` of its slot plus its place among the slot's tokens of this step. Keys and
     values whose block is not in the table or not in the pool are not written.
 
-    Neighbouring columns of a tile are the two dimensions of a pair, so that one thread holds both. Grid: as in
-    :func:`.linear.linear`, with BLOCK_N / 2 pairs a tile.
+    Within each head, rows 2i and 2i + 1 of `weight` are dimensions i and i + HEAD_DIM / 2, so that one thread holds
+    both numbers of a pair; `q` and `pool` have the dimensions in order. Grid: as in :func:`.product.product`.
     """
     begin(PDL)
     rows = min(capacity, tl.load(cu_seqlens_q + slots))
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
         return
-    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     HALF_DIM: tl.constexpr = HEAD_DIM // 2
-    HALF: tl.constexpr = BLOCK_N // 2
     PAIRS: tl.constexpr = (HEADS + 2 * KV_HEADS) * HALF_DIM
-    both = tl.arange(0, BLOCK_N)
-    either = tl.minimum(tl.program_id(1) * HALF + both // 2, PAIRS - 1)
-    column = either // HALF_DIM * HEAD_DIM + either % HALF_DIM + both % 2 * HALF_DIM
-    PARTS: tl.constexpr = (K + PART - 1) // PART
-    part = tl.program_id(2)
-    first_part = part if SPLIT else 0
-    last_part = part + 1 if SPLIT else PARTS
-    total = product(
+    total, complete = product(
         x,
         weight,
-        tl.minimum(row, rows - 1),
-        column,
-        first_part,
-        last_part,
+        rows,
+        2 * PAIRS,
+        partials,
+        counters,
         K,
         PART,
+        SPLIT,
+        DESCRIBED,
         BLOCK_M,
         BLOCK_N,
         BLOCK_K,
         PRECISION,
     )
-    if SPLIT:
-        tile = row_tile * tl.num_programs(1) + tl.program_id(1)
-        total, done = join_parts(total, partials, counters, tile, part, PARTS, BLOCK_M, BLOCK_N)
-        if not done:
-            return
+    if not complete:
+        return
+    HALF: tl.constexpr = BLOCK_N // 2
+    row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     first, second = tl.split(tl.reshape(total, [BLOCK_M, HALF, 2]))
 
     here = row < rows

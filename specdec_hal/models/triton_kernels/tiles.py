@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Programs that keep a large GPU busy. A constant, so that parts of K are the same on every GPU.
+# Programs that keep a large GPU busy with a step of few rows. A constant, so that parts of K are the same on every GPU.
 _FILL = 256
+# Programs from which on larger tiles gain more than more programs would, and about one for each multiprocessor.
+_ENOUGH, _ONE_EACH = 72, 128
 # The shortest part of K that is worth a program of its own, and what parts are multiples of.
 _SHORTEST_PART, _PART_STEP = 256, 64
 # Slots with up to this many tokens in a step get a program for each chunk of their context.
@@ -18,13 +20,14 @@ FEW_TOKENS = 16
 
 @dataclass(frozen=True)
 class ProductTile:
-    """Rows, columns and depth of a tile of a product."""
+    """Rows, columns and depth of a tile of a product; `described`: fetched through tensor descriptors, if possible."""
 
     m: int
     n: int
     k: int
     warps: int
     stages: int
+    described: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,12 @@ class AttentionTile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of one dtype, by ascending rows; `keys` of attention at a time, `chunk` its shortest chunk.
+    """The tiles of one dtype, by ascending size; `keys` of attention at a time, `chunk` its shortest chunk.
 
-    `precision` is what Triton calls ``input_precision``: of float32, "ieee" multiplies in float32.
+    `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
+    and three of the four products are added up on tensor cores, so that about 22 of 24 bits count (Ootomo and Yokota,
+    arXiv:2203.03341). It adds over the depth of a tile before it adds to the sum, so that all of a dtype's product
+    tiles must have the same `k`.
     """
 
     products: tuple[ProductTile, ...]
@@ -49,9 +55,12 @@ class Tiles:
     chunk: int
     precision: str = "ieee"
 
-    def product(self, rows: int) -> ProductTile:
-        """The smallest tile that holds all rows, or the largest tile."""
-        return next((tile for tile in self.products if rows <= tile.m), self.products[-1])
+    def product(self, rows: int, columns: int, depth: int) -> ProductTile:
+        """The largest tile that leaves enough programs, or else the smallest; one of 128 rows only if it holds all."""
+        parts, most = -(-depth // part_length(columns, depth)), max(power_of_2(rows), self.products[0].m)
+        fitting = (t for t in reversed(self.products) if t.m <= most and (t.m < 128 or rows <= t.m))
+        enough = (t for t in fitting if -(-rows // t.m) * -(-columns // t.n) * parts >= _ENOUGH)
+        return next(enough, self.products[0])
 
     def attend(self, group: int, tokens: int, head_dim: int) -> AttentionTile:
         """The smallest tile that holds `tokens` tokens with `group` heads each, or the largest that fits on the chip.
@@ -65,17 +74,20 @@ class Tiles:
 
 
 _FLOAT32 = Tiles(
-    products=(ProductTile(16, 32, 64, 4, 4), ProductTile(32, 32, 64, 4, 4), ProductTile(64, 64, 32, 4, 3)),
-    attention=tuple(AttentionTile(m, 4 if m < 16 else 8, 2) for m in (2, 4, 8, 16, 32)),
+    products=(ProductTile(16, 32, 64, 4, 3), ProductTile(32, 64, 64, 4, 3), ProductTile(64, 64, 64, 4, 3)),
+    attention=tuple(AttentionTile(m, 4, 1) for m in (16, 32)),
     keys=64,
     chunk=64,
+    precision="tf32x3",
 )
 _HALF = Tiles(
     products=(
         ProductTile(16, 32, 128, 4, 4),
-        ProductTile(32, 32, 128, 4, 4),
-        ProductTile(64, 64, 64, 4, 4),
-        ProductTile(128, 128, 64, 8, 3),
+        ProductTile(16, 64, 128, 4, 5),
+        ProductTile(64, 32, 128, 4, 4),
+        ProductTile(64, 64, 128, 4, 3),
+        ProductTile(64, 128, 64, 4, 4, described=True),
+        ProductTile(128, 128, 64, 8, 4, described=True),
     ),
     attention=tuple(AttentionTile(m, 4, 2) for m in (16, 32, 64)),
     keys=64,
@@ -96,7 +108,17 @@ def part_length(columns: int, depth: int) -> int:
 
 def split_parts(programs: int) -> bool:
     """Whether each part of K gets a program of its own, with this many programs otherwise."""
-    return programs < _FILL
+    return programs < _ONE_EACH
+
+
+def chunks_apart(programs: int) -> bool:
+    """Whether chunks of prompts are cut like those of decoding slots, with this many programs otherwise."""
+    return programs < 2 * _ONE_EACH
+
+
+def chunks_each(chunks: int) -> int:
+    """Chunks of a context that a program of attention takes, if all contexts of the batch may have so many: 1 or 4."""
+    return 4 if chunks >= 16 * _ONE_EACH else 1
 
 
 def power_of_2(value: int) -> int:

@@ -5,7 +5,19 @@ Each is the reference with a few lines changed; every one must fail the suite at
 
 from __future__ import annotations
 
-from tests.conformance.mutants import conduct, ngram, output, sampling, schedule, status, step_index, verify
+from tests.conformance.mutants import (
+    conduct,
+    draft_model,
+    ngram,
+    output,
+    phases,
+    sampling,
+    schedule,
+    single_mode,
+    status,
+    step_index,
+    verify,
+)
 from tests.conformance.mutants.making import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -16,5 +28,8 @@ MUTANTS: tuple[Mutant, ...] = (
     *ngram.MUTANTS,
     *output.MUTANTS,
     *schedule.MUTANTS,
+    *phases.MUTANTS,
+    *draft_model.MUTANTS,
     *conduct.MUTANTS,
+    *single_mode.MUTANTS,
 )

@@ -223,8 +223,8 @@ MUTANTS = (
         "batches of more than 8 rows take a second kernel that counts positions from 1",
         Edit(
             "sampling",
-            "draw_from(masses, row_seed[r], position[r], Purpose.SAMPLE)",
-            "draw_from(masses, row_seed[r], position[r] + (len(logits) > 8), Purpose.SAMPLE)",
+            "draw_from(masses, row_seed[r], position[r], purpose)",
+            "draw_from(masses, row_seed[r], position[r] + (len(logits) > 8), purpose)",
             "sample_target",
         ),
     ),

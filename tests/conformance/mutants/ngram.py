@@ -15,7 +15,7 @@ _UPDATE, _RESET = "ngram_index_update", "ngram_index_reset"
 _DECODING = "decoding = (seq_lens_encoder[:slots] <= 0) & (seq_lens_decoder[:slots] > 0)"
 _GRANT = "seq_lens_this_time[b] = base[b] + min(max(room, 0), int(counts[b]))"
 _PAD = partial(_edit, "draft_tokens[b, valid:s] = draft_tokens[b, valid - 1]")
-_FORGET = partial(_edit, "index[reset_slots] = 0", within="ngram_index_reset")
+_FORGET = partial(_edit, "index[reset_slots.view(np.uint8) != 0] = 0", within="ngram_index_reset")
 
 _SEARCH = (
     edited(
@@ -58,10 +58,22 @@ _SEARCH = (
               given="index.continuation(text, prompt_len, query, policy)"),
     ),
     edited(
-        "query-crosses-into-the-prompt",
+        "leftmost-query-crosses-into-the-prompt",
         _BOTH,
-        "the query may begin in the prompt",
-        _edit("len(text) - prompt_len < n", "len(text) < n"),
+        "LEFTMOST: the query may begin in the prompt",
+        _edit("policy is MatchPolicy.LATEST and behind_prompt > 0", "behind_prompt > 0"),
+    ),
+    edited(
+        "latest-query-ends-at-the-prompt",
+        _BOTH,
+        "LATEST: the query must be generated: the first steps of a request draft nothing (version 1 of the contract)",
+        _edit("text_len if policy is MatchPolicy.LATEST and behind_prompt > 0 else behind_prompt", "behind_prompt"),
+    ),
+    edited(
+        "query-of-a-prompt-alone",
+        _BOTH,
+        "LATEST: slots that have generated nothing look their prompt's end up",
+        _edit("policy is MatchPolicy.LATEST and behind_prompt > 0", "policy is MatchPolicy.LATEST"),
     ),
     edited(
         "shortest-query-first",
@@ -200,6 +212,19 @@ _COUNT = (
         "hybrid_mtp_ngram",
         "the query ends at the last accepted token: the continuation repeats the MTP drafts",
         _edit("mtp_drafts = draft_tokens[b, 1 : base[b]]", "mtp_drafts = draft_tokens[b, 1:1]"),
+    ),
+    edited(
+        "hybrid-everybody-drafts-k",
+        "hybrid_mtp_ngram",
+        "a request that wants fewer drafts gets n-gram drafts up to K all the same",
+        _edit("np.minimum(draft_token_num[:slots], s - 1)", "s - 1"),
+    ),
+    edited(
+        "hybrid-asks-the-request",
+        "hybrid_mtp_ngram",
+        "draft_token_num bounds the drafts though use_draft_token_num is off",
+        _edit("np.minimum(draft_token_num[:slots], s - 1) if use_draft_token_num else s - 1",
+              "np.minimum(draft_token_num[:slots], s - 1)"),
     ),
     edited(
         "hybrid-limit-forgets-mtp-drafts",

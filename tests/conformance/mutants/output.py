@@ -9,6 +9,7 @@ from tests.conformance.mutants.making import edited, undefined
 
 _edit = partial(Edit, "output")
 _GATHER, _LOGPROBS = "gather_accepted", "token_logprobs"
+_DRAFTS, _FIRST = "gather_draft_logits", "insert_first_token"
 
 MUTANTS = (
     edited(
@@ -126,5 +127,66 @@ MUTANTS = (
     *(
         undefined(_LOGPROBS, output, fill, f"the tail of {output} is uninitialised (FastDeploy)")
         for output, fill in (("ids", -1), ("logprobs", 0), ("ranks", -1))
+    ),
+    edited(
+        "first-offset-left-out",
+        _DRAFTS,
+        "the first offset is left to the caller, who hands in a fresh buffer (FastDeploy)",
+        _edit("cu_batch_token_offset[:] = np.minimum(places, INT32_MAX)",
+              "cu_batch_token_offset[1:] = np.minimum(places[1:], INT32_MAX)"),
+    ),
+    edited(
+        "all-rows-of-a-chunk",
+        f"{_DRAFTS} {_FIRST}",
+        "a prefilled slot is taken to have a row for each token of its chunk",
+        _edit("np.where(prefill, 1, seq_lens_this_time.clip(0, row_count))", "seq_lens_this_time.clip(0, row_count)"),
+    ),
+    edited(
+        "first-row-behind-the-others",
+        _DRAFTS,
+        "the target's row stands behind the draft model's",
+        _edit("draft_logits[place : place + 1] = first_token_logits[b]\nplace += 1",
+              "draft_logits[place + 1 : place + 2] = first_token_logits[b]", within=_DRAFTS, given="place = places[b]"),
+    ),
+    edited(
+        "first-row-by-rank",
+        _DRAFTS,
+        "the target's rows are taken one after the other, and not by slot",
+        _edit("draft_logits[place : place + 1] = first_token_logits[b]",
+              "draft_logits[place : place + 1] = first_token_logits[np.count_nonzero(seq_lens_encoder[:b] > 0)]"),
+    ),
+    edited(
+        "counts-without-the-first-row",
+        _DRAFTS,
+        "the reported counts leave out the target's row: readers of the counts lose a token of each prompt",
+        _edit("batch_token_num[:] = reported", "batch_token_num[:] = rows",
+              given="rows, reported = _draft_rows(seq_lens_this_time, seq_lens_encoder, len(logits))"),
+    ),
+    edited(
+        "rows-beyond-the-batch",
+        _DRAFTS,
+        "the rest of draft_logits is cleared, a write of the vocabulary's width for every row that nobody reads",
+        _edit("next_token_num[:] = rows", "next_token_num[:] = rows\ndraft_logits[places[-1] :] = 0", within=_DRAFTS,
+              given="sources, places = _offsets(rows), _offsets(reported)"),
+    ),
+    edited(
+        "draft-token-in-place-of-the-first",
+        _FIRST,
+        "the target's first token is left out: tokens and rows of a prefilled slot no longer go together",
+        _edit("accept_tokens[b, 0]", "next_tokens[min(sources[b], len(next_tokens) - 1)]", within=_FIRST,
+              given="sources, places = _offsets(rows), _offsets(reported)"),
+    ),
+    edited(
+        "first-token-by-the-base-token",
+        _FIRST,
+        "the last accepted token is inserted, which is another one where a chunk gave several",
+        _edit("accept_tokens[b, 0]", "accept_tokens[b, -1]"),
+    ),
+    edited(
+        "tokens-stand-by-row",
+        _FIRST,
+        "the draft model's tokens keep their places, and overwrite what prefilled slots have inserted",
+        _edit("place = places[b]", "place = sources[b]", within=_FIRST,
+              given="sources, places = _offsets(rows), _offsets(reported)"),
     ),
 )  # fmt: skip

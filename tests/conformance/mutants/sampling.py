@@ -263,7 +263,7 @@ _ARITHMETIC = (
 )  # fmt: skip
 
 _DRAW = partial(_edit, "philox_u64(seed, position, purpose)", within="draw_from")
-_SAMPLE = partial(_edit, "draw_from(masses, row_seed[r], position[r], Purpose.SAMPLE)", within="sample_target")
+_SAMPLE = partial(_edit, "draw_from(masses, row_seed[r], position[r], purpose)", within="sample_target")
 _RANDOM = (
     edited(
         "u-is-zero",
@@ -287,7 +287,7 @@ _RANDOM = (
         "seed-by-slot",
         "sample_target",
         "the row number is mixed into the seed: a request draws other tokens in another slot (FastDeploy)",
-        _SAMPLE("draw_from(masses, row_seed[r] ^ r, position[r], Purpose.SAMPLE)"),
+        _SAMPLE("draw_from(masses, row_seed[r] ^ r, position[r], purpose)"),
     ),
     edited(
         "position-ignored",
@@ -302,6 +302,12 @@ _RANDOM = (
         _SAMPLE("draw_from(masses, row_seed[r], position[r], Purpose.ACCEPT)"),
     ),
     edited(
+        "drafts-drawn-as-samples",
+        "sample_target",
+        "drafts are drawn with the target model's random numbers, whatever they are drawn for",
+        _SAMPLE("draw_from(masses, row_seed[r], position[r], Purpose.SAMPLE)"),
+    ),
+    edited(
         "random-words-swapped",
         "sample_target",
         "the 64 random bits are put together in the other order: as random, and no other backend's tokens",
@@ -312,7 +318,7 @@ _RANDOM = (
         "sample_target",
         "the draw walks the tokens by probability and not by id: right distribution, other tokens than other hardware",
         _SAMPLE("int(np.argsort(-row, kind='stable')[draw_from(masses[np.argsort(-row, kind='stable')], row_seed[r], "
-                "position[r], Purpose.SAMPLE)])",
+                "position[r], purpose)])",
                 given="kept_masses(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])"),
     ),
 )  # fmt: skip

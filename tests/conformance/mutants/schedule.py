@@ -1,4 +1,4 @@
-"""Section 8 got wrong: the scheduler's decisions, and stop sequences."""
+"""Section 8 got wrong: the scheduler's decisions, stop sequences, and what a caller keeps of a step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tests.conformance.mutants.making import Arrays, around, edited
 
 _edit = partial(Edit, "schedule")
 _SCHEDULE, _STOP = "schedule_slots", "set_stop_sequences"
+_WRITE, _CLEAR = "write_accepted", "clear_accept_num"
 _MATCHES = "0 < n <= generated and (tail[generated - n :] == s[:n]).all()"
 
 
@@ -166,9 +167,83 @@ MUTANTS = (
         _edit("max_dec_len[b] = generated", "pass"),
     ),
     edited(
+        "end-token-behind-the-stop",
+        _STOP,
+        "the end token stands behind the sequence, where nobody reads",
+        _edit("accept_tokens[b, i] = end_tokens[0]", "accept_tokens[b, i + 1 : i + 2] = end_tokens[0]"),
+    ),
+    edited(
+        "end-token-at-every-stop",
+        _STOP,
+        "an end token takes the last token's place whether it was asked for or not",
+        _edit("end_at_stop and end_tokens is not None and len(end_tokens)",
+              "end_tokens is not None and len(end_tokens)"),
+    ),
+    edited(
         "limit-of-the-whole-step",
         _STOP,
         "the limit counts the tokens that were cut off: the slot runs on for as many",
         _edit("max_dec_len[b] = generated", "max_dec_len[b] = len(text)", given="tail = text[:generated]"),
+    ),
+    edited(
+        "written-one-column-late",
+        _WRITE,
+        "step_idx is read as the place of the last token, where it is the count",
+        _edit("prompt_len + int(step_idx[b]) + last_index - count", "prompt_len + int(step_idx[b]) + 1 - count"),
+    ),
+    edited(
+        "last-index-ignored",
+        _WRITE,
+        "the tokens of a caller who counts places stand one column early",
+        _edit("prompt_len + int(step_idx[b]) + last_index - count", "prompt_len + int(step_idx[b]) - count"),
+    ),
+    edited(
+        "written-behind-the-old-tokens",
+        _WRITE,
+        "step_idx is taken for the count before the step: the tokens stand behind a gap",
+        _edit("prompt_len + int(step_idx[b]) + last_index - count", "prompt_len + int(step_idx[b]) + last_index"),
+    ),
+    edited(
+        "written-all-or-nothing",
+        _WRITE,
+        "tokens that do not all fit the row are not written at all (FastDeploy)",
+        _edit("prompt_len <= start + i < row_width", "prompt_len <= start + i and start + count <= row_width",
+              given="count = min(max(int(accept_num[b]), 0), draft_width)"),
+    ),
+    edited(
+        "prompt-overwritten",
+        _WRITE,
+        "more accepted tokens than steps are written over the prompt's end",
+        _edit("prompt_len <= start + i < row_width", "0 <= start + i < row_width"),
+    ),
+    edited(
+        "stopped-slots-write",
+        _WRITE,
+        "a stopped slot's stale tokens are written into the next request's history",
+        _edit("stop_flags[b] or idle or step_idx[b] < 0", "idle or step_idx[b] < 0"),
+    ),
+    edited(
+        "idle-slots-write",
+        _WRITE,
+        "stale tokens of a slot without a request are written",
+        _edit("stop_flags[b] or idle or step_idx[b] < 0", "stop_flags[b] or step_idx[b] < 0"),
+    ),
+    edited(
+        "prefilled-slots-do-not-write",
+        _WRITE,
+        "the first token of a request is missing in its history",
+        _edit("seq_lens_encoder[b] <= 0 and seq_lens_decoder[b] <= 0", "seq_lens_decoder[b] <= 0"),
+    ),
+    edited(
+        "counts-of-prefilled-slots-kept",
+        _CLEAR,
+        "only a cache length of exactly 0 clears, so that a rolled-back slot keeps its count",
+        _edit("seq_lens_decoder <= 0", "seq_lens_decoder == 0", within=_CLEAR),
+    ),
+    edited(
+        "counts-cleared-everywhere",
+        _CLEAR,
+        "running slots lose their counts too",
+        _edit("accept_num[seq_lens_decoder <= 0] = 0", "accept_num[:] = 0"),
     ),
 )  # fmt: skip

@@ -74,6 +74,24 @@ MUTANTS = (
         _edit("ended = emitted[-1] in end_tokens", "ended = bool(np.isin(emitted, end_tokens).any())"),
     ),
     edited(
+        "tokens-cut-before-their-end",
+        _OP,
+        "under `end_at_limit` the token that ends a request is lost",
+        _edit("count = accept_num[b] = ending + 1", "count = accept_num[b] = ending"),
+    ),
+    edited(
+        "no-end-token-at-the-limit",
+        _OP,
+        "under `end_at_limit` a request at its limit has no end token, and FastDeploy waits for one",
+        _edit("accept_tokens[b, ending] = end_tokens[0]", "pass"),
+    ),
+    edited(
+        "end-token-replaced",
+        _OP,
+        "under `end_at_limit` an end token becomes the first of them",
+        _edit("accept_tokens[b, ending] not in end_tokens and len(end_tokens)", "len(end_tokens)"),
+    ),
+    edited(
         "limit-plus-one",
         _OP,
         "a request stops one token after its limit",

@@ -118,7 +118,8 @@ __global__ void functions() {
   good &= __fns(0xB4u, 0, 3) == 5 && __fns(0xB4u, 3, 1) == 4 && __fns(0xB4u, 0, 5) == ~0u;
   good &= __ffs(0) == 0 && __ffs(8) == 4 && __clz(1) == 31 && __clz(0) == 32 && __clzll(1) == 63 && __popc(0xF0F) == 8;
   good &= __umul64hi(~0ull, ~0ull) == ~0ull - 1;
-  good &= ptx::max_or_nan(-0.0f, 0.0f) == 0 && !std::signbit(ptx::max_or_nan(-0.0f, 0.0f)) && std::isnan(ptx::max_or_nan(1, NAN));
+  good &= ptx::max_or_nan(-0.0f, 0.0f) == 0 && !std::signbit(ptx::max_or_nan(-0.0f, 0.0f)) &&
+          std::isnan(ptx::max_or_nan(1, NAN));
   const auto half = [](unsigned short bits) { return __half2float(__ushort_as_half(bits)); };
   good &= half(0x3C00) == 1 && half(0xC100) == -2.5f && half(0x7BFF) == 65504 && half(0x0001) == 0x1p-24f;
   good &= half(0x83FF) == -1023 * 0x1p-24f && half(0x8000) == 0 && std::signbit(half(0x8000));
@@ -157,11 +158,12 @@ struct Planted {
   unsigned blocks;  // all of one cluster
 };
 
-#define SPECDEC_TWINS(name, blocks) {#name "_bad", name<false>, blocks}, {#name "_good", name<true>, blocks}
+#define SPECDEC_TWINS(name, blocks) \
+  {#name "_bad", name<false>, blocks}, { #name "_good", name<true>, blocks }
 const Planted kPlanted[] = {
-    SPECDEC_TWINS(neighbour, 1),        SPECDEC_TWINS(used_again, 1),      SPECDEC_TWINS(unwritten, 1),
-    SPECDEC_TWINS(parted, 1),           SPECDEC_TWINS(two_instructions, 1), SPECDEC_TWINS(not_in_the_mask, 1),
-    SPECDEC_TWINS(too_early, 4),        SPECDEC_TWINS(too_late, 4),        SPECDEC_TWINS(beyond_the_end, 1),
+    SPECDEC_TWINS(neighbour, 1), SPECDEC_TWINS(used_again, 1),       SPECDEC_TWINS(unwritten, 1),
+    SPECDEC_TWINS(parted, 1),    SPECDEC_TWINS(two_instructions, 1), SPECDEC_TWINS(not_in_the_mask, 1),
+    SPECDEC_TWINS(too_early, 4), SPECDEC_TWINS(too_late, 4),         SPECDEC_TWINS(beyond_the_end, 1),
     {"functions", functions, 1},
 };
 

@@ -14,6 +14,7 @@ from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
 from specdec_hal.errors import ConfigError
 from specdec_hal.native import library_path
+from specdec_hal.ops import OPS
 from specdec_hal.ops.generate import cases, generate, hostile
 from tests.support.running import assert_same, run
 
@@ -26,7 +27,7 @@ needs_library = pytest.mark.skipif(
 
 def sampled_ops() -> None:
     """Generated and hostile inputs on some launches; what the sanitizers find raises."""
-    for op in XpuSimBackend.capabilities:
+    for op in OPS:
         for make in (generate, hostile):
             spoilt = op == "ngram_index_update" and make is hostile  # each look-up goes round the whole table
             inputs_of = cases(op, 20)

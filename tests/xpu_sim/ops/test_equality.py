@@ -10,7 +10,7 @@ import pytest
 
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
-from specdec_hal.ops import MatchPolicy
+from specdec_hal.ops import OPS, MatchPolicy
 from specdec_hal.ops.generate import cases, generate, hostile
 from tests.support.redzone import RedZones
 from tests.support.running import BACKEND, assert_same, run, written
@@ -19,7 +19,6 @@ SCHEDULES = [(seed, dma) for seed in (0, 1, 2, 3, 4) for dma in ("eager", "defer
 SHAPES = [("auto", "auto"), (1, 1), (1, 16), (3, 5), (12, 64), (255, 2)]
 """Launches: clusters and cores. All are used under every schedule."""
 COUNT = 3  # cases per schedule and shape
-OPS = tuple(XpuSimBackend.capabilities)
 
 
 @cache

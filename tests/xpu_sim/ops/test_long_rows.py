@@ -31,6 +31,11 @@ BIG = {
     "ngram_index_reset": {"M": 3, "L": 4000},
     "gather_accepted": {"M": 130, "S": 70, "L": 200},
     "schedule_slots": {"M": 800, "L": 900, "I_cap": 900},
+    "write_accepted": {"M": 1300, "S": 300, "L": 400},
+    "gather_draft_logits": {"M": 100, "S": 6, "V": 2051, "L": 60},
+    "insert_first_token": {"M": 800, "S": 70, "L": 100},
+    "limit_thinking": {"M": 1300, "S": 70, "L": 200, "J": 40},
+    "reasoning_constraint": {"M": 40, "S": 4, "V": 40000, "L": 60, "H": 20},
     "set_stop_sequences": {"M": 800, "S": 70, "L": 100, "Q": 9, "Z": 80},
 }
 

@@ -8,12 +8,11 @@ import pytest
 
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
-from specdec_hal.ops import get_op
+from specdec_hal.ops import OPS, get_op
 from specdec_hal.ops.generate import generate
 from tests.support.redzone import RedZones
 from tests.support.running import assert_same, run, written
 
-OPS = tuple(XpuSimBackend.capabilities)
 LAUNCHES = (
     Options(),
     Options(clusters=1, cores=1),
@@ -25,10 +24,12 @@ LAUNCHES = (
 )
 EMPTY = (
     {"B": 0},
-    {"B": 0, "M": 1, "R_cap": 0, "T_cap": 0, "A_cap": 0, "E": 0, "W": 0, "I_cap": 0},
+    {"B": 0, "M": 1, "R_cap": 0, "T_cap": 0, "A_cap": 0, "D_cap": 0, "E": 0, "W": 0, "I_cap": 0},
     {"R_cap": 0},
     {"T_cap": 0},
     {"A_cap": 0},
+    {"D_cap": 0},
+    {"J": 0, "H": 0},
     {"E": 0, "W": 0},
     {"I_cap": 0},
 )

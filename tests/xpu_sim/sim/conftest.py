@@ -5,12 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from specdec_hal.xpu_calls import Call, Host, Ran
 from specdec_hal.xpu_cc import Build, build, toolchain
-from tests.support.xpu_program import BUILTIN_FILES, BUILTIN_TESTS, PAIRS, SOURCES, Program
+from specdec_hal.xpu_pytest import XpuPrograms
+from tests.support.xpu_program import BUILTIN_FILES, BUILTIN_TESTS, PAIRS, Program
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +42,17 @@ def compiled(shared_folder: Path) -> Callable[..., Program]:
             if not output.is_file() and not failed.is_file():
                 unfinished = output.with_suffix(".tmp")
                 flags = ("-Wall", "-Wextra", "-Werror", *flags)
-                status, _ = build(Build(sources=tuple(sources), output=unfinished, mode=mode, flags=tuple(flags)))
+                parts = [Path(f"{output}.{number}.o") for number in range(len(sources))]
+
+                def compile_part(source: Path, part: Path) -> int:
+                    only = Build(sources=(source,), output=part, mode=mode, compile_only=True, flags=tuple(flags))
+                    return build(only)[0]
+
+                # Several at once: workers that need the program wait for it meanwhile.
+                with ThreadPoolExecutor(2) as pool:
+                    status = max(pool.map(compile_part, sources, parts))
+                if status == 0:
+                    status, _ = build(Build(sources=tuple(parts), output=unfinished, mode=mode))
                 unfinished.rename(output) if status == 0 else failed.touch()
             assert output.is_file(), f"{name} does not compile"
         return Program(output)
@@ -46,44 +61,44 @@ def compiled(shared_folder: Path) -> Callable[..., Program]:
 
 
 @pytest.fixture(scope="session")
-def pairs(shared_folder: Path, compiled: Callable[..., Program]) -> Callable[[str], Program]:
-    """pairs(mode): all kernels of the pairs in one program, which runs those named."""
+def pairs(xpu_programs: XpuPrograms) -> Callable[[str], Callable[..., Ran]]:
+    """pairs(mode)(name, clusters, cores, ..., options=): the kernels of the pairs that are named, in one process."""
 
-    def make(mode: str) -> Program:
-        kernels = shared_folder / f"pairs_{mode}.xpu"
-        main = shared_folder / f"pairs_{mode}.cpp"
-        write(kernels, "".join(f'#include "{kernel.path}"\n' for kernel in PAIRS.values()))
-        declared = "".join(f"void {name}(const int*, int*, int, const int*);\n" for name in PAIRS)
-        entries = "".join(f'  {{"{name}", {name}}},\n' for name in PAIRS)
-        write(
-            main,
-            f'#include "{SOURCES / "pairs_main.h"}"\n{declared}static const Entry kernels[] = {{\n{entries}}};\n'
-            "int main(int argc, char** argv) { return run_pairs(kernels, argc, argv); }\n",
-        )
+    def make(mode: str) -> Callable[..., Ran]:
         # What is wrong on purpose is what compilers warn about.
-        return compiled("pairs", [kernels, main], mode, flags=["-Wno-error", "-w"])
+        program = xpu_programs([kernel.path for kernel in PAIRS.values()], list(PAIRS), mode, flags=["-w"])
+
+        def run(*words: Any, options: str = "") -> Ran:
+            elements = 1024
+            calls = []
+            for i in range(0, len(words), 3):
+                data, out = np.arange(elements, dtype=np.int32), np.full(elements, 0xA5A5A5A5, np.uint32).view(np.int32)
+                arguments = [data, out, elements, Host(np.zeros(elements, np.int32))]
+                calls.append(Call(words[i], arguments, clusters=words[i + 1], cores=words[i + 2]))
+            return program.run(calls, options=options)
+
+        return run
 
     return make
 
 
-def write(path: Path, text: str) -> None:
-    if not path.is_file():
-        path.write_text(text)
-
-
 @pytest.fixture(scope="session")
-def builtins(shared_folder: Path, compiled: Callable[..., Program]) -> Callable[[str], Program]:
-    """builtins(mode): all tests of the builtins in one program."""
+def builtins(xpu_programs: XpuPrograms) -> Callable[[str], Callable[..., Ran]]:
+    """builtins(mode)(name, options=): a test of the builtins; an AssertionError with the line where one fails."""
 
-    def make(mode: str) -> Program:
-        main = shared_folder / f"builtins_{mode}.cpp"
-        declared = "".join(f"void {name}(const int*, int*, int*);\n" for name in BUILTIN_TESTS)
-        entries = "".join(f'  {{"{name}", {name}, {size[0]}, {size[1]}}},\n' for name, size in BUILTIN_TESTS.items())
-        write(
-            main,
-            f'#include "{SOURCES}/builtins/main.h"\n{declared}static const Test tests[] = {{\n{entries}}};\n'
-            "int main(int, char** argv) { return run_test(tests, argv[1]); }\n",
-        )
-        return compiled("builtins", [*BUILTIN_FILES, main], mode)
+    def make(mode: str) -> Callable[..., Ran]:
+        program = xpu_programs(BUILTIN_FILES, list(BUILTIN_TESTS), mode, flags=["-Wall", "-Wextra", "-Werror"])
+
+        def run(name: str, options: str = "") -> Ran:
+            clusters, cores = BUILTIN_TESTS[name]
+            data, out = np.arange(4096, dtype=np.int32), np.zeros(4096, np.int32)
+            failures = np.zeros((clusters, cores), np.int32)
+            ran = program.run([Call(name, [data, out, failures], clusters, cores)], options=options)
+            for cluster, core in np.argwhere(failures):
+                line = failures[cluster, core]
+                raise AssertionError(f"{name}: line {line}, cluster {cluster}, core {core}\n{ran.err}")
+            return ran
+
+        return run
 
     return make

@@ -39,4 +39,4 @@ def test_an_access_is_seen(program, name):
     assert KERNELS[name] in result.checks, result.err
     finding = next(one for one in result.findings if one["check"] == KERNELS[name])
     assert finding["space"] == name[:2].upper()
-    assert finding["object"] == ("s" if finding["space"] == "SM" else "stack")
+    assert finding["object"] == name[0]  # the variables of the kernels are called so

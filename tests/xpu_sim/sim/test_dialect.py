@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from specdec_hal.xpu_cc import toolchain
-from tests.support.xpu_program import BUILTIN_FILES, SOURCES
+from specdec_hal.xpu_cc import Build, build, toolchain
+from tests.support.xpu_program import BUILTIN_FILES, MODES, SOURCES
+from tests.xpu_sim.sim import dialect_table
 
 WORD = re.compile(r"(?:xpu_std::|std::)?[A-Za-z_]\w*(?:\.w\b)?")
 
@@ -98,3 +99,19 @@ def test_no_name_is_missing_from_the_list():
     public = {name for name in declared() if looks_public.fullmatch(name)}
     assert len(public) > 100
     assert public - listed == set()
+
+
+def test_the_page_is_rendered():
+    assert dialect_table.PAGE.read_text() == dialect_table.render(dialect_table.builtins())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_builtin_compiles(tmp_path, mode):
+    """Every entry of the page, called with what it declares. Templates are called by the unit kernels."""
+    calls = [one.call(number) for number, one in enumerate(dialect_table.builtins()) if not one.template]
+    assert len(calls) > 800
+    source = tmp_path / "entries.xpu"
+    source.write_text('#include "xpu/kernel/cluster.h"\n' + "\n".join(calls) + "\n")
+    flags = ("-Wall", "-Wextra", "-Werror", "-O0")  # -O0: it is about types
+    what = Build(sources=(source,), output=tmp_path / "entries.o", mode=mode, compile_only=True, flags=flags)
+    assert build(what)[0] == 0

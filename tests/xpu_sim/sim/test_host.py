@@ -26,9 +26,9 @@ def program(compiled):
 
 @pytest.mark.parametrize(("name", "mode"), RUNS)
 def test_host(program, name, mode):
-    # The findings that a test asks for are printed too, hence its own status: 4 failed, else 0, or 1 for findings.
+    # The findings that a test asks for are printed too, hence its own status: 4 failed, else 0, or 1 or 3 for findings.
     result = program(mode)(name)
-    assert result.status in (0, 1) and "expected" not in result.out, (result.out, result.err)
+    assert result.status in (0, 1, 3) and "expected" not in result.out, (result.out, result.err)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -37,6 +37,7 @@ def test_no_launch_of_a_thread_is_lost(program, mode):
     assert len(result.launches) == sum(kernel["launches"] for kernel in result.kernels) == 4 * 500
 
 
+@pytest.mark.slow  # compiles all of the emulator
 def test_fibers_of_other_machines(tmp_path):
     """The emulator's own sources with the portable switch between fibers."""
     sources = Path(__file__).parents[3] / "kernels_xpu_sim" / "sim" / "src"
@@ -48,7 +49,7 @@ def test_fibers_of_other_machines(tmp_path):
     subprocess.run(command, check=True)
     for name in TESTS:
         result = Program(program)(name)
-        assert result.status in (0, 1) and "expected" not in result.out, (name, result.out, result.err)
+        assert result.status in (0, 1, 3) and "expected" not in result.out, (name, result.out, result.err)
 
 
 def test_a_large_library_can_be_loaded_late(shared_folder):

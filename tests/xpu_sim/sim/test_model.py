@@ -16,6 +16,8 @@ from tests.support.xpu_program import BUILTIN_TESTS, MODES, PAIRS
         ("barrier_divergence_bad", "differing_barriers_diverge=0", set()),
         ("read_in_flight_chain_bad", "dma_fifo=1", set()),
         ("read_in_flight_kinds_bad", "sync_drains_all_kinds=1", set()),
+        ("read_in_flight_kinds_bad", "dma_fifo=1", set()),
+        ("read_in_flight_order_bad", "dma_fifo=1", set()),
         ("write_in_flight_good", "lm_fence_frees_source=0", {"write_in_flight"}),
     ],
 )
@@ -36,8 +38,47 @@ def test_whether_a_synchronous_store_is_visible(builtins):
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_masked_store_leaves(builtins, mode):
     assert builtins(mode)("loads_and_stores").status == 0  # zeros
-    result = builtins(mode)("loads_and_stores", options="model.masked_stores_write_zero=0")
-    assert result.out.startswith("loads_and_stores: line "), result.err
+    with pytest.raises(AssertionError, match="loads_and_stores: line "):
+        builtins(mode)("loads_and_stores", options="model.masked_stores_write_zero=0")
+
+
+ORDERED = """\
+#include <cstdio>
+#include "xpu/kernel/cluster.h"
+#include "xpu_sim/host.h"
+__global__ void copies(int* gm, int* seen) {
+  int a = 7, b = 0, c = 0;
+  __shared__ int shared;
+  mfence_lm();
+  LM2GM_ASYNC(&a, gm, sizeof(int));
+  GM2SM_ASYNC(gm, &shared, sizeof(int));
+  GM2LM(gm, &b, sizeof(int));  // behind both
+  c = shared;
+  LM2GM_ASYNC(&a, gm + 1, sizeof(int));
+  GM2SM_ASYNC(gm + 1, &shared, sizeof(int));
+  mfence_sm();  // the second, and so the first
+  seen[0] = b;
+  seen[1] = c;
+  seen[2] = shared;
+}
+int main() {
+  int* const gm = xpu_sim::gm_alloc<int>(2, "gm");
+  int* const seen = xpu_sim::gm_alloc<int>(3, "seen");
+  const int status = copies<<<1, 1>>>(gm, seen);
+  std::printf("%d %d %d %d", status, seen[0], seen[1], seen[2]);
+}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_copies_take_effect_in_the_order_of_issue(shared_folder, compiled, mode):
+    source = shared_folder / f"ordered_{mode}.xpu"
+    source.write_text(ORDERED)
+    program = compiled("ordered", [source], mode)
+    for dma in ("eager", "deferred", *(f"random,seed={seed}" for seed in range(1, 9))):
+        result = program(options=f"model.dma_fifo=1,dma={dma}")
+        assert (result.out, result.findings) == ("0 7 7 7", []), (dma, result.err)
+    assert program(options="dma=deferred").out != "0 7 7 7"  # else this shows nothing
 
 
 def test_halt_on_first(pairs):
@@ -46,3 +87,45 @@ def test_halt_on_first(pairs):
     assert len(pairs("strict")(*both).findings) == 2
     result = pairs("strict")(*both, options="halt_on_first=1")
     assert [finding["count"] for finding in result.findings] == [1, 1]
+
+
+GOING_ON = """\
+#include <cstdio>
+#include "xpu/kernel/cluster.h"
+#include "xpu_sim/host.h"
+__global__ void stumbles(int* gm, int n) {
+  __simd__ int tile[32];
+  for (int i = 0; i < 32; ++i) tile[i] = i;
+  GM2LM(gm, tile, n - 4);                     // no bytes
+  GM2LM(gm + 60, tile, 8 * n);                // beyond the end
+  int32x16_t v = vload_lm_int32x16(tile + 1);  // not aligned
+  vstore_lm_int32x16(tile, v);
+  mfence_lm();
+  LM2GM(tile, gm, 64);
+}
+__global__ void shifts(int* gm, int n) {
+  gm[0] = ~(-1 << n);
+  gm[1] = 1 << 31 >> n;
+}
+int main(int argc, char**) {
+  int* const gm = xpu_sim::gm_alloc<int>(64, "gm");
+  const int status = argc > 1 ? shifts<<<1, 1>>>(gm, 4) : stumbles<<<1, 1>>>(gm, 4);
+  std::printf("%d %d", status, gm[0]);
+}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_keeping_going_and_notices(shared_folder, compiled, mode):
+    source = shared_folder / f"going_on_{mode}.xpu"
+    source.write_text(GOING_ON)
+    program = compiled("going_on", [source], mode, flags=["-w"])
+    traps = {"dma_len_zero", "gm_out_of_bounds", "simd_unalign"}
+    result = program()
+    assert result.out.startswith("2 ") and result.checks == {"dma_len_zero"}
+    # What is wrong is left out, and the rest is done.
+    result = program(options="keep_going=1")
+    assert (result.out, result.checks & traps, result.status) == ("0 1", traps, 1), result.err
+    result = program("shifts")
+    assert (result.out, result.status) == ("0 15", 0), result.err
+    assert {one["severity"] for one in result.findings} == (set() if mode == "fast" else {"notice"})

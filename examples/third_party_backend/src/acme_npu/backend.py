@@ -10,7 +10,6 @@ from acme_npu import kernels
 from specdec_hal.backend import Launch
 from specdec_hal.ops import Strategy
 from specdec_hal.ops.validate import Call
-from specdec_hal.tensors import as_numpy
 
 _KERNELS: Mapping[str, Callable[..., None]] = {
     "prepare_inputs": kernels.prepare_inputs,
@@ -32,13 +31,7 @@ class AcmeBackend(sd.Backend):
 
     def plan(self, call: Call) -> Launch:
         """`call` has been checked against the contract and the table above."""
-        tensors = {}
-        for operand in call.op.operands:
-            tensor = call.tensors[operand.name]
-            if tensor is not None:
-                rank = len(operand.dims(call.attrs))  # [N, 1] is accepted where [N] is declared
-                array = as_numpy(tensor)
-                tensors[operand.name] = array if array.ndim == rank else array.reshape(array.shape[:rank])
+        tensors = {name: array for name, array in self.arrays(call).items() if array is not None}
         run = partial(_KERNELS[call.op.name], **tensors, **call.attrs)
 
         def launch(stream: int) -> None:

@@ -67,10 +67,7 @@ auto chevron(const char* name, Pointer pointer, Invoke invoke, long long cluster
 
 }  // namespace xpu_sim
 
-#define XPU_SIM_CHEVRON(NAME, KERNEL, ...)                                                           \
-  ::xpu_sim::chevron(                                                                                \
-      NAME,                                                                                          \
-      [=](auto xpu_sim_as) -> decltype(::xpu_sim::detail::pointer_of(xpu_sim_as, KERNEL)) {          \
-        return ::xpu_sim::detail::pointer_of(xpu_sim_as, KERNEL);                                    \
-      },                                                                                             \
-      [=](auto... xpu_sim_args) { KERNEL(xpu_sim_args...); }, __VA_ARGS__)
+#define XPU_SIM_CHEVRON(NAME, KERNEL, ...)                                                                       \
+  ::xpu_sim::chevron(NAME, [=](auto xpu_sim_as) -> decltype(::xpu_sim::detail::pointer_of(xpu_sim_as, KERNEL)) { \
+    return ::xpu_sim::detail::pointer_of(xpu_sim_as, KERNEL);                                                    \
+  }, [=](auto... xpu_sim_args) { KERNEL(xpu_sim_args...); }, __VA_ARGS__)

@@ -15,17 +15,27 @@ struct Location {
   std::string function;
 };
 
+// How certain it is that the device would punish it.
+enum class Severity {
+  defect,   // wrong under every reading of the device
+  depends,  // wrong under some: Finding::decides names the flag of the model that decides
+  notice    // right on every device, though the language does not promise it
+};
+
 struct Finding {
   std::string check;     // the hardware's name for the trap where it has one: "dma_overflow", "simd_unalign", ...
   std::string message;   // what was expected and what came
+  Severity severity = Severity::defect;
+  std::string decides;   // "model.barrier_is_fence"; empty but for Severity::depends
   std::string kernel;
   int cluster = -1, core = -1;
   long epoch = -1;       // barriers that this cluster had passed
   Location at;
   std::vector<Location> callers;
+  std::vector<Location> inside;  // where in a header it happened, innermost first, when `at` is the line that called
   std::string space;     // "LM", "SM", "GM": where the object is
   std::string object;    // its name
-  long long offset = -1; // bytes from its start; in LM, whose objects have no names, from the top of the stack down
+  long long offset = -1; // bytes from its start; in a "stack" of LM, where no variable is known, from its top down
   std::string other;     // the other access, where two are involved
   std::string replay;    // options that give this run again
   long count = 1;        // how often it was seen at this place
@@ -37,6 +47,8 @@ std::vector<Finding> take_findings();
 std::vector<Finding> take_last_findings();
 // Findings so far, without those taken.
 size_t finding_count();
+
+const char* severity_name(Severity severity);
 
 std::string to_text(const Finding& finding);
 std::string to_json(const std::vector<Finding>& findings);

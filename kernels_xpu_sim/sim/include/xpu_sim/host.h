@@ -6,3 +6,4 @@
 #include "xpu_sim/launch.h"
 #include "xpu_sim/options.h"
 #include "xpu_sim/report.h"
+#include "xpu_sim/trace.h"

@@ -64,6 +64,9 @@ struct Launcher {
 
 }  // namespace detail
 
+// Whether a launch of this thread's was refused or ended early since the last call.
+bool take_failed_launch();
+
 // launch(kernel<float>, 12, 64)(x, y, n): `clusters` 1..255 logical clusters of `cores` 1..64.
 template <class... P>
 detail::Launcher<P...> launch(void (*kernel)(P...), int clusters, int cores, const Options& options = defaults()) {

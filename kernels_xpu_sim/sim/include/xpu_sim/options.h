@@ -14,6 +14,14 @@ enum class DmaPolicy {
   random     // some of those pending, at each call into the runtime, chosen by the seed
 };
 
+// Who puts fences into kernels: nobody but their author; or the compiler too, as vendors' production builds ask it to:
+// before each copy out of LM or SM, and before each barrier.
+enum class Profile {
+  as_built,    // as `xpu-cc --profile` said for each file
+  portable,
+  production
+};
+
 // What is not known about the device. Each is one flag; the defaults are the cautious reading, except for what shipped
 // kernels rely on.
 struct Model {
@@ -27,8 +35,9 @@ struct Model {
   bool differing_barriers_diverge = true;   // cores that meet from different lines are a finding
   bool nested_atomics_trap = true;          // loada on a second address before the first one's storea
   bool scalar_gm_is_coherent = true;        // no cache of the core's own is between its loads and stores and GM
-  bool masked_stores_write_zero = true;     // vstore_..._mz: to the lanes that are masked off, which else keep theirs
-  int gsm_stack_bytes = 0;                  // of the 32 KB with 16 cores, if GSM has the rest; 0: whichever needs them
+  bool equal_stores_conflict = true;        // cores may not store the same value without a barrier between
+  bool masked_stores_write_zero = true;  // vstore_..._mz: to the lanes that are masked off, which else keep theirs
+  int gsm_stack_bytes = 0;  // of the 32 KB with 16 cores, if GSM has the rest; 0: whichever needs them
 };
 
 enum class GmAccess { read_write, read_only };
@@ -37,22 +46,24 @@ enum class GmAccess { read_write, read_only };
 struct GmSpan {
   const void* data = nullptr;
   size_t bytes = 0;
-  const char* name = "";                    // copied by register_gm; must outlive the launch otherwise
+  const char* name = "";  // copied by register_gm; must outlive the launch otherwise
   GmAccess access = GmAccess::read_write;
-  unsigned element = 1;                     // bytes of an element: the unit in which conflicts are looked for
+  unsigned element = 1;  // bytes of an element: the unit in which conflicts are looked for
 };
 
 struct Options {
-  uint64_t seed = 0;                        // 0: cores and clusters in natural order; else a random order per epoch
+  uint64_t seed = 0;  // 0: cores and clusters in natural order; else a random order per epoch
   DmaPolicy dma = DmaPolicy::eager;
-  int workers = 1;                          // threads that share the clusters; checking builds use one
-  double llsc_failure = 0.0;                // probability that storea fails for no reason
-  double watchdog_seconds = 10.0;           // processor time of a launch; 0: no limit
-  int poison = -1;                          // 0..255: fill LM and SM with this byte before use
-  bool halt_on_first = false;               // end the launch at the first finding of any kind, not only at a trap
+  int workers = 1;  // threads that share the clusters; checking builds use one
+  double llsc_failure = 0.0;  // probability that storea fails for no reason
+  double watchdog_seconds = 10.0;  // processor time of a launch; 0: no limit
+  int poison = -1;  // 0..255: fill LM and SM with this byte before use
+  Profile profile = Profile::as_built;
+  bool keep_going = false;  // after a trap that leaves memory sound: a copy is left out, an access is done all the same
+  bool halt_on_first = false;  // end the launch at the first finding of any kind, not only at a trap
   Model model;
-  const char* name = nullptr;               // of the kernel in reports; default: its symbol
-  const GmSpan* gm = nullptr;               // GM of this launch, besides what is allocated and registered
+  const char* name = nullptr;  // of the kernel in reports; default: its symbol
+  const GmSpan* gm = nullptr;  // GM of this launch, besides what is allocated and registered
   size_t gm_count = 0;
 };
 

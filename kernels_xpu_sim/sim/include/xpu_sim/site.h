@@ -2,13 +2,20 @@
 // survives stripping, and names the kernel's line even when a helper is inlined.
 #pragma once
 
+#ifndef XPU_SIM_PRODUCTION
+#define XPU_SIM_PRODUCTION 0
+#endif
+
 namespace xpu_sim {
 
 struct Site {
   const char* file = nullptr;
   int line = 0;
+  int fenced = 0;  // 1: compiled with --profile production: the compiler puts fences there
 
-  static constexpr Site here(const char* f = __builtin_FILE(), int l = __builtin_LINE()) { return {f, l}; }
+  static constexpr Site here(const char* f = __builtin_FILE(), int l = __builtin_LINE(), int p = XPU_SIM_PRODUCTION) {
+    return {f, l, p};
+  }
 };
 
 }  // namespace xpu_sim

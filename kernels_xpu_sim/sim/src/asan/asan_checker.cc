@@ -1,7 +1,5 @@
 // Events of the runtime, as the AddressSanitizer build sees them: buffers of copies in flight are poisoned until their
 // fence, so that any touch is reported; so are the gaps between objects in SM.
-#include <algorithm>
-
 #include "../checker.h"
 #include "../trap.h"
 #include "../worker.h"
@@ -43,15 +41,15 @@ class AsanChecker : public Checker {
     if (const void* bad = __asan_region_is_poisoned(const_cast<char*>(local), c.bytes)) {
       report_access(core, static_cast<const char*>(bad), c.bytes, !to_gm(c.direction), nullptr, c.site);
     }
-    // Reading the source of a copy is allowed while it is in flight, and poison forbids all: only destinations.
-    if (sync || to_gm(c.direction)) return;
+    if (sync) return;
     static_cast<State*>(core.checker_state)->in_flight[core.id].push_back(c);
-    __asan_poison_memory_region(local, c.bytes);
+    // Reading the source of a copy is allowed while it is in flight, and poison forbids all: only destinations.
+    if (!to_gm(c.direction)) __asan_poison_memory_region(local, c.bytes);
   }
 
   void copies_finished(Core& core, Direction direction, Site) override {
-    const bool all = core.launch->options->model.sync_drains_all_kinds;
-    release(core, [=](const Copy& c) { return all || c.direction == direction; });
+    const Model& model = core.launch->options->model;
+    release(core, [direction, &model](const Copy& c) { return drains(direction, c, model); });
   }
 
   void room(Core& core, const void* p, size_t bytes, Site site) override {
@@ -65,13 +63,11 @@ class AsanChecker : public Checker {
   static void release(Core& core, F chosen) {
     std::vector<Copy>& all = static_cast<State*>(core.checker_state)->in_flight[core.id];
     if (all.empty()) return;
-    all.erase(std::remove_if(all.begin(), all.end(),
-                             [&](const Copy& c) {
-                               if (!chosen(c)) return false;
-                               __asan_unpoison_memory_region(c.to, c.bytes);
-                               return true;
-                             }),
-              all.end());
+    const auto later = pick(all.begin(), all.end(), core.launch->options->model.dma_fifo, chosen);
+    for (auto c = all.begin(); c != later; ++c) {
+      if (!to_gm(c->direction)) __asan_unpoison_memory_region(c->to, c->bytes);
+    }
+    all.erase(all.begin(), later);
   }
 };
 

@@ -13,7 +13,7 @@ namespace {
 const Copy* copy_at(const State& state, const char* address) {
   for (const auto& copies : state.in_flight) {
     for (const Copy& c : copies) {
-      if (address >= c.to && address < c.to + c.bytes) return &c;
+      if (!to_gm(c.direction) && address >= c.to && address < c.to + c.bytes) return &c;
     }
   }
   return nullptr;
@@ -82,8 +82,8 @@ void reported(void* address, size_t bytes, bool write, void* pc, void* frame) {
 #define XPU_SIM_REPORT extern "C" __attribute__((used, visibility("hidden"))) void
 #define XPU_SIM_REPORTED(P, BYTES, WRITE) \
   xpu_sim::rt::asan::reported(P, BYTES, WRITE, __builtin_return_address(0), __builtin_frame_address(0))
-#define XPU_SIM_REPORTS(N)                                                                     \
-  XPU_SIM_REPORT __asan_report_load##N##_noabort(void* p) { XPU_SIM_REPORTED(p, N, false); }   \
+#define XPU_SIM_REPORTS(N)                                                                   \
+  XPU_SIM_REPORT __asan_report_load##N##_noabort(void* p) { XPU_SIM_REPORTED(p, N, false); } \
   XPU_SIM_REPORT __asan_report_store##N##_noabort(void* p) { XPU_SIM_REPORTED(p, N, true); }
 
 XPU_SIM_REPORTS(1)

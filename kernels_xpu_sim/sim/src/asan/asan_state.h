@@ -18,7 +18,7 @@ void __asan_report_error(void* pc, void* bp, void* sp, void* address, int write,
 namespace xpu_sim::rt::asan {
 
 struct State {
-  std::vector<Copy> in_flight[kMaxCores];  // whose destinations are poisoned
+  std::vector<Copy> in_flight[kMaxCores];  // destinations in LM and SM are poisoned
 };
 
 // A forbidden access of the core's: at an instruction, or of a builtin at a source line.

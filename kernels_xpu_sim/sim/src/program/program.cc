@@ -1,10 +1,14 @@
-// For programs, as opposed to libraries: findings are printed as they are made, and the process then ends with 1. Asked
-// through the environment, since the program's own arguments are its own:
+// For programs, as opposed to libraries: findings are printed as they are made, and the most severe one is the exit
+// status of the process: 1, a defect, or a suppression that is not needed any more; 3, only what depends on the model;
+// else the program's own. Asked through the environment, since the program's own arguments are its own:
 //   XPU_SIM=seed=7,dma=random    options of all launches that have none of their own
+//   XPU_SIM_SUPPRESSIONS=FILE    findings to pass over (suppressions.h)
 //   XPU_SIM_JSON=FILE            findings and counters as JSON at the end; - is the standard output
+//   XPU_SIM_TRACE=FILE           a timeline for Perfetto or chrome://tracing at the end
 //   XPU_SIM_REPORT=1             counters by kernel at the end, on the standard error; "launches": after each launch
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +17,11 @@
 #include <vector>
 
 #include "../forks.h"
+#include "suppressions.h"
 #include "xpu_sim/host.h"
+
+// Of a program that counts the lines that run (xpu-cc --coverage): its counts are written at exit, or when asked to.
+extern "C" __attribute__((weak)) void __gcov_dump();
 
 namespace xpu_sim {
 
@@ -24,6 +32,7 @@ constexpr size_t kMostLaunches = 10000;
 
 std::vector<Finding>* printed = nullptr;
 std::vector<KernelReport>* launches = nullptr;
+Suppressions* suppressions = nullptr;
 bool print_launches = false;
 
 // Of the two lists: the program's threads launch, and end, when they like. Outlives ~Program, as the lists do.
@@ -37,32 +46,54 @@ void note(const KernelReport& launch) {
 
 void print(const Finding& finding) {
   const std::lock_guard<std::mutex> lock(lists());
+  if (suppressions->hold(finding)) return;
   std::fputs(to_text(finding).c_str(), stderr);
   printed->push_back(finding);
 }
 
-void write_json(const char* path, const std::vector<Finding>& findings) {
+// To the file that the variable names; - is the standard output.
+void write(const char* variable, const std::string& document) {
+  const char* const path = std::getenv(variable);
   std::FILE* const out = std::strcmp(path, "-") == 0 ? stdout : std::fopen(path, "w");
   if (!out) {
-    std::fprintf(stderr, "xpu_sim: expected XPU_SIM_JSON to name a file that can be written, got %s\n", path);
+    std::fprintf(stderr, "xpu_sim: expected %s to name a file that can be written, got %s\n", variable, path);
     return;
   }
-  std::fprintf(out, "{\"findings\": %s,\n\"kernels\": %s,\n\"launches\": %s}\n", to_json(findings).c_str(),
-               to_json(report()).c_str(), to_json(*launches).c_str());
+  std::fprintf(out, "%s\n", document.c_str());
   if (out != stdout) std::fclose(out);
+}
+
+// Says what was found, and gives the exit status; 0: the program's own.
+int conclude() {
+  size_t of[3] = {};
+  for (const Finding& f : *printed) ++of[static_cast<int>(f.severity)];
+  const size_t n = printed->size(), depends = of[static_cast<int>(Severity::depends)],
+               notices = of[static_cast<int>(Severity::notice)], defects = n - depends - notices;
+  if (n) std::fprintf(stderr, "xpu_sim: %zu %s", n, n == 1 ? "finding" : "findings");
+  if (depends) std::fprintf(stderr, ", %zu depending on the model", depends);
+  if (notices) std::fprintf(stderr, ", %zu of them notices", notices);
+  if (n) std::fputs("\n", stderr);
+  const std::vector<std::string> stale = suppressions->stale();
+  for (const std::string& entry : stale) {
+    std::fprintf(stderr, "xpu_sim: %s: suppresses nothing; take it out\n", entry.c_str());
+  }
+  return defects || !stale.empty() ? 1 : depends ? 3 : 0;
+}
+
+void check(const char* variable, const std::string& wrong) {
+  if (wrong.empty()) return;
+  std::fprintf(stderr, "xpu_sim: %s: %s\n", variable, wrong.c_str());
+  std::_Exit(2);
 }
 
 struct Program {
   Program() {
     printed = new std::vector<Finding>;
-    if (const char* text = std::getenv("XPU_SIM")) {
-      const std::string wrong = parse_options(text, &defaults());
-      if (!wrong.empty()) {
-        std::fprintf(stderr, "xpu_sim: XPU_SIM: %s\n", wrong.c_str());
-        std::_Exit(2);
-      }
-    }
+    suppressions = new Suppressions;
+    if (const char* text = std::getenv("XPU_SIM")) check("XPU_SIM", parse_options(text, &defaults()));
+    if (const char* path = std::getenv("XPU_SIM_SUPPRESSIONS")) check("XPU_SIM_SUPPRESSIONS", suppressions->read(path));
     on_finding(&print);
+    if (std::getenv("XPU_SIM_TRACE")) start_trace();
     const char* const counters = std::getenv("XPU_SIM_REPORT");
     print_launches = counters && std::strcmp(counters, "launches") == 0;
     if (!print_launches && !std::getenv("XPU_SIM_JSON")) return;
@@ -73,17 +104,22 @@ struct Program {
   // Runs after the destructors of the program's own globals.
   ~Program() {
     const std::lock_guard<std::mutex> lock(lists());
-    if (const char* path = std::getenv("XPU_SIM_JSON")) {
+    if (std::getenv("XPU_SIM_JSON")) {
       // Taken ones have no later counts; those that were left have.
       std::vector<Finding> all = take_findings();
-      write_json(path, all.size() >= printed->size() ? all : *printed);
+      const auto held = [](const Finding& f) { return suppressions->hold(f); };
+      all.erase(std::remove_if(all.begin(), all.end(), held), all.end());
+      if (all.size() < printed->size()) all = *printed;
+      write("XPU_SIM_JSON", "{\"findings\": " + to_json(all) + ",\n\"kernels\": " + to_json(report()) +
+                                ",\n\"launches\": " + to_json(*launches) + "}");
     }
+    if (std::getenv("XPU_SIM_TRACE")) write("XPU_SIM_TRACE", trace_json());
     if (std::getenv("XPU_SIM_REPORT") && !print_launches) std::fputs(to_text(report()).c_str(), stderr);
-    if (printed->empty()) return;
-    const size_t n = printed->size();
-    std::fprintf(stderr, "xpu_sim: %zu %s\n", n, n == 1 ? "finding" : "findings");
+    const int status = conclude();
+    if (status == 0) return;
     std::fflush(nullptr);
-    _exit(1);
+    if (__gcov_dump) __gcov_dump();
+    _exit(status);
   }
 };
 

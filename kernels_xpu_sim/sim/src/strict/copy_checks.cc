@@ -15,10 +15,12 @@ bool overlap(const char* a, size_t a_bytes, const char* b, size_t b_bytes) {
 
 std::string name(const Copy& c) { return text("%s of %zu bytes", direction_name(c.direction), c.bytes); }
 
-void complain(Core& core, const Copy& c, const char* address, Check check, const char* message,
+// `flag`: of the model, which decides; nullptr: none does.
+void complain(Core& core, const Copy& c, const char* address, Check check, const char* flag, const char* message,
               const InFlight* other = nullptr) {
   report_once(check, core, c.site, [&] {
     Finding f = finding_at(check, core, c.site, name(c) + ": " + message);
+    if (flag) f = depending(std::move(f), flag);
     describe(&f, core, address);
     if (other) {
       const Copy& o = other->copy;
@@ -50,17 +52,18 @@ void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   const uint8_t bits = any_bits(shadow, c.bytes);
   const bool reads = to_gm(c.direction);
   if (!model.dma_fifo && (bits & (reads ? kDestination : kDestination | kSource))) {
-    complain(core, c, local, reads ? Check::read_in_flight : Check::write_in_flight,
+    complain(core, c, local, reads ? Check::read_in_flight : Check::write_in_flight, "dma_fifo",
              "its buffer in LM is used by an earlier copy in flight", earlier(s, core, c, local));
   }
   if (reads) {
     const bool all_written = all_bits(shadow, c.bytes) & kWritten;
     if (!all_written && s.lm.has_unwritten(local, c.bytes)) {
-      complain(core, c, local, Check::uninitialised_read, "some of its source was never written");
+      complain(core, c, local, Check::uninitialised_read, nullptr, "some of its source was never written");
     }
     const bool stored = (bits & kStored) || (!all_written && s.lm.written_unseen(local, c.bytes));
     if (stored && model.store_to_dma_needs_fence) {
-      complain(core, c, local, Check::missing_fence, "its source was stored to, and no mfence_lm since");
+      complain(core, c, local, Check::missing_fence, "store_to_dma_needs_fence",
+               "its source was stored to, and no mfence_lm since");
     }
     if (!sync) set_bits(shadow, c.bytes, kSource);
   } else {
@@ -100,10 +103,12 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   });
   if (worst != Conflict::none) complain(s, core, c, worst, cell, where, !reads);
   if (unwritten) {
-    complain(core, c, local, Check::uninitialised_read, "some of its source was never written in this cluster");
+    complain(core, c, local, Check::uninitialised_read, nullptr,
+             "some of its source was never written in this cluster");
   }
   if (stored && core.launch->options->model.store_to_dma_needs_fence) {
-    complain(core, c, local, Check::missing_fence, "its source was stored to, and no mfence_sm since");
+    complain(core, c, local, Check::missing_fence, "store_to_dma_needs_fence",
+             "its source was stored to, and no mfence_sm since");
   }
 }
 
@@ -116,10 +121,17 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   if (writes && !core.launch->options->model.dma_fifo) {
     for (const InFlight& f : s.in_flight[core.id]) {
       if (!to_gm(f.copy.direction) && overlap(f.gm(), f.copy.bytes, gm, c.bytes)) {
-        complain(core, c, gm, Check::write_in_flight, "its destination is the source of an earlier copy in flight", &f);
+        complain(core, c, gm, Check::write_in_flight, "dma_fifo",
+                 "its destination is the source of an earlier copy in flight", &f);
         break;
       }
     }
+  }
+  if (writes) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(gm);
+    s.narrow_stores.note(*region, at, c.bytes, c.site.file, c.site.line, [&] {
+      return narrow_finding(finding_at(Check::narrow_store, core, c.site, ""), core, at, c.bytes, region->element);
+    });
   }
   Conflict worst = Conflict::none;
   Cell cell{};
@@ -140,7 +152,8 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
       const char* const high = std::min(p + bytes, gm + c.bytes);
       if (k != Conflict::none && k != Conflict::write_in_flight &&
           std::memcmp(low, local + (low - gm), static_cast<size_t>(high - low)) == 0) {
-        return;
+        return report_equal(core, k, c.site.file, c.site.line,
+                            [&] { return conflict_finding(s, core, k, before, p, true, c.site, name(c)); });
       }
     } else {
       k = read_cell(&x, a);
@@ -151,12 +164,14 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
     where = p;
   };
   const auto visit = [&](Cell& x, uintptr_t first, size_t bytes) __attribute__((always_inline)) {
+    if (writes && !in_launch(a, x.wstamp)) s.journal.save(first, bytes);
     if (caches || !(writes ? first_write(&x, a) : first_read(&x, a))) look(x, first, bytes);
   };
   s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, visit);
   if (worst != Conflict::none) complain(s, core, c, worst, cell, where, writes);
   if (stored && caches) {
-    complain(core, c, gm, Check::missing_fence, "its side in GM was stored to by this core, and no mfence since");
+    complain(core, c, gm, Check::missing_fence, "scalar_gm_is_coherent",
+             "its side in GM was stored to by this core, and no mfence since");
   }
 }
 
@@ -188,17 +203,21 @@ void publish(State& s, const Core& core, const InFlight& f) {
 }
 
 template <class F>
-void finish_if(State& s, Core& core, bool visible, F chosen) {
+void finish_if(State& s, Core& core, bool visible, const Model& model, F chosen) {
   std::vector<InFlight>& all = s.in_flight[core.id];
   if (all.empty()) return;
-  all.erase(std::remove_if(all.begin(), all.end(),
-                           [&](const InFlight& f) {
-                             if (!chosen(f.copy)) return false;
-                             finish_local(s, f);
-                             if (visible) publish(s, core, f);
-                             return true;
-                           }),
-            all.end());
+  const auto under = [&](const Model& m) { return [&](const InFlight& f) { return chosen(f.copy, m); }; };
+  const auto later = pick(all.begin(), all.end(), model.dma_fifo, under(model));
+  for (auto f = all.begin(); f != later; ++f) {
+    finish_local(s, *f);
+    if (visible) publish(s, core, *f);
+  }
+  all.erase(all.begin(), later);
+  Model others = model;
+  others.sync_drains_all_kinds = others.lm_fence_frees_source = true;
+  for (InFlight& f : all) {
+    if (under(others)(f)) f.decides = visible ? "sync_drains_all_kinds" : "lm_fence_frees_source";
+  }
   // Ranges may overlap: what is still in flight is so again.
   for (const InFlight& f : all) {
     if (local_fence(f.copy.direction) == fence_lm) {
@@ -224,7 +243,7 @@ void check_copy_conflicts(State& s, Core& core, const Copy& c, bool sync) {
 
 void finish_fenced(State& s, Core& core, uint32_t mask) {
   const Model& model = core.launch->options->model;
-  finish_if(s, core, false, [mask, &model](const Copy& c) { return completes(c, mask, model); });
+  finish_if(s, core, false, model, [mask](const Copy& c, const Model& m) { return completes(c, mask, m); });
   if (mask & fence_sm) ++s.fences[sm_space][core.id];
   if (mask & fence_gm) {
     ++s.fences[gm_space][core.id];
@@ -235,13 +254,16 @@ void finish_fenced(State& s, Core& core, uint32_t mask) {
 
 // A synchronous copy has finished when it returns, and with it the earlier ones of its kind.
 void finish_kind(State& s, Core& core, Direction direction) {
-  const bool all = core.launch->options->model.sync_drains_all_kinds;
-  finish_if(s, core, true, [=](const Copy& c) { return all || c.direction == direction; });
+  const Model& model = core.launch->options->model;
+  finish_if(s, core, true, model, [direction](const Copy& c, const Model& m) { return drains(direction, c, m); });
 }
 
 // Its LM is nobody's any more. Copies that involve SM go on: the end of a core is no fence.
 void finish_lm(State& s, Core& core) {
-  finish_if(s, core, false, [](const Copy& c) { return local_fence(c.direction) == fence_lm; });
+  Model unordered = core.launch->options->model;
+  unordered.dma_fifo = false;
+  finish_if(s, core, false, unordered,
+            [](const Copy& c, const Model&) { return local_fence(c.direction) == fence_lm; });
 }
 
 void atomic_access(State& s, Core& core, const char* address, bool store) {

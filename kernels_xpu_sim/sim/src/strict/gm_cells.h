@@ -14,9 +14,9 @@ namespace xpu_sim::rt::strict {
 // Spans that overlap share their cells, hence form one region.
 struct Region {
   uintptr_t begin, end;
-  unsigned element;      // the smallest of its spans
-  bool read_only;        // all of its spans are
-  bool mixed;            // some of its spans are
+  unsigned element;  // the smallest of its spans
+  bool read_only;  // all of its spans are
+  bool mixed;  // some of its spans are
   size_t first_cell, first_line;
 };
 
@@ -59,7 +59,7 @@ class GmCells {
  private:
   const Region* search(uintptr_t address);
   void split(const Region& r, Cell& line, uintptr_t line_end);
-  std::vector<Region> regions_;   // sorted by address
+  std::vector<Region> regions_;  // sorted by address
   const Region* hint_ = nullptr;
   LazyArray<Cell> cells_, lines_;
 };

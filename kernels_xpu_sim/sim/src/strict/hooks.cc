@@ -19,13 +19,21 @@ constexpr uint64_t spread(uint8_t bits) { return 0x0101010101010101ull * bits; }
 template <size_t N>
 struct Word;
 template <>
-struct Word<1> { using type = uint8_t; };
+struct Word<1> {
+  using type = uint8_t;
+};
 template <>
-struct Word<2> { using type = uint16_t; };
+struct Word<2> {
+  using type = uint16_t;
+};
 template <>
-struct Word<4> { using type = uint32_t; };
+struct Word<4> {
+  using type = uint32_t;
+};
 template <>
-struct Word<8> { using type = uint64_t; };
+struct Word<8> {
+  using type = uint64_t;
+};
 
 // Kernels run on the stacks of cores only; what the host runs of the same file is not looked at.
 inline bool in_kernel(const void* sp) {
@@ -160,17 +168,17 @@ void store_range(char* p, size_t bytes, const void* pc) {
 
 #define XPU_SIM_HOOK extern "C" __attribute__((used, visibility("hidden"))) void
 #define XPU_SIM_PC __builtin_return_address(0)
-#define XPU_SIM_HOOKS(N)                                                                                            \
-  XPU_SIM_HOOK __tsan_read##N(void* p) { xpu_sim::rt::strict::load<N>(static_cast<const char*>(p)); }   \
+#define XPU_SIM_HOOKS(N)                                                                              \
+  XPU_SIM_HOOK __tsan_read##N(void* p) { xpu_sim::rt::strict::load<N>(static_cast<const char*>(p)); } \
   XPU_SIM_HOOK __tsan_write##N(void* p) { xpu_sim::rt::strict::store<N>(static_cast<char*>(p), XPU_SIM_PC); }
 
 // The compiler knows that these are unaligned and a device's would take them apart: not an error.
-#define XPU_SIM_RANGE_HOOKS(READ, WRITE, N)                                                                         \
-  XPU_SIM_HOOK READ(void* p) { xpu_sim::rt::strict::load_range(static_cast<const char*>(p), N, XPU_SIM_PC); }       \
+#define XPU_SIM_RANGE_HOOKS(READ, WRITE, N)                                                                   \
+  XPU_SIM_HOOK READ(void* p) { xpu_sim::rt::strict::load_range(static_cast<const char*>(p), N, XPU_SIM_PC); } \
   XPU_SIM_HOOK WRITE(void* p) { xpu_sim::rt::strict::store_range(static_cast<char*>(p), N, XPU_SIM_PC); }
 
-#define XPU_SIM_VECTOR_HOOKS(READ, WRITE)                                                                           \
-  XPU_SIM_HOOK READ(void* p) { xpu_sim::rt::strict::load16(static_cast<const char*>(p), XPU_SIM_PC); }              \
+#define XPU_SIM_VECTOR_HOOKS(READ, WRITE)                                                              \
+  XPU_SIM_HOOK READ(void* p) { xpu_sim::rt::strict::load16(static_cast<const char*>(p), XPU_SIM_PC); } \
   XPU_SIM_HOOK WRITE(void* p) { xpu_sim::rt::strict::store16(static_cast<char*>(p), XPU_SIM_PC); }
 
 XPU_SIM_HOOKS(1)

@@ -42,6 +42,18 @@ class LmShadow {
 
   // Is any aligned 4-byte word of the range unwritten?
   bool has_unwritten(const char* address, size_t bytes) const;
+  // Calls f(first, bytes) for the pieces of the range that lie in unwritten words.
+  template <class F>
+  void each_unwritten(const char* address, size_t bytes, F f) const {
+    char* at = const_cast<char*>(address);
+    for (char* const end = at + bytes; at < end;) {
+      char* const word = at - (reinterpret_cast<uintptr_t>(at) & 3);
+      char* const stop = word + 4 < end ? word + 4 : end;
+      if (untouched(word)) f(at, static_cast<size_t>(stop - at));
+      at = stop;
+    }
+  }
+
   // Are all bytes of the range unwritten?
   bool all_unwritten(const char* address, size_t bytes) const;
 

@@ -21,6 +21,9 @@ namespace {
 [[gnu::cold]] void conflict_at(State& state, Core& core, Conflict k, const Cell& cell, const char* p, size_t bytes,
                                bool write, const void* pc) {
   const Check check = check_for(k);
+  if (k == Conflict::uninitialised) {
+    return unwritten_load(state, core, pc, [&] { return conflict_finding(state, core, k, cell, p, write, pc); });
+  }
   // A store of what is there already is harmless; whether this one is, is seen after it.
   const bool may_be_uniform = write && k != Conflict::write_in_flight && bytes <= sizeof state.suspect.before;
   if (!may_be_uniform) {
@@ -70,8 +73,8 @@ size_t good_words(const Core& core, State& state, Cell* words, size_t count, boo
     while (good < count && repeats(words[good])) ++good;
     return good;
   }
-  const PlainAccess a = {state.now, state.cluster_start, state.full_barrier, fence, state.published[sm_space],
-                         who, place};
+  const PlainAccess a = {state.now, state.cluster_start, state.full_barrier, fence, state.published[sm_space], who,
+                         place};
   if (write) {
     while (good < count && plain_write(&words[good], a)) ++good;
   } else {
@@ -96,6 +99,10 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
     if (write || seen_written) return;
     if (state.sm_objects.unwritten(static_cast<size_t>(at - core.worker->sm()), n)) {
       worst.add(Conflict::uninitialised, c);
+      if (__builtin_expect(pc == state.on_trial, 0)) {
+        state.sm_objects.written(static_cast<size_t>(at - core.worker->sm()), n);
+        try_other_value(state, const_cast<char*>(at), n, pc);
+      }
     } else {
       written_unseen(&c, a);
     }
@@ -115,7 +122,7 @@ void cached_access(Core& core, State& state, const Region& region, const char* p
     Finding f = finding_at(Check::missing_fence, core, pc,
                            "read of a line of GM that this core has loaded before it was written, and no mfence since");
     describe(&f, core, p);
-    return f;
+    return depending(std::move(f), "scalar_gm_is_coherent");
   });
 }
 
@@ -137,7 +144,16 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
   if (!core.launch->options->model.scalar_gm_is_coherent) cached_access(core, state, region, p, bytes, write, pc);
   const Access a = state.access(core, gm_space, state.places.of(pc), write ? kCellStored : 0);
   Worst worst;
-  state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t, size_t) { visit(c, a, write, &worst); });
+  state.went(at);
+  if (write) {
+    state.narrow_stores.note(region, at, bytes, pc, 0, [&] {
+      return narrow_finding(finding_at(Check::narrow_store, core, pc, ""), core, at, bytes, region.element);
+    });
+  }
+  state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t first, size_t n) {
+    if (write && !in_launch(a, c.wstamp)) state.journal.save(first, n);
+    visit(c, a, write, &worst);
+  });
   if (__builtin_expect(worst.conflict != Conflict::none, 0)) {
     conflict_at(state, core, worst.conflict, worst.cell, p, bytes, write, pc);
   }
@@ -193,7 +209,10 @@ void settle(State& state) {
   const Suspect s = state.suspect;
   state.suspect.address = nullptr;
   const char* const changed = std::mismatch(s.address, s.address + s.bytes, s.before).first;
-  if (changed == s.address + s.bytes) return;
+  if (changed == s.address + s.bytes) {
+    return report_equal(*s.core, s.conflict, s.pc, 0,
+                        [&] { return conflict_finding(state, *s.core, s.conflict, s.cell, s.address, true, s.pc); });
+  }
   // The word, as the history has it.
   const char* const word = std::max(s.address, changed - (reinterpret_cast<uintptr_t>(changed) & 3));
   report_once(check_for(s.conflict), *s.core, s.pc, 0,

@@ -42,9 +42,9 @@ class SmObjects {
   const Module* module_ = nullptr;
   const KernelInfo* kernel_ = nullptr;
   char* sm_ = nullptr;
-  std::vector<uint16_t> number_;       // by byte of SM: its object, from 1; 0: none. Empty: a stripped module, unknown
-  std::vector<uint64_t> used_;         // bit per line: it may hold something else than the filling
-  std::vector<uint16_t> filled_;       // objects of the running kernel that are filled
+  std::vector<uint16_t> number_;  // by byte of SM: its object, from 1; 0: none. Empty: a stripped module, unknown
+  std::vector<uint64_t> used_;  // bit per line: it may hold something else than the filling
+  std::vector<uint16_t> filled_;  // objects of the running kernel that are filled
   std::vector<std::pair<const KernelInfo*, std::vector<uint16_t>>> known_;  // the same of every kernel
 };
 

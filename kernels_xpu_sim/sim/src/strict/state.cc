@@ -46,10 +46,19 @@ std::string place_text(const Location& where) {
 
 struct Words {
   std::string message, other;
+  const char* decides = nullptr;  // the flag of the model with which it would be right
 };
 
-Words words_for(const State& state, const Core& core, Conflict conflict, const Cell& cell, bool write) {
+Words words_for(State& state, const Core& core, Conflict conflict, const Cell& cell, const char* address, bool write) {
   Words w;
+  if (conflict == Conflict::read_in_flight || conflict == Conflict::write_in_flight) {
+    const InFlight* const copy = copy_in_flight(state, address, 1);
+    w.decides = copy ? copy->decides : "dma_fifo";  // in GM, behind an earlier copy of the core's own
+  } else if (conflict == Conflict::unpublished) {
+    const bool by_copy =
+        state.gm.region(reinterpret_cast<uintptr_t>(address)) && !(cell.flags & (kCellStored | kCellAsync));
+    w.decides = by_copy ? "sync_store_is_visible" : "barrier_is_fence";
+  }
   const char* const kind = write ? "write" : "read";
   const std::string writer =
       text("write by core %d of cluster %d at ", cell.wcore % kMaxCores, cell.wcore / kMaxCores) +
@@ -62,9 +71,7 @@ Words words_for(const State& state, const Core& core, Conflict conflict, const C
     return s + place_text(state.places.locate(cell.rplace));
   };
   switch (conflict) {
-    case Conflict::uninitialised:
-      w.message = "read of SM that nothing has written in this cluster";
-      break;
+    case Conflict::uninitialised: w.message = "read of SM that nothing has written in this cluster"; break;
     case Conflict::read_in_flight:
       w.message = "read of what a copy in flight has yet to write; its issuer must fence first";
       w.other = cell.wstamp >= state.launch_start ? writer : "";
@@ -94,19 +101,27 @@ Words words_for(const State& state, const Core& core, Conflict conflict, const C
       w.message = "write to what another cluster reads in the same launch; clusters cannot synchronise";
       w.other = reader(false);
       break;
-    case Conflict::none:
-      break;
+    case Conflict::none: break;
   }
   return w;
 }
 
-Finding complete(Finding f, const Core& core, const char* address, std::string other) {
+Finding complete(Finding f, const Core& core, const char* address, const Words& w) {
   describe(&f, core, address);
-  f.other = std::move(other);
-  return f;
+  f.other = w.other;
+  return w.decides ? depending(std::move(f), w.decides) : f;
 }
 
 }  // namespace
+
+const InFlight* copy_in_flight(const State& state, const char* address, size_t bytes) {
+  for (const auto& copies : state.in_flight) {
+    for (const InFlight& f : copies) {
+      if (address < f.local() + f.copy.bytes && f.local() < address + bytes) return &f;
+    }
+  }
+  return nullptr;
+}
 
 Check check_for(Conflict conflict) {
   switch (conflict) {
@@ -120,17 +135,24 @@ Check check_for(Conflict conflict) {
   }
 }
 
+Finding narrow_finding(Finding finding, const Core& core, uintptr_t address, size_t bytes, unsigned element) {
+  finding.message = text(
+      "write of %zu bytes where elements have %u: one is written in part, and nothing fills the rest", bytes, element);
+  describe(&finding, core, reinterpret_cast<const void*>(address));
+  return finding;
+}
+
 Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
                          const void* pc) {
-  Words w = words_for(state, core, conflict, cell, write);
-  return complete(finding_at(check_for(conflict), core, pc, w.message), core, address, std::move(w.other));
+  Words w = words_for(state, core, conflict, cell, address, write);
+  return complete(finding_at(check_for(conflict), core, pc, w.message), core, address, w);
 }
 
 Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
                          Site site, const std::string& copy) {
-  Words w = words_for(state, core, conflict, cell, write);
+  Words w = words_for(state, core, conflict, cell, address, write);
   if (!copy.empty()) w.message = copy + ": " + w.message;
-  return complete(finding_at(check_for(conflict), core, site, w.message), core, address, std::move(w.other));
+  return complete(finding_at(check_for(conflict), core, site, w.message), core, address, w);
 }
 
 }  // namespace xpu_sim::rt::strict

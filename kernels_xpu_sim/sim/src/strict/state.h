@@ -1,18 +1,22 @@
 // What the strict checks know while a launch runs. One per worker, hence per thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "../checks.h"
+#include "../trap.h"
 #include "../worker.h"
 #include "cell.h"
 #include "gm_caches.h"
 #include "gm_cells.h"
 #include "lazy_array.h"
 #include "lm_shadow.h"
+#include "narrow_stores.h"
 #include "places.h"
+#include "repeats.h"
 #include "sm_cells.h"
 #include "sm_objects.h"
 
@@ -23,6 +27,7 @@ enum Space { sm_space, gm_space, spaces };
 // A copy whose fence has not come. Whether it has happened is another matter: that is up to the DMA policy.
 struct InFlight {
   Copy copy;
+  const char* decides = nullptr;  // the flag of the model with which it would have finished by now
   const char* local() const { return to_gm(copy.direction) ? copy.from : copy.to; }
   const char* gm() const { return to_gm(copy.direction) ? copy.to : copy.from; }
 };
@@ -74,10 +79,39 @@ struct State {
   Atomic& atomic(const void* address);            // made when first asked for in this cluster
   std::vector<Atomic> atomics;
   LazyArray<uint32_t> atomic_of;                  // by word of SM: where in `atomics`, if there is that address
+  NarrowStores narrow_stores;                     // of this launch
   Suspect suspect;
   BadIndex bad_index;
+
+  // -- loads of what nothing has written (repeats.h)
+  void went(uint64_t what) { way = (way ^ what) * 0x9E3779B97F4A7C15ull; }
+  uint64_t way = 0;                               // a hash of what cores did
+  Journal journal;                                // of this launch
+  std::vector<UnwrittenLoad> unwritten_loads;     // of this launch
+  std::vector<const void*> used_unwritten;        // the instructions where it mattered, in any launch
+  const void* on_trial = nullptr;                 // in a repetition: the instruction whose value is another,
+  uint32_t tried_value = 0;                       // and which
   uint64_t findings_seen = 0;
 };
+
+// The copy in flight, of any core, that uses a part of the range in LM or SM; nullptr: none does.
+const InFlight* copy_in_flight(const State& state, const char* address, size_t bytes);
+
+// A load of what nothing has written; make() gives the finding. It is a fault if the value matters.
+template <class F>
+void unwritten_load(State& state, Core& core, const void* pc, F make) {
+  if (core.worker->repeats) return;
+  const auto known = [&](const void* used) { return used == pc; };
+  if (core.launch->options->halt_on_first ||
+      std::any_of(state.used_unwritten.begin(), state.used_unwritten.end(), known)) {
+    return report_once(Check::uninitialised_read, core, pc, 0, make);
+  }
+  for (const UnwrittenLoad& load : state.unwritten_loads) {
+    if (load.pc == pc) return;
+  }
+  const WatchdogHold making(&core.worker->watch);
+  state.unwritten_loads.push_back({pc, make()});
+}
 
 inline State* state_of(const Core& core) { return static_cast<State*>(core.checker_state); }
 
@@ -91,11 +125,25 @@ void look(State& state, Core& core);
 // -- findings
 void lm_finding(Core& core, Check check, const char* address, size_t bytes, bool write, const void* pc);
 Check check_for(Conflict conflict);
+// Of a write to GM whose first or last element is written in part.
+Finding narrow_finding(Finding finding, const Core& core, uintptr_t address, size_t bytes, unsigned element);
 // Of a load or store at an instruction; or of a copy, whose text comes first, at its line. Names the other access by
 // the cell's history.
 Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
                          const void* pc);
 Finding conflict_finding(State& state, Core& core, Conflict conflict, const Cell& cell, const char* address, bool write,
                          Site site, const std::string& copy);
+
+// A store, or a copy, of what is there already. What make() gives says so.
+template <class F>
+void report_equal(Core& core, Conflict conflict, const void* place, int line, F make) {
+  const bool fenced = conflict == Conflict::unpublished;  // of stores of the same value, both orders give the same
+  if (fenced || !core.launch->options->model.equal_stores_conflict) return;
+  report_once(check_for(conflict), core, place, line, [&] {
+    Finding f = depending(make(), "equal_stores_conflict");
+    f.message += "; here it is the value that is there already";
+    return f;
+  }, Severity::depends);
+}
 
 }  // namespace xpu_sim::rt::strict

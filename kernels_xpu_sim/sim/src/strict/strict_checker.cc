@@ -25,6 +25,10 @@ class StrictChecker : public Checker {
     s.gm.launch_begins(*worker.launch()->gm);
     s.launch_start = ++s.now;
     s.findings_seen = findings_made();
+    s.way = 0;
+    s.journal.clear();
+    s.unwritten_loads.clear();
+    s.narrow_stores.clear();
     s.suspect.address = nullptr;
     s.bad_index.waits = false;
     for (int i = 0; i < kMaxCores; ++i) worker.core(i).checker_state = &s;
@@ -33,6 +37,13 @@ class StrictChecker : public Checker {
   void launch_ends(Worker& worker) override {
     for (int i = 0; i < kMaxCores; ++i) worker.core(i).checked = false;
     if (worker.launch()->ended.load()) state(worker).lm.forget();
+  }
+
+  void launch_is_over(Worker& worker, Launch& launch) override {
+    if (!launch.ended.load()) {
+      for (const Finding& f : state(worker).narrow_stores.take()) keep(f, &launch.findings);
+    }
+    repeat_for_unwritten_loads(state(worker), launch);
   }
 
   void cluster_begins(Worker& worker) override {
@@ -64,6 +75,7 @@ class StrictChecker : public Checker {
     State& s = *state_of(core);
     look(s, core);
     finish_lm(s, core);
+    s.went(core.accesses);
     s.lm.used(*core.fiber, core.lm_low, findings_made() != s.findings_seen);
     s.advance(core.id);  // what it fenced is published: its end counts as arrival
   }
@@ -106,6 +118,7 @@ class StrictChecker : public Checker {
   void copy_issued(Core& core, const Copy& copy, const Span&, bool sync) override {
     State& s = *state_of(core);
     look(s, core);
+    s.went(reinterpret_cast<uintptr_t>(to_gm(copy.direction) ? copy.to : copy.from) ^ copy.bytes << 48);
     check_copy_conflicts(s, core, copy, sync);
   }
 
@@ -157,7 +170,7 @@ class StrictChecker : public Checker {
       Finding f = finding_at(Check::barrier_divergence, core, core.last,
                              "cores of one barrier come from different lines: " + positions(worker));
       f.other = text("core %d waits at %s:%d", first.id, first.last.file, first.last.line);
-      return report(Check::barrier_divergence, core, std::move(f));
+      return report(Check::barrier_divergence, core, depending(std::move(f), "differing_barriers_diverge"));
     }
   }
 };

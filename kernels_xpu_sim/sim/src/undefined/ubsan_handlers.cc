@@ -42,7 +42,7 @@ struct MismatchData {
 
 using Value = uintptr_t;
 
-void say(Check check, const Where& where, const std::string& message) {
+void say(Check check, const Where& where, const std::string& message, Severity severity = Severity::defect) {
   const Core* const core = current();
   if (!core->worker) {
     std::fprintf(stderr, "%s:%u: runtime error: %s\n", where.file, where.line, message.c_str());
@@ -50,7 +50,11 @@ void say(Check check, const Where& where, const std::string& message) {
   }
   const Site site{where.file, static_cast<int>(where.line)};
   if (ends_launch(check)) trap(finding_at(check, *core, site, message));
-  report_once(check, *core, site, [&] { return finding_at(check, *core, site, message); });
+  report_once(check, *core, site.file, site.line, [&] {
+    Finding f = finding_at(check, *core, site, message);
+    f.severity = severity;
+    return f;
+  }, severity);
 }
 
 // Values wider than a register are passed by address.
@@ -70,9 +74,10 @@ void overflow(const OverflowData* d, const char* operation, Value a, Value b) {
 }
 
 void mismatch(const MismatchData* d, Value address) {
-  static constexpr const char* kKinds[] = {
-      "load",     "store",    "reference binding", "member access", "member call", "constructor call",
-      "downcast", "downcast", "upcast",            "cast",          "cast",        "cast"};
+  static constexpr const char* kKinds[] = {"load",          "store",       "reference binding",
+                                           "member access", "member call", "constructor call",
+                                           "downcast",      "downcast",    "upcast",
+                                           "cast",          "cast",        "cast"};
   const std::string kind = d->kind < sizeof kKinds / sizeof *kKinds ? kKinds[d->kind] : "access";
   const Value alignment = Value{1} << d->log_alignment;
   if (address == 0) {
@@ -93,10 +98,8 @@ void mismatch(const MismatchData* d, Value address) {
 using namespace xpu_sim::rt;
 
 #define XPU_SIM_HANDLER extern "C" __attribute__((used, visibility("hidden"))) void
-#define XPU_SIM_OVERFLOW(NAME, OPERATION)                                                        \
-  XPU_SIM_HANDLER __ubsan_handle_##NAME##_overflow(OverflowData* d, Value a, Value b) {          \
-    overflow(d, OPERATION, a, b);                                                                \
-  }
+#define XPU_SIM_OVERFLOW(NAME, OPERATION) \
+  XPU_SIM_HANDLER __ubsan_handle_##NAME##_overflow(OverflowData* d, Value a, Value b) { overflow(d, OPERATION, a, b); }
 
 XPU_SIM_OVERFLOW(add, "+")
 XPU_SIM_OVERFLOW(sub, "-")
@@ -110,8 +113,12 @@ XPU_SIM_HANDLER __ubsan_handle_negate_overflow(OverflowData* d, Value a) {
   say(Check::undefined_behaviour, d->where, "-(" + number(d->type, a) + ") does not fit " + d->type->name);
 }
 XPU_SIM_HANDLER __ubsan_handle_shift_out_of_bounds(ShiftData* d, Value a, Value b) {
+  // Where the count is in range, it is the bits that are shifted out which C++ forbade before 2020: ~(-1 << n).
+  const unsigned width = 1u << (d->left->info >> 1);
+  const bool in_range = b < width;
   say(Check::undefined_behaviour, d->where,
-      "shift of " + number(d->left, a) + " by " + number(d->right, b) + ", which " + d->left->name + " does not allow");
+      "shift of " + number(d->left, a) + " by " + number(d->right, b) + ", which " + d->left->name + " does not allow",
+      in_range ? xpu_sim::Severity::notice : xpu_sim::Severity::defect);
 }
 XPU_SIM_HANDLER __ubsan_handle_out_of_bounds(BoundsData* d, Value index) {
   const std::string message = "index " + number(d->index, index) + " is out of bounds of " + d->array->name;

@@ -14,13 +14,13 @@ struct Failure {
 #define CHECK(condition) \
   if (!(condition)) failure.note(__LINE__)
 
-#define TEST(name, clusters, cores)                                                          \
-  static __device__ void name##_body(Failure& failure, const int* in, int* out);             \
-  __global__ void name(const int* in, int* out, int* failures) {                             \
-    Failure failure;                                                                         \
-    name##_body(failure, in, out);                                                           \
-    mfence_lm();                                                                             \
-    LM2GM(&failure.line, failures + cluster_id() * core_num() + core_id(), sizeof(int));     \
-  }                                                                                          \
+#define TEST(name, clusters, cores)                                                                     \
+  static __device__ void name##_body(Failure& failure, const int* in, int* out);                        \
+  __global__ void name(const int* in, int* out, int* failures) {                                        \
+    Failure failure;                                                                                    \
+    name##_body(failure, in, out);                                                                      \
+    mfence_lm();                                                                                        \
+    LM2GM(&failure.line, failures + cluster_id() * core_num() + core_id(), sizeof(int));                \
+  }                                                                                                     \
   static __device__ void name##_body([[maybe_unused]] Failure& failure, [[maybe_unused]] const int* in, \
                                      [[maybe_unused]] int* out)

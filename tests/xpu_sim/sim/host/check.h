@@ -25,17 +25,17 @@ struct HostTest {
 
 inline std::atomic<int> failed_line{0};  // tests have threads
 
-#define HOST_TEST(name)                             \
-  static void name();                               \
+#define HOST_TEST(name)                            \
+  static void name();                              \
   static const HostTest name##_test(#name, &name); \
   static void name()
 
-#define EXPECT(condition)                                                                    \
-  do {                                                                                       \
-    if (!(condition)) {                                                                      \
-      std::printf("%s:%d: expected %s\n", __FILE__, __LINE__, #condition);                   \
-      failed_line = __LINE__;                                                                \
-    }                                                                                        \
+#define EXPECT(condition)                                                  \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::printf("%s:%d: expected %s\n", __FILE__, __LINE__, #condition); \
+      failed_line = __LINE__;                                              \
+    }                                                                      \
   } while (false)
 
 // The findings since the last call, which must all be of one check.

@@ -53,7 +53,8 @@ HOST_TEST(registered_memory) {
 HOST_TEST(memory_of_one_launch) {
   static int in[64], out[64];
   for (int i = 0; i < 64; ++i) in[i] = i;
-  const GmSpan spans[] = {{in, sizeof in, "in", GmAccess::read_only, 4}, {out, sizeof out, "out", GmAccess::read_write, 4}};
+  const GmSpan spans[] = {{in, sizeof in, "in", GmAccess::read_only, 4},
+                          {out, sizeof out, "out", GmAccess::read_write, 4}};
   Options options;
   options.gm = spans;
   options.gm_count = 2;
@@ -101,10 +102,12 @@ HOST_TEST(findings_are_kept_once_per_place) {
   EXPECT(heard == 1);
   on_finding(nullptr);
   const Finding f = found("gm_out_of_bounds")[0];
-  EXPECT(f.kernel == "read_all" && f.cluster == 0 && f.core == 0 && f.space == "GM" && f.object == "out" && f.offset == 0);
+  EXPECT(f.kernel == "read_all" && f.cluster == 0 && f.core == 0 && f.space == "GM" && f.object == "out" &&
+         f.offset == 0);
   EXPECT(f.at.file.find("kernels.xpu") != std::string::npos && f.at.line > 0);
   const std::string text = to_text(f);
-  for (const char* part : {"kernels.xpu:", "gm_out_of_bounds", "LM2GM of 400 bytes", "cluster 0, core 0", "GM out + 0", "seed=0"}) {
+  for (const char* part :
+       {"kernels.xpu:", "gm_out_of_bounds", "LM2GM of 400 bytes", "cluster 0, core 0", "GM out + 0", "seed=0"}) {
     EXPECT(text.find(part) != std::string::npos);
   }
 }
@@ -112,8 +115,10 @@ HOST_TEST(findings_are_kept_once_per_place) {
 HOST_TEST(text_of_options) {
   Options options;
   EXPECT(parse_options("", &options).empty());
-  EXPECT(parse_options("seed=7,dma=random,llsc_failure=0.25,model.dma_fifo=1,poison=165,halt_on_first=true", &options).empty());
-  EXPECT(options.seed == 7 && options.dma == DmaPolicy::random && options.llsc_failure == 0.25 && options.model.dma_fifo);
+  EXPECT(parse_options("seed=7,dma=random,llsc_failure=0.25,model.dma_fifo=1,poison=165,halt_on_first=true", &options)
+             .empty());
+  EXPECT(options.seed == 7 && options.dma == DmaPolicy::random && options.llsc_failure == 0.25 &&
+         options.model.dma_fifo);
   EXPECT(options.poison == 165 && options.halt_on_first);
   Options again;
   EXPECT(parse_options(to_string(options), &again).empty());
@@ -157,4 +162,3 @@ HOST_TEST(names) {
   launch(scale_add<float>, 1, 1, options)(x, x + 8, 100, 1.0f);
   EXPECT(take_findings().at(0).kernel == "my kernel");
 }
-

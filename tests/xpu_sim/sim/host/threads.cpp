@@ -113,10 +113,10 @@ HOST_TEST(a_child_has_the_stacks_of_a_thread_in_a_kernel) {
   std::thread other([&] { EXPECT(launch(wait_among_arrays, 1, 1)(flags) == ok); });
   while (!words[0]) std::this_thread::yield();
   EXPECT(in_a_child([] {
-           bool good = true;
-           for (int round = 0; round < 10; ++round) good &= good_sums() && launch(null_store, 2, 4)(nullptr) == ended;
-           return good;
-         }) == 0);
+    bool good = true;
+    for (int round = 0; round < 10; ++round) good &= good_sums() && launch(null_store, 2, 4)(nullptr) == ended;
+    return good;
+  }) == 0);
   words[1] = 1;
   other.join();
 }

@@ -9,16 +9,26 @@ namespace xpu_sim::detail {
 
 // float16 and bfloat16 are compared as float: each converts to the other's kind, so ?: would be ambiguous.
 template <class T>
-struct Compared { using type = T; };
+struct Compared {
+  using type = T;
+};
 template <>
-struct Compared<float16> { using type = float; };
+struct Compared<float16> {
+  using type = float;
+};
 template <>
-struct Compared<bfloat16> { using type = float; };
+struct Compared<bfloat16> {
+  using type = float;
+};
 
 template <class A, class B>
-struct Common { using type = std::common_type_t<typename Compared<A>::type, typename Compared<B>::type>; };
+struct Common {
+  using type = std::common_type_t<typename Compared<A>::type, typename Compared<B>::type>;
+};
 template <class T>
-struct Common<T, T> { using type = T; };
+struct Common<T, T> {
+  using type = T;
+};
 
 }  // namespace xpu_sim::detail
 
@@ -57,14 +67,26 @@ constexpr std::common_type_t<A, B> rounddown(A a, B b) {
 }
 
 template <class T>
-constexpr T rounddown16(T n) { return n / 16 * 16; }
+constexpr T rounddown16(T n) {
+  return n / 16 * 16;
+}
 template <class T>
-constexpr T rounddown32(T n) { return n / 32 * 32; }
+constexpr T rounddown32(T n) {
+  return n / 32 * 32;
+}
 template <class T>
-constexpr T rounddown64(T n) { return n / 64 * 64; }
+constexpr T rounddown64(T n) {
+  return n / 64 * 64;
+}
 template <class T>
-constexpr T roundup16(T n) { return (n + 15) / 16 * 16; }
+constexpr T roundup16(T n) {
+  return (n + 15) / 16 * 16;
+}
 template <class T>
-constexpr T roundup32(T n) { return (n + 31) / 32 * 32; }
+constexpr T roundup32(T n) {
+  return (n + 31) / 32 * 32;
+}
 template <class T>
-constexpr T roundup64(T n) { return (n + 63) / 64 * 64; }
+constexpr T roundup64(T n) {
+  return (n + 63) / 64 * 64;
+}

@@ -14,7 +14,8 @@ void ticket_unlock(Site site);
 
 #if defined(__x86_64__)
 // Each is a call into the emulator that preserves every register. Operands may be any register, also one that a call
-// would pass arguments in, hence by way of the stack, below the red zone.
+// would pass arguments in, hence by way of the stack, below the red zone. A result may be of any integer type, bool
+// included: `mov` without a suffix takes its width from the register.
 __asm__(
     ".ifndef xpu_sim_atomics_defined\n"
     ".set xpu_sim_atomics_defined, 1\n"
@@ -22,15 +23,16 @@ __asm__(
     "  leaq -144(%rsp), %rsp\n"
     "  movq \\address, (%rsp)\n"
     "  call xpu_sim_loada@PLT\n"
-    "  movl 8(%rsp), \\value\n"
+    "  mov 8(%rsp), \\value\n"
     "  leaq 144(%rsp), %rsp\n"
     ".endm\n"
     ".macro storea.w failed, value, address\n"
     "  leaq -144(%rsp), %rsp\n"
     "  movq \\address, (%rsp)\n"
-    "  movl \\value, 8(%rsp)\n"
+    "  movq $0, 8(%rsp)\n"
+    "  mov \\value, 8(%rsp)\n"
     "  call xpu_sim_storea@PLT\n"
-    "  movl 8(%rsp), \\failed\n"
+    "  mov 8(%rsp), \\failed\n"
     "  leaq 144(%rsp), %rsp\n"
     ".endm\n"
     ".endif\n");

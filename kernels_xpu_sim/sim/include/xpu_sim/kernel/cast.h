@@ -70,3 +70,18 @@ template <class A, class B>
 inline __attribute__((always_inline)) void primitive_cast_gsm(const A* x, B* y, long long n, XPU_SIM_SITE) {
   ::xpu_sim::detail::cast_array("primitive_cast_gsm", x, y, n, xpu_sim_site);
 }
+
+// One number, or an array of them like primitive_cast.
+inline float float162float(float16 x) { return x; }
+inline float bfloat162float(bfloat16 x) { return x; }
+inline float16 float2float16(float x) { return x; }
+inline bfloat16 float2bfloat16(float x) { return x; }
+#define XPU_SIM_CONVERSION(NAME, A, B)                                                           \
+  inline __attribute__((always_inline)) void NAME(const A* x, B* y, long long n, XPU_SIM_SITE) { \
+    ::xpu_sim::detail::cast_array(#NAME, x, y, n, xpu_sim_site);                                 \
+  }
+XPU_SIM_CONVERSION(float162float, float16, float)
+XPU_SIM_CONVERSION(bfloat162float, bfloat16, float)
+XPU_SIM_CONVERSION(float2float16, float, float16)
+XPU_SIM_CONVERSION(float2bfloat16, float, bfloat16)
+#undef XPU_SIM_CONVERSION

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <type_traits>
+
 #include "xpu_sim/kernel/room.h"
 #include "xpu_sim/site.h"
 
@@ -20,19 +22,59 @@ inline __attribute__((always_inline)) void need_room(const char* operation, cons
   }
 }
 
+// The elements of what a pointer points to, as far as its type tells: 1 for untyped memory and structures, of which a
+// part may well be copied.
+template <class T>
+constexpr long long element_bytes() {
+  using E = std::remove_cv_t<std::remove_all_extents_t<T>>;
+  if constexpr (std::is_arithmetic_v<E> || std::is_enum_v<E> || std::is_pointer_v<E>) {
+    return sizeof(E);
+  } else {
+    return 1;
+  }
+}
+template <>
+constexpr long long element_bytes<void>() {
+  return 1;
+}
+template <>
+constexpr long long element_bytes<const void>() {
+  return 1;
+}
+
+[[gnu::cold]] void narrow_store(const char* operation, const void* to, long long bytes, long long element, Site site);
+
+// A copy into memory of numbers must fill whole ones. Bytes may be loaded into a buffer of any type.
+template <class F, class T>
+inline __attribute__((always_inline)) void need_whole_elements(const char* operation, const T* to, long long bytes,
+                                                               bool to_gm, Site site) {
+  if constexpr (element_bytes<T>() > 1) {
+    if (!to_gm && element_bytes<F>() == 1) return;
+    if (__builtin_expect(bytes % element_bytes<T>() != 0, 0)) {
+      narrow_store(operation, to, bytes, element_bytes<T>(), site);
+    }
+  }
+}
+
 }  // namespace xpu_sim::detail
 
 // Byte counts are wider here than on the device, so that a negative or overflowing one is seen as such.
-#define XPU_SIM_COPY_(NAME, RUN, FROM, TO, LOCAL)                                                                      \
-  namespace xpu_sim::detail {                                                                                          \
-  void RUN(const void* FROM, void* TO, long long bytes, Site site);                                                    \
-  }                                                                                                                    \
-  inline __attribute__((always_inline)) void NAME(const void* FROM, void* TO, long long bytes, XPU_SIM_SITE) {         \
-    ::xpu_sim::detail::need_room(#NAME, LOCAL, bytes, xpu_sim_site);                                                   \
-    ::xpu_sim::detail::RUN(FROM, TO, bytes, xpu_sim_site);                                                             \
+#define XPU_SIM_COPY_(NAME, RUN, FROM, TO, LOCAL)                                                              \
+  namespace xpu_sim::detail {                                                                                  \
+  void RUN(const void* FROM, void* TO, long long bytes, Site site);                                            \
+  }                                                                                                            \
+  inline __attribute__((always_inline)) void NAME(const void* FROM, void* TO, long long bytes, XPU_SIM_SITE) { \
+    ::xpu_sim::detail::need_room(#NAME, LOCAL, bytes, xpu_sim_site);                                           \
+    ::xpu_sim::detail::RUN(FROM, TO, bytes, xpu_sim_site);                                                     \
+  }                                                                                                            \
+  template <class F, class T>                                                                                  \
+  inline __attribute__((always_inline)) void NAME(F* FROM, T* TO, long long bytes, XPU_SIM_SITE) {             \
+    constexpr bool to_gm = #TO[0] == 'g' && #TO[1] == 'm';                                                     \
+    ::xpu_sim::detail::need_whole_elements<F>(#NAME, TO, bytes, to_gm, xpu_sim_site);                          \
+    NAME(static_cast<const void*>(FROM), static_cast<void*>(TO), bytes, xpu_sim_site);                         \
   }
-#define XPU_SIM_COPY(NAME, RUN, FROM, TO, LOCAL)                                                                       \
-  XPU_SIM_COPY_(NAME, copy_##RUN, FROM, TO, LOCAL)                                                                     \
+#define XPU_SIM_COPY(NAME, RUN, FROM, TO, LOCAL)   \
+  XPU_SIM_COPY_(NAME, copy_##RUN, FROM, TO, LOCAL) \
   XPU_SIM_COPY_(NAME##_ASYNC, issue_##RUN, FROM, TO, LOCAL)
 
 XPU_SIM_COPY(GM2LM, gm2lm, gm, lm, lm)

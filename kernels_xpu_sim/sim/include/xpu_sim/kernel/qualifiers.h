@@ -24,15 +24,15 @@
 // SM holds one copy per cluster for the whole kernel. A worker thread runs one cluster at a time, so thread-local
 // storage is exactly that, and the segment of the kernel's module is the SM image.
 #if defined(XPU_SIM_SM_REDZONES)
-// Checking builds put a gap before each object, which nobody may touch. The alignment is given here because a __simd__
-// written before __shared__ lands on the gap.
+// Checking builds put a gap before each object, which nobody may touch. The alignment is the same in all builds; it is
+// given here because a __simd__ written before __shared__ lands on the gap.
 #define XPU_SIM_JOIN_(a, b) a##b
 #define XPU_SIM_JOIN(a, b) XPU_SIM_JOIN_(a, b)
-#define __shared__                                                                                               \
+#define __shared__                                                                                         \
   static thread_local __attribute__((used, aligned(64))) char XPU_SIM_JOIN(xpu_sim_gap_, __COUNTER__)[64]; \
   static thread_local __attribute__((aligned(64)))
 #else
-#define __shared__ static thread_local
+#define __shared__ static thread_local __attribute__((aligned(64)))
 #endif
 
 // The group's memory is carved out of its LM and used with one core per group, so it is private to that core: a local.

@@ -4,9 +4,10 @@
 // 0: _mz makes them zero (a store writes zero), _mh keeps `hold` (a store keeps memory).
 #pragma once
 
+// clang-format off: each needs those before it
 #include "xpu_sim/kernel/simd/types.h"
 #include "xpu_sim/kernel/simd/memory.h"
 #include "xpu_sim/kernel/simd/arithmetic.h"
 #include "xpu_sim/kernel/simd/compare.h"
 #include "xpu_sim/kernel/simd/lanes.h"
-#include "xpu_sim/kernel/simd/half.h"
+// clang-format on

@@ -47,24 +47,34 @@ inline float half_to_float(uint16_t h) {
 }  // namespace xpu_sim::bits
 
 // Both are trivial, so that arrays of them, also of run-time length, cost nothing and start uninitialised as in LM.
-#define XPU_SIM_NARROW_FLOAT(NAME, NARROW, WIDEN)                                                     \
-  struct NAME {                                                                                       \
-    uint16_t bits;                                                                                    \
-    NAME() = default;                                                                                 \
-    template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>                             \
-    NAME(T x) : bits(NARROW(static_cast<float>(x))) {}                                                \
-    operator float() const { return WIDEN; }                                                          \
-    NAME& operator+=(float x) { return *this = NAME(static_cast<float>(*this) + x); }                 \
-    NAME& operator-=(float x) { return *this = NAME(static_cast<float>(*this) - x); }                 \
-    NAME& operator*=(float x) { return *this = NAME(static_cast<float>(*this) * x); }                 \
-    NAME& operator/=(float x) { return *this = NAME(static_cast<float>(*this) / x); }                 \
-  };                                                                                                  \
+#define XPU_SIM_NARROW_FLOAT(NAME, NARROW, WIDEN)                                     \
+  struct NAME {                                                                       \
+    uint16_t bits;                                                                    \
+    NAME() = default;                                                                 \
+    template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>             \
+    NAME(T x) : bits(NARROW(static_cast<float>(x))) {}                                \
+    operator float() const { return WIDEN; }                                          \
+    NAME& operator+=(float x) { return *this = NAME(static_cast<float>(*this) + x); } \
+    NAME& operator-=(float x) { return *this = NAME(static_cast<float>(*this) - x); } \
+    NAME& operator*=(float x) { return *this = NAME(static_cast<float>(*this) * x); } \
+    NAME& operator/=(float x) { return *this = NAME(static_cast<float>(*this) / x); } \
+  };                                                                                  \
   static_assert(std::is_trivial_v<NAME> && sizeof(NAME) == 2)
 
 XPU_SIM_NARROW_FLOAT(float16, ::xpu_sim::bits::half_of, ::xpu_sim::bits::half_to_float(bits));
 XPU_SIM_NARROW_FLOAT(bfloat16, ::xpu_sim::bits::bfloat16_of,
                      ::xpu_sim::bits::to_float(static_cast<uint32_t>(bits) << 16));
 #undef XPU_SIM_NARROW_FLOAT
+
+// A signed integer of 4 bits in a byte of its own; values wrap. Two in a byte are the kernel's own packing.
+struct int4_t {
+  int8_t value;
+  int4_t() = default;
+  template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>>
+  int4_t(T x) : value(static_cast<int8_t>(((static_cast<int>(x) & 15) ^ 8) - 8)) {}
+  operator int() const { return value; }
+};
+static_assert(std::is_trivial_v<int4_t> && sizeof(int4_t) == 1);
 
 namespace xpu_std {
 using std::conditional;

@@ -17,97 +17,153 @@ template <class V>
 XPU_SIM_SIMD V load(const void* p, Site site) {
   need_alignment(p, site);
   V v;
-  __builtin_memcpy(&v, __builtin_assume_aligned(p, 64), sizeof v);
+  __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
 
 template <class V>
 XPU_SIM_SIMD void store(void* p, V v, Site site) {
   need_alignment(p, site);
-  __builtin_memcpy(__builtin_assume_aligned(p, 64), &v, sizeof v);
+  __builtin_memcpy(p, &v, sizeof v);
+}
+
+// Only the lanes whose mask bit is 1: the others keep what memory has.
+template <class V>
+XPU_SIM_SIMD void store_lanes(void* p, const V& v, MaskOf<V> mask, Site site) {
+  need_alignment(p, site);
+  ElementOf<V>* const to = static_cast<ElementOf<V>*>(p);
+  for (int i = 0; i < Lanes<V>::count; ++i) {
+    if (mask >> i & 1) to[i] = lane(v, i);
+  }
+}
+
+template <class V>
+XPU_SIM_SIMD void store_or_zero(void* p, const V& v, MaskOf<V> mask, Site site) {
+  if (!masked_stores_write_zero()) return store_lanes(p, v, mask, site);
+  store(p, select(lanes<V>(mask), v, V{}), site);
+}
+
+// Two vectors behind each other. A mask has the first one's bits lowest; a vector without bits is not loaded.
+template <class V>
+XPU_SIM_SIMD void load2(const void* p, V& v0, V& v1, Site site) {
+  v0 = load<V>(p, site);
+  v1 = load<V>(static_cast<const char*>(p) + 64, site);
+}
+template <class V>
+XPU_SIM_SIMD void load2(const void* p, V& v0, V& v1, unsigned mask, Site site) {
+  const MaskOf<V> low = static_cast<MaskOf<V>>(mask & 0xFFFFu), high = static_cast<MaskOf<V>>(mask >> 16);
+  v0 = v1 = V{};
+  if (low) v0 = select(lanes<V>(low), load<V>(p, site), V{});
+  if (high) v1 = select(lanes<V>(high), load<V>(static_cast<const char*>(p) + 64, site), V{});
+}
+template <class V>
+XPU_SIM_SIMD void store2(void* p, const V& v0, const V& v1, Site site) {
+  store(p, v0, site);
+  store(static_cast<char*>(p) + 64, v1, site);
+}
+
+// 32 narrow floats in one line of memory as two vectors of float32. `second`: where lane 0 of the second lies;
+// `step`: how far apart neighbouring lanes lie.
+template <class H>
+XPU_SIM_SIMD void widen(const H* p, float32x16_t& v0, float32x16_t& v1, int second, int step, Site site) {
+  H h[32];
+  const uint16x32_t line = load<uint16x32_t>(p, site);
+  __builtin_memcpy(h, &line, sizeof h);
+  for (int i = 0; i < 16; ++i) {
+    v0[i] = static_cast<float>(h[step * i]);
+    v1[i] = static_cast<float>(h[second + step * i]);
+  }
+}
+template <class H>
+XPU_SIM_SIMD void narrow(H* p, const float32x16_t& v0, const float32x16_t& v1, int second, int step, Site site) {
+  H h[32];
+  for (int i = 0; i < 16; ++i) {
+    h[step * i] = static_cast<H>(v0[i]);
+    h[second + step * i] = static_cast<H>(v1[i]);
+  }
+  uint16x32_t line;
+  __builtin_memcpy(&line, h, sizeof line);
+  store(p, line, site);
 }
 
 }  // namespace xpu_sim::detail
 
 // LM and SM differ in address only, so both spellings do the same.
-#define XPU_SIM_MEMORY(SPACE, T, V)                                                                            \
-  XPU_SIM_SIMD V##_t vload_##SPACE##_##V(const void* p, XPU_SIM_SITE) {                                        \
-    return ::xpu_sim::detail::load<V##_t>(p, xpu_sim_site);                                                    \
-  }                                                                                                            \
-  XPU_SIM_SIMD V##_t vload_##SPACE##_##V##_mz(const void* p, int mask, XPU_SIM_SITE) {                         \
-    const V##_t v = ::xpu_sim::detail::load<V##_t>(p, xpu_sim_site);                                           \
-    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes32(mask), v, V##_t{});                            \
-  }                                                                                                            \
-  XPU_SIM_SIMD V##_t vload_##SPACE##_##V##_mh(const void* p, V##_t hold, int mask, XPU_SIM_SITE) {             \
-    const V##_t v = ::xpu_sim::detail::load<V##_t>(p, xpu_sim_site);                                           \
-    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes32(mask), v, hold);                               \
-  }                                                                                                            \
-  XPU_SIM_SIMD void vstore_##SPACE##_##V(void* p, V##_t v, XPU_SIM_SITE) {                                     \
-    ::xpu_sim::detail::store(p, v, xpu_sim_site);                                                              \
-  }                                                                                                            \
-  XPU_SIM_SIMD void vstore_##SPACE##_##V##_mh(void* p, V##_t v, int mask, XPU_SIM_SITE) {                      \
-    ::xpu_sim::detail::need_alignment(p, xpu_sim_site);                                                        \
-    T* const to = static_cast<T*>(p);                                                                          \
-    for (int i = 0; i < 16; ++i) {                                                                             \
-      if (mask >> i & 1) to[i] = v[i];                                                                         \
-    }                                                                                                          \
-  }                                                                                                            \
-  XPU_SIM_SIMD void vstore_##SPACE##_##V##_mz(void* p, V##_t v, int mask, XPU_SIM_SITE) {                      \
-    if (!::xpu_sim::detail::masked_stores_write_zero()) {                                                      \
-      return vstore_##SPACE##_##V##_mh(p, v, mask, xpu_sim_site);                                              \
-    }                                                                                                          \
-    ::xpu_sim::detail::store(p, ::xpu_sim::detail::select(::xpu_sim::detail::lanes32(mask), v, V##_t{}),       \
-                             xpu_sim_site);                                                                    \
+#define XPU_SIM_MEMORY(SPACE, V, T, M)                                                              \
+  XPU_SIM_SIMD V##_t vload_##SPACE##_##V(const void* p, XPU_SIM_SITE) {                             \
+    return ::xpu_sim::detail::load<V##_t>(p, xpu_sim_site);                                         \
+  }                                                                                                 \
+  XPU_SIM_SIMD V##_t vload_##SPACE##_##V##_mz(const void* p, M mask, XPU_SIM_SITE) {                \
+    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask),                         \
+                                     ::xpu_sim::detail::load<V##_t>(p, xpu_sim_site), V##_t{});     \
+  }                                                                                                 \
+  XPU_SIM_SIMD V##_t vload_##SPACE##_##V##_mh(const void* p, V##_t hold, M mask, XPU_SIM_SITE) {    \
+    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask),                         \
+                                     ::xpu_sim::detail::load<V##_t>(p, xpu_sim_site), hold);        \
+  }                                                                                                 \
+  XPU_SIM_SIMD void vstore_##SPACE##_##V(void* p, V##_t v, XPU_SIM_SITE) {                          \
+    ::xpu_sim::detail::store(p, v, xpu_sim_site);                                                   \
+  }                                                                                                 \
+  XPU_SIM_SIMD void vstore_##SPACE##_##V##_mh(void* p, V##_t v, M mask, XPU_SIM_SITE) {             \
+    ::xpu_sim::detail::store_lanes(p, v, mask, xpu_sim_site);                                       \
+  }                                                                                                 \
+  XPU_SIM_SIMD void vstore_##SPACE##_##V##_mz(void* p, V##_t v, M mask, XPU_SIM_SITE) {             \
+    ::xpu_sim::detail::store_or_zero(p, v, mask, xpu_sim_site);                                     \
+  }                                                                                                 \
+  XPU_SIM_SIMD void vload2_##SPACE(const void* p, V##_t& v0, V##_t& v1, XPU_SIM_SITE) {             \
+    ::xpu_sim::detail::load2(p, v0, v1, xpu_sim_site);                                              \
+  }                                                                                                 \
+  XPU_SIM_SIMD void vstore2_##SPACE(void* p, V##_t v0, V##_t v1, XPU_SIM_SITE) {                    \
+    ::xpu_sim::detail::store2(p, v0, v1, xpu_sim_site);                                             \
+  }                                                                                                 \
+  /* The hardware may swap the two vectors; a kernel that uses these must not care. */              \
+  XPU_SIM_SIMD void vload2_##SPACE##_unordered(const void* p, V##_t& v0, V##_t& v1, XPU_SIM_SITE) { \
+    ::xpu_sim::detail::load2(p, v1, v0, xpu_sim_site);                                              \
+  }                                                                                                 \
+  XPU_SIM_SIMD void vstore2_##SPACE##_unordered(void* p, V##_t v0, V##_t v1, XPU_SIM_SITE) {        \
+    ::xpu_sim::detail::store2(p, v1, v0, xpu_sim_site);                                             \
+  }
+// The mask has 32 bits: for lanes of 32 bits only.
+#define XPU_SIM_MASKED2(SPACE, V)                                                                           \
+  XPU_SIM_SIMD void vload2_##SPACE##_mz(const void* p, V##_t& v0, V##_t& v1, unsigned mask, XPU_SIM_SITE) { \
+    ::xpu_sim::detail::load2(p, v0, v1, mask, xpu_sim_site);                                                \
+  }
+// 32 floats of 16 bits as two vectors of float32. Unordered: those at even places, and those at odd ones.
+#define XPU_SIM_WIDENING(SPACE, H)                                                                                     \
+  XPU_SIM_SIMD void vload2_##SPACE(const H* p, float32x16_t& v0, float32x16_t& v1, XPU_SIM_SITE) {                     \
+    ::xpu_sim::detail::widen(p, v0, v1, 16, 1, xpu_sim_site);                                                          \
+  }                                                                                                                    \
+  XPU_SIM_SIMD void vload2_##SPACE##_mz(const H* p, float32x16_t& v0, float32x16_t& v1, unsigned mask, XPU_SIM_SITE) { \
+    ::xpu_sim::detail::widen(p, v0, v1, 16, 1, xpu_sim_site);                                                          \
+    v0 = ::xpu_sim::detail::select(::xpu_sim::detail::lanes32(mask & 0xFFFFu), v0, float32x16_t{});                    \
+    v1 = ::xpu_sim::detail::select(::xpu_sim::detail::lanes32(mask >> 16), v1, float32x16_t{});                        \
+  }                                                                                                                    \
+  XPU_SIM_SIMD void vstore2_##SPACE(H* p, float32x16_t v0, float32x16_t v1, XPU_SIM_SITE) {                            \
+    ::xpu_sim::detail::narrow(p, v0, v1, 16, 1, xpu_sim_site);                                                         \
+  }                                                                                                                    \
+  XPU_SIM_SIMD void vload2_##SPACE##_unordered(const H* p, float32x16_t& v0, float32x16_t& v1, XPU_SIM_SITE) {         \
+    ::xpu_sim::detail::widen(p, v0, v1, 1, 2, xpu_sim_site);                                                           \
+  }                                                                                                                    \
+  XPU_SIM_SIMD void vstore2_##SPACE##_unordered(H* p, float32x16_t v0, float32x16_t v1, XPU_SIM_SITE) {                \
+    ::xpu_sim::detail::narrow(p, v0, v1, 1, 2, xpu_sim_site);                                                          \
   }
 
-XPU_SIM_MEMORY(lm, int32_t, int32x16)
-XPU_SIM_MEMORY(lm, float, float32x16)
-XPU_SIM_MEMORY(sm, int32_t, int32x16)
-XPU_SIM_MEMORY(sm, float, float32x16)
+#define XPU_SIM_LM(V, T, M) XPU_SIM_MEMORY(lm, V, T, M)
+#define XPU_SIM_SM(V, T, M) XPU_SIM_MEMORY(sm, V, T, M)
+XPU_SIM_VECTORS(XPU_SIM_LM)
+XPU_SIM_VECTORS(XPU_SIM_SM)
+XPU_SIM_MASKED2(lm, int32x16)
+XPU_SIM_MASKED2(lm, uint32x16)
+XPU_SIM_MASKED2(lm, float32x16)
+XPU_SIM_MASKED2(sm, int32x16)
+XPU_SIM_MASKED2(sm, uint32x16)
+XPU_SIM_MASKED2(sm, float32x16)
+XPU_SIM_WIDENING(lm, float16)
+XPU_SIM_WIDENING(lm, bfloat16)
+XPU_SIM_WIDENING(sm, float16)
+XPU_SIM_WIDENING(sm, bfloat16)
+#undef XPU_SIM_SM
+#undef XPU_SIM_LM
+#undef XPU_SIM_WIDENING
+#undef XPU_SIM_MASKED2
 #undef XPU_SIM_MEMORY
-
-// Bytes whose mask bit is 0 keep what memory has.
-XPU_SIM_SIMD void vstore_lm_int8x64_mh(void* p, int8x64_t v, unsigned long long mask, XPU_SIM_SITE) {
-  ::xpu_sim::detail::need_alignment(p, xpu_sim_site);
-  int8_t* const to = static_cast<int8_t*>(p);
-  for (int i = 0; i < 64; ++i) {
-    if (mask >> i & 1) to[i] = v[i];
-  }
-}
-
-// Two vectors: 32 elements of 32 bits. Bits 0-15 of the mask are the first vector's.
-#define XPU_SIM_MEMORY2(SPACE, V)                                                                              \
-  XPU_SIM_SIMD void vload2_##SPACE(const void* p, V& v0, V& v1, XPU_SIM_SITE) {                                \
-    v0 = ::xpu_sim::detail::load<V>(p, xpu_sim_site);                                                          \
-    v1 = ::xpu_sim::detail::load<V>(static_cast<const char*>(p) + 64, xpu_sim_site);                           \
-  }                                                                                                            \
-  XPU_SIM_SIMD void vload2_##SPACE##_mz(const void* p, V& v0, V& v1, unsigned mask, XPU_SIM_SITE) {            \
-    const int low = static_cast<int>(mask & 0xFFFFu), high = static_cast<int>(mask >> 16);                     \
-    v0 = v1 = V{};                                                                                             \
-    if (low) {                                                                                                 \
-      v0 = ::xpu_sim::detail::load<V>(p, xpu_sim_site);                                                        \
-      v0 = ::xpu_sim::detail::select(::xpu_sim::detail::lanes32(low), v0, V{});                                \
-    }                                                                                                          \
-    if (high) {                                                                                                \
-      v1 = ::xpu_sim::detail::load<V>(static_cast<const char*>(p) + 64, xpu_sim_site);                         \
-      v1 = ::xpu_sim::detail::select(::xpu_sim::detail::lanes32(high), v1, V{});                               \
-    }                                                                                                          \
-  }                                                                                                            \
-  XPU_SIM_SIMD void vstore2_##SPACE(void* p, V v0, V v1, XPU_SIM_SITE) {                                       \
-    ::xpu_sim::detail::store(p, v0, xpu_sim_site);                                                             \
-    ::xpu_sim::detail::store(static_cast<char*>(p) + 64, v1, xpu_sim_site);                                    \
-  }
-
-XPU_SIM_MEMORY2(lm, int32x16_t)
-XPU_SIM_MEMORY2(lm, float32x16_t)
-XPU_SIM_MEMORY2(sm, int32x16_t)
-XPU_SIM_MEMORY2(sm, float32x16_t)
-#undef XPU_SIM_MEMORY2
-
-// The hardware may swap the two vectors; a kernel that uses it must not care.
-XPU_SIM_SIMD void vload2_lm_unordered(const void* p, float32x16_t& v0, float32x16_t& v1, XPU_SIM_SITE) {
-  vload2_lm(p, v1, v0, xpu_sim_site);
-}
-XPU_SIM_SIMD void vload2_lm_unordered(const void* p, int32x16_t& v0, int32x16_t& v1, XPU_SIM_SITE) {
-  vload2_lm(p, v1, v0, xpu_sim_site);
-}

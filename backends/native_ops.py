@@ -1,0 +1,26 @@
+"""What backends share whose kernels lie in a native library that exports each op under its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec_hal.backend import Capability
+from specdec_hal.ops import OPS
+from specdec_hal.ops.validate import Call
+
+_MOST_INT = 2**62
+"""Larger integer attributes (a token budget, a window) mean the same as this one, and an export takes 64 bits."""
+
+
+def capabilities(exports: Any, *, graph_safe: bool = False) -> dict[str, Capability]:
+    """Every op of the contract that the library exports, with the largest extents that it takes."""
+    return {
+        op: Capability(limits=dict(exports[f"{op}_limits"]().items()), graph_safe=graph_safe)
+        for op in OPS
+        if exports.implements_function(op)
+    }
+
+
+def attributes(call: Call) -> list[int]:
+    """The attributes as an export takes them."""
+    return [min(int(value), _MOST_INT) for value in call.attrs.values()]

@@ -1,0 +1,224 @@
+"""Drafts of this project inside engines, beside the engines' own, in turns in one run.
+
+``python benchmarks/engines.py transformers --out benchmarks/results/cpu-engines-transformers.json``, and ``vllm`` in an
+environment that holds vLLM (`make engine-test` makes one: build/engine-venv), and ``llama.cpp``. Tokens per second over
+a set of prompts, one request at a time and four together; greedy, and every token compared with the engine's plain
+decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import engine_inputs
+from record import write
+
+from specdec_hal.bench.timing import Figures
+
+K, LONGEST, SHORTEST = 8, 4, 2  # drafts, and the n-grams looked up, on every side
+Tokens = list[list[int]]
+Decode = Callable[[Tokens], Tokens]
+"""Continues a batch of prompts, greedily, by the run's number of tokens."""
+LLAMA_CPP = "llama.cpp"
+PLAIN, THEIRS, OURS = "plain", "theirs", "ours"
+
+
+@contextmanager
+def transformers(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[str, Decode], dict[str, str]]]:
+    """`generate` plain, with prompt look-up (one request only), and with this project's."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from specdec_hal.compat.transformers import generate
+
+    torch.set_num_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # all requests are equally long
+    how = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+
+    def decode(prompts: Tokens, **more: Any) -> Tokens:
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        out: Tokens = model.generate(ids, attention_mask=mask, **how, **more)[:, width:].tolist()
+        return out
+
+    yield (
+        AutoTokenizer.from_pretrained(path),
+        {
+            PLAIN: decode,
+            THEIRS: lambda p: decode(p, prompt_lookup_num_tokens=K, max_matching_ngram_size=LONGEST),
+            OURS: lambda p: decode(p, custom_generate=generate, num_speculative_tokens=K),
+        },
+        {THEIRS: "prompt look-up", "transformers": importlib.metadata.version("transformers")},
+    )
+
+
+@contextmanager
+def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[str, Decode], dict[str, str]]]:
+    """vLLM plain, with its n-gram look-up, and with this project's proposer: an engine each, all alive."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
+    from transformers import PreTrainedTokenizerFast
+    from vllm import LLM, SamplingParams
+
+    theirs = {"method": "ngram", "prompt_lookup_max": LONGEST, "prompt_lookup_min": SHORTEST}
+    ours = {"method": "custom_class", "model": "specdec_hal.compat.vllm.NgramProposer"}
+    methods = {PLAIN: None, THEIRS: theirs, OURS: ours}
+    engines = {
+        name: LLM(
+            str(path),
+            dtype="float32",
+            max_model_len=2048,
+            max_num_seqs=4,
+            gpu_memory_utilization=0.2,  # of the machine's memory, in the CPU build
+            enable_prefix_caching=False,
+            speculative_config=None if method is None else {**method, "num_speculative_tokens": K},
+        )
+        for name, method in methods.items()
+    }
+    sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
+
+    def decoder(engine: Any) -> Decode:
+        def decode(prompts: Tokens) -> Tokens:
+            requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+            return [list(out.outputs[0].token_ids) for out in engine.generate(requests, sampling, use_tqdm=False)]
+
+        return decode
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
+    decoders = {name: decoder(engine) for name, engine in engines.items()}
+    try:
+        yield tokenizer, decoders, {THEIRS: "vLLM's n-gram", "vllm": importlib.metadata.version("vllm-cpu")}
+    finally:
+        for engine in engines.values():
+            engine.llm_engine.engine_core.shutdown()
+
+
+@contextmanager
+def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[str, Decode], dict[str, str]]]:
+    """llama.cpp in a loop of one token a pass, and this project's runner over it, without drafts and with them."""
+    import numpy as np
+
+    import specdec_hal as sd
+    from specdec_hal.config import parse
+    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model, load_tokenizer
+
+    backend, tokenizer = "xpu_sim", load_tokenizer(path)
+    bare = load_model(path, threads=threads, bit_stable=False)
+    bare.allocate(1, 2048)
+
+    def loop(prompts: Tokens) -> Tokens:
+        outputs = []
+        for prompt in prompts:
+            text, fed, at = list(prompt), list(prompt), 0
+            while len(text) < len(prompt) + new_tokens:
+                segment = Segment(0, 0, len(fed), at, outputs=1)
+                tickets = bare.forward(ForwardBatch(np.array(fed), [segment]))[FINAL_NORM]
+                at += len(fed)
+                fed = [int(bare.compute_logits(tickets[-1:])[0].argmax())]
+                text += fed
+            outputs.append(text[len(prompt) :])
+        return outputs
+
+    def run(speculative: dict[str, Any]) -> Decode:
+        config = parse({"speculative": speculative, "runner": {"max_num_seqs": 4, "max_model_len": 2048}})
+        model = load_model(path, threads=threads)
+        model.config = replace(model.config, eos_token_ids=())  # all requests are equally long
+        runner = sd.ModelRunner(config, sd.get_backend(backend), model, tokenizer)
+
+        def decode(prompts: Tokens) -> Tokens:
+            for at, prompt in enumerate(prompts):
+                params = sd.SamplingParams(max_new_tokens=new_tokens)
+                runner.add_request(sd.Request(str(at), prompt, params))
+            outputs = runner.run()
+            return [list(outputs[str(at)].token_ids) for at in range(len(prompts))]
+
+        return decode
+
+    # A pass of nine rows costs five times one of one row here, so that drafts have to be long and sure.
+    drafts, ngram = 16, {"max_ngram_size": LONGEST, "min_ngram_size": LONGEST, "use_index": True}
+    yield (
+        lambda text: {"input_ids": tokenizer.encode(text)},
+        {
+            PLAIN: loop,
+            "plain in the runner": run({"method": "naive"}),
+            OURS: run({"method": "ngram", "num_speculative_tokens": drafts, "ngram": ngram}),
+        },
+        {"xllamacpp": importlib.metadata.version("xllamacpp"), "drafts, n-grams": f"{drafts}, {LONGEST}"},
+    )
+
+
+def compare(decoders: dict[str, Decode], batches: list[Tokens], repeat: int) -> dict[str, Any]:
+    """Every way of decoding over all batches, in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in decoders}
+    outputs: dict[str, list[Tokens]] = {}
+    for turn in range(repeat + 1):  # the first warms up
+        for name, decode in decoders.items():
+            start = time.perf_counter()
+            outputs[name] = [decode(batch) for batch in batches]
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    rows = {name: [tokens for batch in batches_ for tokens in batch] for name, batches_ in outputs.items()}
+    count = sum(map(len, rows[PLAIN]))
+    figures: dict[str, Any] = {
+        name: {
+            "tokens_per_second": round(count / median(times), 1),
+            "seconds": {key: round(value, 3) for key, value in asdict(Figures.of(times)).items()},
+            "requests_with_plain_tokens": sum(a == b for a, b in zip(rows[name], rows[PLAIN], strict=True)),
+        }
+        for name, times in seconds.items()
+    }
+    for name in decoders.keys() - {OURS}:
+        pairs = zip(seconds[name], seconds[OURS], strict=True)
+        figures[f"ours against {name}"] = round(median(other / mine for other, mine in pairs), 3)
+    return {"requests": len(rows[PLAIN]), "tokens": count, **figures}
+
+
+def run(engine: str, path: Path, new_tokens: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One engine with one model: both sets of prompts, alone and in batches of four."""
+    opened = {"transformers": transformers, "vllm": vllm, LLAMA_CPP: llama_cpp}[engine](path, new_tokens, args.threads)
+    figures: dict[str, Any] = {}
+    with opened as (tokenizer, decoders, about):
+        for group, texts in engine_inputs.prompts().items():
+            prompts = [tokenizer(text)["input_ids"] for text in texts[: args.prompts]]
+            for size in (1, 4) if engine != LLAMA_CPP else (1,):
+                batches = [prompts[at : at + size] for at in range(0, len(prompts), size)]
+                # The assisted decoding of transformers knows no batches.
+                able = {
+                    n: d for n, d in decoders.items() if not (engine == "transformers" and size > 1 and n == THEIRS)
+                }
+                figures[f"{group}, {size} at a time"] = compare(able, batches, args.repeat)
+                print(group, size, {k: v for k, v in figures[f"{group}, {size} at a time"].items() if "against" in k})
+    return {**about, "new_tokens": new_tokens, **figures}
+
+
+def main() -> None:
+    """One engine, all models."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", choices=["transformers", "vllm", LLAMA_CPP])
+    parser.add_argument("--models", nargs="+", help="of tiny-py-lm and SmolLM2-135M-Instruct; both without it")
+    parser.add_argument("--new-tokens", type=int, nargs=2, default=[256, 96], help="for the one and for the other")
+    parser.add_argument("--prompts", type=int, help="of each set; all without it")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found = engine_inputs.gguf_files() if args.engine == LLAMA_CPP else engine_inputs.models()
+    models = zip(found.items(), args.new_tokens, strict=True)
+    wanted = [(name, path, tokens) for (name, path), tokens in models if not args.models or name in args.models]
+    figures = {name: run(args.engine, path, tokens, args) for name, path, tokens in wanted}
+    write({"threads": args.threads, "drafts": K, "ngrams": [LONGEST, SHORTEST], **figures}, args.out)
+
+
+if __name__ == "__main__":
+    main()

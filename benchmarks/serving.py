@@ -1,0 +1,325 @@
+"""The HTTP server under load, beside the engine alone and vLLM: throughput, time to first token, time between tokens.
+
+``python benchmarks/serving.py --out benchmarks/results/serving-cpu.json``. All servers stay up and are loaded in turns,
+so that figures of one round share the machine's state. `--vllm` names an environment with vLLM's CPU build
+(`make engine-test` makes build/engine-venv); where it is missing the document says so.
+
+- `load`: 1, 4 and 16 clients that ask one request after the other, plainly and with n-gram drafts.
+- `logprobs`: 8 clients, without log-probabilities, with each token's, and with 20 alternatives.
+- `output_path`: 8 requests at once in the engine alone, which makes neither text nor frames, in one process with HTTP,
+  and in three processes.
+- `frames`: encoding and decoding of one step's output for 256 slots, in microseconds; `frame_writer`: what making the
+  frame takes of the engine's step, encoding included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+import timeit
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import record
+from serving_load import ROOT, Answer, closed_loop, server
+
+CLIENTS = (1, 4, 16)
+TOGETHER = 8
+PROMPTS = ("edit_function", "completion", "prose", "unique")
+NAIVE = ("--set", "speculative.method=naive", "--set", "speculative.num_speculative_tokens=0")
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
+
+
+def bodies(count: int, new_tokens: int, **more: Any) -> list[dict[str, Any]]:
+    """Greedy requests over the example prompts, in turns."""
+    texts = [(ROOT / f"examples/prompts/{name}.txt").read_text().removesuffix("\n") for name in PROMPTS]
+    whole = {"max_tokens": new_tokens, "temperature": 0, "return_token_ids": True, **more}
+    return [{"prompt": texts[at % len(texts)], **whole} for at in range(count)]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, and what one in a hundred exceeds, in ms."""
+    return {"p50_ms": 1e3 * float(np.percentile(values, 50)), "p99_ms": 1e3 * float(np.percentile(values, 99))}
+
+
+class Measured:
+    """Rounds of one kind of load on one server."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.answers: list[Answer] = []
+
+    def add(self, answers: list[Answer], seconds: float) -> None:
+        """One round."""
+        broken = [answer for answer in answers if not answer.ok]
+        assert not broken, f"{len(broken)} requests failed, the first with {broken[0].status} {broken[0].error}"
+        self.rates.append(sum(sum(answer.tokens) for answer in answers) / seconds)
+        self.answers += answers
+
+    def figures(self) -> dict[str, Any]:
+        """For the document."""
+        return {
+            "tokens_per_second": statistics.median(self.rates),
+            "rounds": [round(rate, 1) for rate in self.rates],
+            "time_to_first_token": spread([answer.times[0] for answer in self.answers]),
+            "inter_token_latency": spread([gap for answer in self.answers for gap in answer.gaps]),
+        }
+
+
+def loaded(urls: dict[str, str], clients: int, wanted: dict[str, list[dict[str, Any]]], rounds: int) -> dict[str, Any]:
+    """Each kind of load on its server, in turns; `wanted`: requests by kind, `urls`: the server of each kind."""
+    measured = {kind: Measured() for kind in wanted}
+    for at in range(rounds + 1):
+        for kind, requests in wanted.items():
+            answers, seconds = asyncio.run(closed_loop(urls[kind], requests, clients))
+            if at:  # the first warms up
+                measured[kind].add(answers, seconds)
+    return {kind: one.figures() for kind, one in measured.items()}
+
+
+# ---- the engine alone
+
+
+def engine_alone(new_tokens: int) -> None:
+    """A process that decodes TOGETHER requests whenever it gets a line, and prints tokens per second."""
+    import specdec_hal as sd
+    from specdec_hal.runner import ModelRunner, Request, SamplingParams
+
+    runtime = sd.load(ROOT / "configs/serve.yaml")
+    tokenizer = runtime.load_tokenizer()
+    runner = ModelRunner(runtime.config, runtime.backend, runtime.load_model(), registry=runtime.registry)
+    params = SamplingParams(max_new_tokens=new_tokens)
+    prompts = [tokenizer.encode(body["prompt"]) for body in bodies(3 * TOGETHER, new_tokens)]
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        for at, prompt in enumerate(prompts):
+            runner.add_request(Request(str(at), prompt, params))
+        tokens = sum(len(output.token_ids) for output in runner.run().values())
+        print(tokens / (time.perf_counter() - start), flush=True)
+
+
+@contextmanager
+def engine_process(new_tokens: int) -> Iterator[Any]:
+    """A function that has the engine alone decode once: tokens per second."""
+    command = [sys.executable, __file__, "--engine-alone", "--new-tokens", str(new_tokens)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        sent, got = process.stdin, process.stdout
+
+        def once() -> float:
+            sent.write("\n")
+            sent.flush()
+            return float(got.readline())
+
+        yield once
+        process.kill()
+
+
+def output_path(new_tokens: int, rounds: int) -> dict[str, Any]:
+    """Tokens per second of TOGETHER requests at once: the engine, one process, three."""
+    rates: dict[str, list[float]] = {"engine": [], "one_process": [], "three_processes": []}
+    with ExitStack() as stack:
+        engine = stack.enter_context(engine_process(new_tokens))
+        urls = {
+            "one_process": stack.enter_context(server())[1],
+            "three_processes": stack.enter_context(server("--split"))[1],
+        }
+        for at in range(rounds + 1):
+            found = {"engine": engine()}
+            for name, url in urls.items():
+                answers, seconds = asyncio.run(closed_loop(url, bodies(3 * TOGETHER, new_tokens), TOGETHER))
+                found[name] = sum(sum(answer.tokens) for answer in answers) / seconds
+            if at:
+                for name, rate in found.items():
+                    rates[name].append(rate)
+    figures: dict[str, Any] = {
+        name: {"tokens_per_second": statistics.median(r), "rounds": r} for name, r in rates.items()
+    }
+    base = figures["engine"]["tokens_per_second"]
+    for name in urls:
+        figures[name]["overhead"] = 1 - figures[name]["tokens_per_second"] / base
+    return figures
+
+
+# ---- frames
+
+
+def frames(repeats: int) -> dict[str, Any]:
+    """Microseconds to encode and decode a step of 256 slots with three drafts, half of them accepted."""
+    from specdec_hal.output import FrameKind, OutputFrame
+    from specdec_hal.output.frame import NOTHING
+
+    rng, slots, most = np.random.default_rng(0), 256, 4
+    counts = rng.integers(1, most + 1, slots)
+    total = int(counts.sum())
+    emitted, mask = rng.integers(0, 1 << 20, (slots, most)), np.arange(most) < counts[:, None]
+    numbers, starts, drafted, listed = list(range(slots)), [40] * slots, [3] * slots, counts.tolist()
+    flags = bytes(total)
+    found = {}
+    for top in (None, 0, 5, 20):
+        n = 1 + (top or 0)
+        ids, scores = rng.integers(0, 1 << 20, (total, n)), rng.normal(size=(total, n)).astype("<f4")
+        ranks = rng.integers(1, 99, total)
+
+        def encode(
+            top: int | None = top, n: int = n, ids: Any = ids, scores: Any = scores, ranks: Any = ranks
+        ) -> bytes:
+            tokens = emitted[mask] if top is None else ids
+            more = (NOTHING, NOTHING) if top is None else (scores.data, ranks.data)
+            frame = OutputFrame(
+                1, 1, FrameKind.TARGET, n, most, numbers, starts, listed, drafted, flags, tokens.data, *more
+            )
+            return frame.encode()
+
+        data = encode()
+
+        def receive(data: bytes = data) -> Any:
+            frame = OutputFrame.decode(data)
+            return frame.emitted
+
+        times = {
+            name: statistics.median(timeit.repeat(call, number=100, repeat=repeats)) * 1e4
+            for name, call in (("encode_us", encode), ("decode_us", receive))
+        }
+        found["none" if top is None else f"top_{top}"] = {**times, "bytes": len(data)}
+    return found
+
+
+class _Stub:
+    """A request under way, as a frame writer sees it."""
+
+    def __init__(self, name: str) -> None:
+        from specdec_hal.runner import SamplingParams
+
+        self.request = SimpleNamespace(request_id=name, params=SamplingParams())
+        self.prompt_len, self.max_new_tokens, self.queue_s, self.finish_reason = 3, 99, 0.0, None
+        self.token_ids, self.accepted_draft, self.logprobs = [1] * 40, [False] * 40, list[Any]()
+        self.steps = self.drafted = self.accepted = 0
+
+
+def writing(repeats: int) -> dict[str, Any]:
+    """Microseconds of an engine's step that a frame writer takes with 256 slots: told slot by slot, then sent."""
+    from specdec_hal.output import FrameWriter
+
+    rng, slots, most = np.random.default_rng(0), 256, 4
+    requests = [_Stub(str(slot)) for slot in range(slots)]
+    sizes = SimpleNamespace(symbols={"S": most, "M": slots})
+    runner: Any = SimpleNamespace(state=sizes, streams=requests, end_tokens=[0])
+    writer = FrameWriter(runner, lambda data: True)
+    writer.flush()
+    counts = rng.integers(1, most + 1, slots, dtype=np.int32)
+    flags = [[True] * count for count in counts.tolist()]
+    found = {}
+    for top in (None, 0, 5):
+        shape = (slots * most, 1 + (top or 0))
+        scores = None if top is None else {
+            "cu_batch_token_offset": np.concatenate([[0], np.cumsum(counts)]), "ids": rng.integers(0, 99, shape),
+            "logprobs": rng.normal(size=shape).astype("<f4"), "ranks": rng.integers(1, 99, len(shape) * slots * 2),
+        }  # fmt: skip
+        report: Any = SimpleNamespace(emitted=rng.integers(0, 99, (slots, most)), counts=counts, scores=scores)
+        told, sent = list[float](), list[float]()
+        for _ in range(20 * repeats):
+            start = time.perf_counter()
+            for slot, request in enumerate(requests):
+                writer.gained(request, slot, flags[slot], 3)  # type: ignore[arg-type]
+            middle = time.perf_counter()
+            writer.stepped(report)
+            told.append(1e6 * (middle - start))
+            sent.append(1e6 * (time.perf_counter() - middle))
+        name = "none" if top is None else f"top_{top}"
+        found[name] = {"told_us": statistics.median(told), "sent_us": statistics.median(sent)}
+    return found
+
+
+# ---- vLLM
+
+
+@contextmanager
+def vllm(folder: Path, *arguments: str) -> Iterator[str]:
+    """vLLM's server over the embedded model; its address."""
+    import httpx
+
+    port = 8100 + len(arguments)
+    command = [folder / "bin/vllm", "serve", ROOT / "models/tiny-py-lm", "--port", str(port), "--dtype", "float32",
+               "--max-num-seqs", "16", "--max-model-len", "2048", *arguments]  # fmt: skip
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            for _ in range(600):
+                assert process.poll() is None, "vLLM's server does not start; run its command by hand to see why"
+                try:
+                    if httpx.get(f"{url}/health").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    time.sleep(1)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--vllm", type=Path, default=ROOT / "build/engine-venv", metavar="ENVIRONMENT")
+    parser.add_argument("--only", choices=("load", "logprobs", "output_path", "frames"), help="one part")
+    parser.add_argument("--engine-alone", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.engine_alone:
+        engine_alone(args.new_tokens)
+        return
+    figures: dict[str, Any] = {"new_tokens": args.new_tokens}
+    if args.only in (None, "frames"):
+        figures["frames"] = frames(7 * args.rounds)
+        figures["frame_writer"] = writing(7 * args.rounds)
+    if args.only in (None, "output_path"):
+        figures["output_path"] = output_path(args.new_tokens, args.rounds)
+    if args.only in (None, "logprobs"):
+        with server() as (_, url):
+            kinds = {"none": {}, "top_0": {"logprobs": 0}, "top_20": {"logprobs": 20}}
+            wanted = {kind: bodies(3 * TOGETHER, args.new_tokens, **more) for kind, more in kinds.items()}
+            found = loaded(dict.fromkeys(kinds, url), TOGETHER, wanted, args.rounds)
+        for kind in ("top_0", "top_20"):
+            found[kind]["cost"] = 1 - found[kind]["tokens_per_second"] / found["none"]["tokens_per_second"]
+        figures["logprobs"] = found
+    if args.only in (None, "load"):
+        figures["load"] = load(args)
+    record.write(figures, args.out)
+
+
+def load(args: argparse.Namespace) -> dict[str, Any]:
+    """CLIENTS, plainly and with drafts, here and in vLLM."""
+    slots = ("--set", f"runner.max_num_seqs={max(CLIENTS)}")
+    with ExitStack() as stack:
+        urls = {
+            "ours_plain": stack.enter_context(server(*slots, *NAIVE))[1],
+            "ours_ngram": stack.enter_context(server(*slots))[1],
+        }
+        peer = (args.vllm / "bin/vllm").exists()
+        if peer:
+            urls["vllm_plain"] = stack.enter_context(vllm(args.vllm))
+            urls["vllm_ngram"] = stack.enter_context(vllm(args.vllm, "--speculative-config", NGRAM))
+        found: dict[str, Any] = {
+            "vllm": "measured" if peer else f"not measured: no {args.vllm}/bin/vllm; make engine-test"
+        }
+        for clients in CLIENTS:
+            requests = bodies(max(4, 2 * clients), args.new_tokens)
+            found[str(clients)] = loaded(urls, clients, dict.fromkeys(urls, requests), args.rounds)
+    return found
+
+
+if __name__ == "__main__":
+    main()

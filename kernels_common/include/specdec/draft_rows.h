@@ -1,0 +1,33 @@
+// Rows of the draft model, and the tokens that a slot reports with them (contract, section 7).
+#pragma once
+
+#include "specdec/integers.h"
+
+namespace specdec {
+
+// `next`: rows of the draft model. `batch`: reported tokens; the first of a prefilled slot is the target's.
+struct DraftShare {
+  int64_t next, batch;
+
+  SPECDEC_HD bool has_first() const { return batch > next; }
+};
+
+SPECDEC_HD DraftShare draft_share(int32_t slt, int32_t enc, int64_t row_count) {
+  if (enc > 0) return {1, 2};
+  const int64_t rows = clamp64(slt, 0, row_count);
+  return {rows, rows};
+}
+
+// Where the draft model's rows of a slot lie in either order: `count` of them, as far as both have room.
+struct DraftRows {
+  int64_t source, place, count;
+};
+
+// `next`, `batch`: what the slots before add up to.
+SPECDEC_HD DraftRows draft_rows(const DraftShare& share, int64_t next, int64_t batch, int64_t row_count,
+                                int64_t capacity) {
+  const int64_t place = batch + share.has_first();
+  return {next, place, max64(min64(share.next, min64(row_count - next, capacity - place)), 0)};
+}
+
+}  // namespace specdec

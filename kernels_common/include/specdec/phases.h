@@ -1,0 +1,94 @@
+// The phases of a request that thinks before it answers (contract, section 8): limits of each, and the token behind
+// thinking.
+#pragma once
+
+#include "specdec/contract.h"
+#include "specdec/integers.h"
+
+namespace specdec {
+
+template <typename Tokens>
+SPECDEC_HD bool contains(Tokens& tokens, int64_t count, int64_t token) {
+  bool found = false;
+  for (int64_t i = 0; i < count && !found; ++i) found = tokens[i] == token;
+  return found;
+}
+
+// A request's limits, negative for none, and the sizes of what goes with them.
+struct ThinkingLimits {
+  int64_t think_end_id, inject_count, end_count;
+  int32_t max_think, max_reply;
+
+  SPECDEC_HD bool any() const { return max_think >= 0 || max_reply >= 0; }
+  // Tokens of the text that ends thinking.
+  SPECDEC_HD int64_t text_size() const { return max64(inject_count, 1); }
+};
+
+// `token` takes the place of the emitted one at `at`; the number of emitted tokens if none is replaced.
+struct Replacement {
+  int64_t at, token;
+};
+
+// Inout: `status`, the slot's limit_status. `tokens[i]`, i < count, are the tokens emitted behind `step` others;
+// `ends` the end tokens, `inject` the text.
+template <typename Tokens, typename Ends, typename Inject>
+SPECDEC_HD Replacement limit_thinking_slot(int32_t* status, const ThinkingLimits& limits, int64_t step, int64_t count,
+                                           Tokens& tokens, Ends& ends, Inject& inject) {
+  const int64_t size = limits.text_size();
+  int64_t now = max64(*status, 0);
+  Replacement replaced = {count, 0};
+  for (int64_t i = 0; i < count && replaced.at == count; ++i) {
+    const int64_t token = tokens[i];
+    if (now == 0) {
+      if (token == limits.think_end_id) {
+        now = size + 1;
+        continue;
+      }
+      if (limits.max_think < 0) continue;
+      // Steps beyond an int32 are behind every limit.
+      const bool full = min64(step, kInt32Max) + i >= limits.max_think;
+      if (!full && !contains(ends, limits.end_count, token)) continue;
+      now = 1;
+    }
+    int64_t wanted = token;
+    if (now <= size) {
+      wanted = limits.inject_count > 0 ? inject[now - 1] : limits.think_end_id;
+      ++now;
+    } else if (limits.max_reply >= 0 && now - size - 1 >= limits.max_reply && limits.end_count > 0 &&
+               !contains(ends, limits.end_count, token)) {
+      wanted = ends[0];
+    } else {
+      now = min64(now + 1, kInt32Max);
+    }
+    if (wanted != token) replaced = {i, wanted};
+  }
+  *status = static_cast<int32_t>(now);
+  return replaced;
+}
+
+// Values of reasoning_status.
+constexpr int32_t kThinking = 0, kThinkEndSeen = 1, kConstrained = 2, kReasoned = 3;
+
+// What reasoning_status becomes. `text` is a row of token_ids_all.
+template <typename Text>
+SPECDEC_HD int32_t next_reasoning_status(int32_t status, bool thinks, int32_t enc, int64_t step_idx,
+                                         const History& history, Text& text, int64_t think_end, int64_t line_break) {
+  if (status == kConstrained) return kReasoned;
+  if (status != kThinking && status != kThinkEndSeen) return status;
+  if (status == kThinking && !thinks && enc > 0 && step_idx <= 0) return kConstrained;
+  bool seen = false;
+  for (int64_t i = max64(history.end - 4, history.prompt_end); i < history.end; ++i) {
+    seen = seen || text[i] == think_end;
+  }
+  if (status == kThinking && !seen) return kThinking;
+  if (history.end - history.prompt_end < 4) return kThinkEndSeen;
+  const int64_t end = history.end;
+  const bool boundary = text[end - 4] == line_break && text[end - 3] == think_end && text[end - 2] == line_break &&
+                        text[end - 1] == line_break;
+  return boundary ? kConstrained : seen ? kThinkEndSeen : kReasoned;
+}
+
+// What forbidden logits become.
+SPECDEC_HD float masked_logit(FloatType type) { return type == FloatType::kFloat16 ? -1e4f : -1e10f; }
+
+}  // namespace specdec

@@ -1,0 +1,22 @@
+// Exports what backends/cuda must know to allocate an n-gram index.
+#include "../ops/ngram_workspace.h"
+
+#include <tvm/ffi/function.h>
+
+#include "specdec/ngram_compact.h"
+
+namespace specdec::cuda {
+namespace {
+
+// Bytes of a row for histories of up to `row_width` tokens; those of fewer than `index_from` are searched.
+int64_t ngram_index_bytes(int64_t row_width, int64_t min_ngram_size, int64_t max_ngram_size, int64_t index_from) {
+  if (row_width < index_from) return kNoIndexBytes;
+  return CompactLayout(row_width, static_cast<int>(min_ngram_size), static_cast<int>(max_ngram_size)).row_bytes();
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(ngram_index_bytes, ngram_index_bytes)
+
+int64_t ngram_index_alignment() { return kIndexAlignment; }
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(ngram_index_alignment, ngram_index_alignment)
+
+}  // namespace
+}  // namespace specdec::cuda

@@ -1,0 +1,110 @@
+// draft_model_preprocess, draft_model_update and draft_model_postprocess: a thread a slot. The first two are one block,
+// because has_running, and the places of the draft model's tokens, are results of all slots.
+#include "slot_launch.cuh"
+#include "specdec/draft_model.h"
+#include "specdec_ops/draft_model_postprocess.h"
+#include "specdec_ops/draft_model_preprocess.h"
+#include "specdec_ops/draft_model_update.h"
+
+namespace specdec::cuda {
+
+template <typename Args>
+__device__ __forceinline__ DraftSlot load_draft_slot(const Args& a, int64_t b) {
+  return {a.step_idx[b], a.seq_lens_encoder[b], a.seq_lens_decoder[b], a.seq_lens_this_time[b], a.stop_flags[b]};
+}
+
+template <typename Args>
+__device__ __forceinline__ void store_draft_slot(const Args& a, int64_t b, const DraftSlot& slot) {
+  a.step_idx[b] = slot.step_idx;
+  a.seq_lens_encoder[b] = slot.enc;
+  a.seq_lens_decoder[b] = slot.dec;
+  a.seq_lens_this_time[b] = slot.slt;
+}
+
+// All threads of the block.
+__device__ __forceinline__ void tell_running(bool mine, Flag* has_running) {
+  const bool running = __syncthreads_or(mine) != 0;
+  if (threadIdx.x == 0) has_running[0] = running;
+}
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
+    draft_model_preprocess_kernel(const __grid_constant__ DraftModelPreprocessArgs a) {
+  wait_for_previous();
+  let_next_start();
+  bool running = false;
+  for (int64_t b = threadIdx.x; b < a.B; b += Shape::kThreads) {
+    DraftSlot slot = load_draft_slot(a, b);
+    const BaseSlot base = {a.base_model_step_idx[b], a.max_dec_len[b],     a.base_model_seq_lens_decoder[b],
+                           a.accept_num[b],          a.draft_token_num[b], a.base_model_stop_flags[b]};
+    const AcceptedMoves moves = start_drafts(&slot, base, a.I_cap, a.S);
+    const int64_t* accepted = a.accept_tokens + b * a.S;
+    int64_t* to = moves.in_chunk ? a.input_ids + b * a.I_cap + slot.enc - 1 : a.draft_tokens + b * a.S;
+    for (int64_t i = 0; i < moves.count; ++i) to[i] = accepted[i];
+    for (int64_t i = 1; i < a.S; ++i) a.base_model_draft_tokens[b * a.S + i] = -1;
+    store_draft_slot(a, b, slot);
+    a.stop_flags[b] = slot.stopped;
+    running = running || !slot.stopped;
+  }
+  tell_running(running, a.has_running);
+}
+
+template <typename Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
+    draft_model_update_kernel(const __grid_constant__ DraftModelUpdateArgs a) {
+  wait_for_previous();
+  let_next_start();
+  const int64_t first = int64_t{threadIdx.x} * Shape::kEach, end = min64(first + Shape::kEach, a.B);
+  Sums<1> active;
+  active.clear();
+  for (int64_t b = first; b < end; ++b) active.of[0] += a.seq_lens_this_time[b] > 0;
+  int64_t rank = scan_slots<Shape>(active).before.of[0];
+  bool running = false;
+  for (int64_t b = first; b < end; ++b) {
+    DraftSlot slot = load_draft_slot(a, b);
+    if (slot.slt <= 0) continue;
+    const int64_t token = rank < a.R_cap ? a.inter_next_tokens[rank] : -1;
+    ++rank;
+    const bool taken = advance_drafts(&slot, token, a.substep, a.draft_token_num[b], a.max_dec_len[b], a.S);
+    if (taken) a.draft_tokens[b * a.S] = token;
+    if (a.substep + 1 < a.S) a.base_model_draft_tokens[b * a.S + a.substep + 1] = taken ? token : -1;
+    store_draft_slot(a, b, slot);
+    running = running || slot.slt > 0;
+  }
+  tell_running(running, a.has_running);
+}
+
+constexpr unsigned kCountThreads = 128;
+
+__global__ void __launch_bounds__(kCountThreads)
+    draft_model_postprocess_kernel(const __grid_constant__ DraftModelPostprocessArgs a) {
+  wait_for_previous();
+  let_next_start();
+  const int64_t b = int64_t{blockIdx.x} * kCountThreads + threadIdx.x;
+  if (b >= a.B) return;
+  const int64_t* drafts = a.draft_tokens + b * a.S + 1;
+  a.seq_lens_this_time[b] = drafted_tokens(a.seq_lens_this_time[b], a.seq_lens_encoder[b], a.seq_lens_decoder[b],
+                                           a.stop_flags[b], drafts, a.S - 1);
+}
+
+void draft_model_preprocess(const DraftModelPreprocessArgs& a, cudaStream_t stream) {
+  with_slot_shape(a.B, [&](auto shape) {
+    launch("draft_model_preprocess", stream, {1, shape.kThreads}, draft_model_preprocess_kernel<decltype(shape)>, a);
+  });
+}
+SPECDEC_OP(draft_model_preprocess, kLimits)
+
+void draft_model_update(const DraftModelUpdateArgs& a, cudaStream_t stream) {
+  with_slot_shape(a.B, [&](auto shape) {
+    launch("draft_model_update", stream, {1, shape.kThreads}, draft_model_update_kernel<decltype(shape)>, a);
+  });
+}
+SPECDEC_OP(draft_model_update, kLimits)
+
+void draft_model_postprocess(const DraftModelPostprocessArgs& a, cudaStream_t stream) {
+  launch("draft_model_postprocess", stream, {blocks_for(a.B, kCountThreads), kCountThreads},
+         draft_model_postprocess_kernel, a);
+}
+SPECDEC_OP(draft_model_postprocess, kLimits)
+
+}  // namespace specdec::cuda

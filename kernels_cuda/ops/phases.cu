@@ -1,0 +1,73 @@
+// limit_thinking: a thread a slot. reasoning_constraint: a block a slot, which masks the slot's row where there is one
+// to mask, once in a request.
+#include "launch.cuh"
+#include "ops.h"
+#include "specdec/phases.h"
+#include "specdec/row_floats.h"
+#include "specdec_ops/limit_thinking.h"
+#include "specdec_ops/reasoning_constraint.h"
+#include "warp.cuh"
+
+namespace specdec::cuda {
+
+constexpr unsigned kLimitThreads = 128;
+
+__global__ void __launch_bounds__(kLimitThreads) limit_thinking_kernel(const __grid_constant__ LimitThinkingArgs a) {
+  wait_for_previous();
+  let_next_start();
+  const int64_t b = int64_t{blockIdx.x} * kLimitThreads + threadIdx.x;
+  if (b >= a.M || a.stop_flags[b]) return;
+  const ThinkingLimits limits = {a.think_end_id, a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b]};
+  const int64_t count = clamp64(a.accept_num[b], 0, a.S);
+  if (!limits.any() || count == 0) return;
+  int64_t* tokens = a.accept_tokens + b * a.S;
+  int32_t status = a.limit_status[b];
+  const int64_t* ends = a.end_tokens;
+  const int64_t* inject = a.inject_token_ids;
+  const Replacement replaced = limit_thinking_slot(&status, limits, a.step_idx[b], count, tokens, ends, inject);
+  a.limit_status[b] = status;
+  if (replaced.at == count) return;
+  tokens[replaced.at] = replaced.token;
+  for (int64_t i = replaced.at + 1; i < a.S; ++i) tokens[i] = -1;
+  a.accept_num[b] = static_cast<int32_t>(replaced.at + 1);
+}
+
+constexpr unsigned kMaskThreads = 512;
+
+template <class L>
+__global__ void __launch_bounds__(kMaskThreads)
+    reasoning_constraint_kernel(const __grid_constant__ ReasoningConstraintArgs a, typename L::Bits masked) {
+  wait_for_previous();
+  let_next_start();
+  const int64_t b = blockIdx.x, row = a.cu_seqlens_q_output[b];
+  if (a.stop_flags[b] || row >= a.cu_seqlens_q_output[b + 1]) return;
+  const int64_t step_idx = a.step_idx[b];
+  const History history = history_bounds(a.L, a.prompt_lens[b], step_idx);
+  const int64_t* text = a.token_ids_all + b * a.L;
+  const int32_t status = next_reasoning_status(a.reasoning_status[b], a.enable_thinking[b], a.seq_lens_encoder[b],
+                                               step_idx, history, text, a.think_end_id, a.line_break_id);
+  __syncthreads();  // all have read the status
+  if (threadIdx.x == 0) a.reasoning_status[b] = status;
+  if (status != kConstrained || a.H == 0 || row < 0 || row >= a.R_cap) return;
+  auto* logits = static_cast<typename L::Bits*>(a.logits) + row * a.V;
+  for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) {
+    if (!contains(a.allowed_tokens, a.H, v)) logits[v] = masked;
+  }
+}
+
+void limit_thinking(const LimitThinkingArgs& a, cudaStream_t stream) {
+  launch("limit_thinking", stream, {blocks_for(a.M, kLimitThreads), kLimitThreads}, limit_thinking_kernel, a);
+}
+SPECDEC_OP(limit_thinking, kLimits)
+
+void reasoning_constraint(const ReasoningConstraintArgs& a, cudaStream_t stream) {
+  if (a.B == 0) return;
+  with_float_type(a.logits_type, [&](auto type) {
+    using L = decltype(type);
+    launch("reasoning_constraint", stream, {blocks_for(a.B, 1), kMaskThreads}, reasoning_constraint_kernel<L>, a,
+           L::narrow(masked_logit(a.logits_type)));
+  });
+}
+SPECDEC_OP(reasoning_constraint, kLimits)
+
+}  // namespace specdec::cuda

@@ -1,0 +1,3 @@
+// A name under which programs include the runtime.
+#pragma once
+#include "xpu/runtime.h"

@@ -1,0 +1,116 @@
+// The frame that operators in the manner of XDNN are written in: a context that says on which device to compute,
+// scratch memory, vectors that are on the host and on the device. Operators themselves are not here, but for those that
+// wrappers call on the way. The checks of arguments are in xpu/refactor/impl_public/wrapper_check.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "xpu/runtime.h"
+#include "xpu_sim/kernel/types.h"
+
+namespace baidu::xpu::api {
+
+using ::bfloat16;
+using ::float16;
+
+enum Error_t : int { SUCCESS = 0, INVALID_PARAM = 1, RUNTIME_ERROR = 2, NO_ENOUGH_WORKSPACE = 3, NOT_IMPLEMENT = 4 };
+enum DeviceType { kCPU = 0, kXPU1 = 1, kXPU2 = 2, kXPU3 = 3 };
+
+class Device {
+ public:
+  Device(DeviceType type = kXPU3) : type_(type) {}
+  DeviceType type() const { return type_; }
+
+ private:
+  DeviceType type_;
+};
+
+// On kCPU every pointer is one of the host's, otherwise one of GM.
+class Context {
+ public:
+  Context(Device dev = kXPU3) : dev_(dev) {}
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  const Device& dev() const { return dev_; }
+  int ncluster() const { return ncluster_; }
+  void set_ncluster(int n) { ncluster_ = n; }
+  void set_stream(XPUStream stream) { xpu_stream = stream; }
+  // Other than 0: wrappers write their calls to the standard error.
+  void set_debug_level(int level) { debug_level = level; }
+
+  XPUStream xpu_stream = nullptr;
+  int debug_level = 0;
+  std::string call;  // what WRAPPER_DUMP_... has gathered
+
+ private:
+  Device dev_;
+  int ncluster_ = 12;
+};
+
+Context* create_context();
+void destroy_context(Context* ctx);
+
+// A scope's scratch memory, freed at its end: of the host on kCPU, else GM.
+class ctx_guard {
+ public:
+  explicit ctx_guard(Context* ctx) : ctx_(ctx) {}
+  ~ctx_guard();
+  ctx_guard(const ctx_guard&) = delete;
+  ctx_guard& operator=(const ctx_guard&) = delete;
+
+  // nullptr: there is not enough.
+  template <class T>
+  T* alloc(int64_t count) {
+    return static_cast<T*>(bytes(count * static_cast<int64_t>(sizeof(T))));
+  }
+  template <class T>
+  T* alloc_l3(int64_t count) {
+    return alloc<T>(count);
+  }
+  template <class T>
+  T* alloc_l3_or_gm(int64_t count) {
+    return alloc<T>(count);
+  }
+  Context* context() const { return ctx_; }
+
+ private:
+  void* bytes(int64_t n);
+  Context* ctx_;
+  std::vector<void*> blocks_;
+};
+
+int do_host2device(Context* ctx, const void* host, void* device, int64_t bytes, XPU_SIM_SITE);
+int do_device2host(Context* ctx, const void* device, void* host, int64_t bytes, XPU_SIM_SITE);
+
+// `len` elements on the host, and their copy on the device where there is one.
+template <class T>
+struct VectorParam {
+  T* cpu;
+  int64_t len;
+  T* xpu;
+
+  // The same with a copy on the context's device that lives as long as the guard. On kCPU there is none.
+  VectorParam to_xpu(ctx_guard& guard) const {
+    if (xpu || !cpu || len == 0 || guard.context()->dev().type() == kCPU) return *this;
+    T* const copy = guard.alloc<T>(len);
+    const bool copied = copy && do_host2device(guard.context(), cpu, copy, len * int64_t{sizeof(T)}) == SUCCESS;
+    return {cpu, len, copied ? copy : nullptr};
+  }
+};
+
+}  // namespace baidu::xpu::api
+
+// The type of a kernel's index. The device's `long` has 4 bytes, so that wrappers cast; here it has the host's 8.
+template <class T>
+struct XPUIndexType {
+  using type = T;
+};
+
+namespace baidu::xpu::api {
+using ::XPUIndexType;
+}

@@ -1,0 +1,162 @@
+"""The input in blocks of lines, and the output folder: what is done stays done, whatever happens to a process.
+
+The folder holds `manifest.json` (what the answers depend on) and, until all is done, `blocks/` with two kinds of files:
+`N.jsonl`, the answers of a finished block, which appears in one piece, and `N.partial`, the notes of attempts at it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specdec_hal.batch.rows import Row, encode
+from specdec_hal.errors import BatchError
+from specdec_hal.files import open_regular, replacing
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines of the input, by where they are: `first_row` is the number of the first one that is not blank."""
+
+    number: int
+    first_row: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file of prompts, read once: its blocks, rows and digest."""
+
+    blocks: list[Block]
+    rows: int
+    sha256: str
+
+
+def scan(path: Path, block_size: int) -> Input:
+    """Divide a file into blocks of `block_size` rows. OSError if it cannot be read."""
+    blocks: list[Block] = []
+    digest = hashlib.sha256()
+    rows = begin = end = 0
+    with open_regular(path) as file:
+        for line in file:
+            digest.update(line)
+            end += len(line)
+            if not line.strip():
+                continue
+            rows += 1
+            if rows % block_size == 0:
+                blocks.append(Block(len(blocks), rows - block_size, begin, end - begin))
+                begin = end
+    if rows % block_size:
+        blocks.append(Block(len(blocks), rows - rows % block_size, begin, end - begin))
+    return Input(blocks, rows, digest.hexdigest())
+
+
+def lines_of(path: Path, block: Block) -> list[tuple[int, bytes]]:
+    """The rows of a block: number and line."""
+    with open_regular(path) as file:
+        file.seek(block.offset)
+        lines = [line for line in file.read(block.size).split(b"\n") if line.strip()]
+    return list(enumerate(lines, block.first_row))
+
+
+@dataclass
+class Notes:
+    """What is known of earlier attempts at a block that ended with their process.
+
+    `together`: attempts at all rows in one batch. `alone`: attempts at each row by itself. `rows`: rows that were
+    answered alone.
+    """
+
+    together: int = 0
+    alone: Counter[int] = field(default_factory=Counter)
+    rows: dict[int, Row] = field(default_factory=dict)
+
+
+class OutputFolder:
+    """The folder of a batch, as the driver and every replica see it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._blocks = path / "blocks"
+
+    def begin(self, manifest: dict[str, Any]) -> None:
+        """Make the folder, or go on in it. BatchError if it is of a batch whose answers may be others."""
+        told = self.path / "manifest.json"
+        if not told.exists():
+            if self.path.exists() and any(self.path.iterdir()):
+                raise BatchError(f"{self.path}: expected an empty folder or one of an earlier run; choose another")
+            self._blocks.mkdir(parents=True)
+            with replacing(told) as file:
+                file.write(json.dumps(manifest, indent=2).encode() + b"\n")
+            return
+        try:
+            before = json.loads(told.read_bytes())
+            other = [key for key in manifest if before.get(key) != manifest[key]]
+        except (ValueError, AttributeError) as error:
+            raise BatchError(f"{told}: expected the manifest of a batch; choose another folder") from error
+        if other:
+            raise BatchError(
+                f"{self.path}: is of a batch with another {' and another '.join(other)}; choose another folder, or "
+                "delete it to start anew"
+            )
+
+    def is_done(self, block: Block) -> bool:
+        """Whether its answers are there."""
+        return self._of(block, "jsonl").exists()
+
+    def finish(self, block: Block, rows: Iterable[Row]) -> None:
+        """Write the answers of a block, all or nothing."""
+        with replacing(self._of(block, "jsonl")) as file:
+            file.writelines(map(encode, rows))
+        self._of(block, "partial").unlink(missing_ok=True)
+
+    def answers(self, block: Block) -> Iterator[Row]:
+        """The rows of a finished block."""
+        with self._of(block, "jsonl").open("rb") as file:
+            yield from map(json.loads, file)
+
+    def note_attempt(self, block: Block, row: int | None = None) -> None:
+        """Before an attempt at all rows (None) or at one: if the process dies of it, this stays."""
+        self._note(block, {"attempt": row})
+
+    def note_answer(self, block: Block, row: Row) -> None:
+        """An answer that was found alone."""
+        self._note(block, {"answer": row})
+
+    def notes(self, block: Block) -> Notes:
+        """What earlier attempts left. A last line that was cut off by the end of its process does not count."""
+        notes = Notes()
+        path = self._of(block, "partial")
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+            if not line.endswith(b"\n"):
+                break
+            told = json.loads(line)
+            if "answer" in told:
+                notes.rows[told["answer"]["row"]] = told["answer"]
+            elif told["attempt"] is None:
+                notes.together += 1
+            else:
+                notes.alone[told["attempt"]] += 1
+        return notes
+
+    def clear_blocks(self) -> None:
+        """Remove the blocks, once their answers are elsewhere."""
+        shutil.rmtree(self._blocks, ignore_errors=True)
+
+    def _note(self, block: Block, told: dict[str, Any]) -> None:
+        with self._of(block, "partial").open("ab+") as file:
+            file.seek(0)
+            whole = file.read().rfind(b"\n") + 1
+            file.truncate(whole)  # a line that was cut off by the end of its process
+            file.write(encode(told))
+
+    def _of(self, block: Block, suffix: str) -> Path:
+        return self._blocks / f"{block.number:08}.{suffix}"

@@ -1,0 +1,47 @@
+"""Replicas as actors of Ray Data, which places them, feeds them, starts them anew, and repeats what was under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specdec_hal.batch.blocks import Block
+from specdec_hal.batch.replica import Replica
+from specdec_hal.errors import BatchError
+from specdec_hal.ray_cluster import connect
+from specdec_hal.wording import describe
+
+
+@dataclass(frozen=True)
+class Placement:
+    """On which cluster replicas run (see :func:`specdec_hal.ray_cluster.connect`), how many, and what each needs."""
+
+    address: str
+    replicas: int
+    cpus: float
+    gpus: float
+
+
+def run(blocks: Sequence[Block], placement: Placement, **settings: Any) -> Iterator[dict[str, Any]]:
+    """Answer blocks; yields what :class:`Replica` (which gets `settings`) says of each, in any order.
+
+    BatchError if a replica cannot work at all; ClusterError if there is no Ray, or no such cluster.
+    """
+    ray = connect("ray.data", placement.address, placement.replicas * placement.cpus)
+    try:
+        items = ray.data.from_items([asdict(block) for block in blocks], override_num_blocks=len(blocks))
+        decoded = items.map(
+            Replica,  # a class: an actor makes it once
+            fn_constructor_kwargs=settings,
+            compute=ray.data.ActorPoolStrategy(size=min(placement.replicas, len(blocks))),
+            num_cpus=placement.cpus,
+            num_gpus=placement.gpus,
+        )
+        yield from decoded.iter_rows()
+    except ray.exceptions.RayError as error:
+        raise BatchError(
+            f"a replica failed ({describe(error.__cause__ or error)}); finished blocks are kept"
+        ) from error
+    finally:
+        ray.shutdown()

@@ -1,0 +1,58 @@
+"""The answers of all blocks as one file: the same bytes however the input was divided, and whoever answered it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from specdec_hal.batch.rows import Row, encode
+from specdec_hal.errors import BatchError
+from specdec_hal.files import replacing
+
+ROWS_PER_GROUP = 10_000
+
+
+def check_format(kind: str) -> None:
+    """BatchError if rows cannot be written as `kind` here."""
+    if kind == "parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise BatchError("--format parquet needs pyarrow; install it: pip install 'specdec-hal[ray]'") from error
+
+
+def write_results(path: Path, rows: Iterator[Row], kind: str) -> None:
+    """Write rows in their order; the file appears in one piece."""
+    with replacing(path) as file:
+        if kind == "parquet":
+            _write_parquet(file, rows)
+        else:
+            file.writelines(map(encode, rows))
+
+
+def _write_parquet(file: BinaryIO, rows: Iterator[Row]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    top = pa.struct([("token_id", pa.int64()), ("logprob", pa.float64())])
+    logprob = pa.struct([("logprob", pa.float64()), ("rank", pa.int64()), ("top", pa.list_(top))])
+    schema = pa.schema(
+        [
+            ("row", pa.int64()),
+            ("id", pa.string()),
+            ("prompt_tokens", pa.int64()),
+            ("token_ids", pa.list_(pa.int64())),
+            ("text", pa.string()),
+            ("finish_reason", pa.string()),
+            ("error", pa.string()),
+            ("steps", pa.int64()),
+            ("drafted_tokens", pa.int64()),
+            ("accepted_tokens", pa.int64()),
+            ("logprobs", pa.list_(logprob)),
+        ]
+    )
+    with pq.ParquetWriter(file, schema) as writer:
+        while group := list(islice(rows, ROWS_PER_GROUP)):
+            writer.write_table(pa.Table.from_pylist(group, schema), row_group_size=ROWS_PER_GROUP)

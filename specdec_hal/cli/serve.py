@@ -1,0 +1,195 @@
+"""Serve a model over HTTP with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models; see docs/serving.md.
+
+Without --config: configs/serve.yaml of this source tree, which has the embedded model. SIGINT and SIGTERM let requests
+end first. --split: HTTP, engine and token processor are processes of their own, and one that is killed is started anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from socket import socket
+from typing import TYPE_CHECKING, Any
+
+import specdec_hal
+from specdec_hal.cli.decoding import load
+from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
+from specdec_hal.cli.process import complain
+from specdec_hal.errors import ConfigError
+from specdec_hal.ray_cluster import LOCAL
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from specdec_hal.config import Config
+    from specdec_hal.runtime import Runtime
+    from specdec_hal.serve.service import Service
+    from specdec_hal.serve.split.supervisor import Part
+
+HELP = "serve a model over HTTP, with OpenAI's API"
+API_KEY = "SPECDEC_HAL_API_KEY"
+EMBEDDED = Path(specdec_hal.__file__).parents[1] / "configs" / "serve.yaml"
+_KEYS = ("host", "port", "served_model_name", "chat_template")
+_PART = ("part", "directory", "alive-fd", "listener-fd", "resume")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Configuration, and where to listen."""
+    add_config_arguments(parser)
+    for key in _KEYS:
+        parser.add_argument(f"--{key.replace('_', '-')}", metavar="VALUE", help=f"same as --set serve.{key}=VALUE")
+    parser.add_argument("--split", action="store_true", help="same as --set serve.split=true")
+    parser.add_argument(
+        "--replicas",
+        type=_replicas,
+        metavar="N",
+        help="engines on Ray Serve: 2, or 1-4 for as many as the load asks for",
+    )
+    parser.add_argument(
+        "--ray", default=LOCAL, metavar="ADDRESS", help="Ray cluster of --replicas (default: this machine's)"
+    )
+    for name in _PART:  # what a supervisor tells its processes
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get(API_KEY),
+        help=f"what clients must send as bearer token (default: ${API_KEY}, which no list of processes shows)",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Serve until told to end."""
+    try:
+        from specdec_hal.serve import app, chat, server
+        from specdec_hal.serve.service import Service
+        from specdec_hal.serve.split.supervisor import Part, Supervisor
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"serve: {error.name} is not installed; pip install 'specdec-hal[serve]'") from error
+
+    if args.api_key == "":
+        raise ConfigError("--api-key: expected a key, got an empty one; leave it out to serve everybody")
+    if args.config is None and EMBEDDED.is_file():
+        args.config = str(EMBEDDED)
+    given = {key: value for key in _KEYS if (value := getattr(args, key)) is not None}
+    args.overrides += [f"serve.{key}={value if key == 'port' else json.dumps(value)}" for key, value in given.items()]
+    if args.split:
+        args.overrides.append("serve.split=true")
+    runtime = read_runtime(args)
+    if args.part is not None:
+        return _part(
+            args, runtime, output, Part(args.part, Path(args.directory), int(args.alive_fd), args.resume == "1")
+        )
+    if args.replicas is not None:
+        from specdec_hal.serve import replicas
+
+        placed = replace(args.replicas, address=args.ray, gpus=1 if runtime.backend.device == "cuda" else 0)
+        replicas.run(runtime.config, placed, args.api_key, lambda url: _say(output, runtime.config.served_name, url))
+        return 0
+    template = chat.load_chat_template(runtime.config.model_path, runtime.config.serve.chat_template)
+    with server.listen(runtime.config) as listener:  # before the model is loaded, which takes time
+        if args.api_key is None and not _loopback(listener.getsockname()[0]):
+            complain("whoever reaches this address may use the server; set --api-key")
+        if runtime.config.serve.split:
+            command = partial(_command, args, runtime.config, listener.fileno())
+            if args.api_key is not None:
+                os.environ[API_KEY] = args.api_key  # which no list of processes shows
+            return Supervisor(command, (listener.fileno(),)).run()
+        from specdec_hal.engine import AsyncEngine
+
+        model, tokenizer = load(runtime)
+        engine = AsyncEngine(model, runtime, tokenizer=tokenizer)
+        try:
+            service = Service(engine, runtime.config.served_name, runtime.config.serve, template)
+            asyncio.run(_serve(app.make_app(service, args.api_key), service, listener, output))
+        finally:
+            engine.close()
+    return 0
+
+
+async def _serve(app: ASGIApp, service: Service, listener: socket, output: Output | None) -> None:
+    """Answer until told to end; `output` None: say nothing."""
+    from specdec_hal.serve import server
+
+    def started() -> None:
+        if output is not None:
+            _say(output, service.name, server.url(listener))
+
+    await server.serve(app, listener, service.settings, started, service.abort_all)
+
+
+def _say(output: Output, model: str, url: str) -> None:
+    if output.json:
+        output.document({"url": url, "model": model})
+    else:
+        output.console.print(f"serving {model} on {url}", soft_wrap=True)
+    output.stdout.flush()
+
+
+def _replicas(text: str) -> Any:
+    from specdec_hal.serve.replicas import Replicas
+
+    try:
+        return Replicas.read(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a number, or two as in 1-4, got {text!r}") from error
+
+
+# ---- processes of their own
+
+
+def _command(args: argparse.Namespace, config: Config, listener_fd: int, part: Part) -> list[str]:
+    """The command line of one of the processes."""
+    from specdec_hal.serve.split.messages import ENGINE
+
+    values = (part.name, part.directory, part.alive_fd, listener_fd, int(part.resume))
+    told = [f"--{name}={value}" for name, value in zip(_PART, values, strict=True)]
+    overrides = [*args.overrides]
+    if part.name == ENGINE and config.runner.journal is None:
+        overrides.append(f"runner.journal={json.dumps(str(part.directory / 'journal'))}")
+    settings = [word for override in overrides for word in ("--set", override)]
+    where = [] if args.config is None else ["--config", args.config]
+    shown = ["--json"] if args.json else []
+    return [sys.executable, "-m", "specdec_hal.cli", "serve", *shown, *where, *settings, *told]
+
+
+def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:
+    """Be one of the processes."""
+    from specdec_hal.serve import chat
+    from specdec_hal.serve.split import messages, tokens
+    from specdec_hal.serve.split.engine import EngineProcess
+    from specdec_hal.serve.split.remote import RemoteEngine
+
+    config = runtime.config
+    part.watch()
+    if part.name == messages.ENGINE:
+        model, tokenizer = load(runtime)
+        runner = runtime.runner(model=model, tokenizer=tokenizer)
+        EngineProcess(runner, part.directory, config.serve, resume=part.resume).run()
+    elif part.name == messages.TOKENS:
+        tokens.run(runtime.load_tokenizer(), part.directory, config.serve)
+    else:
+        from specdec_hal.serve.app import make_app
+        from specdec_hal.serve.service import Service
+
+        template = chat.load_chat_template(config.model_path, config.serve.chat_template)
+
+        async def http() -> None:
+            engine = await RemoteEngine.connect(config, runtime.load_tokenizer(), part.directory)
+            with socket(fileno=int(args.listener_fd)) as listener:
+                service = Service(engine, config.served_name, config.serve, template)
+                await _serve(make_app(service, args.api_key), service, listener, None if part.resume else output)
+            engine.close()
+
+        asyncio.run(http())
+    return 0
+
+
+def _loopback(host: str) -> bool:
+    return host == "::1" or host.startswith("127.")

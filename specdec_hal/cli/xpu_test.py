@@ -1,0 +1,108 @@
+"""Run both paths of a wrapper, the CPU's and its kernels on the emulator, and compare every buffer byte for byte.
+
+  specdec-hal xpu-test scale.cpp scale.xpu --wrapper 'plugin::scale<float>' --inputs scale_inputs.py
+
+The first file defines the wrapper, int scale(Context* ctx, ...); the others are its kernels and whatever it needs. The
+Python file has arguments(rng), which gives the arguments behind the context in their order, by name:
+{"x": array, "n": 5, ...}; pointers and vectors are NumPy arrays of the declared type. Every case runs in every mode,
+with every seed and every policy of copies; a run that differs from the CPU path, or has findings, fails (status 1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specdec_hal.cli.output import Output, output_file
+from specdec_hal.cli.xpu_cc import add_compiler_arguments
+from specdec_hal.errors import CompileError
+from specdec_hal.xpu_cc import MODES, Build
+
+if TYPE_CHECKING:
+    from specdec_hal.xpu_test import Failure
+
+HELP = "test a wrapper's kernels against its CPU path"
+POLICIES = ("eager", "deferred", "random")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Sources, the wrapper, and what to run."""
+    parser.add_argument(
+        "files", metavar="FILE", nargs="+", help="the wrapper's file, then kernels and what else it needs"
+    )
+    parser.add_argument("--wrapper", metavar="NAME", required=True, help="the function's name in C++")
+    parser.add_argument("--inputs", metavar="FILE", type=Path, required=True, help="a Python file with arguments(rng)")
+    parser.add_argument("--cases", metavar="N", type=int, default=5, help="inputs to try (default: 5)")
+    parser.add_argument("--seeds", metavar="N", type=int, default=3, help="orders of the cores (default: 3)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the inputs (default: 0)")
+    parser.add_argument("--mode", choices=MODES, action="append", help="only this one; may be repeated")
+    parser.add_argument("--dma", choices=POLICIES, action="append", help="only this policy; may be repeated")
+    parser.add_argument("--options", default="", help="further options of the emulator, as in XPU_SIM")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="go on after what leaves memory sound, to find more in one run"
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=output_file,
+        help="a timeline of the first run that fails, or of the first",
+    )
+    parser.add_argument("--coverage", action="store_true", help="list the lines that no core ran in mode fast")
+    add_compiler_arguments(parser)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Compile, run, compare; 1 if something failed."""
+    from specdec_hal.xpu_coverage import to_text
+    from specdec_hal.xpu_test import Plan, WrapperTest, load_arguments
+
+    plan = Plan(
+        cases=args.cases,
+        seeds=args.seeds,
+        seed=args.seed,
+        dma=tuple(args.dma or POLICIES),
+        modes=tuple(args.mode or MODES),
+        options=",".join(filter(None, (args.options, "keep_going=1" if args.keep_going else ""))),
+    )
+    if args.coverage and "fast" not in plan.modes:
+        raise CompileError("expected --coverage with --mode fast, which counts lines, got none; add --mode fast")
+    if min(plan.cases, plan.seeds) < 1:
+        raise CompileError(f"expected at least 1 case and 1 seed, got {plan.cases} and {plan.seeds}; run something")
+    arguments = load_arguments(args.inputs)
+    with tempfile.TemporaryDirectory(prefix="xpu-test-") as folder:
+        what = Build(
+            sources=tuple(map(Path, args.files[1:])),
+            output=Path(folder) / "test",
+            defines=tuple(args.defines),
+            includes=tuple(args.includes),
+            flags=tuple(args.flags),
+            coverage=args.coverage,
+        )
+        test = WrapperTest(what, Path(args.files[0]), args.wrapper, Path(folder))
+        outcome = test.run(arguments, plan)
+        if args.trace:
+            test.trace(arguments, plan, outcome, args.trace)
+        coverage = test.coverage() if args.coverage else None
+    if output.json:
+        lines = None if coverage is None else [asdict(one) for one in coverage]
+        output.document({**asdict(outcome), "coverage": lines})
+        return int(bool(outcome.failures))
+    # One text for all runs that a bug spoils: those whose messages begin alike.
+    alike: dict[str, list[Failure]] = {}
+    for failure in outcome.failures:
+        alike.setdefault(failure.message.partition("\n")[0], []).append(failure)
+    for failures in alike.values():
+        print(_text(failures[0]) + (f"\n  and {len(failures) - 1} more runs like this" if len(failures) > 1 else ""))
+    if coverage is not None:
+        print(to_text(coverage))
+    failed = len(outcome.failures)
+    print(f"{outcome.wrapper}: {outcome.runs} runs, {failed or 'none'} failed")
+    return int(failed > 0)
+
+
+def _text(failure: Failure) -> str:
+    run = f"case {failure.case}, --mode {failure.mode}" + (f", XPU_SIM={failure.options}" if failure.options else "")
+    return f"{run}:\n  " + failure.message.replace("\n", "\n  ")

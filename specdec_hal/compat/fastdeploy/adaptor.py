@@ -1,0 +1,218 @@
+"""How a FastDeploy op is served: :class:`Adaptor`, the decorators that make one, and the backend all of them use."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from functools import partial
+from numbers import Integral
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import paddle
+
+from specdec_hal.backend import Backend
+from specdec_hal.compat.fastdeploy.plan import KeptPlan, Plan, Tensor, data_ptr
+from specdec_hal.errors import ArgumentError
+from specdec_hal.logit_batch import backend_for
+from specdec_hal.registry import get_backend
+from specdec_hal.runtime import load
+from specdec_hal.wording import short
+
+__all__ = ["ADAPTORS", "Adaptor", "Plan", "Tensor", "adaptor", "older", "use_backend"]
+
+PLATFORMS = ("gpu", "xpu")
+ADAPTORS: dict[str, dict[str, Adaptor]] = {platform: {} for platform in PLATFORMS}
+"""FastDeploy's op names, by the package of its ops that has them."""
+
+_MOST_PLANS = 64
+"""Plans kept per op; then all are forgotten."""
+
+_backend: Backend | None = None
+
+
+def use_backend(backend: str | Backend | None = None, *, config: str | os.PathLike[str] | None = None) -> None:
+    """Choose what serves the ops: a backend, its name, or that of a YAML configuration.
+
+    Without either, SPECDEC_HAL_BACKEND, else the best backend for the device of the first tensors that come.
+    """
+    global _backend
+    if config is not None:
+        _backend = load(config).backend
+    else:
+        _backend = get_backend(backend) if isinstance(backend, str) else backend
+    for adaptors in ADAPTORS.values():
+        for served in adaptors.values():
+            served.forget()
+
+
+def _backend_of(args: tuple[Any, ...]) -> Backend:
+    global _backend
+    if _backend is None:
+        on_host = all(arg.place.is_cpu_place() for arg in args if isinstance(arg, paddle.Tensor))
+        _backend = backend_for("cpu" if on_host else "cuda", None)
+    return _backend
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"int": (Integral,), "bool": (bool, np.bool_)}
+
+
+class _Form:
+    """One signature of an op: the function that plans a call of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        self.function = function
+        self.names = [parameter.name for parameter in parameters]
+        self.is_tensor = [str(parameter.annotation).startswith("Tensor") for parameter in parameters]
+        self.optional = [str(parameter.annotation).endswith("None") for parameter in parameters]
+        self.kinds = [_KINDS.get(str(parameter.annotation)) for parameter in parameters]
+        self.most = len(parameters)
+        self.least = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
+        self.defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+    def takes(self, count: int) -> bool:
+        return self.least <= count <= self.most
+
+    def fits(self, args: tuple[Any, ...]) -> bool:
+        """Whether tensors stand where it has tensors, and nowhere else."""
+        return all(
+            isinstance(arg, paddle.Tensor) if wanted and not optional else wanted or not isinstance(arg, paddle.Tensor)
+            for arg, wanted, optional in zip(args, self.is_tensor, self.optional, strict=False)
+        )
+
+
+def _picked(positions: list[int]) -> Callable[[tuple[Any, ...]], Any]:
+    """Gives what stands at these positions; of many, in C."""
+    return itemgetter(*positions) if positions else lambda args: ()
+
+
+class _Look:
+    """Calls whose arguments are of the same types: what form they have, and where their tensors are."""
+
+    def __init__(self, form: _Form, args: tuple[Any, ...]) -> None:
+        tensors = [i for i, arg in enumerate(args) if isinstance(arg, paddle.Tensor)]
+        others = [i for i in range(len(args)) if i not in tensors]
+        self.form = form
+        self.repeats = len(tensors) > 1  # else `itemgetter` gives no tuple
+        self.tensors, self.others = _picked(tensors), _picked(others)
+
+
+class Adaptor:
+    """One FastDeploy op as a callable with its positional arguments, in-place outputs and return value."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.__name__, self.__doc__ = name, function.__doc__
+        self.forms = [_Form(function)]
+        self._plans: dict[tuple[int, ...], KeptPlan] = {}
+        self._looks: dict[tuple[type, ...], _Look] = {}
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the op; what it returns is FastDeploy's, None for ops that work in place."""
+        if named:
+            args = self._positional(args, named)
+        plan = self._plans.get(tuple(map(id, args)))
+        # The same tensors may have got other memory.
+        if plan is None or plan.addresses != tuple(map(data_ptr, plan.pick(args))):
+            return self._first(args)
+        plan.launch(plan.stream())
+        return None
+
+    def plan(self, plan: Plan, *args: Any) -> Any:
+        """Plan a call of the newest signature as part of another's; without arguments, those of the same names."""
+        form = self.forms[0]
+        args = args or tuple(plan.given(*form.names).values())
+        plan.take(form.names, args)
+        return form.function(plan, *args)
+
+    def forget(self) -> None:
+        """Drop the plans."""
+        self._plans.clear()
+
+    def _first(self, args: tuple[Any, ...]) -> Any:
+        """Plan a call, run it, and keep the plan if FastDeploy's op returns nothing."""
+        kinds = tuple(map(type, args))
+        look = self._looks.get(kinds)
+        form = self._form(args) if look is None else look.form
+        plan = Plan(self.__name__, _backend_of(args), form.names, args)
+        if look is None:
+            self._check(form, args, plan)
+            look = self._looks[kinds] = _Look(form, args)
+        result = form.function(plan, *args)
+        plan.launch()
+        if result is None and plan.keep and look.repeats:
+            key = tuple(map(id, args))
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = KeptPlan(plan, args, look.tensors, look.others, partial(self._drop, key))
+        return result
+
+    def _drop(self, key: tuple[int, ...], reference: Any) -> None:
+        self._plans.pop(key, None)
+
+    def _form(self, args: tuple[Any, ...]) -> _Form:
+        """The signature that a call is written for: by the number of arguments, then by which of them are tensors."""
+        forms = [form for form in self.forms if form.takes(len(args))]
+        if not forms:
+            counts = sorted({n for form in self.forms for n in range(form.least, form.most + 1)})
+            self._fail(
+                "*args",
+                f"{', '.join(map(str, counts))} arguments ({', '.join(self.forms[0].names)})",
+                f"{len(args)}, as of another version of FastDeploy",
+                "see docs/fastdeploy.md for the versions that are served",
+            )
+        return next((form for form in forms if form.fits(args)), forms[0])
+
+    def _check(self, form: _Form, args: tuple[Any, ...], plan: Plan) -> None:
+        for name, wanted, optional, kind, arg in zip(
+            form.names, form.is_tensor, form.optional, form.kinds, args, strict=False
+        ):
+            if wanted and not isinstance(arg, paddle.Tensor) and not (optional and arg is None):
+                plan.fail(name, "a paddle.Tensor" + " or None" * optional, short(arg), "pass the tensor")
+            if kind is not None and not isinstance(arg, kind):
+                expected = "int" if Integral in kind else "bool"
+                plan.fail(name, expected, short(arg), f"pass the attribute as Python's {expected}")
+
+    def _positional(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Arguments given by name, in the order of the newest signature."""
+        form = self.forms[0]
+        left = form.names[len(args) :]
+        for name in named:
+            if name not in left:
+                self._fail(name, f"one of {', '.join(left) or 'no more arguments'}", "another name", "see help()")
+        given = {**form.defaults, **named}
+        missing = [name for name in left if name not in given]
+        if missing:
+            self._fail(missing[0], "a value", "nothing", "pass it")
+        return (*args, *(given[name] for name in left))
+
+    def _fail(self, argument: str, expected: str, got: str, cure: str) -> None:
+        backend = _backend.name if _backend is not None else "auto"
+        raise ArgumentError(op=self.__name__, backend=backend, argument=argument, expected=expected, got=got, cure=cure)
+
+    def __repr__(self) -> str:
+        return f"<FastDeploy op {self.__name__} of specdec_hal>"
+
+
+def adaptor(*platforms: str, name: str = "") -> Callable[[Callable[..., Any]], Adaptor]:
+    """Serve the FastDeploy op of that name, else the function's, in these op packages ("gpu", "xpu")."""
+
+    def register(function: Callable[..., Any]) -> Adaptor:
+        served = Adaptor(name or function.__name__, function)
+        for platform in platforms:
+            ADAPTORS[platform][served.__name__] = served
+        return served
+
+    return register
+
+
+def older(newest: Adaptor) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Serve, or refuse, another version's signature of an op; of those of one length, tensors decide."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        newest.forms.append(_Form(function))
+        return function
+
+    return register

@@ -1,0 +1,116 @@
+"""Ops around a draft model that reads the target's hidden states: which rows it is fed, and how many drafts there are.
+
+Its slots' own state (`draft_model_preprocess`, `draft_model_update`) stays FastDeploy's: it has a second history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import paddle
+
+from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor
+
+
+@adaptor("gpu", "xpu")
+def draft_model_postprocess(
+    plan: Plan,
+    base_model_draft_tokens: Tensor,
+    base_model_seq_lens_this_time: Tensor,
+    base_model_seq_lens_encoder: Tensor,
+    base_model_stop_flags: Tensor,
+) -> None:
+    """Count the tokens that the target verifies next."""
+    slots = base_model_draft_tokens.shape[0]
+    plan.run(
+        "draft_model_postprocess",
+        **plan.given(draft_tokens="base_model_draft_tokens", seq_lens_this_time="base_model_seq_lens_this_time"),
+        **plan.given(seq_lens_encoder="base_model_seq_lens_encoder", stop_flags="base_model_stop_flags"),
+        seq_lens_decoder=plan.constant(1, [slots], "int32"),  # FastDeploy does not ask whether a slot is idle
+    )
+
+
+def last_rows(plan: Plan, op: str, x: Tensor, slots: int, lens: Callable[[], Tensor], **more: Tensor) -> list[Tensor]:
+    """Add an op that packs the last rows of slots with `lens` rows each; gives them and their number."""
+    offsets = plan.scratch([slots + 1], "int32")
+    ends = offsets[1:]
+    plan.step(lambda: paddle.assign(paddle.cumsum(lens(), dtype="int32"), ends))
+    hidden, count = plan.empty([slots, x.shape[1]], x.dtype), plan.empty([1], "int32")
+    plan.run(op, x=plan.contiguous(x), cu_seqlens_q=offsets, last_hidden=hidden, output_token_num=count, **more)
+    return [hidden, count]
+
+
+@adaptor("gpu")
+def eagle_gather_hidden_states(
+    plan: Plan,
+    input: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens_this_time: Tensor,
+    seq_lens_decoder: Tensor,
+    seq_lens_encoder: Tensor,
+    batch_id_per_token_output: Tensor | None,
+    cu_seqlens_q_output: Tensor | None,
+    real_output_token_num: Tensor | None,
+) -> list[Tensor]:
+    """The last row of every slot that has tokens, packed, and how many there are."""
+    lens = plan.flat(seq_lens_this_time)
+    return last_rows(plan, "eagle_gather_hidden_states", input, lens.shape[0], lambda: lens)
+
+
+@adaptor("gpu")
+def eagle_get_self_hidden_states(
+    plan: Plan, input: Tensor, last_seq_lens_this_time: Tensor, seq_lens_this_time: Tensor, seq_lens_encoder: Tensor
+) -> list[Tensor]:
+    """The rows of the last substep that feed the next one, packed, and how many there are."""
+    last, now, enc = (plan.flat(t) for t in (last_seq_lens_this_time, seq_lens_this_time, seq_lens_encoder))
+    slots = now.shape[0]
+
+    def lens() -> Tensor:  # a prompt has one row here
+        return paddle.where(enc[:slots] > 0, paddle.clip(last[:slots], 0, 1), last[:slots])
+
+    op = "eagle_get_self_hidden_states"
+    return last_rows(plan, op, input, slots, lens, seq_lens_this_time=seq_lens_this_time)
+
+
+@adaptor("gpu")
+def eagle_get_hidden_states(
+    plan: Plan,
+    input: Tensor,
+    seq_lens_this_time: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    stop_flags: Tensor,
+    accept_nums: Tensor,
+    base_model_seq_lens_this_time: Tensor,
+    base_model_seq_lens_encoder: Tensor,
+    actual_draft_token_num: int,
+) -> list[Tensor]:
+    """The target's rows of all tokens that the draft model is fed, packed, and how many there are."""
+    slots = seq_lens_this_time.shape[0]
+    given = (seq_lens_this_time, seq_lens_encoder, accept_nums, base_model_seq_lens_this_time)
+    fed, enc, accepted, ran = (plan.first(slots, plan.flat(tensor)) for tensor in given)
+    offsets, base = (plan.scratch([slots + 1], "int32") for _ in range(2))
+    row_slots, count = plan.scratch(input.shape[:1], "int32"), plan.empty([1], "int32")
+    plan.step(lambda: _packed_rows(fed, enc, accepted, ran, offsets[1:], base[1:], row_slots))
+    out, total = plan.empty(input.shape, input.dtype), offsets[slots:]
+    plan.run(
+        "eagle_get_hidden_states",
+        x=plan.contiguous(input),
+        cu_seqlens_q=offsets,
+        batch_id_per_token=row_slots,
+        base_model_cu_seqlens_q=base,
+        out=out,
+    )
+    plan.step(lambda: paddle.assign(total, count))
+    return [out, count]
+
+
+def _packed_rows(
+    fed: Tensor, enc: Tensor, accepted: Tensor, ran: Tensor, ends: Tensor, base_ends: Tensor, row_slots: Tensor
+) -> None:
+    """Where each slot's rows end, among those kept and those of the target's step, and the slot of each kept row."""
+    kept = paddle.where(enc > 0, enc, paddle.where((fed > 0) & (ran > 0), paddle.minimum(accepted, ran), 0 * ran))
+    paddle.assign(paddle.cumsum(kept, dtype="int32"), ends)
+    paddle.assign(paddle.cumsum(ran, dtype="int32"), base_ends)
+    rows = paddle.arange(row_slots.shape[0], dtype="int32")
+    paddle.assign(paddle.searchsorted(ends, rows, out_int32=True, right=True), row_slots)

@@ -1,0 +1,162 @@
+"""Putting the layer where FastDeploy looks for its ops, and taking it away again."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from specdec_hal.backend import Backend
+from specdec_hal.compat.fastdeploy import gpu, types, xpu
+from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS, use_backend
+from specdec_hal.compat.fastdeploy.names import LEFT
+
+PACKAGE = "fastdeploy.model_executor.ops"
+COMPILED = "fastdeploy_ops"
+ENUMERATIONS = "fastdeploy.spec_decode"
+_MODULES = {"gpu": gpu, "xpu": xpu}
+_ABSENT: Any = object()
+
+log = logging.getLogger("specdec_hal.fastdeploy")
+
+
+@dataclass
+class Installed:
+    """What :func:`install` did: `taken` names by op package, and `left` with the reasons."""
+
+    taken: dict[str, list[str]] = field(default_factory=dict)
+    left: dict[str, dict[str, str]] = field(default_factory=dict)
+    how: dict[str, str] = field(default_factory=dict)
+    """By op package: where the names went."""
+
+    def __str__(self) -> str:
+        lines = []
+        for platform, names in self.taken.items():
+            lines.append(f"{PACKAGE}.{platform}: {self.how[platform]}")
+            lines.append(f"  served: {', '.join(names)}")
+            left = self.left[platform]
+            for reason in dict.fromkeys(left.values()):
+                lines.append(f"  left, {reason}: {', '.join(name for name in left if left[name] == reason)}")
+        return "\n".join(lines)
+
+
+_undo: list[tuple[dict[str, Any], str, Any]] = []
+"""(namespace, name, what it held), in the order of the changes."""
+_installed: Installed | None = None
+
+
+def install(
+    backend: str | Backend | None = None,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    platforms: tuple[str, ...] = ("gpu", "xpu"),
+) -> Installed:
+    """Serve FastDeploy's ops from now on; :func:`uninstall` undoes it. A second call changes the backend alone.
+
+    Where FastDeploy has no compiled ops, the layer becomes ``fastdeploy.model_executor.ops.gpu.fastdeploy_ops`` (and
+    ``.xpu``), and where there is no FastDeploy at all, its op packages too. Otherwise the names that are served are
+    replaced in the op package, and in all of FastDeploy's modules that have bound them already; the others stay.
+    Choice of the backend: see :func:`~specdec_hal.compat.fastdeploy.use_backend`.
+    """
+    global _installed
+    use_backend(backend, config=config)
+    if _installed is not None:
+        return _installed
+    report = Installed()
+    roots = _fastdeploy()
+    try:
+        for platform in platforms:
+            report.how[platform] = _install(platform, roots)
+            report.taken[platform] = sorted(ADAPTORS[platform])
+            report.left[platform] = dict(LEFT[platform])
+    except BaseException:
+        _restore()
+        raise
+    _installed = report
+    log.info("%s", report)
+    return report
+
+
+def uninstall() -> None:
+    """Put back what was there, and forget backend and plans. Does nothing if nothing is installed."""
+    global _installed
+    _restore()
+    _installed = None
+    use_backend()
+
+
+def _restore() -> None:
+    while _undo:
+        namespace, name, before = _undo.pop()
+        if before is _ABSENT:
+            namespace.pop(name, None)
+        else:
+            namespace[name] = before
+
+
+def _set(namespace: dict[str, Any], name: str, value: Any) -> None:
+    _undo.append((namespace, name, namespace.get(name, _ABSENT)))
+    namespace[name] = value
+
+
+def _fastdeploy() -> list[str] | None:
+    """The folders of FastDeploy's package, of which nothing is imported; None if there is none."""
+    if "fastdeploy" in sys.modules:
+        return list(getattr(sys.modules["fastdeploy"], "__path__", ()))
+    spec = importlib.util.find_spec("fastdeploy")
+    return None if spec is None else list(spec.submodule_search_locations or ())
+
+
+def _install(platform: str, roots: list[str] | None) -> str:
+    package = f"{PACKAGE}.{platform}"
+    name = f"{package}.{COMPILED}"
+    folders = [Path(root, "model_executor", "ops", platform) for root in roots or ()]
+    if name in sys.modules or any(found for folder in folders for found in folder.glob(f"{COMPILED}*")):
+        return _replace(platform, importlib.import_module(package))
+    _set(sys.modules, name, _MODULES[platform])
+    if package in sys.modules:
+        return _replace(platform, sys.modules[package])
+    if roots is None:
+        _build_packages(package, platform)
+        return "FastDeploy is not installed; its op package is this layer"
+    return f"in the place of the compiled module {COMPILED}, which is absent"
+
+
+def _replace(platform: str, package: ModuleType) -> str:
+    """Take the served names of an op package, wherever FastDeploy holds them."""
+    holders = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "fastdeploy"]
+    rebound = set()
+    for name, served in ADAPTORS[platform].items():
+        before = getattr(package, name, _ABSENT)
+        _set(vars(package), name, served)
+        for module in holders:
+            if before is not _ABSENT and vars(module).get(name) is before:
+                _set(vars(module), name, served)
+                rebound.add(module.__name__)
+    return f"replaced in {', '.join(sorted({package.__name__, *rebound}))}"
+
+
+def _build_packages(package: str, platform: str) -> None:
+    """The packages that hold FastDeploy's ops and enumerations, where there is no FastDeploy."""
+    _put(package, _MODULES[platform])
+    _put(ENUMERATIONS, types)
+    _put(f"{ENUMERATIONS}.types", types)
+
+
+def _put(name: str, module: ModuleType) -> None:
+    """Make a module importable under a name, with packages above it where there are none."""
+    above, _, own = name.rpartition(".")
+    if above and above not in sys.modules:
+        holder = ModuleType(above, "Made by specdec_hal: there is no FastDeploy here.")
+        holder.__path__ = []
+        _put(above, holder)
+    if sys.modules.get(name) is not module:
+        _set(sys.modules, name, module)
+        if above:
+            _set(vars(sys.modules[above]), own, module)

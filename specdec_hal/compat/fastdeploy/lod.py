@@ -1,0 +1,187 @@
+"""XPU's ops on batches with all prompts first, which its runners describe by offsets (LoD) on device and host."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor
+from specdec_hal.ops import TokenOrder
+
+I32 = NDArray[np.int32]
+
+
+def _offsets(lens: I32) -> I32:
+    return np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+
+
+class _Slots:
+    """The slots that a LoD describes: on the host, where FastDeploy reads it too."""
+
+    def __init__(self, plan: Plan, which: str, count: int = 0) -> None:
+        names = ("encoder_seq_lod", "decoder_seq_lod", f"encoder_batch_{which}", f"decoder_batch_{which}", "len_info")
+        given = [plan.given(f"{name}_cpu")[f"{name}_cpu"].numpy().reshape(-1) for name in names]
+        enc_lod, dec_lod, enc_slots, dec_slots, (prompts, texts, *_) = given
+        enc_slots, dec_slots = enc_slots[:prompts], dec_slots[:texts]
+        if count <= 0:
+            count = int(max([-1, *enc_slots, *dec_slots])) + 1
+        self.enc, self.lens = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        self.enc[enc_slots] = self.lens[enc_slots] = np.diff(enc_lod[: prompts + 1])
+        self.lens[dec_slots] = np.diff(dec_lod[: texts + 1])
+        self.cu_q = _offsets(self.lens)
+
+    def operands(self) -> dict[str, Tensor]:
+        """As our ops take them."""
+        named = {"cu_seqlens_q": self.cu_q, "seq_lens_this_time": self.lens, "seq_lens_encoder": self.enc}
+        return {name: paddle.to_tensor(array) for name, array in named.items()}
+
+
+def _permuted(plan: Plan, op: str, x: Tensor, slots: _Slots) -> Tensor:
+    out = plan.empty(x.shape, x.dtype)
+    if x.shape[0]:
+        plan.run(op, x=plan.contiguous(x), **slots.operands(), out=out, token_order=TokenOrder.PREFILL_FIRST)
+    return out
+
+
+@adaptor("xpu")
+def adjust_batch(
+    plan: Plan,
+    x: Tensor,
+    encoder_seq_lod: Tensor,
+    decoder_seq_lod: Tensor,
+    encoder_batch_idx: Tensor,
+    decoder_batch_idx: Tensor,
+    encoder_seq_lod_cpu: Tensor,
+    decoder_seq_lod_cpu: Tensor,
+    encoder_batch_idx_cpu: Tensor,
+    decoder_batch_idx_cpu: Tensor,
+    len_info_cpu: Tensor,
+    output_padding_offset: Tensor | None = None,
+    max_input_length: int = -1,
+) -> Tensor:
+    """Rows in slot order, prompts moved before all others."""
+    if output_padding_offset is not None:
+        plan.refuse("output_padding_offset is gone from FastDeploy's own op; pass None")
+    return _permuted(plan, "adjust_batch", x, _Slots(plan, "idx"))
+
+
+@adaptor("xpu")
+def recover_batch_sequence(
+    plan: Plan,
+    x: Tensor,
+    encoder_seq_lod: Tensor,
+    decoder_seq_lod: Tensor,
+    encoder_batch_map: Tensor,
+    decoder_batch_map: Tensor,
+    encoder_seq_lod_cpu: Tensor,
+    decoder_seq_lod_cpu: Tensor,
+    encoder_batch_map_cpu: Tensor,
+    decoder_batch_map_cpu: Tensor,
+    len_info_cpu: Tensor,
+) -> Tensor:
+    """The inverse of `adjust_batch`."""
+    return _permuted(plan, "recover_batch", x, _Slots(plan, "map"))
+
+
+@adaptor("xpu")
+def gather_next_token(
+    plan: Plan,
+    x: Tensor,
+    encoder_seq_lod: Tensor,
+    decoder_seq_lod: Tensor,
+    encoder_batch_map: Tensor,
+    decoder_batch_map: Tensor,
+    encoder_seq_lod_cpu: Tensor,
+    decoder_seq_lod_cpu: Tensor,
+    encoder_batch_map_cpu: Tensor,
+    decoder_batch_map_cpu: Tensor,
+    len_info_cpu: Tensor,
+    is_speculative: bool,
+    max_bsz: int,
+) -> Tensor:
+    """The rows of an adjusted batch that predict a token, in slot order: packed, or one for each of max_bsz slots."""
+    slots = _Slots(plan, "map", max_bsz)
+    rows = np.where(slots.enc > 0, 1, slots.lens)
+    row_slots = np.repeat(np.arange(len(rows), dtype=np.int32), rows if is_speculative else 0)
+    out = plan.empty([len(row_slots) if is_speculative else len(rows), x.shape[1]], x.dtype)
+    if x.shape[0]:
+        plan.run(
+            "gather_next_token",
+            x=plan.contiguous(x),
+            **slots.operands(),
+            cu_seqlens_q_output=paddle.to_tensor(_offsets(rows)),
+            batch_id_per_token_output=paddle.to_tensor(row_slots),
+            out=out,
+            is_speculative=is_speculative,
+            token_order=TokenOrder.PREFILL_FIRST,
+        )
+    return out
+
+
+def _infer_lists(enc: I32, dec: I32, lens: I32) -> dict[str, I32]:
+    """What `get_infer_param` writes, by the names of its tensors."""
+    prompts = np.flatnonzero(enc > 0)
+    texts = np.flatnonzero((enc <= 0) & (dec > 0) & (lens > 0))
+    compact = np.cumsum(np.isin(np.arange(len(enc)), [*prompts, *texts])) - 1
+    decoder_lod = _offsets(lens[texts])
+    tail = np.full(len(enc) - len(texts), decoder_lod[-1], np.int32)  # graphs replay with all slots
+    return {
+        "encoder_batch_map": prompts,
+        "decoder_batch_map": texts,
+        "encoder_batch_idx": compact[prompts],
+        "decoder_batch_idx": compact[texts],
+        "encoder_seq_lod": _offsets(enc[prompts]),
+        "decoder_seq_lod": np.concatenate([decoder_lod, tail]),
+        "encoder_kv_lod": _offsets(enc[prompts] + dec[prompts]),
+        "prefix_len": dec[prompts],
+        "decoder_context_len": dec[texts] + lens[texts],
+        "decoder_context_len_cache": dec[texts],
+    }
+
+
+@adaptor("xpu")
+def get_infer_param(
+    plan: Plan,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    seq_lens_this_time: Tensor,
+    block_tables: Tensor,
+    encoder_batch_map: Tensor,
+    decoder_batch_map: Tensor,
+    encoder_batch_idx: Tensor,
+    decoder_batch_idx: Tensor,
+    encoder_seq_lod: Tensor,
+    decoder_seq_lod: Tensor,
+    encoder_kv_lod: Tensor,
+    prefix_len: Tensor,
+    decoder_context_len: Tensor,
+    decoder_context_len_cache: Tensor,
+    prefix_block_tables: Tensor,
+    encoder_batch_map_cpu: Tensor,
+    decoder_batch_map_cpu: Tensor,
+    encoder_batch_idx_cpu: Tensor,
+    decoder_batch_idx_cpu: Tensor,
+    encoder_seq_lod_cpu: Tensor,
+    decoder_seq_lod_cpu: Tensor,
+    encoder_kv_lod_cpu: Tensor,
+    prefix_len_cpu: Tensor,
+    decoder_context_len_cpu: Tensor,
+    decoder_context_len_cache_cpu: Tensor,
+    len_info_cpu: Tensor,
+    block_size: int,
+    num_speculative_tokens: int,
+) -> list[Tensor]:
+    """Which slots feed prompts and which go on, into the given tensors; two slot mappings of -1."""
+    given = plan.given(*plan.names)
+    enc, dec, lens = (given[name].numpy().reshape(-1) for name in plan.names[:3])
+    lists = _infer_lists(enc[: len(lens)], dec[: len(lens)], lens)
+    for name, array in lists.items():
+        for held in (given[name], given[f"{name}_cpu"]):
+            held[: len(array)] = paddle.to_tensor(array.astype(np.int32))
+    prompts, total = lists["encoder_batch_map"], int(lists["encoder_seq_lod"][-1])
+    longest = [int(array[prompts].max(initial=0)) for array in (enc, enc + dec)]
+    info = [len(prompts), len(lists["decoder_batch_map"]), total, *longest, block_tables.shape[1]]
+    len_info_cpu[: len(info)] = paddle.to_tensor(np.array(info, np.int32))
+    sizes = (total, len(lens) * (1 + num_speculative_tokens))
+    return [paddle.full([size], -1, "int32") for size in sizes]

@@ -1,0 +1,181 @@
+"""The messages that FastDeploy's runner sends to its token processor, and reads back: layout, writing, reading.
+
+Two layouts of 32-bit words behind the queue's 64-bit type. Plain: stop flag, slots B, a count for each of 256 slots,
+then 6 tokens of each. With scores: stop flag, meta, B, a count for each of 512 slots, then for each slot 6 rows of 21
+tokens (the emitted one, then the most likely), 6 of 21 scores, 6 ranks. meta holds the kind of tokens in its low 8 bits
+and N, the columns that are filled, above them (PR #7884). A count is that of a slot's tokens, 0 for none, or -9 where
+its request was preempted. The stop flag is a number of the queue's users, negative once nothing runs any more.
+
+FastDeploy sends 530,448 bytes each time. Of the slots behind B nobody reads anything, so that a message ends behind
+slot B - 1 here: its reader takes shorter messages, and the system more of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hal.errors import FrameError
+from specdec_hal.output.frame import PREEMPTED, FrameKind
+
+Array = NDArray[Any]
+
+WIDTH = 6
+"""Tokens of a slot, at most."""
+COLUMNS = 21
+"""The emitted token and the 20 most likely, at most."""
+PLAIN_SLOTS, SCORED_SLOTS = 256, 512
+NOTHING_RECEIVED = -2
+
+_TOKENS_AT, _ROWS_AT = 16 + 4 * PLAIN_SLOTS, 20 + 4 * SCORED_SLOTS
+"""Where what belongs to the slots begins."""
+
+PLAIN = np.dtype(
+    {
+        "names": ["type", "stop", "slots", "counts", "tokens"],
+        "formats": ["<i8", "<i4", "<i4", f"({PLAIN_SLOTS},)<i4", f"({PLAIN_SLOTS},{WIDTH})<i4"],
+        "offsets": [0, 8, 12, 16, _TOKENS_AT],
+        "itemsize": 8 + 4 * (2 + PLAIN_SLOTS * (1 + WIDTH)),
+    }
+)
+SLOT = np.dtype(
+    [("tokens", f"({WIDTH},{COLUMNS})<i4"), ("scores", f"({WIDTH},{COLUMNS})<f4"), ("ranks", f"({WIDTH},)<i4")]
+)
+SCORED = np.dtype(
+    {
+        "names": ["type", "stop", "meta", "slots", "counts", "rows"],
+        "formats": ["<i8", "<i4", "<i4", "<i4", f"({SCORED_SLOTS},)<i4", (SLOT, (SCORED_SLOTS,))],
+        "offsets": [0, 8, 12, 16, 20, _ROWS_AT],
+        "itemsize": 24 + SCORED_SLOTS * (4 + SLOT.itemsize),  # as C's: a multiple of 8
+    }
+)
+
+
+def pack_meta(kind: int, columns: int) -> int:
+    """meta of `kind` and N = `columns`; FrameError for what its bits or a row do not hold."""
+    if kind not in tuple(FrameKind):
+        raise FrameError(f"message_flag: expected 3 (target tokens) or 4 (draft tokens), got {kind}")
+    if not 1 <= columns <= COLUMNS:
+        cure = f"ask for at most {COLUMNS - 1} log-probabilities"
+        raise FrameError(f"N: expected 1..{COLUMNS} columns, got {columns}; {cure}")
+    return kind | columns << 8
+
+
+def unpack_meta(meta: int) -> tuple[FrameKind, int]:
+    """Kind and N; FrameError for what no sender packs, as one from before PR #7884."""
+    kind, columns = meta & 0xFF, meta >> 8
+    if pack_meta(kind, columns) != meta:
+        raise FrameError(f"meta: expected kind and N, got {meta:#x}")
+    return FrameKind(kind), columns
+
+
+def sent_counts(given: Array, decoder: Array, prompts: Array, preempted: Array, most: int) -> Array:
+    """What a message says of each slot: its tokens, none inside the prompt, or that it was preempted."""
+    slots = len(given)
+    if slots > most:
+        raise FrameError(f"slots: expected at most {most}, got {slots}; lower max_num_seqs")
+    counts = np.where(decoder[:slots] < prompts[:slots], 0, np.maximum(given, 0))
+    counts = np.where(preempted[:slots] == 1, PREEMPTED, counts)
+    if slots and counts.max() > WIDTH:
+        raise FrameError(f"count: expected at most {WIDTH} tokens a slot, got {counts.max()}; draft fewer")
+    return counts
+
+
+class PlainMessage:
+    """Memory of a message of emitted tokens, written anew for each."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(1, PLAIN)
+        self._memory["type"] = 1
+
+    def write(self, stop: int, counts: Array, tokens: Array) -> Array:
+        """The message's bytes: `counts` [B] of :func:`sent_counts`, `tokens` [B, S]."""
+        slots, width = len(counts), min(tokens.shape[1], WIDTH)
+        _check_width(counts, tokens.shape[1])
+        message = self._memory[0]
+        message["stop"], message["slots"] = stop, slots
+        message["counts"][:slots] = counts
+        message["tokens"][:slots, :width] = tokens[:slots, :width]
+        return self._memory.view(np.uint8)[: _TOKENS_AT + slots * WIDTH * 4]
+
+
+class ScoredMessage:
+    """Memory of a message of tokens with N scores each, written anew for each."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(1, SCORED)
+        self._memory["type"] = 1
+
+    @property
+    def whole(self) -> Array:
+        """The bytes of all slots, as FastDeploy sends them."""
+        return self._memory.view(np.uint8)
+
+    def write(
+        self, stop: int, kind: int, counts: Array, tokens: Array, ids: Array, scores: Array, ranks: Array, starts: Array
+    ) -> Array:
+        """The message's bytes. `counts` [B] of :func:`sent_counts`, `tokens` [B, S]; slot b has the rows from starts[b]
+        on of `ids` [A, N], `scores` [A, N] and `ranks` [A].
+
+        FrameError, and nothing is written, if they do not fit.
+        """
+        slots, columns = len(counts), ids.shape[1]
+        meta = pack_meta(kind, columns)
+        _check_width(counts, tokens.shape[1])
+        slot, place = np.nonzero(np.arange(WIDTH) < counts[:, None])
+        row = starts[:slots][slot] + place
+        if row.size and not 0 <= row.min() <= row.max() < min(len(ids), len(scores), len(ranks)):
+            raise FrameError(f"rows: expected 0..{len(ids) - 1}, got {row.min()}..{row.max()}; pass their offsets")
+        message = self._memory[0]
+        message["stop"], message["meta"], message["slots"] = stop, meta, slots
+        message["counts"][:slots] = counts
+        rows = message["rows"]
+        rows["tokens"][slot, place, 0] = tokens[slot, place]
+        if columns > 1:
+            rows["tokens"][slot, place, 1:columns] = ids[row, 1:]
+        rows["scores"][slot, place, :columns] = scores[row]
+        rows["ranks"][slot, place] = ranks[row]
+        return self._memory.view(np.uint8)[: _ROWS_AT + slots * SLOT.itemsize]
+
+
+def _check_width(counts: Array, width: int) -> None:
+    if counts.size and counts.max() > width:
+        raise FrameError(f"count: expected at most {width}, the width of the tokens, got {counts.max()}")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A message with scores as its reader sees it, cut to the slots and columns that it has; views of its memory.
+
+    counts int32 [B], tokens int32 and scores float32 [B, 6, N], ranks int32 [B, 6]; only the first counts[b] tokens of
+    slot b are defined.
+    """
+
+    stop: int
+    kind: FrameKind
+    counts: Array
+    tokens: Array
+    scores: Array
+    ranks: Array
+
+
+def read_scored(memory: Array, size: int) -> Scored:
+    """The message in `memory` (SCORED [1]), of which `size` bytes were received behind the type.
+
+    FrameError for what is none, or ends before its last slot.
+    """
+    message = memory[0]
+    kind, columns = unpack_meta(int(message["meta"]))
+    slots = int(message["slots"])
+    whole = _ROWS_AT + slots * SLOT.itemsize
+    if not 0 <= slots <= SCORED_SLOTS or size + 8 < whole:
+        raise FrameError(f"slots: expected those of {size} bytes, got {slots}")
+    counts, rows = message["counts"][:slots], message["rows"][:slots]
+    wrong = counts[(counts > WIDTH) | ((counts < 0) & (counts != PREEMPTED))]
+    if wrong.size:
+        raise FrameError(f"count: expected 0..{WIDTH} or {PREEMPTED}, got {wrong[0]}")
+    cut = {name: rows[name][:, :, :columns] for name in ("tokens", "scores")}
+    return Scored(int(message["stop"]), kind, counts, **cut, ranks=rows["ranks"])

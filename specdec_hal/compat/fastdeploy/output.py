@@ -1,0 +1,192 @@
+"""Ops that send emitted tokens to FastDeploy's token processor, and that read them there."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor
+from specdec_hal.compat.fastdeploy.messages import (
+    COLUMNS,
+    NOTHING_RECEIVED,
+    PLAIN_SLOTS,
+    SCORED,
+    SCORED_SLOTS,
+    WIDTH,
+    PlainMessage,
+    Scored,
+    ScoredMessage,
+    pack_meta,
+    read_scored,
+    sent_counts,
+)
+from specdec_hal.compat.fastdeploy.sysv import MessageQueue, queue_key
+from specdec_hal.errors import ConfigError
+from specdec_hal.tensors import as_numpy
+
+QUEUE_VARIABLE, USER_VARIABLE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
+PLAIN_PATH, SCORED_PATH = "./", "/dev/shm"
+"""What the keys of the queues are made of, with the number of the queue."""
+
+
+@cache
+def queue(path: str, number: int) -> MessageQueue:
+    """This process's end of a queue."""
+    return MessageQueue(queue_key(path, number))
+
+
+def queue_number() -> int:
+    """Of this process's queue."""
+    return int(os.environ.get(QUEUE_VARIABLE, "1"))
+
+
+def stop_flag(runs: Tensor) -> int:
+    """What a message says of the batch: the user's number, negative once nothing runs."""
+    user = int(os.environ.get(USER_VARIABLE, "1"))
+    if user < 0 or user == -NOTHING_RECEIVED:
+        raise ConfigError(
+            f"{USER_VARIABLE}: expected a positive number but 2, got {user}; its negative says 'nothing yet'"
+        )
+    return user if bool(runs) else -user
+
+
+def _host(tensor: Tensor) -> Any:
+    """Values on the host: a view of memory there, else a copy."""
+    return as_numpy(tensor) if tensor.place.is_cpu_place() else tensor.numpy()
+
+
+_MATRICES = ("accept_tokens", "sampled_token_ids", "logprob_token_ids", "logprob_scores")
+_STATE = ("not_need_stop", "seq_lens_decoder", "prompt_lens", "preempted_idx")
+
+
+def _aliases(plan: Plan, *names: str) -> dict[str, Tensor]:
+    """Arguments by name as steps may hold them; columns as one axis, but for matrices."""
+    given = plan.given(*names)
+    flat = {name: tensor if name in _MATRICES else plan.flat(tensor) for name, tensor in given.items()}
+    return {name: plan.alias(tensor) for name, tensor in flat.items()}
+
+
+@adaptor("gpu", "xpu")
+def speculate_save_output(
+    plan: Plan,
+    accept_tokens: Tensor,
+    accept_num: Tensor,
+    not_need_stop: Tensor,
+    seq_lens_decoder: Tensor,
+    prompt_lens: Tensor,
+    preempted_idx: Tensor,
+    rank_id: int,
+    save_each_rank: bool,
+    skip_prefill: bool,
+) -> None:
+    """Send the accepted tokens of every slot that is behind its prompt."""
+    if rank_id == 0 or save_each_rank:
+        _send_plain(plan, queue_number())
+
+
+@adaptor("xpu")
+def speculate_save_output_dynamic(
+    plan: Plan,
+    accept_tokens: Tensor,
+    accept_num: Tensor,
+    not_need_stop: Tensor,
+    seq_lens_decoder: Tensor,
+    prompt_lens: Tensor,
+    preempted_idx: Tensor,
+    rank_id: int,
+    msg_queue_id: int,
+    save_each_rank: bool,
+    skip_prefill: bool,
+) -> None:
+    """As `speculate_save_output`, to the queue of this number."""
+    if rank_id == 0 or save_each_rank:
+        _send_plain(plan, msg_queue_id)
+
+
+def _send_plain(plan: Plan, number: int) -> None:
+    tensors = _aliases(plan, "accept_tokens", "accept_num", *_STATE)
+    message, receiver = PlainMessage(), queue(PLAIN_PATH, number)
+
+    def send() -> None:
+        values = {name: _host(tensor) for name, tensor in tensors.items()}
+        runs, decoder, prompts, preempted = (values[name] for name in _STATE)
+        counts = sent_counts(values["accept_num"], decoder, prompts, preempted, PLAIN_SLOTS)
+        receiver.send(message.write(stop_flag(runs[0]), counts, values["accept_tokens"]))
+
+    plan.step(send)
+
+
+@adaptor("gpu")
+def speculate_save_output_topk(
+    plan: Plan,
+    sampled_token_ids: Tensor,
+    logprob_token_ids: Tensor,
+    logprob_scores: Tensor,
+    logprob_ranks: Tensor,
+    token_num_per_batch: Tensor,
+    cu_batch_token_offset: Tensor,
+    not_need_stop: Tensor,
+    seq_lens_decoder: Tensor,
+    prompt_lens: Tensor,
+    preempted_idx: Tensor,
+    message_flag: int,
+    rank_id: int,
+    save_each_rank: bool,
+) -> None:
+    """Send tokens with N = logprob_token_ids.shape[1] ids and scores each; message_flag says which tokens they are."""
+    if rank_id > 0 and not save_each_rank:
+        return
+    names = ("logprob_token_ids", "logprob_scores", "logprob_ranks")
+    tensors = _aliases(plan, "sampled_token_ids", "token_num_per_batch", "cu_batch_token_offset", *names, *_STATE)
+    message, receiver = ScoredMessage(), queue(SCORED_PATH, queue_number())
+
+    def send() -> None:
+        values = {name: _host(tensor) for name, tensor in tensors.items()}
+        runs, decoder, prompts, preempted = (values[name] for name in _STATE)
+        counts = sent_counts(values["token_num_per_batch"], decoder, prompts, preempted, SCORED_SLOTS)
+        ids, scores, ranks = (values[name] for name in names)
+        rows = {"ids": ids, "scores": scores, "ranks": ranks, "starts": values["cu_batch_token_offset"]}
+        receiver.send(message.write(stop_flag(runs[0]), message_flag, counts, values["sampled_token_ids"], **rows))
+
+    plan.step(send)
+
+
+@adaptor("gpu")
+def speculate_get_output_topk(
+    plan: Plan,
+    output_tokens: Tensor,
+    output_scores: Tensor,
+    output_ranks: Tensor,
+    real_k: int,
+    rank_id: int,
+    wait_flag: bool,
+) -> None:
+    """Take the oldest message apart into the token processor's buffers; output_tokens[0] is -2 if there is none."""
+    outputs = [plan.alias(plan.flat(tensor)) for tensor in (output_tokens, output_scores, output_ranks)]
+    memory, sender = np.zeros(1, SCORED), queue(SCORED_PATH, queue_number())
+
+    def receive() -> None:
+        tokens, scores, ranks = (as_numpy(output) for output in outputs)
+        size = sender.receive(memory, wait=wait_flag)
+        if size < 0:
+            tokens[:3] = NOTHING_RECEIVED, 0, 0
+        else:
+            fill_buffers(read_scored(memory, size), tokens, scores, ranks)
+
+    plan.step(receive)
+
+
+def fill_buffers(message: Scored, tokens: Any, scores: Any, ranks: Any) -> None:
+    """Write a message where FastDeploy's token processor looks: what the message has, in rows of 21 columns."""
+    slots, columns = len(message.counts), message.tokens.shape[2]
+    tokens[:3] = message.stop, pack_meta(message.kind, columns), slots
+    tokens[3 : 3 + slots] = message.counts
+    there = np.arange(WIDTH) < message.counts[:, None]
+    first = 3 + SCORED_SLOTS
+    for buffer, values in ((tokens[first:], message.tokens), (scores, message.scores)):
+        rows = buffer[: SCORED_SLOTS * WIDTH * COLUMNS].reshape(SCORED_SLOTS, WIDTH, COLUMNS)
+        np.copyto(rows[:slots, :, :columns], values, where=there[:, :, None])
+    np.copyto(ranks.reshape(SCORED_SLOTS, WIDTH)[:slots], message.ranks, where=there)

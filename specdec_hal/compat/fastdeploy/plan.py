@@ -1,0 +1,204 @@
+"""What one call of a FastDeploy op does, worked out once for given tensors: :class:`Plan`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import paddle
+
+from specdec_hal.backend import Backend, Launch
+from specdec_hal.errors import ArgumentError, UnsupportedError
+
+Tensor = Any
+"""A `paddle.Tensor`. An adaptor's parameters that are annotated with it, or with ``Tensor | None``, are tensors."""
+
+data_ptr = paddle.Tensor.data_ptr
+Pick = Callable[[tuple[Any, ...]], Any]
+"""Some of a call's arguments."""
+
+
+@lru_cache(512)
+def _filled(value: Any, shape: tuple[int, ...], dtype: str, place: str) -> Tensor:
+    return paddle.full(shape, value, dtype).to(paddle.CPUPlace() if place == "cpu" else place)
+
+
+class Plan:
+    """The steps of one call: launches of this project's ops, and now and then an operation of Paddle between them.
+
+    An adaptor fills it through :meth:`run` and :meth:`step`, and returns the fresh tensors that FastDeploy's op
+    returns, if it returns any. A plan without any is kept, and run again when the same tensors come.
+    """
+
+    def __init__(self, op: str, backend: Backend, names: Sequence[str], args: Sequence[Any]) -> None:
+        self.op, self.backend = op, backend
+        self.steps: list[Launch] = []
+        self.keep = not backend.debug and backend.shadow is None
+        """Whether the plan may be run again. Debug checks and shadows need tensors, which a kept plan must not own."""
+        self.stream: Callable[[], int] = int
+        """Asks for the stream of the launches; operations of Paddle find theirs."""
+        self.take(names, args)
+        self._caller = self._given
+        self._callers = set(map(id, args))
+        self._origins: dict[int, Tensor] = {}
+        self.held: list[Tensor] = []
+        """Views, scratch and constants: a native launch knows addresses only."""
+
+    @property
+    def place(self) -> str:
+        """Where the call's tensors are, in Paddle's words."""
+        if self.backend.device == "cpu":
+            return "cpu"
+        return next((_place(arg) for arg in self._caller.values() if isinstance(arg, paddle.Tensor)), "cpu")
+
+    # ---- what an adaptor calls
+
+    def run(self, op: str, /, **arguments: Any) -> None:
+        """Add a launch of one of this project's ops, its operands and attributes by name."""
+        try:
+            bound = self.backend.bind(op, **arguments)
+        except ArgumentError as error:
+            raise self._renamed(error, arguments) from error
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{self.op} [FastDeploy on {self.backend.name}]: {error}") from error
+        if self.stream is int:
+            self.stream = self.backend.stream_of(bound.call)
+        self.steps.append(bound.launch if self.keep else bound)
+        self.held += [arg for arg in arguments.values() if id(arg) not in self._callers]
+
+    def given(self, *same: str, **renamed: str) -> dict[str, Any]:
+        """Arguments of the call by our operands' names: those that are called alike, and ``operand="argument"``."""
+        known = self._given
+        found = {name: known[name] for name in same}
+        for operand, name in renamed.items():
+            found[operand] = known[name]
+        return found
+
+    def step(self, run: Callable[[], Any]) -> None:
+        """Add an operation of Paddle. It must hold neither the plan nor the caller's own tensors, but an `alias`."""
+
+        def launch(stream: int) -> None:
+            run()
+
+        self.steps.append(launch)
+
+    def first(self, count: int, tensor: Tensor | None) -> Tensor:
+        """The first `count` rows of a buffer, not copied; the tensor itself if it has no more."""
+        if not isinstance(tensor, paddle.Tensor):
+            return tensor
+        shape = tensor.shape
+        return self._derived(tensor, tensor[:count]) if shape and shape[0] > count else tensor
+
+    def flat(self, tensor: Tensor | None) -> Tensor:
+        """All elements in one axis, not copied, for what FastDeploy's callers shape in several ways."""
+        if not isinstance(tensor, paddle.Tensor) or tensor.ndim == 1 or not tensor.is_contiguous():
+            return tensor
+        return self._derived(tensor, tensor.reshape([-1]))
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """The same memory as another tensor: steps hold it, while a kept plan ends with the caller's own."""
+        return self._derived(tensor, tensor.detach())
+
+    def contiguous(self, tensor: Tensor) -> Tensor:
+        """The tensor, or a contiguous copy of an input that is a strided view."""
+        if not isinstance(tensor, paddle.Tensor) or tensor.is_contiguous():
+            return tensor
+        self.keep = False
+        return self._derived(tensor, tensor.contiguous())
+
+    def cast(self, tensor: Tensor, dtype: str) -> Tensor:
+        """An input in another dtype; the plan is then not kept."""
+        if not isinstance(tensor, paddle.Tensor) or _dtype(tensor) == dtype:
+            return tensor
+        self.keep = False
+        return self._derived(tensor, tensor.astype(dtype))
+
+    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """A fresh tensor for the caller, whose values an op of this plan writes."""
+        return paddle.empty(list(shape), dtype)
+
+    def constant(self, value: Any, shape: Sequence[int], dtype: str) -> Tensor:
+        """A tensor of one value that nothing writes; shared."""
+        return _filled(value, tuple(shape), dtype, self.place)
+
+    def scratch(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """Memory for what one step of the plan hands to the next."""
+        return paddle.zeros(list(shape), dtype)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """UnsupportedError that names FastDeploy's op."""
+        raise UnsupportedError(f"{self.op} [FastDeploy on {self.backend.name}]: {reason}")
+
+    def fail(self, argument: str, expected: str, got: str, cure: str) -> NoReturn:
+        """ArgumentError that names FastDeploy's op and argument."""
+        raise ArgumentError(
+            op=self.op, backend=self.backend.name, argument=argument, expected=expected, got=got, cure=cure
+        )
+
+    # ---- what the adaptor's wrapper calls
+
+    def take(self, names: Sequence[str], args: Sequence[Any]) -> None:
+        """Set what :meth:`given` gives."""
+        self.names = tuple(names)
+        self._given = dict(zip(names, args, strict=False))
+
+    def launch(self) -> None:
+        """Run the steps."""
+        stream = self.stream()
+        for step in self.steps:
+            step(stream)
+
+    def _derived(self, tensor: Tensor, view: Tensor) -> Tensor:
+        self.held.append(view)  # ids name tensors while they live
+        self._origins[id(view)] = tensor
+        return view
+
+    def _renamed(self, error: ArgumentError, arguments: Mapping[str, Any]) -> ArgumentError:
+        """The same error in FastDeploy's words: its op, its name of the argument."""
+        tensor = arguments.get(error.argument)
+        while id(tensor) in self._origins:
+            tensor = self._origins[id(tensor)]
+        names = (name for name, arg in self._caller.items() if arg is tensor and tensor is not None)
+        argument = next(names, error.argument)
+        return ArgumentError(
+            op=self.op,
+            backend=self.backend.name,
+            argument=argument,
+            expected=error.expected,
+            got=error.got,
+            cure=error.cure,
+        )
+
+
+class KeptPlan:
+    """A plan for tensors that are the caller's: it ends when one of them does."""
+
+    __slots__ = ("addresses", "attributes", "held", "launch", "pick", "references", "stream")
+
+    def __init__(self, plan: Plan, args: tuple[Any, ...], pick: Pick, others: Pick, end: Callable[[Any], None]) -> None:
+        self.launch, self.stream = plan.steps[0] if len(plan.steps) == 1 else _together(plan.steps), plan.stream
+        self.held = plan.held
+        tensors = pick(args)
+        self.pick = pick
+        self.addresses = tuple(map(data_ptr, tensors))
+        self.references = [weakref.ref(tensor, end) for tensor in tensors]
+        self.attributes = others(args)
+        """Held, so that no other object can have their ids."""
+
+
+def _together(steps: Sequence[Launch]) -> Launch:
+    def launch(stream: int) -> None:
+        for step in steps:
+            step(stream)
+
+    return launch
+
+
+def _place(tensor: Tensor) -> str:
+    return "cpu" if tensor.place.is_cpu_place() else f"gpu:{tensor.place.gpu_device_id()}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).rpartition(".")[2]

@@ -1,0 +1,225 @@
+"""Ops that judge drafts and advance the slots."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import paddle
+
+from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
+from specdec_hal.ops import AcceptPolicy, Strategy
+
+_STRATEGIES = (Strategy.TOPP, Strategy.GREEDY, Strategy.TARGET_MATCH)
+"""By FastDeploy's numbers."""
+_NO_LIMIT = 1 << 62
+_OF_SLOTS = ("max_dec_len", "step_idx", "stop_flags", "is_block_step", "seq_lens_encoder", "reasoning_status")
+
+
+@adaptor("gpu", "xpu")
+def verify_draft_tokens(
+    plan: Plan,
+    step_output_ids: Tensor,
+    step_output_len: Tensor,
+    step_input_ids: Tensor,
+    target_tokens: Tensor | None,
+    candidate_ids: Tensor | None,
+    candidate_scores: Tensor | None,
+    candidate_lens: Tensor | None,
+    topp: Tensor,
+    stop_flags: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_this_time: Tensor,
+    end_tokens: Tensor,
+    is_block_step: Tensor,
+    cu_seqlens_q_output: Tensor,
+    reasoning_status: Tensor,
+    max_dec_len: Tensor,
+    step_idx: Tensor,
+    max_seq_len: int,
+    verify_window: int,
+    verify_strategy: int,
+    reject_all: bool,
+    accept_all: bool,
+) -> None:
+    """Accept a prefix of each slot's drafts and emit one more token, into step_output_ids and step_output_len."""
+    slots, used = step_output_ids.shape[0], seq_lens_this_time.shape[0]
+    if slots == 0:
+        return
+    unknown = plan.constant(0, [slots], "int64")  # prompt lengths: whether a chunk is the last is not asked here
+    plan.run(
+        "verify_draft_tokens",
+        **_judged(plan, slots, verify_strategy),
+        **{name: plan.first(slots, tensor) for name, tensor in plan.given(*_OF_SLOTS).items()},
+        **plan.given("seq_lens_this_time", "end_tokens", draft_tokens="step_input_ids"),
+        **plan.given(accept_tokens="step_output_ids", accept_num="step_output_len"),
+        cu_seqlens_q_output=_offsets(plan, used, cu_seqlens_q_output),
+        prompt_lens=unknown,
+        seq_lens_decoder=plan.constant(0, [slots], "int32"),
+        verify_window=max(verify_window, 1),
+        accept_policy=_policy(reject_all, accept_all),
+        end_at_limit=True,
+    )
+
+
+def _judged(plan: Plan, slots: int, number: int) -> dict[str, Any]:
+    """What a strategy compares drafts with, and seeds: FastDeploy's are no request's, but differ by slot and call."""
+    if not 0 <= number < len(_STRATEGIES):
+        plan.fail("verify_strategy", "0 TOPP | 1 GREEDY | 2 TARGET_MATCH", str(number), "pass one of them")
+    strategy = _STRATEGIES[number]
+    if strategy is not Strategy.TOPP:
+        rows = plan.given("target_tokens")
+        return {**rows, "seed": plan.constant(0, [slots], "int64"), "strategy": strategy}
+    seeds, more = _seeds(slots, plan.place), plan.constant(slots, [], "int64")
+    plan.step(lambda: seeds.add_(more))
+    candidates = plan.given("candidate_ids", "candidate_scores", "candidate_lens")
+    return {**candidates, "top_p": plan.first(slots, plan.given("topp")["topp"]), "seed": seeds, "strategy": strategy}
+
+
+@cache
+def _seeds(slots: int, place: str) -> Tensor:
+    """A seed for each slot, which every call advances: calls and slots draw for themselves."""
+    return paddle.arange(slots, dtype="int64").to(paddle.CPUPlace() if place == "cpu" else place)
+
+
+def _policy(reject_all: bool, accept_all: bool) -> AcceptPolicy:
+    if reject_all:
+        return AcceptPolicy.REJECT_ALL
+    return AcceptPolicy.ACCEPT_ALL if accept_all else AcceptPolicy.NORMAL
+
+
+def _offsets(plan: Plan, used: int, offsets: Tensor) -> Tensor:
+    """The first `used` + 1 offsets; callers that have no last one, which is not read, get a copy with one."""
+    if offsets.shape[0] != used:
+        return plan.first(used + 1, offsets)
+    longer, given = plan.scratch([used + 1], "int32"), plan.alias(plan.flat(offsets))
+    head = longer[:used]
+    plan.step(lambda: paddle.assign(given, head))
+    return longer
+
+
+@older(verify_draft_tokens)
+def _verify_draft_tokens_20(
+    plan: Plan,
+    step_output_ids: Tensor,
+    step_output_len: Tensor,
+    step_input_ids: Tensor,
+    target_tokens: Tensor | None,
+    candidate_ids: Tensor | None,
+    candidate_scores: Tensor | None,
+    candidate_lens: Tensor | None,
+    topp: Tensor,
+    stop_flags: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_this_time: Tensor,
+    end_tokens: Tensor,
+    is_block_step: Tensor,
+    cu_seqlens_q_output: Tensor,
+    reasoning_status: Tensor,
+    max_seq_len: int,
+    verify_window: int,
+    verify_strategy: int,
+    reject_all: bool,
+    accept_all: bool,
+) -> None:
+    """As before PR #6973, without a length limit."""
+    slots = step_output_ids.shape[0]
+    limits = {"max_dec_len": _NO_LIMIT, "step_idx": 0}
+    args = [*plan.given(*list(plan.names)[:15]).values()]
+    args += [plan.constant(value, [slots], "int64") for value in limits.values()]
+    verify_draft_tokens.plan(plan, *args, max_seq_len, verify_window, verify_strategy, reject_all, accept_all)
+
+
+@adaptor("gpu", "xpu")
+def unified_update_model_status(
+    plan: Plan,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    has_running_seqs: Tensor,
+    step_input_ids: Tensor,
+    step_output_ids: Tensor,
+    step_output_len: Tensor,
+    stop_flags: Tensor,
+    seq_lens_this_time: Tensor,
+    is_paused: Tensor,
+    token_ids_all: Tensor,
+    prompt_lens: Tensor,
+    step_idx: Tensor,
+    end_tokens: Tensor,
+    max_dec_len: Tensor,
+) -> None:
+    """Append the emitted tokens to the history and advance every slot."""
+    plan.run(
+        "update_model_status",
+        **plan.given("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "stop_flags", "step_idx"),
+        **plan.given("token_ids_all", "prompt_lens", "end_tokens", "max_dec_len"),
+        **plan.given(draft_tokens="step_input_ids", accept_tokens="step_output_ids", accept_num="step_output_len"),
+        **plan.given(has_running="has_running_seqs", is_block_step="is_paused"),
+        end_at_limit=True,
+    )
+
+
+@older(unified_update_model_status)
+def _unified_update_model_status_18(
+    plan: Plan,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    has_running_seqs: Tensor,
+    step_input_ids: Tensor,
+    adaptive_step_input_len: Tensor,
+    step_output_ids: Tensor,
+    step_output_len: Tensor,
+    stop_flags: Tensor,
+    seq_lens_this_time: Tensor,
+    is_paused: Tensor,
+    mask_rollback: Tensor,
+    token_ids_all: Tensor,
+    prompt_lens: Tensor,
+    step_idx: Tensor,
+    end_tokens: Tensor,
+    max_dec_len: Tensor,
+    is_naive_mode: bool,
+    prefill_one_step_stop: int,
+) -> None:
+    """As before PR #6973 and on XPU, where the last argument may be `max_draft_tokens`, which is not needed."""
+    if prefill_one_step_stop is True:
+        plan.refuse("prefill_one_step_stop ends requests on a prefill node, which FastDeploy's own op has to do")
+    used = seq_lens_this_time.shape[0]
+    lens, enc, num, stop, rollback = (
+        plan.alias(plan.flat(tensor))[:used]
+        for tensor in (seq_lens_this_time, seq_lens_encoder, step_output_len, stop_flags, mask_rollback)
+    )
+    decoding = plan.scratch([used], "bool")
+    plan.step(lambda: paddle.assign(enc <= 0, decoding))
+    if is_naive_mode:
+        plan.step(lambda: num.fill_(1))
+    unified_update_model_status.plan(plan)
+    rejected = paddle.zeros_like(rollback)
+    plan.step(lambda: paddle.assign(paddle.where(decoding & ~stop, lens - num, rejected), rollback))
+    if is_naive_mode:
+        plan.step(lambda: paddle.assign((~stop).astype("int32"), lens))
+
+
+@adaptor("gpu", "xpu")
+def naive_update_model_status(
+    plan: Plan,
+    accept_tokens: Tensor,
+    accept_num: Tensor,
+    seq_lens_this_time: Tensor,
+    next_tokens: Tensor,
+    cu_seqlens_q_output: Tensor,
+) -> None:
+    """Take each running slot's newest token as its only one: non-speculative decoding on the speculative path."""
+    used = seq_lens_this_time.shape[0]
+    tokens, lens = plan.alias(plan.flat(next_tokens)), plan.alias(plan.flat(seq_lens_this_time))
+    ends = plan.alias(plan.flat(cu_seqlens_q_output))[1 : used + 1]
+    firsts, counts = plan.alias(accept_tokens)[:used, 0], plan.alias(plan.flat(accept_num))[:used]
+
+    def update() -> None:
+        running = lens > 0
+        drawn = tokens.index_select(paddle.clip(ends - 1, 0, max(tokens.shape[0] - 1, 0)))
+        paddle.assign(paddle.where(running, drawn, firsts), firsts)
+        paddle.assign(running.astype("int32"), counts)
+        paddle.assign(counts, lens)
+
+    plan.step(update)

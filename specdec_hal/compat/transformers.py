@@ -1,0 +1,302 @@
+"""Speculative decoding inside ``generate`` of Hugging Face `transformers`.
+
+``model.generate(**inputs, custom_generate=specdec_hal.compat.transformers.generate)`` decodes with this project's
+proposers and verifier: any batch size, greedy or sampled, one seed a request. `assisted_generate` keeps the decode loop
+of `transformers` (batch 1, its random numbers) and brings the drafts, which is all that :class:`DraftCandidates` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_hal.compat.versions import require
+
+KNOWN_VERSIONS = tuple(f"5.{minor}" for minor in range(17, 24))
+VERSION = require("transformers", KNOWN_VERSIONS, ["transformers"])
+
+from transformers.generation import (  # noqa: E402
+    CandidateGenerator,
+    EosTokenCriteria,
+    GenerateDecoderOnlyOutput,
+    MaxLengthCriteria,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specdec_hal.compat.defaults import default_drafter  # noqa: E402
+from specdec_hal.compat.ragged_cache import RaggedCache  # noqa: E402
+from specdec_hal.drafter import Drafter  # noqa: E402
+from specdec_hal.errors import RequestError, UnsupportedError  # noqa: E402
+from specdec_hal.functional import verify  # noqa: E402
+
+_WARPERS = {
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
+}
+"""What the verifier does itself, in this order."""
+_NEVER = {
+    "ClassifierFreeGuidanceLogitsProcessor",
+    "SynthIDTextWatermarkLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+}
+"""Logits processors that go by how often they were called, or that run the model themselves."""
+
+
+def generate(
+    model: Any,
+    input_ids: Any,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    num_speculative_tokens: int = 8,
+    drafter: Drafter | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Decode a batch with drafts: ``model.generate(..., custom_generate=generate, num_speculative_tokens=8)``.
+
+    Tokens are those of ``model.generate`` without it where that is greedy, as far as the logits' bits do not depend on
+    how many tokens share a forward pass. With ``do_sample`` they depend on `seeds`, one per row (an int: for all; None:
+    drawn from PyTorch's generator), and not on the drafts, the batch or the padding. `drafter` None: n-gram look-up
+    with at most `num_speculative_tokens` drafts; 0 decodes plainly.
+
+    Prompts of a batch are padded on the left, as `generate` wants them. Logits processors see what they would see in
+    plain decoding, stopping criteria each token. A cache that was passed in holds the prompts afterwards. A custom
+    `generate` gets neither the streamer nor the tokenizer: give stop strings as a ``StopStringCriteria``.
+
+    Raises UnsupportedError for what is not served: beams, encoder-decoder models, caches other than the dynamic one
+    with full attention, flash attention, scores and hidden states in the output.
+    """
+    _check(model, generation_config, logits_processor, model_kwargs)
+    drafter = drafter or default_drafter(num_speculative_tokens)
+    batch = _Batch(input_ids, model_kwargs.get("attention_mask"), stopping_criteria, generation_config)
+    sampling = _Sampling(logits_processor, generation_config, seeds, len(input_ids))
+    outputs = model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=True)
+    cache = RaggedCache(outputs.past_key_values, batch.pads)
+    logits = outputs.logits[:, -1:]
+    drafts: list[list[int]] = [[] for _ in range(len(input_ids))]
+    run = object()  # makes the names of this run's requests its own
+    try:
+        while True:
+            rows = batch.running
+            out = sampling.verify(logits, drafts, batch)
+            batch.extend(out.token_ids.tolist(), out.counts.tolist())
+            for row in set(rows).difference(batch.running):
+                drafter.forget((run, row))
+            if not batch.running:
+                return batch.output(generation_config.return_dict_in_generate)
+            if len(batch.running) < len(rows):
+                cache.keep([rows.index(row) for row in batch.running])
+            drafts = batch.draft(drafter, run)
+            fed, positions = batch.inputs(drafts, model.device)
+            mask = cache.feed([batch.lengths[row] - 1 for row in batch.running], fed.shape[1])
+            if mask is not None and model.config._attn_implementation == "eager":
+                mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
+            logits = model(
+                input_ids=fed, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            ).logits
+    finally:
+        for row in batch.running:
+            drafter.forget((run, row))
+
+
+def assisted_generate(
+    model: Any,
+    input_ids: Any,
+    *,
+    num_speculative_tokens: int = 8,
+    drafter: Drafter | None = None,
+    generation_config: Any,
+    **arguments: Any,
+) -> Any:
+    """The assisted decoding of `transformers` with drafts of this project: ``custom_generate=assisted_generate``.
+
+    For the time of the call the model's own factory of candidate generators is replaced, which is where `transformers`
+    asks for one.
+    """
+    drafter = drafter or default_drafter(num_speculative_tokens)
+    candidates = DraftCandidates(drafter, generation_config.max_length)
+    model._get_candidate_generator = lambda **_: candidates
+    try:
+        return model._assisted_decoding(input_ids, generation_config=generation_config, **arguments)
+    finally:
+        del model._get_candidate_generator
+        candidates.forget()
+
+
+class DraftCandidates(CandidateGenerator):  # type: ignore[misc]
+    """Drafts for the assisted decoding of `transformers`, for one text of up to `max_length` tokens."""
+
+    requires_model_outputs = False
+
+    def __init__(self, drafter: Drafter, max_length: int) -> None:
+        self._drafter, self._max_length = drafter, max_length
+
+    def get_candidates(self, input_ids: Any, **kwargs: Any) -> tuple[Any, None]:
+        """`input_ids` [1, n] with the drafts behind them, and no logits: they are compared one by one."""
+        text = input_ids[0]
+        room = min(self._max_length - len(text) - 1, self._drafter.num_speculative_tokens)
+        (drafts,) = self._drafter.propose([text], [self], num_speculative_tokens=max(room, 0))
+        return torch.cat((input_ids, input_ids.new_tensor([drafts], dtype=input_ids.dtype)), dim=1), None
+
+    def update_candidate_strategy(self, input_ids: Any, scores: Any, num_matches: int) -> None:
+        """The number of drafts stays as it is."""
+
+    def forget(self) -> None:
+        """Free what the drafter keeps of the text."""
+        self._drafter.forget(self)
+
+
+class _Batch:
+    """The rows' texts, and which of them still run."""
+
+    def __init__(self, input_ids: Any, attention_mask: Any, criteria: Any, config: Any) -> None:
+        size, self.prompt = input_ids.shape
+        self.pads = [0] * size if attention_mask is None else (attention_mask == 0).sum(1).tolist()
+        if attention_mask is not None and not (attention_mask.cumsum(1)[:, -1:] >= 1).all():
+            raise RequestError("attention_mask: expected at least one token in every row, got a row of padding")
+        if attention_mask is not None and (attention_mask.diff(dim=1) < 0).any():
+            raise RequestError("attention_mask: expected prompts padded on the left only; use padding_side='left'")
+        self.end = min([c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)], default=config.max_length)
+        ends = [c.eos_token_id.tolist() for c in criteria if isinstance(c, EosTokenCriteria)]
+        self.end_tokens = sorted({token for tokens in ends for token in tokens})
+        self._criteria = [c for c in criteria if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]
+        self._pad_token = int(config._pad_token_tensor) if config._pad_token_tensor is not None else 0
+        self._device = input_ids.device
+        self._texts = np.zeros((size, self.end), np.int64)
+        self._texts[:, : self.prompt] = input_ids.cpu().numpy()
+        self.lengths = [self.prompt] * size
+        self.running = list(range(size))
+
+    def text(self, row: int, length: int | None = None) -> Any:
+        """A row so far, padding included, as transformers hands it to processors and criteria: [1, length]."""
+        return torch.from_numpy(self._texts[row : row + 1, : length or self.lengths[row]]).to(self._device)
+
+    def extend(self, tokens: list[list[int]], counts: list[int]) -> None:
+        """Append what each running row has gained, up to where it ends."""
+        running = []
+        for row, emitted, count in zip(self.running, tokens, counts, strict=True):
+            if min(emitted[:count], default=-1) < 0:
+                raise RequestError(f"row {row}: the model gave no distribution for the next token (NaN, or all -inf)")
+            ended = emitted[count - 1] in self.end_tokens
+            for token in emitted[:count]:
+                self._texts[row, self.lengths[row]] = token
+                self.lengths[row] += 1
+                if any(bool(criterion(self.text(row), None).all()) for criterion in self._criteria):
+                    ended = True
+                    break
+            if not ended and self.lengths[row] < self.end:
+                running.append(row)
+        self.running = running
+
+    def draft(self, drafter: Drafter, run: object) -> list[list[int]]:
+        """Drafts for the running rows."""
+        rows = self.running
+        histories = [self._texts[row, self.pads[row] : self.lengths[row]] for row in rows]
+        wanted = [min(drafter.num_speculative_tokens, self.end - self.lengths[row] - 1) for row in rows]
+        return drafter.propose(histories, [(run, row) for row in rows], num_speculative_tokens=wanted)
+
+    def inputs(self, drafts: list[list[int]], device: Any) -> tuple[Any, Any]:
+        """What the model is fed: tokens and positions, [B, 1 + most drafts]."""
+        width = 1 + max(map(len, drafts))
+        fed = np.zeros((len(drafts), width), np.int64)
+        for at, (row, ids) in enumerate(zip(self.running, drafts, strict=True)):
+            fed[at, : len(ids) + 1] = self._texts[row, self.lengths[row] - 1], *ids
+        first = np.array([self.lengths[row] - 1 - self.pads[row] for row in self.running])
+        positions = first[:, None] + np.arange(width)
+        return torch.from_numpy(fed).to(device), torch.from_numpy(positions).to(device)
+
+    def output(self, as_dict: bool) -> Any:
+        """All texts, as long as the longest."""
+        longest = max(self.lengths)
+        texts = self._texts[:, :longest]
+        for row, length in enumerate(self.lengths):
+            texts[row, length:] = self._pad_token
+        sequences = torch.from_numpy(texts.copy()).to(self._device)
+        return GenerateDecoderOnlyOutput(sequences=sequences) if as_dict else sequences
+
+
+class _Sampling:
+    """How tokens are drawn: what the verifier does itself, and the logits processors that come before."""
+
+    def __init__(self, processors: Any, config: Any, seeds: Any, size: int) -> None:
+        self._before = list(processors)
+        self._params: dict[str, Any] = {"temperature": 1.0 if config.do_sample else 0.0}
+        order = list(_WARPERS)
+        while config.do_sample and self._before and type(self._before[-1]) in order:
+            last = self._before[-1]
+            if getattr(last, "min_tokens_to_keep", 1) != 1:
+                break
+            del order[order.index(type(last)) :]
+            self._params[_WARPERS[type(last)]] = getattr(last, _WARPERS[type(last)])
+            self._before.pop()
+        if seeds is None:
+            seeds = torch.randint(1 << 62, (size,)).tolist() if config.do_sample else 0
+        self._seeds = np.broadcast_to(np.asarray(seeds), (size,)) if np.ndim(seeds) == 0 else np.asarray(seeds)
+        if self._seeds.shape != (size,):
+            raise RequestError(f"seeds: expected one number, or {size}, got {len(self._seeds)}")
+
+    def verify(self, logits: Any, drafts: list[list[int]], batch: _Batch) -> Any:
+        """Judge the drafts of the running rows."""
+        rows = batch.running
+        if self._before:
+            logits = self._processed(logits, drafts, batch)
+        elif logits.dtype == torch.float64:
+            logits = logits.float()
+        return verify(
+            logits,
+            drafts,
+            seeds=self._seeds[rows],
+            positions=[batch.lengths[row] - batch.pads[row] for row in rows],
+            end_tokens=batch.end_tokens,
+            max_new_tokens=[batch.end - batch.lengths[row] for row in rows],
+            **self._params,
+        )
+
+    def _processed(self, logits: Any, drafts: list[list[int]], batch: _Batch) -> Any:
+        """Logits float32 as plain decoding would have them behind each draft.
+
+        Rows differ in length, and a processor may know its rows by number: it is asked as if all rows were one of them.
+        """
+        logits, size = logits.float().clone(), len(batch.lengths)
+        for at, (row, ids) in enumerate(zip(batch.running, drafts, strict=True)):
+            text = torch.cat((batch.text(row), batch.text(row).new_tensor([ids], dtype=torch.long)), dim=1)
+            for i in range(len(ids) + 1):
+                history = text[:, : batch.lengths[row] + i].repeat(size, 1)
+                scores = logits[at, i].repeat(size, 1)
+                for processor in self._before:
+                    scores = processor(history, scores)
+                logits[at, i] = scores[row]
+        return logits
+
+
+def _check(model: Any, config: Any, processors: Any, model_kwargs: dict[str, Any]) -> None:
+    """UnsupportedError for what these loops do not serve."""
+    names = {type(processor).__name__ for processor in processors}
+    refused = names & _NEVER
+    attention = model.config._attn_implementation
+    wrong = {
+        "an encoder-decoder model": model.config.is_encoder_decoder,
+        f"num_beams {config.num_beams}": (config.num_beams or 1) > 1,
+        "use_cache=False": not model_kwargs.get("use_cache"),
+        "inputs_embeds": model_kwargs.get("inputs_embeds") is not None,
+        f"attention '{attention}'": attention not in ("sdpa", "eager"),
+        "scores, logits, attentions or hidden states as output": config.return_dict_in_generate
+        and (config.output_scores or config.output_logits or config.output_attentions or config.output_hidden_states),
+        ", ".join(sorted(refused)): refused,
+    }
+    for what, here in wrong.items():
+        if here:
+            raise UnsupportedError(
+                f"generate: {what} cannot be decoded speculatively here; expected a decoder-only model with a cache, "
+                "attention 'sdpa' or 'eager', and sequences as output; leave custom_generate out for the rest"
+            )

@@ -1,0 +1,69 @@
+"""How much memory is free, and a refusal of what needs more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from specdec_hal.errors import InsufficientMemoryError
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def require(what: str, parts: Mapping[str, int], place: str, free: int | None, cure: str) -> None:
+    """InsufficientMemoryError, with every part and the cure, if `parts` (bytes) are more than `free` bytes.
+
+    `free` None: nobody knows, and nothing is refused.
+    """
+    needed = sum(parts.values())
+    if free is not None and needed > free:
+        largest = sorted(parts.items(), key=lambda part: -part[1])
+        listed = ", ".join(f"{name} {as_text(size)}" for name, size in largest if size)
+        raise InsufficientMemoryError(
+            f"{what}: expected at most the {as_text(free)} that are free on {place}, got a need of {as_text(needed)} "
+            f"({listed}); {cure}"
+        )
+
+
+def as_text(size: int) -> str:
+    """Bytes for people."""
+    for unit, shift in (("GiB", 30), ("MiB", 20)):
+        if size >= 1 << shift:
+            return f"{size / (1 << shift):.1f} {unit}"
+    return f"{size} bytes"
+
+
+def host_free() -> int | None:
+    """Bytes that this process can still take: the machine's, or its control group's where that has fewer."""
+    known = [free for free in (_machine_free(), _group_free()) if free is not None]
+    return min(known, default=None)
+
+
+def _machine_free() -> int | None:
+    for line in _lines(_MEMINFO):
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) << 10
+    return None
+
+
+def _group_free() -> int | None:
+    """From a control group of version 2, or of version 1; None without a limit."""
+    for folder, limit, used, cache in (
+        (_CGROUP, "memory.max", "memory.current", "inactive_file"),
+        (_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, current = ("".join(_lines(folder / name)).strip() for name in (limit, used))
+        if most.isdecimal() and current.isdecimal():
+            reclaimable = (line.split() for line in _lines(folder / "memory.stat"))
+            cached = sum(int(words[1]) for words in reclaimable if words[:1] == [cache])
+            return max(0, int(most) - int(current) + cached)
+    return None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []

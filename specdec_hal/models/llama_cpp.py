@@ -1,0 +1,347 @@
+"""GGUF files as target models, computed by llama.cpp on a CPU. ``pip install 'specdec-hal[gguf]'``.
+
+llama.cpp gives logits, and keeps the final norm's output to itself: the hidden states of this model are tickets, one
+number a token, that `compute_logits` looks logits up by. Proposers that want hidden states are refused by name.
+
+Bits. llama.cpp multiplies one row by dot products and several rows by a tiled product, which add in another order: a
+token's logits change in their last bits with the number of tokens that share a pass, so that drafts can tip a near tie.
+With `bit_stable` every request is computed by itself, in pieces of sizes that agree. These are found by trying when the
+cache is allocated (see :mod:`specdec_hal.models.rows`); a shorter piece is filled up with tokens that are removed
+afterwards. One row is never among these sizes on x86, so that plain decoding then costs as much as two rows.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from ctypes import c_int32, create_string_buffer
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hal.errors import ArgumentError, BackendUnavailableError, CheckpointError, UnsupportedError
+from specdec_hal.models import llama_cpp_api as api
+from specdec_hal.models.batch import Limits, check_hidden_layers
+from specdec_hal.models.llama_cpp_api import FRAMEWORK
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig, Segment
+from specdec_hal.models.rows import RowSizes, agreeing
+from specdec_hal.models.tokenizer import Tokenizer
+
+_BATCH = 512
+"""Tokens of one pass."""
+_SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 32, 64, 128)
+"""Pieces that are tried: every common decode step, then coarser ones for prompts."""
+_TRIAL = 24
+"""Tokens of the text that pieces are tried with."""
+
+
+class Gguf:
+    """An open file: its weights, or its vocabulary alone.
+
+    CheckpointError if it cannot be read; UnsupportedError for what llama.cpp cannot decode speculatively.
+    """
+
+    def __init__(self, path: str | Path, *, vocab_only: bool = False) -> None:
+        self.api = api.load()
+        params = self.api.llama_model_default_params()
+        params.vocab_only = vocab_only
+        file = Path(path)
+        if not file.is_file():
+            got = "a folder" if file.is_dir() else "nothing there"
+            raise CheckpointError(f"{file}: expected a GGUF file, got {got}; give the path of the file itself")
+        api.messages.clear()
+        self.handle = self.api.llama_model_load_from_file(str(file).encode(), params)
+        if not self.handle:
+            got = "; ".join(api.messages) or "no reason"
+            raise CheckpointError(f"{file}: expected a GGUF file that llama.cpp reads, got: {got}; download it again")
+        self._free = weakref.finalize(self, self.api.llama_model_free, self.handle)
+        self.path, self.vocab = file, self.api.llama_model_get_vocab(self.handle)
+        tokens = self.api.llama_vocab_n_tokens(self.vocab)
+        bos = self.api.llama_vocab_bos(self.vocab)
+        self.config = ModelConfig(
+            vocab_size=tokens,
+            hidden_size=1,
+            max_position_embeddings=max(self.api.llama_model_n_ctx_train(self.handle), 1),
+            eos_token_ids=tuple(t for t in range(tokens) if self.api.llama_vocab_is_eog(self.vocab, t)),
+            bos_token_id=None if bos < 0 else bos,
+        )
+
+    def check(self) -> None:
+        """UnsupportedError unless rejected tokens can be taken out of the model's cache."""
+        kinds = {
+            "recurrent": self.api.llama_model_is_recurrent(self.handle),
+            "hybrid": self.api.llama_model_is_hybrid(self.handle),
+            "diffusion": self.api.llama_model_is_diffusion(self.handle),
+            "encoder-decoder": self.api.llama_model_has_encoder(self.handle),
+        }
+        for kind, here in kinds.items():
+            if here:
+                raise UnsupportedError(
+                    f"{self.path}: expected a decoder with a KV cache, got a {kind} model, whose state cannot go back "
+                    "by a few tokens; choose another model"
+                )
+
+
+class LlamaCpp:
+    """A :class:`~specdec_hal.models.TargetModel`. `dtype`: of the KV cache; the file says that of the weights.
+
+    `threads` None: one for each core that this process may use. `bit_stable`: drafts and batches never change a token's
+    bits, at the cost of computing requests one after the other.
+    """
+
+    framework = FRAMEWORK
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        device: str = "cpu",
+        dtype: str = "float16",
+        threads: int | None = None,
+        bit_stable: bool = False,
+    ) -> None:
+        choices = {"device": (device, ("cpu",)), "dtype": (dtype, tuple(api.GGML_TYPES))}
+        for argument, (got, known) in choices.items():
+            if got not in known:
+                raise _refused("load_model", argument, " or ".join(known), repr(got), "choose one of them")
+        self._file = Gguf(path)
+        self._file.check()
+        self.config, self._api = self._file.config, self._file.api
+        self._bit_stable, self._dtype = bit_stable, dtype
+        self._threads = len(os.sched_getaffinity(0)) if threads is None else threads
+        self._batch = self._api.llama_batch_init(_BATCH, 0, 1)
+        weakref.finalize(self, self._api.llama_batch_free, self._batch)
+        self._token, self._pos, self._counts = (
+            np.ctypeslib.as_array(pointer, (_BATCH,))
+            for pointer in (self._batch.token, self._batch.pos, self._batch.n_seq_id)
+        )
+        self._wanted = np.ctypeslib.as_array(self._batch.logits, (_BATCH,))
+        self._counts[:] = 1
+        self._context: Any = None
+        self._close: Any = lambda: None
+        self._limits: Limits | None = None
+        self._sizes = RowSizes(range(1, _BATCH + 1))
+        self._held: list[int] = []
+        self._logits = np.zeros((0, self.config.vocab_size), np.float32)
+
+    @property
+    def capabilities(self) -> ModelCapabilities:
+        """No hidden states, and bits as promised."""
+        return ModelCapabilities(hidden_layers=(), stable_row_counts=None if self._bit_stable else ())
+
+    @property
+    def piece_sizes(self) -> tuple[int, ...]:
+        """With `bit_stable`, once allocated: numbers of tokens that one pass takes, which agree in their bits."""
+        return self._sizes.sizes
+
+    def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
+        """See TargetModel.allocate. Calling it again replaces the cache."""
+        most = {"max_num_seqs": (max_num_seqs, api.MAX_SEQUENCES), "max_model_len": (max_model_len, 1 << 24)}
+        for argument, (value, limit) in most.items():
+            if not 1 <= value <= limit:
+                raise _refused("allocate", argument, f"1..{limit}", str(value), "allocate fewer or shorter slots")
+        self._close()
+        params = self._api.llama_context_default_params()
+        # A cache for each sequence: what other requests hold does not enter. Room for a filled-up piece, too.
+        params.kv_unified, params.n_seq_max = False, max_num_seqs
+        params.n_ctx = max_num_seqs * -(-(max_model_len + _SIZES[-1]) // 256) * 256
+        params.n_batch = params.n_ubatch = _BATCH
+        params.n_threads = params.n_threads_batch = self._threads
+        params.type_k = params.type_v = api.GGML_TYPES[self._dtype]
+        params.swa_full = True  # so that tokens can be removed from sliding windows
+        # Its flash attention rounds to float16: with it, logits change a hundred times as much with the size of a pass.
+        params.flash_attn_type = 0
+        params.no_perf = True
+        api.messages.clear()
+        self._context = self._api.llama_init_from_model(self._file.handle, params)
+        if not self._context:
+            raise BackendUnavailableError(
+                f"{self._file.path}: expected a context of {max_num_seqs} x {max_model_len} tokens, got none "
+                f"({'; '.join(api.messages) or 'out of memory'}); allocate fewer or shorter slots"
+            )
+        self._close = weakref.finalize(self, _free_context, self._api.llama_free, self._context, self._file)
+        self._memory = self._api.llama_get_memory(self._context)
+        self._limits = Limits(FRAMEWORK, self.config.vocab_size, max_num_seqs, max_model_len)
+        self._held = [0] * max_num_seqs
+        if self._bit_stable:
+            self._sizes = agreeing(self._try, _SIZES)
+
+    def _try(self, size: int) -> bytes:
+        """The logits of a text that is decoded `size` tokens at a time."""
+        text = np.random.default_rng(0).integers(0, self.config.vocab_size, _TRIAL)
+        rows = [
+            self._pass([Segment(0, at, len(piece), at)], piece, np.ones(len(piece), bool), size)
+            for at in range(0, _TRIAL, size)
+            if len(piece := text[at : at + size])
+        ]
+        self._cut(0, 0)
+        return np.concatenate(rows).tobytes()
+
+    def forward(self, batch: ForwardBatch) -> dict[int, NDArray[np.float32]]:
+        """See TargetModel.forward: tickets float32 [T, 1], -1 where a segment wants no logits."""
+        if self._limits is None:
+            raise _refused("forward", "batch", "a call of allocate() first", "none", "allocate a cache")
+        ids = self._limits.check(batch)
+        check_hidden_layers(batch, self.capabilities, FRAMEWORK)
+        for i, segment in enumerate(batch.segments):
+            if segment.position > (held := self._held[segment.slot]):
+                expected = f"at most {held}, what slot {segment.slot} holds"
+                raise _refused(
+                    "forward", f"segments[{i}].position", expected, str(segment.position), "feed what is missing"
+                )
+        wanted = np.zeros(len(ids), bool)
+        for segment in batch.segments:
+            end = segment.start + segment.length
+            wanted[end - (segment.length if segment.outputs is None else segment.outputs) : end] = True
+            self._cut(segment.slot, segment.position)
+        passes = self._alone(batch.segments) if self._bit_stable else _together(batch.segments)
+        tickets = np.full((len(ids), 1), -1, np.float32)
+        rows = 0
+        self._reserve(int(wanted.sum()) + self._sizes.largest)
+        try:
+            for segments, size in passes:
+                at = np.concatenate([np.arange(s.start, s.start + s.length) for s in segments])
+                logits = self._pass(segments, ids[at], wanted[at], size)
+                tickets[at[wanted[at]], 0] = np.arange(rows, rows + len(logits))
+                self._logits[rows : rows + len(logits)] = logits
+                rows += len(logits)
+        except BaseException:
+            for segment in batch.segments:
+                self._cut(segment.slot, segment.position)
+            raise
+        return {FINAL_NORM: tickets}
+
+    def compute_logits(self, hidden: Any) -> NDArray[np.float32]:
+        """The logits of these tickets, which are those of the last `forward`; NaN for those without any."""
+        tickets = np.asarray(hidden)[:, 0].astype(np.int64)
+        logits = self._logits[np.maximum(tickets, 0)]
+        logits[tickets < 0] = np.nan
+        return logits
+
+    def _reserve(self, rows: int) -> None:
+        if rows > len(self._logits):
+            self._logits = np.zeros((rows, self.config.vocab_size), np.float32)
+
+    def _alone(self, segments: Sequence[Segment]) -> list[tuple[list[Segment], int]]:
+        """One segment a pass, in pieces of the sizes that agree; the last one is filled up."""
+        passes = []
+        for segment in segments:
+            done = 0
+            while (rest := segment.length - done) > 0:
+                taken = min(rest, self._sizes.largest)
+                size = self._sizes.fit(taken)
+                smaller = [n for n in self._sizes.sizes if n <= taken]
+                if smaller and size > 1 + taken * 5 // 4:  # a full piece and a rest cost less than so much filling
+                    taken = size = smaller[-1]
+                piece = Segment(segment.slot, segment.start + done, taken, segment.position + done)
+                passes.append(([piece], size))
+                done += taken
+        return passes
+
+    def _pass(
+        self, segments: Sequence[Segment], ids: NDArray[np.int64], wanted: NDArray[np.bool_], size: int
+    ) -> NDArray[np.float32]:
+        """Run one batch of llama.cpp, filled up to `size` tokens. The wanted tokens' logits, in llama.cpp's memory."""
+        count = max(size, len(ids))
+        self._token[:count] = 0
+        self._token[: len(ids)] = ids
+        at = 0
+        for segment in segments:
+            more = segment.length + (count - len(ids) if segment is segments[-1] else 0)
+            self._pos[at : at + more] = np.arange(segment.position, segment.position + more)
+            for i in range(at, at + more):
+                self._batch.seq_id[i][0] = segment.slot
+            at += more
+        # The last layer and the head are computed for the rows that are asked for: all or none, so that sizes agree.
+        self._wanted[:count] = wanted.any() if self._bit_stable else 0
+        if not self._bit_stable:
+            self._wanted[: len(ids)] = wanted
+        self._batch.n_tokens = count
+        api.messages.clear()
+        status = self._api.llama_decode(self._context, self._batch)
+        if status:
+            raise BackendUnavailableError(
+                f"llama.cpp: expected {count} tokens to be decoded, got status {status} "
+                f"({'; '.join(api.messages) or 'no reason'}); see its log"
+            )
+        for segment in segments:
+            self._held[segment.slot] = segment.position + segment.length
+        if count > len(ids):
+            self._cut(segments[-1].slot, self._held[segments[-1].slot])
+        outputs = int(self._wanted[:count].sum())
+        if not outputs:
+            return self._logits[:0]
+        logits = np.ctypeslib.as_array(self._api.llama_get_logits(self._context), (outputs, self.config.vocab_size))
+        return logits[: len(ids)][wanted] if self._bit_stable else logits
+
+    def _cut(self, slot: int, position: int) -> None:
+        """Remove what a slot holds from `position` on."""
+        if not self._api.llama_memory_seq_rm(self._memory, slot, position, -1):
+            raise UnsupportedError(
+                f"{self._file.path}: expected tokens from {position} on to be removed from the cache, got a refusal of "
+                "llama.cpp; choose a model with a KV cache"
+            )
+        self._held[slot] = min(self._held[slot], position)
+
+
+class GgufTokenizer(Tokenizer):
+    """The tokenizer inside a GGUF file, by llama.cpp."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = Gguf(path, vocab_only=True)
+        config = self._file.config
+        self.vocab_size, self.bos_token_id = config.vocab_size, config.bos_token_id
+        self.eos_token_ids = config.eos_token_ids
+        self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
+        self._piece = cache(self._read_piece)
+
+    def encode(self, text: str) -> list[int]:
+        """See Tokenizer.encode."""
+        data = text.encode("utf-8")
+        ids = (c_int32 * (len(data) + 8))()
+        count = self._file.api.llama_tokenize(self._file.vocab, data, len(data), ids, len(ids), False, False)
+        return ids[:count]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """See Tokenizer.decode."""
+        return b"".join(map(self._piece, ids)).decode("utf-8", "replace")
+
+    def _read_piece(self, token_id: int) -> bytes:
+        """The bytes of a token; none for an id that is outside the vocabulary."""
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        buffer = create_string_buffer(256)
+        count = self._file.api.llama_token_to_piece(self._file.vocab, token_id, buffer, len(buffer), 0, True)
+        if count < 0:
+            buffer = create_string_buffer(-count)
+            count = self._file.api.llama_token_to_piece(self._file.vocab, token_id, buffer, len(buffer), 0, True)
+        return buffer.raw[:count]
+
+
+def _free_context(free: Any, context: Any, file: Gguf) -> None:
+    """Free a context, which refers to the weights: `file` has lived until here."""
+    free(context)
+
+
+def _together(segments: Sequence[Segment]) -> list[tuple[list[Segment], int]]:
+    """As many tokens a pass as there is room for."""
+    passes: list[tuple[list[Segment], int]] = []
+    room = 0
+    for segment in segments:
+        done = 0
+        while done < segment.length:
+            if not room:
+                passes.append(([], 0))
+                room = _BATCH
+            taken = min(segment.length - done, room)
+            passes[-1][0].append(Segment(segment.slot, segment.start + done, taken, segment.position + done))
+            done, room = done + taken, room - taken
+    return passes
+
+
+def _refused(op: str, argument: str, expected: str, got: str, cure: str) -> ArgumentError:
+    return ArgumentError(op=op, backend=FRAMEWORK, argument=argument, expected=expected, got=got, cure=cure)

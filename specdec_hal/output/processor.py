@@ -1,0 +1,144 @@
+"""TokenProcessor: frames to streams of text, one for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from specdec_hal.errors import FrameError
+from specdec_hal.output.frame import PREEMPTED, FrameKind, OutputFrame, StreamStart
+from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.request import Request, SamplingParams, StreamDelta
+from specdec_hal.runner.stream import Detokenizer, OutputStream
+
+
+class Ended(NamedTuple):
+    """How a request has ended: what its :class:`~specdec_hal.runner.RequestOutput` has that is in no delta."""
+
+    prompt_tokens: int
+    error: str
+    steps: int
+    drafted: int
+    accepted: int
+    queue_s: float | None
+
+
+class News(NamedTuple):
+    """What a request gained, behind so many tokens and characters; `ended` with the last of it."""
+
+    delta: StreamDelta
+    token_start: int
+    char_start: int
+    ended: Ended | None
+
+
+@dataclass
+class _Stream:
+    output: OutputStream
+    shown: int = 0
+    """Characters that deltas have shown."""
+    closed: bool = False
+
+
+class TokenProcessor:
+    """Makes the streams that the runner would make if it had the tokenizer, of the frames that it sends.
+
+    Every stream ends exactly once. After a frame 0 each begins anew, with all that it has had. FrameError for a frame
+    that cannot follow the ones before; its reader must ask for a session that begins anew then.
+    """
+
+    def __init__(self, detokenizer: Callable[[], Detokenizer]) -> None:
+        self._detokenizer = detokenizer
+        self._streams: dict[int, _Stream] = {}
+        self._end_tokens: frozenset[int] = frozenset()
+        self.totals = StepRecord()
+        """`drafted` and `accepted` by position, and `emitted` tokens, over all requests."""
+        self.preempted = self.recovered = 0
+        """Times that a request lost its slot, or that its step was computed again."""
+
+    def take(self, frame: OutputFrame) -> list[News]:
+        """What requests gained by a frame, in the order of the frame."""
+        if frame.flags != FrameKind.TARGET:
+            raise FrameError(f"flags: expected {FrameKind.TARGET.value}, tokens of the target model, got {frame.flags}")
+        if frame.sequence == 0:
+            self._streams = {}
+            self._end_tokens = frozenset(frame.end_tokens)
+        for start in frame.streams:
+            self._begin(start)
+        touched = dict.fromkeys(start.number for start in frame.streams)
+        touched.update(self._extend(frame))
+        for end in frame.ended:
+            stream = self._stream(end.number)
+            output = stream.output
+            if output.finish_reason is None:
+                output.finish(end.reason, end.error)
+            touched[end.number] = None
+        news = [found for number in touched for found in self._news(self._stream(number))]
+        for number in frame.released:
+            self._stream(number)
+            del self._streams[number]
+        return news
+
+    def _stream(self, number: int) -> _Stream:
+        stream = self._streams.get(number)
+        if stream is None:
+            raise FrameError(f"number: expected a request of this session, got {number}")
+        return stream
+
+    def _begin(self, start: StreamStart) -> None:
+        if start.number in self._streams:
+            raise FrameError(f"streams: expected a new number, got {start.number} again")
+        request = Request(start.request_id, (), SamplingParams(**start.params))
+        output = OutputStream(request, start.prompt_tokens, start.max_new_tokens, self._detokenizer())
+        output.queue_s = start.queue_s
+        output.extend(start.token_ids, start.accepted_draft, list(start.logprobs), self._end_tokens)
+        output.steps, output.drafted, output.accepted = start.counts
+        self._streams[start.number] = _Stream(output)
+
+    def _extend(self, frame: OutputFrame) -> dict[int, None]:
+        """Add the tokens of all entries; whom they belong to."""
+        tokens, touched = frame.emitted, dict[int, None]()
+        lengths = [max(count, 0) for count in frame.counts]
+        rows_before = list(accumulate(lengths, initial=0))[:-1]
+        entries = zip(frame.numbers, frame.starts, frame.counts, frame.drafted, rows_before, strict=True)
+        for number, start, count, drafted, at in entries:
+            stream = self._stream(number)
+            output = stream.output
+            if count < 0:
+                self.preempted += count == PREEMPTED
+                self.recovered += count != PREEMPTED
+                continue
+            if output.finish_reason is not None:
+                continue  # by a stop string, which the engine does not know
+            if start != len(output.token_ids):
+                had = f"expected {len(output.token_ids)} tokens before, got {start}"
+                raise FrameError(f"starts: request '{output.request.request_id}': {had}; some are missing")
+            rows = slice(at, at + count)
+            flags = [flag != 0 for flag in frame.accepted_draft[rows]]
+            top = output.request.params.logprobs
+            logprobs = [] if top is None else frame.logprobs(rows, top)
+            output.extend(tokens[rows], flags, logprobs, self._end_tokens)
+            self.totals.emitted += len(output.token_ids) - start
+            if drafted >= 0:
+                output.count(drafted, flags)
+                self.totals.count_drafts([drafted], [sum(flags)])
+            touched[number] = None
+        return touched
+
+    def _news(self, stream: _Stream) -> list[News]:
+        output = stream.output
+        if stream.closed:
+            return []
+        tokens, chars = output.reported, stream.shown
+        delta = output.delta()
+        if delta is None:
+            return []
+        stream.shown += len(delta.text)
+        ended = None
+        if output.finish_reason is not None:
+            stream.closed = True
+            counts = output.steps, output.drafted, output.accepted
+            ended = Ended(output.prompt_len, output.error, *counts, output.queue_s)
+        return [News(delta, tokens, chars, ended)]

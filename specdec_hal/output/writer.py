@@ -1,0 +1,153 @@
+"""From a runner's steps to frames: the engine's end of the way to a token processor."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.output.frame import NOTHING, PREEMPTED, RECOVERY, FrameKind, OutputFrame, StreamEnd, StreamStart
+from specdec_hal.runner import ModelRunner
+from specdec_hal.runner.report import StepReport
+from specdec_hal.runner.sequence import Sequence
+
+Send = Callable[[bytes], bool]
+"""Hands a frame on; False, at once, if the reader is so far behind that the frame is not taken."""
+
+TOO_SLOW = "the reader of the output is too far behind (serve.slow_reader: drop)"
+
+
+@dataclass
+class _Step:
+    """Entries of a frame that is being made, as columns."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    accepted_draft: bytearray = field(default_factory=bytearray)
+
+
+class FrameWriter:
+    """Becomes a runner's :class:`~specdec_hal.runner.report.StepSink`, and sends a frame behind every step.
+
+    `send` may wait for the reader, which holds up the engine, or refuse the frame: its requests are ended with an error
+    then, and the next frame that is taken tells so.
+    """
+
+    def __init__(self, runner: ModelRunner, send: Send) -> None:
+        self._runner, self._send = runner, send
+        self._max_tokens = runner.state.symbols["S"]
+        self._columns = np.arange(self._max_tokens, dtype=np.int32)
+        self._slots = list(range(runner.state.symbols["M"]))
+        self.begin()
+        runner.sink = self
+
+    def begin(self) -> None:
+        """Start a session for a reader that knows nothing: its first frame has every request, with what it has."""
+        self._session, self._sequence = secrets.randbits(62), 0
+        self._step = _Step()
+        self._numbers: dict[Sequence, int] = {}
+        self._next = 0
+        self._streams: list[StreamStart] = []
+        self._ended: list[StreamEnd] = []
+        self._released: list[int] = []
+        for sequence in self._runner.streams:
+            self._number(sequence)
+            if sequence.finish_reason is not None:
+                self.ended(sequence)
+
+    # ---- what the runner tells
+
+    def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
+        """See :class:`~specdec_hal.runner.report.StepSink`."""
+        step = self._step
+        step.sequences.append(sequence)
+        step.slots.append(slot)
+        step.numbers.append(self._number(sequence))
+        step.starts.append(len(sequence.token_ids))
+        step.counts.append(len(from_draft))
+        step.drafted.append(-1 if drafted is None else drafted)
+        step.accepted_draft += bytes(from_draft)
+
+    def resumes(self, sequence: Sequence, *, failed: bool) -> None:
+        """See :class:`~specdec_hal.runner.report.StepSink`."""
+        step = self._step
+        step.numbers.append(self._number(sequence))
+        step.starts.append(len(sequence.token_ids))
+        step.counts.append(RECOVERY if failed else PREEMPTED)
+        step.drafted.append(-1)
+
+    def ended(self, sequence: Sequence) -> None:
+        """See :class:`~specdec_hal.runner.report.StepSink`."""
+        assert sequence.finish_reason is not None
+        self._ended.append(StreamEnd(self._number(sequence), sequence.finish_reason, sequence.error))
+
+    def released(self, sequence: Sequence) -> None:
+        """Nobody needs this request any more."""
+        number = self._numbers.pop(sequence, None)
+        if number is not None:
+            self._released.append(number)
+
+    def _number(self, sequence: Sequence) -> int:
+        number = self._numbers.get(sequence)
+        if number is None:
+            self._numbers[sequence] = number = self._next
+            self._next += 1
+            self._streams.append(_start(number, sequence))
+        return number
+
+    # ---- frames
+
+    def stepped(self, report: StepReport) -> None:
+        """Send what has been told, with the tokens of a step."""
+        slots = self._step.slots
+        # All slots up to some, as most steps have them, are a view.
+        where: Any = slice(len(slots)) if slots == self._slots[: len(slots)] else np.array(slots, np.int64)
+        mask = self._columns < report.counts[where][:, None]
+        if report.scores is None:
+            self._send_frame(1, report.emitted[where][mask].data, NOTHING, NOTHING)
+            return
+        offsets = report.scores["cu_batch_token_offset"][where]
+        rows = (offsets[:, None] + self._columns)[mask]
+        ids, scores, ranks = (np.ascontiguousarray(report.scores[name][rows]) for name in ("ids", "logprobs", "ranks"))
+        self._send_frame(ids.shape[1], ids.data, scores.data, ranks.data)
+
+    def flush(self) -> None:
+        """Send what has been told outside of steps, if anything."""
+        if self._sequence == 0 or self._step.numbers or self._ended or self._released:
+            assert not self._step.slots, "tokens go with their step"
+            self._send_frame(1, NOTHING, NOTHING, NOTHING)
+
+    def _send_frame(self, n: int, ids: memoryview, scores: memoryview, ranks: memoryview) -> None:
+        step, first = self._step, self._sequence == 0
+        frame = OutputFrame(
+            self._session, self._sequence, FrameKind.TARGET, n, self._max_tokens, step.numbers, step.starts,
+            step.counts, step.drafted, bytes(step.accepted_draft), ids, scores, ranks, self._streams, self._ended,
+            self._released, sorted(self._runner.end_tokens) if first else [],
+        )  # fmt: skip
+        self._step = _Step()
+        if self._send(frame.encode()):
+            self._sequence += 1
+            self._streams, self._ended, self._released = [], [], []
+            return
+        # The tokens of these requests are lost to the reader.
+        lost = set(step.numbers)
+        self._ended = [StreamEnd(e.number, "error", TOO_SLOW) if e.number in lost else e for e in self._ended]
+        for sequence in step.sequences:
+            if sequence.finish_reason is None:
+                self._runner.cancel(sequence.request.request_id, "error", TOO_SLOW)
+
+
+def _start(number: int, sequence: Sequence) -> StreamStart:
+    request = sequence.request
+    return StreamStart(
+        number, request.request_id, sequence.prompt_len, sequence.max_new_tokens, request.params.model_dump(),
+        sequence.queue_s, list(sequence.token_ids), list(sequence.accepted_draft), list(sequence.logprobs),
+        (sequence.steps, sequence.drafted, sequence.accepted),
+    )  # fmt: skip

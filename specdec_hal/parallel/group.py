@@ -1,0 +1,65 @@
+"""What the ranks of a tensor-parallel model tell each other."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+from specdec_hal.errors import EngineDeadError
+from specdec_hal.wording import describe
+
+
+class Group(Protocol):
+    """One rank's view of its group. Every call is made by all ranks, in the same order."""
+
+    rank: int
+    size: int
+
+    def gather(self, tensor: Any) -> list[Any]:
+        """The tensors of all ranks, by rank; of one shape and dtype."""
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Values of all ranks, by rank; for what is seldom told."""
+
+
+class ProcessGroup:
+    """A group of processes, by torch.distributed with gloo."""
+
+    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
+        """`rendezvous`: a path where no file is, the same for all ranks. `timeout_s`: the longest wait for a rank."""
+        import torch.distributed as distributed
+
+        self.rank, self.size, self._distributed = rank, size, distributed
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+        )
+
+    def gather(self, tensor: Any) -> list[Any]:
+        """See Group.gather. EngineDeadError if a rank has ended, or does not answer."""
+        import torch
+
+        mine = tensor.contiguous()
+        parts = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)]
+        try:
+            self._distributed.all_gather(parts, mine)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return parts
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """See Group.gather_objects. Errors as :meth:`gather`."""
+        values: list[Any] = [None] * self.size
+        try:
+            self._distributed.all_gather_object(values, value)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return values
+
+    def _lost(self, error: RuntimeError) -> EngineDeadError:
+        return EngineDeadError(
+            f"tensor-parallel rank {self.rank} of {self.size}: another has ended ({describe(error)})"
+        )
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._distributed.destroy_process_group()

@@ -1,0 +1,166 @@
+"""A second, smaller model drafts: one token after the other, each from all before it (Leviathan et al. 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.config.schema import PathText, Section
+from specdec_hal.errors import SpecDecError, UnsupportedError
+from specdec_hal.models.loader import load_tokenizer
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.models.tokenizer import Tokenizer
+from specdec_hal.ops import Strategy
+from specdec_hal.proposers.draft_sampler import DraftSampler
+from specdec_hal.proposers.protocol import ProposerContext, RunsOn, SlotView, StepView
+from specdec_hal.wording import short
+
+
+class DraftModelSettings(Section):
+    """`path`: the draft model's checkpoint, with the target's vocabulary and tokenizer."""
+
+    path: PathText
+
+
+@dataclass
+class _Cache:
+    """What the model has read of a slot: `known` tokens of its context, and `read` behind them, drafts among them."""
+
+    known: int = 0
+    read: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.known + len(self.read)
+
+    def unread(self, view: SlotView) -> list[int]:
+        """What is still to be read of a request, its last token at least; forgets the drafts that were rejected."""
+        prompt = view.prompt_token_ids
+        context = [*prompt[self.known :], *view.token_ids[max(self.known - len(prompt), 0) :]]
+        kept, most = 0, min(len(self.read), len(context) - 1)
+        while kept < most and self.read[kept] == context[kept]:
+            kept += 1
+        self.known, self.read = self.known + kept, []
+        return context[kept:]
+
+
+@dataclass
+class _Drafting:
+    """A slot's drafts of this step, and the tokens that its model has still to read before the next one."""
+
+    view: SlotView
+    unread: list[int]
+    drafts: list[int] = field(default_factory=list)
+
+
+class DraftModelProposer:
+    """Runs the draft model over its own KV cache, a position ahead of what the target has verified.
+
+    The cache keeps what was drafted: the tokens that the target accepts need not be read again, those that it rejects
+    are overwritten. What a slot has not read yet, its prompt at first, goes in by chunks of `runner.prefill_chunk`.
+    """
+
+    runs_on: RunsOn = "host"
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(self, context: ProposerContext) -> None:
+        config, state = context.config, context.state
+        path = context.settings.path
+        self.gives_draft_probs = config.speculative.verify_strategy is Strategy.REJECTION
+        self._model = context.load_model(path)
+        _check_vocabulary(context, path, self._model.config.vocab_size)
+        size = state.symbols
+        longest = self._model.config.max_position_embeddings
+        if size["L"] > longest:
+            raise config.error(
+                "speculative.draft_model.path",
+                f"expected a model of {size['L']} positions (runner.max_model_len), got one of {longest}; set "
+                f"runner.max_model_len to {longest} at most",
+            )
+        self._model.allocate(size["M"], size["L"])  # no draft stands behind the last position of a request
+        self._chunk = size["I_cap"]
+        self._state, self._device = state, state.device
+        self._sampler = DraftSampler(context)
+        self._caches = [_Cache() for _ in range(size["M"])]
+
+    def reset(self, slots: list[int]) -> None:
+        """Forget what was read for the owners before."""
+        for slot in slots:
+            self._caches[slot] = _Cache()
+
+    def propose(self, step: StepView) -> Any:
+        """Draft for every slot that takes drafts; the tensor of their distributions for REJECTION, else None."""
+        going = [_Drafting(view, self._caches[view.slot].unread(view)) for view in step.slots if view.max_drafts > 0]
+        everything = going
+        index = 0
+        while going:
+            self._read(going)
+            drawn = self._device.download(self._sampler.draw(index, 1 + max(d.view.slot for d in going), step.stream))
+            index += 1
+            for one in going:
+                token = int(drawn[one.view.slot])
+                one.unread = [token]
+                if token >= 0:
+                    one.drafts.append(token)
+            going = [d for d in going if len(d.drafts) == index < d.view.max_drafts]
+        step.draft({one.view.slot: one.drafts for one in everything})
+        return self._sampler.probs
+
+    def _read(self, going: list[_Drafting]) -> None:
+        """Feed each slot what it has not read, and put the logits behind its last token into the sampler's rows."""
+        while any(one.unread for one in going):
+            segments, tokens, last = [], list[int](), list[tuple[int, int]]()
+            for one in going:
+                slot, part = one.view.slot, one.unread[: self._chunk]
+                if not part:
+                    continue
+                cache = self._caches[slot]
+                segments.append(Segment(slot, len(tokens), len(part), len(cache), outputs=1))
+                tokens += part
+                cache.read += part
+                one.unread = one.unread[self._chunk :]
+                if not one.unread:
+                    last.append((slot, len(tokens) - 1))
+            try:
+                hidden = self._model.forward(ForwardBatch(np.array(tokens, np.int64), segments))[FINAL_NORM]
+            except BaseException:
+                self.reset([segment.slot for segment in segments])  # nothing is known of what was written
+                raise
+            if last:
+                slots, rows = map(list, zip(*last, strict=True))
+                logits = self._model.compute_logits(hidden if len(rows) == len(tokens) else hidden[rows])
+                self._device.write(self._sampler.logits, slots, self._device.copy(logits))
+
+
+def _check_vocabulary(context: ProposerContext, path: str, vocab_size: int) -> None:
+    """UnsupportedError, which names both, unless draft and target model mean the same by every token id."""
+    target = context.model.config.vocab_size
+    if vocab_size != target:
+        raise UnsupportedError(
+            f"speculative.draft_model.path: expected a draft model with the target's vocabulary of {target} tokens, "
+            f"got {vocab_size} in {path}; choose a draft model of the target's family"
+        )
+    if context.tokenizer is None:
+        return
+    try:
+        other = load_tokenizer(path)
+    except SpecDecError as error:
+        raise UnsupportedError(f"speculative.draft_model.path: the tokenizer cannot be compared: {error}") from error
+    different = _first_difference(context.tokenizer, other)
+    if different is not None:
+        raise UnsupportedError(
+            f"speculative.draft_model.path: expected a draft model with the target's tokenizer, got another in {path} "
+            f"({different}); choose a draft model of the target's family"
+        )
+
+
+def _first_difference(target: Tokenizer, other: Tokenizer) -> str | None:
+    """What the first token is that means another text to both."""
+    if target.vocab_size != other.vocab_size:
+        return f"{other.vocab_size} tokens where the target has {target.vocab_size}"
+    for token in range(target.vocab_size):
+        texts = target.decode([token]), other.decode([token])
+        if texts[0] != texts[1]:
+            return f"token {token} is {short(texts[1])} where the target has {short(texts[0])}"
+    return None

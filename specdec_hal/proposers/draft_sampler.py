@@ -1,0 +1,93 @@
+"""Draws drafts from a draft's own logits, and keeps the distributions that they were drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.ops import Purpose, Strategy
+from specdec_hal.proposers.protocol import ProposerContext
+
+Call = Callable[[int], None]
+
+
+class DraftSampler:
+    """Drafts as each request wants its tokens drawn: its temperature, its filters, its seed, the token's position.
+
+    Whoever has logits for the next draft of slot b writes them to row b of :attr:`logits`, float32 [M, V], and calls
+    :meth:`draw`. Everything is an op of the contract over the runner's state and reads no value on the host, so that it
+    can be captured with a step. A draft depends on its logits, the request's seed and the position alone: batch, slot
+    and preemption do not enter.
+
+    The random numbers are those that serve the strategy. GREEDY and TARGET_MATCH accept a draft that is the target's
+    own draw, so drafts are drawn with the same numbers (purpose SAMPLE): the nearer the draft's distribution is to the
+    target's, the more often both draws agree, up to always (common random numbers; Daliri et al. 2024,
+    arXiv:2408.07978, for couplings without communication). REJECTION and TOPP hold a draft against probabilities, which
+    must not know how it was drawn (purpose DRAFT); for REJECTION, :attr:`probs`, float32 [M, K, V], is what each draft
+    was drawn from, behind temperature and filters, to be returned from `propose`. It is None for the others.
+
+    `certain`: under REJECTION and TOPP, drafts are the most probable tokens, which count as certain: :attr:`probs` is
+    None. For proposers that add drafts without a distribution.
+    """
+
+    def __init__(self, context: ProposerContext, *, certain: bool = False) -> None:
+        self._backend, self._state = context.backend, context.state
+        strategy = context.config.speculative.verify_strategy
+        by_token = strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH)
+        self._purpose = Purpose.SAMPLE if by_token else Purpose.DRAFT
+        device, size = self._state.device, self._state.symbols
+        self._slots, self._k = size["M"], size["S"] - 1
+        vocabulary = context.model.config.vocab_size
+        self.logits = device.zeros((self._slots, vocabulary), "float32")
+        self.probs: Any = None
+        self._argmax = certain and not by_token
+        if strategy is Strategy.REJECTION and not certain:
+            self.probs = device.zeros((self._slots, self._k, vocabulary), "float32")
+            self._drawn_from = device.zeros((self._slots, vocabulary), "float32")
+        # Row i + s stands for slot s, i rows behind where its slot begins: its position is that of draft i.
+        self._offsets = device.upload(np.arange(self._slots + 1, dtype=np.int32))
+        owners = np.concatenate([np.full(self._k, -1), np.arange(self._slots)]).astype(np.int32)
+        self._owners = device.upload(owners)
+        names = ("row_temperature", "row_top_p", "row_top_k", "row_min_p", "row_seed", "position")
+        self._params = {name: self._state.allocate(name, R_cap=self._slots + self._k) for name in names}
+        self.tokens = self._state.allocate("target_tokens")[: self._slots]
+        self._calls: dict[tuple[int, int], list[Call]] = {}
+
+    def draw(self, index: int, slots: int, stream: int = 0) -> Any:
+        """Draft `index` (0: the next token) of the slots [0, slots): int64 [slots], overwritten by the next call.
+
+        -1 for a row without a distribution (NaN, or all -inf). Rows of slots that draft nothing are drawn too, from
+        whatever is in them.
+        """
+        key = index, slots
+        if key not in self._calls:
+            self._calls[key] = self._bind(index, slots)
+        for call in self._calls[key]:
+            call(stream)
+        return self.tokens[:slots]
+
+    def _bind(self, index: int, slots: int) -> list[Call]:
+        backend, state = self._backend, self._state
+        rows = index + slots
+        spread = {
+            **state.args("build_sampling_params"),
+            "cu_seqlens_q_output": self._offsets[: slots + 1],
+            "batch_id_per_token_output": self._owners[self._k - index :][:rows],
+            **{name: tensor[:rows] for name, tensor in self._params.items()},
+        }
+        params = {name: tensor[index:rows] for name, tensor in self._params.items()}
+        if self._argmax:
+            params["row_temperature"] = state.allocate("row_temperature", R_cap=slots)  # 0
+        logits = self.logits[:slots]
+        calls: list[Call] = [
+            backend.bind("build_sampling_params", **spread),
+            backend.bind("sample_target", logits, target_tokens=self.tokens[:slots], purpose=self._purpose, **params),
+        ]
+        if self.probs is not None:
+            del params["row_seed"]
+            probs, kept = self._drawn_from[:slots], self.probs[:slots, index]
+            calls.append(backend.bind("processed_probs", logits, probs=probs, **params))
+            calls.append(lambda stream: state.device.assign(kept, probs))
+        return calls

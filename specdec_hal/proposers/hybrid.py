@@ -1,0 +1,45 @@
+"""MTP drafts first, then what followed them before: an n-gram look-up appends to them.
+
+Source: FastDeploy's MTP strategy `with_ngram`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from specdec_hal.config.schema import MAX_DRAFTS
+from specdec_hal.proposers.mtp import MTPProposer
+from specdec_hal.proposers.ngram import NgramProposer, NgramSettings
+from specdec_hal.proposers.protocol import ProposerContext, RunsOn, StepView
+
+
+class HybridSettings(NgramSettings):
+    """Attributes of `hybrid_mtp_ngram`, as those of `ngram_match`. `num_model_steps`: most MTP drafts a step."""
+
+    num_model_steps: Annotated[int, Field(ge=1, le=MAX_DRAFTS)] = 4
+
+
+class HybridProposer:
+    """`num_model_steps` drafts of the MTP module, and `hybrid_mtp_ngram` for the rest of K."""
+
+    runs_on: RunsOn = "device"
+    hidden_layers = MTPProposer.hidden_layers
+    gives_draft_probs = False
+
+    def __init__(self, context: ProposerContext) -> None:
+        # What is looked up has no distribution, so that REJECTION takes all drafts to be certain.
+        self._mtp = MTPProposer(context, context.settings.num_model_steps, certain=True)
+        self._ngram = NgramProposer(context, "hybrid_mtp_ngram")
+        self.draft_positions = self._mtp.draft_positions
+
+    def reset(self, slots: list[int]) -> None:
+        """Forget the slots' text and index."""
+        self._mtp.reset(slots)
+        self._ngram.reset(slots)
+
+    def propose(self, step: StepView) -> None:
+        """Draft, then look up."""
+        self._mtp.propose(step)
+        self._ngram.propose(step)

@@ -1,0 +1,65 @@
+"""Requests that take too long, and a line that is too long."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
+from weakref import ref
+
+from specdec_hal.config.schema import RunnerSettings
+from specdec_hal.errors import QueueFullError
+from specdec_hal.runner.sequence import Sequence
+
+_ENDINGS = 32
+"""Ended requests that the advice when to come again is averaged over."""
+
+
+class Deadlines:
+    """When each request must have ended, shown its first token, or left the line. `clock` gives seconds."""
+
+    def __init__(self, settings: RunnerSettings, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._queue_timeout_s, self._longest = settings.queue_timeout_s, settings.max_waiting_requests
+        self._due: list[tuple[float, int, str, float, ref[Sequence]]] = []
+        self._numbers = count()
+        self._endings = deque([clock()], maxlen=_ENDINGS)
+
+    def admit(self, name: str, waiting: int) -> None:
+        """QueueFullError if `waiting` requests are as many as may wait."""
+        if self._longest is None or waiting < self._longest:
+            return
+        mean = (self._clock() - self._endings[0]) / len(self._endings)
+        raise QueueFullError(
+            f"{name}: expected at most {self._longest} waiting requests (runner.max_waiting_requests), got one more; "
+            f"try again in {mean:.3g} s",
+            retry_after_s=mean,
+        )
+
+    def watch(self, sequence: Sequence) -> None:
+        """A request has been queued."""
+        now, request = self._clock(), sequence.request
+        for kind, seconds in (
+            ("timeout_s", request.timeout_s),
+            ("ttft_timeout_s", request.ttft_timeout_s),
+            ("runner.queue_timeout_s", self._queue_timeout_s),
+        ):
+            if seconds is not None:
+                heapq.heappush(self._due, (now + seconds, next(self._numbers), kind, seconds, ref(sequence)))
+
+    def ended(self) -> None:
+        """A request has ended."""
+        self._endings.append(self._clock())
+
+    def passed(self) -> Iterator[tuple[Sequence, str]]:
+        """Requests whose time is up, each with what it was too late for."""
+        now = self._clock()
+        while self._due and self._due[0][0] <= now:
+            _, _, kind, seconds, reference = heapq.heappop(self._due)
+            sequence = reference()
+            if sequence is None or sequence.finish_reason is not None:
+                continue
+            done = {"ttft_timeout_s": bool(sequence.token_ids), "runner.queue_timeout_s": sequence.queue_s is not None}
+            if not done.get(kind, False):
+                yield sequence, f"{kind} of {seconds:g} s has passed"

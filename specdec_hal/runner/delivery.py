@@ -1,0 +1,68 @@
+"""From steps to callbacks: every request's deltas in order, none lost, and one that ends its stream."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from specdec_hal.runner.request import StreamDelta
+from specdec_hal.runner.sequence import Sequence
+
+_log = logging.getLogger("specdec_hal")
+
+
+class Delivery:
+    """Deltas on their way.
+
+    What a callback lets escape (Ctrl-C, say) leaves the deltas behind it here; the next :meth:`run` goes on with them.
+    `fail(sequence, error)` ends the request of a callback that raises.
+    """
+
+    def __init__(self, fail: Callable[[Sequence, str], None]) -> None:
+        self._fail = fail
+        self._waiting: deque[tuple[Sequence, StreamDelta]] = deque()
+        self._delivered: list[StreamDelta] = []
+        self._running = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> bool:
+        """Queue what is new of a request; False if nothing is. Together with what waits already, if it has ended."""
+        delta = sequence.delta()
+        if delta is None:
+            return False
+        if delta.finish_reason is not None:
+            earlier = [waiting for other, waiting in self._waiting if other is sequence]
+            self._waiting = deque(item for item in self._waiting if item[0] is not sequence)
+            delta = StreamDelta.joined([*earlier, delta])
+        self._waiting.append((sequence, delta))
+        return True
+
+    def run(self) -> None:
+        """Call the callbacks, unless a callback is what asks for it: those who called it go on behind it."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._waiting:
+                self._call(*self._waiting.popleft())
+        finally:
+            self._running = False
+
+    def take(self) -> list[StreamDelta]:
+        """Everything delivered since the last call."""
+        delivered, self._delivered = self._delivered, []
+        return delivered
+
+    def _call(self, sequence: Sequence, delta: StreamDelta) -> None:
+        self._delivered.append(delta)
+        if sequence.request.callback is None:
+            return
+        try:
+            sequence.request.callback(delta)
+        except Exception as error:
+            _log.exception("request '%s': its callback failed; the request is ended", delta.request_id)
+            if sequence.finish_reason is None:
+                self._fail(sequence, f"its callback raised {type(error).__name__}: {error}")

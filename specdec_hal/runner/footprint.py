@@ -1,0 +1,120 @@
+"""What a runner allocates, and what that takes, computed before: sizes that do not fit are refused with the numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any, cast
+
+from specdec_hal.backend import Backend
+from specdec_hal.config.schema import Config
+from specdec_hal.device import get_device
+from specdec_hal.measuring import MeasuringDevice
+from specdec_hal.memory import require
+from specdec_hal.models.protocol import DeviceModel, TargetModel
+from specdec_hal.ops import Strategy
+from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_STOP_SEQUENCES
+from specdec_hal.runner.blocks import BlockPool
+from specdec_hal.state import DecodeState
+
+
+def checked_length(config: Config, model: TargetModel, headroom: int) -> int:
+    """The longest context of a request, with `headroom` positions behind it; ConfigError for what no model has."""
+    longest = model.config.max_position_embeddings - headroom
+    wanted = longest if config.runner.max_model_len is None else config.runner.max_model_len
+    if not 1 <= wanted <= longest:
+        raise config.error("runner.max_model_len", f"expected 1..{longest} for this model, got {wanted}")
+    thinking = {"think_end_id": [config.model.think_end_id or 0], "think_end_text": config.model.think_end_text}
+    for key, tokens in thinking.items():
+        if (largest := max(tokens, default=0)) >= model.config.vocab_size:
+            raise config.error(f"model.{key}", f"expected ids below {model.config.vocab_size}, got {largest}")
+    return wanted
+
+
+def kv_blocks(config: Config, model: TargetModel, positions: int) -> int:
+    """KV blocks of the pool, where every slot holds at most `positions`; 0 for a model that keeps none."""
+    if not model.capabilities.device_lengths:
+        return 0
+    settings = config.runner
+    whole = settings.max_num_seqs * -(-positions // settings.block_size)
+    return whole if settings.num_kv_blocks is None else settings.num_kv_blocks
+
+
+def allocate_cache(config: Config, model: TargetModel, positions: int) -> BlockPool | None:
+    """The model's KV cache: blocks of one pool where it has them, else room for every slot."""
+    settings = config.runner
+    if not model.capabilities.device_lengths:
+        model.allocate(settings.max_num_seqs, positions)
+        return None
+    blocks = kv_blocks(config, model, positions)
+    cast(DeviceModel, model).allocate_blocks(blocks, settings.block_size, positions)
+    return BlockPool(blocks, settings.block_size)
+
+
+def state_sizes(config: Config, model: TargetModel, max_model_len: int, positions: int) -> dict[str, Any]:
+    """The arguments of :class:`DecodeState` but its device. `positions`: `max_model_len` with the headroom."""
+    settings, k = config.runner, config.speculative.num_speculative_tokens
+    slots, chunk = settings.max_num_seqs, min(settings.prefill_chunk, max_model_len)
+    return {
+        "max_num_seqs": slots,
+        "num_speculative_tokens": k,
+        "max_model_len": max_model_len,
+        "prefill_chunk": chunk,
+        "end_tokens": frozenset(model.config.eos_token_ids),
+        "max_bad_tokens": MAX_BAD_TOKENS,
+        "max_num_batched_tokens": settings.max_num_batched_tokens or slots * (k + 1) + chunk,
+        "max_stop_sequences": MAX_STOP_SEQUENCES,
+        "think_end_text": config.model.think_end_text,
+        "max_blocks": -(-positions // settings.block_size) if model.capabilities.device_lengths else 0,
+    }
+
+
+def footprint(config: Config, model: TargetModel, max_model_len: int, positions: int) -> dict[str, int]:
+    """Bytes by what they are for, without the weights, a cache that grows with its contexts, and workspaces of ops."""
+    device = MeasuringDevice()
+    size = DecodeState(**state_sizes(config, model, max_model_len, positions), device=device).symbols
+    parts = {"states of slots": device.nbytes}
+
+    def count(name: str, *fields: tuple[tuple[int, ...], str]) -> None:
+        device.nbytes = 0
+        for shape, dtype in fields:
+            device.zeros(shape, dtype)
+        parts[name] = device.nbytes
+
+    width, vocabulary, rows = model.config.hidden_size, model.config.vocab_size, size["R_cap"]
+    dtype = model.capabilities.hidden_dtype
+    count("hidden states", ((size["T_cap"], width), dtype), ((rows, width), dtype))
+    count("logits", ((rows, vocabulary), "float32"))
+    if config.speculative.verify_strategy in (Strategy.TOPP, Strategy.REJECTION):
+        count("probabilities", ((rows, vocabulary), "float32"))
+    if config.sampling.logprobs is not None:
+        columns = (rows, config.sampling.logprobs + 1)
+        # The raw logits are kept where a request has penalties too, which any may have.
+        count("log-probabilities", ((rows, vocabulary), "float32"), (columns, "int64"), (columns, "float32"))
+    if model.capabilities.device_lengths:
+        blocks, per_block = kv_blocks(config, model, positions), cast(DeviceModel, model).bytes_per_block
+        parts["KV cache"] = blocks * per_block(config.runner.block_size)
+    return parts
+
+
+def check_footprint(config: Config, backend: Backend, model: TargetModel, max_model_len: int, positions: int) -> None:
+    """InsufficientMemoryError, before anything is allocated, if a runner of these sizes does not fit."""
+    free = get_device(backend.place, model.framework).free_bytes()
+    if free is None:
+        return
+    room = free + getattr(model, "cache_bytes", 0)  # the pool that it has now makes way for the next
+
+    def need(slots: int) -> dict[str, int]:
+        fewer = config.runner.model_copy(update={"max_num_seqs": slots})
+        return footprint(config.model_copy(update={"runner": fewer}), model, max_model_len, positions)
+
+    slots = config.runner.max_num_seqs
+    parts = need(slots)
+    if sum(parts.values()) <= room:
+        return
+    fits = bisect_right(range(1, slots), room, key=lambda fewer: sum(need(fewer).values()))
+    cure = (
+        f"runner.max_num_seqs ({slots}{f'; {fits} would fit' if fits else ''}), runner.max_model_len ({max_model_len})"
+    )
+    if model.capabilities.device_lengths:
+        cure += f", runner.num_kv_blocks ({kv_blocks(config, model, positions)})"
+    require("runner", parts, backend.place, room, f"lower {cure} or speculative.num_speculative_tokens")

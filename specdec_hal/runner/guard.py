@@ -1,0 +1,67 @@
+"""Who may drive a runner (one thread at a time, not from inside a callback), and whose a model's KV cache is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from specdec_hal.errors import EngineDeadError, RunnerBusyError
+
+
+class Guard:
+    """Held by whoever is inside :meth:`ModelRunner.step`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    @contextmanager
+    def driving(self, what: str) -> Iterator[None]:
+        """Hold the runner; RunnerBusyError if it is held already."""
+        while not self._lock.acquire(blocking=False):
+            self.outside(what)
+        self._owner = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._owner = None
+            self._lock.release()
+
+    def outside(self, what: str) -> None:
+        """RunnerBusyError if anybody holds the runner."""
+        self.check(what)
+        if self._owner is not None:
+            raise RunnerBusyError(
+                f"{what}(): expected a call from outside a step, got one from a callback of this runner's step; return "
+                "from the callback first, or give the other requests a runner of their own"
+            )
+
+    def check(self, what: str) -> None:
+        """RunnerBusyError if another thread holds the runner; a callback may go on."""
+        owner = self._owner
+        if owner is not None and owner != threading.get_ident():
+            raise RunnerBusyError(
+                f"{what}(): expected one thread at a time, got a call while another thread is inside step(); drive a "
+                "runner from one thread, or use AsyncEngine"
+            )
+
+
+_cache_owners: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Which runner each model's KV cache belongs to, by the runner's id."""
+
+
+def claim_cache(model: Any, runner: object) -> None:
+    """The model's KV cache is this runner's from now on."""
+    _cache_owners[model] = id(runner)
+
+
+def check_cache(model: Any, runner: object) -> None:
+    """EngineDeadError if another runner has claimed the model's KV cache since."""
+    if _cache_owners.get(model) != id(runner):
+        raise EngineDeadError(
+            "expected a model whose KV cache is this runner's, got one that a later runner took over; give each "
+            "runner a model of its own, or finish with one before you make the next"
+        )

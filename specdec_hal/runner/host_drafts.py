@@ -1,0 +1,58 @@
+"""Drafts of a proposer that works on the host."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from specdec_hal.errors import PluginError
+from specdec_hal.proposers.protocol import SlotView, StepView
+from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.plan import Planner, StepPlan
+from specdec_hal.runner.report import StepReport
+from specdec_hal.runner.sequence import Sequence
+
+_log = logging.getLogger("specdec_hal")
+
+
+def slot_views(running: Mapping[int, Sequence], report: StepReport, limit: Callable[[Sequence], int]) -> list[SlotView]:
+    """The requests that go on and have their whole prompt in the cache; `limit`: the most drafts that one gets."""
+    views = []
+    for slot, sequence in running.items():
+        if sequence.prefilling or not sequence.token_ids:
+            continue
+        request = sequence.request
+        left = sequence.max_new_tokens - len(sequence.token_ids) - 1
+        most = max(min(limit(sequence), left), 0)
+        prompt, tokens, accepted = request.prompt_token_ids, sequence.token_ids, report.tokens(slot)
+        views.append(SlotView(slot, request.request_id, prompt, tokens, accepted, most))
+    return views
+
+
+def propose(planner: Planner, plan: StepPlan, slots: list[SlotView], record: StepRecord) -> int:
+    """Let the proposer draft for these requests; where that fails, for halves of them.
+
+    A request that it fails on goes on without drafts. Returns how many calls failed. PluginError is raised: it is
+    nobody's but the proposer's.
+    """
+
+    def view_of(slots: list[SlotView]) -> StepView:
+        view = plan.view(planner.state.device.stream())
+        view.slots, view.vocab_size = slots, planner.model.config.vocab_size
+        return view
+
+    try:
+        view = view_of(slots)
+        planner.propose(view)
+        record.dropped_drafts += view.dropped
+        return 0
+    except PluginError:
+        raise
+    except Exception:
+        if len(slots) <= 1:
+            _log.exception("the proposer failed on %s; it goes on without drafts", [slot.request_id for slot in slots])
+            view_of(slots).draft({})
+            return 1
+        _log.exception("the proposer failed on %d requests", len(slots))
+        half = len(slots) // 2
+        return 1 + propose(planner, plan, slots[:half], record) + propose(planner, plan, slots[half:], record)

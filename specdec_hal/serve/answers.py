@@ -1,0 +1,206 @@
+"""What clients get: OpenAI's objects, and the errors in its form.
+
+A choice of a whole answer is made as that of a chunk is: from one delta, which joins those of all steps.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from specdec_hal.models import Tokenizer
+from specdec_hal.runner import RequestOutput, StreamDelta
+from specdec_hal.runner.request import TokenLogprobs
+from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+
+Json = dict[str, Any]
+LEAST = -9999.0
+"""Stands for the log-probability of what is impossible: JSON has no infinity."""
+
+_REASONS = {"cancelled": "abort"}
+"""Finish reasons that the API has other names for."""
+
+
+@dataclass
+class Answer(ABC):
+    """The answer to one request. Choices of one prompt follow each other."""
+
+    request: GenerationRequest
+    model: str
+    tokenizer: Tokenizer
+    prompts: Sequence[str | Sequence[int]]
+    id: str = field(init=False)
+    created: int = field(default_factory=lambda: int(time.time()))
+    _started: set[int] = field(default_factory=set)
+
+    prefix, kind, chunk_kind = "", "", ""
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.prefix}-{uuid4().hex}"
+
+    def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
+        """The answer in one piece; one delta for each choice."""
+        choices = [self._choice(index, delta, "message") for index, delta in enumerate(deltas)]
+        return self._object(self.kind, choices=choices, usage=usage(self.request.n, outputs))
+
+    def chunk(self, index: int, delta: StreamDelta) -> Json:
+        """One event of a stream."""
+        last = {"usage": None} if self.request.stream_options.include_usage else {}
+        return self._object(self.chunk_kind, choices=[self._choice(index, delta, "delta")], **last)
+
+    def last_chunk(self, outputs: Iterable[RequestOutput]) -> Json:
+        """The event that has the usage."""
+        return self._object(self.chunk_kind, choices=[], usage=usage(self.request.n, outputs))
+
+    def _object(self, kind: str, **parts: Any) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, **parts}
+
+    def _choice(self, index: int, delta: StreamDelta, part: str) -> Json:
+        first = index not in self._started
+        self._started.add(index)
+        choice = {"index": index, **self._content(index, delta, part, first)}
+        if self.request.return_token_ids:
+            choice |= {"token_ids": delta.token_ids, "accepted_draft": delta.accepted_draft}
+        if self.request.return_spans:
+            choice["spans"] = delta.spans
+        reason = delta.finish_reason
+        return {**choice, "finish_reason": None if reason is None else _REASONS.get(reason, reason)}
+
+    @abstractmethod
+    def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
+        """What a choice gains by a delta, in the form of the kind of answer."""
+
+    def _token(self, token: int) -> str:
+        return self.tokenizer.decode([token])
+
+
+@dataclass
+class CompletionAnswer(Answer):
+    """Of /v1/completions."""
+
+    request: CompletionRequest
+    _shown: dict[int, int] = field(default_factory=dict)
+    """Characters of each choice's tokens so far."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
+        echo = self._prompt(index) if first and self.request.echo else ""
+        return {"text": echo + delta.text, "logprobs": self._logprobs(index, delta) if delta.logprobs else None}
+
+    def _prompt(self, index: int) -> str:
+        prompt = self.prompts[index // self.request.n]
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+
+    def _logprobs(self, index: int, delta: StreamDelta) -> Json:
+        tokens, offsets = [self._token(token) for token in delta.token_ids], list[int]()
+        at = self._shown.get(index, 0)
+        for text in tokens:
+            offsets.append(at)
+            at += len(text)
+        self._shown[index] = at
+        return {
+            "tokens": tokens,
+            "token_logprobs": [finite(entry.logprob) for entry in delta.logprobs],
+            "top_logprobs": [self._top(text, entry) for text, entry in zip(tokens, delta.logprobs, strict=True)],
+            "text_offset": offsets,
+        }
+
+    def _top(self, chosen: str, entry: TokenLogprobs) -> dict[str, float]:
+        """Alternatives by text, the chosen token among them; of several tokens with one text the likeliest stays."""
+        found: dict[str, float] = {}
+        for token, value in entry.top:
+            found.setdefault(self._token(token), finite(value))
+        found.setdefault(chosen, finite(entry.logprob))
+        return found
+
+
+@dataclass
+class ChatAnswer(Answer):
+    """Of /v1/chat/completions."""
+
+    request: ChatCompletionRequest
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
+        role = {"role": "assistant"} if first else {}
+        entries = zip(delta.token_ids, delta.logprobs, strict=False)
+        scores = [
+            {**self._scored(token, entry.logprob), "top_logprobs": [self._scored(*pair) for pair in entry.top]}
+            for token, entry in entries
+        ]
+        return {part: {**role, "content": delta.text}, "logprobs": {"content": scores} if scores else None}
+
+    def _scored(self, token: int, logprob: float) -> Json:
+        text = self._token(token)
+        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+
+
+def usage(n: int, outputs: Iterable[RequestOutput]) -> Json:
+    """Token counts of a request; a prompt with `n` choices counts once.
+
+    `mean_acceptance_length`: tokens that a choice gained per decode step, 1 without drafts; None before the first.
+    """
+    every = list(outputs)
+    prompt = sum(output.prompt_tokens for output in every[::n])
+    completion = sum(len(output.token_ids) for output in every)
+    steps, accepted = sum(output.steps for output in every), sum(output.accepted for output in every)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "drafted_tokens": sum(output.drafted for output in every),
+        "accepted_tokens": accepted,
+        "mean_acceptance_length": 1 + accepted / steps if steps else None,
+    }
+
+
+class Problem(BaseModel):
+    """What is wrong: `param` names the key of the body, if it is one; `code` repeats the status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(BaseModel):
+    """An error in OpenAI's form."""
+
+    error: Problem
+
+
+ERRORS: dict[int | str, Json] = {
+    status: {"model": ErrorBody, "description": text}
+    for status, text in (
+        (400, "the body is no HTTP or no UTF-8"),
+        (401, "the API key is missing or wrong"),
+        (404, "another model, or nothing to abort"),
+        (413, "the body is too long"),
+        (422, "a key or value that cannot be served"),
+        (429, "too many requests; Retry-After says when to come again"),
+        (500, "the request failed inside the engine"),
+        (503, "the engine has stopped, or is being started anew"),
+        (504, "the request has waited too long"),
+    )
+}
+"""The errors of every route, for the OpenAPI document."""
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
+    return max(logprob, LEAST)
+
+
+def error_body(status: int, message: str, param: str | None = None) -> Json:
+    """An error in OpenAI's form."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}

@@ -1,0 +1,136 @@
+"""What Prometheus reads: vLLM's names for what vLLM has too, `specdec_hal:` for the rest.
+
+Counters are asked of the engine; latencies are observed here, as a client would see them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from specdec_hal.config.schema import SpeculativeSettings
+from specdec_hal.runner import Counts, RequestOutput, StreamDelta
+
+LABELS = ("model_name", "backend", "method")
+_SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+)  # fmt: skip
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": "From the arrival of a request to its first token.",
+    "inter_token_latency_seconds": "From token to token; tokens of one step share its time evenly.",
+    "request_queue_time_seconds": "From the arrival of a request to its first slot.",
+    "e2e_request_latency_seconds": "From the arrival of a request to its end.",
+}
+
+
+class ServerMetrics:
+    """The metrics of one server."""
+
+    def __init__(self, model_name: str, backend: str, speculative: SpeculativeSettings) -> None:
+        self._registry = CollectorRegistry()
+        labels = (model_name, backend, speculative.method)
+        self._engine = _EngineCollector(labels, speculative.num_speculative_tokens)
+        self._registry.register(self._engine)
+        self.first_token, self.between_tokens, self.queue, self.whole = (
+            Histogram(f"vllm:{name}", text, LABELS, buckets=_SECONDS, registry=self._registry).labels(*labels)
+            for name, text in _HISTOGRAMS.items()
+        )
+        text = "Prompt tokens of requests that were queued, once for each choice."
+        self.prompt_tokens = Counter("vllm:prompt_tokens", text, LABELS, registry=self._registry).labels(*labels)
+
+    def render(self, counts: Counts) -> bytes:
+        """All of them in Prometheus's text format, with these of the engine."""
+        self._engine.counts = counts
+        return generate_latest(self._registry)
+
+
+@dataclass
+class Timing:
+    """When the choices of one answer gained tokens. Made when its request arrives."""
+
+    metrics: ServerMetrics
+    arrived_s: float = field(default_factory=time.perf_counter)
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def gained(self, deltas: Iterable[StreamDelta]) -> None:
+        """Choices have gained tokens, just now."""
+        now = time.perf_counter()
+        for delta in deltas:
+            if not (count := len(delta.token_ids)):
+                continue
+            last = self._last.get(delta.request_id)
+            if last is None:
+                self.metrics.first_token.observe(now - self.arrived_s)
+            else:
+                for _ in range(count):
+                    self.metrics.between_tokens.observe((now - last) / count)
+            self._last[delta.request_id] = now
+
+    def ended(self, outputs: Iterable[RequestOutput]) -> None:
+        """These choices are complete."""
+        for output in outputs:
+            self.metrics.whole.observe(time.perf_counter() - self.arrived_s)
+            if output.queue_s is not None:
+                self.metrics.queue.observe(output.queue_s)
+
+
+class _EngineCollector(Collector):
+    """The counts of an engine, as they were last told."""
+
+    def __init__(self, labels: tuple[str, ...], positions: int) -> None:
+        self._labels, self._positions = labels, positions
+        self.counts: Counts | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other."""
+        counts = self.counts
+        if counts is None:  # when the registry asks for names
+            return
+        load, drafted, accepted = counts.load, counts.drafted, counts.accepted
+        spec = "vllm:spec_decode_num"
+        yield self._counter(f"{spec}_drafts", "Drafts: one for each slot and step that had any.", drafted.get(0, 0))
+        yield self._counter(f"{spec}_draft_tokens", "Draft tokens.", sum(drafted.values()))
+        yield self._counter(f"{spec}_accepted_tokens", "Accepted draft tokens.", sum(accepted.values()))
+        positions = {(str(at),): accepted.get(at, 0) for at in range(self._positions)}
+        text = "Accepted draft tokens by position; 0 is the first."
+        yield self._counters(f"{spec}_accepted_tokens_per_pos", text, ("position",), positions)
+        yield self._counter("vllm:generation_tokens", "Generated tokens.", counts.emitted)
+        yield self._counter("vllm:num_preemptions", "Preempted requests.", load.preemptions)
+        ended = {(reason,): count for reason, count in counts.finished.items()}
+        yield self._counters("vllm:request_success", "Requests that have ended.", ("finished_reason",), ended)
+        yield self._gauge("vllm:num_requests_running", "Requests that have a slot.", load.running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", load.waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Used part of the KV cache, 1 for all of it.", load.kv_usage)
+        buckets = {tuple(map(str, bucket)): count for bucket, count in counts.buckets}
+        text = "Steps by the sizes that they were padded to."
+        yield self._counters("specdec_hal:steps", text, ("slots", "tokens", "context"), buckets)
+        fallbacks = {(op,): count for op, count in counts.fallback_calls.items()}
+        yield self._counters("specdec_hal:fallback_calls", "Ops that went to a fallback.", ("op",), fallbacks)
+        stages = {(stage,): seconds for stage, seconds in counts.seconds.items()}
+        yield self._counters("specdec_hal:stage_seconds", "Seconds by stage of a step.", ("stage",), stages)
+        yield self._counter(
+            "specdec_hal:failed_steps", "Steps that failed and were computed again.", counts.failed_steps
+        )
+        text = "Calls of the proposer that raised."
+        yield self._counter("specdec_hal:failed_proposals", text, counts.failed_proposals)
+        yield self._counter("specdec_hal:dropped_drafts", "Drafts that could not be used.", counts.dropped_drafts)
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        return self._counters(name, text, (), {(): value})
+
+    def _counters(self, name: str, text: str, more: tuple[str, ...], values: Mapping[Any, float]) -> Metric:
+        family = CounterMetricFamily(name, text, labels=(*LABELS, *more))
+        for labels, value in values.items():
+            family.add_metric((*self._labels, *labels), value)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        return family

@@ -1,0 +1,258 @@
+"""What clients send: OpenAI's request bodies, with the extensions that vLLM and this project have.
+
+A key that is not served is refused by name. A key that is null is as one that is left out, as in OpenAI's API.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId
+from specdec_hal.errors import RequestError
+from specdec_hal.runner import SamplingParams
+from specdec_hal.wording import short
+
+MAX_CHOICES = 128
+"""Of one request: prompts times `n`."""
+MAX_LOGPROBS = 20
+"""Alternatives that a token may be reported with, as in OpenAI's API."""
+BANNED = -100.0
+"""The bias that keeps a token from being chosen."""
+
+NO_METHOD = "none"
+"""The `method` of a request without drafts."""
+
+_AS_THEY_ARE = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "stop_token_ids",
+    "num_speculative_tokens",
+)
+_SEEDS = 1 << 63
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("expected Unicode text, got half of a surrogate pair") from error
+    return text
+
+
+UnicodeText = Annotated[str, AfterValidator(_encodable)]
+"""JSON can hold strings that are no text."""
+
+
+class Body(Section):
+    """What every body is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_nothing(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class StreamOptions(Body):
+    """`include_usage`: one more chunk at the end, with the usage of the whole request."""
+
+    include_usage: bool = False
+
+
+class GenerationRequest(Body, ABC):
+    """What both kinds of requests have in common.
+
+    What is left out is the configuration's (section `sampling`), but a request that is sampled without a `seed` gets a
+    random one. `user`, `metadata` and `store` are accepted and not used.
+    """
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    stop: UnicodeText | Annotated[list[UnicodeText], Field(max_length=64)] | None = None
+    seed: Annotated[int | None, Field(ge=-_SEEDS, lt=_SEEDS)] = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] = Field(
+        default_factory=dict, description="-100 bans a token; other biases are refused"
+    )
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    # vLLM's
+    top_k: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
+    ignore_eos: bool = Field(False, description="end tokens are never chosen")
+    stop_token_ids: list[TokenId] | None = None
+    return_token_ids: bool = Field(
+        False, description="report `token_ids`, and in `accepted_draft` which of them were accepted drafts"
+    )
+    # this project's
+    return_spans: bool = Field(
+        False, description="report `spans`: the pieces of the text, each with whether it came from an accepted draft"
+    )
+    num_speculative_tokens: int | None = Field(None, description="most drafts a step, 0 for none")
+    method: Annotated[UnicodeText | None, Field(max_length=64)] = Field(
+        None, description="where drafts come from: the configured method, or 'none'"
+    )
+
+    @property
+    @abstractmethod
+    def token_limit(self) -> int | None:
+        """The most tokens to generate; None: the configuration's."""
+
+    @property
+    @abstractmethod
+    def alternatives(self) -> int | None:
+        """How many alternatives to report with each token's log-probability; None for no log-probabilities."""
+
+    def sampling_params(
+        self, defaults: SamplingParams, end_tokens: Collection[int], method: str
+    ) -> Iterator[SamplingParams]:
+        """Those of each of the `n` choices; choice i is seeded with `seed` + i. RequestError for a bad value.
+
+        `method`: the configured one.
+        """
+        changes: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            changes["top_k"] = max(self.top_k, 0)
+        if self.stop is not None:
+            changes["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
+        if self.token_limit is not None:
+            changes["max_new_tokens"] = self.token_limit
+        if self.min_tokens is not None:
+            changes["min_new_tokens"] = self.min_tokens
+        if self.alternatives is not None:
+            changes["logprobs"] = self.alternatives
+        changes["bad_token_ids"] = [*defaults.bad_token_ids, *self._banned()]
+        if self.ignore_eos:
+            changes["bad_token_ids"] += end_tokens
+        if not self._drafts(method):
+            changes["num_speculative_tokens"] = 0
+        params = SamplingParams(**{**dict(defaults), **changes})
+        seed = self.seed
+        if seed is None:
+            seed = secrets.randbits(63) if params.temperature > 0 else params.seed
+        for choice in range(self.n):
+            yield params.model_copy(update={"seed": (seed + choice + _SEEDS) % (2 * _SEEDS) - _SEEDS})
+
+    def _drafts(self, configured: str) -> bool:
+        """Whether its `method` allows drafts."""
+        if self.method in (None, configured):
+            return True
+        if self.method not in (NO_METHOD, NAIVE):
+            names = " or ".join(f"'{name}'" for name in dict.fromkeys((configured, NO_METHOD)))
+            raise RequestError(f"method: expected {names}, got {short(self.method)}; this server has no other proposer")
+        if self.num_speculative_tokens:
+            wanted = f"expected 0 with method '{self.method}', got {self.num_speculative_tokens}"
+            raise RequestError(f"num_speculative_tokens: {wanted}; leave out one of them")
+        return False
+
+    def _banned(self) -> Iterator[int]:
+        for token, bias in self.logit_bias.items():
+            if bias not in (0.0, BANNED):
+                raise RequestError(
+                    f"logit_bias: expected {BANNED:g} (never choose the token) or 0, got {bias:g} for token {token}; "
+                    "other biases are not served"
+                )
+            if bias:
+                yield int(token)
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions. `prompt`: text or token ids, or a list of either."""
+
+    prompt: UnicodeText | list[UnicodeText] | list[TokenId] | list[list[TokenId]]
+    max_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    echo: bool = False
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_tokens`."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """`logprobs`."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt."""
+        if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
+            return [self.prompt]
+        return self.prompt  # type: ignore[return-value]
+
+    @model_validator(mode="after")
+    def _check(self) -> CompletionRequest:
+        if not 1 <= len(self.prompts) * self.n <= MAX_CHOICES:
+            raise ValueError(f"prompt: expected 1..{MAX_CHOICES} prompts times n, got {len(self.prompts) * self.n}")
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo: log-probabilities of prompts are not served; leave out echo or logprobs")
+        return self
+
+
+class TextPart(Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: UnicodeText
+
+
+class Message(Body):
+    """A message of a chat; parts are joined."""
+
+    role: Annotated[UnicodeText, Field(min_length=1, max_length=64)]
+    content: UnicodeText | list[TextPart]
+    name: UnicodeText | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As a chat template takes it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_completion_tokens`, or the older `max_tokens`."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """`top_logprobs`, if `logprobs` asks for them."""
+        return self.top_logprobs if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: expected logprobs to be true")
+        return self
+
+
+class AbortRequest(Body):
+    """POST /abort. `request_id`: the id of an answer."""
+
+    request_id: str

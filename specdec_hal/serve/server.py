@@ -1,0 +1,91 @@
+"""Listening: one process, which ends its requests before it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from specdec_hal.config.schema import Config, ServeSettings
+
+_LAST_EVENTS_S = 10
+"""How long clients may take to read the end of an answer that was ended."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, but told to end by a signal it ends as a server that is done, not as one that was killed.
+
+    `expire` is called when requests have had `drain_timeout_s` to end.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain_timeout_s: float, expire: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._drain_timeout_s, self._expire = drain_timeout_s, expire
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and wait for those that are open."""
+        timer = asyncio.get_running_loop().call_later(self._drain_timeout_s, self._expire)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """While it runs."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def listen(config: Config) -> socket.socket:
+    """The socket of `serve.host` and `serve.port`; ConfigError if it is not to be had."""
+    host, port = config.serve.host, config.serve.port
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except (OSError, UnicodeError) as error:
+        key = "serve.host" if isinstance(error, (socket.gaierror, UnicodeError)) else "serve.port"
+        reason = getattr(error, "strerror", None) or error
+        raise config.error(key, f"cannot listen on {host}:{port}: {reason}; choose another") from error
+
+
+def url(listener: socket.socket) -> str:
+    """Where a client finds it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(
+    app: ASGIApp,
+    listener: socket.socket,
+    settings: ServeSettings,
+    started: Callable[[], None],
+    expire: Callable[[], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM, then let requests end; `expire` must end those that `drain_timeout_s` have not.
+
+    A second SIGINT ends the server at once.
+    """
+    server = _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + _LAST_EVENTS_S,
+        ),
+        settings.drain_timeout_s,
+        expire,
+    )
+    started()
+    await server.serve([listener])

@@ -1,0 +1,253 @@
+"""An engine behind HTTP: who may use it, how much of it, and what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from specdec_hal.config.schema import Config, ServeSettings
+from specdec_hal.engine.async_engine import EngineInfo, RequestStream
+from specdec_hal.errors import EngineDeadError, RequestError
+from specdec_hal.models import Tokenizer
+from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
+from specdec_hal.runner import Request as EngineRequest
+from specdec_hal.serve.answers import Answer, Json, error_body
+from specdec_hal.serve.chat import ChatTemplate
+from specdec_hal.serve.metrics import ServerMetrics, Timing
+
+_log = logging.getLogger("specdec_hal")
+
+FAILED = "the request failed inside the engine; the server's log has the cause"
+STOPPED = "the engine has stopped; the server must be started anew"
+
+
+class ServedEngine(Protocol):
+    """What a server asks of an engine: :class:`~specdec_hal.engine.AsyncEngine`, or one in another process."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """That of the model."""
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the configuration's section `sampling` says."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are served."""
+
+    @property
+    def unready(self) -> str:
+        """Why requests would have to wait for the engine itself; empty if they would not."""
+
+    async def submit(self, requests: Sequence[EngineRequest]) -> RequestStream:
+        """Queue requests, all or none."""
+
+    async def counts(self) -> Counts:
+        """What the engine has counted so far; EngineDeadError if it does not answer."""
+
+
+class Service:
+    """An engine behind HTTP: who may use it, how much of it, and what is under way."""
+
+    def __init__(self, engine: ServedEngine, name: str, settings: ServeSettings, template: ChatTemplate) -> None:
+        if engine.tokenizer is None:
+            raise RequestError("serving needs a tokenizer; give the engine one")
+        self.engine, self.name, self.settings, self.template = engine, name, settings, template
+        self.tokenizer: Tokenizer = engine.tokenizer
+        self.metrics = ServerMetrics(name, engine.info.backend, engine.config.speculative)
+        self.live: dict[str, RequestStream] = {}
+        """By the id of their answers."""
+        self._answering = 0
+
+    # ---- generation
+
+    async def answer(self, http: Request, answer: Answer) -> Response:
+        """Generate, as a stream of events or in one piece."""
+        self._check_model(answer.request.model)
+        if self._answering >= self.settings.max_concurrent_requests:
+            most = self.settings.max_concurrent_requests
+            raise refusal(
+                429, f"expected at most {most} requests at the same time; try again later", {"Retry-After": "1"}
+            )
+        self._answering += 1
+        timing = Timing(self.metrics)
+        try:
+            stream = await self._submit(answer)
+        except BaseException:
+            self._answering -= 1
+            raise
+        self.live[answer.id] = stream
+        if answer.request.stream:
+            return _Events(self, answer, stream, timing)
+        return await self._until_gone(http, answer, stream, timing)
+
+    def close(self, answer: Answer, stream: RequestStream, timing: Timing) -> None:
+        """An answer is complete, or nobody waits for it."""
+        stream.close()
+        timing.ended(stream.outputs.values())
+        if self.live.pop(answer.id, None) is not None:
+            self._answering -= 1
+
+    async def _submit(self, answer: Answer) -> RequestStream:
+        encode, engine = self.tokenizer.encode, self.engine
+        # Text that is long is encoded elsewhere: everybody else's events would have to wait.
+        token_ids = [await asyncio.to_thread(encode, p) if isinstance(p, str) else p for p in answer.prompts]
+        method = engine.config.speculative.method
+        params = list(answer.request.sampling_params(engine.default_params, engine.info.end_tokens, method))
+        choices = [(tokens, wanted) for tokens in token_ids for wanted in params]
+        requests = [EngineRequest(f"{answer.id}-{index}", *choice) for index, choice in enumerate(choices)]
+        stream = await engine.submit(requests)
+        self.metrics.prompt_tokens.inc(sum(len(request.prompt_token_ids) for request in requests))
+        return stream
+
+    async def _until_gone(self, http: Request, answer: Answer, stream: RequestStream, timing: Timing) -> Response:
+        """The whole answer; whoever hangs up before ends the generation."""
+        whole = asyncio.ensure_future(self._whole(answer, stream, timing))
+        gone = asyncio.ensure_future(_disconnected(http))
+        try:
+            await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
+            return JSONResponse(whole.result(), headers=_headers(answer)) if whole.done() else Response(status_code=499)
+        finally:
+            whole.cancel()
+            gone.cancel()
+            self.close(answer, stream, timing)
+
+    async def _whole(self, answer: Answer, stream: RequestStream, timing: Timing) -> Json:
+        deltas: dict[str, list[StreamDelta]] = {}
+        while news := await stream.read():
+            timing.gained(news)
+            for delta in news:
+                deltas.setdefault(delta.request_id, []).append(delta)
+        outputs = in_order(stream)
+        for output in outputs:
+            failure = failed(output)
+            if failure is not None:
+                raise failure
+        return answer.whole([StreamDelta.joined(deltas[output.request_id]) for output in outputs], outputs)
+
+    # ---- everything else
+
+    def abort(self, request_id: str) -> Json:
+        """End an answer with what it has."""
+        stream = self.live.get(request_id)
+        if stream is None:
+            raise refusal(404, "no such request is under way")
+        stream.close()
+        return {"id": request_id, "aborted": True}
+
+    def abort_all(self) -> None:
+        """End every answer with what it has."""
+        for stream in self.live.values():
+            stream.close()
+
+    def models(self) -> Json:
+        """The one model."""
+        card = {"id": self.name, "object": "model", "created": 0, "owned_by": "specdec_hal"}
+        return {"object": "list", "data": [{**card, "max_model_len": self.engine.info.max_model_len}]}
+
+    def health(self) -> Json:
+        """503 once the engine has stopped."""
+        if not self.engine.alive:
+            raise refusal(503, STOPPED)
+        return {"status": "ok"}
+
+    def ready(self) -> Json:
+        """503 while new requests would be refused."""
+        if self._answering >= self.settings.max_concurrent_requests:
+            raise refusal(503, "as many requests are under way as may be")
+        if self.engine.unready:
+            raise refusal(503, self.engine.unready)
+        return self.health()
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self.name):
+            raise refusal(404, f"model: expected '{self.name}', got another; GET /v1/models lists it")
+
+
+class _Events(StreamingResponse):
+    """Server-sent events: one for what each choice gained since the one before, an error if it fails, [DONE]."""
+
+    def __init__(self, service: Service, answer: Answer, stream: RequestStream, timing: Timing) -> None:
+        self._service, self._answer, self._stream, self._timing = service, answer, stream, timing
+        headers = {**_headers(answer), "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(self._events(), media_type="text/event-stream", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._service.close(self._answer, self._stream, self._timing)
+
+    async def _events(self) -> AsyncIterator[str]:
+        answer, stream = self._answer, self._stream
+        try:
+            while news := await stream.read():
+                self._timing.gained(news)
+                for delta in news:
+                    if delta.finish_reason not in ("error", "timeout"):
+                        yield _event(answer.chunk(index_of(delta.request_id), delta))
+            outputs = in_order(stream)
+            failure = next(filter(None, map(failed, outputs)), None)
+        except EngineDeadError:
+            failure = refusal(503, STOPPED)
+        if failure is not None:
+            yield _event(error_body(failure.status_code, failure.detail))
+            return
+        if answer.request.stream_options.include_usage:
+            yield _event(answer.last_chunk(outputs))
+        yield "data: [DONE]\n\n"
+
+
+def _event(data: Json) -> str:
+    return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
+
+
+def _headers(answer: Answer) -> dict[str, str]:
+    return {"X-Request-Id": answer.id}
+
+
+def index_of(request_id: str) -> int:
+    """The choice that a request of the engine makes."""
+    return int(request_id.rpartition("-")[2])
+
+
+def in_order(stream: RequestStream) -> list[RequestOutput]:
+    """The outputs in the order of the choices."""
+    return sorted(stream.outputs.values(), key=lambda output: index_of(output.request_id))
+
+
+def failed(output: RequestOutput) -> HTTPException | None:
+    """What to tell of a request that the engine could not finish."""
+    if output.finish_reason == "timeout":
+        return refusal(504, output.error)
+    if output.finish_reason == "error":
+        _log.error("request '%s' failed: %s", output.request_id, output.error)
+        return refusal(500, FAILED)
+    return None
+
+
+def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> HTTPException:
+    """A status with what the client is told."""
+    return HTTPException(status, message, headers)
+
+
+async def _disconnected(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,311 @@
+"""HTTP's end of an engine in another process: it sees to it that every request ends, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from specdec_hal.config import Config
+from specdec_hal.engine.async_engine import EngineInfo, RequestStream
+from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError
+from specdec_hal.models import Tokenizer
+from specdec_hal.output import News
+from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, StreamDelta
+from specdec_hal.serve.split import messages
+from specdec_hal.serve.split.messages import ENGINE, HTTP, TOKENS, Outbox, ToHttp
+
+_log = logging.getLogger("specdec_hal")
+
+MAX_DEATHS = 5
+"""Engines that may die while they compute a request before it is given up: it may be what kills them."""
+_ANSWER_S = 10.0
+"""How long the engine may take to answer what takes it no time."""
+
+
+@dataclass(eq=False)
+class _Live:
+    """A request under way, and what has come of it."""
+
+    request: Request
+    push: Callable[[StreamDelta | RequestOutput], None]
+    number: int
+    """Of the submission that it is part of."""
+    deltas: list[StreamDelta] = field(default_factory=list)
+    tokens: int = 0
+    chars: int = 0
+    aborted: bool = False
+    deaths: int = 0
+
+    def gained(self, news: News) -> StreamDelta | None:
+        """What is new of it; a token processor that was started anew says everything again. None if nothing is.
+
+        EngineDeadError if something is missing.
+        """
+        old_tokens, old_chars = self.tokens - news.token_start, self.chars - news.char_start
+        if old_tokens < 0 or old_chars < 0:
+            raise EngineDeadError("a part of the output is missing")
+        delta = _behind(news.delta, old_tokens, old_chars)
+        if not (delta.token_ids or delta.spans or delta.finish_reason):
+            return None
+        self.tokens += len(delta.token_ids)
+        self.chars += len(delta.text)
+        self.deltas.append(delta)
+        return delta
+
+    def output(self, news: News) -> RequestOutput:
+        """All of it, once it has ended."""
+        whole, ended = StreamDelta.joined(self.deltas), news.ended
+        assert ended is not None and whole.finish_reason is not None
+        return RequestOutput(
+            whole.request_id, ended.prompt_tokens, whole.token_ids, whole.accepted_draft, whole.text,
+            whole.finish_reason, ended.error, whole.logprobs, ended.steps, ended.drafted, ended.accepted, ended.queue_s,
+        )  # fmt: skip
+
+
+class RemoteEngine:
+    """A :class:`~specdec_hal.serve.service.ServedEngine` in other processes. Made by :meth:`connect`."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, directory: Path) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self.info = EngineInfo("", 0, [])
+        context = zmq.asyncio.Context()
+        self._inbox = context.socket(zmq.PULL)
+        self._inbox.bind(messages.endpoint(directory, HTTP))
+        self._engine = Outbox(zmq.Context(context), directory, ENGINE)
+        self._live: dict[str, _Live] = {}
+        self._submitted: dict[int, asyncio.Future[None]] = {}
+        """Submissions that the engine has not answered. News of their requests may come before the answer."""
+        self._asked: dict[int, asyncio.Future[Counts]] = {}
+        self._numbers = count()
+        self._down = {ENGINE, TOKENS}
+        self._greeted = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, config: Config, tokenizer: Tokenizer, directory: Path) -> RemoteEngine:
+        """As soon as the engine answers."""
+        engine = cls(config, tokenizer, directory)
+        engine._engine.send(messages.Adopt())
+        engine._reading = asyncio.create_task(engine._read())
+        engine._reading.add_done_callback(_reader_ended)
+        await engine._greeted.wait()
+        return engine
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._inbox.close(linger=0)
+        self._engine.close()
+
+    # ---- what a server asks
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What the configuration's section `sampling` says."""
+        return SamplingParams(**dict(self.config.sampling))
+
+    @property
+    def alive(self) -> bool:
+        """A supervisor starts engines anew, or ends this process."""
+        return True
+
+    @property
+    def unready(self) -> str:
+        """Who is being started anew."""
+        return f"being started anew: {', '.join(sorted(self._down))}" if self._down else ""
+
+    async def submit(self, requests: Sequence[Request]) -> RequestStream:
+        """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but it waits for an engine that is being started anew."""
+        number = next(self._numbers)
+        stream = RequestStream(self, [request.request_id for request in requests])
+        self._submitted[number] = queued = asyncio.get_running_loop().create_future()
+        for request in requests:
+            self._live[request.request_id] = _Live(request, stream._push, number)
+        self._send(requests, number)
+        try:
+            await queued
+        except asyncio.CancelledError:
+            stream.close()
+            raise
+        except (RequestError, EngineDeadError):
+            for request in requests:
+                self._live.pop(request.request_id, None)
+            raise
+        finally:
+            self._submitted.pop(number, None)
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """Cancel a request; its stream ends with a delta that says so. Unknown ids are ignored."""
+        live = self._live.get(request_id)
+        if live is not None:
+            live.aborted = True
+            self._engine.send(messages.Abort(request_id))
+
+    async def counts(self) -> Counts:
+        """The engine's; EngineDeadError if it does not answer."""
+        number = next(self._numbers)
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._engine.send(messages.AskCounts(number))
+            return await asyncio.wait_for(self._asked[number], _ANSWER_S)
+        except asyncio.TimeoutError as error:
+            raise EngineDeadError(f"the engine has not answered within {_ANSWER_S:g} s") from error
+        finally:
+            del self._asked[number]
+
+    def _send(self, requests: Sequence[Request], number: int) -> None:
+        self._engine.send(messages.Submit(number, [messages.Asked.of(request) for request in requests]))
+
+    # ---- what the others say
+
+    async def _read(self) -> None:
+        while True:
+            data = await self._inbox.recv()
+            try:
+                message = messages.for_http(data)
+            except FrameError:
+                _log.exception("a message from another process is not understood")
+                continue
+            self._take(message)
+
+    def _take(self, message: ToHttp) -> None:
+        match message:
+            case messages.Update():
+                for news in message.news:
+                    self._news(news)
+            case messages.Queued():
+                self._answer(message.number, None)
+            case messages.Refused():
+                late = message.retry_after_s
+                self._answer(
+                    message.number,
+                    RequestError(message.message)
+                    if late is None
+                    else QueueFullError(message.message, retry_after_s=late),
+                )
+            case messages.Hello():
+                self._hello(message)
+            case messages.CountsAre():
+                waiting = self._asked.get(message.number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message.counts)
+            case messages.Up():
+                self._down.discard(message.part)
+            case messages.Down():
+                self._down.add(message.part)
+                if message.part == ENGINE:
+                    self._engine_died()
+
+    def _answer(self, number: int, error: RequestError | EngineDeadError | None) -> None:
+        queued = self._submitted.pop(number, None)
+        if queued is not None:
+            if queued.done():  # whoever waited has gone away
+                return
+            if error is None:
+                queued.set_result(None)
+            else:
+                queued.set_exception(error)
+            return
+        for name, live in list(self._live.items()):  # submitted to an engine that died, and refused by this one
+            if error is not None and live.number == number:
+                self._fail(name, live, str(error))
+
+    def _hello(self, hello: messages.Hello) -> None:
+        """An engine has nothing but what was in its journal: it gets the rest again."""
+        self.info = hello.info
+        self._down.discard(ENGINE)
+        known = set(hello.request_ids)
+        self._engine.send(messages.Keep(list(self._live)))
+        lost: dict[int, list[Request]] = {}
+        for name, live in self._live.items():
+            if name not in known:
+                lost.setdefault(live.number, []).append(live.request)
+        for number, requests in lost.items():
+            self._send(requests, number)
+        for number in self._submitted.keys() - lost.keys():  # it was in the journal before it could be answered
+            self._answer(number, None)
+        for name, live in self._live.items():
+            if live.aborted:
+                self._engine.send(messages.Abort(name))
+        self._greeted.set()
+
+    def _engine_died(self) -> None:
+        for name, live in list(self._live.items()):
+            live.deaths += 1
+            if live.deaths >= MAX_DEATHS:
+                self._fail(name, live, f"{live.deaths} engines died while they computed it")
+
+    def _fail(self, name: str, live: _Live, why: str) -> None:
+        """End a request here, whatever the engine makes of it."""
+        if live.number in self._submitted:
+            self._answer(live.number, EngineDeadError(why))
+            return
+        delta = StreamDelta(name, (), (), (), "error")
+        live.deltas.append(delta)
+        whole = StreamDelta.joined(live.deltas)
+        live.push(delta)
+        live.push(
+            RequestOutput(
+                name,
+                len(live.request.prompt_token_ids),
+                whole.token_ids,
+                whole.accepted_draft,
+                whole.text,
+                "error",
+                why,
+            )
+        )
+        del self._live[name]
+        self._engine.send(messages.Release(name, "error"))
+
+    def _news(self, news: News) -> None:
+        name = news.delta.request_id
+        live = self._live.get(name)
+        if live is None:  # its end has been here, or it belonged to another HTTP process
+            self._engine.send(messages.Release(name, "cancelled"))
+            return
+        try:
+            delta = live.gained(news)
+        except EngineDeadError as error:
+            self._fail(name, live, str(error))
+            return
+        if delta is not None:
+            live.push(delta)
+        if news.ended is not None:
+            del self._live[name]
+            live.push(live.output(news))
+            reason = news.delta.finish_reason
+            assert reason is not None
+            self._engine.send(messages.Release(name, reason))
+
+
+def _reader_ended(reading: asyncio.Task[None]) -> None:
+    """Without a reader every request would wait for ever: the supervisor starts another process."""
+    if not reading.cancelled():
+        _log.critical("HTTP's reader has failed; the process ends", exc_info=reading.exception())
+        os._exit(1)
+
+
+def _behind(delta: StreamDelta, tokens: int, chars: int) -> StreamDelta:
+    """What of a delta comes behind its first `tokens` tokens and `chars` characters."""
+    spans = list[tuple[str, bool]]()
+    for text, accepted in delta.spans:
+        if chars < len(text):
+            spans.append((text[chars:], accepted))
+        chars = max(chars - len(text), 0)
+    return delta._replace(
+        token_ids=delta.token_ids[tokens:],
+        accepted_draft=delta.accepted_draft[tokens:],
+        spans=tuple(spans),
+        logprobs=delta.logprobs[tokens:],
+    )

@@ -1,0 +1,121 @@
+"""Starts the processes, and starts anew what dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from specdec_hal.serve.split.messages import HTTP, PARTS, Down, Outbox
+
+_log = logging.getLogger("specdec_hal")
+
+_FAILURES = 3
+"""Starts in a row of a process that may end by themselves before all processes are ended."""
+_PAUSE_S = 0.1
+"""Before a process is started anew."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process is told by its supervisor. `alive_fd`: a pipe that ends when the supervisor does."""
+
+    name: str
+    directory: Path
+    alive_fd: int
+    resume: bool
+
+    def watch(self) -> None:
+        """End this process when the supervisor has ended, however."""
+        threading.Thread(target=self._watch, name="supervisor-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        while os.read(self.alive_fd, 1):
+            pass
+        os._exit(1)
+
+
+class Supervisor:
+    """Keeps the processes of a server running. `command` gives a process's command line; `fds` all of them inherit.
+
+    What is killed is started anew. What ends by itself on its first start, or three times in a row, ends all.
+    """
+
+    def __init__(self, command: Callable[[Part], list[str]], fds: tuple[int, ...]) -> None:
+        self._command, self._fds = command, fds
+        self.directory = Path(tempfile.mkdtemp(prefix="specdec-hal-"))
+        self._alive, self._held = os.pipe()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._failures = dict.fromkeys(PARTS, 0)
+        self._stopping = False
+
+    def run(self) -> int:
+        """Until SIGTERM, SIGINT, or a process that cannot be started; the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        http = Outbox(context, self.directory, HTTP)
+        try:
+            for name in PARTS:
+                self._start(name, resume=False)
+            while True:
+                pid, status = os.waitpid(-1, 0)
+                code = os.waitstatus_to_exitcode(status)
+                name = next(name for name, process in self._processes.items() if process.pid == pid)
+                self._processes[name].returncode = code  # waited for above
+                if self._stopping and name == HTTP:
+                    return 0 if code in (0, -signal.SIGTERM) else 1
+                if code < 0:
+                    self._failures[name] = 0
+                elif not self._may_start_anew(name, code):
+                    return code or 1
+                _log.error("the process '%s' has died (%s); another is started", name, code)
+                if name != HTTP:
+                    http.send(Down(name))
+                time.sleep(_PAUSE_S)
+                self._start(name, resume=True)
+        finally:
+            self._end()
+            http.close()
+
+    def _may_start_anew(self, name: str, code: int) -> bool:
+        """A process has ended by itself: once it has worked, that may be an accident."""
+        self._failures[name] += 1
+        if self._failures[name] < _FAILURES and (self.directory / name).exists():  # its socket
+            return True
+        _log.error("the process '%s' ends with status %d; the server ends", name, code)
+        return False
+
+    def _start(self, name: str, resume: bool) -> None:
+        part = Part(name, self.directory, self._alive, resume)
+        self._processes[name] = subprocess.Popen(
+            self._command(part), pass_fds=(self._alive, *self._fds), start_new_session=True
+        )
+        if self._stopping and name == HTTP:  # the signal came while there was none
+            self._processes[HTTP].send_signal(signal.SIGTERM)
+
+    def _stop(self, number: int, frame: object) -> None:
+        """Let HTTP end its requests first; the second time end everything at once."""
+        http = self._processes.get(HTTP)
+        if http is not None and http.returncode is None:
+            http.send_signal(signal.SIGKILL if self._stopping else signal.SIGTERM)
+        self._stopping = True
+
+    def _end(self) -> None:
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.kill()
+                process.wait()
+        os.close(self._held)
+        os.close(self._alive)
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,88 @@
+"""What the compiler reads for a source: itself, or copies of it and of its headers with their launches rewritten."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specdec_hal.xpu_launches import rewrite_launches
+
+_INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)(["<])([^">\n]+)[">]', re.MULTILINE)
+
+
+@dataclass
+class _File:
+    path: Path  # as it was named first
+    text: str
+    launches: bool
+    headers: set[Path] = field(default_factory=set)  # what it includes of the user's
+    copy: Path | None = None
+
+
+class Sources:
+    """The sources of one build. Copies go into `folder`; `includes` is where the user's headers are looked for."""
+
+    def __init__(self, folder: Path, includes: Sequence[str]) -> None:
+        self._folder = folder
+        self._includes = [Path(one) for one in includes]
+        self._files: dict[Path, _File] = {}  # by their resolved paths
+
+    def readable(self, source: Path) -> Path:
+        """The source itself, or a copy whose lines count as the source's, if it or a header of its has launches.
+
+        Raises:
+            CompileError: a launch is incomplete.
+        """
+        self._read(source)
+        # Who includes a copy is a copy itself, also where headers include each other.
+        copied = {path for path, file in self._files.items() if file.launches}
+        while more := {path for path, file in self._files.items() if file.headers & copied} - copied:
+            copied |= more
+        for number, (path, file) in enumerate(self._files.items()):
+            if path in copied:
+                file.copy = self._folder / f"{number}-{path.name}"
+        for path in copied:
+            self._write(self._files[path])
+        return self._files[source.resolve()].copy or source
+
+    def original_names(self, text: str) -> str:
+        """`text` with the names of copies replaced by those of what they are copies of."""
+        for file in self._files.values():
+            if file.copy is not None:
+                text = text.replace(str(file.copy), str(file.path))
+        return text
+
+    def _read(self, path: Path) -> None:
+        if path.resolve() in self._files:
+            return
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        rewritten = rewrite_launches(text, str(path)) if "<<<" in text else text
+        file = self._files[path.resolve()] = _File(path, rewritten, launches=rewritten != text)
+        for match in _INCLUDE.finditer(rewritten):
+            if (header := self._find(match, path)) is not None:
+                file.headers.add(header.resolve())
+                self._read(header)
+
+    def _find(self, include: re.Match[str], source: Path) -> Path | None:
+        beside = [source.parent] if include[2] == '"' else []
+        places = (folder / include[3] for folder in [*beside, *self._includes])
+        return next((place for place in places if place.is_file()), None)
+
+    def _write(self, file: _File) -> None:
+        """The copy is in another folder: it names in full what is a copy too, and what lay beside it."""
+
+        def named(include: re.Match[str]) -> str:
+            header = self._find(include, file.path)
+            if header is None:
+                return include[0]
+            copy = self._files[header.resolve()].copy
+            if copy is None and header.parent != file.path.parent:
+                return include[0]
+            return f'{include[1]}"{copy or header.absolute()}"'
+
+        assert file.copy is not None
+        name = str(file.path).replace("\\", "\\\\").replace('"', '\\"')
+        text = f'#include "xpu_sim/chevron.h"\n#line 1 "{name}"\n' + _INCLUDE.sub(named, file.text)
+        file.copy.write_text(text, encoding="utf-8", errors="surrogateescape")

@@ -1,0 +1,228 @@
+"""The command `batch` in one process: the same bytes however it is divided, interrupted, or hurt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specdec_hal.batch.blocks import lines_of, scan
+from specdec_hal.batch.replica import Replica
+from specdec_hal.cli import main
+
+Model = Callable[..., SimpleNamespace]
+Capture = pytest.CaptureFixture[str]
+
+PROMPTS = [
+    {"id": "first", "prompt": "a", "params": {"max_new_tokens": 5}},
+    {"prompt_token_ids": [ord("c")], "params": {"max_new_tokens": 3, "logprobs": 1}},
+    {"prompt": "xa", "params": {"temperature": 3.0, "max_new_tokens": 30}},
+    {"prompt": "xa", "params": {"temperature": 3.0, "max_new_tokens": 30}},
+    {"prompt": "xa", "params": {"temperature": 3.0, "max_new_tokens": 30, "seed": 2}},
+    {"prompt": "b", "params": {"stop": ["fg"], "num_speculative_tokens": 0}},
+]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, PROMPTS)) + "\n")
+    return path
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
+
+
+def batch(options: tuple[str, ...], prompts: Path, output: Path, *more: str) -> int:
+    return main(["batch", *options, "--input", str(prompts), "--output", str(output), *more])
+
+
+def rows_of(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
+
+
+def test_answers(model: Model, prompts: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "out"
+    assert batch(model().ngram, prompts, out, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["rows"], document["rows_decoded_now"]) == (6, 6)
+    assert [counts["rows"] for counts in document["replicas"].values()] == [6]
+    rows = rows_of(out)
+    assert [row["row"] for row in rows] == list(range(6))
+    assert (rows[0]["id"], rows[0]["text"], rows[0]["finish_reason"]) == ("first", "bcdef", "length")
+    assert rows[1]["text"] == "def" and [entry["rank"] for entry in rows[1]["logprobs"]] == [1, 1, 1]
+    assert rows[2]["text"] != rows[3]["text"], "equal prompts have seeds of their own"
+    assert rows[2]["text"] == rows[4]["text"], "unless they name one: row 2 had the seed 2"
+    assert (rows[5]["text"], rows[5]["finish_reason"], rows[5]["drafted_tokens"]) == ("cde", "stop", 0)
+    assert [path.name for path in out.iterdir() if path.name != "manifest.json"] == ["results.jsonl"]
+
+
+def test_the_summary_is_a_table(model: Model, prompts: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert batch(model().ngram, prompts, tmp_path / "out") == 0
+    out = capsys.readouterr().out
+    assert "tokens per step" in out and f"6 rows in {tmp_path}/out/results.jsonl, 6 of them decoded now" in out
+
+
+def test_the_division_does_not_matter(model: Model, prompts: Path, tmp_path: Path) -> None:
+    options = model().ngram
+    for size in (1, 2, 4, 256):
+        assert batch(options, prompts, tmp_path / str(size), "--block-size", str(size)) == 0
+    answers = {(tmp_path / str(size) / "results.jsonl").read_bytes() for size in (1, 2, 4, 256)}
+    assert len(answers) == 1
+
+
+def test_bad_rows_are_answered_with_errors(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    bad = [
+        b"not json",
+        b"[" * 100_000,
+        b'{"id": "mine", "prompt": ""}',
+        b'{"prompt": "a", "prompt_token_ids": [1]}',
+        b'{"prompt": "a", "temperature": 1}',
+        b'{"prompt": "a", "params": {"temperature": -1}}',
+        b'{"prompt_token_ids": [999]}',
+        b'{"prompt": "\xff"}',
+    ]
+    path.write_bytes(b"\n".join([*bad, b"", b'{"prompt": "a", "params": {"max_new_tokens": 2}}']))
+    assert batch(model().naive, path, tmp_path / "out", "--block-size", "3") == 1
+    *failed, good = rows_of(tmp_path / "out")
+    assert [row["finish_reason"] for row in failed] == ["error"] * len(bad)
+    assert all(row["error"] and row["text"] == "" for row in failed)
+    assert failed[2]["id"] == "mine"
+    assert "expected either prompt or prompt_token_ids" in failed[3]["error"]
+    assert "sampling parameter temperature" in failed[5]["error"]
+    assert (good["row"], good["text"], good["error"]) == (len(bad), "bc", None)
+
+
+def test_what_is_done_is_not_done_again(
+    model: Model, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    options, out = model().ngram, tmp_path / "out"
+    assert batch(options, prompts, tmp_path / "whole", "--block-size", "2") == 0
+    decode = Replica._decode
+    seen: list[int] = []
+
+    def interrupted(self: Replica, lines: list[tuple[int, bytes]]) -> Any:
+        seen.extend(number for number, _ in lines)
+        if seen == [0, 1, 2, 3]:
+            raise Killed
+        return decode(self, lines)
+
+    monkeypatch.setattr(Replica, "_decode", interrupted)
+    with pytest.raises(Killed):
+        batch(options, prompts, out, "--block-size", "2")
+    assert not (out / "results.jsonl").exists()
+    capsys.readouterr()
+    assert batch(options, prompts, out, "--block-size", "2", "--json") == 0
+    assert seen == [0, 1, 2, 3, 2, 3, 4, 5]
+    assert json.loads(capsys.readouterr().out)["rows_decoded_now"] == 4
+    assert (out / "results.jsonl").read_bytes() == (tmp_path / "whole" / "results.jsonl").read_bytes()
+    assert batch(options, prompts, out, "--block-size", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows_decoded_now"] == 0
+
+
+def test_a_row_that_kills_its_process_is_found(
+    model: Model, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, out = model().ngram, tmp_path / "out"
+    assert batch(options, prompts, tmp_path / "whole") == 0
+    decode = Replica._decode
+
+    def dies(self: Replica, lines: list[tuple[int, bytes]]) -> Any:
+        if any(number == 3 for number, _ in lines):
+            raise Killed
+        return decode(self, lines)
+
+    monkeypatch.setattr(Replica, "_decode", dies)
+    deaths = 0
+    for _ in range(10):
+        try:
+            status = batch(options, prompts, out, "--block-size", "4", "--max-crashes", "2")
+            break
+        except Killed:
+            deaths += 1
+    assert (status, deaths) == (1, 4)  # two with all rows of the block, two with the row alone
+    expected = rows_of(tmp_path / "whole")
+    rows = rows_of(out)
+    assert rows[3]["error"] == "2 processes died while they decoded this row"
+    assert rows[:3] + rows[4:] == expected[:3] + expected[4:]
+
+
+def test_a_line_that_its_process_could_not_end(model: Model, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = model().ngram
+    assert batch(options, prompts, tmp_path / "whole") == 0
+    (out / "blocks").mkdir(parents=True)
+    (out / "manifest.json").write_bytes((tmp_path / "whole" / "manifest.json").read_bytes())
+    notes = ['{"attempt":null}'] * 3 + ['{"attempt":0}', '{"answer":{"row":0,"id"']
+    (out / "blocks" / "00000000.partial").write_text("\n".join(notes))
+    assert batch(options, prompts, out) == 0
+    assert (out / "results.jsonl").read_bytes() == (tmp_path / "whole" / "results.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [("sampling.seed=1", "config"), ("sampling.max_new_tokens=9", "config"), (None, "input_sha256")],
+)
+def test_a_folder_of_another_batch(
+    model: Model, prompts: Path, tmp_path: Path, capsys: Capture, changed: str | None, what: str
+) -> None:
+    options, out = model().ngram, tmp_path / "out"
+    assert batch(options, prompts, out) == 0
+    before = (out / "results.jsonl").read_bytes()
+    if changed is None:
+        prompts.write_text('{"prompt": "a"}\n')
+    assert batch(options, prompts, out, *(("--set", changed) if changed else ())) == 2
+    assert f"is of a batch with another {what}; choose another folder" in capsys.readouterr().err
+    assert (out / "results.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("speculative.adaptive=true", "speculative.adaptive: expected false for a batch"),
+        ("runner.queue_timeout_s=1", "runner.queue_timeout_s: expected null for a batch"),
+        ("runner.max_num_batched_tokens=64", "runner.max_num_batched_tokens: expected null for a batch"),
+        ("speculative.method=suffix", "speculative.suffix.max_cached_requests: expected 0 for a batch"),
+    ],
+)
+def test_settings_that_tie_answers_together(
+    model: Model, prompts: Path, tmp_path: Path, capsys: Capture, setting: str, message: str
+) -> None:
+    assert batch(model().ngram, prompts, tmp_path / "out", "--set", setting) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_options(model: Model, prompts: Path, tmp_path: Path, capsys: Capture) -> None:
+    options = model().ngram
+    assert batch(options, prompts, tmp_path / "out", "--replicas", "2") == 2
+    assert "one process holds one engine; add --ray" in capsys.readouterr().err
+    assert batch(options, tmp_path / "gone", tmp_path / "out") == 2
+    assert "cannot be read: No such file or directory" in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "other").touch()
+    assert batch(options, prompts, tmp_path / "full") == 2
+    assert "expected an empty folder" in capsys.readouterr().err
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(st.binary(max_size=6).map(lambda line: line.replace(b"\n", b"")), max_size=12),
+    size=st.integers(1, 5),
+)
+def test_blocks_hold_every_row_once(lines: list[bytes], size: int, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"\n".join(lines))
+    found = scan(path, size)
+    rows = [row for block in found.blocks for row in lines_of(path, block)]
+    assert rows == list(enumerate(line for line in lines if line.strip()))
+    assert found.rows == len(rows) and [block.number for block in found.blocks] == list(range(len(found.blocks)))
+    assert all(len(lines_of(path, block)) == size for block in found.blocks[:-1])

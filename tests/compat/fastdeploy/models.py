@@ -1,0 +1,167 @@
+"""FastDeploy's ops in NumPy, one slot after the other, as its sources describe them, without their known defects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def output_rows(slt: int, enc: int) -> int:
+    """Logit rows of a slot: one for a prompt chunk, one for each token of a decoding slot."""
+    if slt == 0:
+        return 0
+    return 1 if enc != 0 else slt
+
+
+def prefix(counts: list[int]) -> Array:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+
+
+def pre_process(input_ids: Array, slt: Array, drafts: Array, enc: Array) -> dict[str, Array]:
+    tokens: list[int] = []
+    slots: list[int] = []
+    for b, n in enumerate(slt.tolist()):
+        source = input_ids[b] if enc[b] > 0 or drafts.shape[1] == 0 else drafts[b]
+        tokens += source[:n].tolist()
+        slots += [b] * n
+    rows = [output_rows(n, e) for n, e in zip(slt.tolist(), enc.tolist(), strict=False)]
+    return {
+        "ids": np.array(tokens, np.int64),
+        "slots": np.array(slots, np.int32),
+        "cu_q": prefix(slt.tolist()),
+        "cu_out": prefix(rows),
+        "row_slots": np.repeat(np.arange(len(rows), dtype=np.int32), rows),
+    }
+
+
+def rebuild_padding(
+    x: Array, cu_q: Array, slt: Array, dec: Array, enc: Array, row_slots: Array | None, cu_out: Array | None
+) -> Array:
+    out = np.zeros((len(slt) if row_slots is None else len(row_slots), x.shape[1]), x.dtype)
+    for t in range(len(out)):
+        b = t if row_slots is None else int(row_slots[t])
+        if slt[b] == 0 or (dec[b] == 0 and enc[b] == 0):
+            continue
+        inside = 0 if cu_out is None else t - cu_out[b]
+        out[t] = x[cu_q[b] + (enc[b] - 1 if enc[b] > 0 else inside)]
+    return out
+
+
+class Emitter:
+    """FastDeploy's rule for each token of the verifier: ends at an end token or the limit, which takes one."""
+
+    def __init__(self, step: int, limit: int, ends: list[int]) -> None:
+        self.step, self.limit, self.ends = step, limit, ends
+        self.tokens: list[int] = []
+        self.stopped = False
+
+    def emit(self, token: int) -> None:
+        self.step += 1
+        full = self.step >= self.limit
+        self.stopped = token in self.ends or full
+        self.tokens.append(self.ends[0] if full and token not in self.ends else token)
+
+
+def verify(
+    drafts: Array, targets: Array, stop: Array, enc: Array, slt: Array, ends: list[int], paused: Array, cu_out: Array,
+    reasoning: Array, limit: Array, step: Array, reject_all: bool,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Strategies GREEDY and TARGET_MATCH; rows of -1 and exact counts, as on XPU."""
+    ids, lens = np.full(drafts.shape, -1, np.int64), np.zeros(len(drafts), np.int32)
+    for b in range(len(slt)):
+        if stop[b] or paused[b] or slt[b] == 0:
+            continue
+        out, i = Emitter(int(step[b]), int(limit[b]), ends), 0
+        while i < slt[b] - 1 and not (reject_all or enc[b] != 0 or reasoning[b] == 1):
+            if targets[cu_out[b] + i] != drafts[b, i + 1]:
+                break
+            out.emit(int(drafts[b, i + 1]))
+            i += 1
+            if out.stopped:
+                break
+        if not out.stopped:
+            out.emit(int(targets[cu_out[b] + i]))
+        ids[b, : len(out.tokens)], lens[b] = out.tokens, len(out.tokens)
+    return ids, lens
+
+
+def update_status(s: dict[str, Array], ends: list[int]) -> None:
+    """The 14-tensor form, in place on its tensors by name; every slot is a real one."""
+    running = 0
+    for b in range(len(s["slt"])):
+        if s["stop"][b] or s["paused"][b]:
+            s["stop"][b] = True
+            s["enc"][b] = s["dec"][b] = s["slt"][b] = s["num"][b] = 0
+            continue
+        before = int(s["step"][b])
+        for k in range(int(s["num"][b])):
+            s["step"][b] += 1
+            token = s["out"][b, k]
+            if token in ends or s["step"][b] >= s["limit"][b]:
+                s["out"][b, k] = token if token in ends else ends[0]
+                s["num"][b], s["stop"][b] = k + 1, True
+                break
+        n = int(s["num"][b])
+        if s["enc"][b] > 0:
+            s["dec"][b] += s["enc"][b]
+            s["enc"][b] = 0
+        elif s["dec"][b] > 0:
+            s["dec"][b] += n
+        if n:
+            first = int(s["prompt"][b]) + before
+            s["all"][b, first : first + n] = s["out"][b, :n]
+            s["draft"][b, 0] = s["out"][b, n - 1]
+        running += not s["stop"][b]
+    s["running"][0] = running > 0
+
+
+def naive_update(tokens: Array, num: Array, slt: Array, drawn: Array, cu: Array) -> None:
+    for b in range(len(slt)):
+        if slt[b] > 0:
+            tokens[b, 0], num[b], slt[b] = drawn[cu[b + 1] - 1], 1, 1
+        else:
+            num[b] = 0
+
+
+def lookup(gen: list[int], haystacks: list[list[int]], sizes: range, quota: int) -> list[int]:
+    """What follows the leftmost occurrence of the longest suffix of `gen` that has one, haystack by haystack."""
+    for n in sizes:
+        if len(gen) < n:
+            continue
+        for hay in haystacks:
+            for i in range(len(hay) - n + 1):
+                if hay[i : i + n] == gen[-n:] and hay[i + n : i + n + quota]:
+                    return hay[i + n : i + n + quota]
+    return []
+
+
+def ngram_match(
+    text: Array, prompt: Array, step: Array, wanted: Array, drafts: Array, slt: Array, enc: Array, dec: Array,
+    limit: Array, size: int, budget: int, pad: bool,
+) -> None:  # fmt: skip
+    """As on CUDA: all slots look up, then the budget is dealt out in order."""
+    active = [enc[b] > 0 or dec[b] > 0 for b in range(len(slt))]
+    used = 0
+    for b in range(len(slt)):
+        left = sum(active[b + 1 :])
+        if enc[b] <= 0 and dec[b] == 0:
+            slt[b] = 0
+        elif enc[b] <= 0:
+            p, s = int(prompt[b]), int(step[b])
+            generated = text[b, p : p + s].tolist()
+            quota = min(int(wanted[b]), int(limit[b]) - s - 1)
+            hay = [text[b, :p].tolist(), generated]
+            found = lookup(generated, hay, range(size, 0, -1), quota) if quota > 0 else []
+            room = max(budget - used - left - 1, 0)
+            drafts[b, 1 : 1 + len(found)] = found  # what the budget takes away stays behind the counted ones
+            slt[b] = 1 + min(len(found), room)
+        used += int(slt[b])
+    if pad:
+        for b in range(len(slt)):
+            if enc[b] <= 0 and dec[b] > 0:
+                drafts[b, slt[b] :] = drafts[b, slt[b] - 1]
+                slt[b] = drafts.shape[1]

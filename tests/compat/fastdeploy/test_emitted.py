@@ -1,0 +1,161 @@
+"""Stop sequences, thinking limits, the reasoning constraint and other ops on emitted tokens, against NumPy models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.errors import ArgumentError
+from tests.compat.fastdeploy import emitted_models as models
+from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors
+
+ROUNDS = range(15)
+
+
+class Emitted(Batch):
+    """A batch behind verification: tokens and counts of this step."""
+
+    def __init__(self, rng: Any, **sizes: int) -> None:
+        super().__init__(rng, **sizes)
+        running = (self.slt > 0) & ~self.stop
+        self.counts = np.where(running, rng.integers(0, self.width + 1, self.slots), 0).astype(np.int32)
+        self.emitted = rng.integers(0, self.vocabulary, (self.slots, self.width))
+        self.emitted[np.arange(self.width) >= self.counts[:, None]] = -1
+
+
+def columns(*arrays: Any) -> list[Any]:
+    """Per-slot tensors as runners shape them, [N, 1]."""
+    return [tensor(array.reshape(-1, 1)) for array in arrays]
+
+
+def test_stop_sequences(gpu: Any, rng: Any) -> None:
+    found = 0
+    for _ in ROUNDS:
+        b = Emitted(rng)
+        seqs, lens = rng.integers(0, b.vocabulary, (b.slots, 3, 4)), rng.integers(0, 5, (b.slots, 3)).astype(np.int32)
+        least, ends = b.step + rng.integers(-3, 3, b.slots), np.array([900, 901])
+        tokens, counts = tensors(b.emitted, b.counts)
+        gpu.speculate_set_stop_value_multi_seqs(
+            tokens, counts, *tensors(b.text, b.prompt, b.step, b.stop, b.dec, seqs, lens, ends, least)
+        )
+        before = b.counts.copy()
+        models.stop_sequences(b.emitted, b.counts, b.text, b.prompt, b.step, seqs, lens, 900, least)
+        equal(tokens, b.emitted)
+        equal(counts, b.counts)
+        found += int((b.emitted == 900).sum()) + int((b.counts < before).sum())
+    assert found > 5
+
+
+@pytest.mark.parametrize("text", [[], [7], [1, 7, 2]])
+def test_thinking_limits_over_steps(gpu: Any, rng: Any, text: list[int]) -> None:
+    """Several steps of the same requests: the status goes on where it was."""
+    for _ in ROUNDS:
+        b = Emitted(rng, width=4)
+        ends, think, reply = [5, 6], rng.integers(-1, 9, b.slots), rng.integers(-1, 4, b.slots)
+        think, reply = think.astype(np.int32), reply.astype(np.int32)
+        step, status = np.zeros(b.slots, np.int64), np.zeros(b.slots, np.int32)
+        given_status, inject = tensor(status.reshape(-1, 1)), tensor(np.array(text, np.int64))
+        for _ in range(5):
+            emitted = rng.integers(0, 9, (b.slots, 4))
+            num = rng.integers(0, 5, b.slots).astype(np.int32)
+            tokens, counts = tensors(emitted, num)
+            gpu.speculate_limit_thinking_content_length(
+                tokens, *columns(think, reply, step), given_status, counts, *columns(b.stop, np.array(ends)), inject,
+                7, False,
+            )  # fmt: skip
+            models.limit_thinking(emitted, think, reply, step, status, num, b.stop, ends, text, 7)
+            equal(tokens, emitted)
+            equal(counts, num)
+            equal(given_status, status.reshape(-1, 1))
+            step += num
+
+
+def test_clear_accept_nums(gpu: Any, rng: Any) -> None:
+    for _ in ROUNDS:
+        b = Emitted(rng)
+        counts, dec = tensors(b.counts, b.dec)
+        for _ in range(2):  # the second call is a kept plan
+            gpu.speculate_clear_accept_nums(counts, dec)
+            equal(counts, models.clear_accept_nums(b.counts, b.dec))
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_set_value_by_flags_and_idx(layer: Any, rng: Any, platform: str) -> None:
+    op = layer.ADAPTORS[platform]["speculate_set_value_by_flags_and_idx"]
+    for _ in ROUNDS:
+        b = Emitted(rng)
+        step = rng.integers(-1, 70, b.slots)
+        prompts = b.prompt if platform == "gpu" else np.zeros_like(b.prompt)
+        history = tensor(b.text)
+        heads = [history, tensor(prompts)] if platform == "gpu" else [history]
+        op(*heads, *tensors(b.emitted, b.counts, b.stop, b.slt, b.enc, b.dec, step))
+        models.set_value(b.text, prompts, b.emitted, b.counts, b.stop, b.slots, b.enc, b.dec, step)
+        equal(history, b.text)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_rows_and_tokens_of_a_draft_model(layer: Any, rng: Any, platform: str) -> None:
+    ops = layer.ADAPTORS[platform]
+    for _ in ROUNDS:
+        b = Emitted(rng)
+        slots, width = b.slots, 6
+        rows = sum(1 if e else int(t) for t, e in zip(b.slt, b.enc, strict=True))
+        logits, first = (rng.normal(size=(n, width)).astype(np.float32) for n in (rows + 1, slots))
+        wanted = np.full((rows + slots + 2, width), -1, np.float32)
+        own, both = models.get_logits(wanted, logits, first, b.slt, b.enc)
+        extra = 1 if platform == "gpu" else 0  # on XPU there is no place for the total
+        out, *counts = tensors(np.full_like(wanted, -1), *np.zeros((2, slots), np.int32))
+        offsets = tensors(*np.zeros((2, slots + extra), np.int32))
+        lens = tensors(b.slt, b.enc)
+        for _ in range(2):
+            ops["speculate_get_logits"](out, *counts, *offsets, *tensors(logits, first), *lens)
+        equal(out, wanted)
+        sums = [np.concatenate([[0], np.cumsum(n)])[: slots + extra] for n in (own, both)]
+        for given, values in zip([*counts, *offsets], [own, both, *sums], strict=True):
+            equal(given, values)
+
+        ids, drawn = np.full(len(wanted), -1), rng.integers(0, 99, rows + 1)
+        models.get_logits(ids[:, None], drawn[:, None], b.emitted[:, :1], b.slt, b.enc)
+        given = tensor(np.full(len(wanted), -1))
+        ops["speculate_insert_first_token"](given, tensor(b.emitted), tensor(drawn.reshape(-1, 1)), *offsets, *lens)
+        equal(given, ids)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_reasoning_constraint(gpu: Any, rng: Any, dtype: Any) -> None:
+    seen: set[tuple[int, int]] = set()
+    for _ in range(100):
+        b = Emitted(rng)
+        end, newline = 1, 2
+        b.text[:, :] = rng.choice([1, 2, 2, 2, 0], b.text.shape) * (rng.random((b.slots, 1)) < 0.7)
+        enable, status = rng.random(b.slots) < 0.5, rng.integers(0, 4, b.slots).astype(np.int32)
+        b.step[b.enc > 0] = 0
+        for slot in np.flatnonzero((b.step >= 4) & (rng.random(b.slots) < 0.5)):
+            end_of_text = b.prompt[slot] + b.step[slot]
+            b.text[slot, end_of_text - 4 : end_of_text] = [newline, end, newline, newline]
+        logits = rng.normal(size=(max(b.rows, 1), 8)).astype(dtype)
+        given, state, allowed = tensor(logits), tensor(status.reshape(-1, 1)), np.array([3, 5])
+        before = status.copy()
+        gpu.reasoning_phase_token_constraint(
+            given, tensor(b.text), *columns(b.prompt, b.stop), tensor(b.slt), tensor(b.enc), *columns(b.step),
+            tensor(allowed), state, tensor(b.row_slots), tensor(b.cu_out), *columns(enable), end, newline,
+        )  # fmt: skip
+        models.reasoning(
+            logits, b.text, b.prompt, b.stop, b.slt, b.enc, b.step, allowed, status, b.cu_out, enable, end, newline
+        )
+        equal(given, logits)
+        equal(state, status.reshape(-1, 1))
+        seen |= set(zip(before.tolist(), status.tolist(), strict=True))
+    assert {(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)} <= seen
+
+
+def test_errors_speak_of_fastdeploys_arguments(gpu: Any, rng: Any) -> None:
+    b = Emitted(rng, slots=3)
+    with pytest.raises(ArgumentError, match=r"speculate_clear_accept_nums.*'seq_lens_decoder'.*int32.*int64"):
+        gpu.speculate_clear_accept_nums(*tensors(b.counts, b.dec.astype(np.int64)))
+    with pytest.raises(ArgumentError, match=r"speculate_clear_accept_nums.*2 arguments.*3"):
+        gpu.speculate_clear_accept_nums(*tensors(b.counts, b.dec, b.enc))
+    with pytest.raises(ArgumentError, match=r"think_end_id.*int"):
+        gpu.speculate_limit_thinking_content_length(*tensors(*[b.counts] * 9), 7.5, False)

@@ -1,0 +1,321 @@
+"""Putting the layer in FastDeploy's place, choosing what serves it, its plans and its errors."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+import specdec_hal.compat.fastdeploy as package
+from specdec_hal.compat.fastdeploy.names import LEFT
+from tests.compat.fastdeploy.batches import Batch, equal, tensors
+
+OPS = "fastdeploy.model_executor.ops"
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    """No FastDeploy before, and none behind."""
+    assert not [name for name in sys.modules if name.partition(".")[0] == "fastdeploy"]
+    yield
+    package.uninstall()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fastdeploy"]:
+        del sys.modules[name]
+
+
+COMPILED = "def ngram_match(*args): return 'compiled'\ndef append_attention(*args): return 'theirs'\n"
+OPS_PACKAGE = """
+import importlib
+try:
+    module = importlib.import_module('.fastdeploy_ops', __name__)
+except ImportError:
+    module = None
+for name in dir(module) if module else ():
+    if not name.startswith('_'):
+        globals()[name] = getattr(module, name)
+"""
+
+
+@pytest.fixture
+def fastdeploy(clean: None, tmp_path: Path, monkeypatch: Any) -> Path:
+    """A package tree like FastDeploy's, without compiled ops; `ngram` binds an op as its proposer does."""
+    root = tmp_path / "fastdeploy"
+    for folder in ("", "model_executor", "model_executor/ops", "spec_decode"):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / "__init__.py").write_text("")
+    for platform in ("gpu", "xpu"):
+        folder = root / "model_executor/ops" / platform
+        folder.mkdir()
+        (folder / "__init__.py").write_text(OPS_PACKAGE)
+    (root / "spec_decode/ngram.py").write_text(f"from {OPS}.gpu import ngram_match\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return root
+
+
+def test_without_fastdeploy_its_op_packages_are_the_layer(clean: None) -> None:
+    report = package.install("reference")
+    gpu = importlib.import_module(f"{OPS}.gpu")
+    compiled = importlib.import_module(f"{OPS}.xpu.fastdeploy_ops")
+    assert gpu.ngram_match is package.ADAPTORS["gpu"]["ngram_match"]
+    assert compiled.adjust_batch is package.ADAPTORS["xpu"]["adjust_batch"]
+    assert "FastDeploy is not installed" in report.how["gpu"]
+    assert "ngram_match" in report.taken["gpu"] and "speculate_schedule_cache" in report.left["gpu"]
+    assert "served: " in str(report) and "the engine's: " in str(report)
+    package.uninstall()
+    assert not [name for name in sys.modules if name.startswith("fastdeploy")]
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(f"{OPS}.gpu")
+
+
+def test_without_fastdeploy_there_are_its_enumerations(clean: None) -> None:
+    package.install("reference")
+    types = importlib.import_module("fastdeploy.spec_decode.types")
+    strategy, method = importlib.import_module("fastdeploy.spec_decode").VerifyStrategy, types.SpecMethod
+    assert [strategy.from_string(name) for name in ("topp", "Greedy", "TARGET_MATCH")] == [0, 1, 2]
+    with pytest.raises(ValueError, match="expected one of topp, greedy, target_match, got 'best'"):
+        strategy.from_string("best")
+    with pytest.raises(TypeError, match="expected a string, got int"):
+        strategy.from_string(1)
+    assert method("ngram_match") is method.NGRAM == "ngram"
+    assert method.MTP.needs_kv_cache and not method.NGRAM.needs_kv_cache and not method.NAIVE.needs_proposer
+    with pytest.raises(ValueError, match="guess"):
+        method("guess")
+
+
+def test_in_the_place_of_absent_compiled_ops(fastdeploy: Path) -> None:
+    report = package.install("reference")
+    assert "fastdeploy" not in sys.modules, "FastDeploy is imported by its user, not by install()"
+    assert "absent" in report.how["gpu"]
+    ngram = importlib.import_module("fastdeploy.spec_decode.ngram")
+    assert ngram.ngram_match is package.ADAPTORS["gpu"]["ngram_match"]
+
+
+def test_beside_compiled_ops_only_what_is_served_is_replaced(fastdeploy: Path) -> None:
+    (fastdeploy / "model_executor/ops/gpu/fastdeploy_ops.py").write_text(COMPILED)
+    package.install("reference")
+    ops = importlib.import_module(f"{OPS}.gpu")
+    ngram = importlib.import_module("fastdeploy.spec_decode.ngram")
+    assert ngram.ngram_match is ops.ngram_match is package.ADAPTORS["gpu"]["ngram_match"]
+    assert ops.append_attention() == "theirs"
+    package.uninstall()
+    assert ops.ngram_match() == "compiled"
+    assert not hasattr(ops, "verify_draft_tokens")
+
+
+def test_modules_that_have_bound_an_op_are_told(fastdeploy: Path) -> None:
+    (fastdeploy / "model_executor/ops/gpu/fastdeploy_ops.py").write_text(COMPILED)
+    ngram = importlib.import_module("fastdeploy.spec_decode.ngram")
+    assert ngram.ngram_match() == "compiled"
+    report = package.install("reference")
+    assert ngram.ngram_match is package.ADAPTORS["gpu"]["ngram_match"]
+    assert "fastdeploy.spec_decode.ngram" in report.how["gpu"]
+    package.uninstall()
+    assert ngram.ngram_match() == "compiled"
+
+
+def test_a_second_install_changes_the_backend_alone(clean: None) -> None:
+    first = package.install("reference")
+    assert package.install("xpu_sim") is first
+    args = small_call()
+    with pytest.raises(ValueError, match=r"ngram_match \[xpu_sim\]"):
+        package.ADAPTORS["gpu"]["ngram_match"](*args[:-2], 99, 3)
+
+
+def small_call(slots: int = 2) -> list[Any]:
+    """Arguments of ngram_match."""
+    b = Batch(np.random.default_rng(0), slots=slots, width=4)
+    wanted = np.full(slots, 3, np.int32)
+    return [*tensors(b.text, b.prompt, b.step, wanted, b.drafts, b.slt, b.enc, b.dec, b.limit), 3, 3]
+
+
+def backend_of(script: str, **environment: str) -> str:
+    """The backend that an error names in a fresh process."""
+    call = f"{script}\nimport paddle\ntry: gpu.top_p_candidates(paddle.ones([1, 1]), paddle.ones([1]), None, 1, 1)\n"
+    call += "except ValueError as error: print(error)"
+    code = f"import specdec_hal.compat.fastdeploy as layer\nfrom specdec_hal.compat.fastdeploy import gpu\n{call}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    return run.stdout.partition("[")[2].partition("]")[0]
+
+
+def test_the_backend_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
+    import os
+
+    config = tmp_path / "backend.yaml"
+    config.write_text(Path("configs/reference.yaml").read_text())
+    assert backend_of("layer.use_backend()", **{**os.environ, "SPECDEC_HAL_BACKEND": "reference"}) == "reference"
+    assert backend_of(f"layer.use_backend(config={str(config)!r})", **os.environ) == "reference"
+
+
+def test_one_import_installs() -> None:
+    code = f"import specdec_hal.compat.fastdeploy.auto\nfrom {OPS}.gpu import ngram_match\nprint(ngram_match)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "<FastDeploy op ngram_match of specdec_hal>" in run.stdout
+
+
+def test_numpy_numbers_are_attributes(gpu: Any) -> None:
+    args, again = small_call(), small_call()
+    gpu.ngram_match(*args, True)
+    gpu.ngram_match(*again[:9], np.int64(3), np.int32(3), np.bool_(True))
+    equal(again[4], args[4].numpy())
+
+
+def test_plans_are_kept_for_the_same_tensors_and_end_with_them(layer: Any, gpu: Any) -> None:
+    op, args = gpu.ngram_match, small_call()
+    op.forget()
+    for _ in range(3):
+        op(*args)
+    assert len(op._plans) == 1
+    args[4] = args[4].clone()
+    op(*args)
+    gc.collect()
+    assert len(op._plans) == 1, "the plan of the tensor that is gone has gone with it"
+    del args
+    gc.collect()
+    assert not op._plans
+
+
+def test_plans_with_operations_of_paddle_end_with_their_tensors(gpu: Any) -> None:
+    one, lens = np.ones((2, 1), np.int64), np.ones(2, np.int32)
+    cu, rows = np.arange(3, dtype=np.int32), np.zeros((2, 4), np.float32)
+    calls = {
+        gpu.naive_update_model_status: tensors(one, lens, lens, one, cu),
+        gpu.speculate_get_accept_tokens_and_logits: tensors(one[:, 0], rows, rows, cu, cu, lens, lens * 0, lens, one),
+        gpu.hybrid_mtp_ngram: [
+            *tensors(np.ones((2, 8), np.int64), one, one, one, lens, one.repeat(3, 1), lens, lens, one * 9),
+            2, 1, 2, False,
+        ],
+        gpu.speculate_get_token_penalty_multi_scores: [
+            *tensors(np.ones((2, 8), np.int64), one, rows, *[lens.astype(np.float32)] * 4, one, one, one, one, one[:1]),
+            *tensors(lens, cu[:2], cu), 8,
+        ],
+    }  # fmt: skip
+    for op, args in calls.items():
+        op.forget()
+        op(*args)
+        assert len(op._plans) == 1, op
+    for op, args in calls.items():
+        for position in [i for i, arg in enumerate(args) if isinstance(arg, paddle.Tensor)]:
+            op(*args)
+            assert len(op._plans) == 1, op
+            args[position] = args[position].clone()  # the others live on, as a runner's buffers do
+            assert not op._plans, (op, position)
+
+
+def test_what_a_backend_lacks_is_told_of_fastdeploys_op(layer: Any, gpu: Any, monkeypatch: Any) -> None:
+    from specdec_hal.compat.fastdeploy import adaptor
+
+    args = small_call()
+    gpu.ngram_match(*args)
+    monkeypatch.setattr(adaptor._backend, "capabilities", {})
+    gpu.ngram_match.forget()
+    with pytest.raises(NotImplementedError, match=r"^ngram_match \[FastDeploy on .*the op is missing"):
+        gpu.ngram_match(*args)
+
+
+def test_a_kept_plan_sees_new_values_and_new_memory(gpu: Any) -> None:
+    def lens_of(args: list[Any]) -> list[int]:
+        gpu.ngram_match(*args)
+        lens: list[int] = args[5].tolist()
+        return lens
+
+    args = small_call(6)
+    args[6], args[7] = paddle.zeros([6], "int32"), paddle.ones([6], "int32")  # all decode
+    assert lens_of(args) == lens_of(args) and min(lens_of(args)) >= 1
+    args[7][2] = 0
+    assert lens_of(args)[2] == 0
+    idle = paddle.zeros([6], "int32")
+    idle._share_buffer_to(args[7])
+    assert lens_of(args) == [0] * 6
+
+
+def test_no_more_plans_are_kept_than_the_bound(layer: Any, gpu: Any) -> None:
+    calls = [small_call() for _ in range(70)]
+    gpu.ngram_match.forget()
+    for args in calls:
+        gpu.ngram_match(*args)
+    assert len(gpu.ngram_match._plans) <= 64
+
+
+def test_arguments_by_name(gpu: Any) -> None:
+    args, again = small_call(), small_call()
+    gpu.ngram_match(*args)
+    names = gpu.ngram_match.forms[0].names
+    gpu.ngram_match(*again[:4], **dict(zip(names[4:], again[4:], strict=False)))
+    equal(args[5], again[5].numpy())
+    with pytest.raises(ValueError, match="argument 'max_ngram': expected one of"):
+        gpu.ngram_match(*again[:9], max_ngram=3, max_draft_tokens=3)
+    with pytest.raises(ValueError, match="argument 'max_draft_tokens': expected a value"):
+        gpu.ngram_match(*again[:9], max_ngram_size=3)
+
+
+@pytest.mark.parametrize(
+    ("position", "make", "message"),
+    [
+        (5, lambda t: t.astype("int64"), "argument 'seq_lens_this_time': expected dtype int32, got int64"),
+        (3, lambda t: t[:1], r"argument 'draft_token_num': expected shape \[M\]"),
+        (4, lambda t: t[:, ::2], "argument 'draft_tokens': expected a C-contiguous tensor"),
+        (1, lambda t: t.numpy(), "argument 'prompt_lens': expected a paddle.Tensor, got"),
+        (9, lambda t: "three", "argument 'max_ngram_size': expected int, got"),
+        (9, lambda t: 99, "argument 'max_ngram_size': expected int in .1, 16., got 99"),
+    ],
+)
+def test_bad_arguments_are_named_as_fastdeploy_names_them(gpu: Any, position: int, make: Any, message: str) -> None:
+    args = small_call()
+    args[position] = make(args[position])
+    before = [arg.numpy().copy() for arg in args if isinstance(arg, paddle.Tensor)]
+    with pytest.raises(ValueError, match=rf"^ngram_match \[\w+\]: {message}"):
+        gpu.ngram_match(*args)
+    for arg, values in zip([a for a in args if isinstance(a, paddle.Tensor)], before, strict=True):
+        equal(arg, values)
+
+
+def test_an_unknown_number_of_arguments_names_those_known(gpu: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected 11, 12, 13 arguments .*got 8, as of another version"):
+        gpu.ngram_match(*small_call()[:8])
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_an_op_that_is_not_covered_raises_when_it_is_called(platform: str) -> None:
+    module = importlib.import_module(f"specdec_hal.compat.fastdeploy.{platform}")
+    for name in ("recover_decode_task", "append_attention"):
+        op = getattr(module, name)
+        with pytest.raises(
+            NotImplementedError, match=rf"{name} .*not served.*Served on {platform}: .*ngram_match|get_"
+        ):
+            op(1, 2)
+    with pytest.raises(AttributeError):
+        module.__path__  # noqa: B018
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_every_op_is_served_or_left_with_a_reason(platform: str) -> None:
+    served, left = set(package.ADAPTORS[platform]), set(LEFT[platform])
+    known = set((Path(__file__).parent / f"{platform}_names.txt").read_text().split())
+    assert not served & left
+    assert known <= served | left
+    assert all(LEFT[platform].values())
+
+
+def test_the_page_names_every_op() -> None:
+    page = (Path(__file__).parents[3] / "docs/fastdeploy.md").read_text()
+    for platform in ("gpu", "xpu"):
+        for name in {*package.ADAPTORS[platform], *LEFT[platform]} - {"hybird_mtp_ngram"}:
+            assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_adaptors_are_thin(platform: str) -> None:
+    for served in package.ADAPTORS[platform].values():
+        for form in served.forms:
+            source = inspect.getsource(form.function)
+            body = source[source.index(") ->") :].splitlines()[2:]
+            assert len(body) <= 20, f"{served.__name__} has {len(body)} lines"

@@ -1,0 +1,179 @@
+"""Accepted rows, hidden rows, and XPU's batches, against FastDeploy's semantics in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from tests.compat.fastdeploy import models
+from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
+
+ROUNDS = range(10)
+
+
+def test_accepted_tokens_and_logits(gpu: Any, rng: Any) -> None:
+    for _ in ROUNDS:
+        b = Batch(rng)
+        if b.rows == 0:
+            continue
+        logits = rng.normal(size=(b.rows, 7)).astype(np.float32)
+        num = np.array([rng.integers(0, rows + 1) for rows in b.rows_per_slot], np.int32)
+        accepted = rng.integers(0, 9, b.drafts.shape)
+        capacity = b.slots * b.width
+        ids, target = np.zeros(capacity, np.int64), np.full((capacity, 7), -3, np.float32)
+        cu = models.prefix(num.tolist())
+        given = tensors(ids, target, logits, np.full(b.slots + 1, 9, np.int32), b.cu_out, b.slt, b.enc, num, accepted)
+        for _ in range(2):
+            gpu.speculate_get_accept_tokens_and_logits(*given)
+            for slot, count in enumerate(num):
+                ids[cu[slot] : cu[slot] + count] = accepted[slot, :count]
+                rows = logits[b.cu_out[slot] : b.cu_out[slot] + count]
+                target[cu[slot] : cu[slot] + count] = rows
+            for kept, wanted in zip((given[0], given[1], given[3]), (ids, target, cu), strict=True):
+                equal(kept, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_eagle_gather_hidden_states(gpu: Any, rng: Any, dtype: str) -> None:
+    for _ in ROUNDS:
+        b = Batch(rng)
+        if b.tokens == 0:
+            continue
+        x = rng.integers(-9, 9, (b.tokens, 4)).astype(np.float32)
+        unused = np.zeros(b.slots + 1, np.int32)
+        lens = tensors(b.slt, b.dec, b.enc)
+        out, count = gpu.eagle_gather_hidden_states(
+            tensor(x).astype(dtype), tensor(unused), *lens, *tensors(unused, unused, unused[:1])
+        )
+        last = b.cu_q[1:][b.slt > 0] - 1
+        wanted = np.zeros((b.slots, 4), np.float32)
+        wanted[: len(last)] = x[last]
+        equal(out.astype("float32"), wanted)
+        equal(count, [len(last)])
+
+
+MADE = (
+    "encoder_batch_map", "decoder_batch_map", "encoder_batch_idx", "decoder_batch_idx", "encoder_seq_lod",
+    "decoder_seq_lod", "encoder_kv_lod", "prefix_len", "decoder_context_len", "decoder_context_len_cache",
+)  # fmt: skip
+
+
+def infer_param(xpu: Any, enc: Any, dec: Any, lens: Any) -> dict[str, Any]:
+    """What get_infer_param fills in, device tensors and host ones, by name."""
+    n = len(lens)
+    sizes = {name: n + name.endswith("lod") for name in MADE}
+    made = {name: paddle.full([size], -7, "int32") for name, size in sizes.items()}
+    host = {f"{name}_cpu": paddle.full([size], -7, "int32") for name, size in sizes.items()}
+    prefix, info = paddle.zeros([n, 4], "int32"), paddle.full([7], -7, "int32")
+    tables = paddle.zeros([n, 4], "int32")
+    slots = [tensor(a.astype(np.int32)) for a in (enc, dec, lens)]
+    out = xpu.get_infer_param(*slots, tables, *made.values(), prefix, *host.values(), info, 64, 5)
+    assert [t.shape for t in out] == [[int(enc.sum())], [n * 6]] and all((values(t) == -1).all() for t in out)
+    return {**made, **host, "len_info_cpu": info}
+
+
+ENC = np.array([100, 0, 0, 0, 120, 140, 0])
+DEC = np.array([0, 5, 0, 25, 64, 0, 128])
+LENS = np.array([100, 2, 0, 1, 120, 140, 3])
+
+
+def test_the_worked_example_of_get_infer_param(xpu: Any) -> None:
+    made = infer_param(xpu, ENC, DEC, LENS)
+    wanted = {
+        "encoder_batch_map": [0, 4, 5], "encoder_batch_idx": [0, 3, 4], "encoder_seq_lod": [0, 100, 220, 360],
+        "encoder_kv_lod": [0, 100, 284, 424], "prefix_len": [0, 64, 0], "decoder_batch_map": [1, 3, 6],
+        "decoder_batch_idx": [1, 2, 5], "decoder_seq_lod": [0, 2, 3, 6, 6, 6, 6, 6],
+        "decoder_context_len": [7, 26, 131], "decoder_context_len_cache": [5, 25, 128],
+    }  # fmt: skip
+    for name, array in wanted.items():
+        equal(made[name][: len(array)], array)
+        equal(made[f"{name}_cpu"][: len(array)], array)
+    equal(made["len_info_cpu"][:5], [3, 3, 360, 140, 184])
+
+
+def lod(made: dict[str, Any], which: str) -> list[Any]:
+    names = ("encoder_seq_lod", "decoder_seq_lod", f"encoder_batch_{which}", f"decoder_batch_{which}")
+    return [*(made[name] for name in names), *(made[f"{name}_cpu"] for name in names), made["len_info_cpu"]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_batches_are_adjusted_and_recovered(xpu: Any, rng: Any, dtype: str) -> None:
+    for _ in ROUNDS:
+        b = Batch(rng)
+        made = infer_param(xpu, b.enc, b.dec, b.slt)
+        x = np.arange(b.tokens * 2, dtype=np.float32).reshape(-1, 2) % 97
+        given = tensor(x).astype(dtype)
+        adjusted = xpu.adjust_batch(given, *lod(made, "idx"), None, -1)
+        starts = [*np.flatnonzero(b.enc > 0), *np.flatnonzero((b.enc == 0) & (b.slt > 0))]
+        order = [row for slot in starts for row in range(b.cu_q[slot], b.cu_q[slot + 1])]
+        equal(adjusted.astype("float32"), x[order])
+        equal(xpu.recover_batch_sequence(adjusted, *lod(made, "map")).astype("float32"), x)
+
+
+def test_gather_next_token_of_the_worked_example(xpu: Any) -> None:
+    made = infer_param(xpu, ENC, DEC, LENS)
+    x = tensor(np.arange(366, dtype=np.float32).reshape(-1, 1))
+    adjusted = xpu.adjust_batch(x, *lod(made, "idx"), None, -1)
+    rows = xpu.gather_next_token(adjusted, *lod(made, "map"), True, -1)
+    equal(rows[:, 0], [99, 100, 101, 102, 222, 362, 363, 364, 365])
+    one = np.array([100, 1, 0, 1, 120, 140, 1])
+    made = infer_param(xpu, ENC, DEC, one)
+    adjusted = xpu.adjust_batch(x[:363], *lod(made, "idx"), None, -1)
+    equal(xpu.gather_next_token(adjusted, *lod(made, "map"), False, 7)[:, 0], [99, 100, 0, 101, 221, 361, 362])
+
+
+def test_an_offset_of_older_versions_is_refused(xpu: Any) -> None:
+    made = infer_param(xpu, ENC, DEC, LENS)
+    x = tensor(np.zeros((366, 1), np.int64))
+    with pytest.raises(NotImplementedError, match=r"adjust_batch .FastDeploy.*output_padding_offset"):
+        xpu.adjust_batch(x, *lod(made, "idx"), x, -1)
+
+
+def test_eagle_get_hidden_states(gpu: Any, rng: Any) -> None:
+    for _ in ROUNDS:
+        b = Batch(rng)
+        if b.tokens == 0:
+            continue
+        accepted = np.minimum(rng.integers(1, b.width + 1, b.slots), b.slt).astype(np.int32)
+        stopped = rng.random(b.slots) < 0.2
+        enc = np.where(stopped, 0, b.enc).astype(np.int32)
+        fed = np.where(stopped, 0, np.where(enc > 0, enc, accepted)).astype(np.int32)
+        x = rng.integers(-9, 9, (b.tokens, 4)).astype(np.float32)
+        kept = [
+            row
+            for slot in range(b.slots)
+            for row in range(b.cu_q[slot], b.cu_q[slot] + (enc[slot] if enc[slot] > 0 else fed[slot]))
+        ]
+        slots = tensors(fed, enc, b.dec, stopped, accepted, b.slt, enc)
+        out, count = gpu.eagle_get_hidden_states(tensor(x), *slots, 1)
+        assert out.shape == list(x.shape)
+        equal(count, [len(kept)])
+        equal(out[: len(kept)], x[kept])
+
+
+def test_eagle_get_self_hidden_states(gpu: Any, rng: Any) -> None:
+    for _ in ROUNDS:
+        n = int(rng.integers(1, 8))
+        enc = np.where(rng.random(n) < 0.3, rng.integers(1, 9, n), 0).astype(np.int32)
+        last = np.where(enc > 0, enc, rng.integers(0, 5, n)).astype(np.int32)
+        now = ((rng.random(n) < 0.8) & (last > 0)).astype(np.int32)
+        rows = np.where(enc > 0, 1, last)
+        x = rng.integers(-9, 9, (max(int(rows.sum()), 1), 4)).astype(np.float32)
+        wanted = x[(np.cumsum(rows) - 1)[now > 0]]
+        out, count = gpu.eagle_get_self_hidden_states(tensor(x), *tensors(last, now, enc))
+        equal(count, [len(wanted)])
+        equal(out[: len(wanted)], wanted)
+
+
+def test_draft_model_postprocess(gpu: Any, rng: Any) -> None:
+    for _ in ROUNDS:
+        b = Batch(rng)
+        drafts = b.drafts.copy()
+        counts = rng.integers(1, b.width + 1, b.slots)
+        drafts[np.arange(b.width) >= counts[:, None]] = -1
+        given = tensors(drafts, b.slt, b.enc, b.stop)
+        gpu.draft_model_postprocess(*given)
+        equal(given[1], np.where(b.stop, 0, np.where(b.enc > 0, b.slt, counts)))

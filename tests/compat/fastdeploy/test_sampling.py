@@ -1,0 +1,136 @@
+"""Parameters by row, candidates and penalties, against FastDeploy's semantics in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
+
+ROUNDS = range(10)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_build_sampling_params(request: Any, layer: Any, rng: Any, platform: str) -> None:
+    ops, modulus = request.getfixturevalue(platform), 2**63 - 2 if platform == "gpu" else 2**31 - 2
+    for _ in ROUNDS:
+        b = Batch(rng)
+        top_p, top_k = rng.random(b.slots).astype(np.float32), rng.integers(0, 50, b.slots)
+        seeds = rng.integers(0, modulus - 5, b.slots)
+        given = tensors(top_p.reshape(-1, 1), top_k.reshape(-1, 1), seeds.reshape(-1, 1))
+        described = b.cu_out if platform == "gpu" else b.enc
+        out = ops.build_sampling_params(*given, *tensors(b.slt, described), b.rows, 4 * b.width)
+        inside = np.arange(b.rows) - b.cu_out[b.row_slots]
+        equal(out[0], top_p[b.row_slots])
+        equal(out[1], top_k[b.row_slots])
+        equal(out[2], (seeds[b.row_slots] + 4 * inside) % modulus)
+        equal(given[2].flatten(), (seeds + 4 * b.width) % modulus)
+
+
+def test_the_documented_example(gpu: Any) -> None:
+    lens, offsets, seeds = np.array([2, 1], np.int32), np.array([0, 2, 3], np.int32), tensor(np.array([100, 200]))
+    out = gpu.build_sampling_params(
+        *tensors(np.array([0.9, 0.5], np.float32), np.array([0, 3])), seeds, *tensors(lens, offsets),
+        token_num_output_cpu=3, increment_value=1,
+    )  # fmt: skip
+    equal(out[2], [100, 104, 200])
+    equal(seeds, [101, 201])
+
+
+@pytest.mark.parametrize(("dtype", "default"), [("float32", 1.0), ("int32", 1), ("bool", False)])
+def test_build_sampling_params_logprob(gpu: Any, rng: Any, dtype: str, default: Any) -> None:
+    for _ in ROUNDS:
+        n = int(rng.integers(1, 6))
+        params, num = rng.integers(0, 3, n).astype(dtype), rng.integers(0, 5, n).astype(np.int32)
+        rows = int(num.sum()) + int(rng.integers(0, 4))
+        wanted = np.full(rows, default, dtype)
+        wanted[: num.sum()] = np.repeat(params, num)
+        out = gpu.build_sampling_params_logprob(*tensors(params, num), rows)
+        assert str(out.dtype).endswith(dtype)
+        equal(out, wanted)
+
+
+def test_top_p_candidates(gpu: Any, rng: Any) -> None:
+    for _ in ROUNDS:
+        b = Batch(rng)
+        if b.rows == 0:
+            continue
+        probs = rng.integers(1, 9, (b.rows, 12)).astype(np.float32)
+        probs /= probs.sum(1, keepdims=True)
+        top_p = rng.choice(np.array([0.05, 0.3, 0.6, 1.0], np.float32), b.slots)
+        scores, ids, lens = gpu.top_p_candidates(*tensors(probs, top_p, b.row_slots), 4, 64)
+        order = np.argsort(-probs, 1, kind="stable")[:, :4]
+        equal(ids, order)
+        equal(scores, np.take_along_axis(probs, order, 1))
+        running = np.cumsum(np.take_along_axis(probs, order, 1).astype(np.float64), 1)
+        for r in range(b.rows):
+            wanted = top_p[b.row_slots[r]]
+            if np.abs(running[r] - wanted).min() > 1e-6:
+                reached = np.flatnonzero(running[r] >= wanted)
+                assert values(lens)[r] == (reached[0] + 1 if len(reached) else 4)
+
+
+def penalised(
+    b: Batch, logits: Any, text: Any, prompt: Any, step: Any, pen: Any, bad: Any, least: Any, temp: Any
+) -> Any:
+    """Each row by the text of its slot."""
+    out = logits.astype(np.float64)
+    for r, slot in enumerate(b.row_slots):
+        p, s = int(prompt[slot]), int(step[slot])
+        generated = text[slot, p : p + s].tolist()
+        for token in {*text[slot, :p].tolist(), *generated}:
+            x = out[r, token]
+            x = x / pen[0][slot] if x > 0 else x * pen[0][slot]
+            if token in generated:
+                x -= generated.count(token) * pen[1][slot] + pen[2][slot]
+            out[r, token] = x
+        forbidden = [t for t in bad[slot] if t >= 0] + (b.ends.tolist() if s < least[slot] else [])
+        out[r, forbidden] = -np.inf
+        out[r] /= temp[slot]
+    return out
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_penalties(request: Any, layer: Any, rng: Any, platform: str) -> None:
+    ops = request.getfixturevalue(platform)
+    for _ in ROUNDS:
+        b = Batch(rng)
+        n, v = b.slots, 40
+        logits = rng.normal(size=(b.rows, v)).astype(np.float32)
+        text = b.text % v
+        prompt = b.prompt if platform == "gpu" else np.zeros(n, np.int64)
+        pen = [rng.choice([1.0, 1.3], n), rng.choice([0, 0.2], n), rng.choice([0, 0.4], n)]
+        temp = rng.choice([0.5, 1.0, 2.0], n)
+        bad, bad_len = rng.integers(0, v, (n, 3)), rng.integers(0, 4, n)
+        least = rng.integers(0, 12, n)
+        if platform == "xpu":
+            bad_len[:] = 3
+        kept = np.where(np.arange(3) < bad_len[:, None], bad, -1)
+        columns = [a.astype(np.float32).reshape(-1, 1) for a in (*pen, temp)]
+        given = tensor(logits)
+        history = tensors(text, prompt.reshape(-1, 1)) if platform == "gpu" else tensors(text)
+        forbidden = tensors(bad, bad_len.reshape(-1, 1)) if platform == "gpu" else tensors(bad)
+        lens = tensors(b.step.reshape(-1, 1), least.reshape(-1, 1), b.ends.reshape(-1, 1))
+        batch = tensors(b.slt, b.row_slots, b.cu_out)
+        ops.speculate_get_token_penalty_multi_scores(*history, given, *tensors(*columns), *forbidden, *lens, *batch, 64)
+        wanted = penalised(b, logits, text, prompt, b.step, pen, kept, least, temp)
+        np.testing.assert_allclose(values(given), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_plain_penalties_are_those_of_one_row_a_slot(xpu: Any, rng: Any) -> None:
+    n, v = 3, 20
+    logits = tensor(rng.normal(size=(n, v)).astype(np.float32))
+    twice = logits.clone()
+    one = np.ones((n, 1), np.float32)
+    bad, step = np.array([[4], [5], [6]]), np.full((n, 1), 3)
+    scores = tensors(one * 1.5, one * 0.1, one * 0.2, one * 2, bad, step, step * 2, np.array([[7]]))
+    text = tensor(rng.integers(0, v, (n, 9)))
+    xpu.get_token_penalty_multi_scores(text, logits, *scores)
+    slots = np.arange(n + 1, dtype=np.int32)
+    xpu.speculate_get_token_penalty_multi_scores(
+        text, twice, *scores, *tensors(np.ones(n, np.int32), slots[:n], slots), 64
+    )
+    equal(logits, values(twice))
+    assert np.isneginf(values(logits)[[0, 1, 2, 0], [4, 5, 6, 7]]).all()

@@ -1,0 +1,238 @@
+"""Section 9 got wrong: the state of a draft model, and the rows it is fed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import edited
+
+_edit = partial(Edit, "draft_model")
+_PRE, _UPDATE, _POST = "draft_model_preprocess", "draft_model_update", "draft_model_postprocess"
+_GET, _GATHER, _SELF = "eagle_get_hidden_states", "eagle_gather_hidden_states", "eagle_get_self_hidden_states"
+_TAKES = "substep < wanted and step_idx > 0 and max_dec_len - step_idx > 1"
+
+MUTANTS = (
+    edited(
+        "stale-drafts-are-verified",
+        _PRE,
+        "drafts of the step before stay behind the new ones and are counted with them",
+        _edit("base_model_draft_tokens[b, 1:] = -1", "pass"),
+    ),
+    edited(
+        "no-rollback",
+        _PRE,
+        "the draft model's cache keeps the positions of rejected drafts: the next tokens stand behind them",
+        _edit("seq_lens_decoder[b] = max(int(base_model_seq_lens_decoder[b]) - count, 0)",
+              "seq_lens_decoder[b] = max(int(seq_lens_decoder[b]), int(base_model_seq_lens_decoder[b]) - count)"),
+    ),
+    edited(
+        "cache-one-position-late",
+        _PRE,
+        "off by one: the cache is overwritten from the base token on",
+        _edit("int(base_model_seq_lens_decoder[b]) - count", "int(base_model_seq_lens_decoder[b]) - count + 1"),
+    ),
+    edited(
+        "only-the-base-token-is-fed",
+        _PRE,
+        "of several accepted tokens only the last is fed: the others are missing in the draft model's cache",
+        _edit("draft_tokens[b, :count] = accept_tokens[b, :count]",
+              "draft_tokens[b, 0] = accept_tokens[b, count - 1]\ncount = 1"),
+    ),
+    edited(
+        "prompt-without-its-first-token",
+        _PRE,
+        "the token behind the prompt never reaches the chunk, whose last row is fed a stale one",
+        _edit("input_ids[b, enc - 1] = accept_tokens[b, 0]", "pass"),
+    ),
+    edited(
+        "first-token-in-every-chunk",
+        _PRE,
+        "a chunk inside the prompt ends in a token that was never emitted",
+        _edit("if count > 0: ...", "if True: ...",
+              given="count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])"),
+    ),
+    edited(
+        "stopped-slots-draft-on",
+        _PRE,
+        "a request that has ended in this step is drafted for",
+        _edit("base_model_stop_flags[b] or draft_token_num[b] <= 0 or room <= 0 or (enc == 0 and count == 0)",
+              "draft_token_num[b] <= 0 or room <= 0 or (enc == 0 and count == 0)"),
+    ),
+    edited(
+        "drafts-nobody-wants",
+        _PRE,
+        "a request without drafts runs through the draft model",
+        _edit("draft_token_num[b] <= 0", "draft_token_num[b] < 0"),
+    ),
+    edited(
+        "no-draft-for-the-last-two-tokens",
+        _PRE,
+        "off by one at the limit",
+        _edit("room <= 0", "room <= 1"),
+    ),
+    edited(
+        "draft-for-the-last-token",
+        _PRE,
+        "a draft behind the limit, which can never be emitted",
+        _edit("room <= 0", "room < 0"),
+    ),
+    edited(
+        "old-length-of-the-chunk",
+        _PRE,
+        "a chunk wider than input_ids keeps its length",
+        _edit("min(max(int(seq_lens_encoder[b]), 0), input_ids.shape[1])", "max(int(seq_lens_encoder[b]), 0)"),
+        _edit("input_ids[b, enc - 1] = accept_tokens[b, 0]",
+              "input_ids[b, min(enc, input_ids.shape[1]) - 1] = accept_tokens[b, 0]"),
+    ),
+    edited(
+        "tokens-by-slot",
+        _UPDATE,
+        "tokens are looked up by slot: behind an idle slot every request gets its neighbour's draft",
+        _edit("int(inter_next_tokens[rank]) if rank < len(inter_next_tokens) else -1",
+              "int(inter_next_tokens[b]) if b < len(inter_next_tokens) else -1",
+              given="wanted, step, limit = min(int(draft_token_num[b]), k), int(step_idx[b]), int(max_dec_len[b])"),
+    ),
+    edited(
+        "cache-does-not-grow",
+        _UPDATE,
+        "the next draft overwrites the keys of the last one",
+        _edit("seq_lens_decoder[b] += seq_lens_this_time[b]", "pass"),
+    ),
+    edited(
+        "cache-grows-by-one",
+        _UPDATE,
+        "the cache grows by one token although several accepted ones were fed",
+        _edit("seq_lens_decoder[b] += seq_lens_this_time[b]", "seq_lens_decoder[b] += 1"),
+    ),
+    edited(
+        "prefill-goes-on",
+        _UPDATE,
+        "a prompt's chunk is fed again in the next substep",
+        _edit("seq_lens_encoder[b] = seq_lens_this_time[b] = 0", "seq_lens_this_time[b] = 0"),
+    ),
+    edited(
+        "drafts-inside-the-prompt",
+        _UPDATE,
+        "a chunk inside the prompt gives drafts",
+        _edit(_TAKES, "substep < wanted and max_dec_len - step_idx > 1", within="_takes_draft"),
+    ),
+    edited(
+        "everybody-drafts-k",
+        _UPDATE,
+        "the number of drafts that a request asks for is not looked at",
+        _edit("min(int(draft_token_num[b]), k)", "k"),
+    ),
+    edited(
+        "drafts-beyond-the-limit",
+        _UPDATE,
+        "drafts that the length limit cuts off are made all the same",
+        _edit(_TAKES, "substep < wanted and step_idx > 0", within="_takes_draft"),
+    ),
+    edited(
+        "undefined-token-drafted",
+        _UPDATE,
+        "the token of a row without a distribution, -1, goes into the next substep",
+        _edit("token >= 0 and not stop_flags[b] and _takes_draft(substep, wanted, step, limit)",
+              "not stop_flags[b] and _takes_draft(substep, wanted, step, limit)"),
+    ),
+    edited(
+        "count-stands-still",
+        _UPDATE,
+        "step_idx does not count drafts: the limit is passed, and draws repeat a position",
+        _edit("step_idx[b] += 1", "pass"),
+    ),
+    edited(
+        "a-substep-for-nothing",
+        _UPDATE,
+        "a slot whose last draft is made takes part in the next substep",
+        _edit("_takes_draft(substep + 1, wanted, step + 1, limit)", "1"),
+    ),
+    edited(
+        "runs-on-forever",
+        _UPDATE,
+        "has_running tells of every slot that was fed",
+        _edit("has_running[0] |= seq_lens_this_time[b] > 0", "has_running[0] = True"),
+    ),
+    edited(
+        "drafts-behind-a-gap",
+        _POST,
+        "drafts are counted wherever they stand, and those that are verified are others",
+        _edit("1 + np.argmax(drafts < 0)", "1 + np.count_nonzero(drafts >= 0)"),
+    ),
+    edited(
+        "base-token-forgotten",
+        _POST,
+        "the base token is not counted: a slot without drafts stands still",
+        _edit("1 + np.argmax(drafts < 0)", "np.argmax(drafts < 0)"),
+    ),
+    edited(
+        "chunk-length-overwritten",
+        _POST,
+        "a prefill slot gets the length of a decode slot",
+        _edit("seq_lens_encoder[b] <= 0", "True"),
+    ),
+    edited(
+        "stopped-slot-is-fed",
+        _POST,
+        "a slot that has stopped is fed its drafts",
+        _edit("stop_flags[b]", "False", within=_POST),
+    ),
+    edited(
+        "idle-slot-is-fed",
+        _POST,
+        "a slot with nothing in its cache decodes",
+        _edit("seq_lens_decoder[b] > 0", "True"),
+    ),
+    edited(
+        "rows-as-packed",
+        _GET,
+        "the first rows of x are taken as they lie: behind a rejected draft they belong to other tokens",
+        _edit("row = first + r - int(cu_seqlens_q[b])", "row = r"),
+    ),
+    edited(
+        "rows-of-the-next-slot",
+        _GET,
+        "more rows than the slot had are taken from its neighbour",
+        _edit("first <= row < end and 0 <= row < len(x)", "first <= row and 0 <= row < len(x)"),
+    ),
+    edited(
+        "hidden-states-one-late",
+        _GET,
+        "each token goes with the hidden state behind it, of the token that it should predict",
+        _edit("out[r] = x[row]", "out[r] = x[min(row + 1, len(x) - 1)]", within=_GET),
+    ),
+    edited(
+        "first-row-of-a-slot",
+        _GATHER + " " + _SELF,
+        "of a slot's rows the first is taken",
+        _edit("row = int(cu_seqlens_q[b + 1]) - 1", "row = int(cu_seqlens_q[b])"),
+    ),
+    edited(
+        "rows-not-packed",
+        _GATHER + " " + _SELF,
+        "rows stand at their slots' numbers: behind an idle slot tokens go to the wrong request",
+        _edit("last_hidden[k] = x[row]", "last_hidden[b] = x[row]", within="_pack_last_rows",
+              given="for k, b in enumerate(active): ..."),
+    ),
+    edited(
+        "count-of-all-slots",
+        _GATHER + " " + _SELF,
+        "idle slots are counted",
+        _edit("output_token_num[0] = len(active)", "output_token_num[0] = len(last_hidden)",
+              given="last_hidden[:] = 0"),
+    ),
+    edited(
+        "everybody-goes-on",
+        _SELF,
+        "slots that were fed count, not those that go on: a slot that has ended leaves a row that shifts the others",
+        _edit("seq_lens_this_time[b] > 0", "cu_seqlens_q[b + 1] > cu_seqlens_q[b]", within=_SELF),
+    ),
+    edited(
+        "slots-without-rows-left-out",
+        _SELF,
+        "a slot without rows has no place: all behind it move up",
+        _edit("seq_lens_this_time[b] > 0", "seq_lens_this_time[b] > 0 and cu_seqlens_q[b + 1] > cu_seqlens_q[b]",
+              within=_SELF),
+    ),
+)  # fmt: skip

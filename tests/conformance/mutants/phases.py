@@ -1,0 +1,212 @@
+"""Section 8 got wrong: thinking limits, and the constraint of the token behind thinking."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.conformance.mutants.editing import Edit
+from tests.conformance.mutants.making import edited
+
+_edit = partial(Edit, "phases")
+_LIMIT, _REASON = "limit_thinking", "reasoning_constraint"
+_THINKS_ON = "max_think < 0 or (step + i < max_think and token not in ends)"
+_NO_THINKING = "status == THINKING and not enable_thinking[b] and seq_lens_encoder[b] > 0 and step_idx[b] <= 0"
+
+MUTANTS = (
+    edited(
+        "limit-looks-at-the-last-token",
+        _LIMIT,
+        "only the last emitted token is looked at: a limit among accepted drafts is passed over",
+        _edit("for i in range(count): ...", "for i in range(max(count - 1, 0), count): ..."),
+    ),
+    edited(
+        "limit-of-the-step-before",
+        _LIMIT,
+        "all tokens of a step are counted as its first: thinking runs on by as many drafts",
+        _edit("step + i < max_think", "step < max_think"),
+    ),
+    edited(
+        "thinking-one-token-long",
+        _LIMIT,
+        "off by one: the text begins behind the limit",
+        _edit("step + i < max_think", "step + i <= max_think"),
+    ),
+    edited(
+        "limit-only-when-hit-exactly",
+        _LIMIT,
+        "a request whose limit was passed unseen, as after preemption, thinks for ever",
+        _edit("step + i < max_think", "step + i != max_think"),
+    ),
+    edited(
+        "end-token-ends-thought",
+        _LIMIT,
+        "an end token in thought ends the request without an answer",
+        _edit(_THINKS_ON, "max_think < 0 or step + i < max_think"),
+    ),
+    edited(
+        "end-token-limited-without-a-limit",
+        _LIMIT,
+        "a request without a limit of thinking cannot end in thought",
+        _edit(_THINKS_ON, "(max_think < 0 or step + i < max_think) and token not in ends"),
+    ),
+    edited(
+        "drafts-behind-a-replaced-token",
+        _LIMIT,
+        "tokens that were accepted behind another one stay",
+        _edit("accept_num[b] = i + 1", "accept_num[b] = count",
+              given="count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])"),
+    ),
+    edited(
+        "stale-tokens-behind-the-text",
+        _LIMIT,
+        "accept_tokens keeps what was emitted behind a replaced token, for readers who go by -1",
+        _edit("accept_tokens[b, i + 1 :] = -1", "pass"),
+    ),
+    edited(
+        "cut-behind-the-same-token",
+        _LIMIT,
+        "a token of the text that was drawn anyway cuts the step: correct, and slower than it needs to be",
+        _edit("token != emitted", "status > 1 or token != emitted",
+              given="step, status = int(step_idx[b]), max(int(limit_status[b]), 0)"),
+    ),
+    edited(
+        "text-from-its-second-token",
+        _LIMIT,
+        "the first token of the text that ends thinking is left out",
+        _edit("text[status - 1]", "text[min(status, len(text) - 1)]"),
+    ),
+    edited(
+        "no-text-without-tokens",
+        _LIMIT,
+        "without a text nothing ends thinking",
+        _edit("[int(token) for token in inject_token_ids] or [think_end_id]",
+              "[int(token) for token in inject_token_ids]"),
+    ),
+    edited(
+        "thinking-never-ends-by-itself",
+        _LIMIT,
+        "the end of thinking is not noticed, and comes again at the limit",
+        _edit("token == think_end_id", "False", within=_LIMIT),
+    ),
+    edited(
+        "answer-counts-the-end-of-thinking",
+        _LIMIT,
+        "the token that ends thinking counts as the answer's first",
+        _edit("status = len(text) + 1", "status = len(text) + 2"),
+    ),
+    edited(
+        "answer-one-token-long",
+        _LIMIT,
+        "off by one at the limit of answers",
+        _edit("0 <= max_reply <= status - len(text) - 1", "0 <= max_reply < status - len(text) - 1"),
+    ),
+    edited(
+        "end-token-replaced-by-another",
+        _LIMIT,
+        "an answer that ends by itself at its limit loses its own end token, and the tokens of later steps with it",
+        _edit("0 <= max_reply <= status - len(text) - 1 and ends and token not in ends",
+              "0 <= max_reply <= status - len(text) - 1 and ends"),
+    ),
+    edited(
+        "stopped-slots-are-limited",
+        _LIMIT,
+        "stale tokens of a stopped slot move its status, which the next request inherits",
+        _edit("stop_flags[b] or (max_think < 0 and max_reply < 0) or count == 0",
+              "(max_think < 0 and max_reply < 0) or count == 0"),
+    ),
+    edited(
+        "status-kept-from-step-to-step",
+        _LIMIT,
+        "the status is not written back: every step is the first of the text",
+        _edit("limit_status[b] = status", "pass"),
+    ),
+    edited(
+        "border-seen-in-the-prompt",
+        _REASON,
+        "the end of thinking of an earlier turn, in the prompt, counts",
+        _edit("max(end - 4, first)", "max(end - 4, 0)"),
+    ),
+    edited(
+        "border-of-three-tokens",
+        _REASON,
+        "the newest token is not looked at",
+        _edit("newest == [line_break_id, think_end_id, line_break_id, line_break_id]",
+              "newest[:3] == [line_break_id, think_end_id, line_break_id]"),
+    ),
+    edited(
+        "border-in-the-wrong-order",
+        _REASON,
+        "the four tokens are read from the newest to the oldest",
+        _edit("newest == [line_break_id, think_end_id, line_break_id, line_break_id]",
+              "newest[::-1] == [line_break_id, think_end_id, line_break_id, line_break_id]"),
+    ),
+    edited(
+        "border-a-step-late",
+        _REASON,
+        "a status that has just become 1 waits for the next call",
+        _edit("status == THINK_END_SEEN and len(newest) == 4",
+              "status == THINK_END_SEEN and reasoning_status[b] == 1 and len(newest) == 4",
+              given="status = reasoning_status[b]"),
+    ),
+    edited(
+        "never-past-the-border",
+        _REASON,
+        "a request that leaves thinking without the separator has its drafts refused for ever",
+        _edit("not seen", "False", within=_REASON),
+    ),
+    edited(
+        "constrained-for-ever",
+        _REASON,
+        "every token behind thinking is constrained, not only the first",
+        _edit("reasoning_status[b] = status", "reasoning_status[b] = 2 if reasoning_status[b] == 2 else status"),
+    ),
+    edited(
+        "no-thinking-in-every-step",
+        _REASON,
+        "requests that do not think are constrained whenever they prefill, also when they resume",
+        _edit(_NO_THINKING, "status == THINKING and not enable_thinking[b] and seq_lens_encoder[b] > 0"),
+    ),
+    edited(
+        "no-thinking-ignored",
+        _REASON,
+        "the first token of a request that does not think is not constrained",
+        _edit(_NO_THINKING, "False"),
+    ),
+    edited(
+        "mask-by-slot",
+        _REASON,
+        "row b is masked for slot b: right as long as every slot has one row",
+        _edit("logits[row] = masked", "logits[min(b, len(logits) - 1)] = masked", given="status = reasoning_status[b]"),
+    ),
+    edited(
+        "mask-loses-the-allowed",
+        _REASON,
+        "allowed tokens are masked with the others",
+        _edit("logits[row, kept] = values", "pass"),
+    ),
+    edited(
+        "mask-of-nothing",
+        _REASON,
+        "without allowed tokens every token is forbidden",
+        _edit("status == CONSTRAINED and len(allowed_tokens) and 0 <= row < len(logits)",
+              "status == CONSTRAINED and 0 <= row < len(logits)"),
+    ),
+    edited(
+        "mask-from-the-end",
+        _REASON,
+        "allowed tokens outside the vocabulary, or negative ones, count from its end",
+        _edit("0 <= token < logits.shape[1]", "-logits.shape[1] <= token < logits.shape[1]"),
+    ),
+    edited(
+        "idle-slots-reason",
+        _REASON,
+        "the status of a slot without a row moves on, and its one constrained token is never drawn",
+        _edit("stop_flags[b] or row >= cu_seqlens_q_output[b + 1]", "stop_flags[b]"),
+    ),
+    edited(
+        "stopped-slots-reason",
+        _REASON,
+        "a stopped slot's row, which another request may have by now, is masked",
+        _edit("stop_flags[b] or row >= cu_seqlens_q_output[b + 1]", "row >= cu_seqlens_q_output[b + 1]"),
+    ),
+)  # fmt: skip

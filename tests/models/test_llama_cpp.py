@@ -1,0 +1,255 @@
+"""GGUF files under llama.cpp: its bits, its cache, its tokenizer, and every proposer's tokens."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specdec_hal as sd
+from specdec_hal.config import parse
+from specdec_hal.errors import ArgumentError, CheckpointError, UnsupportedError
+from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model, load_tokenizer
+from specdec_hal.models import llama_cpp_api as api
+from specdec_hal.tensors import as_numpy
+
+pytestmark = pytest.mark.gguf
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models/tiny-py-lm"
+Rows = np.ndarray
+
+
+def tool(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("gguf") / "tiny-py-lm.gguf"
+    tool("hf_to_gguf").convert(MODEL, target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def model(file: Path) -> Any:
+    model = load_model(file, threads=1, bit_stable=True)
+    assert model.capabilities.stable_row_counts is None
+    model.allocate(3, 700)
+    return model
+
+
+def step(model: Any, *parts: tuple[int, int, Sequence[int]]) -> list[Rows]:
+    """Feed (slot, position, tokens) together; the logits of each."""
+    segments, start = [], 0
+    for slot, position, tokens in parts:
+        segments.append(Segment(slot, start, len(tokens), position))
+        start += len(tokens)
+    ids = np.concatenate([np.asarray(tokens, np.int64) for *_, tokens in parts])
+    logits = model.compute_logits(model.forward(ForwardBatch(ids, segments))[FINAL_NORM])
+    return [logits[s.start : s.start + s.length] for s in segments]
+
+
+def text(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(1, 4000, count).tolist()
+
+
+def test_logits_are_those_of_another_implementation(file: Path) -> None:
+    ids = text(200)
+    other, ours = load_model(MODEL), load_model(file, dtype="float32")
+    for each in (other, ours):
+        each.allocate(1, 256)
+    expected, got = (as_numpy(step(each, (0, 0, ids))[0]) for each in (other, ours))
+    assert np.abs(got - expected).max() < 1e-3 * expected.std()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 9, 13, 64, 100])
+def test_bits_do_not_depend_on_how_many_tokens_share_a_step(model: Any, size: int) -> None:
+    ids = text(600)
+    (whole,) = step(model, (0, 0, ids))
+    for start in (0, 251, 500):
+        step(model, (1, 0, ids[:start])) if start else None
+        end = start + 60
+        parts = [step(model, (1, at, ids[at : min(at + size, end)]))[0] for at in range(start, end, size)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole[start:end])
+
+
+def test_other_requests_do_not_matter(model: Any) -> None:
+    texts = [text(n, n) for n in (90, 37, 300)]
+    alone = [step(model, (0, 0, ids))[0] for ids in texts]
+    for order in ((0, 1, 2), (2, 0, 1)):
+        together = step(model, *((slot, 0, texts[slot]) for slot in order))
+        for slot, logits in zip(order, together, strict=True):
+            np.testing.assert_array_equal(logits, alone[slot])
+
+
+def test_rejected_positions_leave_nothing_behind(model: Any) -> None:
+    ids = text(50)
+    (whole,) = step(model, (0, 0, ids))
+    step(model, (1, 0, ids[:20]))
+    for at in range(20, 50, 3):
+        step(model, (1, at, [*ids[at : at + 2], *text(7, at)]))  # two right drafts, seven wrong ones
+        np.testing.assert_array_equal(step(model, (1, at, ids[at : at + 3]))[0], whole[at : at + 3])
+
+
+def test_logits_are_computed_for_what_is_asked(model: Any) -> None:
+    ids = np.array(text(40))
+    whole = model.compute_logits(model.forward(ForwardBatch(ids, [Segment(0, 0, 40, 0)]))[FINAL_NORM])
+    tickets = model.forward(ForwardBatch(ids, [Segment(0, 0, 40, 0, outputs=1)]))[FINAL_NORM]
+    np.testing.assert_array_equal(model.compute_logits(tickets[-1:]), whole[-1:])
+    assert np.isnan(model.compute_logits(tickets[:1])).all()
+
+
+def test_without_stable_bits_requests_share_a_pass(file: Path) -> None:
+    model = load_model(file, threads=1)
+    assert model.capabilities.stable_row_counts == ()
+    model.allocate(3, 700)
+    texts = [text(n, n) for n in (600, 1, 9)]
+    alone = [step(model, (0, 0, ids))[0] for ids in texts]
+    for logits, expected in zip(step(model, *((s, 0, ids) for s, ids in enumerate(texts))), alone, strict=True):
+        assert np.abs(logits - expected).max() < 0.05 * expected.std()
+        assert (logits.argmax(-1) == expected.argmax(-1)).mean() > 0.95
+
+
+PROMPTS = [path.read_text().removesuffix("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 5, "repetition_penalty": 1.1}])
+def test_drafts_change_the_steps_and_not_the_tokens(file: Path, sampling: dict[str, Any]) -> None:
+    """Requests together, with drafts, in short chunks, against one after the other without."""
+    tokenizer = load_tokenizer(file)
+    prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
+    outputs = []
+    for speculative, runner_settings in (
+        ({"method": "ngram", "num_speculative_tokens": 8}, {"max_num_seqs": 3, "prefill_chunk": 37}),
+        ({"method": "naive"}, {"max_num_seqs": 1}),
+    ):
+        config = parse({"speculative": speculative, "runner": {**runner_settings, "max_model_len": 1024}})
+        runner = sd.ModelRunner(
+            config, sd.get_backend("reference"), load_model(file, threads=1, bit_stable=True), tokenizer
+        )
+        for at, prompt in enumerate(prompts):
+            runner.add_request(sd.Request(str(at), prompt, sd.SamplingParams(max_new_tokens=40, **sampling)))
+        outputs.append(runner.run())
+    drafted, plain = outputs
+    assert {n: out.token_ids for n, out in drafted.items()} == {n: out.token_ids for n, out in plain.items()}
+    assert sum(out.accepted for out in drafted.values()) > 20
+
+
+def test_a_configuration_names_the_file(file: Path) -> None:
+    runtime = sd.load(ROOT / "configs/reference.yaml", [f"model.path={file}", "model.bit_stable=true"])
+    runner = runtime.runner()
+    assert runner.model.framework == "llama.cpp" and runner.model.capabilities.stable_row_counts is None
+    prompt = runner.tokenizer.encode("def add(a, b):\n")
+    runner.add_request(sd.Request("a", prompt, sd.SamplingParams(max_new_tokens=8)))
+    output = runner.run()["a"]
+    assert output.text == runner.tokenizer.decode([t for t in output.token_ids if t not in runner.end_tokens])
+
+
+def test_proposers_that_want_hidden_states_are_refused(file: Path) -> None:
+    model = load_model(file, threads=1)
+    model.allocate(1, 64)
+    batch = ForwardBatch(np.array([1, 2]), [Segment(0, 0, 2, 0)], hidden_layers=(FINAL_NORM,))
+    with pytest.raises(ArgumentError, match="hidden_layers"):
+        model.forward(batch)
+
+
+# ---- the tokenizer
+
+
+def test_text_goes_there_and_back(file: Path) -> None:
+    from tokenizers import Tokenizer, pre_tokenizers
+
+    library = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # GGUF's rule "gpt-2"
+    tokenizer = load_tokenizer(file)
+    assert (tokenizer.vocab_size, tokenizer.eos_token_ids, tokenizer.bos_token_id) == (4096, (0,), 0)
+    for prompt in PROMPTS:
+        ids = tokenizer.encode(prompt)
+        assert tokenizer.decode(ids) == prompt
+        assert ids == library.encode(prompt).ids
+    for odd in ("", "é", "naïve Grüße, 数学 🙂", "\0", "<|endoftext|>"):
+        ids = tokenizer.encode(odd)
+        assert tokenizer.decode(ids) == odd
+        detokenizer = tokenizer.detokenizer()
+        pieces = [detokenizer.push(token) for token in ids] + [detokenizer.finish()]
+        assert "".join(pieces) == odd
+        assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+    assert 0 not in tokenizer.encode("<|endoftext|>")  # text, not the special token
+    assert tokenizer.decode([0]) == "<|endoftext|>"
+    assert tokenizer.decode([-1, 4096]) == ""
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "error", "message"),
+    [
+        (lambda f: f.with_name("other.gguf"), {}, CheckpointError, "expected a GGUF file, got nothing there"),
+        (lambda f: f, {"device": "cuda:0"}, ArgumentError, "argument 'device': expected cpu, got 'cuda:0'"),
+        (lambda f: f, {"dtype": "int8"}, ArgumentError, "float32 or float16 or bfloat16"),
+        (lambda f: f, {"framework": "torch"}, ArgumentError, "for a GGUF file, got 'torch'"),
+        (lambda f: MODEL, {"framework": "llama.cpp"}, CheckpointError, "expected a GGUF file, got a folder"),
+    ],
+)
+def test_what_cannot_be_loaded(
+    file: Path, change: Callable[[Path], Path], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        load_model(change(file), **options)
+
+
+@pytest.mark.parametrize("size", [0, 100, 1_000_000])
+def test_a_file_that_is_cut_off(file: Path, tmp_path: Path, size: int) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(file.read_bytes()[:size])
+    for load in (load_model, load_tokenizer) if size < 1_000_000 else (load_model,):
+        with pytest.raises(CheckpointError, match=r"broken\.gguf: expected a GGUF file that llama\.cpp reads, got: "):
+            load(broken)
+
+
+def test_batches_that_do_not_fit_change_nothing(model: Any) -> None:
+    ids = text(30)
+    (expected,) = step(model, (0, 0, ids))
+    step(model, (0, 0, ids[:20]))
+    for part, message in (
+        ((0, 25, ids[25:]), r"segments\[0\].position': expected at most 20, what slot 0 holds, got 25"),
+        ((3, 0, ids), r"segments\[0\].slot"),
+        ((0, 20, [4096]), "token_ids"),
+        ((0, 690, ids), "positions in"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            step(model, part)
+    np.testing.assert_array_equal(step(model, (0, 20, ids[20:]))[0], expected[20:])
+
+
+def test_a_cache_must_be_allocated(file: Path) -> None:
+    fresh = load_model(file, threads=1)
+    with pytest.raises(ArgumentError, match=r"expected a call of allocate\(\) first"):
+        step(fresh, (0, 0, [1]))
+    for slots, length in ((0, 10), (1, 0), (257, 10)):
+        with pytest.raises(ArgumentError, match="allocate"):
+            fresh.allocate(slots, length)
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2027.1.5")
+    with pytest.raises(
+        UnsupportedError, match=r"llama.cpp \(xllamacpp\) 2027\.1\.5: expected a version .*\(2026\.10\)"
+    ):
+        api.load.__wrapped__()
+
+
+def test_another_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(api._FUNCTIONS, "llama_frobnicate", (None, ()))
+    with pytest.raises(UnsupportedError, match=r"expected llama\.cpp with a function llama_frobnicate, got none"):
+        api.load.__wrapped__()

@@ -1,0 +1,281 @@
+"""The GPU kernels against float64, interpreted by Triton where there is no GPU, compiled where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.torch
+
+Doubles = npt.NDArray[np.float64]
+MakeLauncher = Callable[..., Any]
+
+
+@pytest.fixture
+def make_launcher(triton_place: str) -> MakeLauncher:
+    """make_launcher(dtype): launches on the place that this run tests."""
+    import torch
+
+    from specdec_hal.models.triton_kernels.launcher import Launcher
+
+    def make(dtype: str = "float32") -> Any:
+        if dtype == "bfloat16" and triton_place == "cpu":
+            pytest.skip("Triton's interpreter multiplies the bits of bfloat16 numbers as integers")
+        return Launcher(torch.device(triton_place), getattr(torch, dtype), pdl=triton_place != "cpu")
+
+    return make
+
+
+def random(launcher: Any, *shape: int, seed: int = 0) -> Any:
+    """Normal numbers in the launcher's dtype and place."""
+    import torch
+
+    values = torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
+    return values.to(launcher.arena.device, launcher.dtype)
+
+
+def ints(launcher: Any, values: Any) -> Any:
+    import torch
+
+    return torch.as_tensor(np.asarray(values), dtype=torch.int32).to(launcher.arena.device)
+
+
+def doubles(tensor: Any) -> Doubles:
+    array: Doubles = tensor.double().cpu().numpy()
+    return array
+
+
+# ---- products
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"),
+    [(1, 48, 33), (9, 130, 640), (72, 512, 256), (130, 200, 704), (16, 96, 2048)],
+)
+def test_linear(make_launcher: MakeLauncher, dtype: str, rows: int, columns: int, depth: int) -> None:
+    """Stored and added, with a count on the device; rows behind it stay as they were."""
+    import torch
+
+    launcher = make_launcher(dtype)
+    x, weight = random(launcher, rows + 3, depth), random(launcher, columns, depth, seed=1)
+    want = doubles(x)[:rows] @ doubles(weight).T
+    out = torch.full((rows + 3, columns), float("nan"), dtype=torch.float32, device=x.device)
+    launcher.linear(x, weight, out, ints(launcher, [rows]))
+    assert out[rows:].isnan().all()
+    np.testing.assert_allclose(doubles(out)[:rows], want, rtol=0, atol=2e-6 * depth)
+    launcher.linear(x, weight, out, ints(launcher, [rows]), add=True)
+    assert out[rows:].isnan().all()
+    np.testing.assert_allclose(doubles(out)[:rows], 2 * want, rtol=0, atol=4e-6 * depth)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("described", [False, True])
+def test_ways_to_compute_a_product(
+    make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, split: bool, described: bool
+) -> None:
+    """Parts of K in one program or in several, tiles by pointers or by descriptors."""
+    import torch
+
+    from specdec_hal.models.triton_kernels import launcher as launches
+    from specdec_hal.models.triton_kernels.tiles import ProductTile
+
+    monkeypatch.setattr(launches, "split_parts", lambda programs: split)
+    launcher = make_launcher()
+    launcher.tiles = replace(launcher.tiles, products=(ProductTile(64, 32, 64, 4, 3, described),))
+    x, weight = random(launcher, 70, 576), random(launcher, 50, 576, seed=1)
+    out = torch.empty((70, 50), dtype=torch.float32, device=x.device)
+    for _ in range(2):  # the second launch finds the counters as the first one did
+        launcher.linear(x, weight, out.fill_(float("nan")), None)
+        np.testing.assert_allclose(doubles(out), doubles(x) @ doubles(weight).T, rtol=0, atol=1e-3)
+
+
+def test_bits_of_a_product_do_not_depend_on_its_tile(make_launcher: MakeLauncher, triton_place: str) -> None:
+    if triton_place == "cpu":
+        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
+    import torch
+
+    from specdec_hal.models.triton_kernels.tiles import ProductTile
+
+    launcher = make_launcher()
+    x, weight = random(launcher, 150, 1024), random(launcher, 96, 1024, seed=1)
+    results = []
+    for m, n, described in ((16, 32, False), (32, 64, False), (64, 64, False), (64, 64, True)):
+        launcher.tiles = replace(launcher.tiles, products=(ProductTile(m, n, 64, 4, 3, described),))
+        results.append(torch.empty((150, 96), dtype=torch.float32, device=x.device))
+        launcher.linear(x, weight, results[-1], None)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@given(columns=st.integers(1, 200_000), depth=st.integers(1, 20_000))
+def test_parts_cover_the_depth(columns: int, depth: int) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+    from specdec_hal.models.triton_kernels.tiles import part_length
+
+    part = part_length(columns, depth)
+    parts = -(-depth // part)
+    assert part % 64 == 0 and (parts - 1) * part < depth <= parts * part
+
+
+@given(rows=st.integers(1, 5000), columns=st.integers(1, 130_000), depth=st.integers(1, 9000))
+def test_choice_of_a_tile(rows: int, columns: int, depth: int) -> None:
+    """No tile wastes half of its rows on nothing but the smallest; those of float32 have one depth."""
+    pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+    from specdec_hal.models.triton_kernels.tiles import tiles_of
+
+    for dtype in ("float32", "bfloat16"):
+        tiles = tiles_of(dtype)
+        tile = tiles.product(rows, columns, depth)
+        assert tile in tiles.products and (tile.m == 16 or tile.m < 2 * rows)
+    assert len({tile.k for tile in tiles_of("float32").products}) == 1
+
+
+# ---- rows by themselves
+
+
+def test_norm_of_embeddings(make_launcher: MakeLauncher) -> None:
+    """Ids outside the vocabulary count as zeros."""
+    import torch
+
+    launcher = make_launcher()
+    embedding, weight = random(launcher, 7, 33), random(launcher, 33, seed=1)
+    ids = torch.as_tensor([3, -1, 7, 6, 0, 5], device=embedding.device)
+    residual, out, again = (torch.full((6, 33), float("nan"), device=embedding.device) for _ in range(3))
+    count = ints(launcher, [5])
+    launcher.embed_norm(ids, embedding, residual, weight, out, count, 1e-5)
+    want = np.zeros((5, 33))
+    for row, token in enumerate(ids[:5].tolist()):
+        want[row] = doubles(embedding)[token] if 0 <= token < 7 else 0
+    np.testing.assert_array_equal(doubles(residual)[:5], want)
+    normed = want / np.sqrt((want**2).mean(1, keepdims=True) + 1e-5) * doubles(weight)
+    np.testing.assert_allclose(doubles(out)[:5], normed, rtol=0, atol=1e-5)
+    launcher.rms_norm(residual, weight, again, count, 1e-5)
+    assert torch.equal(again[:5], out[:5])
+    assert residual[5].isnan().all() and out[5].isnan().all() and again[5].isnan().all()
+
+
+# ---- attention
+
+
+def attended(q: Doubles, keys: Doubles, values: Doubles, positions: list[int], group: int) -> Doubles:
+    """Causal attention of q [n, heads, d] at `positions` to keys and values [context, kv_heads, d]."""
+    out = np.empty_like(q)
+    for i, position in enumerate(positions):
+        for head in range(q.shape[1]):
+            k, v = keys[: position + 1, head // group], values[: position + 1, head // group]
+            scores = k @ q[i, head] / np.sqrt(q.shape[2])
+            weights = np.exp(scores - scores.max())
+            out[i, head] = weights @ v / weights.sum()
+    return out
+
+
+def run_attention(
+    launcher: Any, parts: list[tuple[int, int]], heads: Any, block_size: int, bound: int, padding: int = 0
+) -> tuple[Any, Doubles]:
+    """`parts`: position and number of tokens of each slot. What the kernel gives, and what it should."""
+    import torch
+
+    from specdec_hal.models.protocol import DeviceBatch
+
+    width = -(-bound // block_size)
+    pool = torch.full((len(parts) * width, 2, block_size, heads.kv_heads, heads.head_dim), float("nan"))
+    pool = pool.to(launcher.arena.device, launcher.dtype)
+    tables = np.random.default_rng(0).permutation(len(pool)).reshape(len(parts), width)
+    offsets = np.concatenate([[0], np.cumsum([count for _, count in parts])])
+    rows = int(offsets[-1])
+    q = random(launcher, rows + padding, heads.heads * heads.head_dim)
+    want = np.zeros((rows, heads.heads, heads.head_dim))
+    for slot, (position, count) in enumerate(parts):
+        lines = random(launcher, 2, position + count, heads.kv_heads, heads.head_dim, seed=slot)
+        for p in range(position + count if count else 0):
+            pool[tables[slot, p // block_size], :, p % block_size] = lines[:, p]
+        keys, values = doubles(lines)
+        mine = doubles(q)[offsets[slot] : offsets[slot + 1]].reshape(count, heads.heads, heads.head_dim)
+        where = list(range(position, position + count))
+        want[offsets[slot] : offsets[slot + 1]] = attended(mine, keys, values, where, heads.heads // heads.kv_heads)
+    out = torch.full_like(q, float("nan"))
+    most = max(count for _, count in parts)
+    batch = DeviceBatch(
+        q, q, ints(launcher, offsets), ints(launcher, [p for p, _ in parts]), ints(launcher, tables), bound, most
+    )
+    for _ in range(2):  # the second launch finds the counters as the first one did
+        launcher.attention(q, out, pool, batch, heads)
+    assert out[rows:].isnan().all()
+    return out[:rows], want.reshape(rows, -1)
+
+
+BATCHES = {
+    "one token at the start": [(0, 1)],
+    "edges of blocks and chunks": [(15, 1), (16, 1), (63, 1), (64, 1), (127, 2)],
+    "drafts and idle slots": [(0, 0), (100, 9), (0, 0), (3, 5), (64, 1)],
+    "a prompt": [(0, 70)],
+    "chunks of prompts beside decoding": [(130, 1), (0, 0), (40, 33), (77, 9), (0, 17)],
+}
+
+
+@pytest.mark.parametrize("parts", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 10)])
+@pytest.mark.parametrize(("each", "apart"), [(1, False), (4, True)])
+def test_attention(
+    make_launcher: MakeLauncher,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    each: int,
+    apart: bool,
+) -> None:
+    """Chunks of 16 positions, so that short texts have many; blocks of them in every order; other slots' are NaN."""
+    from specdec_hal.models.triton_kernels import launcher as launches
+
+    monkeypatch.setattr(launches, "chunks_each", lambda chunks: each)
+    monkeypatch.setattr(launches, "chunks_apart", lambda programs: apart)
+    launcher = make_launcher()
+    launcher.tiles = replace(launcher.tiles, chunk=16, keys=16)
+    got, want = run_attention(launcher, parts, launches.Heads(heads, kv_heads, head_dim), 16, 160, padding=2)
+    np.testing.assert_allclose(doubles(got), want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("each", [1, 4])
+def test_attention_to_long_contexts(make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, each: int) -> None:
+    """Chunks of all three lengths: 32 of 16 positions, 32 of 64, then of 256."""
+    from specdec_hal.models.triton_kernels import launcher as launches
+
+    monkeypatch.setattr(launches, "chunks_each", lambda chunks: each)
+    launcher = make_launcher()
+    launcher.tiles = replace(launcher.tiles, chunk=16, keys=16)
+    parts = [(511, 2), (2700, 1)]
+    got, want = run_attention(launcher, parts, launches.Heads(2, 1, 16), 64, 2800)
+    np.testing.assert_allclose(doubles(got), want, rtol=0, atol=2e-5)
+
+
+def test_bits_of_attention_do_not_depend_on_the_batch(make_launcher: MakeLauncher, triton_place: str) -> None:
+    if triton_place == "cpu":
+        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
+    import torch
+
+    from specdec_hal.models.triton_kernels.launcher import Heads
+
+    launcher = make_launcher()
+    heads = Heads(4, 2, 64)
+    alone, _ = run_attention(launcher, [(700, 9)], heads, 64, 800)
+    for parts in ([(700, 9), (0, 300)], [(700, 9), (0, 1500)], [(700, 9)] + [(650, 1)] * 200):
+        beside, _ = run_attention(launcher, parts, heads, 64, 2000)
+        assert torch.equal(beside[:9], alone)
+
+
+@given(context=st.integers(1, 100_000), chunk=st.sampled_from([16, 64, 128]))
+def test_chunks_tile_the_context(context: int, chunk: int) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+    from specdec_hal.models.triton_kernels.attention import chunk_count, chunk_start
+
+    count = int(chunk_count.fn(context, chunk))
+    assert int(chunk_start.fn(count - 1, chunk)) < context <= int(chunk_start.fn(count, chunk))

@@ -1,0 +1,64 @@
+"""The op table in C++: generated from the OpSpecs, committed, and up to date."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdec_hal.ops import OPS, cpp
+from specdec_hal.ops.enums import ENUMERATIONS
+from specdec_hal.ops.spec import Role
+from specdec_hal.ops.vocabulary import SERVED
+
+ROOT = Path(__file__).parents[2]
+HEADERS = cpp.headers()
+
+
+def test_the_committed_headers_are_up_to_date():
+    cure = "run: python -m specdec_hal.ops.cpp"
+    for path, text in HEADERS.items():
+        assert (ROOT / path).is_file() and (ROOT / path).read_text() == text, f"{path}: {cure}"
+    for path in (ROOT / cpp.INCLUDE).rglob("*.h"):
+        if cpp.NOTICE in path.read_text():
+            assert path.relative_to(ROOT) in HEADERS, f"{path}: made from an op that is gone; {cure}"
+
+
+def test_the_module_writes_them_and_removes_what_is_gone(tmp_path):
+    (tmp_path / cpp.INCLUDE / "specdec").mkdir(parents=True)
+    folder = tmp_path / cpp.INCLUDE / "specdec_ops"
+    folder.mkdir()
+    (folder / "gone.h").write_text(f"// {cpp.NOTICE}\n")
+    (folder / "signature.h").write_text("// written by hand\n")
+    subprocess.run([sys.executable, "-m", "specdec_hal.ops.cpp"], cwd=tmp_path, check=True)
+    assert all((tmp_path / path).read_text() == text for path, text in HEADERS.items())
+    assert {path.name for path in folder.iterdir()} == {"signature.h", *(f"{op}.h" for op in OPS)}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_struct_has_a_field_for_everything(op):
+    """Operands, symbols and attributes under the contract's names; what is only read is const."""
+    spec = OPS[op]
+    attrs = spec.attr_by_name.keys()
+    model = next(o for o in OPS.values() if (o.operands, o.attr_by_name.keys()) == (spec.operands, attrs))
+    struct = re.search(r"^struct \w+Args \{\n(.*?)^\};", cpp.render_op(model), re.DOTALL | re.MULTILINE)
+    assert struct is not None
+    lines = [line.partition("//")[0].strip(" ;") for line in struct[1].splitlines()]
+    pointers = {line.rpartition(" ")[2]: line for line in lines if "*" in line}
+    assert list(pointers) == list(spec.by_name)
+    for name, operand in spec.by_name.items():
+        assert pointers[name].startswith("const ") == (operand.role is Role.IN)
+    fields = {name.strip() for line in lines if "*" not in line for name in line.partition(" ")[2].split(",")}
+    assert fields >= {*spec.symbols, *spec.attr_by_name}
+
+
+def test_the_contract_header_has_every_enumerator_and_size():
+    text = cpp.render_contract()
+    for kind in ENUMERATIONS:
+        (line,) = (line for line in text.splitlines() if line.startswith(f"enum class {kind.__name__} "))
+        assert [int(number) for number in re.findall(r"= (\d+)", line)] == [int(member) for member in kind]
+    for symbol, most in SERVED.items():
+        assert f"k{symbol} = {most};" in text

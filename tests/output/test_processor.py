@@ -1,0 +1,238 @@
+"""A token processor makes of frames what a runner with a tokenizer makes of the same steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.errors import FrameError
+from specdec_hal.output import FrameReader, FrameWriter, News, OutputFrame, TokenProcessor
+from specdec_hal.output.frame import FrameKind, StreamEnd, StreamStart
+from specdec_hal.output.writer import TOO_SLOW
+from specdec_hal.runner import Request, RequestOutput, SamplingParams, StreamDelta
+from tests.runner.conftest import make_runner
+from tests.runner.test_many_requests import expected, random_request
+from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
+
+
+class Pair:
+    """A runner without a tokenizer, and a processor at the other end of a wire that tests may cut."""
+
+    def __init__(self, **sections: Any) -> None:
+        self.sent: list[bytes] = []
+        self.accepts = True
+        self.runner = make_runner(model=DeviceHistoryModel(), **sections)
+        self.writer = FrameWriter(self.runner, self._send)
+        self.reader, self.processor = FrameReader(), TokenProcessor(LetterTokenizer().detokenizer)
+        self.deltas: dict[str, list[StreamDelta]] = {}
+        self.ends: dict[str, News] = {}
+
+    def _send(self, data: bytes) -> bool:
+        if self.accepts:
+            self.sent.append(data)
+        return self.accepts
+
+    def step(self) -> None:
+        self.runner.step()
+        self.writer.flush()
+
+    def receive(self) -> list[News]:
+        sent, self.sent = self.sent, []
+        news = list[News]()
+        for data in sent:
+            frame = self.reader.feed(data)
+            if frame is not None:
+                news += self.processor.take(frame)
+        for one in news:
+            name = one.delta.request_id
+            before = self.deltas.setdefault(name, [])
+            if one.token_start == 0 and one.char_start == 0:
+                before.clear()
+            assert one.token_start == sum(len(delta.token_ids) for delta in before)
+            assert one.char_start == sum(len(delta.text) for delta in before)
+            assert name not in self.ends or not before, "a stream ended before"
+            before.append(one.delta)
+            if one.ended is not None:
+                self.ends[name] = one
+        return news
+
+    def output(self, name: str) -> RequestOutput:
+        """As the other end sees it."""
+        joined, ended = StreamDelta.joined(self.deltas[name]), self.ends[name].ended
+        assert ended is not None and joined.finish_reason is not None
+        return RequestOutput(
+            name, ended.prompt_tokens, joined.token_ids, joined.accepted_draft, joined.text, joined.finish_reason,
+            ended.error, joined.logprobs, ended.steps, ended.drafted, ended.accepted, ended.queue_s,
+        )  # fmt: skip
+
+    def restart_processor(self) -> None:
+        """What was under way is lost."""
+        self.sent.clear()
+        self.reader, self.processor = FrameReader(), TokenProcessor(LetterTokenizer().detokenizer)
+        self.ends.clear()
+        self.writer.begin()
+
+
+SECTIONS: dict[str, Any] = {
+    "runner": {
+        "max_num_seqs": 4, "prefill_chunk": 16, "max_num_batched_tokens": 44, "block_size": 4, "num_kv_blocks": 16,
+        "overlap": True,
+    },
+    "speculative": {"method": "ngram", "num_speculative_tokens": 4},
+}  # fmt: skip
+COUNT = 60
+
+
+@cache
+def in_process() -> dict[str, RequestOutput]:
+    """Of a runner with a tokenizer, in the order of the requests."""
+    runner = make_runner(model=DeviceHistoryModel(), **SECTIONS)
+    for number in range(COUNT):
+        runner.add_request(random_request(number))
+    outputs = runner.run()
+    return {f"request-{number}": outputs[f"request-{number}"] for number in range(COUNT)}
+
+
+@pytest.mark.parametrize("trouble", ["none", "restarts", "failures"])
+def test_every_stream_is_what_plain_decoding_gives(trouble: str) -> None:
+    pair, rng = Pair(**SECTIONS), np.random.default_rng(1)
+    for number in range(COUNT):
+        pair.runner.add_request(random_request(number))
+    while pair.runner.has_requests:
+        if trouble == "failures" and rng.random() < 0.05 and pair.runner._trials.on_trial is None:
+            pair.runner.model.failures.append(OSError("injected"))  # type: ignore[attr-defined]
+        pair.step()
+        if rng.random() < 0.5:
+            for news in pair.receive():  # a request that a stop string ends goes on in the engine until it is told
+                if news.ended is not None:
+                    pair.runner.cancel(news.delta.request_id, "stop")
+        if trouble == "restarts" and rng.random() < 0.05:
+            pair.restart_processor()
+    pair.writer.flush()
+    pair.receive()
+    finished = pair.runner.take_finished()
+    assert finished.keys() == pair.deltas.keys() and len(finished) == COUNT
+    reasons = Counter[str]()
+    for number, (name, wanted) in enumerate(in_process().items()):
+        output = pair.output(name)
+        assert list(output.token_ids) == expected(number).tokens
+        for field in ("token_ids", "text", "finish_reason", "logprobs", "prompt_tokens"):
+            assert getattr(output, field) == getattr(wanted, field), (name, field)
+        reasons[output.finish_reason] += 1
+        assert output.accepted <= output.drafted and (output.queue_s or 0) >= 0
+    assert reasons["stop"] > 5 < reasons["length"]
+    assert pair.processor.preempted > 0 or trouble == "restarts"
+    assert (pair.processor.recovered > 0) == (trouble == "failures")
+    total = pair.processor.totals
+    if trouble == "none":
+        assert total.accepted.total() == sum(pair.output(f"request-{n}").accepted for n in range(COUNT)) > 0
+
+
+def test_the_same_output_as_a_runner_with_a_tokenizer_to_the_last_count() -> None:
+    requests = [
+        replace(random_request(n), params=random_request(n).params.model_copy(update={"stop": []})) for n in range(9)
+    ]
+    pair, whole = Pair(**SECTIONS), make_runner(model=DeviceHistoryModel(), **SECTIONS)
+    for request in requests:
+        pair.runner.add_request(request)
+        whole.add_request(request)
+    while pair.runner.has_requests:
+        pair.step()
+    pair.receive()
+    for name, output in whole.run().items():
+        assert pair.output(name) == output
+
+
+def test_what_is_released_is_forgotten() -> None:
+    pair = Pair(**SECTIONS)
+    pair.runner.add_request(Request("a", [1, 2], SamplingParams(max_new_tokens=3)))
+    while pair.runner.has_requests:
+        pair.step()
+    (sequence,) = pair.runner.streams
+    pair.runner.take_finished(["a"])
+    pair.writer.released(sequence)
+    pair.writer.flush()
+    pair.receive()
+    assert pair.ends["a"].ended is not None and not pair.processor._streams
+    pair.writer.flush()
+    assert not pair.sent, "nothing happened"
+
+
+def test_a_reader_that_is_too_slow_costs_requests_and_says_so() -> None:
+    pair = Pair(**SECTIONS)
+    params = SamplingParams(max_new_tokens=20, bad_token_ids=[0])
+    pair.runner.add_request(Request("a", [1, 2], params))
+    for _ in range(4):
+        pair.step()
+    pair.receive()
+    had = sum(len(delta.token_ids) for delta in pair.deltas["a"])
+    pair.accepts = False
+    pair.runner.add_request(Request("b", [3], params))
+    pair.runner.add_request(Request("c", [3], params.model_copy(update={"max_new_tokens": 1})))
+    for _ in range(3):
+        pair.step()
+    pair.accepts = True
+    pair.runner.add_request(Request("d", [3], params))
+    while pair.runner.has_requests:
+        pair.step()
+    pair.writer.flush()
+    pair.receive()
+    a = pair.output("a")
+    assert (a.finish_reason, a.error, len(a.token_ids)) == ("error", TOO_SLOW, had)
+    assert pair.runner.take_finished()["a"].error == TOO_SLOW
+    for name, tokens in (("b", 0), ("c", 0), ("d", 20)):
+        output = pair.output(name)
+        assert (output.finish_reason == "error", len(output.token_ids)) == (not tokens, tokens), name
+
+
+START = StreamStart(0, "a", 2, 5, SamplingParams().model_dump(), None)
+
+
+def frame(sequence: int = 0, numbers: tuple[int, ...] = (), starts: tuple[int, ...] = (), **more: Any) -> OutputFrame:
+    each = more.pop("each", 1)
+    total = each * len(numbers)
+    return OutputFrame(
+        7, sequence, more.pop("flags", FrameKind.TARGET), 1, 4, list(numbers), list(starts), [each] * len(numbers),
+        [0] * len(numbers), bytes(total), np.arange(1, 1 + total).data, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (frame(1, flags=FrameKind.DRAFT), "flags: expected 3, tokens of the target model, got 4"),
+        (frame(1, (5,), (0,)), "number: expected a request of this session, got 5"),
+        (frame(1, (0,), (2,)), "request 'a': expected 1 tokens before, got 2; some are missing"),
+        (frame(1, streams=[START]), "streams: expected a new number, got 0 again"),
+        (frame(1, ended=[StreamEnd(3, "stop", "")]), "number: expected a request of this session, got 3"),
+        (frame(1, released=[2]), "number: expected a request of this session, got 2"),
+    ],
+)
+def test_frames_that_cannot_follow(wrong: OutputFrame, message: str) -> None:
+    processor = TokenProcessor(LetterTokenizer().detokenizer)
+    processor.take(frame(0, (0,), (0,), streams=[START]))
+    with pytest.raises(FrameError, match=message):
+        processor.take(wrong)
+
+
+def test_a_stream_ends_once() -> None:
+    processor = TokenProcessor(LetterTokenizer().detokenizer)
+    stopped = StreamStart(0, "a", 2, 5, SamplingParams(stop=["c"]).model_dump(), 0.5)
+    news = processor.take(frame(0, (0, 0), (0, 1), streams=[stopped], end_tokens=[9]))
+    assert [one.delta.finish_reason for one in news] == ["stop"] and news[0].delta.text == "b"
+    assert news[0].ended is not None and news[0].ended.queue_s == 0.5
+    assert processor.take(frame(1, (0,), (2,), ended=[StreamEnd(0, "cancelled", "")])) == []
+
+
+def test_what_the_engine_emits_behind_a_stop_string_is_dropped() -> None:
+    processor = TokenProcessor(LetterTokenizer().detokenizer)
+    stopped = StreamStart(0, "a", 2, 9, SamplingParams(stop=["b"]).model_dump(), 0.5)
+    (news,) = processor.take(frame(0, (0,), (0,), each=3, streams=[stopped]))
+    assert (news.delta.text, news.delta.token_ids, news.delta.finish_reason) == ("", (1,), "stop")
+    assert processor.take(frame(1, (0,), (3,), each=2)) == []
+    assert processor.totals.emitted == 1

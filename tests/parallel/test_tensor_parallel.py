@@ -1,0 +1,227 @@
+"""Tensor parallelism: the same tokens on every rank, whether ranks are threads or processes, and clean ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.config import parse
+from specdec_hal.errors import ConfigError, EngineDeadError, RankMismatchError, RequestError
+from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
+from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.runtime import Runtime
+from tests.models.conftest import Shape, write_checkpoint
+
+pytestmark = pytest.mark.torch
+
+EMBEDDED = Path(__file__).parents[2] / "models" / "tiny-py-lm"
+SHAPE = Shape(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, head_dim=8, bos_token_id=0, eos_token_id=0)
+
+
+class Threads:
+    """A group of threads: each puts its value down, all meet, all read."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self._values = size, [None] * size
+        self._barrier = threading.Barrier(size, timeout=60)
+
+    def rank(self, rank: int) -> Any:
+        return ThreadRank(self, rank)
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+    def run(self, work: Callable[[Any], Any]) -> list[Any]:
+        """work(group) on every rank at once; what each gave, or raised."""
+
+        def guarded(rank: int) -> Any:
+            try:
+                return work(self.rank(rank))
+            except RankMismatchError as error:  # every rank finds it
+                return error
+            except BaseException:
+                self._barrier.abort()
+                raise
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(guarded, range(self.size)))
+
+
+class ThreadRank:
+    def __init__(self, threads: Threads, rank: int) -> None:
+        self.rank, self.size, self._threads = rank, threads.size, threads
+
+    def gather(self, tensor: Any) -> list[Any]:
+        return self._threads.exchange(self.rank, tensor)
+
+    gather_objects = gather
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_checkpoint(tmp_path_factory.mktemp("parallel"), SHAPE)
+    shutil.copy(EMBEDDED / "tokenizer.json", folder)
+    return folder
+
+
+def settings(path: Path, ranks: int, **speculative: Any) -> dict[str, Any]:
+    return {
+        "backend": {"name": "reference"},
+        "model": {"path": str(path), "framework": "torch"},
+        "engine": {"tensor_parallel": ranks, "digest_interval": 4},
+        "runner": {"max_num_seqs": 3, "max_model_len": 200},
+        "speculative": speculative or {"method": "ngram", "num_speculative_tokens": 3},
+    }
+
+
+def requests() -> list[Request]:
+    rng = np.random.default_rng(0)
+    return [
+        Request(f"r{i}", rng.integers(1, 4096, 5 + 20 * i).tolist(), SamplingParams(
+            max_new_tokens=25, temperature=0.9 * (i % 2), seed=i, repetition_penalty=1.2 if i == 3 else 1.0
+        ))
+        for i in range(5)
+    ]  # fmt: skip
+
+
+def tokens_of(runner: Any) -> dict[str, tuple[int, ...]]:
+    for request in requests():
+        runner.add_request(request)
+    return {name: output.token_ids for name, output in runner.run().items()}
+
+
+def on_threads(path: Path, ranks: int, **speculative: Any) -> list[Any]:
+    """The tokens of each rank, all in this process."""
+    from specdec_hal.parallel.runner import RankRunner
+
+    config = parse(settings(path, ranks, **speculative))
+
+    def work(group: Any) -> dict[str, tuple[int, ...]]:
+        runtime = Runtime(config)
+        model = runtime.load_model(group=group)
+        return tokens_of(RankRunner(config, runtime.backend, model, runtime.load_tokenizer(), group=group))
+
+    return Threads(ranks).run(work)
+
+
+@contextmanager
+def on_processes(path: Path, ranks: int, **speculative: Any) -> Iterator[Any]:
+    runtime = Runtime(parse(settings(path, ranks, **speculative)))
+    try:
+        yield runtime
+    finally:
+        if runtime.team is not None:
+            runtime.team.close()
+            runtime.team.group.close()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_hidden_states_are_the_models(checkpoint: Path, ranks: int) -> None:
+    ids = np.random.default_rng(1).integers(1, 4096, 12)
+
+    def logits(model: Any, cuts: list[int]) -> Any:
+        model.allocate(2, 64)
+        parts = []
+        for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+            batch = ForwardBatch(ids[start:end], [Segment(1, 0, end - start, start)])
+            parts.append(model.compute_logits(model.forward(batch)[FINAL_NORM]).numpy())
+        return np.concatenate(parts)
+
+    whole = logits(load_model(checkpoint, "torch"), [])
+    for cuts in ([], [1, 2, 7]):
+        found = Threads(ranks).run(lambda group, cuts=cuts: logits(load_model(checkpoint, "torch", group=group), cuts))
+        assert all(np.array_equal(found[0], other) for other in found[1:]), "ranks have the same bits"
+        np.testing.assert_allclose(found[0], whole, rtol=0, atol=2e-4 * np.abs(whole).max())
+        if not cuts:
+            once = found[0]
+    assert np.array_equal(found[0], once), "a token has the same bits in any batch"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_give_the_tokens_of_one_process(checkpoint: Path, ranks: int) -> None:
+    """One process that adds in the same order, and `ranks` processes: drafted and plain, sampled and not."""
+    naive = on_threads(checkpoint, ranks, method="naive")
+    assert all(tokens == naive[0] for tokens in naive) and len(naive[0]) == 5
+    with on_processes(checkpoint, ranks) as runtime:
+        drafted = tokens_of(runtime.runner())
+        assert drafted == naive[0]
+        # Another configuration, with the model that the ranks hold already.
+        mtp = parse(settings(checkpoint, ranks, method="mtp", num_speculative_tokens=2))
+        if ranks == 2:
+            model, tokenizer = runtime.load_model(), runtime.load_tokenizer()
+            assert tokens_of(runtime.with_config(mtp).runner(model=model, tokenizer=tokenizer)) == naive[0]
+
+
+def test_a_rank_that_decides_differently_is_named(checkpoint: Path) -> None:
+    from specdec_hal.parallel.runner import RankRunner
+
+    config = parse(settings(checkpoint, 2, method="naive"))
+
+    def work(group: Any) -> Any:
+        runtime = Runtime(config)
+        model = runtime.load_model(group=group)
+        if group.rank == 1:
+            right = model.compute_logits
+            model.compute_logits = lambda hidden: right(hidden).roll(1, 1) if steps() == 2 else right(hidden)
+        runner = RankRunner(config, runtime.backend, model, runtime.load_tokenizer(), group=group)
+        steps = lambda: runner.metrics.steps  # noqa: E731
+        runner.add_request(requests()[0])
+        return runner.run()
+
+    for error in Threads(2).run(work):
+        assert isinstance(error, RankMismatchError)
+        assert str(error).startswith(
+            "step 2, slot 0: expected the same tokens on every tensor-parallel rank, got rank 0:"
+        )
+
+
+def test_a_rank_that_dies_ends_the_others(checkpoint: Path) -> None:
+    with on_processes(checkpoint, 2) as runtime:
+        runner = runtime.runner()
+        for request in requests():
+            runner.add_request(request)
+        runner.step()
+        (rank,) = runtime.team._ranks
+        os.kill(rank.pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(EngineDeadError, match="tensor-parallel rank"):
+            while True:
+                runner.step()
+        assert time.monotonic() - start < 10
+
+
+def test_ranks_end_with_their_leader(checkpoint: Path) -> None:
+    with on_processes(checkpoint, 2) as runtime:
+        runtime.runner()
+        ranks = list(runtime.team._ranks)
+    assert [rank.exitcode for rank in ranks] == [0]
+
+
+def test_what_the_time_decides_is_refused(checkpoint: Path) -> None:
+    adaptive = settings(checkpoint, 2, method="ngram", adaptive=True)
+    with pytest.raises(ConfigError, match=r"speculative\.adaptive: expected false"):
+        parse(adaptive)
+    with on_processes(checkpoint, 2) as runtime, pytest.raises(RequestError, match="no deadline"):
+        runtime.runner().add_request(Request("late", [1], timeout_s=1.0))
+
+
+def test_sizes_that_cannot_be_divided(checkpoint: Path) -> None:
+    with pytest.raises(Exception, match="a divisor of num_key_value_heads = 4, got 3"):
+        load_model(checkpoint, "torch", group=Threads(3).rank(0))
+    with pytest.raises(Exception, match="'tensor_parallel': expected 1, got 2"):
+        load_model(checkpoint, "paddle", group=Threads(2).rank(0))

@@ -1,0 +1,39 @@
+"""Runners with every proposer that is built in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from specdec_hal.hookspecs import ProposerSpec, hookimpl
+from specdec_hal.models import TargetModel
+from specdec_hal.proposers.draft_model import DraftModelProposer, DraftModelSettings
+from specdec_hal.proposers.protocol import ProposerContext
+from specdec_hal.registry import BUILTINS, Registry
+
+PROPOSERS = ("ngram", "suffix", "imitation", "mtp", "hybrid")
+
+
+def registry_with_draft_model(make: Callable[[], TargetModel]) -> Registry:
+    """The built-in plug-ins, and `imitation`: the proposer `draft_model` over a model that no file holds."""
+
+    def build(context: ProposerContext) -> DraftModelProposer:
+        return DraftModelProposer(replace(context, load_model=lambda path: make(), tokenizer=None))
+
+    spec = ProposerSpec("imitation", build, DraftModelSettings)
+    registry = Registry(builtins=BUILTINS, entry_points=(), environ={})
+    registry.register(SimpleNamespace(specdec_proposers=hookimpl(lambda: spec)), "imitation")
+    return registry
+
+
+def settings_of(method: str) -> dict[str, Any]:
+    """Settings with which it drafts in short texts over few tokens."""
+    return {
+        "ngram": {"max_ngram_size": 2},
+        "suffix": {},
+        "imitation": {"path": "nowhere"},
+        "mtp": {},
+        "hybrid": {"max_ngram_size": 2, "num_model_steps": 1},
+    }[method]

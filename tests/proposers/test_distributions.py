@@ -1,0 +1,87 @@
+"""Whole decodes against the exact distribution: the joint one of three tokens, for each proposer and strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import parse
+from specdec_hal.conformance.statistics import ALPHA, g_test
+from specdec_hal.proposers.draft_sampler import DraftSampler
+from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
+from tests.support.markov_model import MarkovModel
+
+REQUESTS = 750
+SLOTS = 250
+TARGET = np.log(np.array([[6, 5, 3, 2], [1, 8, 4, 3], [7, 1, 1, 7], [3, 3, 9, 1]]) / 16)
+DRAFT = np.log(np.array([[3, 3, 9, 1], [5, 2, 4, 5], [8, 4, 2, 2], [1, 7, 3, 5]]) / 16)
+FILTERS = {"temperature": 0.7, "top_p": 0.9}
+PROMPT = [0, 1, 2, 3, 0, 2, 1, 3, 3, 0]
+
+
+def exact(rows: Any) -> Any:
+    """What `sample_target` draws from, in float64."""
+    size = len(rows)
+    probs = np.zeros((size, size), np.float32)
+    f32 = lambda value: np.full(size, value, np.float32)  # noqa: E731
+    ReferenceBackend().processed_probs(
+        rows.astype(np.float32), f32(0.7), f32(0.9), np.zeros(size, np.int32), f32(0), np.zeros(size, np.int64), probs
+    )
+    return probs.astype(np.float64) / probs.sum(1, dtype=np.float64, keepdims=True)
+
+
+def decode(
+    method: str, strategy: str, settings: dict[str, Any], requests: int = REQUESTS
+) -> tuple[Any, dict[str, Any]]:
+    """Counts of the first three tokens, and the runner's summary."""
+    registry = registry_with_draft_model(lambda: MarkovModel(DRAFT))
+    config = parse(
+        {
+            "runner": {"max_num_seqs": SLOTS, "prefill_chunk": len(PROMPT)},
+            "speculative": {
+                "method": method, "num_speculative_tokens": 3, "verify_strategy": strategy,
+                **({method: settings} if settings else {}),
+            },
+        },
+        registry=registry,
+    )  # fmt: skip
+    runner = ModelRunner(config, ReferenceBackend(), MarkovModel(TARGET, DRAFT), registry=registry)
+    for seed in range(requests):
+        runner.add_request(Request(str(seed), PROMPT, SamplingParams(max_new_tokens=5, seed=seed, **FILTERS)))
+    counts = np.zeros((4, 4, 4))
+    for output in runner.run().values():
+        counts[tuple(output.token_ids[:3])] += 1
+    return counts, runner.summary()
+
+
+def joint() -> Any:
+    step = exact(TARGET)
+    return step[PROMPT[-1]][:, None, None] * step[:, :, None] * step[None]
+
+
+@pytest.mark.parametrize("strategy", ["target_match", "rejection"])
+@pytest.mark.parametrize("method", PROPOSERS)
+def test_three_tokens(method: str, strategy: str) -> None:
+    counts, summary = decode(method, strategy, settings_of(method))
+    assert counts.sum() == REQUESTS
+    assert 0 < summary["acceptance_rate"] < 1
+    assert g_test(counts, joint()) > ALPHA
+
+
+def test_distributions_before_the_filters_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above is for: drafts judged by what the draft model said before temperature and filters."""
+    draw = DraftSampler.draw
+
+    def raw(self: DraftSampler, index: int, slots: int, stream: int = 0) -> Any:
+        tokens = draw(self, index, slots, stream)
+        weights = np.exp(self.logits[:slots])
+        self.probs[:slots, index] = weights / weights.sum(1, keepdims=True)
+        return tokens
+
+    monkeypatch.setattr(DraftSampler, "draw", raw)
+    counts, _ = decode("imitation", "rejection", settings_of("imitation"), 2000)
+    assert g_test(counts, joint()) < ALPHA

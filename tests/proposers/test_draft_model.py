@@ -1,0 +1,194 @@
+"""Proposers that are built in decode to the tokens of plain decoding; a draft model's cache is that of its request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import specdec_hal as sd
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import parse
+from specdec_hal.errors import ConfigError, UnsupportedError
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelConfig
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
+from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
+from tests.support.cuda_on_host import CudaOnHost, why_not
+from tests.support.history_model import CONTEXT, VOCABULARY, HistoryModel
+
+ROOT = Path(__file__).parents[2]
+TINY, DRAFT = ROOT / "models/tiny-py-lm", ROOT / "models/tiny-py-lm-draft"
+_NOISE = np.random.default_rng(8).normal(0, 1.0, (VOCABULARY, VOCABULARY)).astype(np.float32)
+
+
+class Imitator(HistoryModel):
+    """Nearly the target; like it, it refuses to look at a position that was never written."""
+
+    def forward(self, batch: ForwardBatch) -> dict[int, Any]:
+        hidden = super().forward(batch)[FINAL_NORM]
+        hidden[:, :VOCABULARY] += _NOISE[batch.token_ids]
+        return {FINAL_NORM: hidden}
+
+
+class OnHost(CudaOnHost):
+    """CUDA kernels over the tensors of a runner on a CPU."""
+
+    place = "cpu"
+
+
+def backends() -> list[Any]:
+    return [ReferenceBackend(), sd.get_backend("xpu_sim"), *([] if why_not() else [OnHost()])]
+
+
+BACKENDS = backends()
+Asked = list[tuple[list[int], SamplingParams]]
+
+
+def decode(asked: Asked, backend: Any, *, plain: bool = False, model: Any = None, **keys: Any) -> list[RequestOutput]:
+    """The outputs of these requests; `keys`: method, slots, chunk, k, strategy, adaptive."""
+    speculative: dict[str, Any] = {"method": "naive"}
+    if not plain:
+        method = keys.get("method", "imitation")
+        speculative = {"method": method, "num_speculative_tokens": keys["k"]}
+        if section := settings_of(method):
+            speculative[method] = section
+        speculative |= {
+            "verify_strategy": keys.get("strategy", "target_match"),
+            "adaptive": keys.get("adaptive", False),
+        }
+    registry = registry_with_draft_model(lambda: model or Imitator())
+    sizes = {"max_num_seqs": keys.get("slots", 1), "prefill_chunk": keys.get("chunk", 8)}
+    config = parse({"runner": sizes, "speculative": speculative}, registry=registry)
+    runner = ModelRunner(config, backend, HistoryModel(), registry=registry)
+    for number, (prompt, params) in enumerate(asked):
+        params = params.model_copy(update={"num_speculative_tokens": None}) if plain else params
+        runner.add_request(Request(str(number), prompt, params))
+    outputs = runner.run()
+    return [outputs[str(number)] for number in range(len(asked))]
+
+
+def params(temperature: float) -> st.SearchStrategy[SamplingParams]:
+    return st.builds(
+        SamplingParams,
+        temperature=st.just(temperature),
+        top_p=st.sampled_from([1.0, 0.8]),
+        seed=st.integers(-(2**63), 2**63 - 1),
+        max_new_tokens=st.integers(1, 14),
+        num_speculative_tokens=st.sampled_from([None, None, 0, 1]),
+    )
+
+
+prompts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20)
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
+    greedy = data.draw(st.booleans())
+    asked = data.draw(st.lists(st.tuples(prompts, params(0.0 if greedy else 0.8)), min_size=1, max_size=4))
+    strategy = data.draw(st.sampled_from(["greedy", "target_match"])) if greedy else "target_match"
+    keys = {name: data.draw(st.integers(1, most)) for name, most in (("slots", 3), ("chunk", 9), ("k", 5))}
+    backend = data.draw(st.sampled_from(BACKENDS))
+    method, adaptive = data.draw(st.sampled_from(PROPOSERS)), data.draw(st.booleans())
+    # While a request drafts nothing, its MTP module is not fed, and the history model's insists that it is.
+    adaptive = adaptive and method not in ("mtp", "hybrid")
+    expected = decode(asked, BACKENDS[0], plain=True)
+    drafted = decode(asked, backend, method=method, strategy=strategy, adaptive=adaptive, **keys)
+    for output, wanted in zip(drafted, expected, strict=True):
+        assert (output.token_ids, output.finish_reason, output.error) == (wanted.token_ids, wanted.finish_reason, "")
+
+
+@settings(max_examples=15)
+@given(asked=st.lists(st.tuples(prompts, params(0.8)), min_size=2, max_size=4), slots=st.integers(2, 4))
+def test_drafts_do_not_depend_on_the_batch(asked: Asked, slots: int) -> None:
+    """Under REJECTION a draft that were drawn otherwise would end in other tokens."""
+    together = decode(asked, BACKENDS[0], k=3, slots=slots, chunk=5, strategy="rejection")
+    for request, output in zip(asked, together, strict=True):
+        (alone,) = decode([request], BACKENDS[1], k=3, chunk=20, strategy="rejection")
+        assert (alone.token_ids, alone.accepted_draft) == (output.token_ids, output.accepted_draft)
+
+
+def test_its_drafts_are_accepted() -> None:
+    asked = [([3, 4, 5], SamplingParams(max_new_tokens=40, temperature=t, seed=s)) for t, s in ((0.0, 0), (0.7, 1))]
+    for output in decode(asked, BACKENDS[0], k=4, slots=2):
+        assert output.drafted > output.accepted > 8
+
+
+def test_a_perfect_model_is_never_refused() -> None:
+    """The draws of draft and target agree wherever their logits do."""
+    asked = [([7, 8], SamplingParams(max_new_tokens=30, temperature=1.0, seed=seed)) for seed in range(6)]
+    for output in decode(asked, BACKENDS[0], k=3, slots=2, model=HistoryModel()):
+        assert output.accepted == output.drafted > 0
+
+
+def test_a_forward_that_fails_leaves_nothing_behind() -> None:
+    """The tokens that were not read are read again."""
+    model = Imitator()
+    model.failures.append(MemoryError("out of memory"))
+    asked = [([3, 4, 5] * 3, SamplingParams(max_new_tokens=20))]
+    (output,) = decode(asked, BACKENDS[0], k=3, model=model)
+    assert output.token_ids == decode(asked, BACKENDS[0], plain=True)[0].token_ids
+    assert output.accepted > 0
+
+
+def test_another_vocabulary() -> None:
+    class Other(HistoryModel):
+        config = ModelConfig(vocab_size=25, hidden_size=25, max_position_embeddings=CONTEXT)
+
+    with pytest.raises(
+        UnsupportedError, match=r"target's vocabulary of 24 tokens, got 25 in .*nowhere; choose a draft"
+    ):
+        decode([], BACKENDS[0], k=2, model=Other())
+
+
+def test_a_context_that_is_too_short() -> None:
+    class Short(HistoryModel):
+        config = ModelConfig(vocab_size=VOCABULARY, hidden_size=VOCABULARY, max_position_embeddings=10)
+
+    with pytest.raises(ConfigError, match=r"draft_model\.path: expected a model of 64 positions .*, got one of 10"):
+        decode([], BACKENDS[0], k=2, model=Short())
+
+
+class TestEmbeddedModel:
+    def runtime(self, path: Path = DRAFT, *overrides: str) -> Any:
+        pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+        chosen = ("speculative.method=draft_model", f"speculative.draft_model.path={path}")
+        return sd.load(ROOT / "configs/reference.yaml", [*chosen, "model.framework=paddle", *overrides])
+
+    def test_real_text(self) -> None:
+        runtime = self.runtime(DRAFT, "speculative.num_speculative_tokens=3", "runner.max_num_seqs=2")
+        runner = runtime.runner()
+        plain = runtime.naive()
+        texts = [path.read_text().rstrip("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
+        requests = [
+            Request(str(i), runner.tokenizer.encode(text), SamplingParams(max_new_tokens=32, temperature=i % 2, seed=i))
+            for i, text in enumerate(texts)
+        ]
+
+        def run(runner: Any) -> dict[str, RequestOutput]:
+            for request in requests:
+                runner.add_request(request)
+            outputs: dict[str, RequestOutput] = runner.run()
+            return outputs
+
+        drafted = run(runner)
+        expected = run(plain.runner(model=runner.model, tokenizer=runner.tokenizer))
+        assert {name: o.token_ids for name, o in drafted.items()} == {name: o.token_ids for name, o in expected.items()}
+        assert runner.summary()["tokens_per_step"] > 1.3
+
+    def test_another_tokenizer(self, tmp_path: Path) -> None:
+        folder = tmp_path / "other"
+        shutil.copytree(DRAFT, folder)
+        raw = json.loads((folder / "tokenizer.json").read_text())
+        ids = raw["model"]["vocab"]
+        first, second = list(ids)[300:302]
+        ids[first], ids[second] = ids[second], ids[first]
+        (folder / "tokenizer.json").write_text(json.dumps(raw))
+        with pytest.raises(UnsupportedError, match=r"target's tokenizer, got another in .*other \(token \d+ is"):
+            self.runtime(folder).runner()

@@ -1,0 +1,107 @@
+"""Third-party plug-ins beside the built-in ones: what they may not do, and doing without them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_hal.backend import API_VERSION, BackendSpec, Probe
+from specdec_hal.errors import PluginError
+from specdec_hal.hookspecs import hookimpl
+from specdec_hal.registry import BUILTINS, Registry
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = """
+import os
+import specdec_hal as sd
+{code}
+
+@sd.hookimpl
+def specdec_backends():
+    return sd.BackendSpec({name!r}, sd.API_VERSION, lambda: {probe}, lambda options: None)
+"""
+
+
+def command(
+    tmp_path: Path, *args: str, code: str = "", name: str = "acme", probe: str = "sd.Probe(True)", **environ: str
+) -> Any:
+    """A command line where such a plug-in is installed."""
+    info = tmp_path / "acme-1.2.dist-info"
+    info.mkdir()
+    (tmp_path / "acme_plugin.py").write_text(PLUGIN.format(code=code, name=name, probe=probe))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[specdec_hal]\nacme = acme_plugin\n")
+    return subprocess.run(
+        [sys.executable, "-m", "specdec_hal.cli", *args],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), **environ},
+        check=False,
+    )
+
+
+NAMED = "specdec-hal: importing plug-in 'acme' (acme 1.2: acme_plugin)\n"
+
+
+def test_a_plug_in_is_named_before_it_is_imported(tmp_path: Path) -> None:
+    done = command(tmp_path, "backends", code="os._exit(9)")
+    assert (done.returncode, done.stdout, done.stderr) == (9, "", NAMED)
+
+
+def test_a_probe_that_would_end_the_process(tmp_path: Path) -> None:
+    done = command(tmp_path, "backends", "--json", probe="exit(3)")
+    assert done.returncode == 0, done.stderr
+    assert "its probe raised SystemExit: 3" in done.stdout and '"reference"' in done.stdout
+
+
+def test_a_built_in_name_cannot_be_claimed(tmp_path: Path) -> None:
+    done = command(tmp_path, "explain", "reference", name="reference")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "plug-in 'acme' (acme 1.2: acme_plugin): the backend 'reference' is built in; choose another name"
+        in done.stderr
+    )
+
+
+def test_without_third_party_plug_ins(tmp_path: Path) -> None:
+    done = command(tmp_path, "backends", code="os._exit(9)", SPECDEC_HAL_PLUGINS="none")
+    assert (done.returncode, done.stderr) == (0, "") and "acme" not in done.stdout
+
+
+def test_other_values_of_the_variable_are_refused() -> None:
+    registry = Registry(environ={"SPECDEC_HAL_PLUGINS": "some"})
+    with pytest.raises(PluginError, match="SPECDEC_HAL_PLUGINS: expected 'none', or not to be set, got 'some'"):
+        registry.plugins()
+
+
+def test_built_in_plug_ins_may_be_all(fakes: Any) -> None:
+    registry = Registry(builtins=BUILTINS, entry_points=(), environ={"SPECDEC_HAL_PLUGINS": "none"})
+    assert {plugin.source for plugin in registry.plugins()} == {"built-in"}
+
+
+def test_a_capability_that_matches_nothing_is_the_plug_ins_fault(fakes: Any) -> None:
+    from specdec_hal.backend import Capability
+    from specdec_hal.backends.reference.backend import ReferenceBackend
+
+    class Odd(ReferenceBackend):
+        def __init__(self) -> None:
+            super().__init__()
+            self.capabilities = {"ngram_match": Capability(limits={"rows": 3})}
+
+    module = type(sys)("odd")
+
+    @hookimpl
+    def specdec_backends() -> BackendSpec:
+        return BackendSpec("odd", API_VERSION, lambda: Probe(True), lambda options: Odd())
+
+    module.specdec_backends = specdec_backends  # type: ignore[attr-defined]
+    registry = Registry(builtins=(), entry_points=(), environ={})
+    registry.register(module, "odd")
+    with pytest.raises(PluginError, match="capability of ngram_match: no size 'rows'"):
+        registry.get_backend("odd")

@@ -1,0 +1,126 @@
+"""The draft length that is chosen, in decodes whose acceptance and step times are given: no clock runs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.config import parse
+from specdec_hal.errors import ConfigError
+from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.runner.draft_length import Cost, Drafted, DraftLengths
+from specdec_hal.runner.sequence import Sequence
+from tests.runner.conftest import make_runner
+
+K = 8
+TOKENS = 400
+
+
+def sequence() -> Sequence:
+    return Sequence(Request("a", [1], SamplingParams()), TOKENS, None)
+
+
+def decode(
+    rate: Any, slope: float, *, fixed: int | None = None, found: float = 1.0, asking: float = 0.0, batch: int = 1,
+    noise: float = 0.0,
+) -> float:  # fmt: skip
+    """Tokens a second of a decode where draft i of step s is accepted with probability rate(s)[i].
+
+    A token more costs `slope` of a step of one token; `found`: how often there is anything to draft; `asking`: what the
+    proposer takes for a draft.
+    """
+    rng = np.random.default_rng(3)
+    lengths = DraftLengths(K)
+    sequences = [sequence() for _ in range(batch)]
+    time = gained = 0.0
+    for step in range(TOKENS):
+        asked = [lengths.limit(one) if fixed is None else fixed for one in sequences]
+        results = []
+        for one, most in zip(sequences, asked, strict=True):
+            drafts = most if rng.random() < found else 0
+            lucky = rng.random(K) < rate(step)
+            accepted = min(int(np.argmin([*lucky, False])), drafts)
+            results.append(Drafted(one, drafts, accepted))
+        seconds = 1 + slope * (sum(1 + one.drafted for one in results) - 1)
+        shown = seconds * (1 + noise * rng.exponential())
+        lengths.stepped(results, shown)
+        lengths.proposed(max(asked), asking * max(asked))
+        time += seconds + asking * max(asked)
+        gained += sum(1 + one.accepted for one in results)
+    return gained / time
+
+
+CASES = list(itertools.product((0.0, 0.3, 0.5, 0.9, 1.0), (0.02, 0.06, 0.2), (0.4, 1.0)))
+
+
+@pytest.mark.parametrize(("rate", "slope", "found"), CASES)
+@pytest.mark.parametrize(("batch", "noise"), [(1, 0.0), (4, 0.0), (1, 0.3)])
+def test_it_never_loses(rate: float, slope: float, found: float, batch: int, noise: float) -> None:
+    def decoded(fixed: int | None) -> float:
+        return decode(lambda step: rate, slope, fixed=fixed, found=found, batch=batch, noise=noise)
+
+    adaptive, fixed = decoded(None), [decoded(k) for k in (0, 1, 2, 4, 8)]
+    assert adaptive >= 0.975 * fixed[0]
+    assert adaptive >= (0.85 if noise else 0.9) * max(fixed)
+
+
+def test_a_proposer_that_costs_more_than_it_gives() -> None:
+    given = {"rate": lambda step: 0.3, "slope": 0.05, "asking": 0.4}
+    assert decode(**given) >= 0.96 * decode(**given, fixed=0) > decode(**given, fixed=1)  # type: ignore[arg-type]
+
+
+def test_it_begins_again_where_drafts_begin_to_be_accepted() -> None:
+    def rate(step: int) -> float:
+        return 0.95 if step >= TOKENS // 2 else 0.0
+
+    assert decode(rate, 0.1) > 1.5 * decode(rate, 0.1, fixed=0)
+
+
+def test_it_stops_within_few_steps() -> None:
+    lengths, one = DraftLengths(K), sequence()
+    limits = []
+    for _ in range(40):
+        limits.append(lengths.limit(one))
+        lengths.stepped([Drafted(one, limits[-1], 0)], 1 + 0.1 * limits[-1])
+    assert limits[0] == K
+    assert limits.index(0) <= 6
+    assert 0 < sum(limit > 0 for limit in limits[10:]) <= 3  # tried again, and given up again
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    cost = Cost()
+    assert cost(3) == 0
+    cost.add(1, 2.0)
+    assert cost(1) == 2 and cost(3) > 2
+    cost.add(5, 4.0)
+    assert (cost(3), cost(9), cost(1)) == pytest.approx((3, 6, 2))
+    for seconds in (4.2, 100.0, 4.1, 3.9, 4.0):  # one that was disturbed
+        cost.add(5, seconds)
+    assert cost(5) < 4.3
+    for _ in range(9):
+        cost.add(9, 1.0)  # shorter than steps of fewer tokens: that is noise
+    assert cost(1) == cost(9) > 1
+
+
+def test_tokens_stay_and_a_request_keeps_its_own_limit() -> None:
+    outputs = []
+    for adaptive in (False, True):
+        speculative = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": adaptive}
+        runner = make_runner(runner={"max_num_seqs": 2}, speculative=speculative)
+        for seed in range(6):
+            wanted = 1 if seed == 5 else None
+            params = SamplingParams(temperature=0.6, seed=seed, max_new_tokens=40, num_speculative_tokens=wanted)
+            runner.add_request(Request(str(seed), [3, 4, 5] * 4, params))
+        outputs.append(runner.run())
+    assert {n: o.token_ids for n, o in outputs[0].items()} == {n: o.token_ids for n, o in outputs[1].items()}
+    assert outputs[1]["5"].drafted <= outputs[1]["5"].steps
+
+
+def test_padded_drafts_have_no_length_to_choose() -> None:
+    speculative = {"method": "ngram", "adaptive": True, "ngram": {"pad_to_max": True}}
+    with pytest.raises(ConfigError, match=r"speculative\.adaptive: 'ngram' pads drafts to num_speculative_tokens"):
+        make_runner(speculative=speculative)
+    assert parse({"speculative": speculative}).speculative.adaptive

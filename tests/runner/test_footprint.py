@@ -1,0 +1,100 @@
+"""Memory is computed before it is allocated, and what does not fit is refused with the numbers."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from specdec_hal.config import parse
+from specdec_hal.device import HostDevice
+from specdec_hal.errors import InsufficientMemoryError
+from specdec_hal.runner.footprint import footprint
+from tests.runner.conftest import make_runner
+from tests.support.bounded import bounded
+from tests.support.history_model import DeviceHistoryModel, HistoryModel
+
+SLOTS = 64
+
+
+def sections(**changes: Any) -> dict[str, Any]:
+    runner = {"max_num_seqs": SLOTS, "max_model_len": 64, "prefill_chunk": 16}
+    return {"runner": {**runner, **changes}, "speculative": {"method": "ngram", "num_speculative_tokens": 4}}
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """free(n): n bytes are free."""
+    return lambda size: monkeypatch.setattr(HostDevice, "free_bytes", lambda self: size)
+
+
+@pytest.mark.parametrize("kind", [HistoryModel, DeviceHistoryModel])
+def test_it_is_what_a_runner_allocates(kind: type[HistoryModel]) -> None:
+    make_runner(model=kind(), **sections())  # imports and what is kept once
+    model, config = kind(), parse(sections(max_num_seqs=512))
+    tracemalloc.start()
+    try:
+        runner = make_runner(model=model, **sections(max_num_seqs=512))
+        allocated = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    parts = footprint(config, model, runner.max_model_len, runner.max_model_len)
+    assert model.cache.nbytes == parts.get("KV cache", model.cache.nbytes)
+    grown = 0 if "KV cache" in parts else model.cache.nbytes  # a cache of its own
+    # What the ngram proposer keeps, and Python's own objects, are not in the sum.
+    assert sum(parts.values()) + grown <= allocated <= 1.5 * (sum(parts.values()) + grown)
+
+
+def test_what_does_not_fit_is_refused_before_it_is_allocated(free: Any) -> None:
+    free(20 << 20)
+    model = DeviceHistoryModel()
+    with bounded(), pytest.raises(InsufficientMemoryError) as caught:
+        make_runner(model=model, **sections(max_num_seqs=8192))
+    message = str(caught.value)
+    assert message.startswith("runner: expected at most the 20.0 MiB that are free on cpu, got a need of ")
+    for part in ("states of slots ", "logits ", "hidden states ", "KV cache "):
+        assert part in message
+    assert "lower runner.max_num_seqs (8192; " in message and "runner.num_kv_blocks (8192)" in message
+    assert not hasattr(model, "block_size")
+
+
+def test_the_number_that_would_fit_fits(free: Any) -> None:
+    free(20 << 20)
+    with pytest.raises(InsufficientMemoryError) as caught:
+        make_runner(**sections(max_num_seqs=8192))
+    fits = int(str(caught.value).partition("(8192; ")[2].split()[0])
+    assert 100 < fits < 8192
+    make_runner(**sections(max_num_seqs=fits))
+    with pytest.raises(InsufficientMemoryError):
+        make_runner(**sections(max_num_seqs=fits + 1))
+
+
+def test_nothing_is_refused_where_nobody_knows(free: Any) -> None:
+    free(None)
+    make_runner(**sections())
+
+
+@pytest.mark.parametrize("change", [{"max_num_seqs": 8192, "max_model_len": 1 << 15}, {"num_kv_blocks": (1 << 31) - 1}])
+def test_on_this_machine(change: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gigabytes, for real: a check that came too late would have taken them."""
+    real = HostDevice.free_bytes
+    monkeypatch.setattr(HostDevice, "free_bytes", lambda self: min(real(self) or 1 << 31, 1 << 31))
+    model = DeviceHistoryModel()
+    model.config = model.config.__class__(
+        vocab_size=model.config.vocab_size, hidden_size=model.config.hidden_size, max_position_embeddings=1 << 16
+    )
+    with bounded(), pytest.raises(InsufficientMemoryError):
+        make_runner(model=model, **sections(**change))
+
+
+def test_strategies_and_logprobs_count() -> None:
+    model = HistoryModel()
+    plain = footprint(parse(sections()), model, 64, 64)
+    rejection = {**sections(), "sampling": {"logprobs": 2}}
+    rejection["speculative"] = {**rejection["speculative"], "verify_strategy": "rejection"}
+    more = footprint(parse(rejection), model, 64, 64)
+    rows = SLOTS * 5
+    assert more["probabilities"] == plain["logits"] == rows * model.config.vocab_size * 4
+    assert more["log-probabilities"] == plain["logits"] + rows * 3 * (8 + 4)
+    assert "probabilities" not in plain and "log-probabilities" not in plain

@@ -1,0 +1,177 @@
+"""After a crash another process goes on with the very same tokens."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec_hal.errors import JournalError, RequestError
+from specdec_hal.runner import ModelRunner, Request, journal
+from tests.runner import killed
+from tests.runner.conftest import make_runner
+from tests.runner.test_requests import BYSTANDER, alone
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(**runner: Any) -> ModelRunner:
+    made = make_runner(runner={"max_num_seqs": 2, "prefill_chunk": 4, **runner})
+    for n in range(4):
+        made.add_request(Request(str(n), [n + 1, 5, 6, 5, 6], killed.params(n)))
+    return made
+
+
+@settings(max_examples=30)
+@given(steps=st.integers(0, 60), overlap=st.booleans())
+def test_snapshot_and_restore_at_any_step(steps: int, overlap: bool) -> None:
+    """Text, log-probabilities, flags, stop strings and order of tokens are those of a run without a break."""
+    expected = start().run()
+    first = start(overlap=overlap)
+    for _ in range(steps):
+        first.step()
+    records = json.loads(json.dumps(first.snapshot()))
+    second = make_runner(runner={"max_num_seqs": 3})
+    second.restore(records)
+    streamed: dict[str, tuple[int, ...]] = {}
+    while second.has_requests:
+        for delta in second.step():
+            streamed[delta.request_id] = streamed.get(delta.request_id, ()) + delta.token_ids
+    outputs = second.take_finished()
+    assert outputs.keys() == expected.keys()
+    for name, output in outputs.items():
+        assert output.token_ids == expected[name].token_ids == streamed[name]
+        assert (output.text, output.finish_reason) == (expected[name].text, expected[name].finish_reason)
+        assert [entry.rank for entry in output.logprobs] == [entry.rank for entry in expected[name].logprobs]
+
+
+def test_every_way_to_end_is_kept() -> None:
+    runner = start()
+    runner.step()
+    runner.cancel("0")
+    expected = runner.snapshot()
+    again = make_runner()
+    again.restore(expected)
+    assert again.snapshot() == expected
+    assert again.run()["0"].finish_reason == "cancelled"
+
+
+def test_restoring_is_all_or_nothing() -> None:
+    records = start().snapshot()
+    for wrong, message in (
+        ([*records, records[0]], "request '0' is in the journal twice"),
+        ([records[0], {**records[1], "prompt_token_ids": [99]}], "token 99 is outside the vocabulary"),
+        ([records[0], {"request_id": "x"}], "record 1: expected a request, got "),
+        ([records[0], {**records[1], "params": {"top_q": 1}}], "top_q"),
+    ):
+        runner = make_runner()
+        with pytest.raises((JournalError, RequestError), match=message):
+            runner.restore(wrong)
+        assert not runner.has_requests
+        runner.add_request(BYSTANDER)
+        with pytest.raises(RequestError, match="the id is in use"):
+            runner.restore([{**records[0], "request_id": "bystander"}])
+        assert runner.run() == {"bystander": alone()}
+
+
+class TestFiles:
+    def test_written_and_read(self, tmp_path: Path) -> None:
+        records = start().snapshot()
+        path = tmp_path / "journal"
+        journal.write(path, records)
+        assert journal.read(path) == json.loads(json.dumps(records))
+        assert [file.name for file in tmp_path.iterdir()] == ["journal"]
+
+    @settings(max_examples=60)
+    @given(at=st.integers(0, 10_000), change=st.sampled_from(["flip", "cut", "insert", "line"]))
+    def test_damage_is_found(self, tmp_path_factory: pytest.TempPathFactory, at: int, change: str) -> None:
+        path = tmp_path_factory.mktemp("journal") / "journal"
+        journal.write(path, start().snapshot())
+        data = path.read_bytes()
+        at %= len(data)
+        lines = data.splitlines(keepends=True)
+        path.write_bytes({
+            "flip": data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :],
+            "cut": data[:at],
+            "insert": data[:at] + b"7" + data[at:],
+            "line": b"".join(lines[:-1]),
+        }[change])  # fmt: skip
+        try:
+            found = journal.read(path)
+        except JournalError as error:
+            assert str(path) in str(error) and len(str(error)) < 500
+        else:  # a digit of a checksum's leading zeros, a cut line break
+            journal.write(path, found)
+            assert path.read_bytes() == data
+
+    def test_what_is_no_journal(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal"
+        with pytest.raises(JournalError, match="cannot be read: No such file"):
+            journal.read(path)
+        for text in ("", "{}\n", "[" * 100_000, '{"record":{},"crc32":1}\n', "\x00\n"):
+            path.write_text(text)
+            with pytest.raises(JournalError):
+                journal.read(path)
+
+    def test_a_full_disk_stops_nobody(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        runner = start(journal=str(tmp_path / "journal"), journal_interval=1)
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("os.fsync", full)
+        assert runner.run().keys() == set("0123")
+        assert caplog.text.count("cannot be written") == 1
+        assert runner.summary()["journal_failures"] > 5
+        assert list(tmp_path.iterdir()) == []
+
+
+def decode(folder: Path, kill_after: float | None) -> bool:
+    """One process; False if it was killed before its end."""
+    command = [sys.executable, "-m", "tests.runner.killed", str(folder / "journal"), str(folder / "out.json")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        if kill_after is not None:
+            time.sleep(kill_after)
+            process.kill()
+    return process.returncode == 0
+
+
+def survive(folder: Path, kills: int, seed: int) -> None:
+    """Kill processes at random moments until so many have died; what is left must be what nobody disturbed."""
+    undisturbed = folder / "undisturbed"
+    undisturbed.mkdir()
+    assert decode(undisturbed, None)
+    expected = (undisturbed / "out.json").read_text()
+    moments, died, run = random.Random(seed), 0, 0
+    while died < kills:
+        run += 1
+        place = folder / str(run)
+        place.mkdir()
+        while died < kills and not decode(place, moments.uniform(0, 0.25)):
+            died += 1
+        if not (place / "out.json").exists():
+            assert decode(place, None)
+        assert (place / "out.json").read_text() == expected, f"seed {seed}, run {run}"
+
+
+def test_killed_processes(tmp_path: Path) -> None:
+    survive(tmp_path, 5, seed=1)
+
+
+@pytest.mark.slow
+def test_many_killed_processes(tmp_path: Path) -> None:
+    """`make soak` asks for 200."""
+    survive(tmp_path, int(os.environ.get("SOAK_KILLS", "30")), seed=random.randrange(1 << 30))

@@ -1,0 +1,104 @@
+"""`specdec-hal serve` as a process: without arguments it serves the embedded model, and it ends what it has begun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import openai
+import pytest
+
+from specdec_hal.cli import main
+from specdec_hal.engine import LLM
+from specdec_hal.runner import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "def add(a, b):\n"
+KEY = "open sesame"
+
+
+@contextmanager
+def serve(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
+    """The command, once it listens."""
+    command = [sys.executable, "-m", "specdec_hal.cli", "serve", "--json", "--port", "0", *arguments]
+    environ = {**os.environ, "SPECDEC_HAL_API_KEY": KEY}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            assert process.stdout is not None
+            shown = "".join(iter(process.stdout.readline, "}\n")) + "}"
+            url = json.loads(shown)["url"]
+            with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=120) as client:
+                yield process, client
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("how", [(), pytest.param(("--split",), marks=pytest.mark.slow)], ids=["one", "three"])
+def test_the_embedded_model_and_a_graceful_end(how: tuple[str, ...]) -> None:
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    params = SamplingParams(max_new_tokens=150, temperature=0.8, seed=11)
+    (output,) = LLM(config=ROOT / "configs/serve.yaml").generate(PROMPT, params, progress=False)
+    with serve(*how) as (process, client):
+        (model,) = client.models.list()
+        assert model.id == "tiny-py-lm"
+        chunks = client.completions.create(
+            model=model.id, prompt=PROMPT, max_tokens=150, temperature=0.8, seed=11, stream=True
+        )
+        first = next(chunks).choices[0].text
+        process.send_signal(signal.SIGTERM)
+        assert first + "".join(chunk.choices[0].text for chunk in chunks) == output.text
+        ends(process)
+
+
+def test_what_does_not_end_in_time_is_ended() -> None:
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    with serve("--set", "serve.drain_timeout_s=0") as (process, client):
+        long = {"model": "tiny-py-lm", "prompt": PROMPT, "max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+        chunks = client.completions.create(**long, stream=True)
+        next(chunks)
+        process.send_signal(signal.SIGTERM)
+        *_, last = chunks
+        assert last.choices[0].finish_reason == "abort"
+        ends(process)
+
+
+def ends(process: subprocess.Popen[str]) -> None:
+    assert process.wait(60) == 0
+    assert process.stderr is not None and "Traceback" not in process.stderr.read()
+
+
+def test_an_address_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"--set:serve.port: cannot listen on 127.0.0.1:{port}: Address already in use" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--api-key", ""], "--api-key: expected a key, got an empty one"),
+        (["--port", "70000"], "serve.port: expected an integer"),
+        (["--host", "no.such.host.invalid"], "serve.host: cannot listen on"),
+        (["--chat-template", "/dev/null/none"], "/dev/null/none: cannot be read"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in [name for name in sys.modules if name.startswith("specdec_hal.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(["serve"]) == 2
+    assert "serve: fastapi is not installed; pip install 'specdec-hal[serve]'" in capsys.readouterr().err

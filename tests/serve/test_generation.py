@@ -1,0 +1,177 @@
+"""The official client gets what the engine makes, whole and as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from specdec_hal.runner import SamplingParams
+from tests.runner.test_equality import plain_decoding
+from tests.serve.conftest import MODEL, Running
+from tests.support.history_model import END, LetterTokenizer
+
+PROMPT = [3, 5, 6, 5, 6]
+text = LetterTokenizer().decode
+
+
+def expected(prompt: list[int], **params: Any) -> str:
+    tokens = plain_decoding(prompt, SamplingParams(**params)).tokens
+    return text([token for token in tokens if token != END])
+
+
+def sampled(seed: int, tokens: int = 20) -> dict[str, Any]:
+    return {"temperature": 0.9, "seed": seed, "max_tokens": tokens}
+
+
+def test_a_completion_is_plain_decoding(running: Running) -> None:
+    answer = running.openai.completions.create(model=MODEL, prompt=text(PROMPT), **sampled(3))
+    (choice,) = answer.choices
+    assert choice.text == expected(PROMPT, temperature=0.9, seed=3, max_new_tokens=20)
+    assert answer.object == "text_completion" and answer.model == MODEL and choice.finish_reason in ("length", "stop")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(PROMPT)
+    assert answer.usage.total_tokens == answer.usage.completion_tokens + len(PROMPT)
+
+
+def test_several_prompts_with_several_choices_each(running: Running) -> None:
+    prompts = [PROMPT, [7, 8, 7, 8], [1]]
+    answer = running.openai.completions.create(model=MODEL, prompt=prompts, n=2, echo=True, **sampled(5, 9))
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    for choice in answer.choices:
+        prompt, seed = prompts[choice.index // 2], 5 + choice.index % 2
+        assert choice.text == text(prompt) + expected(prompt, temperature=0.9, seed=seed, max_new_tokens=9)
+    assert answer.usage is not None and answer.usage.prompt_tokens == sum(map(len, prompts))
+
+
+def test_a_stream_has_the_same_text_and_a_log_probability_for_each_token(running: Running) -> None:
+    wanted = {"model": MODEL, "prompt": PROMPT, "logprobs": 2, "max_tokens": 40, "logit_bias": {str(END): -100}}
+    whole = running.openai.completions.create(**wanted)
+    options = {"include_usage": True}
+    chunks = list(running.openai.completions.create(**wanted, stream=True, stream_options=options))
+    *parts, last = chunks
+    assert last.choices == [] and last.usage == whole.usage and all(part.usage is None for part in parts)
+    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
+    assert [part.choices[0].finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
+    pieces, scores = [part.choices[0].logprobs for part in parts], whole.choices[0].logprobs
+    assert scores is not None and None not in pieces
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [entry for piece in pieces for entry in getattr(piece, name)] == getattr(scores, name), name
+    assert "".join(scores.tokens or []) == whole.choices[0].text
+    assert len(scores.token_logprobs or []) == 40 and len(parts) < 40, "accepted drafts come together"
+    for chosen, value, top in zip(scores.tokens, scores.token_logprobs, scores.top_logprobs, strict=True):
+        assert top[chosen] == value == max(top.values()) and len(top) == 2
+
+
+def test_chat(running: Running) -> None:
+    messages: Any = [
+        {"role": "system", "content": "ab"},
+        {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
+    ]
+    with pytest.raises(
+        openai.UnprocessableEntityError, match="token -87 is outside"
+    ):  # a line break, which is no letter
+        running.openai.chat.completions.create(model=MODEL, messages=messages)
+    chat = {"model": MODEL, "messages": messages[1:], "logprobs": True, "top_logprobs": 3, "max_completion_tokens": 7}
+    whole = running.openai.chat.completions.create(**chat, seed=1, temperature=0.7)
+    (choice,) = whole.choices
+    assert choice.message.role == "assistant" and whole.object == "chat.completion"
+    assert choice.message.content == expected([2, 3], seed=1, temperature=0.7, max_new_tokens=7)
+    parts = list(running.openai.chat.completions.create(**chat, seed=1, temperature=0.7, stream=True))
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == choice.message.content
+    assert [part.choices[0].delta.role for part in parts] == ["assistant"] + [None] * (len(parts) - 1)
+    entries = [entry for part in parts for entry in part.choices[0].logprobs.content]
+    assert choice.logprobs is not None and entries == choice.logprobs.content
+    assert [entry.token for entry in entries][: len(choice.message.content)] == list(choice.message.content)
+    for entry in entries:
+        assert bytes(entry.bytes) == entry.token.encode() and len(entry.top_logprobs) == 3
+        assert [other.logprob for other in entry.top_logprobs] == sorted(
+            (other.logprob for other in entry.top_logprobs), reverse=True
+        )
+
+
+def test_same_seed_and_prompt_same_text_whatever_else_runs(running: Running) -> None:
+    async def ask(seed: int, prompt: list[int]) -> str:
+        async with running.async_openai() as client:
+            if seed % 2:
+                answer = await client.completions.create(model=MODEL, prompt=prompt, **sampled(seed))
+                return answer.choices[0].text
+            chunks = await client.completions.create(model=MODEL, prompt=prompt, stream=True, **sampled(seed))
+            return "".join([chunk.choices[0].text async for chunk in chunks])
+
+    async def body() -> list[str]:
+        return await asyncio.gather(*(ask(seed, PROMPT) for seed in (3, 4, 3, 4)), *(ask(n, [n]) for n in range(8)))
+
+    found = asyncio.run(body())
+    alone = [expected(PROMPT, temperature=0.9, seed=seed, max_new_tokens=20) for seed in (3, 4)]
+    assert found[:4] == alone * 2
+    assert found[4:] == [expected([n], temperature=0.9, seed=n, max_new_tokens=20) for n in range(8)]
+
+
+def test_requests_that_are_sampled_without_a_seed_differ(running: Running) -> None:
+    create = running.openai.completions.create
+    texts = {create(model=MODEL, prompt=PROMPT, temperature=1.5, max_tokens=20).choices[0].text for _ in range(4)}
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize(
+    ("body", "params"),
+    [
+        ({"repetition_penalty": 1.5, "frequency_penalty": 0.4, "presence_penalty": 0.2}, {}),
+        ({"top_k": 3, "top_p": 0.8, "min_p": 0.1, "temperature": 1.2, "seed": -7}, {}),
+        ({"top_k": -1, "temperature": 0.5, "seed": 1}, {"top_k": 0}),
+        ({"min_tokens": 9, "temperature": 1.0, "seed": 2}, {"min_new_tokens": 9}),
+        ({"logit_bias": {"4": -100, "9": -100.0, "2": 0}}, {"bad_token_ids": [4, 9]}),
+        ({"ignore_eos": True, "temperature": 1.0, "seed": 3}, {"bad_token_ids": [END]}),
+        ({"temperature": None, "seed": None, "stop": None}, {}),
+    ],
+)
+def test_parameters_reach_the_engine(running: Running, body: dict[str, Any], params: dict[str, Any]) -> None:
+    answer = running.post({"prompt": PROMPT, "max_tokens": 25, **body}).json()
+    translated = {
+        name: value for name, value in body.items() if name in SamplingParams.model_fields and value is not None
+    }
+    assert answer["choices"][0]["text"] == expected(PROMPT, max_new_tokens=25, **{**translated, **params})
+
+
+def test_stop_strings_and_tokens(running: Running) -> None:
+    full = expected(PROMPT, max_new_tokens=30)
+    for stop in (full[6:8], [full[6:8], "zz"]):
+        answer = running.post({"prompt": PROMPT, "max_tokens": 30, "stop": stop}).json()
+        assert answer["choices"][0]["text"] == full[: full.index(full[6:8])]
+        assert answer["choices"][0]["finish_reason"] == "stop"
+    token = LetterTokenizer().encode(full[6])[0]
+    answer = running.post({"prompt": PROMPT, "max_tokens": 30, "stop_token_ids": [token]}).json()
+    assert answer["choices"][0]["text"] == full[: full.index(full[6]) + 1]
+
+
+def test_drafts_of_a_request_and_what_the_usage_says_of_them(running: Running) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
+    fast, slow = (running.post({**body, "num_speculative_tokens": k}).json() for k in (3, 0))
+    assert fast["choices"][0]["text"] == slow["choices"][0]["text"]
+    usage, (choice,) = fast["usage"], fast["choices"]
+    assert 0 < usage["accepted_tokens"] == sum(choice["accepted_draft"]) <= usage["drafted_tokens"]
+    assert usage["mean_acceptance_length"] > 1 and text(choice["token_ids"]) == choice["text"]
+    assert slow["usage"]["drafted_tokens"] == 0 and slow["usage"]["mean_acceptance_length"] == 1
+
+
+def test_spans_are_the_text(running: Running) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "return_spans": True, "return_token_ids": True}
+    (choice,) = running.post(body).json()["choices"]
+    assert "".join(piece for piece, _ in choice["spans"]) == choice["text"]
+    assert [accepted for _, accepted in choice["spans"]] == choice["accepted_draft"] != [False] * 40
+
+
+def test_defaults_are_the_configurations(running: Running) -> None:
+    answer = running.post({"prompt": [1], "ignore_eos": True}).json()
+    assert answer["usage"]["completion_tokens"] == 63, "sampling.max_new_tokens is 128, the context 64"
+
+
+def test_a_request_chooses_whether_it_gets_drafts(running: Running) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "logit_bias": {str(END): -100}}
+    answers = {method: running.post({**body, "method": method}).json() for method in (None, "ngram", "none", "naive")}
+    assert len({answer["choices"][0]["text"] for answer in answers.values()}) == 1
+    drafted = {method: answer["usage"]["drafted_tokens"] for method, answer in answers.items()}
+    assert drafted[None] == drafted["ngram"] > 0 == drafted["none"] == drafted["naive"]

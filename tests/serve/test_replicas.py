@@ -1,0 +1,65 @@
+"""Engines on Ray Serve: one address, the same text from each of them, and one that dies is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from specdec_hal.serve.replicas import Replicas
+from tests.support.processes import descendants
+
+ROOT = Path(__file__).parents[2]
+
+
+def text(url: str) -> str:
+    body = {"prompt": "def add(a, b):", "max_tokens": 12, "temperature": 0.7, "seed": 3}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: str = answer.json()["choices"][0]["text"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_replica_that_is_killed_is_replaced() -> None:
+    command = [sys.executable, "-m", "specdec_hal.cli", "serve", "--replicas", "2", "--port", "8321", "--json"]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdout is not None
+        told = ""
+        while not told.endswith("}\n"):
+            line = server.stdout.readline()
+            assert line, "the server ended"
+            told += line
+        url = json.loads(told[told.index("{") :])["url"]
+        expected = text(url)
+        assert {text(url) for _ in range(6)} == {expected}
+        before = descendants(server.pid, "ServeReplica")
+        assert len(before) == 2
+        os.kill(before[0], signal.SIGKILL)
+        until = time.monotonic() + 60
+        while len(set(descendants(server.pid, "ServeReplica")) - {before[0]}) < 2:
+            assert time.monotonic() < until, "no replica came in place of the dead one"
+            time.sleep(0.5)
+        assert {text(url) for _ in range(6)} == {expected}
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+        assert server.returncode == 0
+
+
+def test_how_many() -> None:
+    assert Replicas.read("2") == Replicas(2, 2)
+    assert Replicas.read("1-4") == Replicas(1, 4)
+    for wrong in ("", "0", "4-1", "-1", "a"):
+        with pytest.raises(ValueError):
+            Replicas.read(wrong)

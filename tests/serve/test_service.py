@@ -1,0 +1,195 @@
+"""Refusals, limits, keys, clients that go away, engines that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serve.conftest import MODEL, Running, serving
+
+LONG = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message", "param"),
+    [
+        ({"prompt": [1], "best_of": 2}, 422, "best_of: unknown key; it is not served", "best_of"),
+        ({"prompt": [1], "prompt_logprobs": 1}, 422, "prompt_logprobs: unknown key", "prompt_logprobs"),
+        ({"prompt": [1], "temperature": -1}, 422, "temperature: expected a number >= 0, got -1", None),
+        ({"prompt": [1], "temperature": "hot"}, 422, "temperature: Input should be a valid number", "temperature"),
+        ({"prompt": [1], "max_tokens": 0}, 422, "max_tokens: Input should be greater than or equal to 1", "max_tokens"),
+        ({"prompt": [1], "n": 129}, 422, "n: Input should be less than or equal to 128", "n"),
+        ({"prompt": [[1]] * 65, "n": 2}, 422, "expected 1..128 prompts times n, got 130", None),
+        ({"prompt": []}, 422, "expected 1..128 prompts times n, got 0", None),
+        ({"prompt": "a", "echo": True, "logprobs": 1}, 422, "log-probabilities of prompts are not served", None),
+        ({"prompt": [1], "logit_bias": {"3": 5}}, 422, "expected -100 (never choose the token) or 0, got 5", None),
+        ({"prompt": [1], "logprobs": 21}, 422, "logprobs: Input should be less than or equal to 20", "logprobs"),
+        ({"prompt": [1], "num_speculative_tokens": 4}, 422, "num_speculative_tokens 4 exceeds 3", None),
+        ({"prompt": [1], "method": "mtp"}, 422, "method: expected 'ngram' or 'none', got 'mtp'", None),
+        ({"prompt": [1], "method": "none", "num_speculative_tokens": 2}, 422, "expected 0 with method 'none'", None),
+        ({"prompt": [1], "method": 3}, 422, "method: Input should be a valid string", "method"),
+        ({"prompt": [99], "echo": True}, 422, "token 99 is outside the vocabulary", None),
+        ({"prompt": [1] * 64}, 422, "prompt of 64 tokens leaves no room in a context of 64", None),
+        ({"prompt": [1], "min_tokens": 9, "max_tokens": 3}, 422, "expected at most max_new_tokens = 3, got 9", None),
+        ({"prompt": "\ud800"}, 422, "half of a surrogate pair", None),
+        ({"prompt": [1], "\ud800": 1}, 422, "", None),
+        ({"prompt": [1], "model": "other"}, 404, "expected 'letters', got another", None),
+        ({}, 422, "prompt: Field required", "prompt"),
+    ],
+)  # fmt: skip
+def test_refusals(running: Running, body: Any, status: int, message: str, param: str | None) -> None:
+    for stream in (False, True):
+        answer = running.http.post("/v1/completions", content=json.dumps({**body, "stream": stream}))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (status, status)
+        assert message in error["message"] and (param is None or error["param"] == param)
+    assert not running.engine.runner.has_requests and running.http.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"null", b'{"prompt": ' + b"[" * 100_000, b"\xff"])
+def test_bodies_that_are_no_request(running: Running, content: bytes) -> None:
+    answer = running.http.post("/v1/completions", content=content)
+    assert answer.status_code in (400, 422) and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_route_that_does_not_exist_and_a_method_that_is_wrong(running: Running) -> None:
+    for answer, status in ((running.http.get("/v2"), 404), (running.http.get("/v1/completions"), 405)):
+        assert answer.status_code == answer.json()["error"]["code"] == status
+
+
+def test_a_body_that_is_too_long() -> None:
+    with serving(serve={"port": 0, "max_body_bytes": 100}) as running:
+        body = json.dumps({"prompt": [1] * 100}).encode()
+        for content in (body, iter([body])):  # with its length announced, and without
+            answer = running.http.post("/v1/completions", content=content)
+            assert answer.status_code == 413 and "at most 100 bytes" in answer.json()["error"]["message"]
+        assert running.post({"prompt": [1], "max_tokens": 1}).status_code == 200
+
+
+def streaming(running: Running, body: dict[str, Any]) -> Any:
+    return running.http.stream("POST", "/v1/completions", json={**body, "stream": True})
+
+
+def test_too_many_requests_at_once() -> None:
+    with serving(serve={"port": 0, "max_concurrent_requests": 1}) as running:
+        running.model.gate.clear()
+        with streaming(running, LONG):
+            refused = running.post({"prompt": [1]})
+            assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
+            assert running.http.get("/ready").status_code == 503 and running.http.get("/health").status_code == 200
+        running.model.gate.set()
+        running.until(lambda: not running.service.live)
+        assert running.post({"prompt": [1], "max_tokens": 1}).status_code == 200
+
+
+def test_a_queue_that_is_full_takes_all_choices_or_none() -> None:
+    with serving(runner={"max_num_seqs": 1, "max_waiting_requests": 1}) as running:
+        with pytest.raises(openai.RateLimitError, match="expected at most 1 waiting requests") as refused:
+            running.openai.completions.create(model=MODEL, prompt=[1], n=4)
+        assert int(refused.value.response.headers["Retry-After"]) >= 1
+        running.until(lambda: not running.engine.runner.has_requests)
+        answer = running.post({"prompt": [1], "n": 2, "max_tokens": 3, "ignore_eos": True})
+        assert answer.json()["usage"]["completion_tokens"] == 6
+
+
+def test_the_api_key() -> None:
+    with serving("sesame") as running:
+        assert running.post({"prompt": [1], "max_tokens": 1}).status_code == 200
+        for given in ({}, {"Authorization": "Bearer sesam"}, {"Authorization": "Basic sesame"}, {"X": "sesame"}):
+            with httpx.Client(base_url=running.url, headers=given) as client:
+                for path in ("/v1/models", "/openapi.json", "/nowhere"):
+                    assert client.get(path).status_code == 401
+                refused = client.post("/v1/completions", content=b"x" * (2 << 20))
+                assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
+                assert client.get("/health").status_code == client.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_ends_its_generation(running: Running, stream: bool) -> None:
+    body = json.dumps({**LONG, "stream": stream, "n": 2}).encode()
+    host, port = running.url.removeprefix("http://").split(":")
+    running.model.gate.clear()
+    with socket.create_connection((host, int(port))) as client:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        running.until(lambda: len(running.service.live) == 1)
+    running.until(lambda: not running.service.live)
+    running.model.gate.set()
+    running.until(lambda: running.engine.runner.metrics.requests["cancelled"] == 2)
+    assert running.post({"prompt": [1], "max_tokens": 1}).status_code == 200
+
+
+def test_abort(running: Running) -> None:
+    running.model.gate.clear()
+    with streaming(running, {**LONG, "n": 2}) as answer:
+        name = answer.headers["X-Request-Id"]
+        assert running.post({"request_id": name}, "/abort").json() == {"id": name, "aborted": True}
+        running.model.gate.set()
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    ends = [json.loads(line.removeprefix("data: "))["choices"][0]["finish_reason"] for line in lines[:-1]]
+    assert ends.count("abort") == 2
+    assert running.post({"request_id": name}, "/abort").status_code == 404
+
+
+def test_a_request_that_fails(running: Running) -> None:
+    running.model.poisoned.add(7)
+    with pytest.raises(openai.InternalServerError, match="failed inside the engine"):
+        running.openai.completions.create(model=MODEL, prompt=[7])
+    chunks = running.openai.completions.create(model=MODEL, prompt=[7], stream=True)
+    with pytest.raises(openai.APIError, match="failed inside the engine"):
+        list(chunks)
+    running.model.failures += [OSError("/secret/path")] * 2
+    answer = running.post({"prompt": [1]})
+    assert answer.status_code == 500 and "secret" not in answer.text
+    assert running.post({"prompt": [1], "max_tokens": 1}).status_code == 200
+
+
+def test_a_request_that_waits_too_long() -> None:
+    with serving(runner={"queue_timeout_s": 1e-9}) as running:
+        answer = running.post({"prompt": [1]})
+        assert answer.status_code == 504 and "queue_timeout_s" in answer.json()["error"]["message"]
+        with streaming(running, {"prompt": [1]}) as late:
+            (event,) = [line for line in late.iter_lines() if line]
+        assert json.loads(event.removeprefix("data: "))["error"]["code"] == 504
+
+
+def test_an_engine_that_stops(running: Running) -> None:
+    running.model.gate.clear()
+    with streaming(running, LONG) as answer:
+        running.engine.runner.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        running.model.gate.set()
+        lines = [line for line in answer.iter_lines() if line]
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == 503
+    for stopped in (running.http.get("/health"), running.http.get("/ready"), running.post({"prompt": [1]})):
+        assert stopped.status_code == 503 and "ZeroDivision" not in stopped.text
+    del running.engine.runner.step
+    running.engine.runner.run()
+
+
+def test_models_and_the_openapi_document(running: Running) -> None:
+    (model,) = running.openai.models.list()
+    assert model.id == MODEL and model.max_model_len == 64  # type: ignore[attr-defined]
+    paths = running.http.get("/openapi.json").json()["paths"]
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/ready", "/abort"} <= paths.keys()
+
+
+def test_a_slow_reader_gets_everything(running: Running) -> None:
+    async def read() -> list[Any]:
+        async with running.async_openai() as client:
+            chunks = await client.completions.create(model=MODEL, prompt=[3, 5], max_tokens=40, stream=True)
+            found = []
+            async for chunk in chunks:
+                found.append(chunk.choices[0].text)
+                await asyncio.sleep(0.005)
+            return found
+
+    whole = running.post({"prompt": [3, 5], "max_tokens": 40}).json()["choices"][0]["text"]
+    assert "".join(asyncio.run(read())) == whole

@@ -1,0 +1,365 @@
+"""Three processes: whoever is killed, every client gets its exact tokens or is told; nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from specdec_hal.config import parse
+from specdec_hal.config.schema import ServeSettings
+from specdec_hal.engine.async_engine import EngineInfo, RequestStream
+from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError
+from specdec_hal.output.processor import Ended, News
+from specdec_hal.runner import Request, SamplingParams, StreamDelta, TokenLogprobs
+from specdec_hal.serve.split import messages
+from specdec_hal.serve.split.engine import EngineProcess
+from specdec_hal.serve.split.remote import MAX_DEATHS, RemoteEngine
+from specdec_hal.serve.split.supervisor import Part, Supervisor
+from tests.runner.conftest import make_runner
+from tests.serve.conftest import Running, serving
+from tests.support.history_model import LetterTokenizer
+from tests.support.killing import Server, kill_under_load, split_server
+from tests.support.split_server import DEADLY
+
+INFO = EngineInfo("reference", 64, [0])
+
+
+def kills(count: int, seed: int) -> None:
+    outcomes, findings = kill_under_load(count, clients=4, seed=seed)
+    assert not findings
+    assert outcomes["exact"] >= count and outcomes.keys() <= {"exact", "connection lost"}, outcomes
+
+
+def test_each_process_is_killed_under_load() -> None:
+    kills(3, 1)
+
+
+@pytest.mark.slow
+def test_processes_are_killed_at_random() -> None:
+    kills(4, 2)
+
+
+@pytest.mark.slow
+def test_a_request_that_kills_engines_is_given_up_and_the_next_is_served() -> None:
+    with split_server() as server:
+        server.until_ready()
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": DEADLY, "max_tokens": 9}, timeout=60)
+        assert answer.status_code in (500, 503), answer.text
+        server.until_ready()
+        body = {"prompt": [1, 2], "max_tokens": 9, "ignore_eos": True}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] == 9
+
+
+@pytest.mark.parametrize("code", [2, 0])
+def test_a_process_that_does_not_start_ends_the_server(code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    script = "import sys, time; time.sleep(60) if sys.argv[1] != 'engine' else sys.exit(int(sys.argv[2]))"
+    status = """
+import sys
+from specdec_hal.serve.split.supervisor import Supervisor
+supervisor = Supervisor(lambda part: [sys.executable, "-c", sys.argv[1], part.name, sys.argv[2]], ())
+code = supervisor.run()
+assert not supervisor.directory.exists()
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", status, script, str(code)], timeout=60, check=False)
+    assert done.returncode == (code or 1)
+    assert f"the process 'engine' ends with status {code}; the server ends" in capfd.readouterr().err
+
+
+# ---- the same answers as of one process
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[Server, Running]]:
+    with split_server() as server, serving(runner={"max_num_seqs": 4}) as running:
+        server.until_ready()
+        yield server, running
+
+
+SAMPLED = {"temperature": 0.9, "seed": 5, "max_tokens": 30}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "dfgfgfg", "max_tokens": 40, "return_spans": True, "return_token_ids": True},
+        {"prompt": ["ab", "cde"], "n": 3, "echo": True, **SAMPLED},
+        {"prompt": [3, 5, 6, 5, 6], "logprobs": 3, **SAMPLED},
+        {"prompt": [3, 5, 6, 5, 6], "logprobs": 0, "stop": ["g", "qq"], "max_tokens": 40},
+        {
+            "prompt": [3, 5],
+            "stop": ["zzzz"],
+            "min_tokens": 4,
+            "stop_token_ids": [7],
+            "presence_penalty": 0.5,
+            **SAMPLED,
+        },
+        {"prompt": [3, 5, 3], "method": "none", "max_tokens": 9},
+        {"messages": [{"role": "user", "content": "abab"}], "logprobs": True, "top_logprobs": 2, "max_tokens": 9},
+        {"prompt": [99]},
+        {"prompt": [1] * 64},
+        {"prompt": [1], "model": "other"},
+        {"prompt": [1], "method": "mtp"},
+    ],
+    ids=lambda body: "-".join(body),
+)
+def test_the_same_answer_as_of_one_process(both: tuple[Server, Running], body: dict[str, Any], stream: bool) -> None:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    answers = [httpx.post(one.url + path, json={**body, **options}, timeout=60) for one in both]
+    assert answers[0].status_code == answers[1].status_code
+    first, second = ([comparable(event) for event in events(answer)] for answer in answers)
+    assert (merged(first) == merged(second)) if stream else (first == second)
+    assert first
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    if not answer.headers["Content-Type"].startswith("text/event-stream"):
+        return [answer.json()]
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def comparable(event: dict[str, Any]) -> dict[str, Any]:
+    """Without what no two answers have in common. Engine ids are in messages too."""
+    text = re.sub(r"(cmpl-|chatcmpl-)[0-9a-f]+", "ID", json.dumps({**event, "created": 0}))
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def merged(chunks: list[dict[str, Any]]) -> dict[Any, Any]:
+    """All of each choice: which steps come together in a chunk depends on the reader."""
+    found: dict[Any, Any] = {}
+    for chunk in chunks:
+        found["usage"] = chunk.get("usage")
+        for choice in chunk.get("choices", []):
+            flatten(choice, (choice["index"],), found)
+    return found
+
+
+def flatten(value: Any, path: tuple[Any, ...], found: dict[Any, Any]) -> None:
+    if isinstance(value, dict) and path[-1] != "top_logprobs":
+        for name, part in value.items():
+            flatten(part, (*path, name), found)
+    elif isinstance(value, (str, list)):
+        found[path] = found.get(path, type(value)()) + value
+    elif value is not None:
+        found[path] = value
+
+
+def test_health_metrics_and_what_is_aborted(both: tuple[Server, Running]) -> None:
+    url = both[0].url
+    for path in ("/health", "/ready", "/v1/models"):
+        assert httpx.get(url + path).json() == httpx.get(both[1].url + path).json()
+    body = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True, "n": 2}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        assert httpx.post(f"{url}/abort", json={"request_id": answer.headers["X-Request-Id"]}).status_code == 200
+        lines = [line for line in answer.iter_lines() if line]
+    ends = [json.loads(line.removeprefix("data: "))["choices"][0]["finish_reason"] for line in lines[:-1]]
+    assert lines[-1] == "data: [DONE]" and ends.count("abort") == 2
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())  # and goes away
+    for _ in range(1000):
+        metrics = httpx.get(f"{url}/metrics").text
+        (count,) = re.findall(r'request_success_total\{.*finished_reason="cancelled".*\} (\S+)', metrics)
+        if float(count) == 4:
+            break
+    assert float(count) == 4 and 'vllm:num_requests_running{backend="reference"' in metrics
+
+
+# ---- HTTP's end, without processes
+
+
+class Sent(list[Any]):
+    """Stands in for the way to the engine."""
+
+    send = list.append
+
+    def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def remote(tmp_path: Path) -> AsyncIterator[tuple[RemoteEngine, Sent]]:
+    tokenizer: Any = LetterTokenizer()
+    engine, sent = RemoteEngine(parse({}), tokenizer, tmp_path), Sent()
+    engine._engine = sent  # type: ignore[assignment]
+    engine._take(messages.Hello(INFO, []))
+    engine._take(messages.Up(messages.TOKENS))
+    assert not engine.unready and engine.info == INFO
+    try:
+        yield engine, sent
+    finally:
+        engine.close()
+
+
+async def submitted(engine: RemoteEngine, sent: Sent, *names: str) -> RequestStream:
+    """Requests that the engine has queued."""
+    waiting = asyncio.create_task(engine.submit([Request(name, [1, 2], SamplingParams(seed=3)) for name in names]))
+    await asyncio.sleep(0)
+    assert isinstance(sent[-1], messages.Submit) and [asked.request_id for asked in sent[-1].requests] == list(names)
+    engine._take(messages.Queued(sent[-1].number))
+    return await waiting
+
+
+def news(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = False) -> News:
+    ids = tuple(LetterTokenizer().encode(text))
+    delta = StreamDelta(name, ids, (True,) * len(ids), ((text, True),), "length" if ended else None)
+    return News(delta, tokens, chars, Ended(2, "", 3, 4, 5, 0.5) if ended else None)
+
+
+def test_news_may_come_before_the_engine_says_that_it_has_queued_the_request(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with remote(tmp_path) as (engine, sent):
+            waiting = asyncio.create_task(engine.submit([Request("a", [1, 2])]))
+            await asyncio.sleep(0)
+            engine._take(messages.Update([news("a", "b")]))
+            engine._take(messages.Queued(sent[-1].number))
+            assert [delta.text for delta in await (await waiting).read()] == ["b"]
+
+    asyncio.run(run())
+
+
+def test_what_a_new_token_processor_says_again_is_left_out(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with remote(tmp_path) as (engine, sent):
+            stream = await submitted(engine, sent, "a")
+            engine._take(messages.Update([news("a", "bcd")]))
+            assert [delta.text for delta in await stream.read()] == ["bcd"]
+            engine._take(messages.Down(messages.TOKENS))
+            assert "tokens" in engine.unready
+            engine._take(messages.Update([news("a", "bc"), news("a", "defg", 2, 2), news("a", "h", 6, 6, ended=True)]))
+            assert [(d.text, d.token_ids, d.finish_reason) for d in await stream.read()] == [
+                ("efgh", (4, 5, 6, 7), "length")
+            ]
+            assert await stream.read() == []
+            output = stream.outputs["a"]
+            assert output.text == "bcdefgh" and (output.drafted, output.accepted, output.queue_s) == (4, 5, 0.5)
+            assert sent[-1] == messages.Release("a", "length")
+            engine._take(messages.Update([news("a", "bcdefgh", ended=True)]))
+            assert sent[-1] == messages.Release("a", "cancelled"), "nobody waits for it any more"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("missing", [news("a", "d", 2, 1), news("a", "d", 1, 2)])
+def test_a_part_that_is_missing_ends_the_request(tmp_path: Path, missing: News) -> None:
+    async def run() -> None:
+        async with remote(tmp_path) as (engine, sent):
+            stream = await submitted(engine, sent, "a")
+            engine._take(messages.Update([news("a", "b"), missing]))
+            (delta,) = await stream.read()
+            assert (delta.text, delta.finish_reason) == ("b", "error")
+            assert await stream.read() == [] and "missing" in stream.outputs["a"].error
+            assert sent[-1] == messages.Release("a", "error")
+
+    asyncio.run(run())
+
+
+def test_a_new_engine_gets_what_was_not_in_the_journal(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with remote(tmp_path) as (engine, sent):
+            for names in (("a",), ("b", "c")):
+                await submitted(engine, sent, *names)
+            engine.abort("c")
+            waiting = asyncio.create_task(engine.submit([Request("d", [1])]))
+            await asyncio.sleep(0)
+            sent.clear()
+            engine._take(messages.Down(messages.ENGINE))
+            engine._take(messages.Hello(INFO, ["a", "ghost", "d"]))
+            assert (await waiting).outputs == {}
+            keep, submit, abort = sent
+            assert keep == messages.Keep(["a", "b", "c", "d"]) and abort == messages.Abort("c")
+            assert [asked.request_id for asked in submit.requests] == ["b", "c"]
+            assert submit.requests[0].request() == Request("b", [1, 2], SamplingParams(seed=3))
+            engine._take(messages.Refused(submit.number, "too long", None))
+            assert set(engine._live) == {"a", "d"}, "what the new engine refuses has ended"
+
+    asyncio.run(run())
+
+
+def test_a_request_that_engines_die_of_is_given_up(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with remote(tmp_path) as (engine, sent):
+            stream = await submitted(engine, sent, "a")
+            waiting = asyncio.create_task(engine.submit([Request("b", [1])]))
+            await asyncio.sleep(0)
+            for _ in range(MAX_DEATHS):
+                engine._take(messages.Down(messages.ENGINE))
+                engine._take(messages.Hello(INFO, []))
+            (delta,) = await stream.read()
+            assert delta.finish_reason == "error" and await stream.read() == []
+            assert stream.outputs["a"].error == f"{MAX_DEATHS} engines died while they computed it"
+            with pytest.raises(EngineDeadError, match="engines died"):
+                await waiting
+            assert not engine._live
+
+    asyncio.run(run())
+
+
+def test_refusals(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with remote(tmp_path) as (engine, sent):
+            for late, kind in ((None, RequestError), (2.5, QueueFullError)):
+                waiting = asyncio.create_task(engine.submit([Request("a", [99])]))
+                await asyncio.sleep(0)
+                engine._take(messages.Refused(sent[-1].number, "token 99 is outside", late))
+                with pytest.raises(kind, match="token 99 is outside"):
+                    await waiting
+                assert not engine._live and not engine._submitted
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\xa5hello", b"\x92\xa6submit\x01"])
+def test_what_is_no_message(data: bytes) -> None:
+    for decode, what in ((messages.for_engine, "to the engine"), (messages.for_http, "to HTTP")):
+        with pytest.raises(FrameError, match=f"expected a message {what}, got {len(data)} bytes"):
+            decode(data)
+
+
+def test_messages_are_what_they_were(tmp_path: Path) -> None:
+    scored = news("a", "b")
+    scored = scored._replace(delta=scored.delta._replace(logprobs=(TokenLogprobs(-0.5, 2, ((1, -0.25),)),)))
+    assert messages.for_http(messages._encoder.encode(messages.Update([scored]))) == messages.Update([scored])
+
+
+def test_an_engine_that_resumes_computes_nothing_before_it_knows_who_waits(tmp_path: Path) -> None:
+    """Or a request that kills engines would kill each of them, long after its client was told."""
+    path = tmp_path / "journal"
+    runner = make_runner(runner={"journal": str(path), "journal_interval": 1})
+    for name in "ab":
+        runner.add_request(Request(name, [1, 2], SamplingParams(max_new_tokens=30, bad_token_ids=[0])))
+    for _ in range(3):
+        runner.step()
+    resumed = make_runner(runner={"journal": str(path)})
+    engine = EngineProcess(resumed, tmp_path, ServeSettings(), resume=True)
+    try:
+        assert [stream.request.request_id for stream in resumed.streams] == ["a", "b"] and not engine.works
+        engine._carry_out(messages.Keep(["b", "not yet here"]))
+        assert [stream.request.request_id for stream in resumed.streams] == ["b"] and engine.works
+        engine._carry_out(messages.Release("b", "error"))
+        assert not resumed.streams and not engine.works
+        assert resumed.metrics.requests == {"cancelled": 1, "error": 1}
+    finally:
+        engine.close()
+
+
+def test_a_part_knows_what_it_is_told(tmp_path: Path) -> None:
+    supervisor = Supervisor(lambda part: [part.name], ())
+    assert supervisor.directory.stat().st_mode & 0o077 == 0, "its sockets are nobody else's"
+    assert Part("engine", tmp_path, 3, False).name == "engine"
+    supervisor._end()

@@ -1,0 +1,172 @@
+"""Kills the processes of a split server at random moments under load, and holds every answer against plain decoding."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from specdec_hal.runner import SamplingParams
+from tests.runner.test_equality import plain_decoding
+from tests.support.history_model import END, LetterTokenizer
+
+SCRIPT = Path(__file__).with_name("split_server.py")
+HANGS_S = 40.0
+"""Without a byte from the server; restarts take a second or two."""
+
+
+class Server:
+    """The processes of a split server."""
+
+    def __init__(self, supervisor: subprocess.Popen[str], url: str) -> None:
+        self.supervisor, self.url = supervisor, url
+
+    def part(self, name: str) -> int | None:
+        """The process of that name, if it is there now."""
+        pid = self.supervisor.pid
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            try:
+                arguments = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            except FileNotFoundError:
+                continue
+            if name.encode() in arguments:
+                return int(child)
+        return None
+
+    def kill(self, name: str) -> bool:
+        """Kill -9; False if it is not there."""
+        pid = self.part(name)
+        if pid is None:
+            return False
+        os.kill(pid, signal.SIGKILL)
+        return True
+
+    def until_ready(self) -> None:
+        """Until new requests may come."""
+        end = time.monotonic() + HANGS_S
+        while time.monotonic() < end:
+            try:
+                if httpx.get(f"{self.url}/ready", timeout=HANGS_S).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)
+        raise AssertionError("the server has not come back")
+
+
+@contextmanager
+def split_server() -> Iterator[Server]:
+    command = [sys.executable, str(SCRIPT)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE) as supervisor:
+        try:
+            assert supervisor.stdout is not None and supervisor.stderr is not None
+            threading.Thread(target=supervisor.stderr.read, daemon=True).start()
+            yield Server(supervisor, supervisor.stdout.readline().strip())
+            supervisor.send_signal(signal.SIGTERM)
+            assert supervisor.wait(30) == 0
+        finally:
+            supervisor.kill()
+
+
+def wanted(number: int) -> tuple[dict[str, Any], str]:
+    """A request's body, and the text that it must get."""
+    rng = random.Random(number)
+    prompt = [rng.randrange(1, 24) for _ in range(rng.randint(1, 6))] * 2
+    sampling = {"temperature": rng.choice([0.0, 0.9]), "seed": number}
+    stop = rng.choice([[], [], ["ab"], ["g"]])
+    expected = plain_decoding(prompt, SamplingParams(max_new_tokens=40, stop=stop, **sampling))
+    text = LetterTokenizer().decode([token for token in expected.tokens if token != END])
+    for end in stop:
+        text = text.split(end)[0]
+    body = {"prompt": prompt, "max_tokens": 40, "stop": stop, "logprobs": rng.choice([None, 2]), **sampling}
+    return body, text
+
+
+class Load:
+    """Clients that ask one request after the other until told to stop. `outcomes` counts what came of them."""
+
+    def __init__(self, url: str, clients: int, seed: int) -> None:
+        self.url, self.outcomes, self.findings = url, Counter[str](), list[str]()
+        self._done, self._seed = threading.Event(), seed
+        self._threads = [threading.Thread(target=self._run, args=(client,)) for client in range(clients)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, client: int) -> None:
+        rng = random.Random(self._seed * 1000 + client)
+        with httpx.Client(base_url=self.url, timeout=HANGS_S) as http:
+            while not self._done.is_set():
+                number = rng.randrange(200)
+                try:
+                    self.outcomes[self._ask(http, number, stream=rng.random() < 0.7)] += 1
+                except httpx.TimeoutException:
+                    self.findings.append(f"request {number}: no answer within {HANGS_S:g} s")
+                except httpx.TransportError:  # HTTP was killed
+                    self.outcomes["connection lost"] += 1
+                    time.sleep(0.05)
+
+    def _ask(self, http: httpx.Client, number: int, *, stream: bool) -> str:
+        body, expected = wanted(number)
+        got, error, ended = "", None, False
+        if stream:
+            with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+                for line in answer.iter_lines():
+                    data = line.removeprefix("data: ")
+                    if data == "[DONE]":
+                        ended = True
+                    elif data:
+                        event = json.loads(data)
+                        error = error or event.get("error")
+                        got += "" if "error" in event else event["choices"][0]["text"]
+        else:
+            answer = http.post("/v1/completions", json=body)
+            error = answer.json().get("error")
+            ended = True
+            got = "" if error else answer.json()["choices"][0]["text"]
+        if error is None and not ended:
+            return "connection lost"
+        if error is None and got != expected:
+            self.findings.append(f"request {number}: expected {expected!r}, got {got!r}")
+        elif error is not None and not expected.startswith(got):
+            self.findings.append(f"request {number}: expected a beginning of {expected!r}, got {got!r}")
+        return "exact" if error is None else f"error {error['code']}"
+
+
+def kill_under_load(kills: int, clients: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """What came of the requests, and what was wrong with any."""
+    rng = random.Random(seed)
+    with split_server() as server:
+        server.until_ready()
+        load = Load(server.url, clients, seed)
+        try:
+            for number in range(kills):
+                time.sleep(rng.uniform(0.05, 0.5))
+                name = (
+                    ("engine", "tokens", "http")[number % 3] if kills <= 3 else rng.choice(["engine", "tokens", "http"])
+                )
+                while not server.kill(name):
+                    time.sleep(0.01)
+                if rng.random() < 0.7:
+                    server.until_ready()
+            server.until_ready()
+            time.sleep(0.5)
+        finally:
+            load.stop()
+    return load.outcomes, load.findings

@@ -1,0 +1,244 @@
+"""Wrappers of the usual form: both of their paths, run by xpu-test and by programs of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from specdec_hal.cli import main
+
+FOLDER = Path(__file__).parent / "wrappers"
+NAME = "baidu::xpu::api::plugin::scale_segments"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for path in FOLDER.iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def change(path: Path, old: str, new: str) -> None:
+    """Replace the only text that is `old` but for its line breaks and indents."""
+    changed, count = re.subn(r"\s+".join(map(re.escape, old.split())), lambda _: new, path.read_text())
+    assert count == 1
+    path.write_text(changed)
+
+
+def line_of(path: Path, text: str) -> int:
+    before, _, _ = path.read_text().partition(text)
+    return before.count("\n") + 1
+
+
+def xpu_test(*more: str, of: str = "float") -> int:
+    sources = ["scale_segments.cpp", "scale_segments.xpu"]
+    return main(["xpu-test", *sources, "--wrapper", f"{NAME}<{of}>", "--inputs", "scale_segments_inputs.py", *more])
+
+
+def test_both_paths_agree(folder, capsys):
+    assert xpu_test("--cases", "2", "--seeds", "2") == 0
+    assert capsys.readouterr().out == f"{NAME}<float>: 36 runs, none failed\n"
+
+
+def test_a_type_of_its_own(folder, capsys):
+    inputs = folder / "scale_segments_inputs.py"
+    change(inputs, "rng.normal(size=offsets[-1]).astype(np.float32)", "rng.normal(size=offsets[-1]).astype(np.float16)")
+    assert xpu_test("--cases", "2", "--seeds", "1", "--mode", "fast", of="float16") == 0
+    assert xpu_test("--mode", "fast") == 2
+    message = "argument 'x': expected an array of float32, got one of float16; pass it as declared"
+    assert message in capsys.readouterr().err
+
+
+def test_a_wrong_result_is_found(folder, capsys):
+    change(folder / "scale_segments.xpu", "* factor)", "* factor + (i == 7))")
+    assert xpu_test("--cases", "3", "--seeds", "1", "--mode", "fast", "--dma", "eager", "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["runs"] == 3 and told["failures"]
+    for failure in told["failures"]:
+        assert failure["mode"] == "fast" and failure["options"] == "seed=0,dma=eager" and failure["findings"] == []
+        assert failure["message"].startswith("y[") and "as on the CPU path, got " in failure["message"]
+
+
+def test_only_some_runs_show_it(folder, capsys):
+    """A copy that nothing waits for: right with eager copies, wrong with deferred ones; strict tells where."""
+    change(folder / "scale_segments.xpu", "GM2LM(x + at", "GM2LM_ASYNC(x + at")
+    how = ("--cases", "1", "--seeds", "1")
+    assert xpu_test(*how, "--mode", "fast", "--dma", "eager") == 0
+    assert xpu_test(*how, "--mode", "fast", "--dma", "deferred") == 1
+    capsys.readouterr()
+    assert xpu_test(*how, "--mode", "strict", "--dma", "eager") == 1
+    out = capsys.readouterr().out
+    assert "case 0, --mode strict, XPU_SIM=seed=0,dma=eager:\n  " in out
+    line = line_of(folder / "scale_segments.xpu", "tile[i] = ")
+    assert f"scale_segments.xpu:{line}: read_in_flight: " in out and out.endswith(": 1 runs, 1 failed\n")
+
+
+def test_the_cpu_path_is_looked_at_too(folder, capsys):
+    change(
+        folder / "scale_segments.cpp",
+        "total[s] = offsets[s + 1] - offsets[s];\n  }\n  return api::SUCCESS;",
+        "}\n  return 3;",
+    )
+    assert xpu_test("--cases", "1", "--seeds", "1", "--mode", "fast") == 1
+    assert "case 0, --mode fast:\n  the CPU path: it gave 3: " in capsys.readouterr().out
+
+
+def test_arguments_are_those_of_the_wrapper(folder, capsys):
+    change(folder / "scale_segments_inputs.py", '        "total": np.zeros(len(lengths), np.int64),\n', "")
+    assert xpu_test("--mode", "fast") == 2
+    assert "expected 5 arguments (x, offsets, factors, y, total), got 4" in capsys.readouterr().err
+    (folder / "scale_segments_inputs.py").write_text("import gone\n")
+    assert xpu_test("--mode", "fast") == 2
+    assert (
+        "scale_segments_inputs.py: expected a Python file that runs, got ModuleNotFoundError" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "T* y, int64_t* total, int segments);",
+            "T* y, int* total, int segments);",
+            "expected the declaration to be as the definition, but argument 5 is declared int*, "
+            "but defined long*; make them the same",
+        ),
+        (
+            ", int segments);",
+            ");",
+            "5 parameters are declared, but 6 defined",
+        ),
+    ],
+)
+def test_a_declaration_that_differs_is_reported(folder, capsys, old, new, message):
+    change(folder / "scale_segments.cpp", old, new)
+    # The launch follows the declaration, so that the compiler sees nothing wrong.
+    call = "x, offsets, factors, y, reinterpret_cast<XPU_INT64*>(total), segments"
+    changed = call.replace("XPU_INT64", "int") if "int* total" in new else call.replace(", segments", "")
+    change(folder / "scale_segments.cpp", call, changed)
+    sources = ["scale_segments.cpp", "scale_segments.xpu"]
+    assert main(["xpu-cc", "--shared", *sources, "-o", "libscale.so"]) == 2
+    assert message in capsys.readouterr().err
+
+
+HOST = """\
+#include <cstdio>
+
+#include "xpu/runtime.h"
+#include "xpu/xdnn.h"
+
+namespace api = baidu::xpu::api;
+namespace baidu::xpu::api::plugin {
+template <typename T>
+int scale_segments(Context*, const T*, const VectorParam<int>&, const float*, T*, int64_t*);
+}
+
+int main(int argc, char**) {
+  float x[100], y[100], f[2] = {2, 3};
+  int offsets[3] = {0, 40, argc == 2 ? 101 : 100};
+  int64_t total[2];
+  for (int i = 0; i < 100; ++i) x[i] = i;
+  float *gx, *gy, *gf;
+  int64_t* gt;
+  xpu_malloc((void**)&gx, sizeof x);
+  xpu_malloc((void**)&gy, sizeof x);
+  xpu_malloc((void**)&gf, sizeof f, XPU_MEM_L3);
+  xpu_malloc(&gt, sizeof total);
+  xpu_memcpy(gx, x, sizeof x, XPU_HOST_TO_DEVICE);
+  xpu_memcpy(gf, f, sizeof f, argc == 3 ? XPU_DEVICE_TO_HOST : XPU_HOST_TO_DEVICE);
+  api::Context* ctx = api::create_context();
+  ctx->set_debug_level(1);
+  const int status = api::plugin::scale_segments<float>(ctx, gx, {offsets, 3, nullptr}, gf, gy, gt);
+  std::printf("%d %d\\n", status, xpu_wait(ctx->xpu_stream));
+  if (status == 0) {
+    xpu_memcpy(y, gy, sizeof y, XPU_DEVICE_TO_HOST);
+    xpu_memcpy(total, gt, sizeof total, XPU_DEVICE_TO_HOST);
+    std::printf("%g %g %d\\n", y[39], y[99], static_cast<int>(total[1]));
+  }
+  api::destroy_context(ctx);
+  return xpu_free(gx) + xpu_free(gy) + xpu_free(gf) + xpu_free(gt);
+}
+"""
+
+
+def test_a_project_has_its_own_plugin_header(folder):
+    (folder / "include" / "xpu").mkdir(parents=True)
+    (folder / "include" / "xpu" / "plugin.h").write_text(
+        '#pragma once\n#include "xpu/xdnn.h"\n#define SIZES const float*\n'
+    )
+    change(
+        folder / "scale_segments.cpp",
+        "const VectorParam<int>& offsets, const float* factors, T* y,\n",
+        "const VectorParam<int>& offsets, SIZES factors, T* y,\n",
+    )
+    how = ("--cases", "1", "--seeds", "1", "--dma", "eager", "--mode", "fast")
+    assert xpu_test(*how) == 2  # without -I
+    assert xpu_test(*how, "-I", "include") == 0
+
+
+def test_a_program_on_the_runtime(folder):
+    (folder / "host.cpp").write_text(HOST)
+    assert main(["xpu-cc", "scale_segments.cpp", "scale_segments.xpu", "host.cpp", "-o", "scale"]) == 0
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["./scale", *args], env={**os.environ}, capture_output=True, text=True, check=False)
+
+    done = run()
+    assert (done.returncode, done.stdout) == (0, "0 0\n78 297 60\n")
+    assert done.stderr.startswith("scale_segments T 0x")  # the wrapper's own dump
+    # One element more than there is: the wrapper's check of its pointer says so.
+    done = run("1")
+    assert done.stdout == "1 0\n"
+    assert "scale_segments.cpp:53: expected 404 bytes of GM at x, got 400\n" in done.stderr
+    # A copy in the wrong direction is a finding at its line.
+    done = run("1", "2")
+    line = HOST[: HOST.index("argc == 3")].count("\n") + 1
+    assert done.returncode == 1
+    assert f"host.cpp:{line}: host_pointer: expected memory of the device, got an address of none\n" in done.stderr
+
+
+def test_lines_that_no_core_ran(folder, capsys):
+    change(
+        folder / "scale_segments.xpu",
+        "mfence_lm(); LM2GM(tile",
+        "if (count == 100) {\n        tile[0] = 1;\n      }\n      mfence_lm();\n      LM2GM(tile",
+    )
+    how = ("--cases", "2", "--seeds", "1", "--dma", "eager", "--coverage")
+    assert xpu_test(*how, "--mode", "strict") == 2
+    assert "expected --coverage with --mode fast" in capsys.readouterr().err
+    assert xpu_test(*how, "--mode", "fast") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("scale_segments.xpu: ") and lines[0].endswith(" lines ran")
+    assert [line.split(":")[1].strip() for line in lines[1:-1]] == ["tile[0] = 1;"]
+
+
+def test_going_on_finds_more_in_one_run(folder, capsys):
+    """Two copies of no bytes: the first ends the run, unless it is told to go on."""
+    change(folder / "scale_segments.xpu", "LM2GM(tile, y + at, count * sizeof(T))", "LM2GM(tile, y + at, 0)")
+    change(folder / "scale_segments.xpu", "LM2GM(&n, total + s, sizeof(n))", "LM2GM(&n, total + s, 0)")
+    lines = {line_of(folder / "scale_segments.xpu", text) for text in ("LM2GM(tile", "LM2GM(&n")}
+    how = ("--cases", "1", "--seeds", "1", "--dma", "eager", "--mode", "fast", "--json")
+
+    def found(*more: str) -> set[int]:
+        assert xpu_test(*how, *more) == 1
+        (failure,) = json.loads(capsys.readouterr().out)["failures"]
+        return {finding["at"]["line"] for finding in failure["findings"] if finding["check"] == "dma_len_zero"}
+
+    assert len(found()) == 1
+    assert found("--keep-going") == lines
+
+
+def test_the_timeline_is_of_the_first_failure(folder, capsys):
+    change(folder / "scale_segments.xpu", "mfence_lm(); LM2GM(tile", "LM2GM(tile")
+    how = ("--cases", "1", "--seeds", "1", "--dma", "eager", "--mode", "fast", "--mode", "strict")
+    assert xpu_test(*how, "--trace", "out.json") == 1
+    events = json.loads((folder / "out.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "i"} == {"missing_fence"}

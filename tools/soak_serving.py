@@ -1,0 +1,98 @@
+"""The server under more load than it takes, or under kills, for as long as you like.
+
+``python tools/soak_serving.py --seconds 1800``: half again as many clients as the server takes requests, decoding and
+waiting; every answer must be whole and always the same text, every refusal a 429, and memory must stay flat.
+``python tools/soak_serving.py --kills 100``: HTTP, engine and token processor of a split server are killed at random
+moments under load; every client must get the tokens of plain decoding, or see its connection end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import record
+from serving import bodies
+from serving_load import ask, resident_mb, server
+
+from tests.support.killing import kill_under_load
+
+SLOTS, WAITING = 8, 16
+CLIENTS = (SLOTS + WAITING) * 3 // 2
+GROWTH = 1.1
+"""Most that memory may grow from the first half of the time to the second; the first tenth warms up."""
+
+
+async def overload(url: str, pid: int, seconds: float) -> dict[str, Any]:
+    """Ask for so long; what came of it."""
+    end, outcomes, texts, memory = time.monotonic() + seconds, Counter[str](), dict[str, str](), list[float]()
+    asked = bodies(4, 64, logprobs=1) + bodies(4, 48, temperature=0.8, seed=5)
+
+    async def client(number: int) -> None:
+        rng = random.Random(number)
+        while time.monotonic() < end:
+            body = rng.choice(asked)
+            answer = await ask(url, body)
+            if answer.ok:
+                outcomes["whole"] += 1
+                key = repr(sorted(body.items()))
+                outcomes["another text"] += texts.setdefault(key, answer.text) != answer.text
+            else:
+                outcomes[f"status {answer.status} {answer.error}"] += 1
+                await asyncio.sleep(rng.uniform(0.05, 0.2))
+
+    async def watch() -> None:
+        while time.monotonic() < end:
+            memory.append(resident_mb(pid))
+            await asyncio.sleep(seconds / 200)
+
+    await asyncio.gather(watch(), *(client(number) for number in range(CLIENTS)))
+    warm = memory[len(memory) // 10 :]
+    early, late = max(warm[: len(warm) // 2]), max(warm[len(warm) // 2 :])
+    return {"outcomes": dict(+outcomes), "resident_mb": {"first_half": early, "second_half": late}}
+
+
+def overloaded(seconds: float, *arguments: str) -> dict[str, Any]:
+    """A server under load; AssertionError if it does not stand it."""
+    limits = [f"runner.max_num_seqs={SLOTS}", f"runner.max_waiting_requests={WAITING}"]
+    keys = [word for limit in limits for word in ("--set", limit)]
+    with server(*keys, *arguments) as (pid, url):
+        found = asyncio.run(overload(url, pid, seconds))
+    outcomes, memory = found["outcomes"], found["resident_mb"]
+    assert outcomes.keys() <= {"whole", "status 429 "}, outcomes
+    assert outcomes["whole"] and outcomes["status 429 "], outcomes
+    assert memory["second_half"] <= GROWTH * memory["first_half"], memory
+    return found
+
+
+def main() -> int:
+    """Run what was asked for; 1 if something was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=0, help="under more load than the server takes")
+    parser.add_argument("--split", action="store_true", help="with HTTP, engine and token processor apart")
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the kills")
+    parser.add_argument("--out", type=Path, help="record the figures with their circumstances")
+    args = parser.parse_args()
+    found: dict[str, Any] = {}
+    if args.seconds:
+        found["overload"] = overloaded(args.seconds, *(["--split"] if args.split else []))
+    findings = list[str]()
+    if args.kills:
+        outcomes, findings = kill_under_load(args.kills, clients=6, seed=args.seed)
+        found["kills"] = {"kills": args.kills, "outcomes": dict(outcomes), "findings": findings}
+    record.write(found, args.out)
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
