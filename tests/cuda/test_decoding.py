@@ -40,7 +40,7 @@ class OnDevice(HistoryModel):
         return {layer: self.device.upload(hidden) for layer, hidden in super().forward(batch).items()}
 
     def compute_logits(self, hidden: Any) -> Any:
-        return self.device.upload(self.device.download(hidden))
+        return self.device.upload(super().compute_logits(self.device.download(hidden)))
 
 
 def decode(backend: Backend, model: Any, strategy: str, sampling: dict[str, Any], **ngram: Any) -> dict[str, Any]:
