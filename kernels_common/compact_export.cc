@@ -57,7 +57,7 @@ void compact_search(TensorView entries, TensorView text, TensorView found, int64
   const auto* tokens = op.data<int64_t>("text", text, {length});
   auto* out = op.data<int64_t>("found", found, {2});
   const auto policy = static_cast<MatchPolicy>(match_policy);
-  const NgramQuery query(policy, layout.max_size, layout.min_size, prompt_end, length, tokens);
+  const NgramQuery query(policy, layout.max_size, layout.min_size, prompt_end, length, false, tokens);
   NgramMatch best = no_match();
   for (int size = query.least; size <= query.most; ++size) {
     const CompactKey key = compact_query_key(layout, query, size);

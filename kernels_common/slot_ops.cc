@@ -269,9 +269,9 @@ void propose(const NgramMatchArgs& a, int64_t parts) {
         const History bounds = history_bounds(a.L, a.prompt_lens[b], step);
         const SlotText text{a.token_ids_all + b * a.L, drafts + 1, bounds.end};
         const NgramQuery query(a.match_policy, a.max_ngram_size, a.min_ngram_size, bounds.prompt_end,
-                               bounds.end + base - 1, text);
+                               bounds.end + base - 1, a.skip_last, text);
         NgramMatch match = no_match();
-        if (query.possible() && a.index != nullptr) {
+        if (query.possible() && a.index != nullptr && !a.skip_last) {
           Table table = table_of(a.index + b * a.X, a.L, a.min_ngram_size, a.max_ngram_size);
           match = ngram_index_search(table, text, query, bounds.end);
         } else if (query.possible()) {

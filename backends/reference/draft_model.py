@@ -12,6 +12,13 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 
+def _note(history: I64, column: int, tokens: list[int]) -> None:
+    """Write tokens into a slot's row of pre_ids, as far as it reaches."""
+    for i, token in enumerate(tokens, column):
+        if 0 <= i < len(history):
+            history[i] = token
+
+
 def draft_model_preprocess(
     draft_tokens: I64,
     input_ids: I64,
@@ -29,6 +36,9 @@ def draft_model_preprocess(
     max_dec_len: I64,
     draft_token_num: I32,
     base_model_draft_tokens: I64,
+    pre_ids: I64 | None,
+    *,
+    min_room: int,
 ) -> None:
     """Set the draft model's slots to what the target's step has accepted."""
     has_running[0] = False
@@ -36,8 +46,9 @@ def draft_model_preprocess(
         base_model_draft_tokens[b, 1:] = -1
         count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])
         enc = min(max(int(seq_lens_encoder[b]), 0), input_ids.shape[1])
-        room = int(max_dec_len[b]) - int(base_model_step_idx[b]) - 1
-        if base_model_stop_flags[b] or draft_token_num[b] <= 0 or room <= 0 or (enc == 0 and count == 0):
+        room = int(max_dec_len[b]) - int(base_model_step_idx[b])
+        feeds = count > 0 or pre_ids is not None
+        if base_model_stop_flags[b] or draft_token_num[b] <= 0 or room < min_room or (enc == 0 and not feeds):
             stop_flags[b] = True
             seq_lens_encoder[b] = seq_lens_decoder[b] = seq_lens_this_time[b] = step_idx[b] = 0
             continue
@@ -46,12 +57,19 @@ def draft_model_preprocess(
         seq_lens_encoder[b] = enc
         if enc > 0:
             seq_lens_this_time[b] = enc
-            if count > 0:
+            if feeds:
                 input_ids[b, enc - 1] = accept_tokens[b, 0]
         else:
             draft_tokens[b, :count] = accept_tokens[b, :count]
             seq_lens_this_time[b] = count
             seq_lens_decoder[b] = max(int(base_model_seq_lens_decoder[b]) - count, 0)
+        if pre_ids is not None:
+            with np.errstate(over="ignore"):
+                step_idx[b] -= 1 if enc > 0 else count
+            if enc > 0:
+                _note(pre_ids[b], 0, [accept_tokens[b, 0]])
+            else:
+                _note(pre_ids[b], int(step_idx[b]), list(accept_tokens[b, :count]))
         has_running[0] = True
 
 
@@ -72,6 +90,7 @@ def draft_model_update(
     max_dec_len: I64,
     draft_token_num: I32,
     base_model_draft_tokens: I64,
+    pre_ids: I64 | None,
     *,
     substep: int,
 ) -> None:
@@ -81,10 +100,25 @@ def draft_model_update(
     active = [b for b in range(len(seq_lens_this_time)) if seq_lens_this_time[b] > 0]
     for rank, b in enumerate(active):
         token = int(inter_next_tokens[rank]) if rank < len(inter_next_tokens) else -1
+        wanted, step, limit = min(int(draft_token_num[b]), k), int(step_idx[b]), int(max_dec_len[b])
+        if pre_ids is not None:
+            ended, chunk, room = bool(stop_flags[b]) or token < 0, int(seq_lens_encoder[b]), limit - step > 1
+            if ended:
+                draft_tokens[b, 0] = -1
+            elif chunk > 0 or room:
+                with np.errstate(over="ignore"):
+                    seq_lens_decoder[b] += chunk if chunk > 0 else seq_lens_this_time[b]
+                    step_idx[b] += 1 if chunk > 0 else seq_lens_this_time[b]
+                _note(pre_ids[b], 1 if chunk > 0 else int(step_idx[b]), [token])
+                draft_tokens[b, 0] = token
+            seq_lens_encoder[b], seq_lens_this_time[b] = 0, not ended
+            if substep < k:
+                base_model_draft_tokens[b, substep + 1] = token if room and not ended else -1
+            has_running[0] |= not ended
+            continue
         with np.errstate(over="ignore"):  # lengths that no request reaches wrap around
             seq_lens_decoder[b] += seq_lens_this_time[b]
         seq_lens_encoder[b] = seq_lens_this_time[b] = 0
-        wanted, step, limit = min(int(draft_token_num[b]), k), int(step_idx[b]), int(max_dec_len[b])
         taken = token >= 0 and not stop_flags[b] and _takes_draft(substep, wanted, step, limit)
         if taken:
             draft_tokens[b, 0] = token

@@ -33,14 +33,13 @@ def longest_query(text_len: int, prompt_len: int, policy: MatchPolicy) -> int:
 
 
 def continuation(
-    text: I64, prompt_len: int, query_end: int, n: int, policy: MatchPolicy, index: NgramIndex | None
+    text: I64, prompt_len: int, query: I64, policy: MatchPolicy, index: NgramIndex | None
 ) -> tuple[int, int] | None:
-    """(start, end) in `text` of what follows the match of the last n tokens, or None.
+    """(start, end) in `text` of what follows the match of the query, or None.
 
-    `text` is prompt ++ generated (++ MTP drafts); the query ends at `query_end` = len(text). `index` has seen the
-    text up to and without the MTP drafts.
+    `text` is what is searched of prompt ++ generated (++ MTP drafts). `index` has seen it up to and without the MTP
+    drafts.
     """
-    query = text[query_end - n : query_end]
     if index is not None:
         return index.continuation(text, prompt_len, query, policy)
     if policy is MatchPolicy.LATEST:
@@ -71,6 +70,7 @@ def ngram_match(
     match_policy: MatchPolicy,
     pad_to_max: bool,
     use_draft_token_num: bool,
+    skip_last: bool,
 ) -> None:
     """Propose drafts from an earlier occurrence of the last n tokens."""
     k = draft_tokens.shape[1] - 1
@@ -81,6 +81,7 @@ def ngram_match(
     _propose(
         token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
         index, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy, pad_to_max,
+        skip_last,
     )  # fmt: skip
 
 
@@ -102,6 +103,7 @@ def hybrid_mtp_ngram(
     match_policy: MatchPolicy,
     pad_to_max: bool,
     use_draft_token_num: bool,
+    skip_last: bool,
 ) -> None:
     """Extend MTP drafts with an n-gram continuation."""
     s = draft_tokens.shape[1]
@@ -112,6 +114,7 @@ def hybrid_mtp_ngram(
     _propose(
         token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
         index, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy, pad_to_max,
+        skip_last,
     )  # fmt: skip
 
 
@@ -130,6 +133,7 @@ def _propose(
     token_budget: int,
     policy: MatchPolicy,
     pad_to_max: bool,
+    skip_last: bool,
 ) -> None:
     """Both ops: append up to `wanted` drafts behind the `base` tokens of each decode slot, then grant by budget."""
     slots = len(seq_lens_this_time)
@@ -140,12 +144,14 @@ def _propose(
         prompt_len, end = history_bounds(row_width, prompt_lens[b], step_idx[b])
         mtp_drafts = draft_tokens[b, 1 : base[b]]
         text = np.concatenate([token_ids_all[b, :end], mtp_drafts])
-        seen = NgramIndex(index[b], sizes.stop + 1, sizes.start, end) if index is not None else None
+        searched = text[:-1] if skip_last else text
+        indexed = index is not None and not skip_last
+        seen = NgramIndex(index[b], sizes.stop + 1, sizes.start, end) if indexed else None
         longest = longest_query(len(text), prompt_len, policy)
         for n in sizes:
             if n > longest:
                 continue
-            match = continuation(text, prompt_len, len(text), n, policy, seen)
+            match = continuation(searched, prompt_len, text[len(text) - n :], policy, seen)
             if match is not None:
                 start, stop = match
                 count = min(int(wanted[b]), stop - start)

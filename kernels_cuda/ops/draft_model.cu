@@ -21,6 +21,11 @@ __device__ __forceinline__ void store_draft_slot(const Args& a, int64_t b, const
   a.seq_lens_this_time[b] = slot.slt;
 }
 
+template <typename Args>
+__device__ __forceinline__ void note_token(const Args& a, int64_t b, int64_t column, int64_t token) {
+  if (column >= 0 && column < a.L) a.pre_ids[b * a.L + column] = token;
+}
+
 // All threads of the block.
 __device__ __forceinline__ void tell_running(bool mine, Flag* has_running) {
   const bool running = __syncthreads_or(mine) != 0;
@@ -37,10 +42,13 @@ __global__ void __launch_bounds__(Shape::kThreads)
     DraftSlot slot = load_draft_slot(a, b);
     const BaseSlot base = {a.base_model_step_idx[b], a.max_dec_len[b],     a.base_model_seq_lens_decoder[b],
                            a.accept_num[b],          a.draft_token_num[b], a.base_model_stop_flags[b]};
-    const AcceptedMoves moves = start_drafts(&slot, base, a.I_cap, a.S);
+    const AcceptedMoves moves = start_drafts(&slot, base, a.I_cap, a.S, a.min_room, a.pre_ids != nullptr);
     const int64_t* accepted = a.accept_tokens + b * a.S;
     int64_t* to = moves.in_chunk ? a.input_ids + b * a.I_cap + slot.enc - 1 : a.draft_tokens + b * a.S;
-    for (int64_t i = 0; i < moves.count; ++i) to[i] = accepted[i];
+    for (int64_t i = 0; i < moves.count; ++i) {
+      to[i] = accepted[i];
+      if (a.pre_ids != nullptr) note_token(a, b, wrap_add(moves.column, i), accepted[i]);
+    }
     for (int64_t i = 1; i < a.S; ++i) a.base_model_draft_tokens[b * a.S + i] = -1;
     store_draft_slot(a, b, slot);
     a.stop_flags[b] = slot.stopped;
@@ -65,9 +73,12 @@ __global__ void __launch_bounds__(Shape::kThreads)
     if (slot.slt <= 0) continue;
     const int64_t token = rank < a.R_cap ? a.inter_next_tokens[rank] : -1;
     ++rank;
-    const bool taken = advance_drafts(&slot, token, a.substep, a.draft_token_num[b], a.max_dec_len[b], a.S);
-    if (taken) a.draft_tokens[b * a.S] = token;
-    if (a.substep + 1 < a.S) a.base_model_draft_tokens[b * a.S + a.substep + 1] = taken ? token : -1;
+    const DraftMoves moves = a.pre_ids != nullptr
+                                 ? advance_drafts_in_history(&slot, token, a.max_dec_len[b])
+                                 : advance_drafts(&slot, token, a.substep, a.draft_token_num[b], a.max_dec_len[b], a.S);
+    if (moves.feeds) a.draft_tokens[b * a.S] = moves.fed;
+    if (a.substep + 1 < a.S) a.base_model_draft_tokens[b * a.S + a.substep + 1] = moves.draft;
+    if (a.pre_ids != nullptr) note_token(a, b, moves.column, token);
     store_draft_slot(a, b, slot);
     running = running || slot.slt > 0;
   }

@@ -124,7 +124,7 @@ void propose(const NgramMatchArgs& given, cudaStream_t stream) {
   if (given.B == 0) return;
   NgramMatchArgs a = given;
   a.token_budget = min64(a.token_budget, int64_t{1} << 60);  // so that sums with it cannot overflow
-  if (!keeps_index(a)) a.index = nullptr;
+  if (!keeps_index(a) || a.skip_last) a.index = nullptr;
   find_drafts<kHybrid>(a, stream);
   settle(a, stream);
 }

@@ -37,7 +37,8 @@ struct ProposeSlot {
   __device__ __forceinline__ SlotText text() const { return {row, drafts + 1, end}; }
 
   __device__ __forceinline__ NgramSizes sizes(const NgramMatchArgs& a) const {
-    return NgramSizes(a.match_policy, wanted > 0 ? a.max_ngram_size : 0, a.min_ngram_size, prompt_end, text_end);
+    return NgramSizes(a.match_policy, wanted > 0 ? a.max_ngram_size : 0, a.min_ngram_size, prompt_end, text_end,
+                      a.skip_last);
   }
 
   // Drafts that a match gives.

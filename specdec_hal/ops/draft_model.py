@@ -20,9 +20,9 @@ DRAFT_MODEL_PREPROCESS = op(
     the prompt shifted left by one token in input_ids.
 
     base_model_draft_tokens[b, 1..] become -1 [#no-drafts]. A slot drafts nothing if its base_model_stop_flags says so,
-    draft_token_num <= 0, max_dec_len - base_model_step_idx <= 1, or enc == 0 and count == 0: stop_flags = true, enc =
-    dec = slt = step_idx = 0 [#idle]. Otherwise stop_flags = false and step_idx = base_model_step_idx, the count of
-    tokens generated so far [#step]:
+    draft_token_num <= 0, max_dec_len - base_model_step_idx < min_room, or enc == 0 and count == 0: stop_flags = true,
+    enc = dec = slt = step_idx = 0 [#idle]. Otherwise stop_flags = false and step_idx = base_model_step_idx, the count
+    of tokens generated so far [#step]:
 
     enc > 0: seq_lens_encoder = slt = enc, dec stays [#chunk]; if count > 0, input_ids[b, enc-1] = accept_tokens[b, 0],
     the token behind the prompt, and a chunk inside the prompt keeps what stands there [#first-token].
@@ -31,15 +31,23 @@ DRAFT_MODEL_PREPROCESS = op(
     base_model_seq_lens_decoder - count, at least 0: the draft model's cache is overwritten from the first token that
     the step fed, and so rid of rejected drafts [#rollback].
 
+    With pre_ids, step_idx is the column where the step's tokens begin in it: base_model_step_idx - count, or for enc >
+    0 base_model_step_idx - 1 [#column]. The accepted tokens go there too, the one behind a prompt to column 0, as far
+    as the row reaches [#history]; and slots that have accepted nothing are no exception: they run, and the chunk ends
+    in accept_tokens[b, 0] [#nothing-accepted].
+
     has_running = any slot < B that drafts [#running]. Slots >= B are untouched [#padding]. Source: FastDeploy's op of
-    this name, whose second history `pre_ids` is not needed here: `token_ids_all` and the drafts hold it. It gives up a
-    slot with less room than all drafts take; here `draft_model_update` ends each slot at its own limit.
+    this name, which works as this one with pre_ids. The history is not needed here: `token_ids_all` and the drafts hold
+    it. FastDeploy gives up a slot with less room than all drafts take, as min_room = 1 + their number does; by default
+    `draft_model_update` ends each slot at its own limit.
     """,
     inout("draft_tokens", "input_ids", "stop_flags", *_OWN),
     out("has_running"),
     inp("accept_tokens", "accept_num", "base_model_seq_lens_decoder", "base_model_step_idx", "base_model_stop_flags"),
     inp("max_dec_len", "draft_token_num"),
     inout("base_model_draft_tokens"),
+    inout("pre_ids", optional=True),
+    attrs=(AttrSpec("min_room", int, "Tokens up to max_dec_len that a slot must have left.", 2, minimum=0),),
     relations=(B_WITHIN_M,),
 )
 
@@ -57,8 +65,15 @@ DRAFT_MODEL_UPDATE = op(
     slot with step_idx 0 is inside its prompt and only fills its cache [#inside-prompt]. slt = 1 if the token was taken
     and the next could be, by the same conditions for substep + 1 and the new step_idx, else 0 [#next].
 
+    With pre_ids, step_idx is a column of it, and draft_token_num is not looked at. A slot that has stopped or gets no
+    token: both columns become -1, slt = enc = 0 [#ended]. Otherwise enc = 0 and slt = 1. Has the slot room, max_dec_len
+    - step_idx > 1, or enc > 0: dec += enc, else slt; step_idx += 1, else slt; draft_tokens[b, 0] and pre_ids[b, 1],
+    else pre_ids[b, step_idx], become the token, as far as the row reaches [#history]. The draft is the token where
+    there is room, else -1 [#room].
+
     has_running = any slot < B with slt > 0 afterwards [#running]. Other slots are untouched [#untouched]. End tokens
-    are not looked at: the verifier stops there. Source: FastDeploy's op of this name.
+    are not looked at: the verifier stops there. Source: FastDeploy's op of this name, which works as this one with
+    pre_ids.
     """,
     inp("inter_next_tokens"),
     inout("draft_tokens", *_OWN),
@@ -66,6 +81,7 @@ DRAFT_MODEL_UPDATE = op(
     out("has_running"),
     inp("max_dec_len", "draft_token_num"),
     inout("base_model_draft_tokens"),
+    inout("pre_ids", optional=True),
     attrs=(AttrSpec("substep", int, "Number of the draft, from 0.", minimum=0, maximum=SERVED["S"] - 2),),
     relations=(B_WITHIN_M,),
 )

@@ -67,6 +67,16 @@ class DraftScene(ModelScene):
         return np.where(rng.random(rows) < 0.05, -1, tokens)
 
     @cached_property
+    def pre_ids(self) -> Array:
+        """[M, L]."""
+        return self.rng("pre_ids").integers(-1, self.size["V"], (self.size["M"], self.size["L"]))
+
+    @cached_property
+    def min_room(self) -> int:
+        """One token that can be accepted beside the target's own, or more."""
+        return pick(self.rng("min_room"), 0, 2, 2, 3, 5)
+
+    @cached_property
     def substep(self) -> int:
         """The first, another, or one without a column in draft_tokens."""
         k = self.size["S"] - 1

@@ -22,6 +22,7 @@ def _match_attrs(use_draft_token_num: bool) -> tuple[AttrSpec, ...]:
         AttrSpec("match_policy", MatchPolicy, "LEFTMOST: FastDeploy's rule. LATEST: the runner's default."),
         AttrSpec("pad_to_max", bool, "Pad every decode slot to S tokens: static shapes for graphs.", False),
         AttrSpec("use_draft_token_num", bool, "Bound each slot's drafts by its draft_token_num.", use_draft_token_num),
+        AttrSpec("skip_last", bool, "Search the text without its last token, as FastDeploy's hybrid op does.", False),
     )
 
 
@@ -55,11 +56,11 @@ NGRAM_MATCH = op(
     LEFTMOST: in the prompt, then in gen, the leftmost occurrence with at least one following token inside that same
     haystack [#leftmost]. LATEST: in prompt ++ gen as one text, the rightmost occurrence with at least one following
     token [#latest]. cnt = min(q, tokens left in that haystack) [#tokens-left]; drafts go to draft_tokens[b, 1..cnt],
-    the rest of the row is untouched [#row]. q <= 0 or no match: cnt = 0 [#no-match].
+    the rest of the row is untouched [#row]. q <= 0 or no match: cnt = 0 [#no-match]. With `skip_last` the last
+    token ends queries, but is in no haystack [#skip-last].
     {_BUDGET}
-    With an up-to-date `index` the results are equal and the look-up does not depend on the history's length [#index].
-    Source:
-    prompt look-up decoding (Saxena 2023); FastDeploy PRs #6960, #7103, #7136.
+    With an up-to-date `index` the results are equal and the look-up does not depend on the history's length [#index];
+    under `skip_last` it is not used. Source: prompt look-up decoding (Saxena 2023); FastDeploy PRs #6960, #7103, #7136.
     """,
     *_MATCH_OPERANDS,
     attrs=_match_attrs(use_draft_token_num=True),
@@ -74,9 +75,10 @@ HYBRID_MTP_NGRAM = op(
     As `ngram_match`, but a decode slot enters with slt = ori = 1 + MTP drafts (clamped to [1, S]) and keeps them:
     base = ori [#base]. The query is the suffix of gen ++ draft_tokens[b, 1..ori-1], under LATEST of prompt ++ gen ++
     those drafts, if any token stands behind the prompt [#query]; the searched text is prompt ++ gen ++ those drafts
-    (LEFTMOST: prompt, then gen ++ drafts) [#text]. q = min(K + 1 - ori, max_dec_len - step_idx - ori), and
-    with `use_draft_token_num`, which is off unless given, at most draft_token_num + 1 - ori [#wanted]. Drafts are
-    appended at column ori [#appended]; MTP drafts are never taken away by the budget [#kept].
+    (LEFTMOST: prompt, then gen ++ drafts) [#text], with `skip_last` up to its last token [#skip-last]. q = min(K + 1 -
+    ori, max_dec_len - step_idx - ori), and with `use_draft_token_num`, which is off unless given, at most
+    draft_token_num + 1 - ori [#wanted]. Drafts are appended at column ori [#appended]; MTP drafts are never taken away
+    by the budget [#kept].
     {_BUDGET}
     """,
     *_MATCH_OPERANDS,

@@ -155,6 +155,7 @@ _tensor("block_tables", I32, ("M", "G"), "KV blocks of each slot, in the order o
 
 # Draft models
 _tensor("base_model_draft_tokens", I64, ("M", "S"), "The target's `draft_tokens`; -1 behind the drafts made so far.")
+_tensor("pre_ids", I64, ("M", "L"), "FastDeploy's history of a draft model: generated tokens, then drafts.")
 _tensor("base_model_cu_seqlens_q", I32, ("B+1",), "`cu_seqlens_q` of the target's step.", OFFSETS)
 _tensor("base_model_seq_lens_decoder", I32, ("M",), "The target's `seq_lens_decoder`, this step's tokens included.")
 _tensor("base_model_step_idx", I64, ("M",), "The target's `step_idx`, this step's tokens included.", between(0, "L"))

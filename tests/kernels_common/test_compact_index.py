@@ -35,7 +35,7 @@ def searched(text: np.ndarray, prompt_len: int, sizes: range, policy: MatchPolic
     """(size, place) by reading the text; (0, 0) for none."""
     for n in sizes:
         if n <= longest_query(len(text), prompt_len, policy):
-            match = continuation(text, prompt_len, len(text), n, policy, None)
+            match = continuation(text, prompt_len, text[len(text) - n :], policy, None)
             if match is not None:
                 return n, match[0]
     return 0, 0

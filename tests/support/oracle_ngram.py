@@ -9,14 +9,18 @@ from specdec_hal.ops import MatchPolicy
 Inputs = dict[str, Any]
 
 
-def lookup(prompt: list[int], rest: list[int], sizes: range, policy: MatchPolicy) -> list[int]:
-    """All tokens that follow the match of the last n of `rest` (LATEST: of both), n from the longest size down."""
+def lookup(prompt: list[int], rest: list[int], sizes: range, policy: MatchPolicy, skip: int) -> list[int]:
+    """All tokens that follow the match of the last n of `rest` (LATEST: of both), n from the longest size down.
+
+    The last `skip` tokens of `rest` are not searched.
+    """
+    searched = rest[: len(rest) - skip]
     known = prompt + rest if policy is MatchPolicy.LATEST and rest else rest
     for n in sizes:
         if n > len(known):
             continue
         query = known[len(known) - n :]
-        haystacks = [prompt + rest] if policy is MatchPolicy.LATEST else [prompt, rest]
+        haystacks = [prompt + searched] if policy is MatchPolicy.LATEST else [prompt, searched]
         for haystack in haystacks:
             places = [at for at in range(len(haystack)) if haystack[at : at + n] == query and at + n < len(haystack)]
             if places:
@@ -45,7 +49,7 @@ def _propose(a: Inputs, hybrid: bool) -> dict[str, Any]:
         prompt_len = int(a["prompt_lens"][b])
         prompt, gen = row[:prompt_len], row[prompt_len : min(prompt_len + step, length)]
         sizes = range(a["max_ngram_size"], a["min_ngram_size"] - 1, -1)
-        found = lookup(prompt, gen + drafts[b][1:ori], sizes, a["match_policy"])[:q]
+        found = lookup(prompt, gen + drafts[b][1:ori], sizes, a["match_policy"], int(a["skip_last"]))[:q]
         cnt[b] = len(found)
         drafts[b][ori : ori + len(found)] = found
     for b in slots:

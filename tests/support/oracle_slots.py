@@ -266,20 +266,29 @@ def set_stop_sequences(a: Inputs) -> dict[str, Any]:
 
 def draft_model_preprocess(a: Inputs) -> dict[str, Any]:
     names = ("draft_tokens", "input_ids", "stop_flags", "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder")
-    state = {n: a[n].tolist() for n in (*names, "step_idx", "base_model_draft_tokens")}
+    history = a.get("pre_ids")
+    more = ("step_idx", "base_model_draft_tokens", *(["pre_ids"] if history is not None else []))
+    state = {n: a[n].tolist() for n in (*names, *more)}
     running = False
     for b in range(len(a["seq_lens_this_time"])):
         state["base_model_draft_tokens"][b][1:] = [-1] * (a["draft_tokens"].shape[1] - 1)
         generated = int(a["base_model_step_idx"][b])
         accepted = a["accept_tokens"][b].tolist()[: int(a["accept_num"][b])]
         enc = min(int(a["seq_lens_encoder"][b]), a["input_ids"].shape[1])
-        useful = min(int(a["draft_token_num"][b]), int(a["max_dec_len"][b]) - generated - 1)
-        if a["base_model_stop_flags"][b] or useful < 1 or not (enc or accepted):
+        useful = a["draft_token_num"][b] > 0 and generated + a["min_room"] <= a["max_dec_len"][b]
+        if a["base_model_stop_flags"][b] or not useful or not (enc or accepted or history is not None):
             slot = {"stop_flags": True, "step_idx": 0}
             slot |= dict.fromkeys(("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder"), 0)
         else:
             running = True
             slot = {"stop_flags": False, "step_idx": generated, "seq_lens_encoder": enc}
+            if history is not None:
+                begins = generated - 1 if enc else generated - len(accepted)
+                slot["step_idx"] = begins
+                accepted = a["accept_tokens"][b].tolist()[:1] if enc else accepted
+                for i, token in enumerate(accepted):
+                    if 0 <= (at := i + (0 if enc else begins)) < history.shape[1]:
+                        state["pre_ids"][b][at] = token
             if enc:
                 slot["seq_lens_this_time"] = enc
                 state["input_ids"][b][enc - 1 : enc] = accepted[:1] or [state["input_ids"][b][enc - 1]]
@@ -295,6 +304,8 @@ def draft_model_preprocess(a: Inputs) -> dict[str, Any]:
 def draft_model_update(a: Inputs) -> dict[str, Any]:
     names = ("draft_tokens", "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "step_idx")
     state = {n: a[n].tolist() for n in (*names, "base_model_draft_tokens")}
+    if a.get("pre_ids") is not None:
+        return _update_history(a, {**state, "pre_ids": a["pre_ids"].tolist()})
     tokens, column = a["inter_next_tokens"].tolist(), a["substep"] + 1
     for b, fed in enumerate(a["seq_lens_this_time"].tolist()):
         if fed <= 0:
@@ -313,6 +324,31 @@ def draft_model_update(a: Inputs) -> dict[str, Any]:
             state["draft_tokens"][b][0] = token
             state["step_idx"][b] = step + 1
         state["seq_lens_this_time"][b] = int(drafts and left > 1)
+    return {**state, "has_running": [any(length > 0 for length in state["seq_lens_this_time"])]}
+
+
+def _update_history(a: Inputs, state: dict[str, Any]) -> dict[str, Any]:
+    """With FastDeploy's second history: written from its side, in which a slot is a row of named numbers."""
+    tokens, column = a["inter_next_tokens"].tolist(), a["substep"] + 1
+    for b, fed in enumerate(a["seq_lens_this_time"].tolist()):
+        if fed <= 0:
+            continue
+        token, step, enc = tokens.pop(0) if tokens else -1, int(a["step_idx"][b]), int(a["seq_lens_encoder"][b])
+        draft, state["seq_lens_encoder"][b] = -1, 0
+        if token < 0 or a["stop_flags"][b]:
+            state["seq_lens_this_time"][b], state["draft_tokens"][b][0] = 0, -1
+        else:
+            state["seq_lens_this_time"][b] = 1
+            if step < a["max_dec_len"][b] - 1:
+                draft = token
+            if enc > 0 or draft == token:
+                step += 1 if enc > 0 else fed
+                state["seq_lens_decoder"][b] += enc if enc > 0 else fed
+                state["step_idx"][b], state["draft_tokens"][b][0] = step, token
+                if (at := 1 if enc > 0 else step) < len(state["pre_ids"][b]):
+                    state["pre_ids"][b][at] = token
+        if column < a["draft_tokens"].shape[1]:
+            state["base_model_draft_tokens"][b][column] = draft
     return {**state, "has_running": [any(length > 0 for length in state["seq_lens_this_time"])]}
 
 

@@ -22,16 +22,20 @@ struct NgramSizes {
   MatchPolicy policy;
   int most, least;  // sizes tried; most < least: none
   int64_t prompt_end, text_end;
+  int64_t search_end;  // of what is searched
 
   // Unset, for shared memory of devices.
   NgramSizes() = default;
 
-  SPECDEC_HD NgramSizes(MatchPolicy match_policy, int largest, int smallest, int64_t prompt, int64_t end)
+  // `skip_last`: the last token is in no haystack.
+  SPECDEC_HD NgramSizes(MatchPolicy match_policy, int largest, int smallest, int64_t prompt, int64_t end,
+                        bool skip_last)
       : policy(match_policy),
         most(static_cast<int>(min64(largest, end - query_start(match_policy, prompt, end)))),
         least(smallest),
         prompt_end(prompt),
-        text_end(end) {}
+        text_end(end),
+        search_end(skip_last ? end - 1 : end) {}
 
   // A query's first column at the earliest: it lies in what was generated (and drafted); kLatest goes on into the
   // prompt, once there is any.
@@ -43,10 +47,11 @@ struct NgramSizes {
 
   // First column of the haystack that a match at `after` may use. LEFTMOST has two haystacks: prompt, generated part.
   SPECDEC_HD int64_t haystack_start(int64_t after) const {
+    if (after >= search_end) return after;  // nothing
     return policy == MatchPolicy::kLeftmost && after >= prompt_end ? prompt_end : 0;
   }
   SPECDEC_HD int64_t haystack_stop(int64_t after) const {
-    return policy == MatchPolicy::kLeftmost && after < prompt_end ? prompt_end : text_end;
+    return policy == MatchPolicy::kLeftmost && after < prompt_end ? prompt_end : search_end;
   }
 };
 
@@ -57,8 +62,9 @@ struct NgramQuery : NgramSizes {
 
   // `text[i]` is the text.
   template <typename Text>
-  SPECDEC_HD NgramQuery(MatchPolicy match_policy, int largest, int smallest, int64_t prompt, int64_t end, Text& text)
-      : NgramSizes(match_policy, largest, smallest, prompt, end) {
+  SPECDEC_HD NgramQuery(MatchPolicy match_policy, int largest, int smallest, int64_t prompt, int64_t end,
+                        bool skip_last, Text& text)
+      : NgramSizes(match_policy, largest, smallest, prompt, end, skip_last) {
     for (int j = 0; j < kMaxNgramSize; ++j) suffix[j] = j < most ? text[end - 1 - j] : 0;
   }
 };

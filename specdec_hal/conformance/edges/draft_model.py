@@ -109,6 +109,7 @@ def _preprocess() -> Iterator[Case]:
     yield edge(
         PREPROCESS, "nobody", "running", {"has_running": [False]}, **_slots(1, {"seq_lens_this_time": []}),
     )  # fmt: skip
+    yield from _preprocess_history()
     many = 70
     yield edge(
         PREPROCESS, "only the last of seventy slots", "running idle accepted",
@@ -117,6 +118,51 @@ def _preprocess() -> Iterator[Case]:
             "base_model_draft_tokens": [[12, -1, -1]] * many,
         },
         **_slots(many, {"base_model_stop_flags": [True] * 69 + [False], "stop_flags": [False] * many}),
+    )  # fmt: skip
+
+
+def _preprocess_history() -> Iterator[Case]:
+    ids = [61, 62, 63, 64, 65, 66]
+    yield edge(
+        PREPROCESS, "accepted tokens go to the second history", "history column accepted rollback",
+        {
+            "pre_ids": [[61, 62, 63, 11, 12, 66]], "step_idx": [3], "seq_lens_this_time": [2],
+            "seq_lens_decoder": [28], "draft_tokens": [[11, 12, 9]],
+        },
+        **_slots(1, {"pre_ids": [ids]}),
+    )  # fmt: skip
+    yield edge(
+        PREPROCESS, "a prompt's token, and one of a prompt that goes on", "history column nothing-accepted chunk",
+        {
+            "pre_ids": [[11, *ids[1:]]] * 2, "step_idx": [0, 3], "seq_lens_this_time": [2, 3],
+            "input_ids": [[8, 11, 8, 8], [8, 8, 11, 8]], "seq_lens_decoder": [50] * 2,
+        },
+        **_slots(2, {
+            "pre_ids": [ids] * 2, "seq_lens_encoder": [2, 3], "accept_num": [1, 0], "base_model_step_idx": [1, 4],
+        }),
+    )  # fmt: skip
+    yield edge(
+        PREPROCESS, "nothing was accepted, and a second history", "nothing-accepted running column",
+        {
+            "stop_flags": [False], "has_running": [True], "seq_lens_this_time": [0], "step_idx": [5],
+            "seq_lens_decoder": [30], "pre_ids": [ids], "draft_tokens": [[9] * 3],
+        },
+        **_slots(1, {"pre_ids": [ids], "accept_num": [0]}),
+    )  # fmt: skip
+    yield edge(
+        PREPROCESS, "beyond the second history", "history column",
+        {
+            "pre_ids": [[61, 62, 63, 64, 65, 11], [12, *ids[1:]], ids, ids],
+            "step_idx": [5, -1, 2**62, 2**63 - 2],
+        },
+        **_slots(4, {
+            "pre_ids": [ids] * 4, "base_model_step_idx": [7, 1, 2**62 + 2, -(2**63)], "max_dec_len": [2**63 - 1] * 4,
+        }),
+    )  # fmt: skip
+    yield edge(
+        PREPROCESS, "room for all drafts", "idle step",
+        {"stop_flags": [True, False, True], "step_idx": [0, 5, 0], "has_running": [True]},
+        **_slots(3, {"max_dec_len": [7, 8, -(2**63)], "min_room": 3}),
     )  # fmt: skip
 
 
@@ -201,6 +247,7 @@ def _update() -> Iterator[Case]:
         {"seq_lens_decoder": [28, 28], "base_model_draft_tokens": [[12, -1, -1, -1]] * 2, "has_running": [False]},
         inter_next_tokens=[31, 32], **_draft_slots(2, {"seq_lens_this_time": [0]}),
     )  # fmt: skip
+    yield from _update_history()
     many = 75
     active = [b % 3 != 0 for b in range(many)]
     yield edge(
@@ -214,6 +261,57 @@ def _update() -> Iterator[Case]:
         inter_next_tokens=[2**40 + k for k in range(many)],
         **_draft_slots(many, {"seq_lens_this_time": [2 * yes for yes in active]}),
     )  # fmt: skip
+
+
+def _update_history() -> Iterator[Case]:
+    ids = [61, 62, 63, 64, 65, 66, 67, 68]
+
+    def noted(column: int) -> list[int]:
+        return [*ids[:column], 31, *ids[column + 1 :]]
+
+    yield edge(
+        UPDATE, "a draft goes to the second history", "history rank running",
+        {
+            "pre_ids": [noted(7), noted(1)], "step_idx": [7, 1], "seq_lens_decoder": [30, 31],
+            "seq_lens_encoder": [0, 0], "seq_lens_this_time": [1, 1], "draft_tokens": [[31, 9, 9, 9]] * 2,
+            "base_model_draft_tokens": [[12, 31, -1, -1]] * 2, "has_running": [True],
+        },
+        inter_next_tokens=[31, 31],
+        **_draft_slots(2, {"pre_ids": [ids] * 2, "step_idx": [5, 0], "seq_lens_encoder": [0, 3],
+                           "draft_token_num": [0, 0]}),
+    )  # fmt: skip
+    yield edge(
+        UPDATE, "no room in the second history, or behind it", "room history",
+        {
+            "pre_ids": [ids, noted(1), ids, ids], "step_idx": [5, 6, 8, 2**62 + 2], "seq_lens_decoder": [28, 31, 30, 30],
+            "seq_lens_this_time": [1] * 4, "draft_tokens": [[9] * 4, [31, 9, 9, 9], [31, 9, 9, 9], [31, 9, 9, 9]],
+            "base_model_draft_tokens": [[12, -1, -1, -1]] * 2 + [[12, 31, -1, -1]] * 2,
+        },
+        inter_next_tokens=[31] * 4,
+        **_draft_slots(4, {
+            "pre_ids": [ids] * 4, "max_dec_len": [6, 6, 99, 2**63 - 1], "step_idx": [5, 5, 6, 2**62],
+            "seq_lens_encoder": [0, 3, 0, 0], "base_model_draft_tokens": [[12, 21, -1, -1]] * 4,
+        }),
+    )  # fmt: skip
+    for name, given in (
+        ("a stopped slot with a second history", {"stop_flags": [True]}),
+        ("no token for a second history", {"inter_next_tokens": [-1]}),
+        ("no row for a second history", {"inter_next_tokens": []}),
+    ):
+        yield edge(
+            UPDATE, name, "ended running",
+            {
+                "draft_tokens": [[-1, 9, 9, 9]], "base_model_draft_tokens": [[12, -1, -1, -1]], "pre_ids": [ids],
+                "seq_lens_this_time": [0], "seq_lens_encoder": [0], "seq_lens_decoder": [28], "step_idx": [5],
+                "has_running": [False],
+            },
+            **{
+                "inter_next_tokens": [31],
+                **_draft_slots(1, {
+                    "pre_ids": [ids], "seq_lens_encoder": [3], "base_model_draft_tokens": [[12, 21, -1, -1]], **given,
+                }),
+            },
+        )  # fmt: skip
 
 
 def _postprocess() -> Iterator[Case]:

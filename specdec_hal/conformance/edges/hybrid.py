@@ -40,6 +40,10 @@ def edges() -> Iterator[Case]:
     yield from hybrid("its own drafts are searched", "text", [2, 2, 2], (2, 2), min_ngram_size=1)
     yield from hybrid("leftmost in the prompt first", "text", [2, 3, 4, 5, 9], (2, 3), match_policy=LEFTMOST)
     yield from hybrid("leftmost in its own drafts", "text", [7, 7, 7], (7, 7), match_policy=LEFTMOST)
+    skips: dict[str, Any] = {"skip_last": True}
+    yield from hybrid("not in the last draft", "skip-last", [7, 7], (7, 7), match_policy=LEFTMOST, **skips)
+    yield from hybrid("up to the last draft", "skip-last", [7, 7, 7, 7], (7, 7, 7), match_policy=LEFTMOST, **skips)
+    yield from hybrid("latest, not in the last draft", "skip-last", [7, 7, 7, 7], (7, 7, 7), **skips)
     yield from hybrid("padded with the last draft", "pad", [2, 8, 8, 8, 8], (2, 8), pad_to_max=True)
     yield edge(
         OP, "MTP drafts of other slots count", "budget base",

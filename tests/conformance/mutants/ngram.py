@@ -202,6 +202,18 @@ _COUNT = (
               given="draft_tokens[b, base[b] : base[b] + count] = text[start : start + count]"),
     ),
     edited(
+        "last-token-searched",
+        _BOTH,
+        "skip_last is not looked at: the last token is drafted",
+        _edit("text[:-1] if skip_last else text", "text"),
+    ),
+    edited(
+        "query-without-the-last-token",
+        _BOTH,
+        "skip_last takes the last token from the query, too: the drafts begin with it",
+        _edit("text[len(text) - n :]", "searched[len(searched) - n :]"),
+    ),
+    edited(
         "mtp-drafts-under-the-budget",
         "hybrid_mtp_ngram",
         "the budget takes MTP drafts away",
