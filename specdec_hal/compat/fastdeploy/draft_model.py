@@ -1,7 +1,4 @@
-"""Ops around a draft model that reads the target's hidden states: which rows it is fed, and how many drafts there are.
-
-Its slots' own state (`draft_model_preprocess`, `draft_model_update`) stays FastDeploy's: it has a second history.
-"""
+"""Ops around a draft model that reads the target's hidden states: its slots' state, its rows, and how many drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +6,111 @@ from collections.abc import Callable
 
 import paddle
 
-from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor
+from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
+
+_NO_LIMIT = 2**62
+"""A max_dec_len that no request reaches."""
+
+
+@adaptor("gpu", "xpu")
+def draft_model_preprocess(
+    plan: Plan,
+    draft_tokens: Tensor,
+    input_ids: Tensor,
+    stop_flags: Tensor,
+    seq_lens_this_time: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    step_idx: Tensor,
+    not_need_stop: Tensor,
+    pre_ids: Tensor,
+    accept_tokens: Tensor,
+    accept_num: Tensor,
+    target_model_seq_lens_encoder: Tensor,
+    target_model_seq_lens_decoder: Tensor,
+    target_model_step_idx: Tensor,
+    target_model_stop_flags: Tensor,
+    max_dec_len: Tensor,
+    target_model_draft_tokens: Tensor,
+    num_model_step: int,
+    is_splitwise_prefill: bool,
+) -> None:
+    """Set the draft model's slots to what the target's step has accepted; not_need_stop: whether any slot drafts."""
+    slots, same = draft_tokens.shape[0], ("draft_tokens", "input_ids", "stop_flags", "pre_ids", "accept_tokens")
+    plan.run(
+        "draft_model_preprocess",
+        **plan.given(*same, "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "step_idx", "accept_num"),
+        **plan.given(has_running="not_need_stop", base_model_seq_lens_decoder="target_model_seq_lens_decoder"),
+        **plan.given(base_model_step_idx="target_model_step_idx", base_model_stop_flags="target_model_stop_flags"),
+        **plan.given(base_model_draft_tokens="target_model_draft_tokens"),
+        max_dec_len=plan.constant(_NO_LIMIT, [slots], "int64") if is_splitwise_prefill else max_dec_len,
+        draft_token_num=plan.constant(1, [slots], "int32"),  # FastDeploy asks no request how many it wants
+        min_room=num_model_step + 1,
+    )
+
+
+@older(draft_model_preprocess)
+def _draft_model_preprocess_26(
+    plan: Plan,
+    draft_tokens: Tensor,
+    input_ids: Tensor,
+    stop_flags: Tensor,
+    seq_lens_this_time: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    step_idx: Tensor,
+    not_need_stop: Tensor,
+    is_block_step: Tensor,
+    batch_drop: Tensor,
+    pre_ids: Tensor,
+    mask_rollback: Tensor,
+    recompute_token_num: Tensor,
+    accept_tokens: Tensor,
+    accept_num: Tensor,
+    base_model_seq_lens_this_time: Tensor,
+    base_model_seq_lens_encoder: Tensor,
+    base_model_seq_lens_decoder: Tensor,
+    base_model_step_idx: Tensor,
+    base_model_stop_flags: Tensor,
+    base_model_is_block_step: Tensor,
+    base_model_draft_tokens: Tensor,
+    num_model_step: int,
+    truncate_first_token: bool,
+    splitwise_prefill: bool,
+    kvcache_scheduler_v1: bool,
+) -> None:
+    """XPU's of early 2026, which drops and recomputes tokens."""
+    plan.refuse("26 arguments are XPU's of early 2026, which drops and recomputes tokens; update it to the 19 of GPUs")
+
+
+@adaptor("gpu", "xpu")
+def draft_model_update(
+    plan: Plan,
+    inter_next_tokens: Tensor,
+    draft_tokens: Tensor,
+    pre_ids: Tensor,
+    seq_lens_this_time: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    step_idx: Tensor,
+    cu_seqlens_q_output: Tensor,
+    stop_flags: Tensor,
+    not_need_stop: Tensor,
+    max_dec_len: Tensor,
+    end_ids: Tensor,
+    base_model_draft_tokens: Tensor,
+    max_seq_len: int,
+    substep: int,
+) -> None:
+    """Take one token of the draft model per slot with tokens; not_need_stop: whether any slot goes on."""
+    state = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "step_idx", "stop_flags", "max_dec_len")
+    plan.run(
+        "draft_model_update",
+        **plan.given("draft_tokens", "pre_ids", *state, "base_model_draft_tokens", has_running="not_need_stop"),
+        inter_next_tokens=plan.flat(inter_next_tokens),
+        draft_token_num=plan.constant(1, [draft_tokens.shape[0]], "int32"),
+        substep=substep,
+    )
 
 
 @adaptor("gpu", "xpu")

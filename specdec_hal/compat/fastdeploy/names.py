@@ -5,7 +5,6 @@ from __future__ import annotations
 _SCHEDULER = "KV blocks and their scheduler are the engine's"
 _PLAIN = "part of non-speculative decoding"
 _OLD = "replaced in FastDeploy itself in 2026"
-_SECOND = "keeps a second history, `pre_ids`, and an index into it, which our draft models do without"
 _ALIKE = "counts its rows in another way than on GPUs"
 
 _BOTH = {
@@ -19,8 +18,6 @@ _BOTH = {
     "speculate_step_paddle": _SCHEDULER,
     "speculate_update": _OLD,
     "speculate_verify": _OLD,
-    "draft_model_preprocess": _SECOND,
-    "draft_model_update": _SECOND,
 }
 
 LEFT: dict[str, dict[str, str]] = {

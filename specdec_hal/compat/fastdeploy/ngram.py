@@ -128,6 +128,7 @@ def hybrid_mtp_ngram(
         token_budget=_budget(plan, ENV_HYBRID_BUDGET, 1024),
         match_policy=MatchPolicy.LEFTMOST,
         pad_to_max=pad_to_max,
+        skip_last=True,
     )
 
 

@@ -283,7 +283,8 @@ def _update_history() -> Iterator[Case]:
     yield edge(
         UPDATE, "no room in the second history, or behind it", "room history",
         {
-            "pre_ids": [ids, noted(1), ids, ids], "step_idx": [5, 6, 8, 2**62 + 2], "seq_lens_decoder": [28, 31, 30, 30],
+            "pre_ids": [ids, noted(1), ids, ids], "step_idx": [5, 6, 8, 2**62 + 2],
+            "seq_lens_decoder": [28, 31, 30, 30],
             "seq_lens_this_time": [1] * 4, "draft_tokens": [[9] * 4, [31, 9, 9, 9], [31, 9, 9, 9], [31, 9, 9, 9]],
             "base_model_draft_tokens": [[12, -1, -1, -1]] * 2 + [[12, 31, -1, -1]] * 2,
         },

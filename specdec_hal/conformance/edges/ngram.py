@@ -56,6 +56,10 @@ def _matches() -> Iterator[Case]:
     two: dict[str, Any] = {"max_ngram_size": 2}
     only_two: dict[str, Any] = {"max_ngram_size": 2, "min_ngram_size": 2}
     text = [1, 2, 3, 4, 1, 2, 5, 1, 2]  # prompt 1 2 3 | generated 4 1 2 5 1 2
+    for policy in (LEFTMOST, LATEST):
+        skips: dict[str, Any] = {"match_policy": policy, "skip_last": True}
+        yield from proposes(f"{policy.name} without the last token", "skip-last", [1, 5, 6, 5], 1, [6], **skips)
+        yield from proposes(f"{policy.name}, only the last token", "skip-last", [1, 5, 5], 1, [], **skips)
     yield from proposes(
         "leftmost ends with the prompt", "leftmost tokens-left row", text, 3, [3], match_policy=LEFTMOST, **two
     )

@@ -165,3 +165,54 @@ def ngram_match(
             if enc[b] <= 0 and dec[b] > 0:
                 drafts[b, slt[b] :] = drafts[b, slt[b] - 1]
                 slt[b] = drafts.shape[1]
+
+
+def draft_model_preprocess(a: dict[str, Any], steps: int, split: bool) -> None:
+    """On the arrays of test_draft_model, in place."""
+    a["target_drafts"][:, 1:] = -1
+    for b in range(len(a["tt"])):
+        step, count = int(a["target_step"][b, 0]), int(a["accept_num"][b])
+        if a["target_stop"][b] or (not split and step + steps >= a["max_dec_len"][b, 0]):
+            a["stop_flags"][b] = True
+            a["tt"][b] = a["dec"][b] = a["enc"][b] = a["step_idx"][b] = 0
+            continue
+        a["stop_flags"][b] = False
+        if a["enc"][b] > 0:
+            token = a["accept_tokens"][b, 0]
+            a["pre_ids"][b, 0] = a["input_ids"][b, a["enc"][b] - 1] = token
+            a["tt"][b], a["step_idx"][b] = a["enc"][b], step - 1
+        else:
+            a["dec"][b], a["step_idx"][b], a["tt"][b] = a["target_dec"][b] - count, step - count, count
+            for i in range(count):
+                a["draft_tokens"][b, i] = a["pre_ids"][b, step - count + i] = a["accept_tokens"][b, i]
+    a["running"][0] = not a["stop_flags"].all()
+
+
+def draft_model_update(a: dict[str, Any], tokens: Array, substep: int) -> None:
+    """On the arrays of test_draft_model, in place; but that nothing runs on once no slot has tokens."""
+    row = 0
+    for b in range(len(a["tt"])):
+        if a["tt"][b] <= 0:
+            continue
+        token, step, limit = tokens[row], int(a["step_idx"][b, 0]), int(a["max_dec_len"][b, 0])
+        row += 1
+        if a["stop_flags"][b]:
+            a["draft_tokens"][b, 0] = a["target_drafts"][b, substep + 1] = -1
+            a["tt"][b] = a["enc"][b] = 0
+            continue
+        if a["enc"][b] > 0:
+            a["dec"][b] += a["enc"][b]
+            a["enc"][b] = 0
+            a["step_idx"][b] = step + 1
+            a["draft_tokens"][b, 0] = a["pre_ids"][b, 1] = token
+            if step + 1 < limit:
+                a["target_drafts"][b, substep + 1] = token
+        elif step >= limit - 1:
+            a["target_drafts"][b, substep + 1] = -1
+        else:
+            step += int(a["tt"][b])
+            a["dec"][b] += a["tt"][b]
+            a["step_idx"][b] = step
+            a["draft_tokens"][b, 0] = a["target_drafts"][b, substep + 1] = a["pre_ids"][b, step] = token
+        a["tt"][b] = 1
+    a["running"][0] = (a["tt"] > 0).any()

@@ -83,7 +83,7 @@ def hybrid_args(b: Batch, rng: Any) -> tuple[list[Any], Any]:
 
 
 def test_hybrid_mtp_ngram(gpu: Any, rng: Any) -> None:
-    """As FastDeploy's, but for the text that is searched: its own ends one token earlier."""
+    """As FastDeploy's: the last token ends the query, and is not searched."""
     differ = 0
     for _ in range(60):
         b = Batch(rng, width=6)
@@ -97,12 +97,11 @@ def test_hybrid_mtp_ngram(gpu: Any, rng: Any) -> None:
             prompt = given[0].numpy()[slot, :p].tolist()
             text = given[2].numpy()[slot, : int(step[slot]) + n - 1].tolist()
             quota = min(6 - n, int(b.limit[slot]) + 20 - int(step[slot]) - n)
-            found = models.lookup(text, [prompt, text], range(3, 0, -1), quota) if quota > 0 else []
+            found = models.lookup(text, [prompt, text[:-1]], range(3, 0, -1), quota) if quota > 0 else []
             assert drafts[slot, n : slt[slot]].tolist() == found
             assert slt[slot] == n + len(found)
-            theirs = models.lookup(text, [prompt, text[:-1]], range(3, 0, -1), quota) if quota > 0 else []
-            differ += found != theirs
-    assert 0 < differ < 40
+            differ += found != (models.lookup(text, [prompt, text], range(3, 0, -1), quota) if quota > 0 else [])
+    assert differ > 0
 
 
 def test_hybrid_with_two_buffers_is_refused_by_name(gpu: Any, rng: Any) -> None:

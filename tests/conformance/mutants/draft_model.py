@@ -49,8 +49,7 @@ MUTANTS = (
         "first-token-in-every-chunk",
         _PRE,
         "a chunk inside the prompt ends in a token that was never emitted",
-        _edit("if feeds: ...", "if True: ...",
-              given="count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])"),
+        _edit("if feeds: ...", "if True: ...", _PRE, given="feeds = count > 0 or pre_ids is not None"),
     ),
     edited(
         "stopped-slots-draft-on",
@@ -69,13 +68,13 @@ MUTANTS = (
         "no-draft-for-the-last-two-tokens",
         _PRE,
         "off by one at the limit",
-        _edit("room < min_room", "room <= min_room"),
+        _edit("room < min_room", "room <= min_room", _PRE),
     ),
     edited(
         "draft-for-the-last-token",
         _PRE,
         "a draft behind the limit, which can never be emitted",
-        _edit("room < min_room", "room < min_room - 1"),
+        _edit("room < min_room", "room < min_room - 1", _PRE),
     ),
     edited(
         "old-length-of-the-chunk",
@@ -102,7 +101,7 @@ MUTANTS = (
         "room-for-one-draft",
         _PRE,
         "min_room is not looked at: a slot is drafted for that has less room than it should",
-        _edit("room < min_room", "room < 2"),
+        _edit("room < min_room", "room < 2", _PRE),
     ),
     edited(
         "tokens-by-slot",

@@ -211,7 +211,8 @@ _COUNT = (
         "query-without-the-last-token",
         _BOTH,
         "skip_last takes the last token from the query, too: the drafts begin with it",
-        _edit("text[len(text) - n :]", "searched[len(searched) - n :]"),
+        _edit("text[len(text) - n :]", "searched[len(searched) - n :]",
+              given="searched = text[:-1] if skip_last else text"),
     ),
     edited(
         "mtp-drafts-under-the-budget",
