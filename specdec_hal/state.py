@@ -63,6 +63,7 @@ _ELSEWHERE = (
     "next_token_num",
     "batch_token_num",
     "cu_next_token_offset",
+    "pre_ids",
 )
 """What those allocate that need it: the proposer, the strategy, a caller with a loop of its own."""
 _BASE_MODEL = "base_model_"

@@ -55,7 +55,7 @@ class Slots:
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("platform", ["gpu", "xpu"])
-def test_the_substeps_of_a_proposer(request: pytest.FixtureRequest, rng: Any, platform: str, split: bool) -> None:
+def test_the_substeps_of_a_proposer(layer: Any, request: Any, rng: Any, platform: str, split: bool) -> None:
     ops = request.getfixturevalue(platform)
     drafted = 0
     for steps in (1, 2, 4) * 8:
