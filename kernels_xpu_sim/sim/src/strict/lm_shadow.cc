@@ -80,6 +80,12 @@ void LmShadow::fence(char* from, char* high) {
   }
 }
 
+bool mixed_widths(const uint8_t* shadow, size_t bytes) {
+  uint8_t differ = 0;
+  for (size_t i = 1; i < bytes; ++i) differ |= shadow[i] ^ shadow[i - 1];
+  return differ & kWidths;
+}
+
 bool LmShadow::written_unseen(const char* address, size_t bytes) const {
   const uintptr_t at = reinterpret_cast<uintptr_t>(address);
   const char* const end = address + bytes;

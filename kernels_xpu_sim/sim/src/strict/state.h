@@ -51,6 +51,28 @@ struct BadIndex {
   std::string message, array;
 };
 
+// Where elements of LM were last written in part, as far as it is known. Forgets: addresses share entries.
+class NarrowWrites {
+ public:
+  struct Place {
+    const void* pc = nullptr;
+    Site site;
+  };
+  void note(const char* address, Place place) { entry(address) = {address, place}; }
+  const Place* find(const char* address) {
+    const Entry& e = entry(address);
+    return e.address == address ? &e.place : nullptr;
+  }
+
+ private:
+  struct Entry {
+    const char* address = nullptr;
+    Place place;
+  };
+  Entry& entry(const char* address) { return entries_[reinterpret_cast<uintptr_t>(address) / 8 % 64]; }
+  Entry entries_[64];
+};
+
 struct State {
   explicit State(Worker& w) : worker(w) {}
 
@@ -80,6 +102,7 @@ struct State {
   std::vector<Atomic> atomics;
   LazyArray<uint32_t> atomic_of;                  // by word of SM: where in `atomics`, if there is that address
   NarrowStores narrow_stores;                     // of this launch
+  NarrowWrites narrow_writes;                     // of LM
   Suspect suspect;
   BadIndex bad_index;
 
