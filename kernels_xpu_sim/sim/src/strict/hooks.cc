@@ -107,7 +107,7 @@ inline __attribute__((always_inline)) void load(const char* p) {
   if (!aligned_on_own_stack<N>(p, sp)) return load_otherwise<N>(p);
   W bits;
   std::memcpy(&bits, LmShadow::of(p), N);
-  if (__builtin_expect((bits & kLooked) != kGood || mixed_widths(bits), 0)) return load_otherwise<N>(p);
+  if (__builtin_expect(((bits & kLooked) ^ kGood) | mixed_widths(bits), 0)) return load_otherwise<N>(p);
   ++(*owner_slot(sp))->accesses;
 }
 

@@ -78,24 +78,44 @@ inline void write_block(uint8_t* shadow, uintptr_t address, size_t bytes, uint8_
     address += width;
     bytes -= width;
   };
-  for (size_t w = 1; w < 8; w *= 2) {
+  for (size_t w = 1; w < 8 && address % 8 != 0; w *= 2) {
     if ((address & w) && bytes >= w) piece(w, width_bits(w));
   }
   if (bytes >= 8) piece(bytes & ~size_t{7}, kBlock8);
+  if (bytes == 0) return;
   for (size_t w = 4; w > 0; w /= 2) {
     if (bytes >= w) piece(w, width_bits(w));
   }
 }
 
-// Were the bytes of a word last written by stores of different widths?
+// Not 0: the bytes of a word were last written by stores of different widths.
 template <class W>
-inline __attribute__((always_inline)) bool mixed_widths(W shadow) {
-  if (sizeof(W) == 1) return false;
-  constexpr int kTop = 8 * (static_cast<int>(sizeof(W)) - 1);
-  constexpr W kAll = static_cast<W>(0xF0F0F0F0F0F0F0F0ull);
-  return (shadow ^ static_cast<W>(shadow >> 8 % (8 * sizeof(W)) | shadow << kTop)) & kAll;
+inline __attribute__((always_inline)) W mixed_widths(W shadow) {
+  constexpr W kAll = static_cast<W>(0xF0F0F0F0F0F0F0F0ull), kNotLast = static_cast<W>(kAll >> 8);
+  return static_cast<W>((shadow ^ static_cast<W>(shadow >> 8)) & kNotLast);
 }
 bool mixed_widths(const uint8_t* shadow, size_t bytes);
+template <class W>
+inline __attribute__((always_inline)) W shadow_word(const uint8_t* shadow) {
+  W w;
+  std::memcpy(&w, shadow, sizeof w);
+  return w;
+}
+// Of a scalar, or of something longer.
+inline bool mixed_scalar(const uint8_t* shadow, size_t bytes) {
+  if (bytes == 4) return mixed_widths(shadow_word<uint32_t>(shadow));
+  if (bytes == 8) return mixed_widths(shadow_word<uint64_t>(shadow));
+  return mixed_widths(shadow, bytes);
+}
+inline void write_scalar(uint8_t* shadow, uintptr_t address, size_t bytes, uint8_t bits) {
+  if (bytes == 4) {
+    std::memset(shadow, bits | width_bits(4), 4);
+  } else if (bytes == 8) {
+    std::memset(shadow, bits | width_bits(8), 8);
+  } else {
+    write_block(shadow, address, bytes, bits);
+  }
+}
 
 // Whole buffers of shadow at a time: 16 bytes, then what is left.
 typedef uint8_t ShadowBlock __attribute__((vector_size(16)));

@@ -89,8 +89,8 @@ void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write
   uint8_t* const widths = state.sm_objects.widths(offset);
   if (write) {
     state.sm_objects.written(offset, bytes);
-    write_block(widths, offset, bytes, kWritten);
-  } else if (bytes <= 8 && mixed_widths(widths, bytes)) {
+    write_scalar(widths, offset, bytes, kWritten);
+  } else if (bytes <= 8 && mixed_scalar(widths, bytes)) {
     narrow_load(core, p, bytes, pc, Site());
   }
   size_t good = 0;
