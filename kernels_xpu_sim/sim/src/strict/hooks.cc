@@ -160,9 +160,12 @@ void load_range(const char* p, size_t bytes, const void* pc) {
   if (!core->checked || bytes == 0) return;
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, bytes, false, pc);
   note(core, p, pc);
-  // A structure may have gaps, a vector unused lanes: it counts as uninitialised when all of it is.
-  const uint8_t bits = any_bits(LmShadow::of(p), bytes);
-  if (!(bits & kWritten) || (bits & kDestination)) lm_load_slow(*core, p, bytes, pc);
+  // A structure may have gaps: it counts as uninitialised when all of it is. Lanes of the dialect's vectors may be
+  // unused: whether those matter is tried.
+  const uint8_t* const shadow = LmShadow::of(p);
+  const uint8_t bits = any_bits(shadow, bytes);
+  const uint8_t written = bytes == kVector ? all_bits(shadow, bytes) : bits;
+  if (!(written & kWritten) || (bits & kDestination)) lm_load_slow(*core, p, bytes, pc);
 }
 
 void store_range(char* p, size_t bytes, const void* pc) {

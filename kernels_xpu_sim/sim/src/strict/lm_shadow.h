@@ -11,6 +11,8 @@
 
 namespace xpu_sim::rt::strict {
 
+constexpr size_t kVector = 64;  // bytes of the dialect's vectors
+
 enum LmBits : uint8_t {
   kWritten = 1,      // since the core started
   kDestination = 2,  // of a copy in flight

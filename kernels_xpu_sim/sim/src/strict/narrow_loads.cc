@@ -3,6 +3,8 @@
 // What a variable's elements are, the debug information tells. That a store is narrower than one says little: a buffer is
 // often used as several types. It matters when the element is then read as what it is. Only a store of its first bytes
 // counts: one of others, or of several pieces, packs.
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "../trap.h"
@@ -45,6 +47,16 @@ int64_t read_integer(uintptr_t at, size_t bytes, bool has_sign) {
   return has_sign ? static_cast<int64_t>(value << unused) >> unused : static_cast<int64_t>(value);
 }
 
+// What the debug information, or else the pointer that a copy was given, says that the source is made of.
+Scalar source_scalar(const Core& core, const char* p, const char* source, const void* pc) {
+  const Scalar s = scalar_at(core, p, pc);
+  if (s.kind != Scalar::none || core.source_element == 0) return s;
+  const size_t bytes = static_cast<size_t>(std::abs(core.source_element));
+  const size_t offset = static_cast<size_t>(p - source) / bytes * bytes;
+  return {core.source_element < 0 ? Scalar::integer : Scalar::natural, reinterpret_cast<uintptr_t>(source) + offset,
+          bytes};
+}
+
 void found(State& state, Core& core, const Scalar& s, size_t narrow, const void* pc, Site site) {
   const char* const p = reinterpret_cast<const char*>(s.begin);
   const bool has_sign = s.kind == Scalar::integer;
@@ -73,14 +85,14 @@ void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, Site s
   if (core.worker->repeats) return;
   const WatchdogHold looking(&core.worker->watch);
   State& state = *state_of(core);
-  const char* const end = p + bytes;
+  const char *const source = p, *const end = p + bytes;
   while (p < end) {
     const size_t rest = std::min<size_t>(8 - reinterpret_cast<uintptr_t>(p) % 8, static_cast<size_t>(end - p));
     if (!mixed_widths(shadow_of(state, core, p), rest)) {
       p += rest;
       continue;
     }
-    const Scalar s = scalar_at(core, p, pc);
+    const Scalar s = source_scalar(core, p, source, pc);
     const char* const begin = reinterpret_cast<const char*>(s.begin);
     const bool whole = s.kind != Scalar::none && s.bytes <= 8 && begin >= p && begin + s.bytes <= end;
     uint8_t* const shadow = shadow_of(state, core, p);

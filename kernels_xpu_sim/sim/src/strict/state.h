@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../checks.h"
@@ -112,6 +113,7 @@ struct State {
   Journal journal;                                // of this launch
   std::vector<UnwrittenLoad> unwritten_loads;     // of this launch
   std::vector<const void*> used_unwritten;        // the instructions where it mattered, in any launch
+  std::vector<std::pair<const void*, int>> harmless_unwritten;  // where it did not, and in how many launches
   const void* on_trial = nullptr;                 // in a repetition: the instruction whose value is another,
   uint32_t tried_value = 0;                       // and which
   uint64_t findings_seen = 0;
@@ -124,6 +126,9 @@ const InFlight* copy_in_flight(const State& state, const char* address, size_t b
 template <class F>
 void unwritten_load(State& state, Core& core, const void* pc, F make) {
   if (core.worker->repeats) return;
+  constexpr int kEnough = 16;  // launches, each of which is repeated
+  const auto harmless = [&](const auto& seen) { return seen.first == pc && seen.second >= kEnough; };
+  if (std::any_of(state.harmless_unwritten.begin(), state.harmless_unwritten.end(), harmless)) return;
   const auto known = [&](const void* used) { return used == pc; };
   if (core.launch->options->halt_on_first ||
       std::any_of(state.used_unwritten.begin(), state.used_unwritten.end(), known)) {
