@@ -153,8 +153,8 @@ std::vector<char> arguments(const OpSignature& op, Case* c, std::string* wrong) 
     if (given == c->operands.end()) continue;
     Operand& o = *given;
     const uint64_t bytes = std::max<uint64_t>(o.before.size(), 1);
-    if (xpu_malloc(&o.device, bytes) || (!o.before.empty() && xpu_memcpy(o.device, o.before.data(), o.before.size(),
-                                                                         XPU_HOST_TO_DEVICE))) {
+    if (xpu_malloc(&o.device, bytes) ||
+        (!o.before.empty() && xpu_memcpy(o.device, o.before.data(), o.before.size(), XPU_HOST_TO_DEVICE))) {
       *wrong = "'" + o.name + "' does not get to the device";
     }
     store(&args, info.field, o.device);

@@ -64,7 +64,15 @@ def _case_bytes(trial: Trial) -> bytes:
     )
     named = zip(call.attrs, attributes(call), strict=True)
     return b"".join(
-        (b"\1", _text(trial.op), _text(trial.case.name), _numbers(named), _numbers(call.symbols.items()), operands, b"\0")
+        (
+            b"\1",
+            _text(trial.op),
+            _text(trial.case.name),
+            _numbers(named),
+            _numbers(call.symbols.items()),
+            operands,
+            b"\0",
+        )
     )
 
 

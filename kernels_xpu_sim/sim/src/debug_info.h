@@ -37,6 +37,7 @@ struct Scalar {
   Kind kind = none;                                        // natural: without a sign
   uintptr_t begin = 0;                                     // from where `address` is counted
   size_t bytes = 0;
+  bool described = false;  // the function was found, whatever is known of its variables
 };
 
 class DebugInfo {
@@ -85,7 +86,11 @@ class DebugInfo {
     int64_t offset;
     const Type* type;
   };
-  const std::vector<Variable>& variables(uintptr_t code) const;
+  struct Function {
+    bool found = false;
+    std::vector<Variable> variables;
+  };
+  const Function& function(uintptr_t code) const;
   void read_variables(DwarfReader* in, const Unit& unit, std::vector<Variable>* found) const;
   bool read_variable(const Entry& entry, const Unit& unit, Variable* found) const;
   void read_thread_locals() const;
@@ -100,8 +105,8 @@ class DebugInfo {
   void name(uint64_t offset, const Unit& unit, std::string* name, bool* artificial, int depth = 0) const;
 
   // Read when first asked for; the caller sees to it that one thread asks at a time.
-  mutable std::map<uint64_t, Type> types_;                         // by offset in .debug_info
-  mutable std::map<uintptr_t, std::vector<Variable>> variables_;   // by code address
+  mutable std::map<uint64_t, Type> types_;  // by offset in .debug_info
+  mutable std::map<uintptr_t, Function> functions_;  // by code address
   mutable std::map<uintptr_t, const Type*> thread_locals_;
   mutable bool has_thread_locals_ = false;
   ElfFile elf_;

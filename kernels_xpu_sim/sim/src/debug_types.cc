@@ -18,7 +18,7 @@ uintptr_t begin_of(uint64_t base, int64_t offset, const StackFrame& frame) {
 
 std::string DebugInfo::variable(uintptr_t code, const StackFrame& frame, uintptr_t address, long long* offset) const {
   // Where they share memory, the outermost counts.
-  for (const Variable& v : variables(code)) {
+  for (const Variable& v : function(code).variables) {
     const uintptr_t at = address - begin_of(v.base, v.offset, frame);
     if (v.name.empty() || at >= v.type->bytes) continue;
     *offset = static_cast<long long>(at);
@@ -29,13 +29,16 @@ std::string DebugInfo::variable(uintptr_t code, const StackFrame& frame, uintptr
 
 Scalar DebugInfo::scalar(uintptr_t code, const StackFrame& frame, uintptr_t address) const {
   Scalar found;
+  found.described = function(code).found;
+  const Scalar none = found;
   bool first = true;
-  for (const Variable& v : variables(code)) {
+  for (const Variable& v : function(code).variables) {
     const uintptr_t begin = begin_of(v.base, v.offset, frame);
     if (address - begin >= v.type->bytes) continue;
     Scalar s = scalar_in(v.type, address - begin);
     s.begin += begin;
-    if (!first && (s.kind != found.kind || s.begin != found.begin || s.bytes != found.bytes)) return {};
+    if (!first && (s.kind != found.kind || s.begin != found.begin || s.bytes != found.bytes)) return none;
+    s.described = true;
     found = s;
     first = false;
   }
@@ -54,10 +57,10 @@ Scalar DebugInfo::thread_local_scalar(uintptr_t offset) const {
 }
 
 // Those of the function at `code`, of its blocks and of what is inlined there.
-const std::vector<DebugInfo::Variable>& DebugInfo::variables(uintptr_t code) const {
-  const auto [entry, is_new] = variables_.try_emplace(code);
+const DebugInfo::Function& DebugInfo::function(uintptr_t code) const {
+  const auto& [entry, is_new] = functions_.try_emplace(code);
   if (!is_new) return entry->second;
-  each_top_entry(code, [&, found = &entry->second](DwarfReader* in, const Unit& unit, const Entry& top) {
+  each_top_entry(code, [&, found = &entry->second.variables](DwarfReader* in, const Unit& unit, const Entry& top) {
     bool is_function = false;
     for (int depth = top.abbreviation->children ? 1 : 0; depth > 0 && !in->at_end() && !is_function;) {
       const Entry e = read_entry(in, unit);
@@ -76,6 +79,7 @@ const std::vector<DebugInfo::Variable>& DebugInfo::variables(uintptr_t code) con
         ++depth;
       }
     }
+    entry->second.found |= is_function;
     return is_function;
   });
   return entry->second;
@@ -205,7 +209,7 @@ Scalar DebugInfo::scalar_in(const Type* type, uintptr_t at) {
     at -= from;
     type = inner;
   }
-  return {type->kind, begin, type->bytes};
+  return {type->kind, begin, type->bytes, false};
 }
 
 }  // namespace xpu_sim::rt

@@ -249,7 +249,7 @@ Scalar scalar_at(const Core& core, const void* address, const void* pc) {
   core.finding_pc = pc;
   in_frame_of(core, at, [&s, at](const char* code, const StackFrame& frame) {
     s = local_scalar(code, frame, at);
-    return s.kind != Scalar::none;
+    return s.described;
   });
   return s;
 }

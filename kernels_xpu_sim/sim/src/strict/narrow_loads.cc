@@ -54,7 +54,7 @@ Scalar source_scalar(const Core& core, const char* p, const char* source, const 
   const size_t bytes = static_cast<size_t>(std::abs(core.source_element));
   const size_t offset = static_cast<size_t>(p - source) / bytes * bytes;
   return {core.source_element < 0 ? Scalar::integer : Scalar::natural, reinterpret_cast<uintptr_t>(source) + offset,
-          bytes};
+          bytes, false};
 }
 
 void found(State& state, Core& core, const Scalar& s, size_t narrow, const void* pc, Site site) {
