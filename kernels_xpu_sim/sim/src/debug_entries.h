@@ -18,7 +18,7 @@ enum : uint64_t {  // DWARF 5, section 7.5
   kRanges = 0x55, kCallFile = 0x58, kCallLine = 0x59, kLinkageName = 0x6E,
   kFormAddr = 0x01,
   kOpFrameBase = 0x91, kOpFramePointer = 0x76, kOpStackPointer = 0x77,  // 2.5.1: fbreg, breg6, breg7, with an offset
-  kOpConstant = 0x0E, kOpThreadLocal = 0x9B, kOpThreadLocalGnu = 0xE0,  // const8u, then the block that it is relative to
+  kOpConstant = 0x0E, kOpThreadLocal = 0x9B, kOpThreadLocalGnu = 0xE0,  // const8u, then what it is relative to
   kSigned = 0x05, kUnsigned = 0x07  // 7.8: encodings
 };
 // clang-format on
@@ -42,7 +42,7 @@ struct DebugInfo::Entry {
   std::string_view name, linkage_name, location;
 };
 
-// Calls f(reader behind it, unit, its entry) for the units that have code at the address (0: for all), until it says true.
+// Calls f(reader behind it, unit, its entry) for the units that have code at the address (0: all), until it says true.
 template <class F>
 void DebugInfo::each_top_entry(uintptr_t address, F f) const {
   for (uint64_t offset = 0; offset < info_.size();) {

@@ -204,8 +204,8 @@ void trap_or_go_on(Finding finding) {
 
 namespace {
 
-// Calls f(code, frame) for the function on the running core's stack whose frame holds the address, in a build that keeps
-// frame pointers; until it says true.
+// Calls f(code, frame) for the function on the running core's stack whose frame holds the address, in a build that
+// keeps frame pointers; until it says true.
 template <class F>
 bool in_frame_of(const Core& core, const char* at, F f) {
   if (!checker || !checker->has_frame_pointers() || !core.finding_pc || &core != current()) return false;

@@ -19,7 +19,8 @@ namespace xpu_sim::rt {
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 
-// A finding of the core's at a source line, or at a return address: behind an instruction. Details may be added before it is reported.
+// A finding of the core's at a source line, or at a return address: behind an instruction. Details may be added before
+// it is reported.
 Finding finding_at(Check check, const Core& core, Site site, std::string message);
 Finding finding_at(Check check, const Core& core, const void* pc, std::string message);
 

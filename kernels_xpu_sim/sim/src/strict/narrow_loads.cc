@@ -1,8 +1,8 @@
 // Elements of LM and SM that are read as a whole, and were written in part: 4 of the 8 bytes of an int64_t.
 //
-// What a variable's elements are, the debug information tells. That a store is narrower than one says little: a buffer is
-// often used as several types. It matters when the element is then read as what it is. Only a store of its first bytes
-// counts: one of others, or of several pieces, packs.
+// What a variable's elements are, the debug information tells. That a store is narrower than one says little: a buffer
+// is often used as several types. It matters when the element is then read as what it is. Only a store of its first
+// bytes counts: one of others, or of several pieces, packs.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
