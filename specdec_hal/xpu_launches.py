@@ -16,6 +16,8 @@ _SKIPPED = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_WORD = r"[A-Za-z_]\w*(?:\s*##\s*\w+)*"  # a macro may paste it
+_NAME = re.compile(rf"(?:(?:::)?\s*{_WORD}\s*::\s*)*(?:::)?{_WORD}\s*\Z")
 
 
 def rewrite_launches(text: str, name: str = "the source") -> str:
@@ -71,7 +73,7 @@ def _kernel_begin(code: str, end: int) -> int:
                 depth -= 1
                 if depth == 0:
                     break
-    name = re.search(r"(?:(?:::)?\s*[A-Za-z_]\w*\s*::\s*)*(?:::)?[A-Za-z_]\w*\s*\Z", code[:at])
+    name = _NAME.search(code[:at])
     if name is None:
         return end
     return name.start() + len(name[0]) - len(name[0].lstrip())

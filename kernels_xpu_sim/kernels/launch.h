@@ -1,21 +1,18 @@
-// How host functions of this folder launch kernels on the simulated device.
+// How host functions of this folder launch kernels: on the simulated device, or with SPECDEC_XPU_DEVICE, which needs
+// nothing of the emulator's, on the one that the compiler is for.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "launch_options.h"
+#if defined(SPECDEC_XPU_DEVICE)
+#include "xpu/kernel/cluster.h"
+#else
 #include "xpu_sim/launch.h"
-#include "xpu_sim/options.h"
+#endif
 
 namespace specdec::xpu {
-
-// What the caller of an op decides. 0 clusters or cores: as many as the work can use, up to the device's; a positive
-// number is taken as it is. `sim` carries seed, DMA policy, host threads, and the op's tensors as global memory.
-struct LaunchOptions {
-  int clusters = 0;
-  int cores = 0;
-  xpu_sim::Options sim;
-};
 
 constexpr int64_t kDeviceClusters = 12;
 constexpr int64_t kClusterCores = 64;
@@ -28,15 +25,21 @@ inline int launch_extent(int fixed, int64_t useful, int64_t most) {
 
 inline int64_t parts_of(int64_t count, int64_t each) { return count / each + (count % each != 0 ? 1 : 0); }
 
+#if !defined(SPECDEC_XPU_DEVICE)
 // Throws std::runtime_error with what the emulator found wrong with the launch, if anything.
 void check_launch(int status);
+#endif
 
-// Launches and waits. `clusters`, `cores`: how many the work can use.
+// Launches; on the simulated device, that is over when it returns. `clusters`, `cores`: how many the work can use.
 template <typename... P, typename... A>
 void launch(const LaunchOptions& options, int64_t clusters, int64_t cores, void (*kernel)(P...), A... args) {
   const int c = launch_extent(options.clusters, clusters, kDeviceClusters);
   const int n = launch_extent(options.cores, cores, kClusterCores);
+#if defined(SPECDEC_XPU_DEVICE)
+  kernel<<<c, n>>>(args...);
+#else
   check_launch(xpu_sim::launch(kernel, c, n, options.sim)(args...));
+#endif
 }
 
 // For work that any core of any cluster can take: `items`, of which a core should have `each` before the next is used.

@@ -37,14 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dependencies", metavar="FILE", help="with -c: write there, as a rule of make, which files the object is of"
     )
     parser.add_argument("--mode", choices=MODES, default="fast", help="which checks are built in (default: fast)")
-    parser.add_argument(
-        "--profile",
-        dest="profiles",
-        metavar="[GLOB=]PROFILE",
-        action="append",
-        default=[],
-        help="production: fences as the vendor's compiler adds them; portable: the author's alone (default)",
-    )
     parser.add_argument("--shared", action="store_true", help="make a library")
     parser.add_argument(
         "--coverage", action="store_true", help="count the lines that run; afterwards: specdec-hal xpu-coverage OUT"
@@ -53,7 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compiler_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every compiler takes: `defines`, `includes`, `flags`."""
+    """What every compiler takes: `profiles`, `defines`, `includes`, `flags`."""
+    parser.add_argument(
+        "--profile",
+        dest="profiles",
+        metavar="[GLOB=]PROFILE",
+        action="append",
+        default=[],
+        help="production: fences as the vendor's compiler adds them; portable: the author's alone (default)",
+    )
     parser.add_argument(
         "-D", dest="defines", metavar="NAME[=VALUE]", action="append", default=[], help="define a macro"
     )

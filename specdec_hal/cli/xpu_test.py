@@ -76,6 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         what = Build(
             sources=tuple(map(Path, args.files[1:])),
             output=Path(folder) / "test",
+            profiles=tuple(args.profiles),
             defines=tuple(args.defines),
             includes=tuple(args.includes),
             flags=tuple(args.flags),

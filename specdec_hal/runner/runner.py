@@ -75,7 +75,7 @@ class ModelRunner:
         self.end_tokens = frozenset(model.config.eos_token_ids)
         self._headroom = headroom
         positions = max_model_len + headroom
-        check_footprint(config, backend, model, max_model_len, positions)
+        check_footprint(config, backend, model, max_model_len, positions, mtp=spec.uses_mtp)
         pool = allocate_cache(config, model, positions)
         claim_cache(model, self)
         sizes = state_sizes(config, model, max_model_len, positions)

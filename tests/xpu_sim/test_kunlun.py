@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specdec_hal.cli import main
+from specdec_hal.conformance import device_cases
 from tests.support.sessions import run_here, run_sessions
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,25 @@ def flags() -> dict[str, str]:
 def answer(program: Path, options: str) -> str:
     variables = {**os.environ, "XPU_SIM": options}
     return subprocess.run([str(program)], env=variables, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.fixture
+def emulator(tmp_path):
+    """The script's settings with xpu-cc for a compiler."""
+    return {
+        **os.environ,
+        "KUNLUN_OUT": str(tmp_path),
+        "KUNLUN_CXX": f"{Path(sys.executable).parent / 'specdec-hal'} xpu-cc",
+        "KUNLUN_FLAGS": "",
+        "KUNLUN_LIBS": "",
+        "KUNLUN_EXPORTS": "--cxxflag=-rdynamic",
+        "PYTHON": sys.executable,
+    }
+
+
+def run_kernels(variables, *names):
+    command = [ROOT / "tools" / "kunlun_check.sh", "kernels", *names]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
 def test_every_flag_has_a_row_and_a_probe():
@@ -69,7 +89,7 @@ def test_the_session_of_the_page(tmp_path):
     run_sessions(PAGE, tmp_path, run_here(tmp_path))
 
 
-def test_the_script_with_the_emulator_for_a_device(tmp_path):
+def test_the_script_with_the_emulator_for_a_device(tmp_path, emulator):
     """Its logic: what answers, what hangs, what does not compile."""
     script = ROOT / "tools" / "kunlun_check.sh"
     away = {**os.environ, "XTDK_PATH": str(tmp_path)}
@@ -77,22 +97,43 @@ def test_the_script_with_the_emulator_for_a_device(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert "expected the vendor's compiler, found none; set XTDK_PATH or KUNLUN_CXX" in done.stderr
     variables = {
-        "KUNLUN_OUT": str(tmp_path),
-        "KUNLUN_CXX": f"{Path(sys.executable).parent / 'specdec-hal'} xpu-cc",
-        "KUNLUN_FLAGS": "",
-        "KUNLUN_LIBS": "",
+        **emulator,
         "KUNLUN_FENCES": "-DFENCES",
         "KUNLUN_SECONDS": "2",
         "XPU_SIM": "model.exit_counts_as_arrival=0,model.masked_stores_write_zero=0",
     }
-    done = subprocess.run(
-        [script, "probes"], env={**os.environ, **variables}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([script, "probes"], env=variables, capture_output=True, text=True, check=False)
     said = dict(line.split(": ")[0].split("=") for line in done.stdout.splitlines())
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(said) == len(PROBES)
     assert said["model.exit_counts_as_arrival"] == said["model.masked_stores_write_zero"] == "0"
     assert said["dma"] == "eager" and said["model.nested_atomics_trap"] == "1"
+
+
+def test_the_script_runs_kernels_and_compares(tmp_path, emulator):
+    """With the emulator for a device: what they must write comes from the reference."""
+    cases, ops = tmp_path / "cases.bin", ("write_accepted", "clear_accept_num", "prepare_inputs")
+    device_cases.main(["--out", str(cases), *(word for op in ops for word in ("--op", op))])
+    done = run_kernels(emulator, "accepted_slots", "prepare_inputs", "no_such_kernel")
+    assert set(done.stdout.splitlines()) == {
+        f"no_such_kernel: does not compile; see {tmp_path}/no_such_kernel.log",
+        *(f"{op}: 6 cases as expected" for op in ops),
+    }, done.stderr
+    assert done.returncode == 1
+
+    # The last byte that prepare_inputs must write in its last case.
+    data = cases.read_bytes()
+    cases.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+    replay = subprocess.run([tmp_path / "replay", cases], capture_output=True, text=True, check=False)
+    assert replay.stdout == (
+        "prepare_inputs: case generated:5: 'num_tokens': byte 7 of 8 is 00, expected 01\n"
+        "write_accepted: 6 cases as expected\nclear_accept_num: 6 cases as expected\n"
+        "prepare_inputs: 5 cases as expected\n"
+    )
+    assert replay.returncode == 1
+    cases.write_bytes(data[: len(data) // 2])
+    replay = subprocess.run([tmp_path / "replay", cases], capture_output=True, text=True, check=False)
+    assert (replay.returncode, replay.stderr) == (1, "replay: the file of cases ends early\n")
 
 
 def test_a_probe_that_hangs_has_answered(tmp_path):

@@ -24,6 +24,7 @@ from specdec_hal.xpu_launches import rewrite_launches
             'return XPU_SIM_CHEVRON("k", (k), 1, 1)(x) || XPU_SIM_CHEVRON("j", (j), 2, 2)(y);',
         ),
         ("k<T>\n<<<\n1,\n64>>>(x);", 'XPU_SIM_CHEVRON("k<T>", (k<T>)\n, \n1,\n64)(x);'),
+        ("a::k_##T ## x<<<1, 1>>>(y)", 'XPU_SIM_CHEVRON("a::k_##T ## x", (a::k_##T ## x), 1, 1)(y)'),
         ('k<h("<<<")><<<1, 1>>>()', 'XPU_SIM_CHEVRON("k<h(\\"<<<\\")>", (k<h("<<<")>), 1, 1)()'),
     ],
 )  # fmt: skip

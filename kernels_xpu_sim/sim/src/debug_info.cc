@@ -2,42 +2,9 @@
 
 #include <algorithm>
 
+#include "debug_entries.h"
+
 namespace xpu_sim::rt {
-
-namespace {
-
-// clang-format off
-enum : uint64_t {  // DWARF 5, section 7.5
-  kTagSubprogram = 0x2E, kTagInlined = 0x1D, kTagVariable = 0x34, kTagArray = 0x01, kTagSubrange = 0x21,
-  kLocation = 0x02, kByteSize = 0x0B, kUpperBound = 0x2F, kType = 0x49,
-  kName = 0x03, kStmtList = 0x10, kLowPc = 0x11, kHighPc = 0x12, kAbstractOrigin = 0x31, kArtificial = 0x34,
-  kSpecification = 0x47,
-  kRanges = 0x55, kCallFile = 0x58, kCallLine = 0x59, kLinkageName = 0x6E,
-  kFormAddr = 0x01,
-  kOpFrameBase = 0x91, kOpFramePointer = 0x76, kOpStackPointer = 0x77  // 2.5.1: fbreg, breg6, breg7, with an offset
-};
-// clang-format on
-
-}  // namespace
-
-struct DebugInfo::Unit {
-  uint64_t offset = 0, end = 0, first = 0;  // in .debug_info; `first`: its first entry
-  int version = 0;
-  bool wide = false;
-  uintptr_t base = 0;                       // what offsets in range lists are relative to
-  std::vector<Abbreviation> abbreviations;
-};
-
-// The attributes that matter here; references are offsets in .debug_info.
-struct DebugInfo::Entry {
-  const Abbreviation* abbreviation = nullptr;  // nullptr: the end of a list of children
-  uint64_t low = 0, high = 0, ranges = 0, origin = 0, specification = 0, line_program = 0;
-  uint64_t type = 0, bytes = 0, upper_bound = 0;
-  int call_file = 0, call_line = 0;
-  bool has_low = false, high_is_length = false, has_ranges = false, artificial = false;
-  bool has_upper_bound = false;
-  std::string_view name, linkage_name, location;
-};
 
 DebugInfo::DebugInfo(const std::string& path)
     : elf_(path),
@@ -48,24 +15,6 @@ DebugInfo::DebugInfo(const std::string& path)
       ranges_(elf_.section(".debug_ranges")),
       range_lists_(elf_.section(".debug_rnglists")) {}
 
-// Calls f(reader behind it, unit, its entry) for the units that have code at the address, until it says true.
-template <class F>
-void DebugInfo::each_top_entry(uintptr_t address, F f) const {
-  for (uint64_t offset = 0; offset < info_.size();) {
-    Unit unit;
-    const bool known = read_unit(offset, &unit);
-    if (unit.end <= offset) break;
-    offset = unit.end;
-    if (!known) continue;
-    DwarfReader in(info_.substr(unit.first, unit.end - unit.first));
-    const Entry top = read_entry(&in, unit);
-    if (!top.abbreviation) continue;
-    unit.base = top.has_low ? top.low : 0;
-    if ((top.has_low || top.has_ranges) && !covers(top, unit, address)) continue;
-    if (f(&in, unit, top)) break;
-  }
-}
-
 InlinedCalls DebugInfo::at(uintptr_t address) const {
   InlinedCalls found;
   each_top_entry(address, [&](DwarfReader* in, const Unit& unit, const Entry& top) {
@@ -75,81 +24,6 @@ InlinedCalls DebugInfo::at(uintptr_t address) const {
   });
   std::reverse(found.calls.begin(), found.calls.end());
   return found;
-}
-
-std::string DebugInfo::variable(uintptr_t code, const StackFrame& frame, uintptr_t address, long long* offset) const {
-  std::string found;
-  each_top_entry(code, [&](DwarfReader* in, const Unit& unit, const Entry& top) {
-    bool is_function = false;
-    for (int depth = top.abbreviation->children ? 1 : 0; depth > 0 && !in->at_end() && !is_function;) {
-      const Entry e = read_entry(in, unit);
-      if (!e.abbreviation) {
-        --depth;
-        continue;
-      }
-      const bool has_code = e.has_low || e.has_ranges;
-      is_function = e.abbreviation->tag == kTagSubprogram && has_code && covers(e, unit, code);
-      if (!e.abbreviation->children) continue;
-      if (is_function) {
-        find_variable(in, unit, frame, address, &found, offset);
-      } else if (e.abbreviation->tag == kTagSubprogram) {
-        skip_children(in, unit);
-      } else {
-        ++depth;
-      }
-    }
-    return is_function;
-  });
-  return found;
-}
-
-// Those of blocks and inlined functions too. Where they share memory, the outermost counts.
-void DebugInfo::find_variable(DwarfReader* in, const Unit& unit, const StackFrame& frame, uintptr_t address,
-                              std::string* found, long long* offset) const {
-  for (int depth = 1; depth > 0 && !in->at_end() && found->empty();) {
-    const Entry e = read_entry(in, unit);
-    if (!e.abbreviation) {
-      --depth;
-      continue;
-    }
-    if (e.abbreviation->children) ++depth;
-    if (e.abbreviation->tag != kTagVariable || e.location.empty()) continue;
-    DwarfReader location(e.location);
-    uintptr_t begin;
-    switch (location.u8()) {
-      case kOpFrameBase: begin = frame.frame_pointer + 16; break;  // the stack pointer before the function was called
-      case kOpFramePointer: begin = frame.frame_pointer; break;
-      case kOpStackPointer: begin = frame.stack_pointer; break;
-      default: continue;
-    }
-    begin += static_cast<uintptr_t>(location.sleb());
-    uint64_t type = e.type;
-    std::string name(e.name);
-    if (e.origin) {
-      DwarfReader origin(info_.substr(e.origin, unit.end - e.origin));
-      const Entry declared = read_entry(&origin, unit);
-      type = type ? type : declared.type;
-      name = name.empty() ? std::string(declared.name) : name;
-    }
-    if (!location.at_end() || name.empty() || address - begin >= bytes_of(type, unit)) continue;
-    *found = name;
-    *offset = static_cast<long long>(address - begin);
-  }
-}
-
-// 0: not known when compiling.
-uint64_t DebugInfo::bytes_of(uint64_t type, const Unit& unit, int depth) const {
-  if (type < unit.first || type >= unit.end || depth > 8) return 0;
-  DwarfReader in(info_.substr(type, unit.end - type));
-  const Entry e = read_entry(&in, unit);
-  if (!e.abbreviation) return 0;
-  if (e.bytes) return e.bytes;
-  uint64_t bytes = bytes_of(e.type, unit, depth + 1);
-  if (e.abbreviation->tag != kTagArray || !e.abbreviation->children) return bytes;
-  for (Entry bound = read_entry(&in, unit); bound.abbreviation; bound = read_entry(&in, unit)) {
-    if (bound.abbreviation->tag == kTagSubrange) bytes *= bound.has_upper_bound ? bound.upper_bound + 1 : 0;
-  }
-  return bytes;
 }
 
 bool DebugInfo::read_unit(uint64_t offset, Unit* unit) const {
@@ -224,6 +98,9 @@ DebugInfo::Entry DebugInfo::read_entry(DwarfReader* in, const Unit& unit) const 
       case kType: e.type = value + (local ? unit.offset : 0); break;
       case kByteSize: e.bytes = value; break;
       case kUpperBound: e.upper_bound = value; e.has_upper_bound = text.empty(); break;
+      case kEncoding: e.encoding = value; break;
+      case kMemberLocation: e.member_location = value; e.has_member_location = text.empty(); break;
+      case kBitSize: e.is_bit_field = true; break;
       case kCallFile: e.call_file = static_cast<int>(value); break;
       case kCallLine: e.call_line = static_cast<int>(value); break;
       default: break;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "dwarf_reader.h"
@@ -29,6 +31,15 @@ struct StackFrame {
   uintptr_t frame_pointer, stack_pointer;
 };
 
+// The scalar that a byte of a variable belongs to.
+struct Scalar {
+  enum Kind : uint8_t { none, integer, natural, other };  // none: a union, a bit field, or not known
+  Kind kind = none;                                        // natural: without a sign
+  uintptr_t begin = 0;                                     // from where `address` is counted
+  size_t bytes = 0;
+  bool described = false;  // the function was found, whatever is known of its variables
+};
+
 class DebugInfo {
  public:
   explicit DebugInfo(const std::string& path);
@@ -39,6 +50,10 @@ class DebugInfo {
   // The variable of the function at `code` that holds `address`, which has that frame. Empty: none is known to, such as
   // an array of run-time length. `offset`: of the address in it.
   std::string variable(uintptr_t code, const StackFrame& frame, uintptr_t address, long long* offset) const;
+  // The scalar of that variable. None where several variables share the memory and do not agree.
+  Scalar scalar(uintptr_t code, const StackFrame& frame, uintptr_t address) const;
+  // The scalar of a thread-local variable at that offset in the module's segment.
+  Scalar thread_local_scalar(uintptr_t offset) const;
 
  private:
   struct Unit;
@@ -57,9 +72,31 @@ class DebugInfo {
   void read_abbreviations(uint64_t offset, std::vector<Abbreviation>* out) const;
   Entry read_entry(DwarfReader* in, const Unit& unit) const;
   void walk(DwarfReader* in, const Unit& unit, uintptr_t address, InlinedCalls* found) const;
-  void find_variable(DwarfReader* in, const Unit& unit, const StackFrame& frame, uintptr_t address, std::string* found,
-                     long long* offset) const;
-  uint64_t bytes_of(uint64_t type, const Unit& unit, int depth = 0) const;
+  // What a variable's type says of its memory: a scalar, an array of `element`, or a record of members.
+  struct Type {
+    Scalar::Kind kind = Scalar::none;
+    size_t bytes = 0;  // 0: not known when compiling
+    const Type* element = nullptr;
+    std::vector<std::pair<size_t, const Type*>> members;  // from where
+  };
+  // In memory of a function's own: `offset` bytes from what `base` says, an operation of DWARF.
+  struct Variable {
+    std::string name;
+    uint64_t base;
+    int64_t offset;
+    const Type* type;
+  };
+  struct Function {
+    bool found = false;
+    std::vector<Variable> variables;
+  };
+  const Function& function(uintptr_t code) const;
+  void read_variables(DwarfReader* in, const Unit& unit, std::vector<Variable>* found) const;
+  bool read_variable(const Entry& entry, const Unit& unit, Variable* found) const;
+  void read_thread_locals() const;
+  const Type* type_at(uint64_t offset, const Unit& unit) const;
+  void read_members(DwarfReader* in, const Unit& unit, Type* type) const;
+  static Scalar scalar_in(const Type* type, uintptr_t at);
   template <class F>
   void each_top_entry(uintptr_t address, F f) const;
   void skip_children(DwarfReader* in, const Unit& unit) const;
@@ -67,6 +104,11 @@ class DebugInfo {
   bool in_ranges(uint64_t offset, const Unit& unit, uintptr_t address) const;
   void name(uint64_t offset, const Unit& unit, std::string* name, bool* artificial, int depth = 0) const;
 
+  // Read when first asked for; the caller sees to it that one thread asks at a time.
+  mutable std::map<uint64_t, Type> types_;  // by offset in .debug_info
+  mutable std::map<uintptr_t, Function> functions_;  // by code address
+  mutable std::map<uintptr_t, const Type*> thread_locals_;
+  mutable bool has_thread_locals_ = false;
   ElfFile elf_;
   std::string_view info_, abbreviations_, strings_, line_strings_, ranges_, range_lists_;
 };

@@ -185,6 +185,8 @@ void narrow_store(const char* operation, const void* to, long long bytes, long l
   });
 }
 
+void copies_elements(int bytes) { rt::current()->source_element = bytes; }
+
 void beyond_object(const char* operation, uintptr_t local, long long bytes, size_t room, Site site) {
   const rt::Core& core = *rt::enter(site, XPU_SIM_CALLER);
   rt::beyond_object(core, operation, reinterpret_cast<const char*>(local), bytes, room, site);

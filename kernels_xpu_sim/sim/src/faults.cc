@@ -72,7 +72,9 @@ const void* kernel_pc(const Fault& fault) {
 [[noreturn]] void landed(const Core& core, const Fault& fault) {
   Worker& worker = *core.worker;
   const uintptr_t at = reinterpret_cast<uintptr_t>(fault.address);
-  if (fault.signal == watchdog_signal()) watchdog_trap(core, kernel_pc(fault));
+  // finding_at takes return addresses, which are behind the instruction.
+  const void* const pc = static_cast<const char*>(kernel_pc(fault)) + 1;
+  if (fault.signal == watchdog_signal()) watchdog_trap(core, pc);
   Check check = Check::memory_fault;
   std::string message;
   if (fault.signal == SIGFPE) {
@@ -99,7 +101,7 @@ const void* kernel_pc(const Fault& fault) {
       message = text("access to 0x%llx, which is no memory", static_cast<unsigned long long>(at));
     }
   }
-  Finding f = finding_at(check, core, fault.pc, message);
+  Finding f = finding_at(check, core, static_cast<const char*>(fault.pc) + 1, message);
   if (f.at.file.empty() && core.last.file) {  // inside a copy, for one
     f.at.file = core.last.file;
     f.at.line = core.last.line;

@@ -176,6 +176,21 @@ std::string local_variable(const void* pc, const StackFrame& frame, const void* 
                             offset);
 }
 
+Scalar local_scalar(const void* pc, const StackFrame& frame, const void* address) {
+  Module* const m = const_cast<Module*>(module_at(pc));
+  if (!m) return {};
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::source_lines));
+  if (!m->debug) m->debug = std::make_shared<DebugInfo>(m->path);
+  return m->debug->scalar(reinterpret_cast<uintptr_t>(pc) - m->base, frame, reinterpret_cast<uintptr_t>(address));
+}
+
+Scalar sm_scalar(const Module& module, size_t offset) {
+  Module& m = const_cast<Module&>(module);
+  const std::lock_guard<std::mutex> lock(lock_of(Shared::source_lines));
+  if (!m.debug) m.debug = std::make_shared<DebugInfo>(m.path);
+  return m.debug->thread_local_scalar(offset);
+}
+
 std::string readable(const std::string& symbol) {
   int status = 0;
   char* const text = abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status);

@@ -12,6 +12,7 @@
 namespace xpu_sim::rt {
 
 class DebugInfo;
+struct Scalar;
 struct StackFrame;
 class LineTable;
 
@@ -56,6 +57,9 @@ std::vector<Location> locate_inlined(const void* pc);
 // The variable on the stack that holds `address`, of the function at `pc` with that frame; empty: not known. `offset`:
 // of the address in it.
 std::string local_variable(const void* pc, const StackFrame& frame, const void* address, long long* offset);
+// The scalar of that variable; and of a variable in SM, which begins at an offset as well.
+Scalar local_scalar(const void* pc, const StackFrame& frame, const void* address);
+Scalar sm_scalar(const Module& module, size_t offset);
 // "void f<float>(int)" becomes "f<float>"; other names are returned as they are.
 std::string readable(const std::string& symbol);
 // The variable's name of a function's static variable.

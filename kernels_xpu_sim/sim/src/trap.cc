@@ -99,16 +99,16 @@ bool is_launcher(const Location& l) {
   return ends_with(l.file, "xpu_sim/launch.h") || ends_with(l.file, "xpu_sim/chevron.h");
 }
 
-// Where the core is, and from where it came there. A return address is the instruction after a call.
-std::vector<Location> places(const Core& core, const void* pc, bool returns) {
+// Where the core is, and from where it came there. A return address is the instruction after a call, of another line
+// perhaps.
+std::vector<Location> places(const Core& core, const void* pc) {
   core.finding_pc = pc;
   std::vector<Location> all;
   for (const void* address : return_addresses(core, pc)) {
-    for (Location& l : locate_inlined(static_cast<const char*>(address) - (returns ? 1 : 0))) {
+    for (Location& l : locate_inlined(static_cast<const char*>(address) - 1)) {
       if (is_launcher(l)) return all;
       if (!l.file.empty()) all.push_back(std::move(l));
     }
-    returns = true;
   }
   return all;
 }
@@ -135,7 +135,7 @@ Finding finding_at(Check check, const Core& core, Site site, std::string message
   f.at.line = site.line;
   // The line may be of an earlier call, or of another core's: then the way there is not known any more.
   if (!core.last_pc || site.line != core.last.line || site.file != core.last.file) return f;
-  std::vector<Location> all = places(core, core.last_pc, true);
+  std::vector<Location> all = places(core, core.last_pc);
   // A helper of the dialect's own, such as LmPtr, passes on the line it was called from.
   auto here = std::find_if(all.begin(), all.end(),
                            [&f](const Location& l) { return l.file == f.at.file && l.line == f.at.line; });
@@ -149,9 +149,9 @@ Finding finding_at(Check check, const Core& core, Site site, std::string message
 Finding finding_at(Check check, const Core& core, const void* pc, std::string message) {
   const WatchdogHold making(&core.worker->watch);
   Finding f = of_core(check, core, std::move(message));
-  std::vector<Location> all = places(core, pc, false);
+  std::vector<Location> all = places(core, pc);
   if (all.empty()) {
-    f.at = locate(pc);
+    f.at = locate(static_cast<const char*>(pc) - 1);
     return f;
   }
   place(&f, all, all.begin());
@@ -204,8 +204,10 @@ void trap_or_go_on(Finding finding) {
 
 namespace {
 
-// The variable of the running core's stack that holds the address, in a build that keeps frame pointers.
-bool name_variable(Finding* f, const Core& core, const char* at) {
+// Calls f(code, frame) for the function on the running core's stack whose frame holds the address, in a build that
+// keeps frame pointers; until it says true.
+template <class F>
+bool in_frame_of(const Core& core, const char* at, F f) {
   if (!checker || !checker->has_frame_pointers() || !core.finding_pc || &core != current()) return false;
   const void* const* frame = static_cast<const void* const*>(__builtin_frame_address(0));
   for (int depth = 0; depth < 32; ++depth) {
@@ -219,15 +221,38 @@ bool name_variable(Finding* f, const Core& core, const char* at) {
     const StackFrame found{reinterpret_cast<uintptr_t>(above), reinterpret_cast<uintptr_t>(frame + 2)};
     // Between a kernel and the runtime may lie a function without a frame of its own.
     for (const void* code : {frame[1], core.finding_pc}) {
-      f->object = local_variable(static_cast<const char*>(code) - 1, found, at, &f->offset);
-      if (!f->object.empty()) return true;
+      if (f(static_cast<const char*>(code) - 1, found)) return true;
     }
     return false;
   }
   return false;
 }
 
+bool name_variable(Finding* f, const Core& core, const char* at) {
+  return in_frame_of(core, at, [f, at](const char* code, const StackFrame& frame) {
+    f->object = local_variable(code, frame, at, &f->offset);
+    return !f->object.empty();
+  });
+}
+
 }  // namespace
+
+Scalar scalar_at(const Core& core, const void* address, const void* pc) {
+  const char* const at = static_cast<const char*>(address);
+  const size_t offset = static_cast<size_t>(at - core.worker->sm());
+  Scalar s;
+  if (offset < core.worker->sm_bytes()) {
+    s = sm_scalar(*core.launch->kernel->module, offset);
+    s.begin += reinterpret_cast<uintptr_t>(core.worker->sm());
+    return s;
+  }
+  core.finding_pc = pc;
+  in_frame_of(core, at, [&s, at](const char* code, const StackFrame& frame) {
+    s = local_scalar(code, frame, at);
+    return s.described;
+  });
+  return s;
+}
 
 void describe(Finding* f, const Core& core, const void* address) {
   const char* const at = static_cast<const char*>(address);

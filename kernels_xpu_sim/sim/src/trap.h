@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "debug_info.h"
 #include "worker.h"
 #include "xpu_sim/finding.h"
 #include "xpu_sim/options.h"
@@ -18,7 +19,8 @@ namespace xpu_sim::rt {
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
 
-// A finding of the core's at a source line, or at an instruction; details may be added before it is reported.
+// A finding of the core's at a source line, or at a return address: behind an instruction. Details may be added before
+// it is reported.
 Finding finding_at(Check check, const Core& core, Site site, std::string message);
 Finding finding_at(Check check, const Core& core, const void* pc, std::string message);
 
@@ -52,6 +54,10 @@ void trap_or_go_on(Finding finding);
 
 // Adds space, object and offset of an address, as far as known.
 void describe(Finding* finding, const Core& core, const void* address);
+
+// The scalar of a variable in LM or SM that holds the address, where the debug information tells; `pc`: in the running
+// core's innermost function.
+Scalar scalar_at(const Core& core, const void* address, const void* pc);
 
 // A throw at the core's last call, or one that has been unwound: of code that is not the kernel's own.
 [[noreturn]] void throw_trap(const Core& core, void* object, const std::type_info& type);

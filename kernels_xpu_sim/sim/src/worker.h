@@ -74,6 +74,7 @@ struct Core {
   uint64_t dma_bytes = 0, accesses = 0;
   const int* linked = nullptr;              // an atomic's loada without its storea yet
   // Of a checking build.
+  int source_element = 0;                   // of the copy that comes next: see kernel/dma.h
   bool checked = false;                     // kernel code runs
   void* checker_state = nullptr;
   DmaQueue dma;

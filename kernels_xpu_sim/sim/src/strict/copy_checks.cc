@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "../trap.h"
+#include "memory_calls.h"
 
 namespace xpu_sim::rt::strict {
 
@@ -65,9 +66,12 @@ void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
       complain(core, c, local, Check::missing_fence, "store_to_dma_needs_fence",
                "its source was stored to, and no mfence_lm since");
     }
+    if (mixed_widths(shadow, c.bytes)) narrow_load(core, local, c.bytes, core.last_pc, c.site);
     if (!sync) set_bits(shadow, c.bytes, kSource);
   } else {
-    std::memset(shadow, kWritten | (sync ? 0 : kDestination), c.bytes);
+    // The last element may be filled in part.
+    if (c.bytes & 7) s.narrow_writes.note(local + (c.bytes & ~size_t{7}), {nullptr, c.site});
+    write_block(shadow, reinterpret_cast<uintptr_t>(local), c.bytes, kWritten | (sync ? 0 : kDestination));
   }
 }
 
@@ -79,7 +83,13 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   Cell cell{};
   const char* where = local;
   bool stored = false, unwritten = false;
-  if (!reads) s.sm_objects.written(static_cast<size_t>(local - core.worker->sm()), c.bytes);
+  const size_t offset = static_cast<size_t>(local - core.worker->sm());
+  if (!reads) {
+    s.sm_objects.written(offset, c.bytes);
+    write_block(s.sm_objects.widths(offset), offset, c.bytes, kWritten);
+  } else if (mixed_widths(s.sm_objects.widths(offset), c.bytes)) {
+    narrow_load(core, local, c.bytes, core.last_pc, c.site);
+  }
   const auto note = [&](Conflict k, const Cell& c2, const char* p) {
     if (k == Conflict::none || worst != Conflict::none) return;
     worst = k;
@@ -269,7 +279,11 @@ void finish_lm(State& s, Core& core) {
 void atomic_access(State& s, Core& core, const char* address, bool store) {
   Access a = s.access(core, sm_space, s.places.of(core.last), kCellAtomic);
   --a.fence;  // it is in SM at once, for a barrier to publish
-  if (store) s.sm_objects.written(static_cast<size_t>(address - core.worker->sm()), 4);
+  if (store) {
+    const size_t offset = static_cast<size_t>(address - core.worker->sm());
+    s.sm_objects.written(offset, 4);
+    std::memset(s.sm_objects.widths(offset), kWritten | width_bits(4), 4);
+  }
   Conflict k = Conflict::none;
   Cell cell{};
   s.sm.each(address, 4, [&](Cell& c, const char*, size_t) {

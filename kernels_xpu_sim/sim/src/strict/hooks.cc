@@ -74,6 +74,9 @@ template <size_t N>
   if (!is_aligned(p, N)) unaligned(*core, p, N, pc);
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, N, false, pc);
   note(core, p, pc);
+  typename Word<N>::type bits;
+  std::memcpy(&bits, LmShadow::of(p), N);
+  if (mixed_widths(bits)) narrow_load(*core, p, N, pc, Site());
   lm_load_slow(*core, p, N, pc);
 }
 
@@ -85,8 +88,14 @@ template <size_t N>
   if (!is_aligned(p, N)) unaligned(*core, p, N, pc);
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, N, true, pc);
   note(core, p, pc);
-  lm_store_slow(*core, p, N, pc);
-  set_bits(LmShadow::of(p), N, kWritten | kStored);
+  uint8_t* const shadow = LmShadow::of(p);
+  const uint8_t in_flight = any_bits(shadow, N) & (kDestination | kSource);
+  if (in_flight) {
+    lm_store_slow(*core, p, N, pc);
+  } else {
+    state_of(*core)->narrow_writes.note(p, {pc, Site()});
+  }
+  std::memset(shadow, in_flight | kWritten | kStored | width_bits(N), N);
 }
 
 template <size_t N>
@@ -98,7 +107,7 @@ inline __attribute__((always_inline)) void load(const char* p) {
   if (!aligned_on_own_stack<N>(p, sp)) return load_otherwise<N>(p);
   W bits;
   std::memcpy(&bits, LmShadow::of(p), N);
-  if (__builtin_expect((bits & kLooked) != kGood, 0)) return load_otherwise<N>(p);
+  if (__builtin_expect(((bits & kLooked) ^ kGood) | mixed_widths(bits), 0)) return load_otherwise<N>(p);
   ++(*owner_slot(sp))->accesses;
 }
 
@@ -111,8 +120,10 @@ inline __attribute__((always_inline)) void store(char* p, const void* pc) {
   uint8_t* const shadow = LmShadow::of(p);
   W bits;
   std::memcpy(&bits, shadow, N);
-  if (__builtin_expect(bits & static_cast<W>(spread(kDestination | kSource)), 0)) return store_otherwise<N>(p);
-  bits = static_cast<W>(spread(kWritten | kStored));  // it has no others
+  // An int into an int64_t may be narrow: only later is it known. Whose line it was is kept.
+  constexpr uint8_t kLooked = kDestination | kSource | (N == 4 ? width_bits(8) : 0);
+  if (__builtin_expect(bits & static_cast<W>(spread(kLooked)), 0)) return store_otherwise<N>(p);
+  bits = static_cast<W>(spread(kWritten | kStored | width_bits(N)));  // it has no others
   std::memcpy(shadow, &bits, N);
   note(*owner_slot(sp), p, pc);
 }
@@ -137,7 +148,7 @@ inline __attribute__((always_inline)) void store16(char* p, const void* pc) {
   uint64_t w[2];
   std::memcpy(w, LmShadow::of(p), sizeof w);
   if (__builtin_expect((w[0] | w[1]) & spread(kDestination | kSource), 0)) return store_range(p, 16, pc);
-  w[0] = w[1] = spread(kWritten | kStored);
+  w[0] = w[1] = spread(kWritten | kStored | kBlock8);
   std::memcpy(LmShadow::of(p), w, sizeof w);
   note(*owner_slot(sp), p, pc);
 }
@@ -149,9 +160,12 @@ void load_range(const char* p, size_t bytes, const void* pc) {
   if (!core->checked || bytes == 0) return;
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, bytes, false, pc);
   note(core, p, pc);
-  // A structure may have gaps, a vector unused lanes: it counts as uninitialised when all of it is.
-  const uint8_t bits = any_bits(LmShadow::of(p), bytes);
-  if (!(bits & kWritten) || (bits & kDestination)) lm_load_slow(*core, p, bytes, pc);
+  // A structure may have gaps: it counts as uninitialised when all of it is. Lanes of the dialect's vectors may be
+  // unused: whether those matter is tried.
+  const uint8_t* const shadow = LmShadow::of(p);
+  const uint8_t bits = any_bits(shadow, bytes);
+  const uint8_t written = bytes == kVector ? all_bits(shadow, bytes) : bits;
+  if (!(written & kWritten) || (bits & kDestination)) lm_load_slow(*core, p, bytes, pc);
 }
 
 void store_range(char* p, size_t bytes, const void* pc) {
@@ -160,8 +174,10 @@ void store_range(char* p, size_t bytes, const void* pc) {
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, bytes, true, pc);
   note(core, p, pc);
   uint8_t* const shadow = LmShadow::of(p);
-  if (any_bits(shadow, bytes) & (kDestination | kSource)) lm_store_slow(*core, p, bytes, pc);
-  set_bits(shadow, bytes, kWritten | kStored);
+  const uint8_t in_flight = any_bits(shadow, bytes) & (kDestination | kSource);
+  if (in_flight) lm_store_slow(*core, p, bytes, pc);
+  if (bytes < 8) state_of(*core)->narrow_writes.note(p, {pc, Site()});
+  write_block(shadow, reinterpret_cast<uintptr_t>(p), bytes, in_flight | kWritten | kStored);
 }
 
 }  // namespace xpu_sim::rt::strict

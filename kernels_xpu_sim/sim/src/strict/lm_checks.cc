@@ -30,11 +30,18 @@ void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc) {
   uint8_t* const shadow = state.lm.of(p);
   if (any_bits(shadow, bytes) & kDestination) {
     lm_finding(core, Check::read_in_flight, p, bytes, false, pc);
-  } else if (bytes <= 8 ? state.lm.has_unwritten(p, bytes) : state.lm.all_unwritten(p, bytes)) {
+  } else if (bytes <= 8 || bytes == kVector ? state.lm.has_unwritten(p, bytes) : state.lm.all_unwritten(p, bytes)) {
     unwritten_load(state, core, pc, [&] {
-      Finding f = finding_at(Check::uninitialised_read, core, pc,
-                             text("read of %zu bytes of LM that nothing has written", bytes));
-      describe(&f, core, p);
+      const char* first = nullptr;
+      size_t count = 0;
+      state.lm.each_unwritten(p, bytes, [&](char* at, size_t n) {
+        if (!first) first = at;
+        count += n;
+      });
+      std::string message = text("read of %zu bytes of LM that nothing has written", bytes);
+      if (count < bytes) message = text("read of %zu bytes of LM, of which nothing has written %zu", bytes, count);
+      Finding f = finding_at(Check::uninitialised_read, core, pc, message);
+      describe(&f, core, first);
       return f;
     });
     if (__builtin_expect(pc == state.on_trial, 0))

@@ -80,6 +80,23 @@ void LmShadow::fence(char* from, char* high) {
   }
 }
 
+bool mixed_widths(const uint8_t* shadow, size_t bytes) {
+  uint8_t differ = 0;
+  ShadowBlock blocks = {};
+  size_t i = 1;
+  for (; i + sizeof blocks <= bytes; i += sizeof blocks) {
+    ShadowBlock a, b;
+    std::memcpy(&a, shadow + i, sizeof a);
+    std::memcpy(&b, shadow + i - 1, sizeof b);
+    blocks |= a ^ b;
+  }
+  for (; i < bytes; ++i) differ |= shadow[i] ^ shadow[i - 1];
+  blocks &= static_cast<uint8_t>(kWidths);
+  uint64_t w[2];
+  std::memcpy(w, &blocks, sizeof w);
+  return (w[0] | w[1]) || (differ & kWidths);
+}
+
 bool LmShadow::written_unseen(const char* address, size_t bytes) const {
   const uintptr_t at = reinterpret_cast<uintptr_t>(address);
   const char* const end = address + bytes;

@@ -11,11 +11,14 @@
 
 namespace xpu_sim::rt::strict {
 
+constexpr size_t kVector = 64;  // bytes of the dialect's vectors
+
 enum LmBits : uint8_t {
   kWritten = 1,      // since the core started
   kDestination = 2,  // of a copy in flight
   kSource = 4,       // of a copy in flight
-  kStored = 8        // by a store, since the last fence
+  kStored = 8,       // by a store, since the last fence
+  kWidths = 0xF0     // how many bytes were last written there at once: see width_bits
 };
 
 class LmShadow {
@@ -61,6 +64,60 @@ class LmShadow {
   bool untouched(const char* word) const;
   std::vector<char*> lowest_;  // per fiber; nullptr: never used
 };
+
+// A store of so many bytes. What is written as a block counts as stores of 8, of another kind, and of less at its ends.
+constexpr uint8_t kBlock8 = 0x80;
+constexpr uint8_t width_bits(size_t bytes) { return bytes == 1 ? 0 : static_cast<uint8_t>(bytes << 3); }
+constexpr size_t width_of(uint8_t shadow) {
+  return (shadow & 0xC0) ? 8 : (shadow & 0x20) ? 4 : (shadow & 0x10) ? 2 : 1;
+}
+
+// The shadow of a block that begins at `address` becomes `bits`, and widths.
+inline void write_block(uint8_t* shadow, uintptr_t address, size_t bytes, uint8_t bits) {
+  const auto piece = [&](size_t width, uint8_t widths) {
+    std::memset(shadow, bits | widths, width);
+    shadow += width;
+    address += width;
+    bytes -= width;
+  };
+  for (size_t w = 1; w < 8 && address % 8 != 0; w *= 2) {
+    if ((address & w) && bytes >= w) piece(w, width_bits(w));
+  }
+  if (bytes >= 8) piece(bytes & ~size_t{7}, kBlock8);
+  if (bytes == 0) return;
+  for (size_t w = 4; w > 0; w /= 2) {
+    if (bytes >= w) piece(w, width_bits(w));
+  }
+}
+
+// Not 0: the bytes of a word were last written by stores of different widths.
+template <class W>
+inline __attribute__((always_inline)) W mixed_widths(W shadow) {
+  constexpr W kAll = static_cast<W>(0xF0F0F0F0F0F0F0F0ull), kNotLast = static_cast<W>(kAll >> 8);
+  return static_cast<W>((shadow ^ static_cast<W>(shadow >> 8)) & kNotLast);
+}
+bool mixed_widths(const uint8_t* shadow, size_t bytes);
+template <class W>
+inline __attribute__((always_inline)) W shadow_word(const uint8_t* shadow) {
+  W w;
+  std::memcpy(&w, shadow, sizeof w);
+  return w;
+}
+// Of a scalar, or of something longer.
+inline bool mixed_scalar(const uint8_t* shadow, size_t bytes) {
+  if (bytes == 4) return mixed_widths(shadow_word<uint32_t>(shadow));
+  if (bytes == 8) return mixed_widths(shadow_word<uint64_t>(shadow));
+  return mixed_widths(shadow, bytes);
+}
+inline void write_scalar(uint8_t* shadow, uintptr_t address, size_t bytes, uint8_t bits) {
+  if (bytes == 4) {
+    std::memset(shadow, bits | width_bits(4), 4);
+  } else if (bytes == 8) {
+    std::memset(shadow, bits | width_bits(8), 8);
+  } else {
+    write_block(shadow, address, bytes, bits);
+  }
+}
 
 // Whole buffers of shadow at a time: 16 bytes, then what is left.
 typedef uint8_t ShadowBlock __attribute__((vector_size(16)));

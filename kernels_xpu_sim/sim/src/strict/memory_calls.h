@@ -12,6 +12,8 @@ void store_range(char* p, size_t bytes, const void* pc);
 
 [[gnu::cold]] void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc);
 [[gnu::cold]] void lm_store_slow(Core& core, const char* p, size_t bytes, const void* pc);
+// A load where stores of different widths have written. At an instruction, or a copy's line.
+[[gnu::cold]] void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, Site site);
 [[gnu::cold]] void unaligned(Core& core, const char* p, size_t bytes, const void* pc);
 
 }  // namespace xpu_sim::rt::strict

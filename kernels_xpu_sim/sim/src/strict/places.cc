@@ -16,7 +16,7 @@ Place Places::of(Site site) {
 }
 
 Location Places::locate(Place place) const {
-  if (!(place & kSite)) return rt::locate(reinterpret_cast<const void*>(base_ + place));
+  if (!(place & kSite)) return rt::locate(reinterpret_cast<const void*>(base_ + place - 1));
   const Site site = sites_[place & ~kSite];
   Location where;
   if (site.file) where.file = site.file;

@@ -9,7 +9,7 @@
 
 namespace xpu_sim::rt::strict {
 
-// An instruction of the kernel's module, or the source line of a builtin.
+// A return address in the kernel's module, or the source line of a builtin.
 using Place = uint32_t;
 
 class Places {

@@ -99,7 +99,13 @@ void repeat_for_unwritten_loads(State& state, Launch& launch) {
       state.tried_value = value;
       return !(repeat(state, launch, options) == first);
     });
-    if (!used) continue;
+    if (!used) {
+      auto& seen = state.harmless_unwritten;
+      auto same = std::find_if(seen.begin(), seen.end(), [&](const auto& s) { return s.first == load.pc; });
+      if (same == seen.end()) same = seen.insert(seen.end(), {load.pc, 0});
+      ++same->second;
+      continue;
+    }
     state.used_unwritten.push_back(load.pc);
     keep(load.finding, &launch.findings);
   }

@@ -85,7 +85,14 @@ size_t good_words(const Core& core, State& state, Cell* words, size_t count, boo
 
 void sm_access(Core& core, State& state, const char* p, size_t bytes, bool write, const void* pc) {
   const Place place = state.places.of(pc);
-  if (write) state.sm_objects.written(static_cast<size_t>(p - core.worker->sm()), bytes);
+  const size_t offset = static_cast<size_t>(p - core.worker->sm());
+  uint8_t* const widths = state.sm_objects.widths(offset);
+  if (write) {
+    state.sm_objects.written(offset, bytes);
+    write_scalar(widths, offset, bytes, kWritten);
+  } else if (bytes <= 8 && mixed_scalar(widths, bytes)) {
+    narrow_load(core, p, bytes, pc, Site());
+  }
   size_t good = 0;
   if (Cell* const words = state.sm.words(p, bytes)) {
     good = 4 * good_words(core, state, words, bytes / 4, write, place);

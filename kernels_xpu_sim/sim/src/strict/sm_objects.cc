@@ -14,6 +14,7 @@ void SmObjects::launch_begins(const KernelInfo* kernel, char* sm) {
     module_ = kernel->module;
     number_.clear();
     known_.clear();
+    widths_.assign(module_ ? module_->tls_bytes + kLine : 0, 0);
     used_.assign(module_ ? module_->tls_bytes / kLine / 64 + 1 : 0, ~uint64_t{0});
     if (module_ && module_->has_symbols) {
       number_.assign(module_->tls_bytes + 1, 0);
@@ -58,6 +59,7 @@ void SmObjects::cluster_begins() {
       line += static_cast<size_t>(__builtin_ctzll(rest));
       if (line * kLine >= end) break;
       std::memcpy(sm_ + line * kLine, kFilling, std::min(kLine, end - line * kLine));
+      std::memset(&widths_[line * kLine], 0, kLine);
       used_[line / 64] &= ~(uint64_t{1} << line % 64);
       ++line;
     }

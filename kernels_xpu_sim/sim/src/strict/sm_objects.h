@@ -27,6 +27,9 @@ class SmObjects {
     return number_.empty() || (number_[offset] && number_[offset + bytes - 1] == number_[offset]);
   }
 
+  // By byte, as in LM's shadow: whether it was written in this cluster, and by how wide a store.
+  uint8_t* widths(size_t offset) { return &widths_[offset]; }
+
   // The compiler's own, no memory of the kernel's.
   bool is_guard(size_t offset) const { return !number_.empty() && number_[offset] == kGuard; }
 
@@ -43,6 +46,7 @@ class SmObjects {
   const KernelInfo* kernel_ = nullptr;
   char* sm_ = nullptr;
   std::vector<uint16_t> number_;  // by byte of SM: its object, from 1; 0: none. Empty: a stripped module, unknown
+  std::vector<uint8_t> widths_;
   std::vector<uint64_t> used_;  // bit per line: it may hold something else than the filling
   std::vector<uint16_t> filled_;  // objects of the running kernel that are filled
   std::vector<std::pair<const KernelInfo*, std::vector<uint16_t>>> known_;  // the same of every kernel

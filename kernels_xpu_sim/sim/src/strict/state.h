@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../checks.h"
@@ -51,6 +52,28 @@ struct BadIndex {
   std::string message, array;
 };
 
+// Where elements of LM were last written in part, as far as it is known. Forgets: addresses share entries.
+class NarrowWrites {
+ public:
+  struct Place {
+    const void* pc = nullptr;
+    Site site;
+  };
+  void note(const char* address, Place place) { entry(address) = {address, place}; }
+  const Place* find(const char* address) {
+    const Entry& e = entry(address);
+    return e.address == address ? &e.place : nullptr;
+  }
+
+ private:
+  struct Entry {
+    const char* address = nullptr;
+    Place place;
+  };
+  Entry& entry(const char* address) { return entries_[reinterpret_cast<uintptr_t>(address) / 8 % 64]; }
+  Entry entries_[64];
+};
+
 struct State {
   explicit State(Worker& w) : worker(w) {}
 
@@ -80,6 +103,7 @@ struct State {
   std::vector<Atomic> atomics;
   LazyArray<uint32_t> atomic_of;                  // by word of SM: where in `atomics`, if there is that address
   NarrowStores narrow_stores;                     // of this launch
+  NarrowWrites narrow_writes;                     // of LM
   Suspect suspect;
   BadIndex bad_index;
 
@@ -89,6 +113,7 @@ struct State {
   Journal journal;                                // of this launch
   std::vector<UnwrittenLoad> unwritten_loads;     // of this launch
   std::vector<const void*> used_unwritten;        // the instructions where it mattered, in any launch
+  std::vector<std::pair<const void*, int>> harmless_unwritten;  // where it did not, and in how many launches
   const void* on_trial = nullptr;                 // in a repetition: the instruction whose value is another,
   uint32_t tried_value = 0;                       // and which
   uint64_t findings_seen = 0;
@@ -101,6 +126,9 @@ const InFlight* copy_in_flight(const State& state, const char* address, size_t b
 template <class F>
 void unwritten_load(State& state, Core& core, const void* pc, F make) {
   if (core.worker->repeats) return;
+  constexpr int kEnough = 16;  // launches, each of which is repeated
+  const auto harmless = [&](const auto& seen) { return seen.first == pc && seen.second >= kEnough; };
+  if (std::any_of(state.harmless_unwritten.begin(), state.harmless_unwritten.end(), harmless)) return;
   const auto known = [&](const void* used) { return used == pc; };
   if (core.launch->options->halt_on_first ||
       std::any_of(state.used_unwritten.begin(), state.used_unwritten.end(), known)) {

@@ -120,6 +120,7 @@ class StrictChecker : public Checker {
     look(s, core);
     s.went(reinterpret_cast<uintptr_t>(to_gm(copy.direction) ? copy.to : copy.from) ^ copy.bytes << 48);
     check_copy_conflicts(s, core, copy, sync);
+    core.source_element = 0;
   }
 
   void copies_finished(Core& core, Direction direction, Site) override {

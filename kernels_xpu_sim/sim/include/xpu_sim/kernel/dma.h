@@ -56,6 +56,19 @@ inline __attribute__((always_inline)) void need_whole_elements(const char* opera
   }
 }
 
+// Tells the strict build what the next copy's source is made of: bytes, negative if they have a sign; 0: not known.
+void copies_elements(int bytes);
+
+template <class F>
+inline __attribute__((always_inline)) void tell_source_elements() {
+#if defined(XPU_SIM_STRICT)
+  using E = std::remove_cv_t<std::remove_all_extents_t<F>>;
+  if constexpr (std::is_integral_v<E> && sizeof(E) > 1) {
+    copies_elements(std::is_signed_v<E> ? -static_cast<int>(sizeof(E)) : static_cast<int>(sizeof(E)));
+  }
+#endif
+}
+
 }  // namespace xpu_sim::detail
 
 // Byte counts are wider here than on the device, so that a negative or overflowing one is seen as such.
@@ -71,6 +84,7 @@ inline __attribute__((always_inline)) void need_whole_elements(const char* opera
   inline __attribute__((always_inline)) void NAME(F* FROM, T* TO, long long bytes, XPU_SIM_SITE) {             \
     constexpr bool to_gm = #TO[0] == 'g' && #TO[1] == 'm';                                                     \
     ::xpu_sim::detail::need_whole_elements<F>(#NAME, TO, bytes, to_gm, xpu_sim_site);                          \
+    if constexpr (to_gm) ::xpu_sim::detail::tell_source_elements<F>();                                         \
     NAME(static_cast<const void*>(FROM), static_cast<void*>(TO), bytes, xpu_sim_site);                         \
   }
 #define XPU_SIM_COPY(NAME, RUN, FROM, TO, LOCAL)   \
