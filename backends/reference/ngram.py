@@ -145,8 +145,8 @@ def _propose(
         mtp_drafts = draft_tokens[b, 1 : base[b]]
         text = np.concatenate([token_ids_all[b, :end], mtp_drafts])
         searched = text[:-1] if skip_last else text
-        used = None if skip_last else index
-        seen = NgramIndex(used[b], sizes.stop + 1, sizes.start, end) if used is not None else None
+        row = index[b] if index is not None and not skip_last else None
+        seen = NgramIndex(row, sizes.stop + 1, sizes.start, end) if row is not None else None
         longest = longest_query(len(text), prompt_len, policy)
         for n in sizes:
             if n > longest:
