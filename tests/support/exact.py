@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import accumulate
 
 import numpy as np
 
@@ -106,7 +107,7 @@ def softmax_masses(row: list[float], temperature: float, top: float) -> list[int
 
 
 def chunk_parts(row: list[float], temperature: float) -> list[tuple[list[int], int]]:
-    """Of every 1,024 ids: the running sums of their masses relative to the largest of them, and what that one weighs."""
+    """Of every 1,024 ids: running sums of their masses relative to the largest of them, and what that one weighs."""
     parts = [row[at : at + 1024] for at in range(0, len(row), 1024)]
     tops = [max(part) for part in parts]
     weights = softmax_masses(tops, temperature, max(tops))

@@ -147,7 +147,7 @@ def _logprob(row: list[float], token: int, among: Iterable[int], temperature: fl
     top = max(row)
 
     def weight(x: float) -> float:
-        return 0.0 if x == top else max((x - top) / temperature, LOWEST)
+        return 0.0 if x == top else LOWEST if math.isinf(x - top) else (x - top) / temperature
 
     return max(weight(row[token]) - math.log(math.fsum(math.exp(weight(row[t])) for t in among)), LOWEST)
 
