@@ -25,7 +25,7 @@ from specdec_hal.suggest import did_you_mean
 from specdec_hal.tensors import as_numpy
 from specdec_hal.wording import short
 
-API_VERSION = 1
+API_VERSION = 2
 """Version of the op contracts and of this interface. A plug-in states the one it was written for."""
 
 AUTO = "auto"

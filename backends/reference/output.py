@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.backends.reference.floats import to_f32
-from specdec_hal.backends.reference.primitives import exp2_mass, ln_ratio, softmax_t
+from specdec_hal.backends.reference.primitives import MASS_ONE, chunk_masses, ln_ratio
+from specdec_hal.backends.reference.sampling import LOWEST, below, first_of_order
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
-LOWEST = np.finfo(np.float32).min
 INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -60,6 +60,7 @@ def token_logprobs(
     logprobs[:] = 0
     ranks[:] = -1
     top = ids.shape[1] - 1
+    totals = np.full(len(token_ids), MASS_ONE, np.uint64)
     accepted = min(max(int(cu_batch_token_offset[-1]), 0), len(token_ids))
     for a in range(accepted):
         r, token = int(rows[a]), int(token_ids[a])
@@ -72,13 +73,11 @@ def token_logprobs(
             logprobs[a] = LOWEST
             continue
         if top:
-            ids[a, 1:] = np.argsort(-row, kind="stable")[:top]
-        ln_total = ln_ratio(exp2_mass(softmax_t(row, row_max, np.float32(1))).sum(dtype=np.uint64))
-        chosen = row[ids[a]]
-        with np.errstate(invalid="ignore", over="ignore"):
-            below_max = np.where(chosen == row_max, np.float32(0), chosen - row_max)
-        logprobs[a] = np.maximum(below_max - ln_total, LOWEST)
+            ids[a, 1:] = first_of_order(row, np.partition(row, -top)[-top])[:top]
         ranks[a] = np.count_nonzero(row >= row[token])
+        logprobs[a] = below(row[ids[a]], row_max, np.float32(1))
+        totals[a] = chunk_masses(row, np.float32(1)).total
+    np.maximum(logprobs - ln_ratio(totals)[:, None], LOWEST, out=logprobs)
 
 
 def _draft_rows(seq_lens_this_time: I32, seq_lens_encoder: I32, row_count: int) -> tuple[I64, I64]:

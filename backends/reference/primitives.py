@@ -17,6 +17,7 @@ Sources: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 201
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -170,7 +171,9 @@ def _exp2_mass(t: F32) -> U64:
         p += c
         p *= x
     p += EXP2_COEFFICIENTS[0]
-    return _floor_scaled(p, MASS_BITS, down=np.negative(n).astype(np.int32))
+    # p * 2^(n + 40) by its exponent, which stays that of a normal number.
+    power = (n.astype(np.int32) + MASS_BITS) << 23
+    return (p.view(np.int32) + power).view(np.float32).astype(np.int64).view(np.uint64)
 
 
 def prob_mass(weight: ArrayLike) -> U64:
@@ -202,12 +205,12 @@ def _prob_mass(weight: F32) -> U64:
     return _floor_scaled(np.minimum(np.fmax(weight, np.float32(0.0)), np.float32(1.0)), MASS_BITS)
 
 
-def _floor_scaled(x: F32, bits: int, down: npt.NDArray[np.int32] | int = 0) -> U64:
-    """``floor(x * 2**(bits - down))`` of float32 x in [0, 2), from x's bits: exact, whatever the rounding mode."""
+def _floor_scaled(x: F32, bits: int) -> U64:
+    """``floor(x * 2**bits)`` of float32 x in [0, 2), from x's bits: exact, whatever the rounding mode."""
     raw = x.view(np.int32)
     # x = mantissa * 2^(exponent - 150). A denormal wrongly gets the leading 1; the shift discards all of it.
     mantissa = ((raw & 0x7FFFFF) | 0x800000).astype(np.uint64) << np.uint64(17)
-    shift = np.minimum((167 - bits) - (raw >> 23) + down, 63)
+    shift = np.minimum((167 - bits) - (raw >> 23), 63)
     return np.asarray(mantissa >> shift.astype(np.uint64))
 
 
@@ -248,9 +251,72 @@ def mass_ratio(mass: ArrayLike, total: ArrayLike) -> F32:
     Returns:
         float32 [...].
     """
-    m = np.asarray(mass, np.uint64).astype(np.float32)
     n = np.asarray(total, np.uint64).astype(np.float32)
-    return np.asarray(np.where(n > 0, m, np.float32(0.0)) / np.maximum(n, np.float32(1.0)))
+    part = np.asarray(mass, np.uint64).astype(np.float32)
+    return np.asarray(part / np.where(n > 0, n, np.float32(np.inf)))
+
+
+# Masses of a row ------------------------------------------------------------------------------------------------------
+
+CHUNK = 1024
+"""Consecutive ids of a row whose masses are relative to the same logit."""
+
+
+class ChunkMasses(NamedTuple):
+    """A row of logits as masses by chunks of ids; the last chunk is filled up with elements that have no mass."""
+
+    masses: U64
+    """[chunks, 1024], M: relative to the chunk's largest logit."""
+    weights: U64
+    """[chunks], W: of the chunk's largest logit, relative to the row's."""
+    shares: U64
+    """[chunks], S: the chunk's part of the total."""
+    total: np.uint64
+
+
+def chunk_masses(row: F32, inv_temperature: ArrayLike) -> ChunkMasses:
+    """Masses of a row by chunks. The row has a distribution: no NaN, and not all of it -inf.
+
+    Args:
+        row: float32 [V].
+        inv_temperature: float32, ``float32(1) / float32(temperature)``.
+    """
+    chunks = np.full((-(-len(row) // CHUNK), CHUNK), -np.inf, np.float32)
+    chunks.reshape(-1)[: len(row)] = row
+    tops = chunks.max(1)
+    masses = exp2_mass(softmax_t(chunks, tops, inv_temperature))
+    weights = exp2_mass(softmax_t(tops, tops.max(), inv_temperature))  # of a chunk of -inf: 0
+    shares = mass_product(masses.sum(1, dtype=np.uint64), weights)
+    return ChunkMasses(masses, weights, shares, shares.sum(dtype=np.uint64))
+
+
+def draw_from_chunks(u64: np.uint64, row: ChunkMasses) -> int:
+    """Draw an id: of the first chunk whose inclusive sum of S exceeds r = ``mulhi64(u64, total)``, the first id for
+    which the inclusive prefix sum of M, times W / 2^40, exceeds what the chunks before it leave of r.
+
+    Args:
+        u64: uint64, random bits.
+        row: of the row; its total is not 0.
+    """
+    r = int(u64) * int(row.total) >> 64
+    ends = np.cumsum(row.shares, dtype=np.uint64)
+    c = int(np.searchsorted(ends, np.uint64(r), side="right"))
+    rest = r - int(ends[c] - row.shares[c])
+    # prefix * W >> 40 > rest, solved for the prefix
+    least = -(-((rest + 1) << MASS_BITS) // int(row.weights[c]))
+    prefixes = np.cumsum(row.masses[c], dtype=np.uint64)
+    return c * CHUNK + int(np.searchsorted(prefixes, np.uint64(least), side="left"))
+
+
+def mass_product(mass: ArrayLike, weight: ArrayLike) -> U64:
+    """``floor(mass * weight / 2**40)`` of the exact product.
+
+    Args:
+        mass: uint64 [...].
+        weight: uint64 [...]; the product is below 2^104.
+    """
+    a, b = np.asarray(mass, np.uint64), np.asarray(weight, np.uint64)
+    return np.asarray(mulhi64(a, b) << _24 | np.multiply(a, b) >> np.uint64(MASS_BITS))
 
 
 # Integer decisions ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,21 +11,27 @@ from specdec_hal.backends.reference.floats import from_f32, to_f32
 from specdec_hal.backends.reference.history import history_bounds
 from specdec_hal.backends.reference.primitives import (
     MASS_ONE,
+    ChunkMasses,
+    chunk_masses,
+    draw,
+    draw_from_chunks,
     exp2_mass,
     fraction_mass,
+    ln_ratio,
     mass_ratio,
-    mulhi64,
     philox_u64,
     prob_mass,
     softmax_t,
     threshold,
 )
-from specdec_hal.ops.enums import Purpose
+from specdec_hal.ops.enums import LogprobMode, Purpose
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+
+LOWEST = np.finfo(np.float32).min
 
 
 def build_sampling_params(
@@ -103,36 +109,75 @@ def apply_penalties(
         row[forbidden] = from_f32(np.full(len(forbidden), -np.inf, np.float32), row.dtype)
 
 
-def kept_masses(row: F32, temperature: float, top_p: float, top_k: int, min_p: float) -> U64 | None:
-    """Mass of every token under the sampling parameters, 0 outside the kept set; None if there is no distribution."""
+class Distribution(NamedTuple):
+    """What a row's token is drawn from."""
+
+    row_max: np.float32
+    inv_temperature: np.float32
+    total: np.uint64
+    chunks: ChunkMasses | None
+    """Of a row without filters."""
+    kept: U64 | None
+    """Of a row with filters: [V], each token's mass relative to the row's maximum, 0 outside the kept set."""
+
+    def draw(self, random: np.uint64) -> int:
+        """The token for 64 random bits."""
+        if self.chunks is not None:
+            return draw_from_chunks(random, self.chunks)
+        assert self.kept is not None
+        return int(draw(random, self.kept))
+
+
+def distribution(row: F32, temperature: float, top_p: float, top_k: int, min_p: float) -> Distribution | None:
+    """What a row of logits is under sampling parameters; None if it has NaN, or nothing but -inf."""
     row_max = row.max()
     if np.isnan(row_max) or row_max == -np.inf:
         return None
+    one = np.uint64(MASS_ONE)
     if not temperature > 0:
-        masses = np.zeros(len(row), np.uint64)
-        masses[np.argmax(row)] = MASS_ONE
-        return masses
+        kept = np.zeros(len(row), np.uint64)
+        kept[np.argmax(row)] = one
+        return Distribution(row_max, np.float32(1), one, None, kept)
     with np.errstate(over="ignore", divide="ignore"):
-        inv_temperature = np.float32(1) / np.float32(temperature)
-    masses = exp2_mass(softmax_t(row, row_max, inv_temperature))
-    k = top_k if 0 < top_k < len(row) else len(row)
-    if k < len(row) or top_p < 1:
-        best = np.argsort(-row, kind="stable")[:k]  # logit descending, equal logits by ascending id
-        sums = np.cumsum(masses[best], dtype=np.uint64)
-        count = int(np.searchsorted(sums, threshold(top_p, sums[-1]), side="left")) + 1
-        kept = np.zeros_like(masses)
-        kept[best[:count]] = masses[best[:count]]
-        masses = kept
-    # The largest logit has t = 0, so its mass is exactly MASS_ONE.
-    masses[masses < threshold(min_p, np.uint64(MASS_ONE))] = 0
-    return masses
+        inverse = np.float32(1) / np.float32(temperature)
+    by_count, by_mass, by_weight = 0 < top_k < len(row), top_p < 1, not min_p <= 0
+    if not (by_count or by_mass or by_weight):
+        chunks = chunk_masses(row, inverse)
+        return Distribution(row_max, inverse, chunks.total, chunks, None)
+    masses = exp2_mass(softmax_t(row, row_max, inverse))
+    if by_count:
+        best = first_of_order(row, np.partition(row, -top_k)[-top_k])[:top_k]
+        if by_mass:
+            best = nucleus(best, masses, threshold(top_p, masses[best].sum(dtype=np.uint64)))
+        masses = only(best, masses)
+    elif by_mass:
+        need = threshold(top_p, chunk_masses(row, inverse).total)
+        spare = int(masses.sum(dtype=np.uint64)) - int(need)
+        if spare >= 0:
+            # All that weigh less than this may be spared together: the prefix ends among the others.
+            heavy = masses >= np.uint64(spare // len(row))
+            masses = only(nucleus(first_of_order(row, row[heavy].min()), masses, need), masses)
+    masses[masses < threshold(min_p, one)] = 0  # the largest logit weighs exactly `one`
+    return Distribution(row_max, inverse, masses.sum(dtype=np.uint64), None, masses)
 
 
-def draw_from(masses: U64, seed: int, position: int, purpose: Purpose, total: int | None = None) -> int:
-    """First index whose inclusive prefix sum exceeds high64(U64 * total); the masses' own total unless given."""
-    sums = np.cumsum(masses, dtype=np.uint64)
-    r = mulhi64(philox_u64(seed, position, purpose), sums[-1] if total is None else np.uint64(total))
-    return int(np.searchsorted(sums, r, side="right"))
+def first_of_order(row: F32, least: np.float32) -> I64:
+    """The ids of all logits >= `least`, logits descending, equal ones by ascending id."""
+    ids = np.flatnonzero(row >= least)
+    return np.asarray(ids[np.argsort(-row[ids], kind="stable")])
+
+
+def nucleus(best: I64, masses: U64, need: U64) -> I64:
+    """The shortest beginning of `best`, at least one, whose masses reach `need`; all of it if none does."""
+    sums = np.cumsum(masses[best], dtype=np.uint64)
+    return best[: int(np.searchsorted(sums, need, side="left")) + 1]
+
+
+def only(ids: I64, masses: U64) -> U64:
+    """The masses of these ids, 0 for the others."""
+    kept = np.zeros_like(masses)
+    kept[ids] = masses[ids]
+    return kept
 
 
 def sample_target(
@@ -144,15 +189,41 @@ def sample_target(
     row_seed: I64,
     position: I64,
     target_tokens: I64,
+    logprobs: F32 | None,
+    ranks: I64 | None,
     purpose: Purpose,
+    logprob_mode: LogprobMode,
 ) -> None:
     """Draw the target model's token for every output row, or a proposer's draft."""
-    for r in range(len(logits)):
-        masses = None
-        if position[r] >= 0:
-            row = to_f32(logits[r])
-            masses = kept_masses(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])
-        target_tokens[r] = -1 if masses is None else draw_from(masses, row_seed[r], position[r], purpose)
+    random = philox_u64(row_seed, position, purpose)
+    below_max, totals = np.zeros(len(logits), np.float32), np.full(len(logits), MASS_ONE, np.uint64)
+    target_tokens[:] = -1
+    if ranks is not None:
+        ranks[:] = -1
+    for r in np.flatnonzero(position >= 0):
+        row = to_f32(logits[r])
+        found = distribution(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])
+        if found is None:
+            below_max[r] = LOWEST
+            continue
+        token = target_tokens[r] = found.draw(random[r])
+        if ranks is not None:
+            ranks[r] = np.count_nonzero(row >= row[token])
+        if logprobs is not None:
+            scale, totals[r] = found.inv_temperature, found.total
+            if logprob_mode is LogprobMode.RAW:
+                scale = np.float32(1)
+                at_one = found.chunks is not None and found.inv_temperature == 1
+                totals[r] = found.total if at_one else chunk_masses(row, scale).total
+            below_max[r] = below(row[token], found.row_max, scale)
+    if logprobs is not None:
+        logprobs[:] = np.maximum(below_max - ln_ratio(totals), LOWEST)
+
+
+def below(logits: F32 | np.float32, row_max: np.float32, inv_temperature: np.float32) -> F32:
+    """(logit - row_max) * inv_temperature, 0 where the two are equal."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(logits == row_max, np.float32(0), (logits - row_max) * inv_temperature)
 
 
 def processed_probs(
@@ -165,12 +236,15 @@ def processed_probs(
     probs: F32,
 ) -> None:
     """The distribution that `sample_target` draws from."""
-    for r in range(len(logits)):
-        masses = None
-        if position[r] >= 0:
-            row = to_f32(logits[r])
-            masses = kept_masses(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])
-        probs[r] = 0 if masses is None else mass_ratio(masses, masses.sum(dtype=np.uint64))
+    probs[:] = 0
+    for r in np.flatnonzero(position >= 0):
+        row = to_f32(logits[r])
+        found = distribution(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])
+        if found is not None:
+            masses = found.kept
+            if masses is None:
+                masses = exp2_mass(softmax_t(row, found.row_max, found.inv_temperature))
+            probs[r] = mass_ratio(masses, found.total)
 
 
 def top_p_candidates(

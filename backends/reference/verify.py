@@ -8,8 +8,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.backends.reference.primitives import MASS_ONE, accept_test, fraction_mass, philox_u32, prob_mass
-from specdec_hal.backends.reference.sampling import draw_from
+from specdec_hal.backends.reference.primitives import (
+    MASS_ONE,
+    accept_test,
+    fraction_mass,
+    mulhi64,
+    philox_u32,
+    philox_u64,
+    prob_mass,
+)
 from specdec_hal.ops.enums import AcceptPolicy, Purpose, Strategy
 
 BOOL = NDArray[np.bool_]
@@ -17,6 +24,13 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+
+
+def draw_from(masses: U64, seed: int, position: int, purpose: Purpose, total: int | None = None) -> int:
+    """First index whose inclusive prefix sum exceeds high64(U64 * total); the masses' own total unless given."""
+    sums = np.cumsum(masses, dtype=np.uint64)
+    r = mulhi64(philox_u64(seed, position, purpose), sums[-1] if total is None else np.uint64(total))
+    return int(np.searchsorted(sums, r, side="right"))
 
 
 @dataclass

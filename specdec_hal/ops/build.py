@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 from specdec_hal.ops.spec import AttrSpec, Operand, OpSpec, Relation, Role, When
 from specdec_hal.ops.vocabulary import tensor
@@ -20,6 +21,11 @@ def inp(*names: str, optional: bool = False, when: When | None = None) -> tuple[
 def out(*names: str) -> tuple[Operand, ...]:
     """Tensors that are written, whatever they held."""
     return _operands(Role.OUT, names, False, None)
+
+
+def out_per_row(name: str, doc: str) -> tuple[Operand, ...]:
+    """A tensor of the vocabulary, one entry an output row, that is written if it is given."""
+    return (Operand(replace(tensor(name), shape=("R_cap",), doc=doc), Role.OUT, optional=True),)
 
 
 def inout(*names: str, optional: bool = False) -> tuple[Operand, ...]:

@@ -85,6 +85,10 @@ Floating point makes weights; integers decide.
   polynomial (Horner, each step rounded), within 2^-22 of the exact value [#weight].
 - A draw from masses in a given order with total m: the first whose inclusive prefix sum exceeds high64(U64 *
   m) [#draw].
+- A row of logits is cut into chunks of 1,024 consecutive ids, from id 0 on [#chunk]. m_c is the largest logit of chunk
+  c, M the mass of an element relative to m_c, W_c the mass of m_c relative to the row's largest logit; S_c = (sum of M
+  over the chunk) * W_c >> 40, of the exact product, and the row's total is the sum of S_c [#total]. A chunk of nothing
+  but -inf has S_c = 0 [#empty-chunk].
 - The part of a total that a fraction f (top_p, min_p) asks for: floor(f * 2^24) * total >> 24; NaN counts as 1
   [#part].
 - ln of a total: log2 of the integer in Q32, then one rounding to float32 [#logarithm].

@@ -15,6 +15,13 @@ class Purpose(IntEnum):
     DRAFT = 4
 
 
+class LogprobMode(IntEnum):
+    """Log-probabilities of RAW logits, at temperature 1 and without filters, or of the PROCESSED distribution."""
+
+    RAW = 0
+    PROCESSED = 1
+
+
 class Strategy(IntEnum):
     """How `verify_draft_tokens` compares a draft with the target model."""
 
@@ -55,5 +62,5 @@ class SlotAction(IntEnum):
     STOP = 3
 
 
-ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, SlotAction, Purpose)
+ENUMERATIONS = (Strategy, AcceptPolicy, MatchPolicy, TokenOrder, SlotAction, Purpose, LogprobMode)
 """All of them, for the contracts page and the C++ headers."""

@@ -126,7 +126,8 @@ def _attribute(spec: OpSpec, attr: AttrSpec, scene: PhaseScene, options: Mapping
 def _included(operand: Operand, scene: PhaseScene, options: Mapping[str, Any], workspace: Workspace | None) -> bool:
     if not operand.optional:
         return True
-    possible = hasattr(PhaseScene, _PROPERTY.get(operand.name, operand.name)) or workspace is not None
+    made = operand.role is Role.OUT or hasattr(PhaseScene, _PROPERTY.get(operand.name, operand.name))
+    possible = made or workspace is not None
     return bool(options.get(operand.name, possible and scene.rng(f"include {operand.name}").random() < 0.5))
 
 

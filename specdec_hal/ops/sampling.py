@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specdec_hal.ops.build import inout, inp, op, out
-from specdec_hal.ops.enums import Purpose
+from specdec_hal.ops.build import inout, inp, op, out, out_per_row
+from specdec_hal.ops.enums import LogprobMode, Purpose
 from specdec_hal.ops.spec import AttrSpec, Relation
 
 _ROW_PARAMS = ("row_temperature", "row_top_p", "row_top_k", "row_min_p")
@@ -44,11 +44,12 @@ APPLY_PENALTIES = op(
 
 _KEPT = """
     Temperature not above 0: the argmax alone is kept [#greedy]. Otherwise masses follow section 0 (a logit equal to
-    the row's maximum has t = 0 exactly, so it has mass 2^40 even if the maximum is inf) [#maximum]. Kept are: the
-    row_top_k largest logits (0 = all), equal logits by ascending id [#top-k]; then, in order of (logit descending, id
-    ascending), the smallest prefix whose mass reaches top_p (NaN: 1) of the kept total [#top-p]; then those with
-    mass >= min_p of the largest [#min-p]. At least one token always survives [#survivor]; -inf logits have mass 0 and
-    are never drawn [#forbidden].
+    the row's maximum has t = 0 exactly, so it has mass 2^40 even if the maximum is inf) [#maximum]. Where 0 < row_top_k
+    < V, row_top_p < 1 or row_min_p > 0 (NaN: 1), the row has a filter [#filter], and kept are: the row_top_k largest
+    logits (0 = all), equal logits by ascending id [#top-k]; then, in order of (logit descending, id ascending), the
+    smallest prefix whose mass reaches top_p (NaN: 1) of the total that top_k keeps, without top_k of the total by
+    chunks [#top-p], and everything if no prefix reaches it [#unreached]; then those with mass >= min_p of the largest
+    [#min-p]. At least one token always survives [#survivor]; -inf logits have mass 0 and are never drawn [#forbidden].
 """
 
 SAMPLE_TARGET = op(
@@ -56,14 +57,27 @@ SAMPLE_TARGET = op(
     3,
     "Draw the target model's token for every output row, or a proposer's draft.",
     f"""{_KEPT}
-    The draw is section 0's, with the row's seed and position, over the kept set in ascending id order [#draw], and with
-    the given purpose: SAMPLE for tokens of the target model, DRAFT for drafts that strategy REJECTION judges, whose
-    tests must not depend on how they were drawn [#purpose]. A row of all -inf, or with any NaN, gives -1 [#undefined];
-    so do tail rows (position < 0) [#tail].
+    The draw has the row's seed and position. In a row with a filter it is section 0's over the kept set in ascending
+    id order [#draw]; without one r = high64(U64 * the row's total), the chunk is the first whose inclusive sum of S
+    exceeds r [#chunk-draw], and the token the first in it with (inclusive prefix sum of M) * W >> 40 > r - (sum of S
+    before the chunk) [#inner-draw]. The purpose is SAMPLE for tokens of the target model, DRAFT for drafts that
+    strategy REJECTION judges, whose tests must not depend on how they were drawn [#purpose]. A row of all -inf, or
+    with any NaN, gives -1 [#undefined]; so do tail rows (position < 0) [#tail].
+
+    logprobs is the natural logarithm of the token's probability. RAW: that of `token_logprobs` for this row and token
+    [#raw]. PROCESSED: ((logit - row_max) * (1 / temperature)) - ln(total of the draw / 2^40), three float32 operations,
+    the product 0 where the two are equal, and 0 for temperatures not above 0 [#processed]. ranks, in either mode: the
+    number of the row's entries >= the token's [#rank]. In rows that give -1: the lowest float32 and -1 [#no-logprob],
+    in tail rows 0.0 and -1 [#logprob-tail].
     """,
     inp("logits", *_ROW_PARAMS, "row_seed", "position"),
     out("target_tokens"),
-    attrs=(AttrSpec("purpose", Purpose, "What the random numbers are drawn for.", Purpose.SAMPLE),),
+    out_per_row("logprobs", "Natural-log probability of the row's token, at least the lowest float32; 0 in the tail."),
+    out_per_row("ranks", "Entries of the row at least as large as its token; -1 in the tail and where undefined."),
+    attrs=(
+        AttrSpec("purpose", Purpose, "What the random numbers are drawn for.", Purpose.SAMPLE),
+        AttrSpec("logprob_mode", LogprobMode, "Which probabilities `logprobs` tells.", LogprobMode.RAW),
+    ),
 )
 
 PROCESSED_PROBS = op(
@@ -71,8 +85,9 @@ PROCESSED_PROBS = op(
     3,
     "The distribution that `sample_target` draws from: what strategy REJECTION takes as `target_probs`.",
     f"""{_KEPT}
-    probs = mass / kept total: both converted to float32 (round to nearest even), one IEEE division [#ratio]; 0 outside
-    the kept set, in tail rows (position < 0) [#tail] and in rows for which `sample_target` gives -1 [#undefined].
+    probs = mass relative to the row's maximum / total of the draw: both converted to float32 (round to nearest even),
+    one IEEE division [#ratio]; 0 outside the kept set, in tail rows (position < 0) [#tail] and in rows for which
+    `sample_target` gives -1 [#undefined].
     """,
     inp("logits", *_ROW_PARAMS, "position"),
     out("probs"),

@@ -26,6 +26,9 @@ enum class SlotAction : int32_t { kKeep = 0, kPrefill = 1, kWait = 2, kStop = 3 
 // What a random number is drawn for: the third word of the Philox counter (contracts, section 0).
 enum class Purpose : int32_t { kSample = 0, kAccept = 1, kResidual = 2, kCandidate = 3, kDraft = 4 };
 
+// Log-probabilities of RAW logits, at temperature 1 and without filters, or of the PROCESSED distribution.
+enum class LogprobMode : int32_t { kRaw = 0, kProcessed = 1 };
+
 // Largest extents of the contract's symbols that this package is made for.
 namespace served {
 constexpr int64_t kM = 8192;  // slots allocated (`max_num_seqs`)

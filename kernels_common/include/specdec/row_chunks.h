@@ -3,9 +3,7 @@
 // are no memory that anything else could see, and checked builds have nothing to look at.
 #pragma once
 
-#include "specdec/integers.h"
-#include "specdec/mass.h"
-#include "specdec/row_floats.h"
+#include "specdec/row_rules.h"
 #include "specdec/wide.h"
 
 namespace specdec {
@@ -135,14 +133,6 @@ struct FirstVisitor {
   SPECDEC_HD bool tile(const typename L::Bits* x, int64_t first, int count) {
     return visit_chunks<L>(*this, x, first, count);
   }
-};
-
-// Masses of a row's logits, given its largest.
-struct Softmax {
-  float row_max, inv_temperature;
-
-  SPECDEC_HD float t(float logit) const { return softmax_t(logit, row_max, inv_temperature); }
-  SPECDEC_HD uint64_t operator()(float logit) const { return exp2_mass(t(logit)); }
 };
 
 // Exponents of a chunk of logits, and numbers whose integer parts are their masses. Of logits at -inf the mass is 0.

@@ -33,17 +33,6 @@ SPECDEC_HD void row_candidates(Team& team, Row& row, Shared& s, int64_t count, f
   if (team.rank() == 0) sink.reached(reached > 0 ? reached : count);
 }
 
-// Log-probabilities of one row at temperature 1.
-struct RowLogprobs {
-  float row_max, ln_total;
-
-  SPECDEC_HD float of(float logit) const {
-    const float below = logit == row_max ? 0.0f : sub_rn(logit, row_max);
-    const float logprob = sub_rn(below, ln_total);
-    return logprob < -FLT_MAX ? -FLT_MAX : logprob;
-  }
-};
-
 template <class L>
 struct TotalRankVisitor {
   using Work = OwnWork<TotalRankVisitor>;

@@ -7,11 +7,6 @@
 
 namespace specdec {
 
-struct SamplingParams {
-  float temperature, top_p, min_p;
-  int32_t top_k;
-};
-
 // Buckets of equal width in t down to `floor`; the last takes what is below. A larger logit is never in a later bucket,
 // because rounding never reverses an order.
 struct SoftmaxGrid {
@@ -70,47 +65,22 @@ SPECDEC_HD SoftmaxGrid nucleus_grid(const Softmax& softmax, float top_p, int64_t
   return {softmax, deepest, div_rn(static_cast<float>(SoftmaxGrid::kLast), deepest)};
 }
 
-// The distribution that is drawn from: a token's mass is 0 outside the cut, and where it is below `least`.
-struct KeptMasses {
-  Softmax softmax;
-  Cut cut;
-  uint64_t least;
-
-  // Nothing is cut off the order.
-  SPECDEC_HD bool uncut() const { return cut.key == keep_all().key; }
-  // Nothing is cut off, and none is too light.
-  SPECDEC_HD bool everything() const { return uncut() && least == 0; }
-
-  // `mass`, or 0 if the token is not kept; without branches.
-  SPECDEC_HD uint64_t of(int32_t key, int64_t id, uint64_t mass) const {
-    const bool kept = (key > cut.key) | ((key == cut.key) & (id <= cut.id));
-    return mass & (uint64_t{0} - static_cast<uint64_t>(kept & (mass >= least)));
+// All bits for those of a chunk that a cut keeps; false if there are none.
+SPECDEC_HD bool inside_cut(const KeptMasses& kept, const Chunk& logit, int64_t first, Wide<uint32_t, kChunk>& inside) {
+  if (kept.uncut()) {
+    for (int j = 0; j < kChunk; ++j) inside[j] = ~0u;
+    return true;
   }
-
-  // Elements with a mass of `least` have a t above this: logarithms are above the line between powers of two, which the
-  // bits of a float are read as.
-  SPECDEC_HD float deepest() const {
-    const float bits = static_cast<float>(static_cast<int32_t>(f32_bits(u64_to_f32(least))));
-    return sub_rn(mul_rn(bits, 0x1p-23f), 127.0f + kMassBits + 0x1p-8f);
+  const float low = key_value(kept.cut.key);
+  const int last = static_cast<int>(clamp64(kept.cut.id - first, -1, kChunk));
+  uint32_t any = 0;
+  for (int j = 0; j < kChunk; ++j) {
+    const uint32_t above = static_cast<uint32_t>(logit[j] > low), at = static_cast<uint32_t>(logit[j] == low);
+    inside[j] = 0u - (above | (at & static_cast<uint32_t>(j <= last)));
+    any |= inside[j];
   }
-
-  // All bits for those of a chunk that the cut keeps; false if there are none.
-  SPECDEC_HD bool inside_cut(const Chunk& logit, int64_t first, Wide<uint32_t, kChunk>& inside) const {
-    if (uncut()) {
-      for (int j = 0; j < kChunk; ++j) inside[j] = ~0u;
-      return true;
-    }
-    const float low = key_value(cut.key);
-    const int last = static_cast<int>(clamp64(cut.id - first, -1, kChunk));
-    uint32_t any = 0;
-    for (int j = 0; j < kChunk; ++j) {
-      const uint32_t above = static_cast<uint32_t>(logit[j] > low), at = static_cast<uint32_t>(logit[j] == low);
-      inside[j] = 0u - (above | (at & static_cast<uint32_t>(j <= last)));
-      any |= inside[j];
-    }
-    return any != 0;
-  }
-};
+  return any != 0;
+}
 
 // Loads the masses of a chunk that are kept, 0 for the others; false if there are none, and then all of it is void.
 SPECDEC_HD bool load_kept(const KeptMasses& kept, const Chunk& logit, int64_t first, SoftmaxChunk& chunk) {
@@ -119,7 +89,7 @@ SPECDEC_HD bool load_kept(const KeptMasses& kept, const Chunk& logit, int64_t fi
     return true;
   }
   Wide<uint32_t, kChunk> inside;
-  if (!kept.inside_cut(logit, first, inside)) return false;
+  if (!inside_cut(kept, logit, first, inside)) return false;
   chunk.load_t(kept.softmax, logit);
   const float least = u64_to_f32(kept.least);  // exact: 24 bits
   if (kept.least > 0) {
@@ -212,7 +182,7 @@ struct KeptSumVisitor {
       }
       // Most chunks have none that is heavy enough, or few.
       Wide<uint32_t, kChunk> inside;
-      if (!of.inside_cut(logit, first, inside)) return true;
+      if (!inside_cut(of, logit, first, inside)) return true;
       masses.load_t(of.softmax, logit);
       const float deepest = of.deepest();
       for (int half = 0; half < kChunk; half += kLanes) {
@@ -308,22 +278,6 @@ SPECDEC_HD KeptTotal kept_total(Team& team, const Shared& s, int turn) {
     sums.total += s.rank_mass[turn][r];
   }
   return sums;
-}
-
-// Which of a row's elements the sampling parameters cut off.
-struct Filters {
-  bool by_count, by_mass;
-  uint64_t least;
-
-  SPECDEC_HD Filters(const SamplingParams& params, int64_t size)
-      : by_count(params.top_k > 0 && params.top_k < size),
-        by_mass(params.top_p < 1.0f),
-        least(threshold(params.min_p, kMassOne)) {}
-};
-
-SPECDEC_HD uint64_t nucleus(float top_p, uint64_t total) {
-  const uint64_t need = threshold(top_p, total);
-  return need > 0 ? need : 1;
 }
 
 // Cuts the order of a row by top_k and top_p. Returns what each rank keeps.
@@ -437,8 +391,6 @@ SPECDEC_HD bool list_row(Team& team, Row& row, Shared& s, const SamplingParams& 
   list_first<L>(team, row, s, keep_none(), params.top_k, logit_grid(top));
   return true;
 }
-
-SPECDEC_HD bool has_distribution(int32_t top) { return top != kKeyNan && top != -kKeyInf; }
 
 // Draws the row's token. Exactly one rank gets it and calls sink.token(); -1 comes from rank 0. `params` and `seed` are
 // not read before the team's first sync, so rank 0 may still be fetching them for all.

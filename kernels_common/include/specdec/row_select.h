@@ -19,18 +19,6 @@ constexpr int kRoom = 2 * kListed;  // it has room for, since a guess at its len
 
 constexpr int kBlock = 16;  // buckets looked at together
 
-// A cut in the order of a row: kept are all larger keys, and of those equal the ids up to `id`.
-struct Cut {
-  int32_t key;
-  int64_t id;
-
-  SPECDEC_HD bool keeps(int32_t other, int64_t other_id) const {
-    return other > key || (other == key && other_id <= id);
-  }
-};
-SPECDEC_HD Cut keep_none() { return {kKeyNan, -1}; }  // of a row without NaN
-SPECDEC_HD Cut keep_all() { return {-kKeyNan, 0}; }
-
 // Keys in buckets of 2^shift, from `top` down; the outer buckets take what lies beyond.
 struct KeyGrid {
   int32_t top;

@@ -16,9 +16,12 @@ struct SampleTargetArgs {
   const int64_t* row_seed;  // [R_cap]
   const int64_t* position;  // [R_cap]
   int64_t* target_tokens;  // [R_cap]
+  float* logprobs;  // [R_cap], may be null
+  int64_t* ranks;  // [R_cap], may be null
   FloatType logits_type;
   int64_t R_cap, V;
   Purpose purpose;
+  LogprobMode logprob_mode;
 };
 
 // clang-format off
@@ -26,7 +29,7 @@ namespace detail::sample_target {
 struct Tables {
   using Args = SampleTargetArgs;
   enum : int { R_cap, V };
-  enum : int { purpose };
+  enum : int { purpose, logprob_mode };
   static constexpr SymbolInfo symbols[] = {
       {"R_cap", 0, INT64_MAX, offsetof(Args, R_cap)},
       {"V", 1, 16777215, offsetof(Args, V)},
@@ -41,9 +44,12 @@ struct Tables {
       OperandInfo{"row_seed", Cell::kInt64, Access::kRead, offsetof(Args, row_seed), {{R_cap}}},
       OperandInfo{"position", Cell::kInt64, Access::kRead, offsetof(Args, position), {{R_cap}}},
       OperandInfo{"target_tokens", Cell::kInt64, Access::kWrite, offsetof(Args, target_tokens), {{R_cap}}},
+      OperandInfo{"logprobs", Cell::kFloat32, Access::kWrite, offsetof(Args, logprobs), {{R_cap}}}.or_null(),
+      OperandInfo{"ranks", Cell::kInt64, Access::kWrite, offsetof(Args, ranks), {{R_cap}}}.or_null(),
   };
   static constexpr AttributeInfo attributes[] = {
       {"purpose", 0, 4, offsetof(Args, purpose), 4},
+      {"logprob_mode", 0, 1, offsetof(Args, logprob_mode), 4},
   };
   static constexpr List<Order> symbol_orders = {};
   static constexpr List<Order> attribute_orders = {};

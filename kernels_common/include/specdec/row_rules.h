@@ -1,0 +1,162 @@
+// The rules of a row of logits (contract, sections 0 and 3), each written once: the order of its elements, masses by
+// chunks, what sampling parameters keep, the draw, log-probabilities. Kernels decide who looks at what, and call these.
+//
+// A row is read once: chunk by chunk, a ChunkSum each. These together give the largest logit m, the total and the chunk
+// that a draw falls into; only that chunk is looked at again. Where a filter applies, what is kept is decided and drawn
+// by masses relative to m (Softmax), in the order that Cut cuts.
+#pragma once
+
+#include "specdec/draw.h"
+#include "specdec/integers.h"
+#include "specdec/log2.h"
+#include "specdec/mass.h"
+#include "specdec/row_floats.h"
+
+namespace specdec {
+
+// ---- Order: value descending, equal values (-0 and +0 too) by ascending id. Values are compared as order_key().
+
+// A cut in the order of a row: kept are all larger keys, and of those equal the ids up to `id`.
+struct Cut {
+  int32_t key;
+  int64_t id;
+
+  SPECDEC_HD bool keeps(int32_t other, int64_t other_id) const {
+    return (other > key) | ((other == key) & (other_id <= id));
+  }
+};
+SPECDEC_HD Cut keep_none() { return {kKeyNan, -1}; }  // of a row without NaN
+SPECDEC_HD Cut keep_all() { return {-kKeyNan, 0}; }
+
+// Whether a row has tokens to draw, by its largest key: no NaN, and not all of it -inf.
+SPECDEC_HD bool has_distribution(int32_t top) { return top != kKeyNan && top != -kKeyInf; }
+
+// ---- Masses.
+
+// Masses relative to `row_max`, the largest logit of a row or of a chunk.
+struct Softmax {
+  float row_max, inv_temperature;
+
+  SPECDEC_HD float t(float logit) const { return softmax_t(logit, row_max, inv_temperature); }
+  SPECDEC_HD uint64_t operator()(float logit) const { return exp2_mass(t(logit)); }
+};
+
+// Of a temperature above 0.
+SPECDEC_HD float inverse_temperature(float temperature) { return div_rn(1.0f, temperature); }
+
+// ---- Chunks: ids [c * kChunkIds, (c + 1) * kChunkIds) of a row; the last may be shorter.
+
+constexpr int kChunkBits = 10;
+constexpr int kChunkIds = 1 << kChunkBits;
+
+SPECDEC_HD int64_t chunk_count(int64_t ids) { return (ids + kChunkIds - 1) >> kChunkBits; }
+
+// What one read of a chunk leaves: m_c, its largest logit, and the sum of its elements' masses relative to m_c; at most
+// 2^50. Elements beyond the row's end may be counted as -inf: beside a larger logit they have no mass, and the mass of
+// a chunk that has nothing but -inf does not count.
+struct ChunkSum {
+  float top;
+  uint64_t mass;
+};
+
+// floor(mass * weight / 2^40), for products below 2^104.
+SPECDEC_HD uint64_t mass_product(uint64_t mass, uint64_t weight) {
+  return mulhi64(mass, weight) << (64 - kMassBits) | (mass * weight) >> kMassBits;
+}
+
+// W_c: what the largest logit of a chunk weighs in the row whose softmax this is; 2^40 for the chunk that holds the
+// row's largest, 0 for one of -inf.
+SPECDEC_HD uint64_t chunk_weight(const Softmax& row, float chunk_top) { return row(chunk_top); }
+
+// S_c: a chunk's share of the row's total, which is the sum of them.
+SPECDEC_HD uint64_t chunk_share(const Softmax& row, const ChunkSum& sum) {
+  return mass_product(sum.mass, chunk_weight(row, sum.top));
+}
+
+// A draw without filters: the first chunk whose inclusive sum of shares exceeds draw_point(random, total); in it, with
+// `rest` the point less the sum before, the first element for which this holds of the chunk's masses up to and with it.
+// The last element's prefix is the chunk's, so there is one.
+SPECDEC_HD bool draw_reached(uint64_t prefix, uint64_t weight, uint64_t rest) {
+  return mass_product(prefix, weight) > rest;
+}
+
+// ---- Filters. Without one the total and the draw are those of the chunks; temperature 0 keeps the first of the
+// largest alone.
+
+struct SamplingParams {
+  float temperature, top_p, min_p;
+  int32_t top_k;
+};
+
+// Temperatures that are not above 0, NaN too.
+SPECDEC_HD bool is_greedy(const SamplingParams& params) { return !(params.temperature > 0.0f); }
+
+struct Filters {
+  bool by_count;  // top_k: the first of the row's order
+  bool by_mass;  // top_p: of these the smallest prefix that reaches nucleus(); none for NaN
+  bool by_weight;  // min_p: of these the elements with a mass of at least `least`; NaN counts as 1
+  uint64_t least;
+
+  SPECDEC_HD Filters(const SamplingParams& params, int64_t size)
+      : by_count(params.top_k > 0 && params.top_k < size),
+        by_mass(params.top_p < 1.0f),
+        by_weight(!(params.min_p <= 0.0f)),
+        least(threshold(params.min_p, kMassOne)) {}
+
+  SPECDEC_HD bool any() const { return by_count | by_mass | by_weight; }
+};
+
+// What the prefix that top_p keeps has to reach; one that falls short of it keeps everything. `total`: of what top_k
+// keeps, the sum of its masses; without top_k that of the chunks.
+SPECDEC_HD uint64_t nucleus(float top_p, uint64_t total) {
+  const uint64_t need = threshold(top_p, total);
+  return need > 0 ? need : 1;
+}
+
+// The distribution that is drawn from: an element's mass is 0 outside the cut, and where it is below `least`. The total
+// of what filters keep is the sum of these masses; the draw is that of draw.h over all ids.
+struct KeptMasses {
+  Softmax softmax;
+  Cut cut;
+  uint64_t least;
+
+  // Nothing is cut off the order.
+  SPECDEC_HD bool uncut() const { return cut.key == keep_all().key; }
+  // No smaller logit is kept.
+  SPECDEC_HD float lowest() const { return key_value(uncut() ? -kKeyInf : cut.key); }
+  // Nothing is cut off, and none is too light.
+  SPECDEC_HD bool everything() const { return uncut() && least == 0; }
+
+  // `mass`, or 0 if the element is not kept; without branches.
+  SPECDEC_HD uint64_t of(int32_t key, int64_t id, uint64_t mass) const {
+    return mass & (uint64_t{0} - static_cast<uint64_t>(cut.keeps(key, id) & (mass >= least)));
+  }
+
+  // Elements with a mass of `least` have a t above this: logarithms are above the line between powers of two, which the
+  // bits of a float are read as. The rest makes up for the rounding of t and of the mass.
+  SPECDEC_HD float deepest() const {
+    const float bits = static_cast<float>(static_cast<int32_t>(f32_bits(u64_to_f32(least))));
+    return sub_rn(mul_rn(bits, 0x1p-23f), 127.0f + kMassBits + 0x1p-8f);
+  }
+};
+
+// ---- Log-probabilities. RAW: at temperature 1, the total that of the chunks. PROCESSED: at the row's own, the total
+// that of the draw; of a greedy row 0.
+
+constexpr float kLowestLogprob = -FLT_MAX;  // of -inf, and in a row without a distribution
+
+// Of one row.
+struct RowLogprobs {
+  float row_max, ln_total;
+  float inv_temperature = 1.0f;
+
+  SPECDEC_HD float of(float logit) const {
+    const float below = logit == row_max ? 0.0f : mul_rn(sub_rn(logit, row_max), inv_temperature);
+    const float logprob = sub_rn(below, ln_total);
+    return logprob < kLowestLogprob ? kLowestLogprob : logprob;
+  }
+};
+
+// A token's rank: the number of the row's elements that are >= its logit. Only chunks whose largest is have any.
+
+}  // namespace specdec
