@@ -2,8 +2,8 @@
 // of the first block, the leader.
 #pragma once
 
-#include "row_block.cuh"
-#include "specdec/row_sample.h"
+#include "row_part.cuh"
+#include "specdec/row_select.h"
 
 namespace specdec::cuda {
 
@@ -46,6 +46,11 @@ struct RowSearch {
   bool reached;
 };
 
+// Exponents t, high >= low: where a cut is presumed.
+struct Interval {
+  float high, low;
+};
+
 struct RowBoard {
   // Group maxima of the whole row, and a low value of each block.
   int32_t group_key[kRowGroups];
@@ -77,20 +82,27 @@ struct RowBoard {
   uint64_t copy_mass[kShort];
   Cut cut, drawn_cut;  // what is kept; the same as the warp of the drawn token knows it
   Weight kept;
-  uint64_t row_mass, kept_total;
+  uint64_t chunks_total, row_mass, kept_total, draw_total;
 
   float scan_mass[kRowWarps], scan_variance[kRowWarps];
   float target, margin;
-  int guess_stride, guess_first, guess_last;
+  int guess_first, guess_last;
+  Interval interval;
 
   int list_begin[kRowWarps + 1];  // where the warps' lists lie
   uint32_t listed[kRowWarps];     // elements in them
-  uint64_t stretch_mass[kRowWarps][kStretches + 1];
+  // The warps' chunks. Where sums were not asked for, the largest logits are not known: +inf.
+  float chunk_top[kRowWarps][kMostStripes];
+  uint64_t chunk_mass[kRowWarps][kMostStripes];
+  uint64_t stripe_mass[kRowWarps][kMostStripes];  // kept masses of their stripes
 
   uint16_t owner[kRowThreads];
   int owners;
-  int drawn_warp, drawn_first, drawn_last;
+  int drawn_warp;
   uint64_t drawn_point;
+  ChunkSum drawn_chunk;
+  int drawn_id;       // its first
+  float drawn_logit;  // of the row's token
   uint64_t warp_part[kRowWarps];
 };
 
@@ -130,6 +142,16 @@ __device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key, float 
   int32_t top = s.group_key[lane_id()];
 #pragma unroll
   for (int i = static_cast<int>(lane_id()) + 32; i < kRowGroups; i += 32) top = max(top, s.group_key[i]);
+  return __reduce_max_sync(kAllLanes, top);
+}
+
+// The same where nothing but the largest is asked for, and all lanes of a warp have theirs.
+__device__ __forceinline__ int32_t meet_warps(RowBoard& s, int32_t own_key) {
+  Cluster::wait();
+  publish(s.group_key, own_key);
+  Cluster::sync();
+  int32_t top = -kKeyInf;
+  for (int i = static_cast<int>(lane_id()); i < Cluster::size() * kRowWarps; i += 32) top = max(top, s.group_key[i]);
   return __reduce_max_sync(kAllLanes, top);
 }
 
