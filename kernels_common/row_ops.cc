@@ -1,6 +1,6 @@
 // The rules of one row over whole ops. The numbers of a Split: `ranks`, the threads that share a row as the cores of a
-// cluster do; `tile`, the elements each of them sees at a time; `window`, the tokens that apply_penalties tallies at a
-// time.
+// cluster do; for apply_penalties also `tile`, the elements each of them sees at a time, and `window`, the tokens that are
+// tallied at a time.
 #include <pthread.h>
 #include <tvm/ffi/function.h>
 
@@ -11,8 +11,8 @@
 
 #include "serial_op.h"
 #include "specdec/penalty_tile.h"
-#include "specdec/row_list.h"
-#include "specdec/row_sample.h"
+#include "specdec/row_draw.h"
+#include "specdec/row_lists.h"
 #include "specdec_ffi/operands.h"
 #include "specdec_ops/apply_penalties.h"
 #include "specdec_ops/processed_probs.h"
@@ -27,6 +27,8 @@ using ffi::Operands;
 using ffi::TensorView;
 
 using Shared = RowShared<8>;
+
+constexpr Limit kChunks[] = {{"V", served::kV}};
 
 class Team {
  public:
@@ -67,21 +69,22 @@ void run_team(int64_t ranks, Body body) {
 template <class L>
 struct HostRow {
   const typename L::Bits* data;
-  int64_t count, begin, end, step;
+  int64_t count;
+  int first, last;
 
-  HostRow(const void* rows, int64_t row, int64_t width, int64_t tile, const Team& team)
+  HostRow(const void* rows, int64_t row, int64_t width, const Team& team)
       : data(static_cast<const typename L::Bits*>(rows) + row * width),
         count(width),
-        begin(rank_begin(width, team.rank(), team.size())),
-        end(rank_begin(width, team.rank() + 1, team.size())),
-        step(tile) {}
+        first(first_chunk(width, team.rank(), team.size())),
+        last(first_chunk(width, team.rank() + 1, team.size())) {}
 
   int64_t size() const { return count; }
-  template <class Visitor>
-  void visit(Visitor& v) {
-    for (int64_t at = begin; at < end; at += step) {
-      if (!v.tile(data + at, at, static_cast<int>(min64(step, end - at)))) return;
-    }
+  int begin() const { return first; }
+  int end() const { return last; }
+  const typename L::Bits* load(int c, int* n) const {
+    const int64_t at = int64_t{c} << kChunkBits;
+    *n = static_cast<int>(min64(kChunkIds, count - at));
+    return data + at;
   }
 };
 
@@ -92,44 +95,54 @@ SamplingParams params_of(const Args& a, int64_t r) {
 }
 
 struct TokenSink {
-  int64_t* out;
+  int64_t *out, *out_rank;
+  float* out_logprob;
+
   void token(int64_t id) { *out = id; }
+  void logprob(float value) { *out_logprob = value; }
+  void rank(int64_t value) { *out_rank = value; }
+  void nothing(float value) {
+    token(-1);
+    if (out_logprob != nullptr) logprob(value);
+    if (out_rank != nullptr) rank(-1);
+  }
 };
 
 void sample_target(const SampleTargetArgs& a, const Split& split) {
+  const AskedLogprob asked{a.logprobs != nullptr, a.ranks != nullptr, a.logprob_mode};
   with_float_type(a.logits_type, [&](auto kind) {
     using L = decltype(kind);
     run_team(split[0], [&](Team& team, Shared& shared) {
       int turn = 0;
       for (int64_t r = 0; r < a.R_cap; ++r) {
-        TokenSink sink{a.target_tokens + r};
+        TokenSink sink{a.target_tokens + r, asked.rank ? a.ranks + r : nullptr,
+                       asked.logprob ? a.logprobs + r : nullptr};
         if (a.position[r] < 0) {
-          if (team.rank() == 0) sink.token(-1);
+          if (team.rank() == 0) sink.nothing(0.0f);
           continue;
         }
-        HostRow<L> row(a.logits, r, a.V, split[1], team);
-        sample_row<L>(team, row, shared, turn ^= 1, params_of(a, r), a.row_seed[r], a.position[r], a.purpose, sink);
+        HostRow<L> row(a.logits, r, a.V, team);
+        const RowSeed seed{a.row_seed[r], a.position[r], a.purpose};
+        sample_row<L>(team, row, shared, turn ^= 1, params_of(a, r), seed, asked, sink);
       }
     });
   });
 }
-SPECDEC_OP(sample_target, kUnlimited)
+SPECDEC_OP(sample_target, kChunks)
 
-// The first id of a row whose inclusive prefix sum of masses exceeds a point, for points of one's own choice.
-void row_draw(TensorView logits, TensorView points, TensorView found, int64_t tile) {
+// The ids that an unfiltered row at temperature 1 gives for points of one's own choice.
+void row_draw(TensorView logits, TensorView points, TensorView found) {
   Operands op("row_draw");
   const int64_t v = op.extent(logits, 0), count = op.extent(points, 0);
   const auto* data = op.data<float>("logits", logits, {v});
   const auto* wanted = op.data<uint64_t>("points", points, {count});
   auto* out = op.data<int64_t>("found", found, {count});
   run_team(1, [&](Team& team, Shared& shared) {
-    HostRow<Float32> row(data, 0, v, tile, team);
-    const Softmax softmax{key_value(row_top<Float32>(team, row, shared, 0).key), 1.0f};
-    for (int64_t i = 0; i < count; ++i) {
-      DrawVisitor<Float32> draw{{softmax, keep_all(), 0}, wanted[i], 0, -1};
-      row.visit(draw);
-      out[i] = draw.found;
-    }
+    HostRow<Float32> row(data, 0, v, team);
+    const RowTop top = read_row<Float32>(team, row, shared, 0, 1.0f, NothingElse{});
+    RowDraw from;
+    filtered_row<Float32>(team, row, shared, 0, {1.0f, 1.0f, 0.0f, 0}, top, true, &from);
+    for (int64_t i = 0; i < count; ++i) out[i] = draw_row<Float32>(team, row, shared, from, wanted[i]).id;
   });
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(row_draw, row_draw)
@@ -137,7 +150,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(row_draw, row_draw)
 struct ProbsSink {
   float* out;
 
-  void append(const Chunk& values, int count) {
+  void append(const Block& values, int count) {
     std::memcpy(out, values.at, sizeof(float) * static_cast<size_t>(count));
     out += count;
   }
@@ -149,15 +162,16 @@ void processed_probs(const ProcessedProbsArgs& a, const Split& split) {
     run_team(split[0], [&](Team& team, Shared& shared) {
       int turn = 0;
       for (int64_t r = 0; r < a.R_cap; ++r) {
-        HostRow<L> row(a.logits, r, a.V, split[1], team);
-        ProbsSink sink{a.probs + r * a.V + row.begin};
+        HostRow<L> row(a.logits, r, a.V, team);
+        const int64_t begin = int64_t{row.begin()} << kChunkBits, end = min64(int64_t{row.end()} << kChunkBits, a.V);
+        ProbsSink sink{a.probs + r * a.V + begin};
         if (a.position[r] >= 0 && row_probs<L>(team, row, shared, turn ^= 1, params_of(a, r), sink)) continue;
-        for (int64_t i = row.begin; i < row.end; ++i) a.probs[r * a.V + i] = 0.0f;
+        for (int64_t i = begin; i < end; ++i) a.probs[r * a.V + i] = 0.0f;
       }
     });
   });
 }
-SPECDEC_OP(processed_probs, kUnlimited)
+SPECDEC_OP(processed_probs, kChunks)
 
 struct CandidateSink {
   float* scores;
@@ -172,6 +186,7 @@ struct CandidateSink {
 
 void top_p_candidates(const TopPCandidatesArgs& a, const Split& split) {
   run_team(split[0], [&](Team& team, Shared& shared) {
+    int turn = 0;
     for (int64_t r = 0; r < a.R_cap; ++r) {
       CandidateSink sink{a.candidate_scores + r * a.C, a.candidate_ids + r * a.C, a.candidate_lens + r};
       const int64_t b = a.batch_id_per_token_output[r];
@@ -181,12 +196,12 @@ void top_p_candidates(const TopPCandidatesArgs& a, const Split& split) {
         sink.reached(0);
         continue;
       }
-      HostRow<Probability> row(a.probs, r, a.V, split[1], team);
-      row_candidates(team, row, shared, a.C, a.top_p[b], sink);
+      HostRow<Probability> row(a.probs, r, a.V, team);
+      row_candidates(team, row, shared, turn ^= 1, a.C, a.top_p[b], sink);
     }
   });
 }
-SPECDEC_OP(top_p_candidates, kUnlimited)
+SPECDEC_OP(top_p_candidates, kChunks)
 
 // Fills one entry, which is the tail's to begin with; column 0 holds the chosen token before.
 struct LogprobSink {
@@ -220,13 +235,13 @@ void token_logprobs(const TokenLogprobsArgs& a, const Split& split) {
           *sink.rank = -1;
         }
         if (!computed) continue;
-        HostRow<L> row(a.logits, r, a.V, split[1], team);
+        HostRow<L> row(a.logits, r, a.V, team);
         row_logprobs<L>(team, row, shared, turn ^= 1, L::widen(row.data[token]), a.N - 1, sink);
       }
     });
   });
 }
-SPECDEC_OP(token_logprobs, kUnlimited)
+SPECDEC_OP(token_logprobs, kChunks)
 
 struct HostTable {
   std::vector<int32_t> tallies;
@@ -303,10 +318,10 @@ void apply_penalties(const ApplyPenaltiesArgs& a, const Split& split) {
             }
             team.sync();
           } else {
-            HostHistory history{text, drafts, rank_begin(bounds.end, team.rank(), team.size()),
-                                rank_begin(bounds.end, team.rank() + 1, team.size()), tile};
+            HostHistory history{text, drafts, rank_tokens(bounds.end, team.rank(), team.size()),
+                                rank_tokens(bounds.end, team.rank() + 1, team.size()), tile};
             std::vector<int32_t> list(static_cast<size_t>(tile));
-            const bool list_holds = rank_begin(bounds.end, 1, team.size()) + a.S <= tile;
+            const bool list_holds = rank_tokens(bounds.end, 1, team.size()) + a.S <= tile;
             penalize_rows(team, table, window, a.V, history, bounds.prompt_end, params, mine, values, drafts,
                           list.data(), static_cast<int>(tile), list_holds);
           }

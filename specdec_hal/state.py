@@ -51,7 +51,15 @@ REQUEST = (
 """What a request asks for, by slot: written when a request takes the slot."""
 SCHEDULE = ("slot_actions", "chunk_lens", "chunk_starts", "chunk_step_idx", "block_tables")
 """What the scheduler decides for a step."""
-REPORT = ("accept_tokens", "accept_num", "stop_flags", "limit_status", "cu_seqlens_q", "ids_remove_padding")
+REPORT = (
+    "accept_tokens",
+    "accept_num",
+    "stop_flags",
+    "limit_status",
+    "cu_seqlens_q",
+    "cu_seqlens_q_output",
+    "ids_remove_padding",
+)
 """What the host learns of a step."""
 _ELSEWHERE = (
     "reset_slots",

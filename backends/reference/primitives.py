@@ -252,7 +252,8 @@ def mass_ratio(mass: ArrayLike, total: ArrayLike) -> F32:
         float32 [...].
     """
     n = np.asarray(total, np.uint64).astype(np.float32)
-    return np.asarray(np.asarray(mass, np.uint64).astype(np.float32) / np.where(n > 0, n, np.float32(np.inf)))
+    part = np.asarray(mass, np.uint64).astype(np.float32)
+    return np.asarray(part / np.where(n > 0, n, np.float32(np.inf)))
 
 
 # Masses of a row ------------------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-// A cluster as a team that shares a row (see specdec/row_select.h): its cores stream their parts of the row from global
-// memory, and publish what they find in SM.
+// A cluster as a team that shares a row (see specdec/row_team.h): its cores bring their chunks of the row to local memory,
+// one at a time, and publish what they find in SM.
 #pragma once
 
 #include "tiles.h"
 
-#include "specdec/row_select.h"
+#include "op.h"
+#include "specdec/row_team.h"
 
 namespace specdec {
 
@@ -20,38 +21,44 @@ struct ClusterTeam {
   }
 };
 
-// This core's part of a row. A part that fits the tile is fetched once.
+// This core's chunks of a row. A single one is fetched once.
 template <class L>
 class GmRow {
  public:
   using Bits = typename L::Bits;
-  static constexpr int64_t kTile = 1024;
 
   __device__ GmRow(const Bits* gm, int64_t size)
       : gm_(gm),
         size_(size),
-        begin_(rank_begin(size, core_id(), core_num())),
-        end_(rank_begin(size, core_id() + 1, core_num())),
+        begin_(first_chunk(size, core_id(), core_num())),
+        end_(first_chunk(size, core_id() + 1, core_num())),
         held_(-1) {}
 
   __device__ int64_t size() const { return size_; }
-  __device__ int64_t begin() const { return begin_; }
-  __device__ int64_t end() const { return end_; }
+  __device__ int begin() const { return begin_; }
+  __device__ int end() const { return end_; }
+  // This core's elements in its chunks, and the first of them.
+  __device__ int64_t first() const { return min64(int64_t{begin_} << kChunkBits, size_); }
+  __device__ int64_t count() const { return min64(int64_t{end_} << kChunkBits, size_) - first(); }
 
-  template <class Visitor>
-  __device__ void visit(Visitor& v) {
-    for (int64_t at = begin_; at < end_; at += kTile) {
-      const int64_t count = min64(kTile, end_ - at);
-      if (at != held_) GM2LM(gm_ + at, tile_, count * static_cast<int64_t>(sizeof(Bits)));
-      held_ = at;
-      if (!v.tile(tile_, at, static_cast<int>(count))) return;
-    }
+  __device__ const Bits* load(int c, int* count) {
+    const int64_t at = int64_t{c} << kChunkBits, left = min64(kChunkIds, size_ - at);
+    if (c != held_) GM2LM(gm_ + at, tile_, left * static_cast<int64_t>(sizeof(Bits)));
+    held_ = c;
+    *count = static_cast<int>(left);
+    return tile_;
   }
 
  private:
   const Bits* gm_;
-  int64_t size_, begin_, end_, held_;
-  __simd__ Bits tile_[kTile];
+  int64_t size_;
+  int begin_, end_, held_;
+  __simd__ Bits tile_[kChunkIds];
 };
 
+namespace xpu {
+
+constexpr Limit kRowLimits[] = {{"V", served::kV}};
+
+}  // namespace xpu
 }  // namespace specdec

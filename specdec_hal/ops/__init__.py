@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.ops import draft_model, ngram, output, phases, sampling, schedule, step_index, verify
-from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
+from specdec_hal.ops.enums import AcceptPolicy, LogprobMode, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
 from specdec_hal.ops.spec import OpSpec
 from specdec_hal.suggest import did_you_mean
 
@@ -34,6 +34,7 @@ def get_op(name: str) -> OpSpec:
 __all__ = [
     "OPS",
     "AcceptPolicy",
+    "LogprobMode",
     "MatchPolicy",
     "OpSpec",
     "Purpose",

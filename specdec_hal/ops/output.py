@@ -26,15 +26,13 @@ TOKEN_LOGPROBS = op(
     7,
     "Log-probability and rank of each accepted token, with the top N-1 of its row.",
     """
-    Column 0 is the chosen token, then the top N-1, logit descending, equal logits by ascending id [#columns].
-    logprob = (logit -
-    row_max) - ln(total / 2^40), section 0's total by chunks at temperature 1, the difference 0 where the two are equal,
-    the logarithm section 0's integer one [#logprob]; -inf is clipped to the lowest float32 [#clipped]. rank = number of entries >= the
-    chosen one [#rank]. Only cu_batch_token_offset[B] entries are computed; the tail [#tail], and entries whose row or
-    token is out of range [#out-of-range], get id -1, 0.0, -1. A row without a distribution (NaN, or all -inf) gives
-    the chosen id, -1 for the others, the lowest float32 and rank -1 [#undefined]. N == 1 does no top-k work
-    [#one-column]. Modes `raw` and `processed` are the runner's choice of which
-    logits it passes.
+    Column 0 is the chosen token, then the top N-1, logit descending, equal logits by ascending id [#columns]. logprob =
+    (logit - row_max) - ln(total / 2^40), section 0's total by chunks at temperature 1, the difference 0 where the two
+    are equal, the logarithm section 0's integer one [#logprob]; -inf is clipped to the lowest float32 [#clipped]. rank
+    = number of entries >= the chosen one [#rank]. Only cu_batch_token_offset[B] entries are computed; the tail [#tail],
+    and entries whose row or token is out of range [#out-of-range], get id -1, 0.0, -1. A row without a distribution
+    (NaN, or all -inf) gives the chosen id, -1 for the others, the lowest float32 and rank -1 [#undefined]. N == 1 does
+    no top-k work [#one-column]. Modes `raw` and `processed` are the runner's choice of which logits it passes.
     """,
     inp("logits", "rows", "token_ids", "cu_batch_token_offset"),
     out("ids", "logprobs", "ranks"),

@@ -57,12 +57,12 @@ SAMPLE_TARGET = op(
     3,
     "Draw the target model's token for every output row, or a proposer's draft.",
     f"""{_KEPT}
-    The draw has the row's seed and position. In a row with a filter it is section 0's over the kept set in ascending id
-    order [#draw]; without one r = high64(U64 * the row's total), the chunk is the first whose inclusive sum of S
+    The draw has the row's seed and position. In a row with a filter it is section 0's over the kept set in ascending
+    id order [#draw]; without one r = high64(U64 * the row's total), the chunk is the first whose inclusive sum of S
     exceeds r [#chunk-draw], and the token the first in it with (inclusive prefix sum of M) * W >> 40 > r - (sum of S
-    before the chunk) [#inner-draw]. The purpose is SAMPLE for tokens of the target model, DRAFT for drafts that strategy
-    REJECTION judges, whose tests must not depend on how they were drawn [#purpose]. A row of all -inf, or with any NaN,
-    gives -1 [#undefined]; so do tail rows (position < 0) [#tail].
+    before the chunk) [#inner-draw]. The purpose is SAMPLE for tokens of the target model, DRAFT for drafts that
+    strategy REJECTION judges, whose tests must not depend on how they were drawn [#purpose]. A row of all -inf, or
+    with any NaN, gives -1 [#undefined]; so do tail rows (position < 0) [#tail].
 
     logprobs is the natural logarithm of the token's probability. RAW: that of `token_logprobs` for this row and token
     [#raw]. PROCESSED: ((logit - row_max) * (1 / temperature)) - ln(total of the draw / 2^40), three float32 operations,

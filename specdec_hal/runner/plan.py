@@ -13,7 +13,7 @@ calls.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -29,7 +29,7 @@ from specdec_hal.proposers.protocol import Proposer, StepBounds, StepView
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.staging import Fetched, Outputs
+from specdec_hal.staging import Fetched, Field, Outputs
 from specdec_hal.state import DecodeState
 
 _log = logging.getLogger("specdec_hal")
@@ -272,7 +272,10 @@ class Planner:
                 calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
             calls.append(("penalties", bind("apply_penalties", logits)))
         calls.append(("sample", bind("build_sampling_params")))
-        judged_by = self._judge(logits, sizes, calls)
+        if self._sampling_tells(bucket.needs):
+            fields = {name: Field((rows,), state.field(name, A_cap=rows, N=1).dtype) for name in ("logprobs", "ranks")}
+            plan.logprobs = state.device.outputs(fields)
+        judged_by = self._judge(logits, sizes, calls, {} if plan.logprobs is None else plan.logprobs.tensors)
         calls.append((
             "verify",
             bind(
@@ -284,7 +287,7 @@ class Planner:
         ))  # fmt: skip
         if bucket.needs.thinking:
             calls.append(("verify", bind("limit_thinking", think_end_id=self.think_end_id)))
-        if bucket.needs.logprobs:
+        if bucket.needs.logprobs and plan.logprobs is None:
             plan.logprobs = self._logprobs(raw, bucket, calls)
         if bucket.needs.stops:
             calls.append(("verify", bind("set_stop_sequences")))
@@ -350,12 +353,23 @@ class Planner:
             self._buffers.extra[name] = self.state.allocate(name, **symbols)
         return self._buffers.extra[name]
 
-    def _judge(self, logits: Any, sizes: dict[str, int], calls: list[tuple[str, Call]]) -> dict[str, Any]:
-        """What the strategy compares drafts with, if the state does not hold it: arguments of verify_draft_tokens."""
+    def _sampling_tells(self, needs: Needs) -> bool:
+        """Whether `sample_target` can tell the log-probabilities: of emitted tokens alone, which all are their rows'
+        target tokens, from logits as the model gave them."""
+        judged_by_token = self.settings.verify_strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH)
+        return needs.logprobs == 1 and judged_by_token and not (needs.penalties or needs.thinking)
+
+    def _judge(
+        self, logits: Any, sizes: dict[str, int], calls: list[tuple[str, Call]], told: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What the strategy compares drafts with, if the state does not hold it: arguments of verify_draft_tokens.
+
+        `told`: outputs of `sample_target` for the log-probabilities of its tokens.
+        """
         backend, state, strategy, rows = self.backend, self.state, self.settings.verify_strategy, sizes["R_cap"]
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
             args = state.args("sample_target", sizes)
-            calls.append(("sample", backend.bind("sample_target", logits, **args)))
+            calls.append(("sample", backend.bind("sample_target", logits, **args, **told)))
             return {}
         vocabulary = self.model.config.vocab_size
         probs = self._extra("probs", V=vocabulary)[:rows]

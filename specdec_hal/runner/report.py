@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.staging import Arrays
 
 
 class StepReport:
-    """The values of :data:`specdec_hal.state.REPORT` behind one step, and its log-probabilities if it made any."""
+    """The values of :data:`specdec_hal.state.REPORT` behind one step, and its log-probabilities if it made any.
+
+    Those are what `token_logprobs` and `gather_accepted` wrote, or, by output row, `sample_target`.
+    """
 
     def __init__(self, values: Arrays, scores: Arrays | None) -> None:
         self.emitted, self.counts = values["accept_tokens"], values["accept_num"]
         """int64 [M, S] and int32 [M], as they came: valid until the next step is read."""
-        self.scores = scores
+        self.scores = scores if scores is None or "ids" in scores else by_token(values, scores)
         """ids [A_cap, N], logprobs [A_cap, N], ranks [A_cap] and cu_batch_token_offset [B + 1], as long; or None."""
         self._accepted: list[list[int]] = values["accept_tokens"].tolist()
         self.largest = int(values["accept_tokens"].max(initial=-1))
@@ -26,9 +31,9 @@ class StepReport:
         self._offsets: list[int] = values["cu_seqlens_q"].tolist()
         self._fed: list[int] = values["ids_remove_padding"][: self._offsets[-1], 0].tolist()
         self._scores: dict[str, Any] = {}
-        if scores is not None:
-            self._ends: list[int] = scores["cu_batch_token_offset"].tolist()
-            self._scores = {name: scores[name][: self._ends[-1]].tolist() for name in ("ids", "logprobs", "ranks")}
+        if self.scores is not None:
+            self._ends: list[int] = self.scores["cu_batch_token_offset"].tolist()
+            self._scores = {name: self.scores[name][: self._ends[-1]].tolist() for name in ("ids", "logprobs", "ranks")}
 
     def fed(self, slot: int) -> int:
         """Tokens that the slot gave the model."""
@@ -59,6 +64,21 @@ class StepReport:
         start = self._ends[slot]
         ids, values, ranks = (entries[start : start + count] for entries in self._scores.values())
         return TokenLogprobs.rows(ids, values, ranks, top)
+
+
+def by_token(values: Arrays, scores: Arrays) -> Arrays:
+    """`sample_target`'s log-probabilities of output rows as `token_logprobs` gives those of the accepted tokens."""
+    counts = values["accept_num"].astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    slot = np.repeat(np.arange(len(counts)), counts)
+    column = np.arange(offsets[-1]) - offsets[slot]
+    rows = values["cu_seqlens_q_output"][slot] + column
+    return {
+        "ids": values["accept_tokens"][slot, column][:, None],
+        "logprobs": scores["logprobs"][rows][:, None],
+        "ranks": scores["ranks"][rows],
+        "cu_batch_token_offset": offsets,
+    }
 
 
 class StepSink(Protocol):

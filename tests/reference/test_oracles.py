@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec_hal.ops import OPS
+from specdec_hal.ops import OPS, Purpose
 from specdec_hal.ops.generate import cases, generate
-from tests.support import exact, oracle_ngram, oracle_phases, oracle_rows, oracle_slots
+from tests.support import exact, oracle_ngram, oracle_phases, oracle_rows, oracle_slots, wide_rows
 from tests.support.running import assert_same, run
 
 ORACLES = {
@@ -17,6 +17,8 @@ ORACLES = {
     if hasattr(module, name)
 }
 INEXACT = ("apply_penalties", "token_logprobs")  # compared below: their oracles answer in other types
+CLOSE = {"rtol": 3e-7, "atol": 3e-7}
+"""Masses are good to 2^-22, their logarithm to 2^-30, and two float32 operations round."""
 COUNT = {"sample_target": 200, "processed_probs": 200, "apply_penalties": 200}  # slow oracles; 500 of the others
 
 
@@ -29,7 +31,30 @@ def test_every_op_has_an_oracle():
 def test_op(op, part):
     for options in list(cases(op, COUNT.get(op, 500)))[part::2]:
         inputs = generate(op, **options)
-        assert_same(run(op, inputs), ORACLES[op](inputs), options)
+        actual, expected = run(op, inputs), ORACLES[op](inputs)
+        if op == "sample_target":
+            compare_logprobs(actual, expected, options)
+        assert_same(actual, expected, options)
+
+
+def compare_logprobs(actual, expected, context):
+    """Those of `sample_target`, if there are any; takes them away."""
+    if "logprobs" in actual:
+        np.testing.assert_allclose(actual.pop("logprobs"), expected.pop("logprobs"), **CLOSE, err_msg=str(context))
+
+
+@pytest.mark.parametrize("style", ["smooth", "mostly -inf"])
+def test_rows_of_several_chunks(style):
+    some = 2
+    inputs = wide_rows.sampling(style, "float32", v=1100, seed=1, some=some)
+    few = [0, 1, *(some + wide_rows.ODD_PARAMS.index((t, 1, 0, 0)) for t in (1, 0.7))]
+    inputs = {name: value[few] if isinstance(value, np.ndarray) else value for name, value in inputs.items()}
+    inputs["purpose"] = Purpose.SAMPLE
+    actual, expected = run("sample_target", inputs), ORACLES["sample_target"](inputs)
+    compare_logprobs(actual, expected, style)
+    assert_same(actual, expected, style)
+    probs = wide_rows.probabilities(inputs)
+    assert_same(run("processed_probs", probs), ORACLES["processed_probs"](probs), style)
 
 
 def test_apply_penalties():
@@ -48,9 +73,8 @@ def test_token_logprobs():
         expected, actual = ORACLES["token_logprobs"](inputs), run("token_logprobs", inputs)
         for name in ("ids", "ranks"):
             np.testing.assert_array_equal(actual[name].reshape(-1), np.ravel(expected[name]), f"{name} {options}")
-        # The masses are good to 2^-22, their logarithm to 2^-30, and two float32 operations round.
         np.testing.assert_allclose(
-            actual["logprobs"].reshape(-1), np.ravel(expected["logprobs"]), rtol=3e-7, atol=3e-7, err_msg=str(options)
+            actual["logprobs"].reshape(-1), np.ravel(expected["logprobs"]), **CLOSE, err_msg=str(options)
         )
 
 

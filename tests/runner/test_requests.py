@@ -219,6 +219,43 @@ def test_logprobs_are_those_of_the_unpenalised_model() -> None:
         assert [id_ for id_, _ in entry.top] == np.argsort(-logits, kind="stable")[:3].tolist()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "params", "scored_apart"),
+    [
+        ("target_match", {"temperature": 0.8}, False),
+        ("greedy", {}, False),
+        ("target_match", {"temperature": 0.8, "repetition_penalty": 1.2}, True),
+        ("rejection", {"temperature": 0.8}, True),
+    ],
+)
+def test_sampling_tells_the_probabilities_of_its_tokens(
+    strategy: str, params: dict, scored_apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing but the token's is asked for, its row is not read again; the numbers are the same."""
+    bound: list[str] = []
+
+    def run(top: int) -> dict[str, RequestOutput]:
+        speculative = {"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy}
+        runner = make_runner(runner={"max_num_seqs": 2, "prefill_chunk": 3}, speculative=speculative)
+        bind = runner.backend.bind
+        monkeypatch.setattr(
+            runner.backend, "bind", lambda op, *args, **more: bound.append(op) or bind(op, *args, **more)
+        )
+        for name, prompt in (("a", [3, 4, 5] * 5), ("b", [7, 8]), ("c", [6, 5, 6, 5, 6])):
+            given = SamplingParams(seed=len(prompt), max_new_tokens=20, logprobs=top, **params)
+            runner.add_request(Request(name, prompt, given))
+        return runner.run()
+
+    scored = run(top=1)
+    assert "token_logprobs" in bound
+    bound.clear()
+    told = run(top=0)
+    assert ("token_logprobs" in bound) is scored_apart
+    for name, output in told.items():
+        assert output.token_ids == scored[name].token_ids
+        assert output.logprobs == tuple(entry._replace(top=()) for entry in scored[name].logprobs)
+
+
 def test_more_requests_than_slots_are_served_first_come_first_served() -> None:
     runner = make_runner(runner={"max_num_seqs": 2})
     finished: list[str] = []

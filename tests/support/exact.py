@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import accumulate
 
 import numpy as np
 
@@ -98,12 +99,37 @@ def part(fraction: float, total: int) -> int:
     return math.floor(f * 2**24) * total >> 24
 
 
-def softmax_masses(row: list[float], temperature: float) -> list[int]:
-    """Masses of exp((logit - max) / temperature)."""
-    top = max(row)
+def softmax_masses(row: list[float], temperature: float, top: float) -> list[int]:
+    """Masses of exp((logit - top) / temperature)."""
     inverse = div(1.0, temperature)
     ts = [0.0 if logit == top else mul(mul(sub(logit, top), inverse), LOG2E) for logit in row]
     return [int(m) for m in primitives.exp2_mass(np.array(ts, np.float32))]
+
+
+def chunk_parts(row: list[float], temperature: float) -> list[tuple[list[int], int]]:
+    """Of every 1,024 ids: running sums of their masses relative to the largest of them, and what that one weighs."""
+    parts = [row[at : at + 1024] for at in range(0, len(row), 1024)]
+    tops = [max(part) for part in parts]
+    weights = softmax_masses(tops, temperature, max(tops))
+    return [
+        (list(accumulate(softmax_masses(part, temperature, top))), weight)
+        for part, top, weight in zip(parts, tops, weights, strict=True)
+    ]
+
+
+def chunk_total(parts: list[tuple[list[int], int]]) -> int:
+    """The row's total mass."""
+    return sum(sums[-1] * weight >> 40 for sums, weight in parts)
+
+
+def draw_from_chunks(bits: int, parts: list[tuple[list[int], int]]) -> int:
+    """The id drawn from a row without filters."""
+    rest = bits * chunk_total(parts) >> 64
+    for chunk, (sums, weight) in enumerate(parts):
+        if sums[-1] * weight >> 40 > rest:
+            return 1024 * chunk + next(i for i, running in enumerate(sums) if running * weight >> 40 > rest)
+        rest -= sums[-1] * weight >> 40
+    raise AssertionError("a draw beyond the masses")
 
 
 def u32(seed: int, position: int, purpose: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from specdec_hal.ops import LogprobMode
 from tests.support import exact
 
 Inputs = dict[str, Any]
@@ -69,20 +71,34 @@ def apply_penalties(a: Inputs) -> dict[str, Any]:
     return {"logits": result}
 
 
-def kept(a: Inputs, r: int) -> dict[int, int] | None:
-    """Masses of the tokens that a row's parameters keep; None if there is no distribution."""
+class Kept(NamedTuple):
+    """Masses of the tokens that a row's parameters keep, the total of the draw, and the row by chunks if nothing is
+    filtered."""
+
+    masses: dict[int, int]
+    total: int
+    chunks: list[tuple[list[int], int]] | None = None
+
+
+def kept(a: Inputs, r: int) -> Kept | None:
+    """What a row's parameters keep; None if there is no distribution."""
     row = exact.widen(a["logits"][r])
     if a["position"][r] < 0 or any(map(math.isnan, row)) or all(x == -math.inf for x in row):
         return None
     order = sorted(range(len(row)), key=lambda token: (-row[token], token))
     temperature, top_p, min_p = (float(a[f"row_{n}"][r]) for n in ("temperature", "top_p", "min_p"))
     if not temperature > 0:
-        return {order[0]: exact.ONE}
-    masses = exact.softmax_masses(row, temperature)
+        return Kept({order[0]: exact.ONE}, exact.ONE)
+    masses = exact.softmax_masses(row, temperature, max(row))
+    parts = exact.chunk_parts(row, temperature)
     top_k = int(a["row_top_k"][r])
-    if top_k > 0:
+    of_chunks = not 0 < top_k < len(row)
+    if of_chunks and not top_p < 1 and min_p <= 0:
+        return Kept(dict(enumerate(masses)), exact.chunk_total(parts), parts)
+    if not of_chunks:
         order = order[:top_k]
-    wanted = exact.part(top_p, sum(masses[token] for token in order))
+    whole = exact.chunk_total(parts) if of_chunks else sum(masses[token] for token in order)
+    wanted = exact.part(top_p, whole) if top_p < 1 else math.inf
     nucleus, running = [], 0
     for token in order:
         nucleus.append(token)
@@ -90,30 +106,59 @@ def kept(a: Inputs, r: int) -> dict[int, int] | None:
         if running >= wanted:
             break
     floor = exact.part(min_p, masses[order[0]])
-    return {token: masses[token] for token in nucleus if masses[token] >= floor}
+    left = {token: masses[token] for token in nucleus if masses[token] >= floor}
+    return Kept(left, sum(left.values()))
 
 
 def sample_target(a: Inputs) -> dict[str, Any]:
-    tokens = []
+    """Log-probabilities in float64, for comparison within a tolerance; the rest exactly."""
+    tokens, logprobs, ranks = [], [], []
     for r in range(len(a["logits"])):
-        masses = kept(a, r)
-        if masses is None:
+        found = kept(a, r)
+        if found is None:
             tokens.append(-1)
+            logprobs.append(0.0 if a["position"][r] < 0 else LOWEST)
+            ranks.append(-1)
             continue
-        ids = sorted(masses)
         bits = exact.u64(int(a["row_seed"][r]), int(a["position"][r]), a["purpose"])
-        tokens.append(ids[exact.draw(bits, [masses[t] for t in ids], sum(masses.values()))])
-    return {"target_tokens": tokens}
+        if found.chunks is not None:
+            token = exact.draw_from_chunks(bits, found.chunks)
+        else:
+            ids = sorted(found.masses)
+            token = ids[exact.draw(bits, [found.masses[t] for t in ids], found.total)]
+        row = exact.widen(a["logits"][r])
+        temperature = float(a["row_temperature"][r])
+        left: Iterable[int] = range(len(row))
+        if a["logprob_mode"] == LogprobMode.RAW:
+            temperature = 1.0
+        elif found.chunks is None:
+            left = (t for t, mass in found.masses.items() if mass > 0)
+        tokens.append(token)
+        logprobs.append(_logprob(row, token, left, temperature))
+        ranks.append(sum(x >= row[token] for x in row))
+    outputs = {"target_tokens": tokens, "logprobs": logprobs, "ranks": ranks}
+    return {name: value for name, value in outputs.items() if name in a}
+
+
+def _logprob(row: list[float], token: int, among: Iterable[int], temperature: float) -> float:
+    """ln of a token's probability among some, in float64."""
+    if not temperature > 0:
+        return 0.0
+    top = max(row)
+
+    def weight(x: float) -> float:
+        return 0.0 if x == top else LOWEST if math.isinf(x - top) else (x - top) / temperature
+
+    return max(weight(row[token]) - math.log(math.fsum(math.exp(weight(row[t])) for t in among)), LOWEST)
 
 
 def processed_probs(a: Inputs) -> dict[str, Any]:
     rows = []
     for r in range(len(a["logits"])):
         row = [0.0] * a["logits"].shape[1]
-        masses = kept(a, r) or {}
-        total = exact.f32(sum(masses.values()))
-        for token, m in masses.items():
-            row[token] = exact.div(exact.f32(m), total)
+        found = kept(a, r)
+        for token, m in found.masses.items() if found else ():
+            row[token] = exact.div(exact.f32(m), exact.f32(found.total))
         rows.append(row)
     return {"probs": rows}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specdec_hal.ops import LogprobMode, get_op
 from specdec_hal.ops.generate import generate
 from specdec_hal.ops.rows import to_logits
 
@@ -22,6 +23,8 @@ ODD_PARAMS = [
     *[(0, 1, 0, 0), (np.nan, 0.5, 3, 0), (1e-45, 0.9, 9, 0.5), (3e38, 0.5, 0, 0), (np.inf, 0.5, 7, np.nan)],
     *[(np.inf, 0.5, 0, 0), (np.inf, 0.9, 400, 0), (np.inf, 0.9, 0, 0.05)],  # all weigh the same, but for -inf
     *[(1, 1, 0, 0), (0.7, 1, 0, 0), (1, 1, 0, 0.05)],  # nothing is cut off the order
+    *[(1, -1, 0, 0), (1, 2, 0, 0), (1, np.nan, 0, 0), (1, 1, -3, 0), (1, 1, 2**31 - 1, 0), (1, 1, 0, 1e-30)],
+    *[(1e-30, 1, 0, 0), (np.inf, 1, 0, 0), (1, 0.99998, 0, 0), (1, 0.999, 0, 0), (0.05, 0.5, 0, 0)],
 ]
 
 
@@ -67,13 +70,16 @@ def sampling(style: str, dtype: str, v: int, seed: int, some: int = 20) -> dict[
         "row_seed": rng.integers(-(2**63), 2**63 - 1, n),
         "position": rng.integers(0, 2**40, n),
         "target_tokens": np.full(n, 99),
+        "logprobs": np.full(n, 7, np.float32),
+        "ranks": np.full(n, 7),
+        "logprob_mode": LogprobMode(seed % 2),
     }
 
 
 def probabilities(inputs: dict[str, Any]) -> dict[str, Any]:
     """Inputs of `processed_probs` from those of `sample_target`."""
-    kept = {name: value for name, value in inputs.items() if name not in ("row_seed", "target_tokens")}
-    return {**kept, "probs": np.full(inputs["logits"].shape, 7, np.float32)}
+    shared = {name: inputs[name] for name in get_op("processed_probs").by_name if name in inputs}
+    return {**shared, "probs": np.full(inputs["logits"].shape, 7, np.float32)}
 
 
 def candidates(v: int, c: int, top_p: float, seed: int = 0) -> dict[str, Any]:

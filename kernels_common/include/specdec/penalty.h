@@ -35,6 +35,13 @@ struct PenaltyParams {
   }
 };
 
+// The first of `count` tokens that is a rank's, of a team that shares them; that of rank `ranks` is behind the last.
+SPECDEC_HD int64_t rank_tokens(int64_t count, int rank, int ranks) {
+  constexpr int64_t kWhole = 64;  // are not divided
+  const int64_t parts = (count + kWhole - 1) / kWhole, share = parts / ranks, more = parts % ranks;
+  return min64((share * rank + min64(rank, more)) * kWhole, count);
+}
+
 // Output rows [first, stop) of one slot, whose row 0 is `slot_first`.
 struct PenaltyRows {
   int64_t first, stop, slot_first, draft_width;

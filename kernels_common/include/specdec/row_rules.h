@@ -122,6 +122,8 @@ struct KeptMasses {
 
   // Nothing is cut off the order.
   SPECDEC_HD bool uncut() const { return cut.key == keep_all().key; }
+  // No smaller logit is kept.
+  SPECDEC_HD float lowest() const { return key_value(uncut() ? -kKeyInf : cut.key); }
   // Nothing is cut off, and none is too light.
   SPECDEC_HD bool everything() const { return uncut() && least == 0; }
 

@@ -15,6 +15,7 @@ _MODULES = (
     "gather",
     "sampling",
     "kept",
+    "chunks",
     "candidates",
     "verify",
     "verify_random",

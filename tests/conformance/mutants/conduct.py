@@ -223,8 +223,8 @@ MUTANTS = (
         "batches of more than 8 rows take a second kernel that counts positions from 1",
         Edit(
             "sampling",
-            "draw_from(masses, row_seed[r], position[r], purpose)",
-            "draw_from(masses, row_seed[r], position[r] + (len(logits) > 8), purpose)",
+            "philox_u64(row_seed, position, purpose)",
+            "philox_u64(row_seed, position + (len(logits) > 8), purpose)",
             "sample_target",
         ),
     ),

@@ -9,8 +9,8 @@ from tests.conformance.mutants.making import edited, undefined
 
 _edit = partial(Edit, "sampling")
 _BOTH = "processed_probs sample_target"
-_KEPT = partial(_edit, within="kept_masses")
-_SUMS = "sums = np.cumsum(masses, dtype=np.uint64)"
+_KEPT = partial(_edit, within="distribution")
+_LEAST = "masses[masses < threshold(min_p, one)] = 0"
 
 _PARAMS = (
     edited(
@@ -138,50 +138,47 @@ _DECISIONS = (
         "top-k-ties-by-larger-id",
         _BOTH,
         "the last place among the top k goes to the larger of two equal ids (bfloat16 logits tie often)",
-        _KEPT('np.argsort(-row, kind="stable")[:k]', '(len(row) - 1 - np.argsort(-row[::-1], kind="stable"))[:k]'),
+        _edit(
+            'ids[np.argsort(-row[ids], kind="stable")]',
+            'ids[::-1][np.argsort(-row[ids][::-1], kind="stable")]',
+            "first_of_order",
+        ),
     ),
     edited(
         "top-p-exclusive",
         _BOTH,
         "the token that reaches top_p exactly is followed by one more (> for >=)",
-        _KEPT(
-            'np.searchsorted(sums, threshold(top_p, sums[-1]), side="left")',
-            'np.searchsorted(sums, threshold(top_p, sums[-1]), side="right")',
-        ),
+        _edit('np.searchsorted(sums, need, side="left")', 'np.searchsorted(sums, need, side="right")', "nucleus"),
     ),
     edited(
         "top-p-of-everything",
         _BOTH,
         "top_p is a part of the whole vocabulary's mass and not of what top_k kept",
-        _KEPT(
-            "threshold(top_p, sums[-1])",
-            "threshold(top_p, masses.sum(dtype=np.uint64))",
-            given="sums = np.cumsum(masses[best], dtype=np.uint64)",
-        ),
+        _KEPT("threshold(top_p, masses[best].sum(dtype=np.uint64))", "threshold(top_p, masses.sum(dtype=np.uint64))"),
     ),
     edited(
         "top-k-off-by-one",
         _BOTH,
         "k + 1 tokens are kept",
-        _KEPT("top_k if 0 < top_k < len(row) else len(row)", "top_k + 1 if 0 < top_k < len(row) else len(row)"),
+        _KEPT(
+            "first_of_order(row, np.partition(row, -top_k)[-top_k])[:top_k]",
+            "first_of_order(row, np.partition(row, -top_k - 1)[-top_k - 1])[: top_k + 1]",
+        ),
     ),
     edited(
         "min-p-against-the-total",
         _BOTH,
         "min_p is compared with the total and not with the largest mass",
-        _KEPT(
-            "masses[masses < threshold(min_p, np.uint64(MASS_ONE))] = 0",
-            "masses[masses < threshold(min_p, masses.sum(dtype=np.uint64))] = 0",
-        ),
+        _KEPT(_LEAST, "masses[masses < threshold(min_p, masses.sum(dtype=np.uint64))] = 0"),
     ),
     edited(
         "min-p-exclusive",
         _BOTH,
         "a token whose mass is exactly min_p of the largest is dropped",
         _KEPT(
-            "masses[masses < threshold(min_p, np.uint64(MASS_ONE))] = 0",
-            "masses[masses <= threshold(min_p, np.uint64(MASS_ONE))] = 0\nmasses[np.argmax(row)] = MASS_ONE",
-            given="masses[np.argmax(row)] = MASS_ONE",
+            _LEAST,
+            "masses[masses <= threshold(min_p, one)] = 0\nmasses[np.argmax(row)] = one",
+            given="kept[np.argmax(row)] = one",
         ),
     ),
     edited(
@@ -200,8 +197,8 @@ _DECISIONS = (
         "tail-rows-computed",
         _BOTH,
         "rows behind the last one are sampled from stale logits",
-        _edit("position[r] >= 0", "True", "sample_target"),
-        _edit("position[r] >= 0", "True", "processed_probs"),
+        _edit("np.flatnonzero(position >= 0)", "range(len(position))", "sample_target"),
+        _edit("np.flatnonzero(position >= 0)", "range(len(position))", "processed_probs"),
     ),
 )
 
@@ -210,8 +207,10 @@ _ARITHMETIC = (
         "sums-in-float32",
         _BOTH,
         "top_p by a float32 running sum, whose result depends on the order of the additions",
-        _KEPT(
-            "np.cumsum(masses[best], dtype=np.uint64)", "np.cumsum(masses[best], dtype=np.float32).astype(np.uint64)"
+        _edit(
+            "np.cumsum(masses[best], dtype=np.uint64)",
+            "np.cumsum(masses[best], dtype=np.float32).astype(np.uint64)",
+            "nucleus",
         ),
     ),
     edited(
@@ -248,28 +247,119 @@ _ARITHMETIC = (
         "ratio-by-reciprocal",
         "processed_probs",
         "probabilities by multiplying with 1 / total: two roundings for one",
-        Edit("primitives", "np.asarray(np.where(n > 0, m, np.float32(0.0)) / np.maximum(n, np.float32(1.0)))",
-             "np.asarray(np.where(n > 0, m, np.float32(0.0)) * (np.float32(1.0) / np.maximum(n, np.float32(1.0))))"),
+        Edit("primitives",
+             "part / np.where(n > 0, n, np.float32(np.inf))",
+             "part * (np.float32(1) / np.where(n > 0, n, np.float32(np.inf)))"),
     ),
     edited(
         "probs-not-renormalised",
         "processed_probs",
         "probabilities of the kept tokens do not add up to 1: rejection sampling loses the rest",
-        _edit("mass_ratio(masses, masses.sum(dtype=np.uint64))",
-              "mass_ratio(masses, kept_masses(row, row_temperature[r], 1, 0, 0).sum(dtype=np.uint64))",
-              "processed_probs",
-              "masses = kept_masses(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])"),
+        _edit("mass_ratio(masses, found.total)",
+              "mass_ratio(masses, "
+              "exp2_mass(softmax_t(row, found.row_max, found.inv_temperature)).sum(dtype=np.uint64))",
+              "processed_probs", "row = to_f32(logits[r])"),
     ),
 )  # fmt: skip
 
-_DRAW = partial(_edit, "philox_u64(seed, position, purpose)", within="draw_from")
-_SAMPLE = partial(_edit, "draw_from(masses, row_seed[r], position[r], purpose)", within="sample_target")
+_TOTAL = "mass_product(masses.sum(1, dtype=np.uint64), weights)"
+_CHUNKS = (
+    edited(
+        "chunks-of-1023",
+        _BOTH,
+        "chunks are cut one id early, as by a tile with a place for something else",
+        Edit("primitives", "np.full((-(-len(row) // CHUNK), CHUNK), -np.inf, np.float32)",
+             "np.full((-(-len(row) // 1023), 1023), -np.inf, np.float32)"),
+        Edit("primitives", "c * CHUNK", "c * 1023"),
+    ),
+    edited(
+        "weight-of-the-next-chunk",
+        _BOTH,
+        "a chunk's sum is taken with the weight of the chunk before it: sums are one stage ahead in a pipeline",
+        Edit("primitives", _TOTAL, "mass_product(masses.sum(1, dtype=np.uint64), np.roll(weights, 1))"),
+    ),
+    edited(
+        "masses-of-the-row-weighted-again",
+        _BOTH,
+        "masses relative to the row's maximum where those relative to the chunk's belong",
+        Edit("primitives", "softmax_t(chunks, tops, inverse)",
+             "softmax_t(chunks, np.full_like(tops, tops.max()), inverse)"),
+    ),
+    edited(
+        "last-chunk-filled-with-zeros",
+        _BOTH,
+        "the elements behind the end of the last chunk count as logits of 0",
+        Edit("primitives", "np.full((-(-len(row) // CHUNK), CHUNK), -np.inf, np.float32)",
+             "np.zeros((-(-len(row) // CHUNK), CHUNK), np.float32)"),
+    ),
+    edited(
+        "elements-rounded-one-by-one",
+        "sample_target",
+        "each element's product with its chunk's weight is rounded down, and not that of the prefix sum",
+        Edit("primitives", _TOTAL, "mass_product(masses, weights[:, None]).sum(1, dtype=np.uint64)"),
+        Edit("primitives", 'np.searchsorted(prefixes, np.uint64(least), side="left")',
+             "np.searchsorted("
+             "np.cumsum(mass_product(row.masses[c], row.weights[c]), dtype=np.uint64), np.uint64(rest), side='right')",
+             given="rest = r - int(ends[c] - row.shares[c])"),
+    ),
+    edited(
+        "point-compared-inclusively",
+        "sample_target",
+        "a prefix sum that equals the point wins (>= for >)",
+        Edit("primitives", "(rest + 1) << MASS_BITS", "rest << MASS_BITS"),
+    ),
+    edited(
+        "unfiltered-rows-as-in-version-1",
+        "sample_target",
+        "a row without filters is drawn by masses relative to its maximum",
+        _KEPT("if not (a or b or c): ...", "pass"),
+    ),
+    edited(
+        "a-tiny-min-p-is-no-filter",
+        "sample_target",
+        "a min_p whose share is 0 masses is taken for none: the row is drawn by chunks",
+        _KEPT("not min_p <= 0", "threshold(min_p, np.uint64(MASS_ONE)) > 0"),
+    ),
+)  # fmt: skip
+
+_TOLD = (
+    edited(
+        "raw-at-the-temperature",
+        "sample_target",
+        "raw log-probabilities are those of the row at its temperature, behind its filters",
+        _edit("logprob_mode is LogprobMode.RAW", "False"),
+    ),
+    edited(
+        "processed-at-temperature-one",
+        "sample_target",
+        "the mode has no effect: log-probabilities are raw",
+        _edit("logprob_mode is LogprobMode.RAW", "True"),
+    ),
+    edited(
+        "rank-from-zero",
+        "sample_target",
+        "the rank counts larger logits only: 0 is the best, and ties share a rank",
+        _edit("row >= row[token]", "row > row[token]", "sample_target"),
+    ),
+    edited(
+        "undefined-rows-are-certain",
+        "sample_target",
+        "a row without a distribution has a log-probability of 0",
+        _edit("below_max[r] = LOWEST", "below_max[r] = 0"),
+    ),
+    *(
+        undefined("sample_target", output, fill, f"the tail of {output} is uninitialised")
+        for output, fill in (("logprobs", 0), ("ranks", -1))
+    ),
+)  # fmt: skip
+
+_DRAW = partial(_edit, "philox_u64(row_seed, position, purpose)", within="sample_target")
 _RANDOM = (
     edited(
         "u-is-zero",
         "sample_target",
         "the random number is a constant: every draw gives the first token that has any mass (FastDeploy XPU)",
-        _DRAW("np.uint64(0)"),
+        _DRAW("np.zeros(len(position), np.uint64)"),
     ),
     edited(
         "seed-ignored",
@@ -281,31 +371,31 @@ _RANDOM = (
         "seed-cut-to-32-bits",
         "sample_target",
         "seeds that differ in the upper half only give one stream",
-        _DRAW("philox_u64(int(seed) & 0xFFFFFFFF, position, purpose)"),
+        _DRAW("philox_u64(row_seed & 0xFFFFFFFF, position, purpose)"),
     ),
     edited(
         "seed-by-slot",
         "sample_target",
         "the row number is mixed into the seed: a request draws other tokens in another slot (FastDeploy)",
-        _SAMPLE("draw_from(masses, row_seed[r] ^ r, position[r], purpose)"),
+        _DRAW("philox_u64(row_seed ^ np.arange(len(row_seed)), position, purpose)"),
     ),
     edited(
         "position-ignored",
         "sample_target",
         "one random number for the whole request: a loop in the text never ends",
-        _DRAW("philox_u64(seed, 0, purpose)"),
+        _DRAW("philox_u64(row_seed, 0, purpose)"),
     ),
     edited(
         "purpose-shared",
         "sample_target",
         "draws of different purposes share their random number and are correlated",
-        _SAMPLE("draw_from(masses, row_seed[r], position[r], Purpose.ACCEPT)"),
+        _DRAW("philox_u64(row_seed, position, Purpose.ACCEPT)"),
     ),
     edited(
         "drafts-drawn-as-samples",
         "sample_target",
         "drafts are drawn with the target model's random numbers, whatever they are drawn for",
-        _SAMPLE("draw_from(masses, row_seed[r], position[r], Purpose.SAMPLE)"),
+        _DRAW("philox_u64(row_seed, position, Purpose.SAMPLE)"),
     ),
     edited(
         "random-words-swapped",
@@ -317,9 +407,8 @@ _RANDOM = (
         "draws-in-sorted-order",
         "sample_target",
         "the draw walks the tokens by probability and not by id: right distribution, other tokens than other hardware",
-        _SAMPLE("int(np.argsort(-row, kind='stable')[draw_from(masses[np.argsort(-row, kind='stable')], row_seed[r], "
-                "position[r], purpose)])",
-                given="kept_masses(row, row_temperature[r], row_top_p[r], row_top_k[r], row_min_p[r])"),
+        _edit("int(draw(random, self.kept))",
+              "int(np.argsort(self.kept, kind='stable')[int(draw(random, np.sort(self.kept)))])"),
     ),
 )  # fmt: skip
 
@@ -382,4 +471,4 @@ _CANDIDATES = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*_PARAMS, *_PENALTIES, *_DECISIONS, *_ARITHMETIC, *_RANDOM, *_CANDIDATES)
+MUTANTS = (*_PARAMS, *_PENALTIES, *_DECISIONS, *_ARITHMETIC, *_CHUNKS, *_TOLD, *_RANDOM, *_CANDIDATES)

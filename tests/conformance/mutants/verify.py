@@ -121,7 +121,7 @@ _REJECTION = (
         "draws-the-border",
         _OP,
         "a draw takes the first prefix sum that reaches r and not the first beyond it: forbidden tokens can come out",
-        Edit("sampling", 'np.searchsorted(sums, r, side="right")', 'np.searchsorted(sums, r, side="left")'),
+        Edit("verify", 'np.searchsorted(sums, r, side="right")', 'np.searchsorted(sums, r, side="left")'),
     ),
     edited(
         "draft-outside-the-vocabulary",

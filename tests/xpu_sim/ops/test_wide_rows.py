@@ -24,7 +24,7 @@ LAUNCHES = (
     Options(clusters=255, cores=3, seed=3, dma="deferred"),
     Options(seed=4),
 )
-WIDTHS = (1, 17, 129, 1000, 3001, 20_011)
+WIDTHS = (1, 17, 1023, 1025, 3001, 20_011)
 
 
 STRICT = [

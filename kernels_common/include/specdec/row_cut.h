@@ -1,0 +1,314 @@
+// Finding where the order of a row is to be cut, without sorting: histograms of counts and masses over ranges of keys that
+// become narrower, then a short list. Exact, since nothing is rounded. Ranks know the largest logit of each of their
+// chunks (read_row), and look only at chunks that reach into the range.
+#pragma once
+
+#include "specdec/row_team.h"
+
+namespace specdec {
+
+// Inclusive range of keys, and its division into buckets of 2^shift keys from `high` down. `low` may lie below the last
+// bucket's, which takes what is there.
+struct KeyRange {
+  int32_t low, high;
+  int shift;
+
+  SPECDEC_HD int bucket(int32_t key) const {
+    const uint32_t b = (static_cast<uint32_t>(high) - static_cast<uint32_t>(key)) >> shift;
+    return static_cast<int>(b < kBuckets ? b : kBuckets - 1u);
+  }
+
+  // One bucket, divided as finely as buckets can.
+  SPECDEC_HD KeyRange part(int bucket) const {
+    const int64_t top = int64_t{high} - (int64_t{bucket} << shift);
+    const int64_t bottom = bucket == kBuckets - 1 ? low : max64(top - (int64_t{1} << shift) + 1, low);
+    return even(static_cast<int32_t>(bottom), static_cast<int32_t>(top));
+  }
+  static SPECDEC_HD KeyRange even(int32_t low, int32_t high) {
+    const uint32_t width = static_cast<uint32_t>(high) - static_cast<uint32_t>(low);
+    int shift = 0;
+    while (width >> shift >= static_cast<uint32_t>(kBuckets)) ++shift;
+    return {low, high, shift};
+  }
+};
+
+// Buckets of equal width in t down to `floor`; the last takes what is below. A larger logit is never in a later bucket,
+// because rounding never reverses an order.
+struct SoftmaxGrid {
+  static constexpr int kLast = kBuckets - 1;
+
+  Softmax softmax;
+  float floor, slope;
+
+  SPECDEC_HD SoftmaxGrid(const Softmax& of, int deepest)
+      : softmax(of), floor(static_cast<float>(deepest)), slope(div_rn(static_cast<float>(kLast), floor)) {}
+
+  SPECDEC_HD int bucket_of(float t) const {
+    const uint32_t inside = 0u - static_cast<uint32_t>(t > floor);
+    const int32_t b = static_cast<int32_t>(f32_from_bits(f32_bits(mul_rn(t, slope)) & inside));
+    return b | static_cast<int32_t>(static_cast<uint32_t>(kLast) & ~inside);
+  }
+  // The keys of a bucket that is not the last.
+  SPECDEC_HD KeyRange range(int bucket) const {
+    return KeyRange::even(first_key(bucket), bucket == 0 ? order_key(softmax.row_max) : first_key(bucket - 1) - 1);
+  }
+
+ private:
+  // The smallest key that is in `bucket` or an earlier one, by bisection.
+  SPECDEC_HD int32_t first_key(int bucket) const {
+    int64_t low = -kKeyInf, high = order_key(softmax.row_max);  // the answer is in [low, high]
+    // Most often it is close to where the bucket would end without rounding.
+    constexpr int kClose = 64;
+    const float below = div_rn(div_rn(static_cast<float>(bucket + 1), slope), mul_rn(softmax.inv_temperature, kLog2E));
+    const int64_t guess = order_key(add_rn(softmax.row_max, below));
+    if (guess - kClose > low && guess + kClose < high) {
+      if (bucket_of_key(guess - kClose) > bucket) low = guess - kClose + 1;
+      if (bucket_of_key(guess + kClose) <= bucket) high = guess + kClose;
+    }
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (bucket_of_key(middle) <= bucket) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return static_cast<int32_t>(low);
+  }
+  SPECDEC_HD int bucket_of_key(int64_t key) const {
+    return bucket_of(softmax.t(key_value(static_cast<int32_t>(key))));
+  }
+};
+
+constexpr int kNoMassBelow = -42;  // t of a mass that is 0, with room for rounding
+
+// A t at and below which no token is among the first that reach the fraction top_p < 1 of `total`: those weigh less than
+// 2^(40 + t) * size together, which is to be no more than a quarter of (1 - top_p) * total. The other quarters make up for
+// what rounding, at most 2^-17 of it, makes the total by chunks differ from the sum of masses; where top_p is so close to
+// 1 that they do not, all tokens are looked at.
+SPECDEC_HD int nucleus_floor(float top_p, uint64_t total, int64_t size) {
+  const int rest = static_cast<int>(f32_bits(sub_rn(1.0f, top_p)) >> 23) - 127;  // 2^rest <= 1 - top_p
+  const int excess = 63 - kMassBits - count_leading_zeros(total);               // 2^(40 + excess) <= total
+  const int bits = 64 - count_leading_zeros(static_cast<uint64_t>(size));       // size < 2^bits
+  if (rest < -14) return kNoMassBelow;
+  return static_cast<int>(clamp64((rest < 0 ? rest : 0) + excess - bits - 2, kNoMassBelow, -1));
+}
+
+// What a cut is to reach, counted from the top of the order.
+enum class Goal : int { kCount = 0, kMass = 1 };
+
+struct Weight {
+  uint64_t count, mass;
+
+  SPECDEC_HD uint64_t of(Goal goal) const { return goal == Goal::kCount ? count : mass; }
+  SPECDEC_HD Weight plus(Weight other) const { return {count + other.count, mass + other.mass}; }
+};
+
+// A search for the shortest beginning of the order that reaches `need` (1 or more); each rank has one.
+struct Search {
+  Goal goal;
+  uint64_t need;
+  Weight above;     // of the elements above the bucket
+  Weight inside;    // of the elements in it
+  int bucket;       // the cut is in here
+  uint64_t own;     // mass of this rank's elements above the bucket; in the end, of those that are kept
+  Cut cut;          // the result
+  uint64_t kept;    // and the mass of what it keeps
+
+  SPECDEC_HD Search(Goal of, uint64_t least)
+      : goal(of), need(least), above{0, 0}, inside{0, 0}, bucket(0), own(0), cut(keep_all()), kept(0) {}
+};
+
+template <class Shared>
+SPECDEC_HD void clear_histogram(Shared& s, int rank) {
+  for (int b = 0; b < kBuckets; ++b) s.count[rank][b] = 0;
+  for (int b = 0; b < kBuckets; ++b) s.mass[rank][b] = 0;
+}
+
+// Adds up the ranks' histograms and finds the first bucket in which the search reaches its goal, or the last.
+template <class Team, class Shared>
+SPECDEC_APART void find_bucket(Team& team, Shared& s, Search& search) {
+  constexpr int kPart = 16;  // buckets summed together
+  team.sync();
+  const int ranks = team.size();
+  for (int b = kPart * team.rank(); b < kBuckets; b += kPart * ranks) {
+    Wide<uint64_t, kPart> all_count, all_mass;
+    for (int j = 0; j < kPart; ++j) all_count[j] = all_mass[j] = 0;
+    for (int r = 0; r < ranks; ++r) {
+      Wide<uint32_t, kPart> count;
+      Wide<uint64_t, kPart> mass;
+      count.load(s.count[r] + b);
+      mass.load(s.mass[r] + b);
+      for (int j = 0; j < kPart; ++j) all_count[j] += count[j];
+      for (int j = 0; j < kPart; ++j) all_mass[j] += mass[j];
+    }
+    all_count.store(s.sum_count + b);
+    all_mass.store(s.sum_mass + b);
+  }
+  team.sync();
+  for (int b = 0;; ++b) {
+    search.bucket = b;
+    search.inside = {s.sum_count[b], s.sum_mass[b]};
+    const Weight beyond = search.above.plus(search.inside);
+    if (beyond.of(search.goal) >= search.need || b == kBuckets - 1) break;
+    search.above = beyond;
+    search.own += s.mass[team.rank()][b];
+  }
+}
+
+// A rank's elements of a range and behind `from`: counts and masses by bucket.
+template <class L, class MassOf, class Team, class Row, class Shared>
+SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, const KeyRange& range, Cut from, MassOf mass_of) {
+  const int rank = team.rank();
+  const float low = key_value(range.low), high = key_value(range.high);
+  clear_histogram(s, rank);
+  each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int c) {
+    auto element = [&](int i, float value) {
+      const int32_t key = order_key(value);
+      if (from.keeps(key, (int64_t{c} << kChunkBits) + i)) return;
+      const int b = range.bucket(key);
+      s.count[rank][b] += 1;
+      s.mass[rank][b] += mass_of(value);
+    };
+    each_in_range<L>(x, count, low, high, element);
+    return true;
+  });
+}
+
+// What element i of a list of up to N weighs together with all that come before it in the row's order: the larger, and
+// of equals the earlier.
+template <int N>
+SPECDEC_HD Weight listed_weight(const Wide<int32_t, kListed>& keys, const Wide<uint64_t, kListed>& masses, int i,
+                                int size) {
+  const int32_t key = keys[i];
+  int32_t count = 0;
+  uint64_t mass = 0;
+  for (int j = 0; j < N; ++j) {
+    const int32_t counts =
+        static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j <= i)) & static_cast<int32_t>(j < size);
+    count += counts;
+    mass += masses[j] & (uint64_t{0} - static_cast<uint64_t>(counts));
+  }
+  return {static_cast<uint64_t>(count), mass};
+}
+
+// Ends a search by the list of what is in the bucket, of which [begin, end) are this rank's.
+template <class MassOf, class Shared>
+SPECDEC_VECTOR void cut_list(const Shared& s, Search& search, int begin, int end, MassOf mass_of) {
+  const int size = static_cast<int>(search.inside.count);
+  const Weight above = search.above;
+  Wide<int32_t, kListed> keys;
+  Wide<uint64_t, kListed> masses;
+  keys.load(s.list_key, size);
+  for (int j = 0; j < size; ++j) masses[j] = mass_of(s.list_value[j]);
+  for (int i = 0; i < size; ++i) {
+    const Weight upto = above.plus(size <= kLanes ? listed_weight<kLanes>(keys, masses, i, size)
+                                                  : listed_weight<kListed>(keys, masses, i, size));
+    const uint64_t reached = upto.of(search.goal), self = search.goal == Goal::kCount ? 1 : masses[i];
+    if (reached - self >= search.need) continue;
+    if (i >= begin && i < end) search.own += masses[i];
+    if (reached >= search.need) {  // the last one
+      search.cut.key = keys[i];
+      search.cut.id = s.list_id[i];
+      search.kept = upto.mass;
+    }
+  }
+}
+
+// From a bucket, with its keys, to the cut.
+template <class L, class MassOf, class Team, class Row, class Shared>
+SPECDEC_APART void cut_bucket(Team& team, Row& row, Shared& s, Search& search, KeyRange range, Cut from,
+                              MassOf mass_of) {
+  while (search.inside.count > kListed && range.low < range.high) {
+    range_histogram<L>(team, row, s, range, from, mass_of);
+    find_bucket(team, s, search);
+    range = range.part(search.bucket);
+  }
+  const int rank = team.rank();
+  const uint64_t inside = s.count[rank][search.bucket];
+  uint64_t before = 0;
+  for (int r = 0; r < rank; ++r) before += s.count[r][search.bucket];
+  const float low = key_value(range.low), high = key_value(range.high);
+  const auto list = [&](auto place_of) {
+    each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int c) {
+      auto element = [&](int i, float value) {
+        const int64_t id = (int64_t{c} << kChunkBits) + i;
+        if (from.keeps(order_key(value), id)) return;
+        const int place = place_of();
+        if (place < 0) return;
+        s.list_key[place] = order_key(value);
+        s.list_value[place] = value;
+        s.list_id[place] = id;
+      };
+      each_in_range<L>(x, count, low, high, element);
+      return true;
+    });
+  };
+  if (search.inside.count <= kListed) {
+    int at = static_cast<int>(before);
+    if (inside > 0) list([&] { return at++; });
+    team.sync();
+    cut_list(s, search, static_cast<int>(before), static_cast<int>(before + inside), mass_of);
+    return;
+  }
+  // Equal keys, of which the first ids are kept: the last of them is the list.
+  const uint64_t mass = mass_of(low), missing = search.need - search.above.of(search.goal);
+  const uint64_t wanted = search.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
+  const uint64_t own = wanted <= before ? 0 : wanted - before < inside ? wanted - before : inside;
+  uint64_t at = before;
+  if (own > 0 && before + own == wanted) list([&] { return ++at == wanted ? 0 : -1; });
+  team.sync();
+  search.own += own * mass;
+  search.kept = search.above.mass + wanted * mass;
+  search.cut.key = range.low;
+  search.cut.id = s.list_id[0];
+}
+
+// Counts and masses of a chunk by buckets of t, both in one word: 2^11 elements and less than 2^51 of mass.
+template <class L>
+SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const SoftmaxGrid& of, uint32_t* counts,
+                                    uint64_t* sums) {
+  constexpr int kCountShift = 52;
+  constexpr uint64_t kOne = uint64_t{1} << kCountShift;
+  const SoftmaxGrid grid = of;
+  Wide<uint64_t, kBuckets> table;
+  for (int b = 0; b < kBuckets; ++b) table[b] = 0;
+  each_block<L>(x, count, [&](const Block& logit, int) {
+    SoftmaxBlock masses;
+    Wide<int32_t, kBlock> bucket;
+    masses.load(grid.softmax, logit, 0);
+    int32_t all = SoftmaxGrid::kLast;
+    for (int j = 0; j < kBlock; ++j) bucket[j] = grid.bucket_of(masses.t[j]);
+    for (int j = 0; j < kBlock; ++j) all &= bucket[j];
+    if (all == SoftmaxGrid::kLast) {
+      table[SoftmaxGrid::kLast] += scaled_sum(masses.scaled) + kBlock * kOne;
+    } else {
+      for (int j = 0; j < kBlock; ++j) table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
+    }
+    return true;
+  });
+  for (int b = 0; b < kBuckets; ++b) counts[b] += static_cast<uint32_t>(table[b] >> kCountShift);
+  for (int b = 0; b < kBuckets; ++b) sums[b] += table[b] & (kOne - 1);
+}
+
+// Cuts a row's order where it reaches a goal, by masses; what lies at `deepest` (a t) or below is not looked at, and a cut
+// there keeps everything: it has no mass, or cannot be reached.
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART void find_cut(Team& team, Row& row, Shared& s, Search& search, const Softmax& softmax, int deepest) {
+  const SoftmaxGrid grid(softmax, deepest);
+  const int rank = team.rank();
+  clear_histogram(s, rank);
+  each_chunk(row, s, -detail::kFloatInf, [&](const typename L::Bits* x, int count, int) {
+    chunk_histogram<L>(x, count, grid, s.count[rank], s.mass[rank]);
+    return true;
+  });
+  find_bucket(team, s, search);
+  if (search.bucket < SoftmaxGrid::kLast) {
+    cut_bucket<L>(team, row, s, search, grid.range(search.bucket), keep_none(), softmax);
+  } else {
+    search.own += s.mass[rank][search.bucket];
+    search.kept = search.above.plus(search.inside).mass;
+  }
+}
+
+}  // namespace specdec

@@ -1,0 +1,218 @@
+// Loops over a chunk of a row, without branches where there are many elements, so that they become vector code. What they
+// work on are arrays of the function that runs them, called by name and not by pointers: they are no memory that anything
+// else could see, and checked builds have nothing to look at.
+#pragma once
+
+#include "specdec/row_rules.h"
+#include "specdec/wide.h"
+
+namespace specdec {
+
+constexpr int kBlock = 64;         // elements looked at together
+constexpr int kLanes = kBlock / 2;  // and half as many
+
+namespace detail {
+constexpr float kFloatInf = __builtin_inff();
+}
+
+using Block = Wide<float, kBlock>;
+
+// `count` elements from x on as floats, with -inf behind them.
+template <class L>
+SPECDEC_HD void load_block(L, const typename L::Bits* x, int count, Block& block) {
+  if (count >= kBlock) {
+    Wide<typename L::Bits, kBlock> bits;
+    bits.load(x);
+    for (int j = 0; j < kBlock; ++j) block[j] = L::widen(bits[j]);
+  } else {
+    for (int j = 0; j < kBlock; ++j) block[j] = j < count ? L::widen(x[j]) : -detail::kFloatInf;
+  }
+}
+
+SPECDEC_HD void load_block(Float32, const float* x, int count, Block& block) {
+  if (count >= kBlock) return block.load(x);
+  for (int j = 0; j < kBlock; ++j) block[j] = j < count ? x[j] : -detail::kFloatInf;
+}
+
+// body(block, index of its first element) for the blocks of a chunk, until it returns false.
+template <class L, class Body>
+SPECDEC_HD void each_block(const typename L::Bits* x, int count, Body body) {
+  for (int i = 0; i < count; i += kBlock) {
+    Block block;
+    load_block(L{}, x + i, count - i, block);
+    if (!body(block, i)) return;
+  }
+}
+
+// The largest key; kKeyNan if there is a NaN. `lanes`, kLanes of them: the larger of what is there and every kLanes-th
+// element.
+template <class L>
+SPECDEC_VECTOR int32_t chunk_top(const typename L::Bits* x, int count, float* lanes) {
+  Wide<float, kLanes> lane, before;
+  Wide<uint32_t, kLanes> unordered;
+  for (int j = 0; j < kLanes; ++j) lane[j] = -detail::kFloatInf;
+  for (int j = 0; j < kLanes; ++j) unordered[j] = 0;
+  each_block<L>(x, count, [&](const Block& value, int) {
+    for (int half = 0; half < kBlock; half += kLanes) {
+      for (int j = 0; j < kLanes; ++j) {
+        unordered[j] |= 0u - static_cast<uint32_t>(value[half + j] != value[half + j]);
+      }
+      for (int j = 0; j < kLanes; ++j) lane[j] = value[half + j] > lane[j] ? value[half + j] : lane[j];
+    }
+    return true;
+  });
+  float top = -detail::kFloatInf;
+  uint32_t any = 0;
+  for (int j = 0; j < kLanes; ++j) top = lane[j] > top ? lane[j] : top;
+  for (int j = 0; j < kLanes; ++j) any |= unordered[j];
+  before.load(lanes);
+  for (int j = 0; j < kLanes; ++j) before[j] = lane[j] > before[j] ? lane[j] : before[j];
+  before.store(lanes);
+  return any != 0 ? kKeyNan : order_key(top);
+}
+
+// The index of the first element that equals `wanted`, which there is.
+template <class L>
+SPECDEC_VECTOR int first_equal(const typename L::Bits* x, int count, float wanted) {
+  int found = 0;
+  each_block<L>(x, count, [&](const Block& value, int i) {
+    uint32_t hits = 0;
+    for (int j = 0; j < kBlock; ++j) hits |= static_cast<uint32_t>(value[j] == wanted);
+    if (hits == 0) return true;
+    found = i;
+    return false;
+  });
+  while (L::widen(x[found]) != wanted) ++found;
+  return found;
+}
+
+// How many elements are at least `least`.
+template <class L>
+SPECDEC_VECTOR int count_at_least(const typename L::Bits* x, int count, float least) {
+  int32_t all = 0;
+  each_block<L>(x, count, [&](const Block& value, int i) {
+    for (int j = 0; j < kBlock; ++j) {
+      all += static_cast<int32_t>(value[j] >= least) & static_cast<int32_t>(i + j < count);
+    }
+    return true;
+  });
+  return all;
+}
+
+// body(index, value) for every element in [low, high], in order. Most blocks have none.
+template <class L, class Body>
+SPECDEC_VECTOR void each_in_range(const typename L::Bits* x, int count, float low, float high, Body& body) {
+  Wide<uint32_t, kLanes> bit;  // from memory because not all vector units shift lanes by different amounts
+  for (int j = 0; j < kLanes; ++j) bit[j] = 1u << j;
+  each_block<L>(x, count, [&](const Block& value, int i) {
+    uint32_t hits[kBlock / kLanes];
+    for (int half = 0; half < kBlock / kLanes; ++half) {
+      uint32_t bits = 0;
+      for (int j = 0; j < kLanes; ++j) {
+        const float v = value[half * kLanes + j];
+        bits |= (0u - (static_cast<uint32_t>(v >= low) & static_cast<uint32_t>(v <= high))) & bit[j];
+      }
+      hits[half] = bits;
+    }
+    if ((hits[0] | hits[1]) == 0) return true;
+    for (int half = 0; half < kBlock / kLanes; ++half) {
+      for (uint32_t left = hits[half]; left != 0; left &= left - 1) {
+        const int j = half * kLanes + count_trailing_ones(~left);
+        if (i + j < count) body(i + j, value[j]);
+      }
+    }
+    return true;
+  });
+}
+
+// Exponents of a block of logits, and numbers whose integer parts are their masses. Of logits at -inf the mass is 0.
+struct SoftmaxBlock {
+  Block t, scaled;
+
+  SPECDEC_HD void load_t(const Softmax& softmax, const Block& logit) {
+    if (softmax.row_max < detail::kFloatInf && softmax.inv_temperature < detail::kFloatInf) {
+      // At the maximum 0 comes by itself.
+      for (int j = 0; j < kBlock; ++j) {
+        t[j] = mul_rn(mul_rn(sub_rn(logit[j], softmax.row_max), softmax.inv_temperature), kLog2E);
+      }
+    } else {
+      for (int j = 0; j < kBlock; ++j) t[j] = softmax.t(logit[j]);
+    }
+  }
+  SPECDEC_HD void load_scaled() { exp2_scaled<kLanes>(t, scaled); }
+
+  // Loads the masses of a block whose first id is `first`; false if there are none, and then all of it is void. Masses that
+  // are not kept are 0.
+  SPECDEC_HD bool load(const Softmax& softmax, const Block& logit, int64_t) {
+    load_t(softmax, logit);
+    load_scaled();
+    return true;
+  }
+  SPECDEC_HD bool load(const KeptMasses& kept, const Block& logit, int64_t first) {
+    Wide<uint32_t, kBlock> inside;
+    const float low = kept.lowest();
+    const int last = kept.uncut() ? kBlock : static_cast<int>(clamp64(kept.cut.id - first, -1, kBlock));
+    uint32_t any = 0;
+    for (int j = 0; j < kBlock; ++j) {
+      const uint32_t above = static_cast<uint32_t>(logit[j] > low), at = static_cast<uint32_t>(logit[j] == low);
+      inside[j] = 0u - (above | (at & static_cast<uint32_t>(j <= last)));
+      any |= inside[j];
+    }
+    if (any == 0) return false;
+    load_t(kept.softmax, logit);
+    if (kept.least > 0) {
+      const float deepest = kept.deepest();
+      any = 0;
+      for (int j = 0; j < kBlock; ++j) any |= inside[j] & static_cast<uint32_t>(t[j] >= deepest);
+      if (any == 0) return false;
+    }
+    load_scaled();
+    const float least = u64_to_f32(kept.least);  // exact: 24 bits
+    for (int j = 0; j < kBlock; ++j) {
+      const uint32_t counts = 0u - static_cast<uint32_t>(scaled[j] >= least);
+      scaled[j] = f32_from_bits(f32_bits(scaled[j]) & inside[j] & counts);
+    }
+    return true;
+  }
+};
+
+// Sum of a chunk's masses. `Masses`: Softmax or KeptMasses; `first`: the chunk's first id.
+template <class L, class Masses>
+SPECDEC_VECTOR uint64_t chunk_mass(const typename L::Bits* x, int count, const Masses& of, int64_t first) {
+  const Masses from = of;
+  uint64_t total = 0;
+  each_block<L>(x, count, [&](const Block& logit, int i) {
+    SoftmaxBlock masses;
+    if (masses.load(from, logit, first + i)) total += scaled_sum(masses.scaled);
+    return true;
+  });
+  return total;
+}
+
+// The index of the first element whose inclusive prefix sum of masses exceeds a draw's `rest` (draw_reached); -1 if
+// none does. `below`: the sum before the chunk, and afterwards before that element or behind the chunk.
+template <class L, class Masses>
+SPECDEC_VECTOR int chunk_draw(const typename L::Bits* x, int count, const Masses& of, int64_t first, uint64_t weight,
+                              uint64_t rest, uint64_t* below) {
+  const Masses from = of;
+  uint64_t before = *below;
+  int found = -1;
+  each_block<L>(x, count, [&](const Block& logit, int i) {
+    SoftmaxBlock masses;
+    if (!masses.load(from, logit, first + i)) return true;
+    const uint64_t sum = scaled_sum(masses.scaled);
+    if (!draw_reached(before + sum, weight, rest)) {
+      before += sum;
+      return true;
+    }
+    for (found = i;; ++found) {
+      const uint64_t mass = f32_to_u64(masses.scaled[found - i]);
+      if (draw_reached(before + mass, weight, rest)) return false;
+      before += mass;
+    }
+  });
+  *below = before;
+  return found;
+}
+
+}  // namespace specdec
