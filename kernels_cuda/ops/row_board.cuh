@@ -3,7 +3,6 @@
 #pragma once
 
 #include "row_part.cuh"
-#include "specdec/row_select.h"
 
 namespace specdec::cuda {
 
@@ -12,6 +11,49 @@ constexpr int kSorted = 80;       // elements of a sorted one: most first elemen
 constexpr int kCellsEach = 2;  // of a sample's histogram, that a thread looks at
 constexpr int kSampledCells = kCellsEach * kRowThreads;
 static_assert(kSorted <= kRowGroups, "a pivot is a maximum of a group");
+
+// Keys in buckets of 2^shift, from `top` down; the outer buckets take what lies beyond.
+constexpr int kBuckets = 128;
+struct KeyGrid {
+  int32_t top;
+  int shift;
+
+  __device__ __forceinline__ int bucket(int32_t key) const {
+    const uint32_t b = (static_cast<uint32_t>(top) - static_cast<uint32_t>(key)) >> shift;
+    return key >= top ? 0 : static_cast<int>(min(b, kBuckets - 1u));
+  }
+};
+
+// Inclusive range of keys.
+struct KeyRange {
+  int32_t low, high;
+
+  __device__ __forceinline__ bool has(int32_t key) const { return key >= low && key <= high; }
+  // The part of this range in one bucket of a grid.
+  __device__ __forceinline__ KeyRange cell(const KeyGrid& grid, int bucket) const {
+    const int64_t first = int64_t{grid.top} - (int64_t{bucket} << grid.shift);
+    const int64_t last = first - (int64_t{1} << grid.shift) + 1;
+    return {bucket == kBuckets - 1 ? low : static_cast<int32_t>(max64(last, low)),
+            bucket == 0 ? high : static_cast<int32_t>(min64(first, high))};
+  }
+  // The finest grid that covers this range.
+  __device__ __forceinline__ KeyGrid grid() const {
+    const uint32_t width = static_cast<uint32_t>(high) - static_cast<uint32_t>(low);
+    int shift = 0;
+    while (width >> shift >= static_cast<uint32_t>(kBuckets)) ++shift;
+    return {high, shift};
+  }
+};
+
+// What a cut is to reach, counted from the top of the order.
+enum class Goal { kCount, kMass };
+
+struct Weight {
+  uint64_t count, mass;
+
+  __device__ __forceinline__ uint64_t of(Goal goal) const { return goal == Goal::kCount ? count : mass; }
+  __device__ __forceinline__ Weight plus(Weight other) const { return {count + other.count, mass + other.mass}; }
+};
 
 // Elements in no order. `count` goes on beyond kShort, the rest does not.
 struct ShortList {
