@@ -1,6 +1,6 @@
 // The rules of one row over whole ops. The numbers of a Split: `ranks`, the threads that share a row as the cores of a
-// cluster do; for apply_penalties also `tile`, the elements each of them sees at a time, and `window`, the tokens that are
-// tallied at a time.
+// cluster do; for apply_penalties also `tile`, the elements each of them sees at a time, and `window`, the tokens that
+// are tallied at a time.
 #include <pthread.h>
 #include <tvm/ffi/function.h>
 

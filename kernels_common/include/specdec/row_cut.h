@@ -1,6 +1,6 @@
-// Finding where the order of a row is to be cut, without sorting: histograms of counts and masses over ranges of keys that
-// become narrower, then a short list. Exact, since nothing is rounded. Ranks know the largest logit of each of their
-// chunks (read_row), and look only at chunks that reach into the range.
+// Finding where the order of a row is to be cut, without sorting: histograms of counts and masses over ranges of keys
+// that become narrower, then a short list. Exact, since nothing is rounded. Ranks know the largest logit of each of
+// their chunks (read_row), and look only at chunks that reach into the range.
 #pragma once
 
 #include "specdec/row_team.h"
@@ -75,17 +75,15 @@ struct SoftmaxGrid {
     }
     return static_cast<int32_t>(low);
   }
-  SPECDEC_HD int bucket_of_key(int64_t key) const {
-    return bucket_of(softmax.t(key_value(static_cast<int32_t>(key))));
-  }
+  SPECDEC_HD int bucket_of_key(int64_t key) const { return bucket_of(softmax.t(key_value(static_cast<int32_t>(key)))); }
 };
 
 constexpr int kNoMassBelow = -42;  // t of a mass that is 0, with room for rounding
 
-// A t at and below which no token is among the first that reach the fraction top_p < 1 of `total`: those weigh less than
-// 2^(40 + t) * size together, which is to be no more than a quarter of (1 - top_p) * total. The other quarters make up for
-// what rounding, at most 2^-17 of it, makes the total by chunks differ from the sum of masses; where top_p is so close to
-// 1 that they do not, all tokens are looked at.
+// A t at and below which no token is among the first that reach the fraction top_p < 1 of `total`: those weigh less
+// than 2^(40 + t) * size together, which is to be no more than a quarter of (1 - top_p) * total. The other quarters
+// make up for what rounding, at most 2^-17 of it, makes the total by chunks differ from the sum of masses; where top_p
+// is so close to 1 that they do not, all tokens are looked at.
 SPECDEC_HD int nucleus_floor(float top_p, uint64_t total, int64_t size) {
   const int rest = static_cast<int>(f32_bits(sub_rn(1.0f, top_p)) >> 23) - 127;  // 2^rest <= 1 - top_p
   const int excess = 63 - kMassBits - count_leading_zeros(total);               // 2^(40 + excess) <= total
@@ -291,8 +289,8 @@ SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const 
   for (int b = 0; b < kBuckets; ++b) sums[b] += table[b] & (kOne - 1);
 }
 
-// Cuts a row's order where it reaches a goal, by masses; what lies at `deepest` (a t) or below is not looked at, and a cut
-// there keeps everything: it has no mass, or cannot be reached.
+// Cuts a row's order where it reaches a goal, by masses; what lies at `deepest` (a t) or below is not looked at, and a
+// cut there keeps everything: it has no mass, or cannot be reached.
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART void find_cut(Team& team, Row& row, Shared& s, Search& search, const Softmax& softmax, int deepest) {
   const SoftmaxGrid grid(softmax, deepest);

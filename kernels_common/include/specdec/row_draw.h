@@ -1,4 +1,5 @@
-// Sampling from one row of logits (contract, section 3): what is kept of it, the draw, and what the token's probability is.
+// Sampling from one row of logits (contract, section 3): what is kept of it, the draw, and what the token's probability
+// is.
 #pragma once
 
 #include "specdec/philox.h"
@@ -9,7 +10,7 @@ namespace specdec {
 // A few elements that are all that top_k keeps, in order, and what the other parameters keep of them.
 struct FirstMasses {
   uint64_t mass[kListed];  // 0: not kept
-  int count;               // elements up to the last that top_p keeps
+  int count;  // elements up to the last that top_p keeps
   uint64_t total;
 };
 
@@ -56,8 +57,8 @@ SPECDEC_VECTOR int draw_first(const Shared& s, const FirstMasses& first, uint64_
 // How a row's token is drawn.
 enum class DrawBy : int {
   kNothing,  // it is the first of the largest
-  kList,     // from what top_k keeps, which is in s.sorted_value and, where it was asked for, in RowDraw::first
-  kChunks,   // nothing is filtered
+  kList,  // from what top_k keeps, which is in s.sorted_value and, where it was asked for, in RowDraw::first
+  kChunks,  // nothing is filtered
   kMasses,
 };
 
@@ -65,8 +66,8 @@ enum class DrawBy : int {
 struct RowDraw {
   DrawBy by;
   KeptMasses kept;  // of kNothing only on the rank that has the token
-  uint64_t total;   // of what is drawn from
-  RankSums sums;    // the same by ranks, for kChunks and kMasses
+  uint64_t total;  // of what is drawn from
+  RankSums sums;  // the same by ranks, for kChunks and kMasses
   FirstMasses first;
 };
 
@@ -188,8 +189,7 @@ SPECDEC_APART DrawnToken draw_row(Team& team, Row& row, Shared& s, const RowDraw
       if (rest >= share) return true;
       const Softmax inside{s.chunk[c].top, from.kept.softmax.inv_temperature};
       uint64_t prefix = 0;
-      found = chunk_draw<L>(x, count, inside, 0, chunk_weight(from.kept.softmax, inside.row_max), rest,
-                            &prefix);
+      found = chunk_draw<L>(x, count, inside, 0, chunk_weight(from.kept.softmax, inside.row_max), rest, &prefix);
     } else {
       found = chunk_draw<L>(x, count, from.kept, int64_t{c} << kChunkBits, kMassOne, point, &below);
       if (found < 0) return true;
@@ -220,13 +220,13 @@ SPECDEC_APART void tell_probability(Team& team, Row& row, Shared& s, int turn, c
   uint64_t own_total = 0, own_count = 0;
   each_chunk(row, s, asked.logprob && !known ? -detail::kFloatInf : chosen,
              [&](const typename L::Bits* x, int count, int c) {
-               if (asked.logprob && !known) {
-                 const Softmax inside{s.chunk[c].top, 1.0f};
-                 own_total += chunk_share(unit, {inside.row_max, chunk_mass<L>(x, count, inside, 0)});
-               }
-               if (s.chunk[c].top >= chosen) own_count += static_cast<uint64_t>(count_at_least<L>(x, count, chosen));
-               return true;
-             });
+    if (asked.logprob && !known) {
+      const Softmax inside{s.chunk[c].top, 1.0f};
+      own_total += chunk_share(unit, {inside.row_max, chunk_mass<L>(x, count, inside, 0)});
+    }
+    if (s.chunk[c].top >= chosen) own_count += static_cast<uint64_t>(count_at_least<L>(x, count, chosen));
+    return true;
+  });
   s.rank_count[turn][team.rank()] = own_count;
   const uint64_t total = share_mass(team, s, turn, own_total).total;
   if (team.rank() != 0) return;
@@ -237,8 +237,8 @@ SPECDEC_APART void tell_probability(Team& team, Row& row, Shared& s, int turn, c
   }
 }
 
-// Draws the row's token and tells what is asked of it. Exactly one rank calls sink.token(); what is undefined (-1) comes
-// from rank 0.
+// Draws the row's token and tells what is asked of it. Exactly one rank calls sink.token(); what is undefined (-1)
+// comes from rank 0.
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, const RowSeed& seed,
                            const AskedLogprob& asked, Sink& sink) {

@@ -1,6 +1,6 @@
-// Loops over a chunk of a row, without branches where there are many elements, so that they become vector code. What they
-// work on are arrays of the function that runs them, called by name and not by pointers: they are no memory that anything
-// else could see, and checked builds have nothing to look at.
+// Loops over a chunk of a row, without branches where there are many elements, so that they become vector code. What
+// they work on are arrays of the function that runs them, called by name and not by pointers: they are no memory that
+// anything else could see, and checked builds have nothing to look at.
 #pragma once
 
 #include "specdec/row_rules.h"
@@ -141,8 +141,8 @@ struct SoftmaxBlock {
   }
   SPECDEC_HD void load_scaled() { exp2_scaled<kLanes>(t, scaled); }
 
-  // Loads the masses of a block whose first id is `first`; false if there are none, and then all of it is void. Masses that
-  // are not kept are 0.
+  // Loads the masses of a block whose first id is `first`; false if there are none, and then all of it is void. Masses
+  // that are not kept are 0.
   SPECDEC_HD bool load(const Softmax& softmax, const Block& logit, int64_t) {
     load_t(softmax, logit);
     load_scaled();
@@ -150,15 +150,18 @@ struct SoftmaxBlock {
   }
   SPECDEC_HD bool load(const KeptMasses& kept, const Block& logit, int64_t first) {
     Wide<uint32_t, kBlock> inside;
-    const float low = kept.lowest();
-    const int last = kept.uncut() ? kBlock : static_cast<int>(clamp64(kept.cut.id - first, -1, kBlock));
     uint32_t any = 0;
-    for (int j = 0; j < kBlock; ++j) {
-      const uint32_t above = static_cast<uint32_t>(logit[j] > low), at = static_cast<uint32_t>(logit[j] == low);
-      inside[j] = 0u - (above | (at & static_cast<uint32_t>(j <= last)));
-      any |= inside[j];
+    for (int j = 0; j < kBlock; ++j) inside[j] = ~0u;
+    if (!kept.uncut()) {
+      const float low = kept.lowest();
+      const int last = static_cast<int>(clamp64(kept.cut.id - first, -1, kBlock));
+      for (int j = 0; j < kBlock; ++j) {
+        const uint32_t above = static_cast<uint32_t>(logit[j] > low), at = static_cast<uint32_t>(logit[j] == low);
+        inside[j] = 0u - (above | (at & static_cast<uint32_t>(j <= last)));
+        any |= inside[j];
+      }
+      if (any == 0) return false;
     }
-    if (any == 0) return false;
     load_t(kept.softmax, logit);
     if (kept.least > 0) {
       const float deepest = kept.deepest();

@@ -52,8 +52,8 @@ constexpr int kChunkIds = 1 << kChunkBits;
 SPECDEC_HD int64_t chunk_count(int64_t ids) { return (ids + kChunkIds - 1) >> kChunkBits; }
 
 // What one read of a chunk leaves: m_c, its largest logit, and the sum of its elements' masses relative to m_c; at most
-// 2^50. Elements beyond the row's end may be counted as -inf: beside a larger logit they have no mass, and the mass of a
-// chunk that has nothing but -inf does not count.
+// 2^50. Elements beyond the row's end may be counted as -inf: beside a larger logit they have no mass, and the mass of
+// a chunk that has nothing but -inf does not count.
 struct ChunkSum {
   float top;
   uint64_t mass;

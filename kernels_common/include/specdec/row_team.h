@@ -1,6 +1,6 @@
-// A row that a team shares: ranks (cores of a cluster, threads of a block, 1 on a host) that own consecutive chunks. All
-// that passes between ranks is a key, a count or an integer mass, so that the result does not depend on their number.
-// What the functions of rows take:
+// A row that a team shares: ranks (cores of a cluster, threads of a block, 1 on a host) that own consecutive chunks.
+// All that passes between ranks is a key, a count or an integer mass, so that the result does not depend on their
+// number. What the functions of rows take:
 //   Team    rank(), size(); sync(): what all ranks stored in Shared before is seen by all ranks after.
 //   Row     size(); begin(), end(): the rank's chunks; load(c, &count): the elements of one of them.
 //   Shared  a RowShared<most ranks>, one per team.
@@ -69,8 +69,8 @@ struct RowTop {
   SPECDEC_HD float value() const { return key_value(key); }
 };
 
-// The one read: the largest logit and, for 1/temperature >= 0, the mass of each chunk (s.chunk), and this rank's largest
-// elements by lanes (s.lane). also(x, count, c) is called for each chunk.
+// The one read: the largest logit and, for 1/temperature >= 0, the mass of each chunk (s.chunk), and this rank's
+// largest elements by lanes (s.lane). also(x, count, c) is called for each chunk.
 template <class L, class Team, class Row, class Shared, class Also>
 SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float inv_temperature, Also also) {
   const int rank = team.rank(), ranks = team.size();

@@ -9,8 +9,8 @@ struct NoMass {
   SPECDEC_HD uint64_t operator()(float) const { return 0; }
 };
 
-// Keys of a bucket, as a power of two, for a guess at where a row's largest elements are: 32 buckets an octave are right
-// for logits of usual size, 4 for probabilities; for others they are only slower.
+// Keys of a bucket, as a power of two, for a guess at where a row's largest elements are: 32 buckets an octave are
+// right for logits of usual size, 4 for probabilities; for others they are only slower.
 constexpr int kLogitShift = 18, kProbabilityShift = 21;
 
 // A key that at least `want` elements reach, and seldom many more: as many lanes (read_row) do. kKeyNan: none is known.
@@ -31,8 +31,8 @@ SPECDEC_APART int32_t lane_floor(const Shared& s, int ranks, int want, const Key
   return kKeyNan;
 }
 
-// Lists this rank's elements at or above `low` that `from` does not keep and `cut` does; all ranks' in all, or -1 if they
-// do not fit. In every rank's sight.
+// Lists this rank's elements at or above `low` that `from` does not keep and `cut` does; all ranks' in all, or -1 if
+// they do not fit. In every rank's sight.
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART int list_above(Team& team, Row& row, Shared& s, float low, Cut from, Cut cut) {
   static_assert(kRoom <= kBuckets, "a rank's masses have room for its part");
@@ -92,8 +92,7 @@ SPECDEC_VECTOR void sort_list(Shared& s, int size, int rank, int ranks, int want
 // Puts the `want` (1 .. kListed, and not more than there are) first elements behind `from` into s.sorted_value and
 // s.sorted_id, in order and in every rank's sight; returns the last of them. Without `from`, follows read_row.
 template <class L, class Team, class Row, class Shared>
-SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, int32_t top, int shift, Cut from,
-                             int want) {
+SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, int32_t top, int shift, Cut from, int want) {
   const int rank = team.rank(), ranks = team.size();
   int size = -1;
   if (from.key == keep_none().key) {
