@@ -130,6 +130,7 @@ struct RowBoard {
   float target, margin;
   int guess_first, guess_last;
   Interval interval;
+  uint64_t need;  // of the cut
 
   int list_begin[kRowWarps + 1];  // where the warps' lists lie
   uint32_t listed[kRowWarps];     // elements in them

@@ -50,7 +50,7 @@ __device__ __forceinline__ void guess_interval(const Part& part, RowBoard& s, Go
     }
   }
   // f(element, whether it is one), of every `skip`-th vector of the sample.
-  const auto each_sampled = [&](int skip, auto f) {
+  const auto each_sampled = [&](int skip, auto f) SPECDEC_INLINED {
     const int warp = static_cast<int>(warp_id()), count = part.stripes(warp), stop = part.end(warp);
     constexpr int kAhead = kBatch<Part>;
 #pragma unroll 1
@@ -174,7 +174,6 @@ struct Classified {
   uint64_t total;
   uint32_t above_count, weighty;  // elements above the interval; with t > kLeastT
   bool listed;                    // the lists of all warps hold all in the interval
-  int own_listed;                 // this warp's
 };
 
 // With `kCounts` the total and the counts as well. Stripes whose largest lies below all that is asked for are left out.
@@ -183,10 +182,11 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s) {
   const OrdinarySoftmax masses{s.softmax};
   const float high = s.interval.high * kDepth, low = s.interval.low * kDepth;  // as depths, high <= low
   const float weighty = kLeastT * kDepth;
-  const int list = s.list_begin[warp_id()], room = s.list_begin[warp_id() + 1] - list;
+  const unsigned warp = ptx::anew(warp_id());
+  const int list = s.list_begin[warp], room = s.list_begin[warp + 1] - list;
   float* values = part.list_values() + list;
   uint16_t* places = part.list_places() + list;
-  if (lane_id() == 0) s.listed[warp_id()] = 0;
+  if (lane_id() == 0) s.listed[warp] = 0;
   clear_stripes(s);
   const int first = part.begin(static_cast<int>(warp_id()));
   uint64_t total = 0, above = 0, all_above = 0;
@@ -230,14 +230,14 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s) {
   if (kCounts) publish(s.published[0], warp_sum(total));
   publish(s.published[1], all_above);
   __syncwarp();
-  const int listed = static_cast<int>(s.listed[warp_id()]);
+  const int listed = static_cast<int>(s.listed[ptx::anew(warp_id())]);
   const uint64_t overflow = listed + Part::kLength > room ? 1 : 0;
   publish(s.published[2],
           overflow << 40 | static_cast<uint64_t>(warp_sum(counts >> 16)) << 20 | warp_sum(counts & 0xFFFFu));
   Cluster::sync();
   const uint64_t all_counts = gather(s.published[2]).total;
   return {kCounts ? gather(s.published[0]).total : 0, static_cast<uint32_t>(all_counts & 0xFFFFF),
-          static_cast<uint32_t>(all_counts >> 20 & 0xFFFFF), all_counts >> 40 == 0, listed};
+          static_cast<uint32_t>(all_counts >> 20 & 0xFFFFF), all_counts >> 40 == 0};
 }
 
 // At a temperature of infinity: all whose difference from the largest is finite weigh the same.
@@ -248,14 +248,16 @@ __device__ __forceinline__ Classified count_equal(const Part& part, RowBoard& s)
   publish(s.published[0], static_cast<uint64_t>(warp_sum(count)));
   Cluster::sync();
   const uint64_t all = gather(s.published[0]).total;
-  return {all * kMassOne, 0, static_cast<uint32_t>(all), false, 0};
+  return {all * kMassOne, 0, static_cast<uint32_t>(all), false};
 }
 
 // f(value, id) for this lane's share of its warp's list.
 template <class Part, class F>
-__device__ __forceinline__ void each_listed(const Part& part, const RowBoard& s, int listed, F f) {
-  const float* values = part.list_values() + s.list_begin[warp_id()];
-  const uint16_t* places = part.list_places() + s.list_begin[warp_id()];
+__device__ __forceinline__ void each_listed(const Part& part, const RowBoard& s, F f) {
+  const unsigned warp = ptx::anew(warp_id());
+  const int listed = static_cast<int>(s.listed[warp]);
+  const float* values = part.list_values() + s.list_begin[warp];
+  const uint16_t* places = part.list_places() + s.list_begin[warp];
   __syncwarp();
 #pragma unroll 1
   for (int i = static_cast<int>(lane_id()); i < listed; i += 32) f(values[i], part.id_at(places[i]));
@@ -282,40 +284,37 @@ template <class L, class Part>
 __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s, Goal goal, uint64_t need,
                                                    float fraction, bool fresh) {
   enum { kLists, kInterval, kRow } where = kRow;  // where the cut is looked for
-  int own_listed = 0;
-  {
-    const KeyRange all = {-kKeyInf, order_key(s.softmax.row_max)};
-    Weight above = {0, 0};
-    KeyGrid grid = all.grid();
-    if (goal == Goal::kCount || s.softmax.inv_temperature > 0.0f) {
-      Classified c;
-      if (s.softmax.inv_temperature > 0.0f) {
-        guess_interval(part, s, goal, fraction, fresh);
-        c = goal == Goal::kCount ? classify<true>(part, s) : classify<false>(part, s);
-        above = {c.above_count, gather(s.published[1]).total};
-        where = above.of(goal) >= need ? kRow : c.listed ? kLists : kInterval;
-        own_listed = c.own_listed;
-      } else {
-        c = count_equal(part, s);
-      }
-      if (goal == Goal::kCount && threadIdx.x == 0) s.row_mass = c.total;
-      if (goal == Goal::kCount && need > c.weighty) {
-        // What has no mass is never drawn: a cut among it keeps as much as none.
-        if (threadIdx.x == 0) s.kept = {c.weighty, c.total};
-        __syncthreads();
-        return {keep_all(), false, 0};
-      }
-    }
-    if (where == kRow) {
-      above = {0, 0};
+  if (threadIdx.x == 0) s.need = need;  // not in registers through all of this
+  __syncthreads();
+  if (goal == Goal::kCount || s.softmax.inv_temperature > 0.0f) {
+    Classified c;
+    if (s.softmax.inv_temperature > 0.0f) {
+      guess_interval(part, s, goal, fraction, fresh);
+      c = goal == Goal::kCount ? classify<true>(part, s) : classify<false>(part, s);
+      const Weight above = {c.above_count, gather(s.published[1]).total};
+      if (above.of(goal) < s.need) where = c.listed ? kLists : kInterval;
+      if (threadIdx.x == 0) s.search.above = above;
     } else {
-      grid = interval_grid(s.softmax, s.interval, all);
+      c = count_equal(part, s);
     }
-    begin_search(s, {goal, need, all, grid, above, {0, 0}, true});
+    if (goal == Goal::kCount && threadIdx.x == 0) s.row_mass = c.total;
+    if (goal == Goal::kCount && s.need > c.weighty) {
+      // What has no mass is never drawn: a cut among it keeps as much as none.
+      if (threadIdx.x == 0) s.kept = {c.weighty, c.total};
+      __syncthreads();
+      return {keep_all(), false, 0};
+    }
   }
   for (;;) {
-    const auto each = [&](auto f) {
-      if (where == kLists) return each_listed(part, s, own_listed, f);
+    if (threadIdx.x == 0) {
+      const KeyRange all = {-kKeyInf, order_key(s.softmax.row_max)};
+      const Weight above = where == kRow ? Weight{0, 0} : s.search.above;
+      const KeyGrid grid = where == kRow ? all.grid() : interval_grid(s.softmax, s.interval, all);
+      s.search = {goal, s.need, all, grid, above, {0, 0}, true};
+    }
+    __syncthreads();
+    const auto each = [&](auto f) SPECDEC_INLINED {
+      if (where == kLists) return each_listed(part, s, f);
       const OrdinarySoftmax masses{s.softmax};
       const float high = s.interval.high * kDepth, low = s.interval.low * kDepth;
       const float least = key_value(s.search.range.low);
@@ -332,8 +331,6 @@ __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s
     }
     if (where == kRow) return {keep_all(), false, 0};  // the whole row falls short
     where = kRow;
-    const KeyRange all = {-kKeyInf, order_key(s.softmax.row_max)};
-    begin_search(s, {goal, s.search.need, all, all.grid(), {0, 0}, {0, 0}, true});
   }
 }
 

@@ -121,7 +121,7 @@ struct ChunkSums {
     const int32_t key = order_key(ptx::max_or_nan(largest_of<Part>(chunk.x), edge));
     const float top = key_value(__reduce_max_sync(kAllLanes, key));
     uint64_t sum = 0;
-    const auto pass = [&](auto mass, auto counted) {
+    const auto pass = [&](auto mass, auto counted) SPECDEC_INLINED {
       if (edge > -INFINITY) {
         sum = mass(edge);
         if (counted.value) count(Edge{{edge}});
@@ -170,12 +170,13 @@ __device__ __forceinline__ void keep_no_chunks(RowBoard& s) { keep_chunks(s, {IN
 // Of this lane; without any, a chunk of nothing.
 __device__ __forceinline__ ChunkSum own_chunk(const RowBoard& s) {
   if (lane_id() >= kMostStripes) return {-INFINITY, 0};
-  return {s.chunk_top[warp_id()][lane_id()], s.chunk_mass[warp_id()][lane_id()]};
+  const unsigned warp = ptx::anew(warp_id());
+  return {s.chunk_top[warp][lane_id()], s.chunk_mass[warp][lane_id()]};
 }
 // The stripes of this warp for which wanted(largest logit of a chunk) says that they may have something.
 template <class Part, class Wanted>
 __device__ __forceinline__ uint32_t stripes_with(const Part& part, const RowBoard& s, Wanted wanted) {
-  const bool may = lane_id() < kMostStripes && wanted(s.chunk_top[warp_id()][lane_id() % kMostStripes]);
+  const bool may = lane_id() < kMostStripes && wanted(s.chunk_top[ptx::anew(warp_id())][lane_id() % kMostStripes]);
   return part.stripes_of(__ballot_sync(kAllLanes, may));
 }
 
@@ -224,13 +225,13 @@ struct VectorMasses {
 };
 
 __device__ __forceinline__ void clear_stripes(RowBoard& s) {
-  if (lane_id() < kMostStripes) s.stripe_mass[warp_id()][lane_id()] = 0;
+  if (lane_id() < kMostStripes) s.stripe_mass[ptx::anew(warp_id())][lane_id()] = 0;
   __syncwarp();
 }
 // Behind stripe `at` of this warp, in which this lane has the sum: that of all lanes.
 __device__ __forceinline__ uint64_t end_stripe(RowBoard& s, int at, uint64_t& sum) {
   const uint64_t all = warp_sum(sum);
-  if (lane_id() == 0) s.stripe_mass[warp_id()][at] = all;
+  if (lane_id() == 0) s.stripe_mass[ptx::anew(warp_id())][at] = all;
   sum = 0;
   return all;
 }
@@ -241,7 +242,7 @@ template <class Part>
 __device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, const KeptMasses& kept) {
   clear_stripes(s);
   uint64_t sum = 0, total = 0;
-  with_masses(kept.softmax, [&](auto masses) {
+  with_masses(kept.softmax, [&](auto masses) SPECDEC_INLINED {
     const VectorMasses vectors(kept, masses);
     const uint32_t wanted = stripes_with(
         part, s, [&](float top) { return top >= vectors.low && (top == INFINITY || masses(top) >= kept.least); });
@@ -318,7 +319,7 @@ __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMas
   const int warp = s.drawn_warp;
   if (warp < 0) return -1;
   kept.cut = s.drawn_cut;  // of equal elements a warp knows its own
-  return with_masses(kept.softmax, [&](auto masses) {
+  return with_masses(kept.softmax, [&](auto masses) SPECDEC_INLINED {
     const VectorMasses vectors(kept, masses);
     if (listed) add_listed(part, s, vectors, warp);
     uint64_t rest = s.drawn_point;

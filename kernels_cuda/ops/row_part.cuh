@@ -22,6 +22,9 @@ constexpr int kMostStripes = 24;  // of a warp
 static_assert(served::kV / kChunkIds + 1 <= kMostStripes * kRowWarps,
               "one more than chunks where a row is not aligned");
 
+// Behind the parameters of a large lambda: as a call it would have what it captures in memory.
+#define SPECDEC_INLINED __attribute__((always_inline))
+
 // -inf as it stands in memory: what fills vectors beyond the ends of a row.
 template <class L>
 struct Lowest;
@@ -80,21 +83,22 @@ class RowPart {
     const int lead = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Bits));
     const int vectors = (lead + size + kLength - 1) / kLength, blocks = Cluster::size();
     const int stripes = ((vectors + kStripe - 1) / kStripe + blocks - 1) / blocks;
-    stripes_ = (stripes + kRowWarps - 1) / kRowWarps;
-    share_ = stripes * kStripe;
-    const int first = Cluster::rank() * share_;
+    const int share = stripes * kStripe, first = Cluster::rank() * share;
     first_id_ = static_cast<int>(ptx::anew(static_cast<uint32_t>(first * kLength - lead)));
-    count_ = max(min(vectors - first, share_), 0);
+    if (threadIdx.x == 0) {
+      extent() = {share, max(min(vectors - first, share), 0), (stripes + kRowWarps - 1) / kRowWarps};
+    }
+    __syncthreads();
   }
 
   __device__ int size() const { return size_; }
   // Vectors of a lane, at most; the same in all warps of all blocks.
-  __device__ int rounds() const { return stripes_ * kRounds; }
+  __device__ int rounds() const { return extent().stripes * kRounds; }
   // A warp's vectors [begin, end), as the block counts them, and its stripes.
   __device__ int begin(int warp) const {
-    return min(static_cast<int>(ptx::anew(static_cast<uint32_t>(warp * stripes_ * kStripe))), count_);
+    return min(static_cast<int>(ptx::anew(static_cast<uint32_t>(warp * extent().stripes * kStripe))), extent().count);
   }
-  __device__ int end(int warp) const { return min((warp + 1) * stripes_ * kStripe, count_); }
+  __device__ int end(int warp) const { return min((warp + 1) * extent().stripes * kStripe, extent().count); }
   __device__ int stripes(int warp) const { return (end(warp) - begin(warp) + kStripe - 1) / kStripe; }
   // A warp's stripe `at`: its vectors [begin, end).
   __device__ int begin(int warp, int at) const { return begin(warp) + at * kStripe; }
@@ -164,7 +168,7 @@ class RowPart {
       next_whole = next >= 0 && id >= 0 && id <= part.size_ - kChunkIds;
     }
 
-    const RowPart& part;
+    const RowPart part;  // not a reference: it would be kept in memory
     int first, next = -1, next_round = 0;
     uint32_t left;  // stripes behind the next
     bool next_whole;  // others are not read ahead
@@ -178,8 +182,12 @@ class RowPart {
   // `kSample` puts a sample of it aside.
   template <bool kSample, class ByVector, class ByChunk>
   __device__ __forceinline__ void load(ByVector by_vector, ByChunk& by_chunk) {
+    const int count = extent().count;
     Chunk chunk(*this, ~0u);
     while (chunk.go()) {
+      // As a bit: the compiler would take chunk.x[round] for what is equal, which is not in registers.
+      const bool sample = kSample && !kResident && chunk.stripe < sample_room();
+      const uint32_t sampled = sample ? ptx::anew(1u << sample_round(chunk.stripe)) : 0u;
       float edge = -INFINITY;
       if (lead() > 0) {
         const int behind = id(chunk.vector(0) + kStripe) - static_cast<int>(lane_id()) * (kLength - 1);
@@ -187,8 +195,8 @@ class RowPart {
       }
 #pragma unroll
       for (int k = 0; k < kRounds; ++k) {
-        if (kResident && chunk.vector(k) < count_) held()[chunk.vector(k)] = chunk.x[k];
-        if (kSample && !kResident && chunk.stripe < sample_room() && k == sample_round(chunk.stripe)) {
+        if (kResident && chunk.vector(k) < count) held()[chunk.vector(k)] = chunk.x[k];
+        if ((sampled >> k & 1) != 0) {
           held()[chunk.stripe * kRowThreads + static_cast<int>(threadIdx.x)] = chunk.x[k];
         }
         by_vector(chunk.vector(k), Elements<L>(chunk.x[k]));
@@ -207,7 +215,7 @@ class RowPart {
     if (!kResident && kept && at < sample_room()) {
       return Elements<L>(held()[at * kRowThreads + static_cast<int>(threadIdx.x)]);
     }
-    return (*this)[min(sampled_vector(at), count_ - 1)];
+    return (*this)[min(sampled_vector(at), extent().count - 1)];
   }
 
   struct Never {
@@ -215,17 +223,23 @@ class RowPart {
   };
   // Goes through the stripes of this warp whose bits are set, after `load`: backwards, since what was read last is in
   // the cache. In all lanes together f(vector, elements, whether they are the row's), and behind a stripe done(stripe).
-  // `kAhead`: vectors of a lane that are read ahead.
-  template <int kAhead = kRounds / 2, class F, class Done = Never>
+  // `kAhead`: vectors of a lane that are read ahead; on some devices the compiler has no registers left for more.
+#if __CUDA_ARCH__ >= 1000
+  static constexpr int kSweepAhead = kRounds / 4;
+#else
+  static constexpr int kSweepAhead = kRounds / 2;
+#endif
+  template <int kAhead = kSweepAhead, class F, class Done = Never>
   __device__ __forceinline__ void sweep(uint32_t wanted, F f, Done done = Done()) const {
-    const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id());
+    const int count = extent().count;
     if constexpr (kResident) {
+      const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id());
 #pragma unroll 1
       for (int at = stripes(warp) - 1; at >= 0; --at) {
         if ((wanted >> at & 1) == 0) continue;
 #pragma unroll 1
         for (int v = begin(warp, at) + lane; v - lane < end(warp, at); v += 32) {
-          f(v, Elements<L>(v < count_ ? held()[v] : nothing()), v < count_);
+          f(v, Elements<L>(v < count ? held()[v] : nothing()), v < count);
         }
         done(at);
       }
@@ -234,7 +248,7 @@ class RowPart {
       while (vectors.go()) {
 #pragma unroll
         for (int k = 0; k < kAhead; ++k) {
-          f(vectors.vector(k), Elements<L>(vectors.x[k]), vectors.vector(k) < count_);
+          f(vectors.vector(k), Elements<L>(vectors.x[k]), vectors.vector(k) < count);
           vectors.used(k);
         }
         if (vectors.round == 0) done(vectors.stripe);
@@ -262,6 +276,16 @@ class RowPart {
   __device__ int id_at(int place) const { return id(begin(static_cast<int>(warp_id()))) + place; }
 
  private:
+  // Vectors of a block, at most; of this one; stripes of a warp, at most. In shared memory: registers are what passes
+  // over a row need most.
+  struct Extent {
+    int share, count, stripes;
+  };
+  static __device__ __forceinline__ Extent& extent() {
+    __shared__ Extent own;
+    return own;
+  }
+
   // Another vector of each stripe, for no pattern of ids to escape; the same where there is one warp as where there are
   // many.
   __device__ __forceinline__ static int sample_round(int at) { return (at + static_cast<int>(warp_id())) % kRounds; }
@@ -270,7 +294,7 @@ class RowPart {
   }
   __device__ __forceinline__ static uint4* held() { return ptx::dynamic_shared<uint4>(); }
   // As large in all blocks, and enough for any.
-  __device__ int held_vectors() const { return kResident ? share_ : 0; }
+  __device__ int held_vectors() const { return kResident ? extent().share : 0; }
 
   // A vector of -inf.
   static __device__ __forceinline__ uint4 nothing() {
@@ -315,8 +339,7 @@ class RowPart {
   }
 
   const Bits* row_;
-  int size_, first_id_, share_, count_;  // vectors of a block, at most; of this one
-  int stripes_;  // of a warp, at most
+  int size_, first_id_;
 };
 
 // Vectors that a thread looks at in turn and that take 8 registers.
