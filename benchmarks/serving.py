@@ -20,6 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import timeit
 from collections.abc import Iterator
@@ -244,13 +245,14 @@ def writing(repeats: int) -> dict[str, Any]:
 
 
 @contextmanager
-def vllm(folder: Path, *arguments: str) -> Iterator[str]:
-    """vLLM's server over the embedded model; its address."""
+def vllm(folder: Path, checkpoint: Path, *arguments: str) -> Iterator[str]:
+    """vLLM's server over a checkpoint; its address."""
     import httpx
 
     port = 8100 + len(arguments)
-    command = [folder / "bin/vllm", "serve", ROOT / "models/tiny-py-lm", "--port", str(port), "--dtype", "float32",
-               "--max-num-seqs", "16", "--max-model-len", "2048", *arguments]  # fmt: skip
+    command = [folder / "bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", checkpoint,
+               "--served-model-name", "tiny-py-lm", "--port", str(port), "--dtype", "float32", "--max-num-seqs", "16",
+               "--max-model-len", "2048", "--gpu-memory-utilization", "0.2", *arguments]  # fmt: skip
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
@@ -310,8 +312,11 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
         }
         peer = (args.vllm / "bin/vllm").exists()
         if peer:
-            urls["vllm_plain"] = stack.enter_context(vllm(args.vllm))
-            urls["vllm_ngram"] = stack.enter_context(vllm(args.vllm, "--speculative-config", NGRAM))
+            checkpoint = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            drop_mtp = [sys.executable, ROOT / "tools/drop_mtp.py", ROOT / "models/tiny-py-lm", checkpoint]
+            subprocess.run(drop_mtp, check=True)  # which vLLM refuses in a Llama
+            urls["vllm_plain"] = stack.enter_context(vllm(args.vllm, checkpoint))
+            urls["vllm_ngram"] = stack.enter_context(vllm(args.vllm, checkpoint, "--speculative-config", NGRAM))
         found: dict[str, Any] = {
             "vllm": "measured" if peer else f"not measured: no {args.vllm}/bin/vllm; make engine-test"
         }

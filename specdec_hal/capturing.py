@@ -6,6 +6,7 @@ read waits for work that has not been submitted. Both are refused by name instea
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,13 +17,20 @@ _stream: int | None = None
 
 @contextmanager
 def capturing(stream: int) -> Iterator[None]:
-    """Mark that work on `stream` is being captured."""
+    """Mark that work on `stream` is being captured.
+
+    The collector of cycles rests meanwhile: a graph that it found could not be released, and would stay for ever.
+    """
     global _stream
     before, _stream = _stream, stream
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
         _stream = before
+        if collecting:
+            gc.enable()
 
 
 def refuse_in_capture(what: str) -> None:

@@ -44,7 +44,8 @@ class ProposerSpec:
     pydantic model of the section ``speculative.<name>`` (derive it from :class:`specdec_hal.config.Section`), or a
     function that returns it, so that a plug-in's import stays light; None: the proposer has no settings. `pads_drafts`
     says of these settings whether drafts are padded to K whatever is left of the request, so that they may stand up to
-    K positions past the length limit: the KV cache then gets that room.
+    K positions past the length limit: the KV cache then gets that room. `uses_mtp`: it asks the target for its MTP
+    module, whose memory is counted with the runner's.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ProposerSpec:
     settings: type[BaseModel] | Callable[[], type[BaseModel]] | None = None
     doc: str = ""
     pads_drafts: Callable[[Any], bool] = lambda settings: False
+    uses_mtp: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""How much memory is free, and a refusal of what needs more."""
+"""How much memory is free, a refusal of what needs more, and what the collector of cycles looks at."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +33,17 @@ def as_text(size: int) -> str:
         if size >= 1 << shift:
             return f"{size / (1 << shift):.1f} {unit}"
     return f"{size} bytes"
+
+
+def freeze_heap() -> None:
+    """Keep what exists now out of sight of the collector of cycles.
+
+    For processes that serve, once they are ready: a full collection visits every object of the frameworks, which takes
+    tens of milliseconds, in the middle of a step. Called again, it first collects what has become garbage since.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def host_free() -> int | None:

@@ -33,6 +33,7 @@ from specdec_hal.runner import ModelRunner, Request, StreamDelta
 from tests.runner.test_equality import plain_decoding
 from tests.runner.test_many_requests import random_request
 from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
+from tests.support.torch_history_model import TorchHistoryModel, UploadingHistoryModel
 
 POISON = 23
 """The token that the model raises on, where a round says so."""
@@ -91,20 +92,30 @@ class Round:
     def _runner(self) -> ModelRunner:
         soak = self
 
-        class Faulty(DeviceHistoryModel if self.rng.random() < 0.5 else HistoryModel):  # type: ignore[misc]
+        base, where = self._model()
+
+        class Faulty(base):  # type: ignore[misc]
             def forward(self, batch: Any) -> Any:
                 soak.fail(batch.token_ids)
                 return super().forward(batch)
 
             def forward_device(self, batch: Any, out: Any) -> None:
-                soak.fail(batch.token_ids[: int(batch.cu_seqlens_q[-1]), 0])
+                # On a GPU the host reads no token, and what fails is a capture or a step without a graph.
+                soak.fail(() if where else batch.token_ids[: int(batch.cu_seqlens_q[-1]), 0])
                 super().forward_device(batch, out)
 
         tokenizer: Any = LetterTokenizer()
         with mock.patch("time.monotonic", lambda: soak.now):
-            runner = ModelRunner(self.config, self.backend, Faulty(), tokenizer)
+            runner = ModelRunner(self.config, self.backend, Faulty(*where), tokenizer)
         runner._deadlines._clock = lambda: soak.now
         return runner
+
+    def _model(self) -> tuple[type[HistoryModel], tuple[str, ...]]:
+        """A class of model for this backend, and its arguments: with lengths on the device, or on the host."""
+        device_lengths = self.rng.random() < 0.5
+        if not self.backend.device.startswith("cuda"):
+            return (DeviceHistoryModel if device_lengths else HistoryModel), ()
+        return (TorchHistoryModel, ("cuda:0",)) if device_lengths else (UploadingHistoryModel, ("torch",))
 
     # ---- faults
 

@@ -290,7 +290,7 @@ def chunk_masses(row: F32, inv_temperature: ArrayLike) -> ChunkMasses:
     return ChunkMasses(masses, weights, shares, shares.sum(dtype=np.uint64))
 
 
-def draw_from_chunks(u64: ArrayLike, row: ChunkMasses) -> int:
+def draw_from_chunks(u64: np.uint64, row: ChunkMasses) -> int:
     """Draw an id: of the first chunk whose inclusive sum of S exceeds r = ``mulhi64(u64, total)``, the first id for
     which the inclusive prefix sum of M, times W / 2^40, exceeds what the chunks before it leave of r.
 

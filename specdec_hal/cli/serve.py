@@ -22,6 +22,7 @@ from specdec_hal.cli.decoding import load
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
 from specdec_hal.cli.process import complain
 from specdec_hal.errors import ConfigError
+from specdec_hal.memory import freeze_heap
 from specdec_hal.ray_cluster import LOCAL
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
         model, tokenizer = load(runtime)
         engine = AsyncEngine(model, runtime, tokenizer=tokenizer)
+        freeze_heap()
         try:
             service = Service(engine, runtime.config.served_name, runtime.config.serve, template)
             asyncio.run(_serve(app.make_app(service, args.api_key), service, listener, output))
@@ -171,6 +173,7 @@ def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part
     if part.name == messages.ENGINE:
         model, tokenizer = load(runtime)
         runner = runtime.runner(model=model, tokenizer=tokenizer)
+        freeze_heap()
         EngineProcess(runner, part.directory, config.serve, resume=part.resume).run()
     elif part.name == messages.TOKENS:
         tokens.run(runtime.load_tokenizer(), part.directory, config.serve)

@@ -113,9 +113,7 @@ class LlamaCuda:
 
     def bytes_per_block(self, block_size: int) -> int:
         """See DeviceModel.bytes_per_block."""
-        config = self.config
-        line: int = config.num_key_value_heads * config.head_dim * self.dtype.itemsize
-        return 2 * block_size * line * config.num_hidden_layers
+        return self.config.num_hidden_layers * self.mtp_bytes_per_block(block_size)
 
     @property
     def cache_bytes(self) -> int:
@@ -179,6 +177,11 @@ class LlamaCuda:
         launch.rms_norm(residual, layer.mlp_norm, normed, count, config.rms_norm_eps)
         launch.gate_up(normed, layer.gate_up, gated, count)
         launch.linear(gated, layer.down, residual, count, add=True)
+
+    def mtp_bytes_per_block(self, block_size: int) -> int:
+        """See MTPModel.mtp_bytes_per_block: those of one layer."""
+        line: int = self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
+        return 2 * block_size * line
 
     def mtp_module(self) -> LlamaCudaMTP:
         """See MTPModel.mtp_module."""

@@ -178,3 +178,6 @@ class MTPModel(TargetModel, Protocol):
 
         Behind `allocate` or `allocate_blocks`: it makes the module's cache, with the sizes of the model's.
         """
+
+    def mtp_bytes_per_block(self, block_size: int) -> int:
+        """Memory of one KV block of the module, for a model with `device_lengths`."""

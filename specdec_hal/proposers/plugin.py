@@ -45,6 +45,7 @@ def specdec_proposers() -> list[ProposerSpec]:
             "mtp",
             _proposer("mtp", "MTPProposer"),
             doc="the checkpoint's multi-token-prediction module, chained for K drafts",
+            uses_mtp=True,
         ),
         ProposerSpec(
             "hybrid",
@@ -52,6 +53,7 @@ def specdec_proposers() -> list[ProposerSpec]:
             _settings("hybrid", "HybridSettings"),
             "drafts of the MTP module, continued by n-gram look-up",
             _pads,
+            uses_mtp=True,
         ),
         ProposerSpec(
             "suffix",

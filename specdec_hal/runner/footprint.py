@@ -10,7 +10,7 @@ from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
 from specdec_hal.measuring import MeasuringDevice
 from specdec_hal.memory import require
-from specdec_hal.models.protocol import DeviceModel, TargetModel
+from specdec_hal.models.protocol import DeviceModel, MTPModel, TargetModel
 from specdec_hal.ops import Strategy
 from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_STOP_SEQUENCES
 from specdec_hal.runner.blocks import BlockPool
@@ -68,8 +68,13 @@ def state_sizes(config: Config, model: TargetModel, max_model_len: int, position
     }
 
 
-def footprint(config: Config, model: TargetModel, max_model_len: int, positions: int) -> dict[str, int]:
-    """Bytes by what they are for, without the weights, a cache that grows with its contexts, and workspaces of ops."""
+def footprint(
+    config: Config, model: TargetModel, max_model_len: int, positions: int, *, mtp: bool = False
+) -> dict[str, int]:
+    """Bytes by what they are for, without the weights, a cache that grows with its contexts, and workspaces of ops.
+
+    `mtp`: the proposer runs the model's MTP module.
+    """
     device = MeasuringDevice()
     size = DecodeState(**state_sizes(config, model, max_model_len, positions), device=device).symbols
     parts = {"states of slots": device.nbytes}
@@ -93,10 +98,20 @@ def footprint(config: Config, model: TargetModel, max_model_len: int, positions:
     if model.capabilities.device_lengths:
         blocks, per_block = kv_blocks(config, model, positions), cast(DeviceModel, model).bytes_per_block
         parts["KV cache"] = blocks * per_block(config.runner.block_size)
+    if mtp and model.capabilities.mtp_modules:
+        fed = 2 if model.capabilities.device_lengths else 4
+        rows = fed * size["T_cap"] + 2 * size["M"]
+        count("MTP module's hidden states", ((rows, width), dtype))
+        if model.capabilities.device_lengths:
+            parts["MTP module's KV cache"] = blocks * cast(MTPModel, model).mtp_bytes_per_block(
+                config.runner.block_size
+            )
     return parts
 
 
-def check_footprint(config: Config, backend: Backend, model: TargetModel, max_model_len: int, positions: int) -> None:
+def check_footprint(
+    config: Config, backend: Backend, model: TargetModel, max_model_len: int, positions: int, *, mtp: bool
+) -> None:
     """InsufficientMemoryError, before anything is allocated, if a runner of these sizes does not fit."""
     free = get_device(backend.place, model.framework).free_bytes()
     if free is None:
@@ -105,7 +120,7 @@ def check_footprint(config: Config, backend: Backend, model: TargetModel, max_mo
 
     def need(slots: int) -> dict[str, int]:
         fewer = config.runner.model_copy(update={"max_num_seqs": slots})
-        return footprint(config.model_copy(update={"runner": fewer}), model, max_model_len, positions)
+        return footprint(config.model_copy(update={"runner": fewer}), model, max_model_len, positions, mtp=mtp)
 
     slots = config.runner.max_num_seqs
     parts = need(slots)

@@ -49,14 +49,14 @@ class Needs(NamedTuple):
     @classmethod
     def of(cls, sequences: Iterable[Sequence], vocab_size: int) -> Needs:
         """What these need together. Alternatives are rounded up to a power of two, so that there are few plans."""
-        found = list(sequences)
-        top = max((one.top for one in found if one.top is not None), default=None)
-        alternatives = 0 if not top else min(1 << (top - 1).bit_length(), vocab_size - 1)
+        wanted = {one.wants for one in sequences}
+        top = max((one.top for one in wanted), default=-1)
+        alternatives = 0 if top <= 0 else min(1 << (top - 1).bit_length(), vocab_size - 1)
         return cls(
-            penalties=any(one.penalised for one in found),
-            stops=any(one.stop_sequences for one in found),
-            thinking=any(one.limits_thinking for one in found),
-            logprobs=0 if top is None else 1 + alternatives,
+            penalties=any(one.penalties for one in wanted),
+            stops=any(one.stops for one in wanted),
+            thinking=any(one.thinking for one in wanted),
+            logprobs=0 if top < 0 else 1 + alternatives,
         )
 
 

@@ -27,7 +27,7 @@ class StepReport:
         """Of all token ids in it."""
         self._counts: list[int] = values["accept_num"].tolist()
         self._stopped: list[bool] = values["stop_flags"].tolist()
-        self._limit_status = values["limit_status"]
+        self._limit_status: list[int] = values["limit_status"].tolist()
         self._offsets: list[int] = values["cu_seqlens_q"].tolist()
         self._fed: list[int] = values["ids_remove_padding"][: self._offsets[-1], 0].tolist()
         self._scores: dict[str, Any] = {}
@@ -45,7 +45,7 @@ class StepReport:
 
     def limit_status(self, slot: int) -> int:
         """Where the slot's request is, if its thinking has a limit (`limit_thinking`)."""
-        return int(self._limit_status[slot])
+        return self._limit_status[slot]
 
     def tokens(self, slot: int) -> list[int]:
         """What the slot emitted."""
@@ -54,6 +54,8 @@ class StepReport:
     def from_draft(self, slot: int, tokens: list[int]) -> list[bool]:
         """Which of a decoding slot's tokens are accepted drafts."""
         start, end = self._offsets[slot] + 1, self._offsets[slot + 1]
+        if start >= end:
+            return [False] * len(tokens)
         flags = [token == draft for token, draft in zip(tokens, self._fed[start:end], strict=False)]
         return flags + [False] * (len(tokens) - len(flags))
 

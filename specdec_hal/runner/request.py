@@ -73,6 +73,8 @@ class TokenLogprobs(NamedTuple):
         cls, ids: Sequence[Sequence[int]], scores: Sequence[Sequence[float]], ranks: Sequence[int], top: int
     ) -> list[TokenLogprobs]:
         """Of each row of `token_logprobs`, with its first `top` alternatives."""
+        if not top:
+            return [cls(values[0], rank, ()) for values, rank in zip(scores, ranks, strict=True)]
         return [
             cls(values[0], rank, tuple(zip(others[1 : top + 1], values[1 : top + 1], strict=True)))
             for others, values, rank in zip(ids, scores, ranks, strict=True)

@@ -75,7 +75,7 @@ class ModelRunner:
         self.end_tokens = frozenset(model.config.eos_token_ids)
         self._headroom = headroom
         positions = max_model_len + headroom
-        check_footprint(config, backend, model, max_model_len, positions)
+        check_footprint(config, backend, model, max_model_len, positions, mtp=spec.uses_mtp)
         pool = allocate_cache(config, model, positions)
         claim_cache(model, self)
         sizes = state_sizes(config, model, max_model_len, positions)
@@ -287,11 +287,15 @@ class ModelRunner:
             report = StepReport(step.report(), None if step.logprobs is None else step.logprobs())
         with record.stage("host"):
             decoded = list[Drafted]()
+            chunks = [report.fed(slot) for slot, work in step.schedule.work.items() if work.chunk]
+            record.input_tokens, record.prefill_slots = sum(map(report.fed, step.schedule.work)), len(chunks)
+            record.output_rows = record.input_tokens - sum(fed - 1 for fed in chunks if fed)
             for slot, work in step.schedule.work.items():
                 sequence, before = work.sequence, work.sequence.accepted
                 sequence.in_flight -= 1
-                if self._take(slot, work, report, record) and not work.chunk:
-                    decoded.append(Drafted(sequence, report.fed(slot) - 1, sequence.accepted - before))
+                drafted = report.fed(slot) - 1
+                if self._take(slot, work, report, record) and not work.chunk and (drafted or self._lengths is not None):
+                    decoded.append(Drafted(sequence, drafted, sequence.accepted - before))
             record.count_drafts([one.drafted for one in decoded], [one.accepted for one in decoded])
             if self._lengths is not None and not record.prefill_slots:
                 self._adapt(decoded, record)
@@ -312,9 +316,6 @@ class ModelRunner:
     def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> bool:
         """Take over what one slot's request gained; False if it has ended meanwhile, or gained nothing to show."""
         sequence, fed = work.sequence, report.fed(slot)
-        record.input_tokens += fed
-        record.output_rows += min(fed, 1) if work.chunk else fed
-        record.prefill_slots += bool(work.chunk)
         if sequence.finish_reason is not None or not work.emits:
             return False
         tokens = report.tokens(slot)
@@ -324,8 +325,8 @@ class ModelRunner:
             self._end("error", sequence, f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")
             return True
         flags = [False] * len(tokens) if work.chunk else report.from_draft(slot, tokens)
-        before, top = len(sequence.token_ids), sequence.top
-        logprobs = [] if top is None else report.logprobs(slot, len(tokens), top)
+        before, top = len(sequence.token_ids), sequence.wants.top
+        logprobs = [] if top < 0 else report.logprobs(slot, len(tokens), top)
         drafted = None if work.chunk else fed - 1
         if self.sink is not None:
             self.sink.gained(sequence, slot, flags, drafted)

@@ -183,8 +183,9 @@ class Scheduler:
             if not self._reserve(sequence, reach):
                 continue
             step.work[slot] = Work(sequence)
-            step.tokens += width
-            step.context = max(step.context, reach)
+            if reach > step.context:
+                step.context = reach
+        step.tokens += width * len(step.work)
 
     def _prefill(self, step: Schedule, only: Collection[Sequence] | None) -> None:
         for slot, sequence in list(self.running.items()):
@@ -277,7 +278,7 @@ class Scheduler:
 
     def _write_past(self, slot: int, sequence: Sequence) -> None:
         """What the device goes on from: the context, and how far the limits of thinking are."""
-        if sequence.limits_thinking:
+        if sequence.wants.thinking:
             self.state.write("limit_status", slot, sequence.limit_status)
         tokens = np.array([*sequence.request.prompt_token_ids, *sequence.token_ids], np.int64)
         self.state.write("token_ids_all", (slot, slice(len(tokens))), tokens)

@@ -7,9 +7,19 @@ can see is in :mod:`.stream`.
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from specdec_hal.runner.request import Request
 from specdec_hal.runner.stream import Detokenizer, OutputStream
+
+
+class Wants(NamedTuple):
+    """What a request asks for beyond tokens. `top`: alternatives with each log-probability, -1 for none of either."""
+
+    penalties: bool
+    stops: bool
+    thinking: bool
+    top: int
 
 
 class Sequence(OutputStream):
@@ -17,10 +27,9 @@ class Sequence(OutputStream):
 
     def __init__(self, request: Request, max_new_tokens: int, detokenizer: Detokenizer | None) -> None:
         super().__init__(request, len(request.prompt_token_ids), max_new_tokens, detokenizer)
-        self.penalised = request.params.penalised
-        self.top = request.params.logprobs
-        """How many alternatives it wants with each log-probability; None for no log-probabilities."""
-        self.limits_thinking = request.params.limits_thinking
+        params = request.params
+        top = -1 if params.logprobs is None else params.logprobs
+        self.wants = Wants(params.penalised, bool(self.stop_sequences), params.limits_thinking, top)
         self.limit_status = 0
         """Where it is in thinking, the text that ends it, or its answer, behind the tokens that the host knows."""
         self.slot: int | None = None

@@ -16,6 +16,7 @@ from typing import Any
 
 from specdec_hal.config import Config, load, parse
 from specdec_hal.errors import EngineDeadError
+from specdec_hal.memory import freeze_heap
 from specdec_hal.ray_cluster import LOCAL, connect
 from specdec_hal.runtime import Runtime
 
@@ -89,6 +90,7 @@ def _make_app(settings: dict[str, Any], api_key: str | None) -> Any:
 
     config = parse(settings, source="replica")
     engine = AsyncEngine(None, Runtime(config))
+    freeze_heap()
     _engines.append(engine)
     template = load_chat_template(config.model_path, config.serve.chat_template)
     return make_app(Service(engine, config.served_name, config.serve, template), api_key)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,8 +18,11 @@ from specdec_hal.conformance.edges.edge import edge
 from specdec_hal.conformance.expectations import Close, Where, unmet
 from specdec_hal.conformance.fences import FencedDevice
 from specdec_hal.conformance.guarded import GuardedDevice, GuardedHost, GuardedTorch, device_for
+from specdec_hal.conformance.report import REFUSED
 from specdec_hal.conformance.reproduction import source
 from specdec_hal.conformance.shrink import shrink
+from specdec_hal.conformance.subject import Subject
+from specdec_hal.conformance.suite import Settings, Unit, run_unit
 from specdec_hal.errors import BackendUnavailableError, ConfigError
 from specdec_hal.ops import OPS, Strategy
 from specdec_hal.ops.generate import generate
@@ -171,3 +175,11 @@ def test_traces_are_small_and_of_every_op() -> None:
         assert len(cases) >= 4 and len({case.name for case in cases}) == len(cases)
         assert runs <= {"greedy", "sampled", "rejection", "topp", "thinking", "hybrid"}
         assert len(list(traces.trace_cases(op, 3))) == 3
+
+
+def test_what_a_device_cannot_hold_is_refused_and_not_left_out():
+    """Otherwise the rule of sizes would count as untouched, and the run of every GPU backend fail."""
+    subject = cast(Subject, SimpleNamespace(device=object(), backend=registry.get_backend("reference")))
+    results = list(run_unit(subject, Unit("gather_next_token", "wide"), Settings()))
+    assert results and {result.status for result in results} == {REFUSED}
+    assert {rule for result in results for rule in result.rules} == {"conventions#sizes"}

@@ -98,3 +98,19 @@ def test_strategies_and_logprobs_count() -> None:
     assert more["probabilities"] == plain["logits"] == rows * model.config.vocab_size * 4
     assert more["log-probabilities"] == plain["logits"] + rows * 3 * (8 + 4)
     assert "probabilities" not in plain and "log-probabilities" not in plain
+
+
+@pytest.mark.parametrize("kind", [HistoryModel, DeviceHistoryModel])
+def test_the_mtp_module_counts(kind: type[HistoryModel], free: Any) -> None:
+    wanted = sections()
+    wanted["speculative"] = {"method": "mtp", "num_speculative_tokens": 4}
+    runner = make_runner(model=kind(), **wanted)
+    parts = footprint(parse(wanted), runner.model, 64, 64, mtp=True)
+    proposer: Any = runner._proposer
+    rows = [proposer._raw, proposer._hidden, proposer._fed, proposer._given, proposer._last, proposer._next]
+    assert parts["MTP module's hidden states"] == sum(tensor.nbytes for tensor in rows)
+    if kind is DeviceHistoryModel:
+        assert parts["MTP module's KV cache"] == proposer._module.cache.nbytes
+    free(sum(parts.values()) - 1)
+    with pytest.raises(InsufficientMemoryError, match="MTP module's hidden states"):
+        make_runner(model=kind(), **wanted)

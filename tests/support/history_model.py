@@ -145,6 +145,9 @@ class DeviceHistoryModel(HistoryModel):
         rows = len(hidden) if num_rows is None else int(num_rows[0])
         out[:rows] = hidden[:rows, :VOCABULARY]
 
+    def mtp_bytes_per_block(self, block_size: int) -> int:
+        return 8 * block_size
+
     def mtp_module(self) -> Any:
         return DeviceHistoryMTP(self)
 

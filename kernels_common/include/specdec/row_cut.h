@@ -190,26 +190,26 @@ SPECDEC_HD Weight listed_weight(const Wide<int32_t, kListed>& keys, const Wide<u
   return {static_cast<uint64_t>(count), mass};
 }
 
-// Ends a search by the list of what is in the bucket, of which [begin, end) are this rank's.
-template <class MassOf, class Shared>
-SPECDEC_VECTOR void cut_list(const Shared& s, Search& search, int begin, int end, MassOf mass_of) {
+// Ends a search by the list of what is in the bucket: each rank looks at its own elements, [begin, end). The cut and the
+// mass of what it keeps are left in `s` by the rank that has its element.
+template <class Shared>
+SPECDEC_VECTOR void cut_list(Shared& s, Search& search, int begin, int end) {
   const int size = static_cast<int>(search.inside.count);
   const Weight above = search.above;
   Wide<int32_t, kListed> keys;
   Wide<uint64_t, kListed> masses;
   keys.load(s.list_key, size);
-  for (int j = 0; j < size; ++j) masses[j] = mass_of(s.list_value[j]);
-  for (int i = 0; i < size; ++i) {
+  masses.load(s.list_mass, size);
+  for (int i = begin; i < end; ++i) {
     const Weight upto = above.plus(size <= kLanes ? listed_weight<kLanes>(keys, masses, i, size)
                                                   : listed_weight<kListed>(keys, masses, i, size));
     const uint64_t reached = upto.of(search.goal), self = search.goal == Goal::kCount ? 1 : masses[i];
     if (reached - self >= search.need) continue;
-    if (i >= begin && i < end) search.own += masses[i];
-    if (reached >= search.need) {  // the last one
-      search.cut.key = keys[i];
-      search.cut.id = s.list_id[i];
-      search.kept = upto.mass;
-    }
+    search.own += masses[i];
+    if (reached < search.need) continue;
+    s.cut.key = keys[i];  // the last one
+    s.cut.id = s.list_id[i];
+    s.kept = upto.mass;
   }
 }
 
@@ -237,6 +237,7 @@ SPECDEC_APART void cut_bucket(Team& team, Row& row, Shared& s, Search& search, K
         s.list_key[place] = order_key(value);
         s.list_value[place] = value;
         s.list_id[place] = id;
+        s.list_mass[place] = mass_of(value);
       };
       each_in_range<L>(x, count, low, high, element);
       return true;
@@ -246,7 +247,11 @@ SPECDEC_APART void cut_bucket(Team& team, Row& row, Shared& s, Search& search, K
     int at = static_cast<int>(before);
     if (inside > 0) list([&] { return at++; });
     team.sync();
-    cut_list(s, search, static_cast<int>(before), static_cast<int>(before + inside), mass_of);
+    cut_list(s, search, static_cast<int>(before), static_cast<int>(before + inside));
+    team.sync();
+    search.cut.key = s.cut.key;  // one by one: there is padding between them
+    search.cut.id = s.cut.id;
+    search.kept = s.kept;
     return;
   }
   // Equal keys, of which the first ids are kept: the last of them is the list.

@@ -39,9 +39,12 @@ struct RowShared {
   int32_t list_key[kRoom];
   float list_value[kRoom];
   int64_t list_id[kRoom];
+  uint64_t list_mass[kListed];
   float sorted_value[kListed];
   int64_t sorted_id[kListed];
-  int32_t floor;
+  int32_t floor;  // see list_first
+  Cut cut;        // and cut_list
+  uint64_t kept;
 
   // One value of each rank; two sets in turns, so that one sync a reduction is enough.
   int32_t rank_key[2][Ranks];

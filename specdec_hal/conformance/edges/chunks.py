@@ -24,7 +24,7 @@ WIDTHS = (1, 1023, 1024, 1025, 3000)
 
 def row(v: int, at: dict[int, float], others: float = -INF) -> NDArray[np.float32]:
     """A row of `others`, but for a few ids."""
-    values = np.full(v, others, F)
+    values: NDArray[np.float32] = np.full(v, others, np.float32)
     values[list(at)] = list(at.values())
     return values
 
@@ -33,7 +33,8 @@ def _spread() -> NDArray[np.float32]:
     """Rows of three chunks, each with its own spread and level, so that every chunk weighs otherwise."""
     rng = np.random.default_rng(7)
     level = np.repeat([0.0, 1.5, -2.0], 1024)[:2500]
-    return (rng.normal(size=(12, 2500)) * np.linspace(0.5, 4, 12)[:, None] + level).astype(F)
+    rows = rng.normal(size=(12, 2500)) * np.linspace(0.5, 4, 12)[:, None] + level
+    return np.asarray(rows, np.float32)
 
 
 def _softmax(rows: NDArray[Any], temperature: float) -> Where:
@@ -94,24 +95,32 @@ def _draws() -> Iterator[Case]:
         [bits * v >> 64 for bits in SIXTY_FOUR_BITS[:2]], row_seed=5,
     )  # fmt: skip
     # Two chunks of masses from 400 to 800 before one of 2^40, and random numbers that fall among them: where prefix
-    # sums of masses that are rounded one by one, or are relative to the row, have another token, and where the point
-    # equals a prefix sum.
+    # sums of masses that are rounded one by one, that are relative to the row, or of chunks that end elsewhere have
+    # another token, and where the point equals a prefix sum. The last of the first chunk weighs most there.
     rare = np.append(-21.0 - np.arange(2999) * 37 % 97 / 128, 0.0)
+    rare[1023] = -20.5
     yield draws(
-        "points among the lightest tokens", "inner-draw", [rare] * 4, [868, 2127, 2459, 823], row_seed=7,
-        position=[229_564, 993_699, 2_755_063, 154_675_274],
+        "points among the lightest tokens", "inner-draw conventions#chunk", [rare] * 4, [868, 384, 2501, 2708],
+        row_seed=7, position=[229_564, 1_230_499, 2_826_884, 29_484_353],
     )  # fmt: skip
     ramp = np.linspace(0, 1, 2500)
-    yield kept(
-        "a share that no prefix reaches", "unreached", [ramp], Where("all kept", lambda p: bool((p > 0).all())),
-        row_top_p=1 - 2**-24,
+    # The total by chunks is larger than the sum of the masses relative to 0, by more than 2^-24 of it.
+    short = row(2048, {0: 0.0, **dict.fromkeys(range(1025, 2048), -4.13), 1024: -1.9})
+    every = short > -INF
+    kept_all = Where("all but -inf", lambda probs: bool(((probs[0] > 0) == every).all()))
+    for share in (1 - 2**-24, 0.999):
+        wanted = kept_all if share > 0.9999 else Where("some", lambda probs: 0 < (probs > 0).sum() < every.sum())
+        yield kept(f"a share of {share}", "unreached top-p", [short], wanted, row_top_p=share)
+    yield draws(
+        "a share that no prefix reaches", "unreached", [short] * 9,
+        Where("tokens that are there", lambda tokens: bool(every[tokens].all())), row_top_p=1 - 2**-24,
     )  # fmt: skip
     yield kept("top p over chunks", "top-p filter", [ramp * 9], _half(ramp * 9), row_top_p=0.5)
     yield kept("a filter that keeps everything", "filter ratio", [rare], _softmax(rare[None], 1), row_min_p=1e-30)
     # Drawn by masses relative to the row, not by chunks.
     yield draws(
-        "a filter that keeps everything", "filter draw", [rare] * 2, [2458, 2319], row_seed=7, row_min_p=1e-30,
-        position=[2_755_063, 7_362_447],
+        "a filter that keeps everything", "filter draw", [rare] * 2, [385, 2502], row_seed=7, row_min_p=1e-30,
+        position=[1_230_499, 2_826_884],
     )  # fmt: skip
 
 
