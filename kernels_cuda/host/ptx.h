@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "simt.h"
+#include "specdec/widen.h"
 
 namespace specdec::cuda::ptx {
 
@@ -31,11 +32,8 @@ T* dynamic_shared() {
 
 struct CachePolicy {};
 inline CachePolicy evict_first() { return {}; }
-inline void load_ahead(uint4& x, const uint4* from, bool wanted, CachePolicy) {
+inline void load_ahead(uint4& x, const uint4* from, bool wanted, CachePolicy = {}) {
   if (wanted) x = *from;
-}
-inline void load_ahead(uint4& x, const uint4* global, bool from_global, const uint4* shared, bool from_shared) {
-  if (from_global || from_shared) x = from_global ? *global : *shared;
 }
 inline uint32_t anew(uint32_t x) { return x; }
 
@@ -43,5 +41,18 @@ inline float max_or_nan(float a, float b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? a : b;
   return b > a || (a == b && std::signbit(a)) ? b : a;
 }
+
+template <class Widen>
+uint32_t max_or_nan_x2(uint32_t a, uint32_t b, Widen widen) {
+  uint32_t m = 0;
+  for (int half = 0; half < 32; half += 16) {
+    const uint16_t x = static_cast<uint16_t>(a >> half), y = static_cast<uint16_t>(b >> half);
+    const bool second = std::isnan(widen(y)) || widen(y) > widen(x);
+    m |= static_cast<uint32_t>(second && !std::isnan(widen(x)) ? y : x) << half;
+  }
+  return m;
+}
+inline uint32_t max_or_nan_f16x2(uint32_t a, uint32_t b) { return max_or_nan_x2(a, b, specdec::f16_to_f32); }
+inline uint32_t max_or_nan_bf16x2(uint32_t a, uint32_t b) { return max_or_nan_x2(a, b, specdec::bf16_to_f32); }
 
 }  // namespace specdec::cuda::ptx

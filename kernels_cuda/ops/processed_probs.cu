@@ -1,7 +1,7 @@
 // processed_probs: a cluster a row; each lane writes the probabilities of the logits it has read.
 #include "ops.h"
+#include "row_filter.cuh"
 #include "row_launch.cuh"
-#include "sample_rows.cuh"
 #include "specdec_ops/processed_probs.h"
 
 namespace specdec::cuda {
@@ -9,7 +9,7 @@ namespace specdec::cuda {
 // Writes this lane's part of a row: probability(x, id) of each element.
 template <class Part, class F>
 __device__ __forceinline__ void write_probs(const Part& part, float* out, F probability) {
-  part.sweep([&](int v, const auto& elements, bool real) {
+  part.sweep(~0u, [&](int v, const auto& elements, bool real) {
     if (!real) return;
     const int id = part.id(v);
     float p[Part::kLength];
@@ -51,7 +51,7 @@ __device__ __forceinline__ void write_one(float* out, int64_t size, int64_t one)
 
 template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
-    processed_probs_kernel(ProcessedProbsArgs a, const typename L::Bits* logits) {
+    processed_probs_kernel(const __grid_constant__ ProcessedProbsArgs a, const typename L::Bits* logits) {
   __shared__ RowBoard s;
   wait_for_previous();
   const auto out = [&] { return a.probs + Cluster::index() * a.V; };
@@ -61,43 +61,27 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
   clear_board(s);
   Cluster::arrive();
-  const RowLook look = read_params(a, Cluster::index(), s);
+  const SamplingParams params = read_params(a, Cluster::index(), s);
   RowPart<L, kResident> part(logits + Cluster::index() * a.V, static_cast<int>(a.V));
-  const int32_t top = load_row<L>(part, s, look);
-  if (top == kKeyNan || top == -kKeyInf) {
-    write_one(out(), a.V, -1);
-    return;
-  }
-  if (!(s.params.temperature > 0.0f)) {
-    find_first(part, s, top);
-    Cluster::sync();
-    const int first = Cluster::of(&s, 0)->first_id;
-    Cluster::sync();  // the leader stays until all have read
-    write_one(out(), a.V, first);
-    return;
-  }
-  set_softmax(s, top);
-  if (is_short_list(s.params, part.size())) {
-    const int32_t pivot = pivot_key(s, s.params.top_k);
-    collect_top(part, s, pivot);
-    Cluster::sync();
-    if (settle_top(part, s, s.params.top_k, pivot)) {
-      if (Cluster::rank() == 0) {
-        sort_top(s, s.params.top_k);
-        keep_sorted(s);
-      }
-      Cluster::sync();
-      const Cut cut = Cluster::of(&s, 0)->cut;
-      const uint64_t total = Cluster::of(&s, 0)->kept_total;
+  RowFound found = filtered_row<L>(part, s, load_row<L>(part, s, params, false));
+  uint64_t total = 0;
+  switch (found.kind) {
+    case RowKind::kUndefined: return write_one(out(), a.V, -1);
+    case RowKind::kGreedy: {
+      const int first = Cluster::of(&s, 0)->first_id;
       Cluster::sync();  // the leader stays until all have read
-      write_kept(part, out(), kept_by(s, cut), total);
-      return;
+      return write_one(out(), a.V, first);
     }
+    case RowKind::kSorted:
+      Cluster::sync();
+      found.cut = Cluster::of(&s, 0)->cut;
+      total = Cluster::of(&s, 0)->draw_total;
+      Cluster::sync();  // the leader stays until all have read
+      break;
+    case RowKind::kChunks: total = chunk_totals(s, s.softmax, own_chunk(s)).total; break;
+    case RowKind::kKept: total = gather(s.published[3]).total;
   }
-  const RowKept kept = keep_row<L>(part, s);
-  publish(s.published[3], kept.own);
-  Cluster::sync();
-  write_kept(part, out(), kept_by(s, kept.cut), gather(s.published[3]).total);
+  write_kept(part, out(), kept_by(s, found.cut), total);
 }
 
 namespace {

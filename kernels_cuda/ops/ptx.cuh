@@ -80,20 +80,16 @@ __device__ __forceinline__ void load_ahead(uint4& x, const uint4* from, bool wan
       : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
       : "l"(from), "r"(static_cast<uint32_t>(wanted)), "l"(policy.bits));
 }
-// The same from global memory, or else from shared memory, where this thread has put it.
-__device__ __forceinline__ void load_ahead(uint4& x, const uint4* global, bool from_global, const uint4* shared,
-                                           bool from_shared) {
+// The same, as all reads treat the cache; saves registers.
+__device__ __forceinline__ void load_ahead(uint4& x, const uint4* from, bool wanted) {
   asm volatile(
       "{\n"
-      ".reg .pred global, shared;\n"
-      "setp.ne.u32 global, %6, 0;\n"
-      "setp.ne.u32 shared, %7, 0;\n"
-      "@global ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-      "@shared ld.shared.v4.u32 {%0, %1, %2, %3}, [%5];\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %5, 0;\n"
+      "@wanted ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
       "}"
       : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-      : "l"(global), "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-        "r"(static_cast<uint32_t>(from_global)), "r"(static_cast<uint32_t>(from_shared)));
+      : "l"(from), "r"(static_cast<uint32_t>(wanted)));
 }
 
 // The same number, which the compiler takes for another: what follows from it is computed where it is needed and not
@@ -107,6 +103,18 @@ __device__ __forceinline__ uint32_t anew(uint32_t x) {
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float m;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+  return m;
+}
+
+// The same in both halves of a word.
+__device__ __forceinline__ uint32_t max_or_nan_f16x2(uint32_t a, uint32_t b) {
+  uint32_t m;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+  return m;
+}
+__device__ __forceinline__ uint32_t max_or_nan_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t m;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
   return m;
 }
 

@@ -2,8 +2,7 @@
 // of the first block, the leader.
 #pragma once
 
-#include "row_block.cuh"
-#include "specdec/row_sample.h"
+#include "row_part.cuh"
 
 namespace specdec::cuda {
 
@@ -12,6 +11,49 @@ constexpr int kSorted = 80;       // elements of a sorted one: most first elemen
 constexpr int kCellsEach = 2;  // of a sample's histogram, that a thread looks at
 constexpr int kSampledCells = kCellsEach * kRowThreads;
 static_assert(kSorted <= kRowGroups, "a pivot is a maximum of a group");
+
+// Keys in buckets of 2^shift, from `top` down; the outer buckets take what lies beyond.
+constexpr int kBuckets = 128;
+struct KeyGrid {
+  int32_t top;
+  int shift;
+
+  __device__ __forceinline__ int bucket(int32_t key) const {
+    const uint32_t b = (static_cast<uint32_t>(top) - static_cast<uint32_t>(key)) >> shift;
+    return key >= top ? 0 : static_cast<int>(min(b, kBuckets - 1u));
+  }
+};
+
+// Inclusive range of keys.
+struct KeyRange {
+  int32_t low, high;
+
+  __device__ __forceinline__ bool has(int32_t key) const { return key >= low && key <= high; }
+  // The part of this range in one bucket of a grid.
+  __device__ __forceinline__ KeyRange cell(const KeyGrid& grid, int bucket) const {
+    const int64_t first = int64_t{grid.top} - (int64_t{bucket} << grid.shift);
+    const int64_t last = first - (int64_t{1} << grid.shift) + 1;
+    return {bucket == kBuckets - 1 ? low : static_cast<int32_t>(max64(last, low)),
+            bucket == 0 ? high : static_cast<int32_t>(min64(first, high))};
+  }
+  // The finest grid that covers this range.
+  __device__ __forceinline__ KeyGrid grid() const {
+    const uint32_t width = static_cast<uint32_t>(high) - static_cast<uint32_t>(low);
+    int shift = 0;
+    while (width >> shift >= static_cast<uint32_t>(kBuckets)) ++shift;
+    return {high, shift};
+  }
+};
+
+// What a cut is to reach, counted from the top of the order.
+enum class Goal { kCount, kMass };
+
+struct Weight {
+  uint64_t count, mass;
+
+  __device__ __forceinline__ uint64_t of(Goal goal) const { return goal == Goal::kCount ? count : mass; }
+  __device__ __forceinline__ Weight plus(Weight other) const { return {count + other.count, mass + other.mass}; }
+};
 
 // Elements in no order. `count` goes on beyond kShort, the rest does not.
 struct ShortList {
@@ -46,6 +88,11 @@ struct RowSearch {
   bool reached;
 };
 
+// Exponents t, high >= low: where a cut is presumed.
+struct Interval {
+  float high, low;
+};
+
 struct RowBoard {
   // Group maxima of the whole row, and a low value of each block.
   int32_t group_key[kRowGroups];
@@ -77,20 +124,28 @@ struct RowBoard {
   uint64_t copy_mass[kShort];
   Cut cut, drawn_cut;  // what is kept; the same as the warp of the drawn token knows it
   Weight kept;
-  uint64_t row_mass, kept_total;
+  uint64_t chunks_total, row_mass, kept_total, draw_total;
 
   float scan_mass[kRowWarps], scan_variance[kRowWarps];
   float target, margin;
-  int guess_stride, guess_first, guess_last;
+  int guess_first, guess_last;
+  Interval interval;
+  uint64_t need;  // of the cut
 
   int list_begin[kRowWarps + 1];  // where the warps' lists lie
   uint32_t listed[kRowWarps];     // elements in them
-  uint64_t stretch_mass[kRowWarps][kStretches + 1];
+  // The warps' chunks. Where sums were not asked for, the largest logits are not known: +inf.
+  float chunk_top[kRowWarps][kMostStripes];
+  uint64_t chunk_mass[kRowWarps][kMostStripes];
+  uint64_t stripe_mass[kRowWarps][kMostStripes];  // kept masses of their stripes
 
   uint16_t owner[kRowThreads];
   int owners;
-  int drawn_warp, drawn_first, drawn_last;
+  int drawn_warp;
   uint64_t drawn_point;
+  ChunkSum drawn_chunk;
+  int drawn_id;       // its first
+  float drawn_logit;  // of the row's token
   uint64_t warp_part[kRowWarps];
 };
 
@@ -130,6 +185,16 @@ __device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key, float 
   int32_t top = s.group_key[lane_id()];
 #pragma unroll
   for (int i = static_cast<int>(lane_id()) + 32; i < kRowGroups; i += 32) top = max(top, s.group_key[i]);
+  return __reduce_max_sync(kAllLanes, top);
+}
+
+// The same where nothing but the largest is asked for, and all lanes of a warp have theirs.
+__device__ __forceinline__ int32_t meet_warps(RowBoard& s, int32_t own_key) {
+  Cluster::wait();
+  publish(s.group_key, own_key);
+  Cluster::sync();
+  int32_t top = -kKeyInf;
+  for (int i = static_cast<int>(lane_id()); i < Cluster::size() * kRowWarps; i += 32) top = max(top, s.group_key[i]);
   return __reduce_max_sync(kAllLanes, top);
 }
 

@@ -7,19 +7,13 @@
 
 namespace specdec::cuda {
 
-// Exponents t, high >= low: where a cut is presumed.
-struct Interval {
-  float high, low;
-};
-
 constexpr float kLeastT = -42.0f;  // below it masses are 0
 
 // A quick pass over a sample (`fresh`: it is where the load has put it): counts by buckets of t. Each thread's two
 // largest elements are counted exactly if they reach the pivot, all below these as far as they are in the sample.
 // Divides the room for lists among the warps.
 template <class Part>
-__device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s, Goal goal, float fraction,
-                                                   bool fresh) {
+__device__ __forceinline__ void guess_interval(const Part& part, RowBoard& s, Goal goal, float fraction, bool fresh) {
   constexpr int kHead = 90;
   const int tid = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id());
   const int32_t pivot = pivot_key(s, kHead);
@@ -43,10 +37,9 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
     s.guess_last = kSampledCells - 1;
     s.target = 0.0f;
     s.margin = 0.0f;
-    s.guess_stride = part.sample_stride();
   }
   __syncthreads();
-  const int stride = s.guess_stride;  // from memory: else what follows from it takes registers all the time
+  constexpr int kStride = Part::kRounds;  // one of so many vectors is in the sample
   float bound = key_value(pivot);
   {
     const float first = key_value(s.thread_key[tid]), second = s.thread_second[tid];
@@ -57,20 +50,17 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
     }
   }
   // f(element, whether it is one), of every `skip`-th vector of the sample.
-  const auto each_sampled = [&](int skip, auto f) {
-    const int stop = part.end(static_cast<int>(warp_id()));
+  const auto each_sampled = [&](int skip, auto f) SPECDEC_INLINED {
+    const int warp = static_cast<int>(warp_id()), count = part.stripes(warp), stop = part.end(warp);
     constexpr int kAhead = kBatch<Part>;
-    int at = 0;
 #pragma unroll 1
-    for (int v = part.sample_begin(); v < stop; v += kAhead * stride * skip * 32, at += kAhead * skip) {
-      const VectorBatch<Part, kAhead> batch([&](int k) {
-        const int vector = v + k * stride * skip * 32;
-        return part.sampled(fresh && vector < stop ? at + k * skip : Part::kNotPutAside, min(vector, stop - 1));
-      });
+    for (int at = 0; at < count; at += kAhead * skip) {
+      const VectorBatch<Part, kAhead> batch([&](int k) { return part.sampled(min(at + k * skip, count - 1), fresh); });
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
+        const bool real = at + k * skip < count && part.sampled_vector(at + k * skip) < stop;
 #pragma unroll
-        for (int j = 0; j < Part::kLength; ++j) f(batch.of[k].x[j], v + k * stride * skip * 32 < stop);
+        for (float x : batch.of[k].x) f(x, real);
       }
     }
   };
@@ -97,12 +87,12 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
 #pragma unroll
   for (int i = 0; i < kCellsEach; ++i) {
     const int cell = tid * kCellsEach + i;
-    const float sampled = static_cast<float>(packed[i] / kSampled * static_cast<uint32_t>(stride));
+    const float sampled = static_cast<float>(packed[i] / kSampled * kStride);
     const float count = sampled + static_cast<float>(packed[i] % kSampled);
     const float weight = goal == Goal::kCount       ? 1.0f
                          : cell < kSampledCells - 1 ? exp2f((static_cast<float>(cell) + 0.5f) / scale)
                                                     : 0.0f;
-    const float noise = (static_cast<float>(stride - 1) * sampled + spread * spread * count) * weight * weight;
+    const float noise = (static_cast<float>(kStride - 1) * sampled + spread * spread * count) * weight * weight;
     upto[i] = (i > 0 ? upto[i - 1] : 0.0f) + count * weight;
     noise_upto[i] = (i > 0 ? noise_upto[i - 1] : 0.0f) + noise;
   }
@@ -152,7 +142,7 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
 
   // Half of the room in equal parts, half in proportion to what the warps' samples have in the interval.
   int expected = 0, looked_at = 0;
-  each_sampled(stride == 1 ? 1 : 2, [&](float x, bool real) {
+  each_sampled(2, [&](float x, bool real) {
     const float at = bucket(x);
     if (real && at >= static_cast<float>(first) && at < static_cast<float>(last + 1)) ++expected;
     if (real) ++looked_at;
@@ -171,34 +161,41 @@ __device__ __forceinline__ Interval guess_interval(const Part& part, RowBoard& s
     s.list_begin[tid] = static_cast<int>(static_cast<float>(part.list_room()) * share);
   }
   constexpr float kSlack = 0x1p-6f;  // of a bucket, for what is rounded
-  const Interval in = {
-      first == 0 ? 0.0f : (static_cast<float>(first) - kSlack) / scale,
-      last == kSampledCells - 1 ? kLeastT : fmaxf((static_cast<float>(last + 1) + kSlack) / scale, kLeastT)};
+  if (tid == 0) {
+    s.interval.high = first == 0 ? 0.0f : (static_cast<float>(first) - kSlack) / scale;
+    s.interval.low =
+        last == kSampledCells - 1 ? kLeastT : fmaxf((static_cast<float>(last + 1) + kSlack) / scale, kLeastT);
+  }
   __syncthreads();
-  return in;
 }
 
 // What a pass over the row finds, in sums over all of it; the mass above the interval is s.published[1].
 struct Classified {
   uint64_t total;
-  uint32_t above_count, weighty;  // elements above the interval; with t > kLeastT; if counted
+  uint32_t above_count, weighty;  // elements above the interval; with t > kLeastT
   bool listed;                    // the lists of all warps hold all in the interval
-  int own_listed;                 // this warp's
 };
 
+// With `kCounts` the total and the counts as well. Stripes whose largest lies below all that is asked for are left out.
 template <bool kCounts, class Part>
-__device__ __forceinline__ Classified classify(const Part& part, RowBoard& s, Interval in) {
+__device__ __forceinline__ Classified classify(const Part& part, RowBoard& s) {
   const OrdinarySoftmax masses{s.softmax};
-  const float high = in.high * kDepth, low = in.low * kDepth;  // as depths, high <= low
-  const int list = s.list_begin[warp_id()], room = s.list_begin[warp_id() + 1] - list;
+  const float high = s.interval.high * kDepth, low = s.interval.low * kDepth;  // as depths, high <= low
+  const float weighty = kLeastT * kDepth;
+  const unsigned warp = ptx::anew(warp_id());
+  const int list = s.list_begin[warp], room = s.list_begin[warp + 1] - list;
   float* values = part.list_values() + list;
   uint16_t* places = part.list_places() + list;
-  if (lane_id() == 0) s.listed[warp_id()] = 0;
-  clear_stretches(s);
+  if (lane_id() == 0) s.listed[warp] = 0;
+  clear_stripes(s);
   const int first = part.begin(static_cast<int>(warp_id()));
-  uint64_t total = 0, above = 0;
+  uint64_t total = 0, above = 0, all_above = 0;
   uint32_t counts = 0;  // elements above, and from bit 16 on those that may weigh something
-  part.sweep([&](int v, const auto& elements, bool) {
+  const uint32_t wanted = stripes_with(part, s, [&](float top) {
+    const float depth = masses.depth(top);
+    return depth <= low || (kCounts && depth < weighty);
+  });
+  part.sweep(wanted, [&](int v, const auto& elements, bool) {
     bool inside[Part::kLength];
     uint64_t vector_above = 0;
 #pragma unroll
@@ -206,10 +203,10 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s, In
       const float depth = masses.depth(elements.x[j]);
       const uint64_t mass = exp2_mass_at(depth);
       const bool is_above = depth < high;
-      total += mass;
       vector_above += is_above ? mass : 0;
+      if (kCounts) total += mass;
       if (kCounts && is_above) ++counts;
-      if (kCounts && depth < kLeastT * kDepth) counts += 1u << 16;
+      if (kCounts && depth < weighty) counts += 1u << 16;
       inside[j] = !is_above && depth <= low;
     }
     above += vector_above;
@@ -229,36 +226,38 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s, In
       values[first_at + at[j]] = elements.x[j];
       places[first_at + at[j]] = static_cast<uint16_t>(place + j);
     }
-  }, [&](int stretch) { end_stretch(s, stretch, above); });
-  publish(s.published[0], warp_sum(total));
-  publish(s.published[1], end_stretches(s, above));
+  }, [&](int at) { all_above += end_stripe(s, at, above); });
+  if (kCounts) publish(s.published[0], warp_sum(total));
+  publish(s.published[1], all_above);
   __syncwarp();
-  const int listed = static_cast<int>(s.listed[warp_id()]);
+  const int listed = static_cast<int>(s.listed[ptx::anew(warp_id())]);
   const uint64_t overflow = listed + Part::kLength > room ? 1 : 0;
   publish(s.published[2],
           overflow << 40 | static_cast<uint64_t>(warp_sum(counts >> 16)) << 20 | warp_sum(counts & 0xFFFFu));
   Cluster::sync();
   const uint64_t all_counts = gather(s.published[2]).total;
-  return {gather(s.published[0]).total, static_cast<uint32_t>(all_counts & 0xFFFFF),
-          static_cast<uint32_t>(all_counts >> 20 & 0xFFFFF), all_counts >> 40 == 0, listed};
+  return {kCounts ? gather(s.published[0]).total : 0, static_cast<uint32_t>(all_counts & 0xFFFFF),
+          static_cast<uint32_t>(all_counts >> 20 & 0xFFFFF), all_counts >> 40 == 0};
 }
 
-// At a temperature of infinity: all but -inf weigh the same.
+// At a temperature of infinity: all whose difference from the largest is finite weigh the same.
 template <class Part>
 __device__ __forceinline__ Classified count_equal(const Part& part, RowBoard& s) {
   int count = 0;
-  each_element(part, [&](float x, int) { count += x > -INFINITY ? 1 : 0; });
+  each_element(part, ~0u, [&](float x, int) { count += sub_rn(x, s.softmax.row_max) > -INFINITY ? 1 : 0; });
   publish(s.published[0], static_cast<uint64_t>(warp_sum(count)));
   Cluster::sync();
   const uint64_t all = gather(s.published[0]).total;
-  return {all * kMassOne, 0, static_cast<uint32_t>(all), false, 0};
+  return {all * kMassOne, 0, static_cast<uint32_t>(all), false};
 }
 
 // f(value, id) for this lane's share of its warp's list.
 template <class Part, class F>
-__device__ __forceinline__ void each_listed(const Part& part, const RowBoard& s, int listed, F f) {
-  const float* values = part.list_values() + s.list_begin[warp_id()];
-  const uint16_t* places = part.list_places() + s.list_begin[warp_id()];
+__device__ __forceinline__ void each_listed(const Part& part, const RowBoard& s, F f) {
+  const unsigned warp = ptx::anew(warp_id());
+  const int listed = static_cast<int>(s.listed[warp]);
+  const float* values = part.list_values() + s.list_begin[warp];
+  const uint16_t* places = part.list_places() + s.list_begin[warp];
   __syncwarp();
 #pragma unroll 1
   for (int i = static_cast<int>(lane_id()); i < listed; i += 32) f(values[i], part.id_at(places[i]));
@@ -271,80 +270,79 @@ __device__ __forceinline__ KeyGrid interval_grid(const Softmax& softmax, Interva
   return isfinite(high) && isfinite(low) ? KeyRange{order_key(low), order_key(high)}.grid() : range.grid();
 }
 
-// A cut, and if known the sum of this warp's masses that it keeps. s.row_mass and s.kept.mass are the whole row's.
+// A cut, and if known the sum of this warp's masses that it keeps; then s.stripe_mass is that without its list.
+// s.row_mass (with Goal::kCount) and s.kept.mass are the whole row's.
 struct SoftmaxCut {
   Cut cut;
   bool own_known;
   uint64_t own;
 };
 
-// Cuts an ordinary softmax row at s.params.top_k elements, or at s.params.top_p of `total`, or of all masses where that
-// is 0. `fraction`: about where; `fresh`: it is the first cut of the row.
+// Cuts an ordinary softmax row at s.params.top_k elements, or where their masses reach `need`. `fraction`: about where;
+// `fresh`: it is the first cut of the row.
 template <class L, class Part>
-__device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s, Goal goal, uint64_t total,
+__device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s, Goal goal, uint64_t need,
                                                    float fraction, bool fresh) {
-  const KeyRange all = {-kKeyInf, order_key(s.softmax.row_max)};
-  bool listed;
-  int own_listed;
-  {
-    KeyGrid grid = all.grid();
+  enum { kLists, kInterval, kRow } where = kRow;  // where the cut is looked for
+  if (threadIdx.x == 0) s.need = need;  // not in registers through all of this
+  __syncthreads();
+  if (goal == Goal::kCount || s.softmax.inv_temperature > 0.0f) {
     Classified c;
     if (s.softmax.inv_temperature > 0.0f) {
-      const Interval in = guess_interval(part, s, goal, fraction, fresh);
-      c = goal == Goal::kCount ? classify<true>(part, s, in) : classify<false>(part, s, in);
-      grid = interval_grid(s.softmax, in, all);
+      guess_interval(part, s, goal, fraction, fresh);
+      c = goal == Goal::kCount ? classify<true>(part, s) : classify<false>(part, s);
+      const Weight above = {c.above_count, gather(s.published[1]).total};
+      if (above.of(goal) < s.need) where = c.listed ? kLists : kInterval;
+      if (threadIdx.x == 0) s.search.above = above;
     } else {
       c = count_equal(part, s);
     }
-    listed = c.listed;
-    own_listed = c.own_listed;
-    if (threadIdx.x == 0) s.row_mass = c.total;
-    const uint64_t top_k = static_cast<uint64_t>(s.params.top_k);
-    if (goal == Goal::kCount && top_k > c.weighty) {
+    if (goal == Goal::kCount && threadIdx.x == 0) s.row_mass = c.total;
+    if (goal == Goal::kCount && s.need > c.weighty) {
       // What has no mass is never drawn: a cut among it keeps as much as none.
       if (threadIdx.x == 0) s.kept = {c.weighty, c.total};
       __syncthreads();
       return {keep_all(), false, 0};
     }
-    const uint64_t need =
-        goal == Goal::kCount ? top_k : max(threshold(s.params.top_p, total > 0 ? total : c.total), uint64_t{1});
-    const Weight above = {c.above_count, gather(s.published[1]).total};
-    listed = listed && above.of(goal) < need;
-    if (listed) {
-      begin_search(s, {goal, need, all, grid, above, {0, 0}, true});
-    } else {
-      begin_search(s, {goal, need, all, all.grid(), {0, 0}, {0, 0}, true});
-    }
   }
-  for (;; listed = false) {
-    const auto each = [&](auto f) {
-      if (listed) {
-        each_listed(part, s, own_listed, f);
-      } else {
-        each_element(part, f);
-      }
+  for (;;) {
+    if (threadIdx.x == 0) {
+      const KeyRange all = {-kKeyInf, order_key(s.softmax.row_max)};
+      const Weight above = where == kRow ? Weight{0, 0} : s.search.above;
+      const KeyGrid grid = where == kRow ? all.grid() : interval_grid(s.softmax, s.interval, all);
+      s.search = {goal, s.need, all, grid, above, {0, 0}, true};
+    }
+    __syncthreads();
+    const auto each = [&](auto f) SPECDEC_INLINED {
+      if (where == kLists) return each_listed(part, s, f);
+      const OrdinarySoftmax masses{s.softmax};
+      const float high = s.interval.high * kDepth, low = s.interval.low * kDepth;
+      const float least = key_value(s.search.range.low);
+      each_element(part, stripes_with(part, s, [&](float top) { return top >= least; }), [&](float x, int id) {
+        const float depth = masses.depth(x);
+        if (where == kRow || (depth >= high && depth <= low)) f(x, id);
+      });
     };
-    const RowCut found = narrow<L>(part, s, each, FiniteSoftmax{s.softmax}, listed);
+    const RowCut found = narrow<L>(part, s, each, FiniteSoftmax{s.softmax}, where == kLists);
     if (found.reached) {
       const uint64_t own = found.own + s.published[1][Cluster::rank() * kRowWarps + static_cast<int>(warp_id())];
       __syncthreads();
-      return {found.cut, listed, own};
+      return {found.cut, where == kLists, own};
     }
-    begin_search(s, {goal, s.search.need, all, all.grid(), {0, 0}, {0, 0}, true});
+    if (where == kRow) return {keep_all(), false, 0};  // the whole row falls short
+    where = kRow;
   }
 }
 
 // The same for a row with infinities: only its largest elements weigh anything, all the same.
 template <class L, class Part>
-__device__ __forceinline__ SoftmaxCut cut_infinite(const Part& part, RowBoard& s, Goal goal, uint64_t total) {
+__device__ __forceinline__ SoftmaxCut cut_infinite(const Part& part, RowBoard& s, Goal goal, uint64_t need) {
   const int32_t top = order_key(s.softmax.row_max);
   const int own_ties = count_ties(part, top);
   publish(s.published[1], static_cast<uint64_t>(warp_sum(own_ties)));
   Cluster::sync();
   const uint64_t all = gather(s.published[1]).total;
-  const uint64_t need = max(threshold(s.params.top_p, total > 0 ? total : all * kMassOne), uint64_t{1});
-  const uint64_t ties =
-      goal == Goal::kCount ? min(static_cast<uint64_t>(s.params.top_k), all) : (need + kMassOne - 1) / kMassOne;
+  const uint64_t ties = goal == Goal::kCount ? min(need, all) : (need + kMassOne - 1) / kMassOne;
   if (threadIdx.x == 0) {
     s.row_mass = all * kMassOne;
     s.kept = {ties, ties * kMassOne};
@@ -352,6 +350,13 @@ __device__ __forceinline__ SoftmaxCut cut_infinite(const Part& part, RowBoard& s
   const Cut cut = cut_ties(part, s, top, ties, own_ties);
   __syncthreads();
   return {cut, false, 0};
+}
+
+template <class L, class Part>
+__device__ __forceinline__ SoftmaxCut cut_softmax(const Part& part, RowBoard& s, Goal goal, uint64_t need,
+                                                  float fraction, bool fresh) {
+  return is_ordinary(s.softmax) ? cut_ordinary<L>(part, s, goal, need, fraction, fresh)
+                                : cut_infinite<L>(part, s, goal, need);
 }
 
 }  // namespace specdec::cuda

@@ -35,11 +35,11 @@ struct RowShape {
   bool alone;
 
   int shared_bytes(const RowDevice& device) const { return alone ? device.most_bytes : device.half_bytes; }
-  // Whether a row of so many bytes stays in its blocks' shared memory, with room for lists beside.
-  bool holds(const RowDevice& device, int64_t bytes) const {
+  // Whether a row stays in its blocks' shared memory, with room for lists beside.
+  bool holds(const RowDevice& device, int64_t size, int64_t element_bytes) const {
     constexpr int64_t kLists = 16 * 1024;
-    const int64_t share = ((bytes + 31) / 16 + blocks - 1) / blocks + kRowWarps;  // vectors
-    return share * 16 + kLists <= shared_bytes(device);
+    const int64_t stripes = size / kChunkIds + 1, share = (stripes + blocks - 1) / blocks;
+    return share * kChunkIds * element_bytes + kLists <= shared_bytes(device);
   }
 };
 // The quickest first.
@@ -92,7 +92,7 @@ void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size
   allow_shared<std::integral_constant<decltype(Kernels::streaming), Kernels::streaming>>(op, device, Kernels::streaming,
                                                                                          device.most_bytes);
   const auto kernel_of = [&](const RowShape& shape) {
-    return shape.holds(device, bytes) ? Kernels::resident : Kernels::streaming;
+    return shape.holds(device, size, element_bytes) ? Kernels::resident : Kernels::streaming;
   };
   int at = device.generation >= 9 ? 0 : kRowShapeCount - 1;
   for (; at + 1 < kRowShapeCount; ++at) {

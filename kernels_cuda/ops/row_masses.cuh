@@ -1,13 +1,12 @@
-// Passes over a row that sum masses.
+// Masses of a row's elements: sums of chunks while it is loaded, of what is kept in later passes, and draws.
 #pragma once
 
 #include "row_board.cuh"
-#include "specdec/row_sample.h"
 
 namespace specdec::cuda {
 
-// Masses of a row that is ordinary (see below) and has 1/temperature > 0: no t is NaN, which saves operations. The same
-// bits as Softmax.
+// Masses of a row or chunk that is ordinary (see below) and has 1/temperature > 0: no t is NaN, which saves operations.
+// The same bits as Softmax.
 struct OrdinarySoftmax {
   Softmax softmax;
 
@@ -23,7 +22,7 @@ struct FiniteSoftmax {
   Softmax softmax;
 
   __device__ __forceinline__ uint64_t operator()(float logit) const {
-    return logit > -INFINITY ? OrdinarySoftmax{softmax}(logit) : 0;
+    return sub_rn(logit, softmax.row_max) > -INFINITY ? OrdinarySoftmax{softmax}(logit) : 0;
   }
 };
 
@@ -55,34 +54,138 @@ __device__ __forceinline__ auto with_masses(const Softmax& softmax, Body body) {
                                                                 : body(AnySoftmax{softmax});
 }
 
-// Sums of this warp by stretches, in s.stretch_mass, and in all.
-__device__ __forceinline__ void clear_stretches(RowBoard& s) {
-  if (lane_id() <= kStretches) s.stretch_mass[ptx::anew(warp_id())][lane_id()] = 0;
-  __syncwarp();
-}
-// Behind a stretch: `sum` is what this lane has in it.
-__device__ __forceinline__ void end_stretch(RowBoard& s, int stretch, uint64_t& sum) {
-  const uint64_t all = warp_sum(sum);
-  if (lane_id() == 0) s.stretch_mass[ptx::anew(warp_id())][stretch] = all;
-  sum = 0;
-}
-// In all lanes, behind a sweep: what is not in a stretch is the rest.
-__device__ __forceinline__ uint64_t end_stretches(RowBoard& s, uint64_t& sum) {
-  end_stretch(s, kStretches, sum);
-  __syncwarp();
-  return warp_sum(lane_id() <= kStretches ? s.stretch_mass[ptx::anew(warp_id())][lane_id()] : 0);
+// The largest of a lane's vectors, or NaN.
+template <class Part>
+__device__ __forceinline__ float largest_of(const uint4 (&x)[Part::kRounds]) {
+  using L = typename Part::Type;
+  if constexpr (kInWord<L> == 1) {
+    const Elements<L> first(x[0]);
+    float most[4] = {first.x[0], first.x[1], first.x[2], first.x[3]};
+#pragma unroll
+    for (int k = 1; k < Part::kRounds; ++k) {
+      const Elements<L> elements(x[k]);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) most[j] = ptx::max_or_nan(most[j], elements.x[j]);
+    }
+    return ptx::max_or_nan(ptx::max_or_nan(most[0], most[1]), ptx::max_or_nan(most[2], most[3]));
+  } else {
+    uint32_t most = Lowest<L>::word();
+#pragma unroll
+    for (int k = 0; k < Part::kRounds; ++k) {
+      const uint32_t words[4] = {x[k].x, x[k].y, x[k].z, x[k].w};
+#pragma unroll
+      for (uint32_t word : words) {
+        most =
+            std::is_same<L, BFloat16>::value ? ptx::max_or_nan_bf16x2(most, word) : ptx::max_or_nan_f16x2(most, word);
+      }
+    }
+    return ptx::max_or_nan(L::widen(static_cast<uint16_t>(most)), L::widen(static_cast<uint16_t>(most >> 16)));
+  }
 }
 
-// Sum of all masses of this warp, in all lanes, after a `load` that kept the tail. Vectors beyond the row's ends are
-// -inf, which has no mass.
-template <class Part, class Masses>
-__device__ __forceinline__ uint64_t all_masses(const Part& part, Masses masses) {
-  uint64_t total = 0;
-  part.sweep_tail_first(true, [&](int, const auto& elements, bool) {
+struct CountsNothing {
+  template <class Elements>
+  __device__ void operator()(const Elements&) {}
+  static constexpr __device__ bool wants(float) { return false; }
+};
+// At temperature 1: elements that are not below one of the row.
+struct CountsNotBelow {
+  float chosen;
+  int count = 0;
+
+  template <class Elements>
+  __device__ __forceinline__ void operator()(const Elements& elements) {
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) total += masses(elements.x[j]);
-  });
-  return warp_sum(total);
+    for (float x : elements.x) count += x >= chosen ? 1 : 0;
+  }
+  __device__ bool wants(float chunk_top) const { return chunk_top >= chosen; }
+};
+
+// The temperatures that a pass is made for: each has code of its own.
+enum class Temperatures { kOne, kOthers, kAll };
+
+// Sums the chunks of a warp while RowPart::load goes through them: lane `at` has that of stripe `at`. `count` looks at
+// what chunks have that it wants, by their largest.
+template <class Part, Temperatures kAt, class Count = CountsNothing>
+struct ChunkSums {
+  using L = typename Part::Type;
+
+  float inv_temperature;
+  Count count = {};
+  ChunkSum own = {-INFINITY, 0};
+
+  struct Edge {
+    float x[1];
+  };
+  __device__ __forceinline__ void operator()(typename Part::Chunk& chunk, float edge) {
+    const int32_t key = order_key(ptx::max_or_nan(largest_of<Part>(chunk.x), edge));
+    const float top = key_value(__reduce_max_sync(kAllLanes, key));
+    uint64_t sum = 0;
+    const auto pass = [&](auto mass, auto counted) SPECDEC_INLINED {
+      if (edge > -INFINITY) {
+        sum = mass(edge);
+        if (counted.value) count(Edge{{edge}});
+      }
+#pragma unroll
+      for (int k = 0; k < Part::kRounds; ++k) {
+        const Elements<L> elements(chunk.x[k]);
+#pragma unroll
+        for (float element : elements.x) sum += mass(element);
+        if (counted.value) count(elements);
+        chunk.used(k);
+      }
+    };
+    const bool one = kAt == Temperatures::kOne || (kAt == Temperatures::kAll && inv_temperature == 1.0f);
+    if (top < INFINITY && one) {
+      if (count.wants(top)) {
+        pass(UnitSoftmax{top}, std::true_type{});
+      } else {
+        pass(UnitSoftmax{top}, std::false_type{});
+      }
+    } else if (kAt != Temperatures::kOne && top < INFINITY && inv_temperature > 0.0f && isfinite(inv_temperature)) {
+      pass(OrdinarySoftmax{{top, inv_temperature}}, std::false_type{});
+    } else {
+      // Masses are 2^40 or 0: at temperature inf where the difference is finite, else for the largest alone.
+      const bool all = inv_temperature == 0.0f && top < INFINITY;
+      const auto mass = [&](float element) {
+        return (all ? sub_rn(element, top) > -INFINITY : element >= top) ? kMassOne : uint64_t{0};
+      };
+      pass(mass, std::true_type{});
+    }
+    // Two sums of 32 numbers that have 26 bits at most.
+    constexpr int kLowBits = 25;
+    const uint32_t low = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(sum) & ((1u << kLowBits) - 1u));
+    const uint32_t high = __reduce_add_sync(kAllLanes, static_cast<uint32_t>(sum >> kLowBits));
+    if (static_cast<int>(lane_id()) == chunk.stripe) own = {top, (uint64_t{high} << kLowBits) + low};
+  }
+};
+
+// Keeps the sums of this warp's chunks in the board: registers are what later passes need most.
+__device__ __forceinline__ void keep_chunks(RowBoard& s, const ChunkSum& own) {
+  if (lane_id() >= kMostStripes) return;
+  s.chunk_top[warp_id()][lane_id()] = own.top;
+  s.chunk_mass[warp_id()][lane_id()] = own.mass;
+}
+__device__ __forceinline__ void keep_no_chunks(RowBoard& s) { keep_chunks(s, {INFINITY, 0}); }
+// Of this lane; without any, a chunk of nothing.
+__device__ __forceinline__ ChunkSum own_chunk(const RowBoard& s) {
+  if (lane_id() >= kMostStripes) return {-INFINITY, 0};
+  const unsigned warp = ptx::anew(warp_id());
+  return {s.chunk_top[warp][lane_id()], s.chunk_mass[warp][lane_id()]};
+}
+// The stripes of this warp for which wanted(largest logit of a chunk) says that they may have something.
+template <class Part, class Wanted>
+__device__ __forceinline__ uint32_t stripes_with(const Part& part, const RowBoard& s, Wanted wanted) {
+  const bool may = lane_id() < kMostStripes && wanted(s.chunk_top[ptx::anew(warp_id())][lane_id() % kMostStripes]);
+  return part.stripes_of(__ballot_sync(kAllLanes, may));
+}
+
+// The row's total from its chunks, and what comes before this warp's; after the row's largest is known, with a
+// Cluster::sync() in it.
+__device__ __forceinline__ Published chunk_totals(RowBoard& s, const Softmax& row, const ChunkSum& own) {
+  publish(s.published[2], warp_sum(chunk_share(row, own)));
+  Cluster::sync();
+  return gather(s.published[2]);
 }
 
 // Kept masses a vector at a time.
@@ -99,14 +202,6 @@ struct VectorMasses {
         last(static_cast<int>(kept.cut.id)),
         least(kept.least) {}
 
-  // The sum of a vector, if all is kept.
-  template <class Elements>
-  __device__ __forceinline__ uint64_t all(const Elements& elements) const {
-    uint64_t total = 0;
-#pragma unroll
-    for (float x : elements.x) total += masses(x);
-    return total;
-  }
   // Without branches: what is not kept counts as -inf, which has no mass.
   __device__ __forceinline__ uint64_t of(float x, int id) const {
     const bool kept = (x > low) | ((x == low) & (id <= last));
@@ -129,124 +224,92 @@ struct VectorMasses {
   }
 };
 
-// Sum of this warp's kept masses, in all lanes; by stretches in s.stretch_mass. `tail`: as RowPart::sweep_tail_first.
-template <class Part>
-__device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, const KeptMasses& kept, bool tail) {
-  clear_stretches(s);
-  uint64_t sum = 0;
-  const auto done = [&](int stretch) { end_stretch(s, stretch, sum); };
-  if (kept.everything() && is_ordinary(kept.softmax) && kept.softmax.inv_temperature == 1.0f) {
-    const VectorMasses vectors(kept, UnitSoftmax{kept.softmax.row_max});
-    part.sweep_tail_first(tail, [&](int, const auto& elements, bool) { sum += vectors.all(elements); }, done);
-    return end_stretches(s, sum);
-  }
-  with_masses(kept.softmax, [&](auto masses) {
-    const VectorMasses vectors(kept, masses);
-    if (kept.everything()) {
-      part.sweep_tail_first(tail, [&](int, const auto& elements, bool) { sum += vectors.all(elements); }, done);
-    } else {
-      part.sweep_tail_first(tail, [&](int v, const auto& elements, bool) { sum += vectors.sum(elements, part.id(v)); },
-                            done);
-    }
-  });
-  return end_stretches(s, sum);
+__device__ __forceinline__ void clear_stripes(RowBoard& s) {
+  if (lane_id() < kMostStripes) s.stripe_mass[ptx::anew(warp_id())][lane_id()] = 0;
+  __syncwarp();
+}
+// Behind stripe `at` of this warp, in which this lane has the sum: that of all lanes.
+__device__ __forceinline__ uint64_t end_stripe(RowBoard& s, int at, uint64_t& sum) {
+  const uint64_t all = warp_sum(sum);
+  if (lane_id() == 0) s.stripe_mass[ptx::anew(warp_id())][at] = all;
+  sum = 0;
+  return all;
 }
 
-// The kept mass of a lane's vectors of a stretch: from `first` on every 32nd before `end`.
-template <class Part, class Masses>
-__device__ __forceinline__ uint64_t stretch_mass(const Part& part, const VectorMasses<Masses>& masses, int first,
-                                                 int end) {
-  constexpr int kAhead = kBatch<Part>;
-  uint64_t total = 0;
-#pragma unroll 1
-  for (int v = first; v < end; v += kAhead * 32) {
-    const VectorBatch<Part, kAhead> batch([&](int k) { return part[min(v + k * 32, end - 1)]; });
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (v + k * 32 < end) total += masses.sum(batch.of[k], part.id(v + k * 32));
-    }
-  }
+// Sum of this warp's kept masses, in all lanes; by stripes in s.stripe_mass. Stripes whose largest weighs too little
+// are left out.
+template <class Part>
+__device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, const KeptMasses& kept) {
+  clear_stripes(s);
+  uint64_t sum = 0, total = 0;
+  with_masses(kept.softmax, [&](auto masses) SPECDEC_INLINED {
+    const VectorMasses vectors(kept, masses);
+    const uint32_t wanted = stripes_with(
+        part, s, [&](float top) { return top >= vectors.low && (top == INFINITY || masses(top) >= kept.least); });
+    part.sweep(wanted, [&](int v, const auto& elements, bool) { sum += vectors.sum(elements, part.id(v)); },
+               [&](int at) { total += end_stripe(s, at, sum); });
+  });
+  __syncwarp();
   return total;
 }
 
-// The token among the vectors [first, last) of a block at which the kept masses, summed in the order of ids, exceed
-// `rest`; -1 in all threads but one. Each warp sums a stretch, until there are few vectors for every thread.
-template <class Part, class Masses>
-__device__ __forceinline__ int drawn_token(const Part& part, RowBoard& s, const VectorMasses<Masses>& masses, int first,
-                                           int last, uint64_t rest) {
-  constexpr int kFew = kBatch<Part>;
-  const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id());
-  while (last - first > kFew * kRowThreads) {
-    const int each = (last - first + kRowWarps - 1) / kRowWarps;
-    const int from = first + warp * each, to = min(from + each, last);
-    const uint64_t sum = warp_sum(stretch_mass(part, masses, from + lane, to));
-    uint64_t total;
-    const uint64_t before = block_warps_below(sum, s.warp_part, &total);
-    if (lane == 0 && before <= rest && rest - before < sum) {
-      s.drawn_first = from;
-      s.drawn_last = to;
-      s.drawn_point = rest - before;
-    }
-    __syncthreads();
-    first = s.drawn_first;
-    last = s.drawn_last;
-    rest = s.drawn_point;
-  }
-  const int from = first + static_cast<int>(threadIdx.x) * kFew;
-  const VectorBatch<Part, kFew> batch([&](int k) { return part[min(from + k, last - 1)]; });
-  uint64_t sum = 0;
-#pragma unroll
-  for (int k = 0; k < kFew; ++k) {
-    if (from + k < last) sum += masses.sum(batch.of[k], part.id(from + k));
-  }
-  const uint64_t up_to = warp_inclusive(sum);
+// A draw by the kept masses of an ordered set of a block's parts: the part whose masses `own`, one a thread in the order
+// of ids, hold the point `rest`. In that thread true, with `rest` less what is before.
+__device__ __forceinline__ bool holds_point(RowBoard& s, uint64_t own, uint64_t& rest) {
+  const uint64_t up_to = warp_inclusive(own);
   uint64_t total;
-  const uint64_t below = block_warps_below(__shfl_sync(kAllLanes, up_to, 31), s.warp_part, &total) + up_to - sum;
-  if (below > rest || rest - below >= sum) return -1;
+  const uint64_t below = block_warps_below(__shfl_sync(kAllLanes, up_to, 31), s.warp_part, &total) + up_to - own;
+  if (below > rest || rest - below >= own) return false;
   rest -= below;
+  return true;
+}
+
+// The token in a warp's stripe at which the kept masses, summed in the order of ids, exceed `rest`; -1 in all threads
+// of the block but one.
+template <class Part, class Masses>
+__device__ __forceinline__ int drawn_in_stripe(const Part& part, RowBoard& s, const VectorMasses<Masses>& masses,
+                                               int first, int last, uint64_t rest) {
+  static_assert(Part::kStripe <= kRowThreads, "a thread for each vector");
+  const int v = first + static_cast<int>(threadIdx.x);
+  const auto elements = part[min(v, last - 1)];
+  const uint64_t sum = v < last ? masses.sum(elements, part.id(v)) : 0;
+  if (!holds_point(s, sum, rest)) return -1;
 #pragma unroll
-  for (int k = 0; k < kFew; ++k) {
-#pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) {
-      const uint64_t mass = masses.of(batch.of[k].x[j], part.id(from + k) + j);
-      if (rest < mass) return part.id(from + k) + j;
-      rest -= mass;
-    }
+  for (int j = 0; j < Part::kLength; ++j) {
+    const uint64_t mass = masses.of(elements.x[j], part.id(v) + j);
+    if (rest < mass) return part.id(v) + j;
+    rest -= mass;
   }
   return -1;
 }
 
-// Adds the kept masses of a warp's list to its stretches: each warp of the block to one of these.
+// Adds the kept masses of a warp's list to its stripes, which the warps of the block share.
 template <class Part, class Masses>
 __device__ __forceinline__ void add_listed(const Part& part, RowBoard& s, const VectorMasses<Masses>& masses,
                                            int warp) {
-  static_assert(kStretches < kRowWarps, "and to the rest");
-  const int at = static_cast<int>(warp_id());
-  if (at <= kStretches) {
-    const float* values = part.list_values() + s.list_begin[warp];
-    const uint16_t* places = part.list_places() + s.list_begin[warp];
-    const int begin = part.begin(warp), listed = static_cast<int>(s.listed[warp]);
-    const int from = (part.stretch(warp, at) - begin) * Part::kLength;
-    const uint32_t length = static_cast<uint32_t>((part.stretch(warp, at + 1) - begin) * Part::kLength - from);
+  const float* values = part.list_values() + s.list_begin[warp];
+  const uint16_t* places = part.list_places() + s.list_begin[warp];
+  const int begin = part.begin(warp), listed = static_cast<int>(s.listed[warp]);
+#pragma unroll 1
+  for (int at = static_cast<int>(warp_id()); at < part.stripes(warp); at += kRowWarps) {
     uint64_t sum = 0;
 #pragma unroll 4
     for (int i = static_cast<int>(lane_id()); i < listed; i += 32) {
       const int place = places[i];
-      const bool inside = static_cast<uint32_t>(place - from) < length;
-      sum += masses.of(inside ? values[i] : -INFINITY, part.id(begin) + place);
+      sum += masses.of(place / kChunkIds == at ? values[i] : -INFINITY, part.id(begin) + place);
     }
     sum = warp_sum(sum);
-    if (lane_id() == 0) s.stretch_mass[warp][at] += sum;
+    if (lane_id() == 0) s.stripe_mass[warp][at] += sum;
   }
   __syncthreads();
 }
 
 // Draws the row's token from the warps' sums `own` of kept masses, and their sums before and in all; -1 in all threads
-// but one. All blocks of the row call it, with s.stretch_mass; `listed`: that is without what the lists keep.
+// but one. All blocks of the row call it, with s.stripe_mass; `listed`: that is without what the lists keep.
 template <class Part>
 __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMasses kept, Published sums, uint64_t own,
-                                          uint64_t random, bool listed) {
-  const uint64_t point = draw_point(random, sums.total);
+                                          bool listed) {
+  const uint64_t point = draw_point(s.random, sums.total);
   if (lane_id() == 0 && point >= sums.before && point - sums.before < own) {
     s.drawn_warp = static_cast<int>(warp_id());
     s.drawn_point = point - sums.before;
@@ -256,20 +319,56 @@ __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMas
   const int warp = s.drawn_warp;
   if (warp < 0) return -1;
   kept.cut = s.drawn_cut;  // of equal elements a warp knows its own
-  return with_masses(kept.softmax, [&](auto masses) {
+  return with_masses(kept.softmax, [&](auto masses) SPECDEC_INLINED {
     const VectorMasses vectors(kept, masses);
+    if (listed) add_listed(part, s, vectors, warp);
     uint64_t rest = s.drawn_point;
-    int first = part.begin(warp), last = part.end(warp);
-    if (part.stretched(warp)) {
-      const uint64_t* by_stretch = s.stretch_mass[warp];
-      if (listed) add_listed(part, s, vectors, warp);
-      int at = 0;
-      for (; at < kStretches && rest >= by_stretch[at]; ++at) rest -= by_stretch[at];
-      first = part.stretch(warp, at);
-      last = part.stretch(warp, at + 1);
-    }
-    return drawn_token(part, s, vectors, first, last, rest);
+    int at = 0;
+    for (; at < kMostStripes - 1 && rest >= s.stripe_mass[warp][at]; ++at) rest -= s.stripe_mass[warp][at];
+    return drawn_in_stripe(part, s, vectors, part.begin(warp, at), part.end(warp, at), rest);
   });
+}
+
+// Draws the token of a row without filters, from the sums of its chunks; otherwise as draw_token.
+template <class Part>
+__device__ __forceinline__ int draw_from_chunks(const Part& part, RowBoard& s) {
+  const Softmax softmax = s.softmax;
+  const ChunkSum own = own_chunk(s);
+  const Published sums = chunk_totals(s, softmax, own);
+  const uint64_t point = draw_point(s.random, sums.total), share = chunk_share(softmax, own);
+  const uint64_t below = sums.before + warp_inclusive(share) - share;
+  if (threadIdx.x == 0) s.draw_total = sums.total;
+  if (point >= below && point - below < share) {
+    s.drawn_warp = static_cast<int>(warp_id());
+    s.drawn_point = point - below;
+    s.drawn_chunk = own;
+    s.drawn_id = part.chunk_id(static_cast<int>(warp_id()), static_cast<int>(lane_id()));
+  }
+  __syncthreads();
+  if (s.drawn_warp < 0) return -1;
+  constexpr int kEach = 4;
+  static_assert(kChunkIds <= kEach * kRowThreads, "a chunk by the block");
+  const uint64_t rest = s.drawn_point, weight = chunk_weight(softmax, s.drawn_chunk.top);
+  const Softmax in_chunk = {s.drawn_chunk.top, softmax.inv_temperature};
+  const int begin = static_cast<int>(threadIdx.x) * kEach, first = s.drawn_id + begin;
+  uint64_t mass[kEach], sum = 0;
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const bool real = begin < kChunkIds && part.has(first + j);
+    sum += mass[j] = in_chunk(real ? part.value(first + j) : -INFINITY);
+  }
+  if (begin >= kChunkIds) sum = 0;
+  const uint64_t up_to = warp_inclusive(sum);
+  uint64_t total;
+  uint64_t prefix = block_warps_below(__shfl_sync(kAllLanes, up_to, 31), s.warp_part, &total) + up_to - sum;
+  if (draw_reached(prefix, weight, rest) || !draw_reached(prefix + sum, weight, rest)) return -1;
+  int before = 0;
+#pragma unroll
+  for (int j = 0; j < kEach - 1; ++j) {
+    prefix += mass[j];
+    before += draw_reached(prefix, weight, rest) ? 0 : 1;
+  }
+  return first + before;
 }
 
 }  // namespace specdec::cuda

@@ -22,29 +22,20 @@ struct ThreadTop {
   }
 };
 
-struct NothingElse {
-  template <class Elements>
-  __device__ void operator()(const Elements&) const {}
-};
-// Loads the row's part and returns the row's largest key. `also(elements)` may look at each vector as well.
-template <class L, class Part, class Also = NothingElse>
-__device__ __forceinline__ int32_t load_largest(Part& part, RowBoard& s, Also also = Also()) {
-  float largest = -INFINITY;
-  part.load([&](int, const Elements<L>& elements, bool) {
+// For RowPart::load where chunks do not matter.
+struct NoChunks {
+  template <class Chunk>
+  __device__ __forceinline__ void operator()(Chunk& chunk, float) const {
 #pragma unroll
-    for (float x : elements.x) largest = ptx::max_or_nan(largest, x);
-    also(elements);
-  });
-  return meet_row(s, order_key(largest), INFINITY);
-}
-// The same, with what find_first and collect_top need.
-template <class L, class Part, class Also = NothingElse>
-__device__ __forceinline__ int32_t load_tops(Part& part, RowBoard& s, Also also = Also()) {
+    for (int k = 0; k < static_cast<int>(sizeof chunk.x / sizeof(uint4)); ++k) chunk.used(k);
+  }
+};
+// Loads the row's part and returns the row's largest key, with what find_first and collect_top need. `by_chunk`: as in
+// RowPart::load.
+template <class L, class Part, class ByChunk>
+__device__ __forceinline__ int32_t load_tops(Part& part, RowBoard& s, ByChunk& by_chunk) {
   ThreadTop top;
-  part.load([&](int v, const Elements<L>& elements, bool) {
-    top.look_at(v, elements);
-    also(elements);
-  });
+  part.template load<false>([&](int v, const Elements<L>& elements) { top.look_at(v, elements); }, by_chunk);
   s.thread_second[threadIdx.x] = top.other;
   s.thread_vector[threadIdx.x] = top.vector;
   return meet_row(s, order_key(top.largest), INFINITY);
@@ -59,10 +50,11 @@ __device__ __forceinline__ void each_of(const Part& part, const Vector& elements
   }
 }
 
-// f(value, id) for each element of this lane's.
+// f(value, id) for each element of this lane's in some stripes. Few vectors are read ahead, since this is written out in
+// many places and seldom needed.
 template <class Part, class F>
-__device__ __forceinline__ void each_element(const Part& part, F f) {
-  part.sweep([&](int v, const auto& elements, bool real) {
+__device__ __forceinline__ void each_element(const Part& part, uint32_t wanted, F f) {
+  part.template sweep<Part::kRounds / 4>(wanted, [&](int v, const auto& elements, bool real) {
     if (real) each_of(part, elements, part.id(v), f);
   });
 }
@@ -156,7 +148,7 @@ __device__ __forceinline__ int nth_tie(const Part& part, int32_t key, int n) {
 template <class Part>
 __device__ __forceinline__ int count_ties(const Part& part, int32_t key) {
   int count = 0;
-  each_element(part, [&](float x, int) { count += order_key(x) == key ? 1 : 0; });
+  each_element(part, ~0u, [&](float x, int) { count += order_key(x) == key ? 1 : 0; });
   return count;
 }
 

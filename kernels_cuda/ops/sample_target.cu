@@ -1,60 +1,91 @@
 // sample_target: a cluster a row.
 #include "ops.h"
+#include "row_filter.cuh"
 #include "row_launch.cuh"
-#include "sample_rows.cuh"
+#include "specdec/philox.h"
 #include "specdec_ops/sample_target.h"
 
 namespace specdec::cuda {
 
+__device__ __forceinline__ void tell_none(const SampleTargetArgs& a, float logprob) {
+  if (Cluster::rank() != 0 || threadIdx.x != 0) return;
+  a.target_tokens[Cluster::index()] = -1;
+  if (a.logprobs != nullptr) a.logprobs[Cluster::index()] = logprob;
+  if (a.ranks != nullptr) a.ranks[Cluster::index()] = -1;
+}
+
+// The log-probability and the rank of the row's token, which one thread of the row has, the others -1.
+template <class L, class Part>
+__device__ __forceinline__ void tell_of(const SampleTargetArgs& a, Part& part, RowBoard& s, int token) {
+  if (token >= 0) {
+    const float logit = part.value(token);
+    for (int r = 0; r < Cluster::size(); ++r) Cluster::of(&s, r)->drawn_logit = logit;
+  }
+  Cluster::sync();
+  const float chosen = s.drawn_logit;
+  if (a.ranks != nullptr) {
+    int count = 0;
+    const uint32_t wanted = stripes_with(part, s, [&](float top) { return top >= chosen; });
+    each_element(part, wanted, [&](float x, int) { count += x >= chosen ? 1 : 0; });
+    publish(s.published[1], static_cast<uint64_t>(warp_sum(count)));
+  }
+  const bool raw = a.logprob_mode == LogprobMode::kRaw;
+  if (a.logprobs != nullptr && raw) {
+    ChunkSum own = own_chunk(s);
+    if (sums_at(s.params, part.size()) != 1.0f) {
+      ChunkSums<Part, Temperatures::kOne> sums{1.0f};
+      part.template load<false>([](int, const Elements<L>&) {}, sums);
+      own = sums.own;
+    }
+    publish(s.published[2], warp_sum(chunk_share({s.softmax.row_max, 1.0f}, own)));
+  }
+  Cluster::sync();
+  if (Cluster::rank() != 0 || warp_id() != 0) return;
+  if (a.ranks != nullptr) {
+    const uint64_t rank = gather(s.published[1]).total;
+    if (threadIdx.x == 0) a.ranks[Cluster::index()] = static_cast<int64_t>(rank);
+  }
+  if (a.logprobs != nullptr) {
+    const uint64_t total = raw ? gather(s.published[2]).total : s.draw_total;
+    const RowLogprobs of_row = {s.softmax.row_max, ln_ratio(total), raw ? 1.0f : s.softmax.inv_temperature};
+    if (threadIdx.x == 0) a.logprobs[Cluster::index()] = of_row.of(chosen);
+  }
+}
+
 template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
-    sample_target_kernel(SampleTargetArgs a, const typename L::Bits* logits) {
+    sample_target_kernel(const __grid_constant__ SampleTargetArgs a, const typename L::Bits* logits) {
   __shared__ RowBoard s;
   wait_for_previous();
   const int64_t position = a.position[Cluster::index()];
   // Before it is known whether they will be needed.
-  const RowLook look = read_params(a, Cluster::index(), s);
-  const bool leads = Cluster::rank() == 0;
+  const SamplingParams params = read_params(a, Cluster::index(), s);
   if (threadIdx.x == 0) s.random = philox_words(a.row_seed[Cluster::index()], position, a.purpose).u64();
-  if (position < 0) {
-    if (leads && threadIdx.x == 0) a.target_tokens[Cluster::index()] = -1;
-    return;
-  }
+  if (position < 0) return tell_none(a, 0.0f);
   clear_board(s);
   Cluster::arrive();
   RowPart<L, kResident> part(logits + Cluster::index() * a.V, static_cast<int>(a.V));
-  const int32_t top = load_row<L>(part, s, look);
-  if (top == kKeyNan || top == -kKeyInf) {
-    if (leads && threadIdx.x == 0) a.target_tokens[Cluster::index()] = -1;
-    return;
-  }
-  if (!(s.params.temperature > 0.0f)) {
-    find_first(part, s, top);
-    Cluster::sync();
-    if (leads && threadIdx.x == 0) a.target_tokens[Cluster::index()] = s.first_id;
-    return;
-  }
-  set_softmax(s, top);
-  if (is_short_list(s.params, part.size())) {
-    const int32_t pivot = pivot_key(s, s.params.top_k);
-    collect_top(part, s, pivot);
-    Cluster::sync();
-    if (settle_top(part, s, s.params.top_k, pivot)) {
-      if (leads) {
-        sort_top(s, s.params.top_k);
-        keep_sorted(s);
-        const int id = draw_sorted(s);
-        if (id >= 0) a.target_tokens[Cluster::index()] = id;
-      }
+  const bool raw = a.logprobs != nullptr && a.logprob_mode == LogprobMode::kRaw;
+  const RowFound found = filtered_row<L>(part, s, load_row<L>(part, s, params, raw));
+  int token = -1;
+  switch (found.kind) {
+    case RowKind::kUndefined: return tell_none(a, kLowestLogprob);
+    case RowKind::kGreedy:
+      if (Cluster::rank() == 0 && threadIdx.x == 0) token = s.first_id;
+      break;
+    case RowKind::kSorted:
+      if (Cluster::rank() == 0) token = draw_sorted(s);
       Cluster::sync();  // the leader stays until all have read its counts
-      return;
+      break;
+    case RowKind::kChunks: token = draw_from_chunks(part, s); break;
+    case RowKind::kKept: {
+      const Published sums = gather(s.published[3]);
+      if (threadIdx.x == 0) s.draw_total = sums.total;
+      token = draw_token(part, s, kept_by(s, found.cut), sums, found.own, found.listed);
     }
   }
-  const RowKept kept = keep_row<L>(part, s);
-  publish(s.published[3], kept.own);
-  Cluster::sync();
-  const int id = draw_token(part, s, kept_by(s, kept.cut), gather(s.published[3]), kept.own, s.random, kept.listed);
-  if (id >= 0) a.target_tokens[Cluster::index()] = id;
+  if (token >= 0) a.target_tokens[Cluster::index()] = token;
+  if (a.logprobs != nullptr || a.ranks != nullptr) tell_of<L>(a, part, s, token);
 }
 
 namespace {

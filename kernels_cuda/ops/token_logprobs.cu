@@ -2,7 +2,6 @@
 #include "ops.h"
 #include "row_launch.cuh"
 #include "row_list.cuh"
-#include "row_masses.cuh"
 #include "specdec_ops/token_logprobs.h"
 
 namespace specdec::cuda {
@@ -34,23 +33,23 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const typename L::Bits* row = logits + r * a.V;
   const float chosen = L::widen(row[token]);
   Part part(row, static_cast<int>(a.V));
-  int not_below = 0;
-  const auto count = [&](const Elements<L>& elements) {
-#pragma unroll
-    for (float x : elements.x) not_below += x >= chosen ? 1 : 0;
-  };
-  const int32_t top = a.N == 1 ? load_largest<L>(part, s, count) : load_tops<L>(part, s, count);
-  if (top == kKeyNan || top == -kKeyInf) {
-    if (leads) fill_entry(a, entry, token, -FLT_MAX);
+  ChunkSums<Part, Temperatures::kOne, CountsNotBelow> sums{1.0f, {chosen}};
+  int32_t top;
+  if (a.N == 1) {
+    part.template load<false>([](int, const Elements<L>&) {}, sums);
+    top = meet_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
+  } else {
+    top = load_tops<L>(part, s, sums);
+  }
+  if (!has_distribution(top)) {
+    if (leads) fill_entry(a, entry, token, kLowestLogprob);
     return;
   }
-  const float row_max = key_value(top);
-  publish(s.published[1], static_cast<uint64_t>(warp_sum(not_below)));
-  publish(s.published[3],
-          isfinite(row_max) ? all_masses(part, UnitSoftmax{row_max}) : all_masses(part, AnySoftmax{{row_max, 1.0f}}));
-  RowLogprobs of_row = {row_max, 0.0f};
+  publish(s.published[1], static_cast<uint64_t>(warp_sum(sums.count.count)));
+  publish(s.published[2], warp_sum(chunk_share({key_value(top), 1.0f}, sums.own)));
+  RowLogprobs of_row = {key_value(top), 0.0f};
   const auto begin_entry = [&] {
-    of_row.ln_total = ln_ratio(gather(s.published[3]).total);
+    of_row.ln_total = ln_ratio(gather(s.published[2]).total);
     const int64_t rank = static_cast<int64_t>(gather(s.published[1]).total);
     if (threadIdx.x != 0) return;
     a.ids[entry * a.N] = a.token_ids[entry];  // from memory: less is kept in registers through the passes

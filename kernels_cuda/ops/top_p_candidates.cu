@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(TopPCa
   Cluster::arrive();
   const uint64_t wanted = fraction_mass(a.top_p[b]);
   Part part(a.probs + r * a.V, static_cast<int>(a.V));
-  load_tops<Probability>(part, s);
+  NoChunks no_chunks;
+  load_tops<Probability>(part, s, no_chunks);
   uint64_t running = 0;
   int64_t reached = 0;
   list_row<Probability>(part, s, a.C, [&](int64_t at, int n) {

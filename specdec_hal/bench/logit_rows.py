@@ -83,7 +83,7 @@ def check_some_rows(by_row: Sequence[str], some: int = 6) -> Callable[[Sequence[
             inputs["cu_batch_token_offset"] = np.array([0, len(rows)], np.int32)
         getattr(ReferenceBackend(), call.op)(**inputs)
         for name, operand in get_op(call.op).by_name.items():
-            if operand.role is Role.IN:
+            if operand.role is Role.IN or inputs.get(name) is None:
                 continue
             actual = outputs[id(call.inputs[name])][rows]
             if actual.tobytes() != np.ascontiguousarray(inputs[name]).tobytes():

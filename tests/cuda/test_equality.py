@@ -90,7 +90,7 @@ def test_a_wide_vocabulary(strategy, cuda):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("style", wide_rows.STYLES)
 def test_wide_rows(style, dtype, cuda):
-    for seed, v in enumerate((1, 17, 1000, 3001, 20_011, 151_937)):
+    for seed, v in enumerate((1, 17, 1023, 1025, 4096, 20_011, 151_937)):
         inputs = wide_rows.sampling(style, dtype, v, seed, some=8)
         check("sample_target", inputs, cuda, (style, v))
         check("processed_probs", wide_rows.probabilities(inputs), cuda, (style, v))
@@ -117,7 +117,7 @@ def test_logprobs_of_many_rows(n, dtype, cuda):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("style", wide_rows.STYLES)
 def test_wide_logprobs(style, dtype, cuda):
-    for v in (1000, 20_011, 151_937, 262_144):
+    for v in (1000, 4096, 20_011, 151_937, 262_144):
         for n in (1, 21, 100):
             check("token_logprobs", wide_rows.logprobs(style, dtype, v, n), cuda, (style, v, n))
 

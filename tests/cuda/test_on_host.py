@@ -76,8 +76,8 @@ def test_large(op):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("style", wide_rows.STYLES)
 def test_wide_rows(style, dtype):
-    """Rows that clusters of blocks share, in shared memory and not."""
-    for number, v in enumerate((1000, 3001, 20_011)):
+    """Rows that clusters of blocks share, in shared memory and not; of whole chunks and not, aligned and not."""
+    for number, v in enumerate((1025, 4096, 20_011)):
         inputs = wide_rows.sampling(style, dtype, v, number, some=8)
         for order in (2 * number, 2 * number + 1):
             check("sample_target", inputs, order, (style, v))

@@ -196,6 +196,10 @@ T __shfl_up_sync(unsigned mask, T value, unsigned by) {
 template <typename T, typename Fold>
 T simt_reduce(unsigned mask, T value, Fold fold) {
   T result = value;
+  if (mask == ~0u) {
+    for (int bits = 16; bits > 0; bits /= 2) result = fold(result, __shfl_xor_sync(mask, result, bits));
+    return result;
+  }
   for (unsigned lane = 0; lane < 32; ++lane) {
     const T other = simt_shuffle(mask, value, lane, (mask >> lane & 1) != 0);
     result = fold(result, other);
@@ -205,6 +209,10 @@ T simt_reduce(unsigned mask, T value, Fold fold) {
 template <typename T>
 T __reduce_max_sync(unsigned mask, T value) {
   return simt_reduce(mask, value, [](T most, T other) { return std::max(most, other); });
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned value) {
+  // A lane's own value comes back for those that are not in the mask.
+  return simt_reduce(mask, value, [](unsigned sum, unsigned other) { return sum + other; });
 }
 inline unsigned __reduce_or_sync(unsigned mask, unsigned value) {
   return simt_reduce(mask, value, [](unsigned bits, unsigned other) { return bits | other; });

@@ -1,0 +1,184 @@
+// What a row of logits keeps under sampling parameters, and what its token is drawn from: for sample_target and
+// processed_probs.
+#pragma once
+
+#include "row_cut.cuh"
+
+namespace specdec::cuda {
+
+// How the token is to be found: the first of the largest; by the leader's sorted list; by the chunks; by kept masses.
+enum class RowKind { kUndefined, kGreedy, kSorted, kChunks, kKept };
+
+struct RowFound {
+  RowKind kind;
+  Cut cut;  // kKept, and for all in the leader's s.cut of kSorted
+  uint64_t own;  // kKept: this warp's masses
+  bool listed;   // the warps' sums by stripes are without what their lists keep
+};
+
+__device__ __forceinline__ bool is_short_list(const SamplingParams& params, int64_t size) {
+  return Filters(params, size).by_count && params.top_k <= kSorted;
+}
+
+// 1/temperature at which the chunks are summed: 1 where only a log-probability needs them.
+__device__ __forceinline__ float sums_at(const SamplingParams& params, int64_t size) {
+  const bool by_tops = is_greedy(params) || is_short_list(params, size);
+  return by_tops ? 1.0f : inverse_temperature(params.temperature);
+}
+
+// Reads the row's parameters and puts them into s.params; in all threads' sight after the next barrier.
+template <class Args>
+__device__ __forceinline__ SamplingParams read_params(const Args& a, int64_t row, RowBoard& s) {
+  const SamplingParams params = {a.row_temperature[row], a.row_top_p[row], a.row_min_p[row], a.row_top_k[row]};
+  if (threadIdx.x == 0) s.params = params;
+  return params;
+}
+
+// Loads the row's part, keeps what the row needs of it in the board, and returns its largest key. `raw`: the total at
+// temperature 1 will be asked for.
+template <class L, class Part>
+__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, const SamplingParams& params, bool raw) {
+  const Filters filters(params, part.size());
+  if (is_greedy(params) || is_short_list(params, part.size())) {
+    if (raw) {
+      ChunkSums<Part, Temperatures::kOne> sums{1.0f};
+      const int32_t top = load_tops<L>(part, s, sums);
+      keep_chunks(s, sums.own);
+      return top;
+    }
+    NoChunks no_chunks;
+    keep_no_chunks(s);
+    return load_tops<L>(part, s, no_chunks);
+  }
+  const float inv_temperature = inverse_temperature(params.temperature);
+  if (!filters.by_count && !filters.by_mass) {
+    ChunkSums<Part, Temperatures::kAll> sums{inv_temperature};
+    part.template load<false>([](int, const Elements<L>&) {}, sums);
+    keep_chunks(s, sums.own);
+    return meet_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
+  }
+  // For a cut of many elements a sample, and what is low in the row.
+  float top = -INFINITY, second = -INFINITY, low = INFINITY;
+  ChunkSums<Part, Temperatures::kOthers> sums{inv_temperature};
+  part.template load<true>([&](int v, const Elements<L>& elements) {
+    const bool whole = part.whole(v);
+#pragma unroll
+    for (float x : elements.x) {
+      second = fmaxf(second, fminf(top, x));
+      top = ptx::max_or_nan(top, x);
+      if (whole) low = fminf(low, x);
+    }
+  }, sums);
+  keep_chunks(s, sums.own);
+  s.thread_second[threadIdx.x] = second;
+  return meet_row(s, order_key(top), low);
+}
+
+// In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.cut and s.draw_total.
+__device__ __forceinline__ void keep_sorted(RowBoard& s) {
+  const SamplingParams params = s.params;
+  const int i = static_cast<int>(threadIdx.x), k = params.top_k;
+  if (i < k) s.sorted_mass[i] = s.softmax(s.sorted_value[i]);
+  __syncthreads();
+  if (i < k) {
+    uint64_t before = 0, total = 0;
+    for (int j = 0; j < k; ++j) {
+      const uint64_t mass = s.sorted_mass[j];
+      total += mass;
+      if (j < i) before += mass;
+    }
+    const uint64_t need = nucleus(params.top_p, total), mass = s.sorted_mass[i];
+    const bool by_mass = params.top_p < 1.0f, kept = !by_mass || before < need;
+    if (kept && (i == k - 1 || (by_mass && before + mass >= need))) {
+      s.cut = {order_key(s.sorted_value[i]), s.sorted_id[i]};
+    }
+    s.kept_mass[i] = kept && mass >= threshold(params.min_p, kMassOne) ? mass : 0;
+  }
+  __syncthreads();
+  if (i == 0) {
+    uint64_t total = 0;
+    for (int j = 0; j < k; ++j) total += s.kept_mass[j];
+    s.draw_total = total;
+  }
+  __syncthreads();
+}
+
+// In the leader, after keep_sorted: the token that a random word draws, in the one thread that has it; else -1.
+__device__ __forceinline__ int draw_sorted(const RowBoard& s) {
+  const int i = static_cast<int>(threadIdx.x), k = s.params.top_k;
+  if (i >= k || s.kept_mass[i] == 0) return -1;
+  const uint64_t point = draw_point(s.random, s.draw_total);
+  const int id = s.sorted_id[i];
+  uint64_t before = 0;
+  for (int j = 0; j < k; ++j) {
+    if (s.sorted_id[j] < id) before += s.kept_mass[j];
+  }
+  return before <= point && point - before < s.kept_mass[i] ? id : -1;
+}
+
+__device__ __forceinline__ KeptMasses kept_by(const RowBoard& s, Cut cut) {
+  return {s.softmax, cut, threshold(s.params.min_p, kMassOne)};
+}
+
+// What a row with filters keeps where the first top_k elements are not few.
+template <class L, class Part>
+__device__ __forceinline__ RowFound keep_row(const Part& part, RowBoard& s) {
+  SoftmaxCut cut = {keep_all(), false, 0};
+  // Not as a loop: what follows from the part alone would be kept in registers through all of it.
+  if (Filters(s.params, part.size()).by_count) {
+    const float fraction = static_cast<float>(s.params.top_k) / static_cast<float>(part.size());
+    cut = cut_softmax<L>(part, s, Goal::kCount, static_cast<uint64_t>(s.params.top_k), fraction, true);
+  }
+  if (s.params.top_p < 1.0f) {
+    const bool again = Filters(s.params, part.size()).by_count;
+    const uint64_t total = again ? s.kept.mass : chunk_totals(s, s.softmax, own_chunk(s)).total;
+    const float share = again ? static_cast<float>(total) / static_cast<float>(s.row_mass) : 1.0f;
+    __syncthreads();  // all have read what the search writes
+    cut = cut_softmax<L>(part, s, Goal::kMass, nucleus(s.params.top_p, total), s.params.top_p * share, !again);
+  }
+  if (cut.own_known && threshold(s.params.min_p, kMassOne) == 0) return {RowKind::kKept, cut.cut, cut.own, true};
+  return {RowKind::kKept, cut.cut, warp_masses(part, s, kept_by(s, cut.cut)), false};
+}
+
+// From a row that was loaded, and its largest key, to what its token is drawn from, in s.softmax, and for kSorted in the leader. All blocks
+// get the same kind.
+template <class L, class Part>
+__device__ __forceinline__ RowFound filtered_row(const Part& part, RowBoard& s, int32_t top) {
+  RowFound found = {RowKind::kUndefined, keep_all(), 0, false};
+  if (!has_distribution(top)) return found;
+  const bool greedy = is_greedy(s.params);
+  if (threadIdx.x == 0) {
+    s.softmax = {key_value(top), greedy ? 1.0f : inverse_temperature(s.params.temperature)};
+    s.draw_total = kMassOne;
+  }
+  __syncthreads();
+  if (greedy) {
+    find_first(part, s, top);
+    Cluster::sync();
+    found.kind = RowKind::kGreedy;
+    return found;
+  }
+  if (is_short_list(s.params, part.size())) {
+    const int32_t pivot = pivot_key(s, s.params.top_k);
+    collect_top(part, s, pivot);
+    Cluster::sync();
+    if (settle_top(part, s, s.params.top_k, pivot)) {
+      if (Cluster::rank() == 0) {
+        sort_top(s, s.params.top_k);
+        keep_sorted(s);
+      }
+      found.kind = RowKind::kSorted;
+      return found;
+    }
+  }
+  if (!Filters(s.params, part.size()).any()) {
+    found.kind = RowKind::kChunks;
+    return found;
+  }
+  found = keep_row<L>(part, s);
+  publish(s.published[3], found.own);
+  Cluster::sync();
+  return found;
+}
+
+}  // namespace specdec::cuda
