@@ -21,7 +21,8 @@
 // machine decides when the library is loaded. Checking builds have one version: choosing comes before they are ready.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && defined(__x86_64__) && \
     defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define SPECDEC_VECTOR SPECDEC_APART __attribute__((noinline, flatten, target_clones("avx2", "default")))
+// static: some releases of GCC 13 fail with an internal error where versions of a function are merged by the linker.
+#define SPECDEC_VECTOR static SPECDEC_APART __attribute__((noinline, flatten, target_clones("avx2", "default")))
 #elif defined(__GNUC__) && !defined(__CUDACC__)
 #define SPECDEC_VECTOR SPECDEC_APART __attribute__((noinline, flatten))
 #else
