@@ -190,8 +190,8 @@ SPECDEC_HD Weight listed_weight(const Wide<int32_t, kListed>& keys, const Wide<u
   return {static_cast<uint64_t>(count), mass};
 }
 
-// Ends a search by the list of what is in the bucket: each rank looks at its own elements, [begin, end). The cut and the
-// mass of what it keeps are left in `s` by the rank that has its element.
+// Ends a search by the list of what is in the bucket: each rank looks at its own elements, [begin, end). The cut and
+// the mass of what it keeps are left in `s` by the rank that has its element.
 template <class Shared>
 SPECDEC_VECTOR void cut_list(Shared& s, Search& search, int begin, int end) {
   const int size = static_cast<int>(search.inside.count);
