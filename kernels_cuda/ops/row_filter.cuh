@@ -140,8 +140,8 @@ __device__ __forceinline__ RowFound keep_row(const Part& part, RowBoard& s) {
   return {RowKind::kKept, cut.cut, warp_masses(part, s, kept_by(s, cut.cut)), false};
 }
 
-// From a row that was loaded, and its largest key, to what its token is drawn from, in s.softmax, and for kSorted in the leader. All blocks
-// get the same kind.
+// From a row that was loaded, and its largest key, to what its token is drawn from, in s.softmax, and for kSorted in
+// the leader. All blocks get the same kind.
 template <class L, class Part>
 __device__ __forceinline__ RowFound filtered_row(const Part& part, RowBoard& s, int32_t top) {
   RowFound found = {RowKind::kUndefined, keep_all(), 0, false};

@@ -253,8 +253,8 @@ __device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, c
   return total;
 }
 
-// A draw by the kept masses of an ordered set of a block's parts: the part whose masses `own`, one a thread in the order
-// of ids, hold the point `rest`. In that thread true, with `rest` less what is before.
+// A draw by the kept masses of an ordered set of a block's parts: the part whose masses `own`, one a thread in the
+// order of ids, hold the point `rest`. In that thread true, with `rest` less what is before.
 __device__ __forceinline__ bool holds_point(RowBoard& s, uint64_t own, uint64_t& rest) {
   const uint64_t up_to = warp_inclusive(own);
   uint64_t total;

@@ -178,8 +178,8 @@ class RowPart {
 
   // Goes through this warp's stripes for the first time, in all lanes together: by_vector(vector, elements) for each
   // vector of a lane, and by_chunk(chunk, edge) for each chunk, whose elements are those of the lanes' vectors chunk.x,
-  // and `edge`; chunk.used(k) must be called for each. What is not the row's is -inf. Where the row would be read again,
-  // `kSample` puts a sample of it aside.
+  // and `edge`; chunk.used(k) must be called for each. What is not the row's is -inf. Where the row would be read
+  // again, `kSample` puts a sample of it aside.
   template <bool kSample, class ByVector, class ByChunk>
   __device__ __forceinline__ void load(ByVector by_vector, ByChunk& by_chunk) {
     const int count = extent().count;

@@ -50,8 +50,8 @@ __device__ __forceinline__ void each_of(const Part& part, const Vector& elements
   }
 }
 
-// f(value, id) for each element of this lane's in some stripes. Few vectors are read ahead, since this is written out in
-// many places and seldom needed.
+// f(value, id) for each element of this lane's in some stripes. Few vectors are read ahead, since this is written out
+// in many places and seldom needed.
 template <class Part, class F>
 __device__ __forceinline__ void each_element(const Part& part, uint32_t wanted, F f) {
   part.template sweep<Part::kRounds / 4>(wanted, [&](int v, const auto& elements, bool real) {
