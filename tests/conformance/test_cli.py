@@ -219,6 +219,7 @@ def test_a_process_that_never_starts(faulty: str, capsys: pytest.CaptureFixture[
     assert "ended with status 5" in report["results"][0]["detail"]
 
 
+@pytest.mark.slow
 def test_soak_runs_rounds_with_fresh_seeds(faulty: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     args = ("--level", "soak", "--rounds", "2", "--op", OP, "--jobs", "2", "--save", str(tmp_path))
     assert call("--backend", "reference", *args) == 0
@@ -229,6 +230,7 @@ def test_soak_runs_rounds_with_fresh_seeds(faulty: str, capsys: pytest.CaptureFi
     assert len(list(tmp_path.glob("*-seed0.npz"))) == len(list(tmp_path.glob("*-seed1.npz"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
 def test_soak_runs_until_it_is_told_to_stop(told: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "specdec_hal.cli", "conformance", "--json", "--backend", "xpu_sim"]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMMAND = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "specdec_hal.conformance", "-rsx"]
 OP = ("--specdec-op", "gather_accepted")
 
@@ -27,6 +29,7 @@ def test_it_says_what_it_needs(tmp_path: Path) -> None:
     assert status == 0 and "1 skipped" in out and "name the backend to be tested: --specdec-backend NAME" in out
 
 
+@pytest.mark.slow
 def test_failures_expected_failures_and_refusals(faulty: str, tmp_path: Path) -> None:
     fault = ("--specdec-backend", faulty, "--specdec-option", "fault=value")
     status, out = pytest_of(tmp_path, *fault, *OP)

@@ -72,6 +72,7 @@ def test_three_tokens(method: str, strategy: str) -> None:
     assert g_test(counts, joint()) > ALPHA
 
 
+@pytest.mark.slow
 def test_distributions_before_the_filters_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above is for: drafts judged by what the draft model said before temperature and filters."""
     draw = DraftSampler.draw

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 MODES = ("fast", "asan", "strict")
+# The same for tests whose programs take the sanitizers' compiler half a minute.
+MODES_ASAN_SLOW = ("fast", pytest.param("asan", marks=pytest.mark.slow), "strict")
 SOURCES = Path(__file__).parents[1] / "xpu_sim" / "sim"
 KERNELS = Path(__file__).parents[1] / "xpu_sim" / "kernels"
 

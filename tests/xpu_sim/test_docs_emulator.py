@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support.sessions import files_of, run_here, run_sessions
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +17,7 @@ SIM = ROOT / "kernels_xpu_sim" / "sim"
 FILES = ("axpy.xpu", "host.cpp", "sum.xpu", "sum_host.cpp", "timeline.py", "test_axpy.py", "axpy_op.cpp", "inputs.py")
 
 
+@pytest.mark.slow  # compiles as its reader does
 def test_the_sessions(tmp_path):
     assert tuple(files_of(PAGE)) == FILES
     run_sessions(PAGE, tmp_path, run_here(tmp_path))

@@ -89,6 +89,7 @@ def test_the_session_of_the_page(tmp_path):
     run_sessions(PAGE, tmp_path, run_here(tmp_path))
 
 
+@pytest.mark.slow  # compiles every kernel
 def test_the_script_with_the_emulator_for_a_device(tmp_path, emulator):
     """Its logic: what answers, what hangs, what does not compile."""
     script = ROOT / "tools" / "kunlun_check.sh"

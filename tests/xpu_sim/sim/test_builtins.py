@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from specdec_hal.xpu_cc import toolchain
-from tests.support.xpu_program import BUILTIN_TESTS, MODES
+from tests.support.xpu_program import BUILTIN_TESTS, MODES_ASAN_SLOW
 
 OPTIONS = ("seed=0", "seed=3,dma=deferred,poison=90", "seed=8,dma=random,llsc_failure=0.3")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
 @pytest.mark.parametrize("name", BUILTIN_TESTS)
 def test_builtin(builtins, name, mode):
     for options in OPTIONS:

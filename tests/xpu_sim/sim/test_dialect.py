@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdec_hal.xpu_cc import Build, build, toolchain
-from tests.support.xpu_program import BUILTIN_FILES, MODES, SOURCES
+from tests.support.xpu_program import BUILTIN_FILES, MODES_ASAN_SLOW, SOURCES
 from tests.xpu_sim.sim import dialect_table
 
 WORD = re.compile(r"(?:xpu_std::|std::)?[A-Za-z_]\w*(?:\.w\b)?")
@@ -105,7 +105,7 @@ def test_the_page_is_rendered():
     assert dialect_table.PAGE.read_text() == dialect_table.render(dialect_table.builtins())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
 def test_each_builtin_compiles(tmp_path, mode):
     """Every entry of the page, called with what it declares. Templates are called by the unit kernels."""
     calls = [one.call(number) for number, one in enumerate(dialect_table.builtins()) if not one.template]

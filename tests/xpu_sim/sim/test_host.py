@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from specdec_hal.xpu_cc import Build, build, toolchain
-from tests.support.xpu_program import MODES, SOURCES, Program
+from tests.support.xpu_program import MODES, MODES_ASAN_SLOW, SOURCES, Program
 
 FILES = sorted((SOURCES / "host").glob("*.cpp"))
 TESTS = [name for path in FILES for name in re.findall(r"^HOST_TEST\((\w+)\)", path.read_text(), re.MULTILINE)]
 # GCC 12's libasan does not hold its own locks over a fork: a child may wait for ever for one of another thread's.
 NOT_UNDER_ASAN = {"a_child_launches_whatever_the_parents_threads_did"}
-RUNS = [(name, mode) for name in TESTS for mode in MODES if mode != "asan" or name not in NOT_UNDER_ASAN]
+RUNS = [
+    pytest.param(name, mode, marks=[pytest.mark.slow] if mode == "asan" else [])
+    for name in TESTS for mode in MODES if mode != "asan" or name not in NOT_UNDER_ASAN
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +34,7 @@ def test_host(program, name, mode):
     assert result.status in (0, 1, 3) and "expected" not in result.out, (result.out, result.err)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
 def test_no_launch_of_a_thread_is_lost(program, mode):
     result = program(mode)("threads_launch_at_the_same_time")
     assert len(result.launches) == sum(kernel["launches"] for kernel in result.kernels) == 4 * 500

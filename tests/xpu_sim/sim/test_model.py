@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.xpu_program import BUILTIN_TESTS, MODES, PAIRS
+from tests.support.xpu_program import BUILTIN_TESTS, MODES_ASAN_SLOW, PAIRS
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_whether_a_synchronous_store_is_visible(builtins):
     assert result.checks == {"missing_fence"}, result.err
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
 def test_what_a_masked_store_leaves(builtins, mode):
     assert builtins(mode)("loads_and_stores").status == 0  # zeros
     with pytest.raises(AssertionError, match="loads_and_stores: line "):
@@ -70,7 +70,7 @@ int main() {
 """
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
 def test_copies_take_effect_in_the_order_of_issue(shared_folder, compiled, mode):
     source = shared_folder / f"ordered_{mode}.xpu"
     source.write_text(ORDERED)
@@ -115,7 +115,7 @@ int main(int argc, char**) {
 """
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
 def test_keeping_going_and_notices(shared_folder, compiled, mode):
     source = shared_folder / f"going_on_{mode}.xpu"
     source.write_text(GOING_ON)
