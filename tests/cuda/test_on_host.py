@@ -68,7 +68,7 @@ def check(op: str, inputs: dict[str, Any], number: int, context: object) -> None
 @needs_library
 @pytest.mark.parametrize("op", LARGE)
 def test_large(op):
-    for number in range(4):
+    for number in range(2):
         check(op, generate(op, number, **LARGE[op]), number, LARGE[op])
 
 
@@ -79,8 +79,8 @@ def test_wide_rows(style, dtype):
     """Rows that clusters of blocks share, in shared memory and not; of whole chunks and not, aligned and not."""
     for number, v in enumerate((1025, 4096, 20_011)):
         inputs = wide_rows.sampling(style, dtype, v, number, some=8)
-        for order in (2 * number, 2 * number + 1):
-            check("sample_target", inputs, order, (style, v))
+        # Each width in another order, on the newer generation for the one op and on the older for the other.
+        check("sample_target", inputs, 2 * number + 1, (style, v))
         check("processed_probs", wide_rows.probabilities(inputs), 2 * number, (style, v))
 
 
@@ -125,6 +125,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproces
     runtime = [path for path in (ROOT / "kernels_cuda" / "host").glob("*.cc") if path.name != "export.cc"]
     emulator = ROOT / "kernels_xpu_sim" / "sim"
     folders = [ROOT / "kernels_cuda" / "host" / "include", ROOT / "kernels_cuda" / "host", emulator / "include"]
+    folders.append(ROOT / "kernels_common" / "include")
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
     command += ["-DSPECDEC_HOST_ARCH=900", *(f"-I{folder}" for folder in folders)]
     command += ["-x", "c++", str(ROOT / "tests" / "cuda" / "host" / "planted.cu")]

@@ -52,7 +52,7 @@ def test_nothing_is_left_unwritten(op, make):
         inputs = make(op, **options)
         zeroed = {name: np.zeros_like(value) if name in outputs else value for name, value in inputs.items()}
         first, second = run(op, inputs), run(op, zeroed)
-        for name in outputs:
+        for name in first.keys() & set(outputs):  # without the optional ones that a case leaves out
             np.testing.assert_array_equal(first[name], second[name], f"{name} {options}")
 
 

@@ -9,7 +9,7 @@ from specdec_hal.ops import MatchPolicy
 Inputs = dict[str, Any]
 
 
-def lookup(prompt: list[int], rest: list[int], sizes: range, policy: MatchPolicy, skip: int) -> list[int]:
+def lookup(prompt: list[int], rest: list[int], sizes: range, policy: MatchPolicy, skip: int = 0) -> list[int]:
     """All tokens that follow the match of the last n of `rest` (LATEST: of both), n from the longest size down.
 
     The last `skip` tokens of `rest` are not searched.
