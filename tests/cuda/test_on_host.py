@@ -28,7 +28,7 @@ from tests.support.running import run
 
 ROOT = Path(__file__).parents[2]
 needs_library = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
-CASES = 8  # of each kind, for an op and a generation
+CASES = 5  # of each kind, for an op and a generation
 LONG = ("sample_target", "verify_draft_tokens")
 """Ops with the most edges."""
 

@@ -39,7 +39,7 @@ def check(op: str, inputs: dict[str, Any], split: tuple[int, int], context: obje
 @pytest.mark.parametrize("make", [generate, hostile])
 @pytest.mark.parametrize("op", ROW_OPS)
 def test_generated(op, make):
-    for options in cases(op, 240):
+    for options in cases(op, 120):
         check(op, make(op, **options), SPLITS[options["seed"] // 2 % len(SPLITS)], options)
 
 

@@ -38,7 +38,7 @@ def run_native(op: str, inputs: dict[str, Any], *parts: int) -> dict[str, np.nda
 @pytest.mark.parametrize("make", [generate, hostile])
 @pytest.mark.parametrize("op", OPS)
 def test_equal_to_the_reference(op, make):
-    count = 20 if op == "ngram_index_update" and make is hostile else 150
+    count = 20 if op == "ngram_index_update" and make is hostile else 90
     for options in cases(op, count):
         inputs = make(op, workspace=BACKEND.workspace, **options)
         if op == "ngram_index_update" and make is generate:

@@ -26,7 +26,7 @@ COUNT = {"ngram_index_update": 20}  # an index full of rubbish makes every look-
 
 
 def hostile_inputs(op):
-    for options in cases(op, COUNT.get(op, 150)):
+    for options in cases(op, COUNT.get(op, 80)):
         yield options, hostile(op, workspace=BACKEND.workspace, **options)
 
 
@@ -48,7 +48,7 @@ def test_hostile_values(op):
 def test_nothing_is_left_unwritten(op, make):
     """Whatever the outputs held before, they hold the same afterwards."""
     outputs = [operand.name for operand in OPS[op].operands if operand.role is Role.OUT]
-    for options in cases(op, 80):
+    for options in cases(op, 40):
         inputs = make(op, **options)
         zeroed = {name: np.zeros_like(value) if name in outputs else value for name, value in inputs.items()}
         first, second = run(op, inputs), run(op, zeroed)

@@ -100,7 +100,7 @@ prompts = st.lists(tokens, min_size=1, max_size=24) | st.builds(
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     requests=st.lists(st.tuples(prompts, sampling(), st.integers(0, 12)), min_size=1, max_size=5),
     slots=st.integers(1, 4),

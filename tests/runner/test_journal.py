@@ -92,7 +92,7 @@ class TestFiles:
         assert journal.read(path) == json.loads(json.dumps(records))
         assert [file.name for file in tmp_path.iterdir()] == ["journal"]
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(at=st.integers(0, 10_000), change=st.sampled_from(["flip", "cut", "insert", "line"]))
     def test_damage_is_found(self, tmp_path_factory: pytest.TempPathFactory, at: int, change: str) -> None:
         path = tmp_path_factory.mktemp("journal") / "journal"
