@@ -1,7 +1,7 @@
 """From logits to tokens: sampling, the distribution sampled from, candidates, penalties.
 
-Targets and others' figures are those of the issue that asked for the CUDA backend: measured on an H200, elsewhere, in
-another run.
+Others' figures were measured on an H200, elsewhere, in another run. Targets are those of contract version 2, which lets a
+kernel read a row once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from specdec_hal.bench.decode_step import BATCHES, VOCABULARIES
 from specdec_hal.bench.logit_rows import LogitRows, alone, check_some_rows
 
 HEADLINE = LogitRows(256, 151_936)
-"""The rows that the targets are for."""
+"""The rows that most targets are for."""
+PEAKED = LogitRows(256, 151_936, peaks=20)
+"""Like a language model's: few tokens hold the mass."""
 _SETTINGS: Mapping[str, Mapping[str, float]] = {
     "argmax": {"temperature": 0},
     "no filter": {},
@@ -25,12 +27,31 @@ _SETTINGS: Mapping[str, Mapping[str, float]] = {
     "min-p 0.05": {"min_p": 0.05},
     "top-k 1,000, top-p 0.9": {"top_k": 1000, "top_p": 0.9},
 }
-_TARGETS = {"argmax": 42.0, "no filter": 75.0, "top-p 0.9": 95.0, "top-k 20, top-p 0.9": 95.0}
-_PEERS: Mapping[str, Mapping[str, WarmCold]] = {
-    "argmax": {"torch argmax": (54, None)},
-    "no filter": {"FlashInfer": (108, None)},
-    "top-p 0.9": {"FlashInfer softmax + top_p": (252, None)},
-    "top-k 20, top-p 0.9": {"FlashInfer": (375, None)},
+TARGETS: Mapping[tuple[str, str], float] = {
+    ("argmax", "256 x 151,936 float32, spread 2"): 40.5,
+    ("no filter", "256 x 151,936 float32, spread 2"): 41,
+    ("no filter", "256 x 151,936 bfloat16, spread 2"): 38,
+    ("no filter, raw logprob", "256 x 151,936 float32, spread 2"): 43,
+    ("no filter, raw logprob and rank", "256 x 151,936 float32, 20 peaks"): 50,
+    ("no filter", "1 x 151,936 float32, spread 2"): 5.3,
+    ("no filter", "4 x 151,936 float32, spread 2"): 5.5,
+    ("no filter", "32 x 151,936 float32, spread 2"): 10.5,
+    ("no filter", "1536 x 151,936 float32, spread 2"): 255,
+    ("top-p 0.9", "256 x 151,936 float32, 20 peaks"): 60,
+    ("top-p 0.9", "256 x 151,936 float32, spread 2"): 115,
+    ("top-p 0.9", "256 x 32,000 bfloat16, 20 peaks"): 25,
+    ("top-p 0.9", "256 x 128,256 bfloat16, 20 peaks"): 70,
+    ("top-p 0.9", "1 x 32,000 float32, spread 2"): 14,
+    ("top-k 20, top-p 0.9", "256 x 151,936 float32, spread 2"): 45.7,
+}
+"""Microseconds, warm, by setting and rows."""
+PEERS: Mapping[tuple[str, str], Mapping[str, WarmCold]] = {
+    ("argmax", str(HEADLINE)): {"torch argmax": (54, None)},
+    ("no filter", str(HEADLINE)): {"FlashInfer": (108, None)},
+    ("top-p 0.9", str(HEADLINE)): {"FlashInfer softmax + top_p": (252, None)},
+    ("top-k 20, top-p 0.9", str(HEADLINE)): {"FlashInfer": (375, None)},
+    ("no filter", "1536 x 151,936 float32, spread 2"): {"vLLM V2, logits to accepted tokens": (349, None)},
+    ("top-p 0.9", "1 x 32,000 float32, spread 2"): {"FlashInfer": (16.8, None)},
 }
 _ROW_PARAMS = ("row_temperature", "row_top_p", "row_top_k", "row_min_p", "position")
 
@@ -43,7 +64,10 @@ def cases(quick: bool) -> Iterator[Case]:
         yield _candidates(small, 5)
         return
     for setting in _SETTINGS:
-        yield _sample(HEADLINE, setting, headline=True)
+        yield _sample(HEADLINE, setting)
+    yield _sample(HEADLINE, "no filter", logprobs=True)
+    for rows in (HEADLINE, PEAKED):
+        yield _sample(rows, "no filter", logprobs=True, ranks=True)
     yield _candidates(HEADLINE, 5, headline=True)
     yield _candidates(HEADLINE, 20)
     yield _probs(HEADLINE, "top-p 0.9")
@@ -52,18 +76,23 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _varied() -> Iterator[Case]:
-    settings = tuple(_TARGETS)
+    settings = ("argmax", "no filter", "top-p 0.9", "top-k 20, top-p 0.9")
     for dtype in ("bfloat16", "float16"):
         yield from (_sample(LogitRows(256, 151_936, dtype), setting) for setting in settings)
-    for spread in (0.01, 1.0, 5.0):
-        yield _sample(LogitRows(256, 151_936, spread=spread), "top-p 0.9")
-    yield from (_sample(LogitRows(256, 151_936, peaks=20), setting) for setting in settings)
-    for rows in BATCHES:
+    for spread in (0.01, 0.5, 1.0, 3.0, 4.0, 5.0, 8.0):
+        for dtype in ("float32", "bfloat16"):
+            yield _sample(LogitRows(256, 151_936, dtype, spread), "top-p 0.9")
+    yield from (_sample(PEAKED, setting) for setting in settings)
+    for rows in (*BATCHES, 4, 1536):
         if rows != HEADLINE.rows:
-            yield from (_sample(LogitRows(rows, 151_936), setting) for setting in ("argmax", "top-p 0.9"))
+            yield from (_sample(LogitRows(rows, 151_936), setting) for setting in settings[:3])
+    yield _sample(LogitRows(256, 151_936, "bfloat16", peaks=PEAKED.peaks), "top-p 0.9")
     for vocabulary in (4096, *VOCABULARIES[:2], 262_144):
-        yield _sample(LogitRows(256, vocabulary), "top-p 0.9")
+        for dtype in ("float32", "bfloat16"):
+            yield _sample(LogitRows(256, vocabulary, dtype), "top-p 0.9")
+            yield _sample(LogitRows(256, vocabulary, dtype, peaks=PEAKED.peaks), "top-p 0.9")
         yield _candidates(LogitRows(256, vocabulary), 5)
+    yield _sample(LogitRows(1, 32_000), "top-p 0.9")
 
 
 def _row_params(rows: int, setting: str, seed: int) -> dict[str, Any]:
@@ -78,20 +107,31 @@ def _row_params(rows: int, setting: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _sample(size: LogitRows, setting: str, *, headline: bool = False) -> Case:
+def _sample(size: LogitRows, setting: str, *, logprobs: bool = False, ranks: bool = False) -> Case:
+    """`logprobs`, `ranks`: the outputs of that name, of the unfiltered distribution."""
+    asked = {"logprobs": np.float32} if logprobs else {}
+    asked |= {"ranks": np.int64} if ranks else {}
+
     def call(seed: int) -> OpCall:
         seeds = np.random.default_rng([seed, 9]).integers(0, 1 << 62, size.rows)
         inputs = _row_params(size.rows, setting, seed) | {"row_seed": seeds}
         outputs = {"target_tokens": np.zeros(size.rows, np.int64)}
+        outputs |= {name: np.zeros(size.rows, dtype) for name, dtype in asked.items()}
         return OpCall("sample_target", {"logits": size.logits(seed)} | inputs | outputs)
 
-    known: dict[str, Any] = {}
-    if headline:
-        known = {"target": (_TARGETS.get(setting), None), "peers": _PEERS.get(setting, {})}
-    check = check_some_rows(("logits", *_ROW_PARAMS, "row_seed", "target_tokens"))
-    label = f"sample_target, {setting}, {size}"
+    name = setting + (", raw logprob" if logprobs else "") + (" and rank" if ranks else "")
+    known = (name, str(size))
+    check = check_some_rows(("logits", *_ROW_PARAMS, "row_seed", "target_tokens", *asked))
     return Case(
-        label, f"sample {setting}", alone(call), size.bytes, params=size.params, checked=False, check=check, **known
+        f"sample_target, {name}, {size}",
+        f"sample {setting}",
+        alone(call),
+        size.bytes,
+        target=(TARGETS.get(known), None),
+        peers=PEERS.get(known, {}),
+        params=size.params,
+        checked=False,
+        check=check,
     )
 
 
@@ -105,7 +145,8 @@ def _probs(size: LogitRows, setting: str) -> Case:
     moved = size.bytes + size.rows * size.vocabulary * 4
     check = check_some_rows(("logits", *_ROW_PARAMS, "probs"))
     label = f"processed_probs, {setting}, {size}"
-    return Case(label, "processed_probs", alone(call), moved, params=size.params, checked=False, check=check)
+    target = (150, None) if size == HEADLINE else (None, None)
+    return Case(label, "processed_probs", alone(call), moved, target, params=size.params, checked=False, check=check)
 
 
 def _candidates(size: LogitRows, count: int, *, headline: bool = False) -> Case:
@@ -122,7 +163,7 @@ def _candidates(size: LogitRows, count: int, *, headline: bool = False) -> Case:
         }
         return OpCall("top_p_candidates", inputs | outputs)
 
-    known: dict[str, Any] = {"target": (60, None), "peers": {"FastDeploy": (133, None)}} if headline else {}
+    known: dict[str, Any] = {"target": (45, None), "peers": {"FastDeploy": (133, None)}} if headline else {}
     by_row = ("probs", "batch_id_per_token_output", "candidate_scores", "candidate_ids", "candidate_lens")
     label = f"top_p_candidates, C {count}, {size}"
     params = {**size.params, "C": count}

@@ -26,8 +26,9 @@ _TARGETS: Mapping[str, float] = {
     "update_model_status": 2.5,
     "prepare_inputs": 3,
     "build_sampling_params": 1.6,
-    "gather_next_token": 4.2,
 }
+_GATHER_TARGETS = {512: 4.0, 1536: 5.0}
+"""By rows."""
 _PEERS: Mapping[str, Mapping[str, WarmCold]] = {
     "TARGET_MATCH": {"FastDeploy": (6.0, None), "vLLM V1, compare kernel": (2.0, None)},
     "TOPP": {"FastDeploy": (147, None)},
@@ -56,6 +57,8 @@ def _all(quick: bool) -> Iterator[Case]:
     for op in _SLOT_OPS:
         yield _slots(op, HEADLINE, headline=True)
     yield _gather(512, 8192)
+    for speculative in (True, False):
+        yield _gather(1536, 4096, speculative=speculative)
     if quick:
         yield by_probs(DecodeStep(8, 3, 32_000, mixed=False))
         return
@@ -159,18 +162,24 @@ def _slots(op: str, step: DecodeStep, *, headline: bool = False) -> Case:
     return _case(op, step, call, least_bytes(step, op, {}, ("token_ids_all", "input_ids")), **_known(op, headline))
 
 
-def _gather(rows: int, width: int) -> Case:
-    """The last of two tokens of every slot, as without speculation after a short chunk."""
-    step = DecodeStep(rows, 1, HEADLINE.vocabulary, mixed=False)
+def _gather(rows: int, width: int, *, speculative: bool = False) -> Case:
+    """Every row of slots with five drafts; or the last of two tokens of every slot, as after a short chunk."""
+    slots, drafts = (rows // 6, 5) if speculative else (rows, 1)
+    step = DecodeStep(slots, drafts, HEADLINE.vocabulary, mixed=False)
 
     def call(seed: int) -> OpCall:
-        x, out = hidden_rows(2 * rows, width, seed), np.zeros((rows, width), np.uint16)
-        return StepCalls(_seeded(step, seed)).call("gather_next_token", x=x, out=out, is_speculative=False)
+        x, out = hidden_rows(slots * step.width, width, seed), np.zeros((rows, width), np.uint16)
+        return StepCalls(_seeded(step, seed)).call("gather_next_token", x=x, out=out, is_speculative=speculative)
 
-    label = f"gather_next_token, {rows} rows x {width:,} bfloat16"
-    known = _known("gather_next_token", True)
+    label = f"gather_next_token, {rows:,} rows x {width:,} bfloat16" + (", speculative" if speculative else "")
     return Case(
-        label, "gather_next_token", _alone(call), 2 * 2 * rows * width, params={"rows": rows, "D": width}, **known
+        label,
+        "gather_next_token",
+        _alone(call),
+        2 * 2 * rows * width,
+        target=(_GATHER_TARGETS[rows], None),
+        peers=_PEERS["gather_next_token"] if rows == 512 else {"torch index_select": (5.2, None)},
+        params={"rows": rows, "D": width, "is_speculative": speculative},
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.bench import verify
+from specdec_hal.bench import sampling, verify
 from specdec_hal.bench.case import Prepared, WrongResult
 from specdec_hal.bench.decode_step import DecodeStep
 from specdec_hal.bench.runner import cases_of
@@ -82,11 +82,21 @@ def test_the_suites_give_the_ops_what_they_take(suite):
         Prepared(case, BACKEND, device, seed=1).check()
 
 
-@pytest.mark.parametrize("suite", ["verify", "step"])
+@pytest.mark.parametrize("suite", ["verify", "step", "sampling", "logprobs"])
 def test_every_case_is_there_once(suite):
     labels = [case.label for case in cases_of(suite)]
     assert len(set(labels)) == len(labels) > 10
-    assert {case.label for case in cases_of(suite, quick=True)} & set(labels)
+
+
+@pytest.mark.parametrize("suite", ["verify", "step"])
+def test_the_quick_cases_are_among_all(suite):
+    assert {case.label for case in cases_of(suite, quick=True)} & {case.label for case in cases_of(suite)}
+
+
+def test_every_target_and_peer_of_sampling_has_its_case():
+    labels = {case.label for case in cases_of("sampling")}
+    for setting, size in [*sampling.TARGETS, *sampling.PEERS]:
+        assert f"sample_target, {setting}, {size}" in labels
 
 
 def test_a_large_vocabulary_is_checked_in_part():
