@@ -1,7 +1,7 @@
 """From logits to tokens: sampling, the distribution sampled from, candidates, penalties.
 
-Others' figures were measured on an H200, elsewhere, in another run. Targets are those of contract version 2, which lets a
-kernel read a row once.
+Others' figures were measured on an H200, elsewhere, in another run. Targets are those of contract version 2, by which
+one read of a row is enough.
 """
 
 from __future__ import annotations
