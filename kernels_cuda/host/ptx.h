@@ -36,6 +36,8 @@ inline void load_ahead(uint4& x, const uint4* from, bool wanted, CachePolicy = {
   if (wanted) x = *from;
 }
 inline uint32_t anew(uint32_t x) { return x; }
+inline int64_t missed_guesses = 0;
+inline void missed_guess() { ++missed_guesses; }
 
 inline float max_or_nan(float a, float b) {
   if (std::isnan(a) || std::isnan(b)) return std::isnan(a) ? a : b;

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
       total = Cluster::of(&s, 0)->draw_total;
       Cluster::sync();  // the leader stays until all have read
       break;
-    case RowKind::kChunks: total = chunk_totals(s, s.softmax, own_chunk(s)).total; break;
+    case RowKind::kChunks: total = chunk_totals(s, s.softmax, own_chunk(part, s)).total; break;
     case RowKind::kKept: total = gather(s.published[3]).total;
   }
   write_kept(part, out(), kept_by(s, found.cut), total);

@@ -8,8 +8,7 @@ namespace specdec::cuda {
 
 constexpr int kShort = kRowThreads / 2;  // elements of a short list
 constexpr int kSorted = 80;       // elements of a sorted one: most first elements that are found at once
-constexpr int kCellsEach = 2;  // of a sample's histogram, that a thread looks at
-constexpr int kSampledCells = kCellsEach * kRowThreads;
+constexpr int kMostBlockStripes = kRowWarps * kMostStripes;
 static_assert(kSorted <= kRowGroups, "a pivot is a maximum of a group");
 
 // Keys in buckets of 2^shift, from `top` down; the outer buckets take what lies beyond.
@@ -71,9 +70,8 @@ struct ShortList {
 };
 
 // Counts and masses by bucket: the mass in three pieces of 14 bits, so that a block's sums fit 32 bits.
-union Cells {
+struct Cells {
   uint32_t word[4][kBuckets];  // count, mass pieces from the lowest
-  uint32_t sampled[kSampledCells + 32];
 };
 
 // A search for the shortest beginning of the order that reaches `need` (1 or more). In shared memory, as all that must
@@ -93,15 +91,47 @@ struct Interval {
   float high, low;
 };
 
+// What lies at an exponent or above it, and the number of elements that do: at most, as the chunks' sums tell; `least`:
+// at least. Counts or masses (2^40 as 1).
+struct Bounds {
+  float least, most, count;
+
+  __device__ __forceinline__ void add(const Bounds& other) {
+    least += other.least;
+    most += other.most;
+    count += other.count;
+  }
+};
+constexpr int kSteps = 64;  // exponents that bounds are known for
+constexpr int kSlices = kRowThreads / kSteps;
+// Sampled elements by their exponents in the row's interval, from the lowest.
+constexpr int kSampleCells = kRowThreads;
+struct Tail {
+  float weight, squares;  // sums
+
+  __device__ __forceinline__ void add(float x) {
+    weight += x;
+    squares += x * x;
+  }
+};
+struct Sample {
+  uint32_t count[kSampleCells];
+  Tail scan[kRowWarps];
+  int first[3];  // cells: where the cut is estimated to be, at the least and at the most
+  float all, margin;  // weight of the row; what the estimate may be off by
+};
+// Exponent of a chunk's largest, and its share of the row's total, 2^40 as 1.
+struct ChunkShare {
+  float exponent, share;
+};
+
 struct RowBoard {
-  // Group maxima of the whole row, and a low value of each block.
+  // Group maxima of the whole row.
   int32_t group_key[kRowGroups];
-  float block_low[kMostCluster];
   int32_t staged_key[kRowGroups];
   int32_t thread_key[kRowThreads];   // the largest of each thread's elements
-  float thread_second[kRowThreads];  // of rows that are sampled the second largest, else that of its other vectors
+  float thread_second[kRowThreads];  // that of its other vectors
   int thread_vector[kRowThreads];    // where the largest comes first
-  float staged_low[kRowWarps];
   int32_t pivot;
   int32_t first_id;
   SamplingParams params;
@@ -115,36 +145,42 @@ struct RowBoard {
   int32_t sorted_id[kSorted];
   uint64_t sorted_mass[kSorted], kept_mass[kSorted];
 
-  Cells cells[2];  // in turns
+  union {
+    Cells cells[2];  // in turns
+    struct {
+      Bounds of_slice[kSlices][kSteps], of_block[kMostCluster][kSteps];
+    } bounds;
+    Sample sample;
+  };
   Weight merged[kBuckets];
   RowSearch search;
   float copy_value[kShort];
   int32_t copy_id[kShort];
   int64_t copy_place[kShort];
   uint64_t copy_mass[kShort];
-  Cut cut, drawn_cut;  // what is kept; the same as the warp of the drawn token knows it
+  Cut cut;  // what is kept
   Weight kept;
-  uint64_t chunks_total, row_mass, kept_total, draw_total;
-
-  float scan_mass[kRowWarps], scan_variance[kRowWarps];
-  float target, margin;
-  int guess_first, guess_last;
+  uint64_t row_total, draw_total;
   Interval interval;
+  float listed_most;  // elements in it, at most
+  Tail sampled_below[kRowGroups];  // what the warps of the row have sampled below it
   uint64_t need;  // of the cut
+  uint32_t listed;  // elements in the block's list
 
-  int list_begin[kRowWarps + 1];  // where the warps' lists lie
-  uint32_t listed[kRowWarps];     // elements in them
-  // The warps' chunks. Where sums were not asked for, the largest logits are not known: +inf.
-  float chunk_top[kRowWarps][kMostStripes];
-  uint64_t chunk_mass[kRowWarps][kMostStripes];
-  uint64_t stripe_mass[kRowWarps][kMostStripes];  // kept masses of their stripes
+  // The block's stripes. Where sums were not asked for, the largest logits are not known: +inf.
+  float chunk_top[kMostBlockStripes];
+  uint64_t chunk_mass[kMostBlockStripes];
+  ChunkShare chunk_share[kMostBlockStripes];
+  uint64_t stripe_mass[kMostBlockStripes];  // kept masses
+  uint32_t stripe_more[2]
+                      [kMostBlockStripes];  // those of elements in the list: sums of the lower 20 bits, of the others
 
   uint16_t owner[kRowThreads];
   int owners;
   int drawn_warp;
   uint64_t drawn_point;
   ChunkSum drawn_chunk;
-  int drawn_id;       // its first
+  int drawn_id;  // its first
   float drawn_logit;  // of the row's token
   uint64_t warp_part[kRowWarps];
 };
@@ -159,27 +195,18 @@ __device__ __forceinline__ void clear_board(RowBoard& s) {
   s.drawn_warp = -1;
 }
 
-// The largest key of the row, from the largest of every thread and a low value of it (+inf: none). The cluster's first
-// meeting: it waits for a barrier at which all have arrived.
-__device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key, float own_low) {
+// The largest key of the row, from the largest of every thread. The cluster's first meeting: it waits for a barrier at
+// which all have arrived.
+__device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key) {
   const int blocks = Cluster::size(), rank = Cluster::rank(), tid = static_cast<int>(threadIdx.x);
   const int lanes = 32 / (kMostCluster / blocks), groups = kRowGroups / blocks;
   s.thread_key[tid] = own_key;
   const int32_t key = group_max(own_key, lanes);
   if (tid % lanes == 0) s.staged_key[tid / lanes] = key;
-  float low = own_low;
-#pragma unroll
-  for (int d = 16; d >= 1; d /= 2) low = fminf(low, __shfl_xor_sync(kAllLanes, low, d));
-  if (lane_id() == 0) s.staged_low[warp_id()] = low;
   __syncthreads();
   Cluster::wait();
   if (tid < kRowGroups) {
     Cluster::of(s.group_key, tid / groups)[rank * groups + tid % groups] = s.staged_key[tid % groups];
-  }
-  if (tid < blocks) {
-    float least = s.staged_low[0];
-    for (int w = 1; w < kRowWarps; ++w) least = fminf(least, s.staged_low[w]);
-    Cluster::of(s.block_low, tid)[rank] = least;
   }
   Cluster::sync();
   int32_t top = s.group_key[lane_id()];

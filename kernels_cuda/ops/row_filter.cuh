@@ -13,7 +13,6 @@ struct RowFound {
   RowKind kind;
   Cut cut;  // kKept, and for all in the leader's s.cut of kSorted
   uint64_t own;  // kKept: this warp's masses
-  bool listed;   // the warps' sums by stripes are without what their lists keep
 };
 
 __device__ __forceinline__ bool is_short_list(const SamplingParams& params, int64_t size) {
@@ -38,40 +37,21 @@ __device__ __forceinline__ SamplingParams read_params(const Args& a, int64_t row
 // temperature 1 will be asked for.
 template <class L, class Part>
 __device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, const SamplingParams& params, bool raw) {
-  const Filters filters(params, part.size());
   if (is_greedy(params) || is_short_list(params, part.size())) {
     if (raw) {
       ChunkSums<Part, Temperatures::kOne> sums{1.0f};
       const int32_t top = load_tops<L>(part, s, sums);
-      keep_chunks(s, sums.own);
+      keep_chunks(part, s, sums.own);
       return top;
     }
     NoChunks no_chunks;
-    keep_no_chunks(s);
+    keep_no_chunks(part, s);
     return load_tops<L>(part, s, no_chunks);
   }
-  const float inv_temperature = inverse_temperature(params.temperature);
-  if (!filters.by_count && !filters.by_mass) {
-    ChunkSums<Part, Temperatures::kAll> sums{inv_temperature};
-    part.template load<false>([](int, const Elements<L>&) {}, sums);
-    keep_chunks(s, sums.own);
-    return meet_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
-  }
-  // For a cut of many elements a sample, and what is low in the row.
-  float top = -INFINITY, second = -INFINITY, low = INFINITY;
-  ChunkSums<Part, Temperatures::kOthers> sums{inv_temperature};
-  part.template load<true>([&](int v, const Elements<L>& elements) {
-    const bool whole = part.whole(v);
-#pragma unroll
-    for (float x : elements.x) {
-      second = fmaxf(second, fminf(top, x));
-      top = ptx::max_or_nan(top, x);
-      if (whole) low = fminf(low, x);
-    }
-  }, sums);
-  keep_chunks(s, sums.own);
-  s.thread_second[threadIdx.x] = second;
-  return meet_row(s, order_key(top), low);
+  ChunkSums<Part, Temperatures::kAll> sums{inverse_temperature(params.temperature)};
+  part.load(sums);
+  keep_chunks(part, s, sums.own);
+  return meet_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
 }
 
 // In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.cut and s.draw_total.
@@ -123,28 +103,27 @@ __device__ __forceinline__ KeptMasses kept_by(const RowBoard& s, Cut cut) {
 // What a row with filters keeps where the first top_k elements are not few.
 template <class L, class Part>
 __device__ __forceinline__ RowFound keep_row(const Part& part, RowBoard& s) {
-  SoftmaxCut cut = {keep_all(), false, 0};
+  SoftmaxCut cut = {keep_all(), false};
+  const uint64_t all = keep_shares(part, s);
   // Not as a loop: what follows from the part alone would be kept in registers through all of it.
   if (Filters(s.params, part.size()).by_count) {
-    const float fraction = static_cast<float>(s.params.top_k) / static_cast<float>(part.size());
-    cut = cut_softmax<L>(part, s, Goal::kCount, static_cast<uint64_t>(s.params.top_k), fraction, true);
+    cut = cut_softmax<L>(part, s, Goal::kCount, static_cast<uint64_t>(s.params.top_k));
   }
   if (s.params.top_p < 1.0f) {
-    const bool again = Filters(s.params, part.size()).by_count;
-    const uint64_t total = again ? s.kept.mass : chunk_totals(s, s.softmax, own_chunk(s)).total;
-    const float share = again ? static_cast<float>(total) / static_cast<float>(s.row_mass) : 1.0f;
+    const uint64_t total = Filters(s.params, part.size()).by_count ? s.kept.mass : all;
     __syncthreads();  // all have read what the search writes
-    cut = cut_softmax<L>(part, s, Goal::kMass, nucleus(s.params.top_p, total), s.params.top_p * share, !again);
+    cut = cut_softmax<L>(part, s, Goal::kMass, nucleus(s.params.top_p, total));
   }
-  if (cut.own_known && threshold(s.params.min_p, kMassOne) == 0) return {RowKind::kKept, cut.cut, cut.own, true};
-  return {RowKind::kKept, cut.cut, warp_masses(part, s, kept_by(s, cut.cut)), false};
+  const KeptMasses kept = kept_by(s, cut.cut);
+  const bool known = cut.listed && kept.least == 0;
+  return {RowKind::kKept, cut.cut, known ? add_listed(part, s, kept) : warp_masses(part, s, kept)};
 }
 
 // From a row that was loaded, and its largest key, to what its token is drawn from, in s.softmax, and for kSorted in
 // the leader. All blocks get the same kind.
 template <class L, class Part>
 __device__ __forceinline__ RowFound filtered_row(const Part& part, RowBoard& s, int32_t top) {
-  RowFound found = {RowKind::kUndefined, keep_all(), 0, false};
+  RowFound found = {RowKind::kUndefined, keep_all(), 0};
   if (!has_distribution(top)) return found;
   const bool greedy = is_greedy(s.params);
   if (threadIdx.x == 0) {

@@ -29,9 +29,8 @@ __device__ __forceinline__ void list_row(const Part& part, RowBoard& s, int64_t 
   Cut before = keep_none();
   for (int64_t at = 0; at < want; at += kSorted) {
     const int n = static_cast<int>(min64(want - at, kSorted));
-    begin_search(s, {Goal::kCount, static_cast<uint64_t>(at + n), all, all.grid(), {0, 0}, {0, 0}, true});
-    const Cut cut =
-        narrow<L>(part, s, [&](auto f) SPECDEC_INLINED { each_element(part, ~0u, f); }, NoMass{}, false).cut;
+    begin_search(s, {Goal::kCount, static_cast<uint64_t>(at + n), all, all.grid(), {0, 0}, {kMany, 0}, true});
+    const Cut cut = narrow<L>(part, s, [&](auto f) SPECDEC_INLINED { each_element(part, ~0u, f); }, NoMass{}).cut;
     Cluster::sync();  // all have read the search's list
     each_element(part, ~0u, [&](float x, int id) {
       const int32_t key = order_key(x);

@@ -102,7 +102,7 @@ struct CountsNotBelow {
 };
 
 // The temperatures that a pass is made for: each has code of its own.
-enum class Temperatures { kOne, kOthers, kAll };
+enum class Temperatures { kOne, kAll };
 
 // Sums the chunks of a warp while RowPart::load goes through them: lane `at` has that of stripe `at`. `count` looks at
 // what chunks have that it wants, by their largest.
@@ -135,7 +135,7 @@ struct ChunkSums {
         chunk.used(k);
       }
     };
-    const bool one = kAt == Temperatures::kOne || (kAt == Temperatures::kAll && inv_temperature == 1.0f);
+    const bool one = kAt == Temperatures::kOne || inv_temperature == 1.0f;
     if (top < INFINITY && one) {
       if (count.wants(top)) {
         pass(UnitSoftmax{top}, std::true_type{});
@@ -160,24 +160,45 @@ struct ChunkSums {
   }
 };
 
-// Keeps the sums of this warp's chunks in the board: registers are what later passes need most.
-__device__ __forceinline__ void keep_chunks(RowBoard& s, const ChunkSum& own) {
-  if (lane_id() >= kMostStripes) return;
-  s.chunk_top[warp_id()][lane_id()] = own.top;
-  s.chunk_mass[warp_id()][lane_id()] = own.mass;
+// Number of the stripe that is this lane's: `at` of its warp for lane `at`; -1: none.
+template <class Part>
+__device__ __forceinline__ int own_stripe(const Part& part) {
+  const int warp = static_cast<int>(ptx::anew(warp_id())), lane = static_cast<int>(lane_id());
+  return lane < part.stripes(warp) ? warp * part.stripes_each() + lane : -1;
 }
-__device__ __forceinline__ void keep_no_chunks(RowBoard& s) { keep_chunks(s, {INFINITY, 0}); }
+
+// For the elements of a list to be added up by stripes, after a barrier.
+__device__ __forceinline__ void clear_more(RowBoard& s) {
+  for (int g = static_cast<int>(threadIdx.x); g < kMostBlockStripes; g += kRowThreads) {
+    s.stripe_more[0][g] = 0;
+    s.stripe_more[1][g] = 0;
+  }
+}
+
+// Keeps the sums of this warp's chunks in the board: registers are what later passes need most.
+template <class Part>
+__device__ __forceinline__ void keep_chunks(const Part& part, RowBoard& s, const ChunkSum& own) {
+  const int g = own_stripe(part);
+  if (g < 0) return;
+  s.chunk_top[g] = own.top;
+  s.chunk_mass[g] = own.mass;
+}
+template <class Part>
+__device__ __forceinline__ void keep_no_chunks(const Part& part, RowBoard& s) {
+  keep_chunks(part, s, {INFINITY, 0});
+}
 // Of this lane; without any, a chunk of nothing.
-__device__ __forceinline__ ChunkSum own_chunk(const RowBoard& s) {
-  if (lane_id() >= kMostStripes) return {-INFINITY, 0};
-  const unsigned warp = ptx::anew(warp_id());
-  return {s.chunk_top[warp][lane_id()], s.chunk_mass[warp][lane_id()]};
+template <class Part>
+__device__ __forceinline__ ChunkSum own_chunk(const Part& part, const RowBoard& s) {
+  const int g = own_stripe(part);
+  if (g < 0) return {-INFINITY, 0};
+  return {s.chunk_top[g], s.chunk_mass[g]};
 }
 // The stripes of this warp for which wanted(largest logit of a chunk) says that they may have something.
 template <class Part, class Wanted>
 __device__ __forceinline__ uint32_t stripes_with(const Part& part, const RowBoard& s, Wanted wanted) {
-  const bool may = lane_id() < kMostStripes && wanted(s.chunk_top[ptx::anew(warp_id())][lane_id() % kMostStripes]);
-  return part.stripes_of(__ballot_sync(kAllLanes, may));
+  const int g = own_stripe(part);
+  return part.stripes_of(__ballot_sync(kAllLanes, g >= 0 && wanted(s.chunk_top[max(g, 0)])));
 }
 
 // The row's total from its chunks, and what comes before this warp's; after the row's largest is known, with a
@@ -186,6 +207,19 @@ __device__ __forceinline__ Published chunk_totals(RowBoard& s, const Softmax& ro
   publish(s.published[2], warp_sum(chunk_share(row, own)));
   Cluster::sync();
   return gather(s.published[2]);
+}
+
+// The row's total, with what each of its chunks has of it in s.chunk_share and all in s.row_total.
+template <class Part>
+__device__ __forceinline__ uint64_t keep_shares(const Part& part, RowBoard& s) {
+  const ChunkSum own = own_chunk(part, s);
+  const int g = own_stripe(part);
+  if (g >= 0) s.chunk_share[g] = {s.softmax.t(own.top), static_cast<float>(chunk_share(s.softmax, own)) * 0x1p-40f};
+  const uint64_t total = chunk_totals(s, s.softmax, own).total;
+  if (threadIdx.x == 0) s.row_total = total;
+  clear_more(s);
+  __syncthreads();
+  return total;
 }
 
 // Kept masses a vector at a time.
@@ -224,14 +258,18 @@ struct VectorMasses {
   }
 };
 
-__device__ __forceinline__ void clear_stripes(RowBoard& s) {
-  if (lane_id() < kMostStripes) s.stripe_mass[ptx::anew(warp_id())][lane_id()] = 0;
+// The stripes of this warp.
+template <class Part>
+__device__ __forceinline__ void clear_stripes(const Part& part, RowBoard& s) {
+  const int g = own_stripe(part);
+  if (g >= 0) s.stripe_mass[g] = 0;
   __syncwarp();
 }
 // Behind stripe `at` of this warp, in which this lane has the sum: that of all lanes.
-__device__ __forceinline__ uint64_t end_stripe(RowBoard& s, int at, uint64_t& sum) {
+template <class Part>
+__device__ __forceinline__ uint64_t end_stripe(const Part& part, RowBoard& s, int at, uint64_t& sum) {
   const uint64_t all = warp_sum(sum);
-  if (lane_id() == 0) s.stripe_mass[ptx::anew(warp_id())][at] = all;
+  if (lane_id() == 0) s.stripe_mass[static_cast<int>(ptx::anew(warp_id())) * part.stripes_each() + at] = all;
   sum = 0;
   return all;
 }
@@ -240,14 +278,14 @@ __device__ __forceinline__ uint64_t end_stripe(RowBoard& s, int at, uint64_t& su
 // are left out.
 template <class Part>
 __device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, const KeptMasses& kept) {
-  clear_stripes(s);
+  clear_stripes(part, s);
   uint64_t sum = 0, total = 0;
   with_masses(kept.softmax, [&](auto masses) SPECDEC_INLINED {
     const VectorMasses vectors(kept, masses);
     const uint32_t wanted = stripes_with(
         part, s, [&](float top) { return top >= vectors.low && (top == INFINITY || masses(top) >= kept.least); });
     part.sweep(wanted, [&](int v, const auto& elements, bool) { sum += vectors.sum(elements, part.id(v)); },
-               [&](int at) { total += end_stripe(s, at, sum); });
+               [&](int at) { total += end_stripe(part, s, at, sum); });
   });
   __syncwarp();
   return total;
@@ -283,48 +321,25 @@ __device__ __forceinline__ int drawn_in_stripe(const Part& part, RowBoard& s, co
   return -1;
 }
 
-// Adds the kept masses of a warp's list to its stripes, which the warps of the block share.
-template <class Part, class Masses>
-__device__ __forceinline__ void add_listed(const Part& part, RowBoard& s, const VectorMasses<Masses>& masses,
-                                           int warp) {
-  const float* values = part.list_values() + s.list_begin[warp];
-  const uint16_t* places = part.list_places() + s.list_begin[warp];
-  const int begin = part.begin(warp), listed = static_cast<int>(s.listed[warp]);
-#pragma unroll 1
-  for (int at = static_cast<int>(warp_id()); at < part.stripes(warp); at += kRowWarps) {
-    uint64_t sum = 0;
-#pragma unroll 4
-    for (int i = static_cast<int>(lane_id()); i < listed; i += 32) {
-      const int place = places[i];
-      sum += masses.of(place / kChunkIds == at ? values[i] : -INFINITY, part.id(begin) + place);
-    }
-    sum = warp_sum(sum);
-    if (lane_id() == 0) s.stripe_mass[warp][at] += sum;
-  }
-  __syncthreads();
-}
-
 // Draws the row's token from the warps' sums `own` of kept masses, and their sums before and in all; -1 in all threads
-// but one. All blocks of the row call it, with s.stripe_mass; `listed`: that is without what the lists keep.
+// but one. All blocks of the row call it, with s.stripe_mass.
 template <class Part>
-__device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMasses kept, Published sums, uint64_t own,
-                                          bool listed) {
+__device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, const KeptMasses& kept, Published sums,
+                                          uint64_t own) {
   const uint64_t point = draw_point(s.random, sums.total);
   if (lane_id() == 0 && point >= sums.before && point - sums.before < own) {
     s.drawn_warp = static_cast<int>(warp_id());
     s.drawn_point = point - sums.before;
-    s.drawn_cut = kept.cut;
   }
   __syncthreads();
   const int warp = s.drawn_warp;
   if (warp < 0) return -1;
-  kept.cut = s.drawn_cut;  // of equal elements a warp knows its own
   return with_masses(kept.softmax, [&](auto masses) SPECDEC_INLINED {
     const VectorMasses vectors(kept, masses);
-    if (listed) add_listed(part, s, vectors, warp);
     uint64_t rest = s.drawn_point;
+    const uint64_t* masses_of = s.stripe_mass + warp * part.stripes_each();
     int at = 0;
-    for (; at < kMostStripes - 1 && rest >= s.stripe_mass[warp][at]; ++at) rest -= s.stripe_mass[warp][at];
+    for (; at < part.stripes(warp) - 1 && rest >= masses_of[at]; ++at) rest -= masses_of[at];
     return drawn_in_stripe(part, s, vectors, part.begin(warp, at), part.end(warp, at), rest);
   });
 }
@@ -333,7 +348,7 @@ __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, KeptMas
 template <class Part>
 __device__ __forceinline__ int draw_from_chunks(const Part& part, RowBoard& s) {
   const Softmax softmax = s.softmax;
-  const ChunkSum own = own_chunk(s);
+  const ChunkSum own = own_chunk(part, s);
   const Published sums = chunk_totals(s, softmax, own);
   const uint64_t point = draw_point(s.random, sums.total), share = chunk_share(softmax, own);
   const uint64_t below = sums.before + warp_inclusive(share) - share;

@@ -68,6 +68,12 @@ struct Elements {
   }
 };
 
+// An element that was put aside.
+struct Listed {
+  float value;
+  int32_t id;
+};
+
 // This block's part of a row.
 template <class L, bool kResident>
 class RowPart {
@@ -178,16 +184,12 @@ class RowPart {
 
   // Goes through this warp's stripes for the first time, in all lanes together: by_vector(vector, elements) for each
   // vector of a lane, and by_chunk(chunk, edge) for each chunk, whose elements are those of the lanes' vectors chunk.x,
-  // and `edge`; chunk.used(k) must be called for each. What is not the row's is -inf. Where the row would be read
-  // again, `kSample` puts a sample of it aside.
-  template <bool kSample, class ByVector, class ByChunk>
+  // and `edge`; chunk.used(k) must be called for each. What is not the row's is -inf.
+  template <class ByVector, class ByChunk>
   __device__ __forceinline__ void load(ByVector by_vector, ByChunk& by_chunk) {
     const int count = extent().count;
     Chunk chunk(*this, ~0u);
     while (chunk.go()) {
-      // As a bit: the compiler would take chunk.x[round] for what is equal, which is not in registers.
-      const bool sample = kSample && !kResident && chunk.stripe < sample_room();
-      const uint32_t sampled = sample ? ptx::anew(1u << sample_round(chunk.stripe)) : 0u;
       float edge = -INFINITY;
       if (lead() > 0) {
         const int behind = id(chunk.vector(0) + kStripe) - static_cast<int>(lane_id()) * (kLength - 1);
@@ -196,26 +198,16 @@ class RowPart {
 #pragma unroll
       for (int k = 0; k < kRounds; ++k) {
         if (kResident && chunk.vector(k) < count) held()[chunk.vector(k)] = chunk.x[k];
-        if ((sampled >> k & 1) != 0) {
-          held()[chunk.stripe * kRowThreads + static_cast<int>(threadIdx.x)] = chunk.x[k];
-        }
         by_vector(chunk.vector(k), Elements<L>(chunk.x[k]));
       }
       if (lead() > 0 && lane_id() == 0) chunk.x[0] = without_first(chunk.x[0], lead());
       by_chunk(chunk, edge);
     }
   }
-
-  // The sample: of each stripe one vector a lane.
-  __device__ __forceinline__ int sampled_vector(int at) const {
-    return begin(static_cast<int>(warp_id()), at) + sample_round(at) * 32 + static_cast<int>(lane_id());
-  }
-  // `kept`: where `load` has put it, and lists were not written yet.
-  __device__ __forceinline__ Elements<L> sampled(int at, bool kept) const {
-    if (!kResident && kept && at < sample_room()) {
-      return Elements<L>(held()[at * kRowThreads + static_cast<int>(threadIdx.x)]);
-    }
-    return (*this)[min(sampled_vector(at), extent().count - 1)];
+  // By chunks alone.
+  template <class ByChunk>
+  __device__ __forceinline__ void load(ByChunk& by_chunk) {
+    load([](int, const Elements<L>&) {}, by_chunk);
   }
 
   struct Never {
@@ -255,6 +247,13 @@ class RowPart {
       }
     }
   }
+  // Stripes of the block; warp w has those from w * stripes_each() on.
+  __device__ int stripes() const { return (extent().count + kStripe - 1) / kStripe; }
+  __device__ int stripes_each() const { return extent().stripes; }
+  // That of an element of this block.
+  __device__ int stripe_of(int id) const { return (id - first_id_) / kChunkIds; }
+  // Which of a lane's vectors in its stripe it is.
+  __device__ int round_of(int vector) const { return vector / 32 % kRounds; }
   // The stripes of a warp that may hold elements of the chunks whose bits are set.
   __device__ __forceinline__ uint32_t stripes_of(uint32_t chunks) const {
     return lead() == 0 ? chunks : chunks | chunks << 1 | 1u;
@@ -266,14 +265,11 @@ class RowPart {
   }
   __device__ __forceinline__ float value(int id) const { return L::widen(row_[id]); }
 
-  // Elements that the block puts aside, list_room() at most: their values, and which of their warp's they are.
-  __device__ float* list_values() const { return reinterpret_cast<float*>(held() + held_vectors()); }
-  __device__ uint16_t* list_places() const { return reinterpret_cast<uint16_t*>(list_values() + list_room()); }
+  // Elements that the block puts aside, list_room() at most.
+  __device__ Listed* list() const { return reinterpret_cast<Listed*>(held() + held_vectors()); }
   __device__ int list_room() const {
-    return (static_cast<int>(ptx::dynamic_shared_bytes()) - held_vectors() * 16) / 6 / 2 * 2;
+    return (static_cast<int>(ptx::dynamic_shared_bytes()) - held_vectors() * 16) / static_cast<int>(sizeof(Listed));
   }
-  // The id at a place of this warp's, which are its elements' numbers.
-  __device__ int id_at(int place) const { return id(begin(static_cast<int>(warp_id()))) + place; }
 
  private:
   // Vectors of a block, at most; of this one; stripes of a warp, at most. In shared memory: registers are what passes
@@ -286,12 +282,6 @@ class RowPart {
     return own;
   }
 
-  // Another vector of each stripe, for no pattern of ids to escape; the same where there is one warp as where there are
-  // many.
-  __device__ __forceinline__ static int sample_round(int at) { return (at + static_cast<int>(warp_id())) % kRounds; }
-  __device__ __forceinline__ static int sample_room() {
-    return static_cast<int>(ptx::dynamic_shared_bytes()) / (kRowThreads * 16);
-  }
   __device__ __forceinline__ static uint4* held() { return ptx::dynamic_shared<uint4>(); }
   // As large in all blocks, and enough for any.
   __device__ int held_vectors() const { return kResident ? extent().share : 0; }

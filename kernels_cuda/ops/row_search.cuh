@@ -7,13 +7,13 @@
 
 namespace specdec::cuda {
 
-// The result, which may differ between warps in the id: of elements equal to the last one kept, a warp knows its own.
 // s.kept says what the whole row keeps.
 struct RowCut {
   Cut cut;
   bool reached;
-  uint64_t own;  // mass of this warp's elements that it keeps, if asked for, in all lanes
 };
+
+constexpr uint32_t kMany = ~0u;  // elements of a range that was not looked at yet
 
 // Bits below which the keys of a type are all zero.
 template <class L>
@@ -97,12 +97,13 @@ __device__ __forceinline__ int64_t place_of(int32_t key, int32_t id) {
   return static_cast<int64_t>(key) * (int64_t{1} << 32) + (0x7FFFFFFF - id);
 }
 
-// Cuts the short list of what is in s.search.range, which the leader has: s.cut and s.kept for all. As many threads
+// Cuts the short list of what is in s.search.range, which the leader has: s.cut, s.kept and s.search.reached for all. As many threads
 // look at an element as there are for each.
 template <class MassOf>
 __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
   const RowBoard* leader = Cluster::of(&s, 0);
   const int tid = static_cast<int>(ptx::anew(threadIdx.x)), n = static_cast<int>(s.search.inside.count);
+  if (tid == 0) s.search.reached = false;
   if (tid < n) {
     const float x = leader->above.value[tid];
     const int32_t id = leader->above.id[tid];
@@ -139,36 +140,46 @@ __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
     if (upto >= s.search.need && before < s.search.need) {
       s.cut = {order_key(s.copy_value[i]), s.copy_id[i]};
       s.kept = kept;
+      s.search.reached = true;
     }
   }
   __syncthreads();
 }
 
-// This lane's share of the mass of this warp's elements in the short list, after cut_short, as far as it is kept.
-template <class Part>
-__device__ __forceinline__ uint64_t own_of_short(const Part& part, const RowBoard& s) {
-  const int warp = static_cast<int>(warp_id()), n = static_cast<int>(s.search.inside.count);
-  const int first = part.id(part.begin(warp)), last = part.id(part.end(warp));
-  uint64_t own = 0;
-  for (int i = static_cast<int>(lane_id()); i < n; i += 32) {
-    const int id = s.copy_id[i];
-    if (id >= first && id < last && s.cut.keeps(order_key(s.copy_value[i]), id)) own += s.copy_mass[i];
-  }
-  return own;
-}
+struct Ties {
+  Cut cut;
+  uint64_t count;  // of those kept
+};
 
-// Cuts among elements that all have one key: the first `ties` of them are kept. `own_ties` are those of this lane.
-template <class Part>
-__device__ __forceinline__ Cut cut_ties(const Part& part, RowBoard& s, int32_t key, uint64_t ties, int own_ties,
-                                        int* own_kept = nullptr) {
-  const int count = warp_sum(own_ties);
-  publish(s.published[0], static_cast<uint64_t>(count));
+// Cuts among elements that all have one key: the first `wanted` of them are kept, which may be all. `each` as below.
+template <class Part, class Each>
+__device__ __forceinline__ Ties cut_ties(const Part& part, RowBoard& s, int32_t key, uint64_t wanted, Each each) {
+  uint32_t* counts = s.stripe_more[0];
+  clear_more(s);
+  __syncthreads();
+  each([&](float x, int id) {
+    if (order_key(x) == key) atomicAdd(&counts[part.stripe_of(id)], 1u);
+  });
+  __syncthreads();
+  const int g = own_stripe(part);
+  const uint32_t own = g >= 0 ? counts[g] : 0, upto = warp_inclusive(own);
+  publish(s.published[0], static_cast<uint64_t>(__shfl_sync(kAllLanes, upto, 31)));
+  if (threadIdx.x == 0) s.cut = {key, part.size()};
   Cluster::sync();
-  const uint64_t before = gather(s.published[0]).before;
-  const int kept = static_cast<int>(ties <= before ? 0 : min(ties - before, static_cast<uint64_t>(count)));
-  if (own_kept != nullptr) *own_kept = kept;
-  if (kept == count) return {key, part.size()};
-  return {key, kept == 0 ? -1 : nth_tie(part, key, kept)};
+  const Published sums = gather(s.published[0]);
+  const bool here = wanted > sums.before + upto - own && wanted <= sums.before + upto;
+  const uint32_t lanes = __ballot_sync(kAllLanes, here);
+  if (lanes != 0 && wanted < sums.total) {
+    const int at = __ffs(static_cast<int>(lanes)) - 1, warp = static_cast<int>(warp_id());
+    const int missing =
+        static_cast<int>(wanted - sums.before) - static_cast<int>(__shfl_sync(kAllLanes, upto - own, at));
+    const int id = nth_tie(part, part.begin(warp, at), part.end(warp, at), key, missing);
+    if (static_cast<int>(lane_id()) < Cluster::size()) Cluster::of(&s, static_cast<int>(lane_id()))->cut.id = id;
+  }
+  Cluster::sync();
+  clear_more(s);
+  __syncthreads();
+  return {s.cut, min(wanted, sums.total)};
 }
 
 // Begins a search; the caller has a barrier after the one before.
@@ -177,13 +188,33 @@ __device__ __forceinline__ void begin_search(RowBoard& s, const RowSearch& searc
   __syncthreads();
 }
 
-// Ends s.search by histograms. `each(f)` calls f(value, id) for this lane's share of elements, which are all that there
-// are in the search's range. All blocks of the row call it; not reached: the range does not hold what is needed.
-// `own_too`: what the warp keeps of them is asked for.
+// Ends s.search by histograms, unless s.search.inside.count is few from the beginning. `each(f)` calls f(value, id) for
+// this lane's share of elements, which are all that there are in the search's range. All blocks of the row call it; not
+// reached: the range does not hold what is needed.
 template <class L, class Part, class Each, class MassOf>
-__device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each each, const MassOf& mass_of,
-                                         bool own_too) {
+__device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each each, const MassOf& mass_of) {
   for (int turn = 0;; turn ^= 1) {
+    if (s.search.inside.count <= kShort) {
+      const KeyRange range = s.search.range;
+      each([&](float x, int id) {
+        if (range.has(order_key(x))) Cluster::of(&s, 0)->above.append(x, id);
+      });
+      Cluster::sync();
+      if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
+      cut_short(s, mass_of);
+      const RowCut found = {s.cut, s.search.reached};
+      if (!found.reached) Cluster::sync();  // all have read the list, which the next search fills
+      return found;
+    }
+    if (s.search.inside.count != kMany && s.search.range.low == s.search.range.high) {
+      const KeyRange range = s.search.range;
+      const uint64_t mass = mass_of(key_value(range.low)), missing = s.search.need - s.search.above.of(s.search.goal);
+      const uint64_t wanted = s.search.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
+      const Ties ties = cut_ties(part, s, range.low, wanted, each);
+      if (threadIdx.x == 0) s.kept = s.search.above.plus({ties.count, ties.count * mass});
+      __syncthreads();
+      return {ties.cut, true};
+    }
     Cells& cells = s.cells[turn];
     for (int i = static_cast<int>(threadIdx.x); i < 4 * kBuckets; i += kRowThreads) {
       cells.word[i / kBuckets][i % kBuckets] = 0;
@@ -202,36 +233,7 @@ __device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each eac
     find_cell<L>(s);
     if (!s.search.reached) {
       Cluster::sync();  // all have merged the cells, which the next search clears
-      return {{0, 0}, false, 0};
-    }
-    const KeyRange range = s.search.range;
-    if (s.search.inside.count <= kShort) {
-      uint64_t own = 0;
-      each([&](float x, int id) {
-        const int32_t key = order_key(x);
-        if (range.has(key)) Cluster::of(&s, 0)->above.append(x, id);
-        if (own_too && key > range.high) own += mass_of(x);
-      });
-      Cluster::sync();
-      if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
-      cut_short(s, mass_of);
-      if (own_too) own = warp_sum(own + own_of_short(part, s));
-      return {s.cut, true, own};
-    }
-    if (range.low == range.high) {
-      const uint64_t mass = mass_of(key_value(range.low)), missing = s.search.need - s.search.above.of(s.search.goal);
-      const uint64_t ties = s.search.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
-      if (threadIdx.x == 0) s.kept = s.search.above.plus({ties, ties * mass});
-      int equal = 0, kept = 0;
-      uint64_t own = 0;
-      each([&](float x, int) {
-        const int32_t key = order_key(x);
-        if (key == range.low) ++equal;
-        if (own_too && key > range.low) own += mass_of(x);
-      });
-      const Cut cut = cut_ties(part, s, range.low, ties, equal, &kept);
-      if (own_too) own = warp_sum(own) + static_cast<uint64_t>(kept) * mass;
-      return {cut, true, own};
+      return {{0, 0}, false};
     }
   }
 }

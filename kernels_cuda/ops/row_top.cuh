@@ -35,10 +35,10 @@ struct NoChunks {
 template <class L, class Part, class ByChunk>
 __device__ __forceinline__ int32_t load_tops(Part& part, RowBoard& s, ByChunk& by_chunk) {
   ThreadTop top;
-  part.template load<false>([&](int v, const Elements<L>& elements) { top.look_at(v, elements); }, by_chunk);
+  part.load([&](int v, const Elements<L>& elements) { top.look_at(v, elements); }, by_chunk);
   s.thread_second[threadIdx.x] = top.other;
   s.thread_vector[threadIdx.x] = top.vector;
-  return meet_row(s, order_key(top.largest), INFINITY);
+  return meet_row(s, order_key(top.largest));
 }
 
 // f(value, id) for those of a vector's elements that are the row's; `id` is the first one's.
@@ -110,14 +110,14 @@ __device__ __forceinline__ void collect_top(const Part& part, RowBoard& s, int32
   if (__syncthreads_or(several)) each_owned(part, s, append);
 }
 
-// The id of the n-th (from 1) of this warp's elements with a key, which are that many at least; in all lanes.
+// The id of the n-th (from 1) element with a key of the vectors [begin, end), which have that many at least; in all
+// lanes of a warp.
 template <class Part>
-__device__ __forceinline__ int nth_tie(const Part& part, int32_t key, int n) {
+__device__ __forceinline__ int nth_tie(const Part& part, int begin, int end, int32_t key, int n) {
   int before = 0;
   constexpr int kAhead = 4;  // loads under way at once
-  const int end = part.end(static_cast<int>(warp_id()));
 #pragma unroll 1
-  for (int at = part.begin(static_cast<int>(warp_id())); at < end; at += kAhead * 32) {
+  for (int at = begin; at < end; at += kAhead * 32) {
     uint32_t equal[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ bool settle_top(const Part& part, RowBoard& s, int ne
   Cluster::sync();
   const int before = static_cast<int>(gather(s.published[0]).before), missing = need - above;
   for (int n = 1; n <= min(count, missing - before); ++n) {
-    const int id = nth_tie(part, pivot, n);
+    const int warp = static_cast<int>(warp_id()), id = nth_tie(part, part.begin(warp), part.end(warp), pivot, n);
     if (lane_id() == 0) {
       leader->ties.value[before + n - 1] = part.value(id);
       leader->ties.id[before + n - 1] = id;

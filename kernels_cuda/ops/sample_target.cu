@@ -31,10 +31,10 @@ __device__ __forceinline__ void tell_of(const SampleTargetArgs& a, Part& part, R
   }
   const bool raw = a.logprob_mode == LogprobMode::kRaw;
   if (a.logprobs != nullptr && raw) {
-    ChunkSum own = own_chunk(s);
+    ChunkSum own = own_chunk(part, s);
     if (sums_at(s.params, part.size()) != 1.0f) {
       ChunkSums<Part, Temperatures::kOne> sums{1.0f};
-      part.template load<false>([](int, const Elements<L>&) {}, sums);
+      part.load(sums);
       own = sums.own;
     }
     publish(s.published[2], warp_sum(chunk_share({s.softmax.row_max, 1.0f}, own)));
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     case RowKind::kKept: {
       const Published sums = gather(s.published[3]);
       if (threadIdx.x == 0) s.draw_total = sums.total;
-      token = draw_token(part, s, kept_by(s, found.cut), sums, found.own, found.listed);
+      token = draw_token(part, s, kept_by(s, found.cut), sums, found.own);
     }
   }
   if (token >= 0) a.target_tokens[Cluster::index()] = token;

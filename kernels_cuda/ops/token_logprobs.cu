@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kRowThreads, kLogprobBlocks)
   ChunkSums<Part, Temperatures::kOne, CountsNotBelow> sums{1.0f, {chosen}};
   int32_t top;
   if (a.N == 1) {
-    part.template load<false>([](int, const Elements<L>&) {}, sums);
+    part.load(sums);
     top = meet_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
   } else {
     top = load_tops<L>(part, s, sums);
