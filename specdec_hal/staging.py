@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,8 +64,8 @@ class Outputs(ABC):
     tensors: Mapping[str, Any]
 
     @abstractmethod
-    def fetch(self) -> Fetched:
-        """Start to copy the group's values as of now in the order of the current stream."""
+    def fetch(self, names: Collection[str] | None = None) -> Fetched:
+        """Start to copy the values of all or of the named tensors, as of now in the order of the current stream."""
 
 
 class Memory(Protocol):
@@ -97,9 +97,9 @@ class HostOutputs(Outputs):
     def __init__(self, fields: Fields) -> None:
         self.tensors = {name: np.zeros(field.shape, field.numpy_dtype) for name, field in fields.items()}
 
-    def fetch(self) -> Fetched:
-        """Copies all arrays."""
-        values = {name: array.copy() for name, array in self.tensors.items()}
+    def fetch(self, names: Collection[str] | None = None) -> Fetched:
+        """Copies the arrays."""
+        values = {name: self.tensors[name].copy() for name in names or self.tensors}
         return lambda: values
 
 
@@ -125,9 +125,9 @@ class TensorOutputs(Outputs):
         self._device = device
         self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
 
-    def fetch(self) -> Fetched:
-        """Downloads every tensor."""
-        values = {name: np.array(self._device.download(tensor)) for name, tensor in self.tensors.items()}
+    def fetch(self, names: Collection[str] | None = None) -> Fetched:
+        """Downloads the tensors one by one."""
+        values = {name: np.array(self._device.download(self.tensors[name])) for name in names or self.tensors}
         return lambda: values
 
 
@@ -142,29 +142,29 @@ class TorchInputs(Inputs):
 
     def upload(self) -> None:
         """One asynchronous copy. Waits only if RING uploads are still under way."""
-        pinned, done = self._copies.take()
-        pinned.numpy()[:] = self._bytes
-        self._copies.buffer.copy_(pinned, non_blocking=True)
-        done()
+        turn = self._copies.take()
+        self._copies.bytes[turn][:] = self._bytes
+        self._copies.buffer.copy_(self._copies.pinned[turn], non_blocking=True)
+        self._copies.enqueued(turn)
 
 
 class TorchOutputs(Outputs):
     """One buffer of PyTorch's on the device, copied to pinned memory at once."""
 
     def __init__(self, place: str, fields: Fields) -> None:
-        self._fields = fields
         self._copies = _TorchRing(place, fields)
         self.tensors = self._copies.views()
+        self._arrays = [_arrays(values, fields) for values in self._copies.bytes]
 
-    def fetch(self) -> Fetched:
-        """One asynchronous copy, with an event behind it."""
-        pinned, done = self._copies.take()
-        pinned.copy_(self._copies.buffer, non_blocking=True)
-        wait = done()
+    def fetch(self, names: Collection[str] | None = None) -> Fetched:
+        """One asynchronous copy of the whole buffer, which costs no more than of a part, with an event behind it."""
+        turn = self._copies.take()
+        self._copies.pinned[turn].copy_(self._copies.buffer, non_blocking=True)
+        wait, arrays = self._copies.enqueued(turn), self._arrays[turn]
 
         def values() -> Arrays:
             wait()
-            return _arrays(pinned.numpy(), self._fields)
+            return arrays if names is None else {name: arrays[name] for name in names}
 
         return values
 
@@ -179,7 +179,9 @@ class _TorchRing:
         self.nbytes = _layout(fields)[1]
         self.buffer = torch.zeros(self.nbytes, dtype=torch.uint8, device=place)
         self._cuda = self.buffer.is_cuda
-        self._pinned = [torch.zeros(self.nbytes, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(RING)]
+        self.pinned = [torch.zeros(self.nbytes, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(RING)]
+        self.bytes = [pinned.numpy() for pinned in self.pinned]
+        """The same memory for NumPy."""
         self._events: list[Any] = [None] * RING
         self._next = 0
 
@@ -192,22 +194,22 @@ class _TorchRing:
             tensors[name] = part.view(getattr(self._torch, field.dtype)).view(field.shape)
         return tensors
 
-    def take(self) -> tuple[Any, Callable[[], Callable[[], None]]]:
-        """The next free pinned buffer, and what to call once its copy is enqueued: returns how to wait for it."""
-        at = self._next
-        self._next = (at + 1) % RING
-        if self._events[at] is not None:
-            self._events[at].synchronize()
+    def take(self) -> int:
+        """Whose turn it is among the pinned buffers; waits until its copy before is done."""
+        turn = self._next
+        self._next = (turn + 1) % RING
+        if self._events[turn] is not None:
+            self._events[turn].synchronize()
+        return turn
 
-        def enqueued() -> Callable[[], None]:
-            if not self._cuda:
-                return lambda: None
-            event = self._events[at] = self._events[at] or self._torch.cuda.Event()
-            event.record()
-            synchronize: Callable[[], None] = event.synchronize
-            return synchronize
-
-        return self._pinned[at], enqueued
+    def enqueued(self, turn: int) -> Callable[[], None]:
+        """To be called once the copy of this buffer is enqueued: returns how to wait for it."""
+        if not self._cuda:
+            return lambda: None
+        event = self._events[turn] = self._events[turn] or self._torch.cuda.Event()
+        event.record()
+        synchronize: Callable[[], None] = event.synchronize
+        return synchronize
 
 
 def _layout(fields: Fields) -> tuple[dict[str, int], int]:

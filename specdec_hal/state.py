@@ -61,6 +61,8 @@ REPORT = (
     "ids_remove_padding",
 )
 """What the host learns of a step."""
+ROW_SCORES = {"row_logprobs": "logprobs", "row_ranks": "ranks"}
+"""What it learns besides where `sample_target` tells log-probabilities [R_cap], by that op's names for them."""
 _ELSEWHERE = (
     "reset_slots",
     "candidate_lens",
@@ -156,7 +158,10 @@ class DecodeState(OpTensors):
         }
         self.request = self.device.inputs({name: self.field(name) for name in REQUEST})
         self.schedule = self.device.inputs({name: self.field(name) for name in SCHEDULE})
-        self.report = self.device.outputs({name: self.field(name) for name in REPORT})
+        scores = {
+            name: Field((self.symbols["R_cap"],), tensor(output).dtypes[0]) for name, output in ROW_SCORES.items()
+        }
+        self.report = self.device.outputs({**{name: self.field(name) for name in REPORT}, **scores})
         own = {name: self.allocate(name) for name in self._device_names()}
         super().__init__({**own, **self.request.tensors, **self.schedule.tensors, **self.report.tensors})
         if ends:

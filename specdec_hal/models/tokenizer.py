@@ -20,8 +20,11 @@ _PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"')
 # What the library decodes an incomplete or invalid UTF-8 sequence to.
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
-# Pieces that are remembered: a few MiB.
+# Pairs of tokens whose text is remembered: at most some 20 MiB.
 _PIECES = 1 << 16
+
+Advance = tuple[str, tuple[int, ...], int]
+"""New text, the tokens that what follows is decoded with, and how many of them are context."""
 
 
 class Tokenizer:
@@ -68,9 +71,19 @@ class Tokenizer:
         return text
 
     @cached_property
-    def piece(self) -> Callable[[tuple[int, ...]], str]:
-        """:meth:`decode`, remembered: what one token or two are in a text comes again and again."""
-        return lru_cache(_PIECES)(self.decode)
+    def advance(self) -> Callable[[tuple[int, ...], int], Advance]:
+        """What one token more adds to a text, remembered: two tokens in a row come again and again.
+
+        Takes the tokens and how many of them are context, whose text has been shown. Returns the text that is certain
+        now, and the same of what is left.
+        """
+        return lru_cache(_PIECES)(self._advance)
+
+    def _advance(self, ids: tuple[int, ...], context: int) -> Advance:
+        text = self.decode(ids)
+        if text.endswith(_REPLACEMENT):
+            return "", ids, context
+        return text[len(self.decode(ids[:context])) :], ids[context:], len(ids) - context
 
     def detokenizer(self) -> Detokenizer:
         """Decodes one stream of tokens piece by piece."""
@@ -102,26 +115,18 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decode = tokenizer.piece
-        self._ids: list[int] = []  # the context, then the tokens that are not emitted yet
+        self._decode, self._advance = tokenizer.decode, tokenizer.advance
+        self._ids: tuple[int, ...] = ()  # the context, then the tokens that are not emitted yet
         self._context = 0
-        self._context_text = ""
 
     def push(self, token_id: int) -> str:
         """The text that is certain after one more token; "" if there is none yet."""
-        self._ids.append(token_id)
-        text = self._decode(tuple(self._ids))
-        if text.endswith(_REPLACEMENT):
-            return ""
-        return self._emit(text)
+        piece, self._ids, self._context = self._advance((*self._ids, token_id), self._context)
+        return piece
 
     def finish(self) -> str:
         """The rest; an incomplete character is U+FFFD."""
-        return self._emit(self._decode(tuple(self._ids)))
-
-    def _emit(self, text: str) -> str:
-        piece = text[len(self._context_text) :]
+        rest = self._decode(self._ids)[len(self._decode(self._ids[: self._context])) :]
         self._ids = self._ids[self._context :]
         self._context = len(self._ids)
-        self._context_text = self._decode(tuple(self._ids))
-        return piece
+        return rest

@@ -47,7 +47,10 @@ class Delivery:
         self._running = True
         try:
             while self._waiting:
-                self._call(*self._waiting.popleft())
+                sequence, delta = self._waiting.popleft()
+                self._delivered.append(delta)
+                if sequence.request.callback is not None:
+                    self._call(sequence, delta, sequence.request.callback)
         finally:
             self._running = False
 
@@ -56,12 +59,9 @@ class Delivery:
         delivered, self._delivered = self._delivered, []
         return delivered
 
-    def _call(self, sequence: Sequence, delta: StreamDelta) -> None:
-        self._delivered.append(delta)
-        if sequence.request.callback is None:
-            return
+    def _call(self, sequence: Sequence, delta: StreamDelta, callback: Callable[[StreamDelta], None]) -> None:
         try:
-            sequence.request.callback(delta)
+            callback(delta)
         except Exception as error:
             _log.exception("request '%s': its callback failed; the request is ended", delta.request_id)
             if sequence.finish_reason is None:

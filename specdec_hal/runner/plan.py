@@ -29,8 +29,8 @@ from specdec_hal.proposers.protocol import Proposer, StepBounds, StepView
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.staging import Fetched, Field, Outputs
-from specdec_hal.state import DecodeState
+from specdec_hal.staging import Fetched, Outputs
+from specdec_hal.state import REPORT, ROW_SCORES, DecodeState
 
 _log = logging.getLogger("specdec_hal")
 
@@ -73,9 +73,11 @@ class Bucket(NamedTuple):
 
 @dataclass
 class StepPlan:
-    """The calls of a step, by stage. `logprobs`: where its log-probabilities come out."""
+    """The calls of a step, by stage. `report`: what the host reads of it. `logprobs`: where the log-probabilities come
+    out that `token_logprobs` makes."""
 
     calls: list[tuple[str, Call]]
+    report: tuple[str, ...] = REPORT
     logprobs: Outputs | None = None
     view: Callable[[int], StepView] = field(init=False)
     replay: Callable[[], None] | None = None
@@ -87,6 +89,14 @@ class StepPlan:
             with record.stage(stage, call):
                 call(stream)
 
+    def fetch(self, report: Outputs) -> Fetched:
+        """Start to copy what the host reads of a launch."""
+        fetched = report.fetch(self.report)
+        if self.logprobs is None:
+            return fetched
+        scores = self.logprobs.fetch()
+        return lambda: {**fetched(), **scores()}
+
 
 @dataclass
 class LaunchedStep:
@@ -96,7 +106,6 @@ class LaunchedStep:
     record: StepRecord
     plan: StepPlan
     report: Fetched
-    logprobs: Fetched | None
 
 
 @dataclass
@@ -176,8 +185,8 @@ class Planner:
         query = max(s, size["I_cap"]) if chunked else s
         return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), needs)
 
-    def launch(self, bucket: Bucket, record: StepRecord) -> tuple[StepPlan, Fetched | None]:
-        """Enqueue a step. Returns its plan, and how to get its log-probabilities."""
+    def launch(self, bucket: Bucket, record: StepRecord) -> tuple[StepPlan, Fetched]:
+        """Enqueue a step. Returns its plan, and how to get what it did."""
         stream = self.state.device.stream()
         if not self.static:
             bucket = self._read_rows(bucket, stream, record)
@@ -192,7 +201,7 @@ class Planner:
                 plan.replay()
         else:
             plan.run(stream, record)
-        return plan, None if plan.logprobs is None else plan.logprobs.fetch()
+        return plan, plan.fetch(self.state.report)
 
     def _capture(self, plan: StepPlan, stream: int) -> None:
         """The first launch of a plan has compiled and allocated; now its launches are recorded, not executed."""
@@ -272,10 +281,11 @@ class Planner:
                 calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
             calls.append(("penalties", bind("apply_penalties", logits)))
         calls.append(("sample", bind("build_sampling_params")))
+        told = {}
         if self._sampling_tells(bucket.needs):
-            fields = {name: Field((rows,), state.field(name, A_cap=rows, N=1).dtype) for name in ("logprobs", "ranks")}
-            plan.logprobs = state.device.outputs(fields)
-        judged_by = self._judge(logits, sizes, calls, {} if plan.logprobs is None else plan.logprobs.tensors)
+            plan.report = (*REPORT, *ROW_SCORES)
+            told = {output: state.report.tensors[name][:rows] for name, output in ROW_SCORES.items()}
+        judged_by = self._judge(logits, sizes, calls, told)
         calls.append((
             "verify",
             bind(
@@ -287,7 +297,7 @@ class Planner:
         ))  # fmt: skip
         if bucket.needs.thinking:
             calls.append(("verify", bind("limit_thinking", think_end_id=self.think_end_id)))
-        if bucket.needs.logprobs and plan.logprobs is None:
+        if bucket.needs.logprobs and not told:
             plan.logprobs = self._logprobs(raw, bucket, calls)
         if bucket.needs.stops:
             calls.append(("verify", bind("set_stop_sequences")))

@@ -2,50 +2,62 @@
 
 from __future__ import annotations
 
+from functools import cached_property, partial
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.staging import Arrays
 
+Array = NDArray[Any]
+
+_entry = partial(tuple.__new__, TokenLogprobs)
+"""A TokenLogprobs of its three values, in half the time."""
+
 
 class StepReport:
     """The values of :data:`specdec_hal.state.REPORT` behind one step, and its log-probabilities if it made any.
 
-    Those are what `token_logprobs` and `gather_accepted` wrote, or, by output row, `sample_target`.
+    Those are what `token_logprobs` and `gather_accepted` wrote, or, by output row, `sample_target`. Everything is valid
+    until the next step is read. What is behind the step's slots may be of an earlier step.
     """
 
-    def __init__(self, values: Arrays, scores: Arrays | None) -> None:
+    def __init__(self, values: Arrays) -> None:
+        self._values = values
         self.emitted, self.counts = values["accept_tokens"], values["accept_num"]
-        """int64 [M, S] and int32 [M], as they came: valid until the next step is read."""
-        self.scores = scores if scores is None or "ids" in scores else by_token(values, scores)
-        """ids [A_cap, N], logprobs [A_cap, N], ranks [A_cap] and cu_batch_token_offset [B + 1], as long; or None."""
+        """int64 [M, S] and int32 [M], as they came."""
         self._accepted: list[list[int]] = values["accept_tokens"].tolist()
         self.largest = int(values["accept_tokens"].max(initial=-1))
         """Of all token ids in it."""
         self._counts: list[int] = values["accept_num"].tolist()
-        self._stopped: list[bool] = values["stop_flags"].tolist()
-        self._limit_status: list[int] = values["limit_status"].tolist()
         self._offsets: list[int] = values["cu_seqlens_q"].tolist()
-        self._fed: list[int] = values["ids_remove_padding"][: self._offsets[-1], 0].tolist()
-        self._scores: dict[str, Any] = {}
-        if self.scores is not None:
-            self._ends: list[int] = self.scores["cu_batch_token_offset"].tolist()
-            self._scores = {name: self.scores[name][: self._ends[-1]].tolist() for name in ("ids", "logprobs", "ranks")}
+        self._first_row: list[int] = []  # where each slot's log-probabilities begin
+        self._columns: list[list[Any]] = []
+        self._entries: list[TokenLogprobs] | None = None  # of all rows at once, where there are no alternatives
+        if "ids" in values:
+            self._keep(values["cu_batch_token_offset"], values["ids"], values["logprobs"], values["ranks"])
+        elif "row_logprobs" in values:
+            self._keep(values["cu_seqlens_q_output"], None, values["row_logprobs"][:, None], values["row_ranks"])
+
+    def _keep(self, offsets: Array, ids: Array | None, logprobs: Array, ranks: Array) -> None:
+        self._first_row = offsets.tolist()
+        end = max(self._first_row)
+        if logprobs.shape[1] == 1:
+            self._entries = list(map(_entry, zip(logprobs[:end, 0].tolist(), ranks[:end].tolist(), repeat(()))))
+        elif ids is not None:
+            self._columns = [column[:end].tolist() for column in (ids, logprobs, ranks)]
 
     def fed(self, slot: int) -> int:
         """Tokens that the slot gave the model."""
         return self._offsets[slot + 1] - self._offsets[slot]
 
-    def stopped(self, slot: int) -> bool:
-        """Whether the device has stopped the slot."""
-        return self._stopped[slot]
-
     def limit_status(self, slot: int) -> int:
         """Where the slot's request is, if its thinking has a limit (`limit_thinking`)."""
-        return self._limit_status[slot]
+        return int(self._values["limit_status"][slot])
 
     def tokens(self, slot: int) -> list[int]:
         """What the slot emitted."""
@@ -56,19 +68,35 @@ class StepReport:
         start, end = self._offsets[slot] + 1, self._offsets[slot + 1]
         if start >= end:
             return [False] * len(tokens)
-        flags = [token == draft for token, draft in zip(tokens, self._fed[start:end], strict=False)]
+        flags = [token == draft for token, draft in zip(tokens, self._inputs[start:end], strict=False)]
         return flags + [False] * (len(tokens) - len(flags))
 
     def logprobs(self, slot: int, count: int, top: int) -> list[TokenLogprobs]:
         """Of the slot's first `count` tokens, with `top` alternatives each."""
-        if not self._scores:
-            return []
-        start = self._ends[slot]
-        ids, values, ranks = (entries[start : start + count] for entries in self._scores.values())
-        return TokenLogprobs.rows(ids, values, ranks, top)
+        start = self._first_row[slot]
+        end = start + count
+        if self._entries is not None:
+            return self._entries[start:end]
+        ids, values, ranks = self._columns
+        return TokenLogprobs.rows(ids[start:end], values[start:end], ranks[start:end], top)
+
+    # ---- made when first asked for, once a step
+
+    @cached_property
+    def scores(self) -> Arrays | None:
+        """ids [A_cap, N], logprobs [A_cap, N], ranks [A_cap] and cu_batch_token_offset [B + 1], as long; or None."""
+        if "row_logprobs" in self._values:
+            return _by_token(self._values)
+        return self._values if "ids" in self._values else None
+
+    @cached_property
+    def _inputs(self) -> list[int]:
+        """The tokens that the model was given."""
+        given: list[int] = self._values["ids_remove_padding"][: max(self._offsets), 0].tolist()
+        return given
 
 
-def by_token(values: Arrays, scores: Arrays) -> Arrays:
+def _by_token(values: Arrays) -> Arrays:
     """`sample_target`'s log-probabilities of output rows as `token_logprobs` gives those of the accepted tokens."""
     counts = values["accept_num"].astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -77,8 +105,8 @@ def by_token(values: Arrays, scores: Arrays) -> Arrays:
     rows = values["cu_seqlens_q_output"][slot] + column
     return {
         "ids": values["accept_tokens"][slot, column][:, None],
-        "logprobs": scores["logprobs"][rows][:, None],
-        "ranks": scores["ranks"][rows],
+        "logprobs": values["row_logprobs"][rows][:, None],
+        "ranks": values["row_ranks"][rows],
         "cu_batch_token_offset": offsets,
     }
 

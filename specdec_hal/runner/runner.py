@@ -73,6 +73,7 @@ class ModelRunner:
         self.max_model_len = max_model_len
         self.metrics = Metrics()
         self.end_tokens = frozenset(model.config.eos_token_ids)
+        self._vocab_size = model.config.vocab_size
         self._headroom = headroom
         positions = max_model_len + headroom
         check_footprint(config, backend, model, max_model_len, positions, mtp=spec.uses_mtp)
@@ -98,7 +99,7 @@ class ModelRunner:
         self._scheduler = Scheduler(self.state, pool, headroom, getattr(self._proposer, "draft_positions", 0))
         room = None if pool is None else pool.num_blocks * pool.block_size - headroom
         missing = frozenset(status.op for status in backend.explain() if not status.available)
-        self._rules = RequestRules(model.config.vocab_size, self.state, speculative, room, missing, think_end_id)
+        self._rules = RequestRules(self._vocab_size, self.state, speculative, room, missing, think_end_id)
         self._lengths = DraftLengths(k) if speculative.adaptive and k else None
         self._launched: deque[LaunchedStep] = deque()
         self._trials = Trials()
@@ -259,8 +260,7 @@ class ModelRunner:
             return False
         record = StepRecord(activity=self._activity)
         try:
-            plan, logprobs = self._enqueue(schedule, record)
-            report = self.state.report.fetch()
+            plan, report = self._enqueue(schedule, record)
         except EngineDeadError:
             raise  # nobody's request is at fault
         except Exception as error:
@@ -269,13 +269,13 @@ class ModelRunner:
         self._scheduler.launched()
         for work in schedule.work.values():
             work.sequence.in_flight += 1
-        self._launched.append(LaunchedStep(schedule, record, plan, report, logprobs))
+        self._launched.append(LaunchedStep(schedule, record, plan, report))
         return True
 
-    def _enqueue(self, schedule: Schedule, record: StepRecord) -> tuple[StepPlan, Fetched | None]:
+    def _enqueue(self, schedule: Schedule, record: StepRecord) -> tuple[StepPlan, Fetched]:
         if schedule.filled:
             self._proposer.reset(schedule.filled)
-        needs = Needs.of((work.sequence for work in schedule.work.values()), self.model.config.vocab_size)
+        needs = Needs.of((work.sequence for work in schedule.work.values()), self._vocab_size)
         bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
         return self._planner.launch(bucket, record)
@@ -284,18 +284,20 @@ class ModelRunner:
         """Take over what a step did."""
         record = step.record
         with record.stage("wait"):
-            report = StepReport(step.report(), None if step.logprobs is None else step.logprobs())
+            values = step.report()
         with record.stage("host"):
-            decoded = list[Drafted]()
-            chunks = [report.fed(slot) for slot, work in step.schedule.work.items() if work.chunk]
-            record.input_tokens, record.prefill_slots = sum(map(report.fed, step.schedule.work)), len(chunks)
-            record.output_rows = record.input_tokens - sum(fed - 1 for fed in chunks if fed)
+            report = StepReport(values)
+            decoded, inputs, rows = list[Drafted](), 0, 0
             for slot, work in step.schedule.work.items():
-                sequence, before = work.sequence, work.sequence.accepted
+                sequence, before, fed = work.sequence, work.sequence.accepted, report.fed(slot)
                 sequence.in_flight -= 1
-                drafted = report.fed(slot) - 1
-                if self._take(slot, work, report, record) and not work.chunk and (drafted or self._lengths is not None):
-                    decoded.append(Drafted(sequence, drafted, sequence.accepted - before))
+                inputs += fed
+                rows += min(fed, 1) if work.chunk else fed
+                if self._take(slot, work, report, record) and not work.chunk and (fed > 1 or self._lengths is not None):
+                    decoded.append(Drafted(sequence, fed - 1, sequence.accepted - before))
+            record.input_tokens, record.output_rows = inputs, rows
+            if step.schedule.chunked:
+                record.prefill_slots = sum(work.chunk > 0 for work in step.schedule.work.values())
             record.count_drafts([one.drafted for one in decoded], [one.accepted for one in decoded])
             if self._lengths is not None and not record.prefill_slots:
                 self._adapt(decoded, record)
@@ -319,19 +321,19 @@ class ModelRunner:
         if sequence.finish_reason is not None or not work.emits:
             return False
         tokens = report.tokens(slot)
-        vocab_size = self.model.config.vocab_size
-        if report.largest >= vocab_size and max(tokens, default=0) >= vocab_size:
-            vocabulary = f"the vocabulary [0, {vocab_size})"
+        if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
+            vocabulary = f"the vocabulary [0, {self._vocab_size})"
             self._end("error", sequence, f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")
             return True
         flags = [False] * len(tokens) if work.chunk else report.from_draft(slot, tokens)
-        before, top = len(sequence.token_ids), sequence.wants.top
-        logprobs = [] if top < 0 else report.logprobs(slot, len(tokens), top)
+        before, wants = len(sequence.token_ids), sequence.wants
+        logprobs = [] if wants.top < 0 else report.logprobs(slot, len(tokens), wants.top)
         drafted = None if work.chunk else fed - 1
         if self.sink is not None:
             self.sink.gained(sequence, slot, flags, drafted)
         sequence.extend(tokens, flags, logprobs, self.end_tokens)
-        sequence.limit_status = report.limit_status(slot)
+        if wants.thinking:
+            sequence.limit_status = report.limit_status(slot)
         gained = len(sequence.token_ids) - before
         record.emitted += gained
         if drafted is not None:
@@ -377,7 +379,6 @@ class ModelRunner:
 
     def _draft(self, plan: StepPlan, report: StepReport, record: StepRecord) -> int:
         """Drafts of a proposer on the host. Returns the most that it was asked for."""
-
         views = slot_views(self._scheduler.running, report, self._draft_limit)
         self.metrics.failed_proposals += propose(self._planner, plan, views, record)
         return max((view.max_drafts for view in views), default=0)

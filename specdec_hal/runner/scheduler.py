@@ -65,6 +65,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission: a preempted request leaves
         self.preemptions = 0
+        self._decoding: dict[int, Work] = {}
+        """What a running request's slot does behind its prompt."""
         self._preempted: list[Sequence] = []
         self._free_slots = list(range(state.symbols["M"]))
         self._by_id: dict[str, Sequence] = {}
@@ -96,10 +98,6 @@ class Scheduler:
     def line(self) -> int:
         """Requests that wait and will not find a free slot in the next step."""
         return max(len(self.waiting) - len(self._free_slots), 0)
-
-    def positions(self, sequence: Sequence) -> int:
-        """The most positions that a request can come to need."""
-        return sequence.prompt_len + sequence.max_new_tokens + self.headroom
 
     def release(self, sequence: Sequence) -> None:
         """A request has ended: take it out of the line or out of its slot."""
@@ -150,11 +148,11 @@ class Scheduler:
             for slot, sequence in self.running.items():
                 if sequence not in only:
                     host["slot_actions"][slot] = SlotAction.WAIT
-        self._decode(step, only)
-        self._prefill(step, only)
-        step.work = {slot: work for slot, work in step.work.items() if work.sequence.slot == slot}
+        self._prefill(step, self._decode(step, only))
         if self.preemptions == preempted:
             self._admit(step, only)
+        else:
+            step.work = {slot: work for slot, work in step.work.items() if work.sequence.slot == slot}
         if not step.work:
             return None
         for slot in self._stops - self.running.keys():
@@ -172,25 +170,28 @@ class Scheduler:
         """The device will do what :meth:`schedule` has decided. A step that fails may not have come so far."""
         self._stops.clear()
 
-    def _decode(self, step: Schedule, only: Collection[Sequence] | None) -> None:
-        width = self.state.symbols["S"]
+    def _decode(self, step: Schedule, only: Collection[Sequence] | None) -> list[tuple[int, Sequence]]:
+        """Let everybody decode whose context is computed; slots and requests of which some is not."""
+        width, unfinished, context = self.state.symbols["S"], list[tuple[int, Sequence]](), 0
+        block_size = 0 if self.pool is None else self.pool.block_size
         for slot, sequence in list(self.running.items()):
-            if sequence.cached < sequence.target or sequence.slot != slot:  # preempted for an older one, just now
-                continue
             if only is not None and sequence not in only:
                 continue
+            if sequence.cached < sequence.target:  # or preempted for an older one, just now
+                unfinished.append((slot, sequence))
+                continue
             reach = self._reach(sequence, sequence.length - 1 + (sequence.in_flight + 1) * width)
-            if not self._reserve(sequence, reach):
+            if reach > len(sequence.blocks) * block_size and not self._reserve(sequence, reach):
                 continue
-            step.work[slot] = Work(sequence)
-            if reach > step.context:
-                step.context = reach
+            step.work[slot] = self._decoding[slot]
+            if reach > context:
+                context = reach
+        step.context = context
         step.tokens += width * len(step.work)
+        return unfinished
 
-    def _prefill(self, step: Schedule, only: Collection[Sequence] | None) -> None:
-        for slot, sequence in list(self.running.items()):
-            if sequence.cached >= sequence.target or (only is not None and sequence not in only):
-                continue
+    def _prefill(self, step: Schedule, unfinished: list[tuple[int, Sequence]]) -> None:
+        for slot, sequence in unfinished:
             if sequence.slot == slot and not self._chunk(step, slot, sequence):
                 self.state.schedule.host["slot_actions"][slot] = SlotAction.WAIT
 
@@ -203,7 +204,7 @@ class Scheduler:
             sequence.slot = slot = heapq.heappop(self._free_slots)
             if sequence.queue_s is None:
                 sequence.queue_s = time.monotonic() - sequence.arrived_s
-            self.running[slot] = sequence
+            self.running[slot], self._decoding[slot] = sequence, Work(sequence)
             self._install(slot, sequence)
             self._chunk(step, slot, sequence)
             step.filled.append(slot)
@@ -246,7 +247,9 @@ class Scheduler:
 
     def _reach(self, sequence: Sequence, positions: int) -> int:
         """How far the caches of a request may come to reach in a step that feeds the model up to `positions`."""
-        return min(positions + self.draft_positions, self.positions(sequence))
+        most = sequence.prompt_len + sequence.max_new_tokens + self.headroom
+        reach = positions + self.draft_positions
+        return reach if reach < most else most
 
     def _reserve(self, sequence: Sequence, positions: int) -> bool:
         """Let a request's cache reach `positions`, at the cost of younger requests; False if it had to go itself."""

@@ -39,30 +39,41 @@ class TextStream:
     """Text of a request, with stop strings cut off and possible beginnings of them held back."""
 
     def __init__(self, detokenizer: Detokenizer | None, stop: Collection[str]) -> None:
-        self.detokenizer = detokenizer or _NoText()
+        self._decode = (detokenizer or _NoText()).push
+        self._finish = (detokenizer or _NoText()).finish
         self.stop = tuple(stop)
         self.hold = max((len(s) for s in stop), default=1) - 1
-        self.text = ""
+        self._pieces: list[str] = []
+        self._tail = ""  # the last `hold` characters, in which a stop string may have begun
         self._held: list[Span] = []
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._pieces)
 
     def push(self, token_id: int, from_draft: bool) -> bool:
         """Add a token; True if a stop string is complete, in which case the text ends before it."""
-        return self._add(self.detokenizer.push(token_id), from_draft)
+        return self._add(self._decode(token_id), from_draft)
 
     def _add(self, piece: str, from_draft: bool) -> bool:
-        searched = max(len(self.text) - self.hold, 0)
-        self.text += piece
-        if piece:
-            self._held.append((piece, from_draft))
-        if not self.stop:
+        if not piece:
             return False
-        found = [at for at in (self.text.find(s, searched) for s in self.stop) if at >= 0]
-        if found:
-            self._drop(len(self.text) - min(found))
-        return bool(found)
+        self._pieces.append(piece)
+        self._held.append((piece, from_draft))
+        return bool(self.stop) and self._stopped(piece)
+
+    def _stopped(self, piece: str) -> bool:
+        searched = self._tail + piece
+        found = min((at for at in map(searched.find, self.stop) if at >= 0), default=len(searched))
+        self._tail = searched[max(found - self.hold, 0) : found]
+        if found == len(searched):
+            return False
+        self._drop(len(searched) - found)
+        return True
 
     def _drop(self, count: int) -> None:
-        self.text = self.text[: len(self.text) - count]
+        self._pieces = [self.text[:-count]]
         while count:
             piece, flag = self._held.pop()
             kept = piece[: max(len(piece) - count, 0)]
@@ -73,7 +84,8 @@ class TextStream:
     def release(self, final: bool) -> tuple[Span, ...]:
         """The spans that can be shown now: all but the held-back end, or everything if the request has ended."""
         if final or not self.hold:
-            shown, self._held = tuple(self._held), []
+            shown = tuple(self._held)
+            self._held.clear()
             return shown
         excess = sum(len(piece) for piece, _ in self._held) - self.hold
         out: list[Span] = []
@@ -88,7 +100,7 @@ class TextStream:
 
     def finish(self) -> None:
         """Decode what is left. An incomplete character cannot complete a stop string by itself."""
-        self._add(self.detokenizer.finish(), False)
+        self._add(self._finish(), False)
 
 
 class OutputStream:
@@ -116,8 +128,9 @@ class OutputStream:
     def count(self, drafted: int, from_draft: Collection[bool]) -> None:
         """Count a decode step that had so many drafts, and accepted those marked."""
         self.steps += 1
-        self.drafted += drafted
-        self.accepted += sum(from_draft)
+        if drafted:
+            self.drafted += drafted
+            self.accepted += sum(from_draft)
 
     def _at_stop_sequence(self) -> bool:
         if len(self.token_ids) < self.request.params.min_new_tokens:
@@ -138,10 +151,10 @@ class OutputStream:
                 return
             self.token_ids.append(token)
             self.accepted_draft.append(from_draft[at])
-            self.logprobs += logprobs[at : at + 1]
+            if logprobs:
+                self.logprobs.append(logprobs[at])
             # End tokens are no text.
-            at_end = token in end_tokens
-            stopped = at_end or self._text.push(token, from_draft[at])
+            stopped = token in end_tokens or self._text.push(token, from_draft[at])
             if stopped or (self.stop_sequences and self._at_stop_sequence()):
                 self.finish("stop")
                 return
@@ -156,18 +169,17 @@ class OutputStream:
 
     def delta(self) -> StreamDelta | None:
         """What is new since the last call, or None."""
-        start, self.reported = self.reported, len(self.token_ids)
-        spans = self._text.release(self.finish_reason is not None)
-        if start == self.reported and not spans and self.finish_reason is None:
+        start, end = self.reported, len(self.token_ids)
+        self.reported = end
+        name, reason = self.request.request_id, self.finish_reason
+        spans = self._text.release(reason is not None)
+        if end == start + 1:  # nearly always, without drafts
+            entry = (self.logprobs[-1],) if self.logprobs else ()
+            return StreamDelta(name, (self.token_ids[-1],), (self.accepted_draft[-1],), spans, reason, entry)
+        if start == end and not spans and reason is None:
             return None
-        return StreamDelta(
-            self.request.request_id,
-            tuple(self.token_ids[start:]),
-            tuple(self.accepted_draft[start:]),
-            spans,
-            self.finish_reason,
-            tuple(self.logprobs[start:]),
-        )
+        flags, entries = tuple(self.accepted_draft[start:]), tuple(self.logprobs[start:])
+        return StreamDelta(name, tuple(self.token_ids[start:]), flags, spans, reason, entries)
 
     def output(self) -> RequestOutput:
         """The finished request."""
