@@ -212,16 +212,7 @@ class DecodeState(OpTensors):
     def room(self, request: str, prompt: Sequence[int] | NDArray[Any], params: SamplingParams) -> int:
         """The most tokens that a slot lets this request generate; RequestError, which names `request`, if none."""
         length, width, k = self.symbols["L"], self.symbols["W"], self.symbols["S"] - 1
-        if len(prompt) == 0:
-            raise RequestError(f"{request}: empty prompt; give at least one token (the model's bos token, say)")
-        try:
-            tokens = np.asarray(prompt)
-            wrong = tokens.ndim != 1 or tokens.dtype.kind not in "iu"
-            got = f"{tokens.dtype} {list(tokens.shape)}"
-        except ValueError as error:
-            wrong, got = True, str(error)
-        if wrong:
-            raise RequestError(f"{request}: prompt: expected a flat list of integers, got {got}; pass token ids")
+        tokens = prompt_array(request, prompt)
         if len(tokens) >= length:
             raise RequestError(
                 f"{request}: prompt of {len(tokens)} tokens leaves no room in a context of {length}; shorten it or "
@@ -322,3 +313,18 @@ class DecodeState(OpTensors):
         host["slot_actions"][slot] = SlotAction.PREFILL
         host["chunk_lens"][slot], host["chunk_starts"][slot] = count, start
         host["chunk_step_idx"][slot] = step_idx
+
+
+def prompt_array(request: str, prompt: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
+    """A prompt as an array; RequestError, which names `request`, if it is not a flat list of token ids."""
+    if len(prompt) == 0:
+        raise RequestError(f"{request}: empty prompt; give at least one token (the model's bos token, say)")
+    try:
+        tokens = np.asarray(prompt)
+        wrong = tokens.ndim != 1 or tokens.dtype.kind not in "iu"
+        got = f"{tokens.dtype} {list(tokens.shape)}"
+    except ValueError as error:
+        wrong, got = True, str(error)
+    if wrong:
+        raise RequestError(f"{request}: prompt: expected a flat list of integers, got {got}; pass token ids")
+    return tokens

@@ -7,12 +7,13 @@ from collections.abc import Sized
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specdec_hal.config.schema import SpeculativeSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.ops import Strategy
 from specdec_hal.runner.request import Request, SamplingParams
-from specdec_hal.state import DecodeState
+from specdec_hal.state import DecodeState, prompt_array
 from specdec_hal.wording import short
 
 MAX_BAD_TOKENS = 64
@@ -36,17 +37,16 @@ class RequestRules:
     missing: frozenset[str] = frozenset()
     think_end_id: int | None = None
 
-    def check(self, request: Request, tokenizer: object | None) -> tuple[Request, int]:
-        """A copy of it that nobody else can change, and the most tokens that it will generate.
+    def check(self, request: Request, tokenizer: object | None) -> tuple[Request, NDArray[np.int64], int]:
+        """A copy of it that nobody else can change, its prompt as an array, and the most tokens that it will generate.
 
         RequestError if it cannot be served as asked.
         """
         name = _check_types(request)
-        params, prompt = request.params, request.prompt_token_ids
+        params, prompt = request.params, prompt_array(name, request.prompt_token_ids)
         limit = self.state.room(name, prompt, params)
-        prompt = tuple(np.asarray(prompt).tolist())
         named = {
-            "prompt": prompt,
+            "prompt": prompt[(prompt < 0) | (prompt >= self.vocab_size)][:1].tolist(),
             "stop_token_ids": params.stop_token_ids,
             "stop_sequences": [token for tokens in params.stop_sequences for token in tokens],
             "bad_token_ids": params.bad_token_ids,
@@ -80,7 +80,8 @@ class RequestRules:
                 f"{name}: {len(prompt)} prompt tokens and up to {limit} new ones exceed the KV blocks of all slots "
                 f"together ({self.cache_room} positions); lower max_new_tokens or raise runner.num_kv_blocks"
             )
-        return replace(request, prompt_token_ids=prompt, params=params.model_copy(deep=True)), limit
+        copy = replace(request, prompt_token_ids=tuple(prompt.tolist()), params=params.model_copy(deep=True))
+        return copy, prompt.astype(np.int64), limit
 
 
 def _check_types(request: Request) -> str:

@@ -140,12 +140,12 @@ class ModelRunner:
         self._deadlines.watch(sequence)
 
     def _sequence(self, request: Request) -> Sequence:
-        copy, limit = self._rules.check(request, self.tokenizer or self.sink)
+        copy, prompt, limit = self._rules.check(request, self.tokenizer or self.sink)
         if self._scheduler.find(copy.request_id) is not None or copy.request_id in self._finished:
             name = f"request '{copy.request_id}'"
             raise RequestError(f"{name}: the id is in use; choose another, or take the finished output first")
         tokenizer = self.tokenizer if self.sink is None else None
-        return Sequence(copy, limit, tokenizer.detokenizer() if tokenizer is not None else None)
+        return Sequence(copy, limit, None if tokenizer is None else tokenizer.detokenizer(), prompt)
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
         """End a waiting or running request with what it has; False if there is none of that id.

@@ -227,16 +227,15 @@ class Scheduler:
 
     def _chunk(self, step: Schedule, slot: int, sequence: Sequence) -> bool:
         """Give a slot the next chunk of its context; False if there is no room for it in this step."""
-        start, prompt = sequence.cached, len(sequence.request.prompt_token_ids)
+        start, prompt = sequence.cached, sequence.prompt_len
         count = min(sequence.target - start, self.state.symbols["I_cap"], self.budget - step.tokens)
         end = start + count
         reach = self._reach(sequence, end)
         if count <= 0 or not self._reserve(sequence, reach):
             return False
         self.state.fill_chunk(slot, start, count, max(0, end - prompt))
-        self._show_blocks(slot, sequence)
         if start and sequence.token_ids:  # a token drawn behind the chunk before stands in the history, and has counted
-            self._write_past(slot, sequence)
+            self._write_generated(slot, sequence)
         sequence.cached = end
         step.work[slot] = Work(sequence, count, end == sequence.target)
         step.tokens += count
@@ -255,7 +254,7 @@ class Scheduler:
         """Let a request's cache reach `positions`, at the cost of younger requests; False if it had to go itself."""
         if self.pool is None:
             return True
-        before = len(sequence.blocks)
+        slot, before = sequence.slot, len(sequence.blocks)
         if positions <= before * self.pool.block_size:
             return True
         while not self.pool.extend(sequence.blocks, positions):
@@ -263,25 +262,22 @@ class Scheduler:
             self._give_way(youngest)
             if youngest is sequence:
                 return False
-        if sequence.slot is not None and len(sequence.blocks) > before:
-            self._show_blocks(sequence.slot, sequence)
+        self.state.schedule.host["block_tables"][slot, before : len(sequence.blocks)] = sequence.blocks[before:]
+        self._dirty = True
         return True
-
-    def _show_blocks(self, slot: int, sequence: Sequence) -> None:
-        if self.pool is not None:
-            self.state.schedule.host["block_tables"][slot, : len(sequence.blocks)] = sequence.blocks
-            self._dirty = True
 
     # ---- a new owner
 
     def _install(self, slot: int, sequence: Sequence) -> None:
-        request = sequence.request
-        self.state.fill_request(slot, len(request.prompt_token_ids), request.params, sequence.max_new_tokens)
-        self._write_past(slot, sequence)
-
-    def _write_past(self, slot: int, sequence: Sequence) -> None:
         """What the device goes on from: the context, and how far the limits of thinking are."""
+        prompt = sequence.prompt
+        self.state.fill_request(slot, len(prompt), sequence.request.params, sequence.max_new_tokens)
+        self.state.write("token_ids_all", (slot, slice(len(prompt))), prompt)
+        self._write_generated(slot, sequence)
+
+    def _write_generated(self, slot: int, sequence: Sequence) -> None:
         if sequence.wants.thinking:
             self.state.write("limit_status", slot, sequence.limit_status)
-        tokens = np.array([*sequence.request.prompt_token_ids, *sequence.token_ids], np.int64)
-        self.state.write("token_ids_all", (slot, slice(len(tokens))), tokens)
+        if sequence.token_ids:
+            where = slot, slice(sequence.prompt_len, sequence.length)
+            self.state.write("token_ids_all", where, np.array(sequence.token_ids, np.int64))

@@ -9,6 +9,9 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specdec_hal.runner.request import Request
 from specdec_hal.runner.stream import Detokenizer, OutputStream
 
@@ -25,9 +28,17 @@ class Wants(NamedTuple):
 class Sequence(OutputStream):
     """A running request."""
 
-    def __init__(self, request: Request, max_new_tokens: int, detokenizer: Detokenizer | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        max_new_tokens: int,
+        detokenizer: Detokenizer | None,
+        prompt: NDArray[np.int64] | None = None,
+    ) -> None:
         super().__init__(request, len(request.prompt_token_ids), max_new_tokens, detokenizer)
         params = request.params
+        self.prompt = np.array(request.prompt_token_ids, np.int64) if prompt is None else prompt
+        """The prompt's tokens once more, as the device gets them."""
         top = -1 if params.logprobs is None else params.logprobs
         self.wants = Wants(params.penalised, bool(self.stop_sequences), params.limits_thinking, top)
         self.limit_status = 0
