@@ -15,9 +15,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from engine_latency import measure
 from record import write
 
 from specdec_hal import load
@@ -112,6 +112,7 @@ class Bench:
                 "steps": steps,
                 "us_per_step": 1e6 * seconds / steps,
                 "host_us_per_step": 1e6 * host / steps,
+                "us_by_stage": {name: 1e6 * value / steps for name, value in stages.items()},
                 "graphs": after["graphs"],
                 "failed_steps": after["failed_steps"],
                 "output": tokens,
@@ -195,64 +196,16 @@ class Bench:
             self.note(part="needs", requests=slots, run=name, **row)
 
     def latency(self) -> None:
-        """First token of a long prompt alone, and beside decoding requests; what these wait meanwhile."""
-        for chunk in (128, 256, 512):
-            self._latency(chunk)
-
-    def _latency(self, chunk: int) -> None:
+        """First token of a long prompt alone, and beside decoding requests; what these wait meanwhile, and for what."""
         slots = 64 if self.cuda else 4
-        keys = (f"runner.prefill_chunk={chunk}", f"runner.max_num_batched_tokens={slots + chunk}")
-        runner = self.runner(self.runtime(slots, 0, "float32", "runner.max_model_len=2047", *keys))
-        prompts = self.prompts(runner, slots)
-        long = (prompts[0] * 40)[:2000]
-        self.decode(runner, [*prompts[1:], long], max_new_tokens=32)
-
-        def first_token(others: int) -> tuple[float, list[float]]:
-            arrivals: list[float] = []
-            gaps: list[float] = []
-            times = [0.0] * others
-
-            def between(i: int) -> Callable[[Any], None]:
-                def note(delta: Any) -> None:
-                    now = time.perf_counter()
-                    if times[i]:
-                        gaps.append(now - times[i])
-                    times[i] = now
-
-                return note
-
-            for i in range(others):
-                params = SamplingParams(max_new_tokens=400, bad_token_ids=[])
-                runner.add_request(Request(f"other-{i}", prompts[i], params, between(i)))
-            while not all(times):  # a request has its first token when its prompt is done
-                runner.step()
-            gaps.clear()
-            for _ in range(20 if others else 0):
-                runner.step()
-            quiet = median(gaps) if gaps else 0.0
-            gaps.clear()
-            start = time.perf_counter()
-            note = lambda delta: arrivals.append(time.perf_counter() - start)  # noqa: E731
-            runner.add_request(Request("long", long, SamplingParams(max_new_tokens=1), note))
-            while not arrivals:
-                runner.step()
-            busy = list(gaps)
-            for i in range(others):
-                runner.cancel(f"other-{i}")
-            runner.run()
-            return arrivals[0], [quiet, max(busy, default=0.0)]
-
-        for others in (0, slots - 1):
-            samples = [first_token(others) for _ in range(5)]
-            quiet, worst = (median(sample[1][i] for sample in samples) for i in range(2))
-            self.note(
-                part="latency",
-                prefill_chunk=chunk,
-                others=others,
-                first_token_ms=1e3 * median(sample[0] for sample in samples),
-                token_gap_ms=1e3 * quiet,
-                worst_gap_during_prefill_ms=1e3 * worst,
-            )
+        for chunk in (128, 256, 512):
+            for run, more in (("overlap", []), ("no overlap", ["runner.overlap=false"])):
+                sizes = [f"runner.prefill_chunk={chunk}", f"runner.max_num_batched_tokens={slots + chunk}"]
+                runtime = self.runtime(slots, 0, "float32", "runner.max_model_len=2047", *sizes, *more)
+                runner = self.runner(runtime)
+                prompts = self.prompts(runner, slots)
+                for row in measure(runner, runtime.registry, prompts, (prompts[0] * 40)[:2000]):
+                    self.note(part="latency", prefill_chunk=chunk, run=run, **row)
 
     def large(self) -> None:
         """Step time of a Llama of 1.2 B parameters beside the sum of its kernels' times."""

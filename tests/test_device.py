@@ -172,6 +172,16 @@ def test_outputs_are_fetched_as_they_were(device):
                 np.testing.assert_array_equal(array, values(at)[name], f"{name} {at}")
 
 
+def test_some_of_the_outputs_are_fetched(device):
+    outputs = device.outputs(FIELDS)
+    for name, array in values(1).items():
+        device.write(outputs.tensors[name], slice(None), array)
+    fetched = outputs.fetch(("scores", "flags"))()
+    assert list(fetched) == ["scores", "flags"]
+    for name, array in fetched.items():
+        np.testing.assert_array_equal(array, values(1)[name], name)
+
+
 def test_a_capture_refuses_reads_writes_and_other_streams(device):
     with capturing(5):
         with pytest.raises(CaptureError, match="prepare_inputs: expected a launch on the captured stream 0x5, got"):

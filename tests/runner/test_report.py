@@ -1,0 +1,110 @@
+"""What the host reads of a step: every value where it belongs, nothing that nobody asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import parse
+from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner.report import StepReport
+from specdec_hal.runner.request import TokenLogprobs
+from specdec_hal.state import REPORT, ROW_SCORES
+from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
+
+TAIL = -(10**6)
+
+
+def values(**more: Any) -> dict[str, Any]:
+    """Slots 0 to 2 decode with 2, 0 and 1 drafts, of which 1, 0 and 1 are accepted; slot 3 is of an earlier step."""
+    return {
+        "accept_tokens": np.array([[5, 6, -1], [7, -1, -1], [8, 9, -1], [-1, -1, -1]]),
+        "accept_num": np.array([2, 1, 2, 0], np.int32),
+        "stop_flags": np.zeros(4, bool),
+        "limit_status": np.array([0, 3, 0, 0], np.int32),
+        "cu_seqlens_q": np.array([0, 3, 4, 6, 1], np.int32),
+        "cu_seqlens_q_output": np.array([0, 3, 4, 6, 1], np.int32),
+        "ids_remove_padding": np.array([1, 5, 4, 2, 3, 8, TAIL, TAIL])[:, None],
+        **more,
+    }
+
+
+def test_tokens_and_which_of_them_were_drafts() -> None:
+    report = StepReport(values())
+    assert [report.fed(slot) for slot in range(3)] == [3, 1, 2]
+    assert [report.tokens(slot) for slot in range(4)] == [[5, 6], [7], [8, 9], []]
+    flags = [report.from_draft(slot, report.tokens(slot)) for slot in range(3)]
+    assert flags == [[True, False], [False], [True, False]]
+    assert report.limit_status(1) == 3 and report.largest == 9 and report.scores is None
+
+
+ROW_LOGPROBS = np.array([-1.5, -0.25, TAIL, -2, -3, -0.125, TAIL, TAIL], np.float32)
+ROW_RANKS = np.array([2, 1, -1, 1, 4, 1, -1, -1])
+BY_SLOT = [[(-1.5, 2), (-0.25, 1)], [(-2.0, 1)], [(-3.0, 4), (-0.125, 1)]]
+
+
+def test_logprobs_of_rows() -> None:
+    """`sample_target` tells them of all rows, those of rejected drafts among them."""
+    report = StepReport(values(row_logprobs=ROW_LOGPROBS, row_ranks=ROW_RANKS))
+    for slot, expected in enumerate(BY_SLOT):
+        entries = report.logprobs(slot, len(expected), 0)
+        assert entries == [(*pair, ()) for pair in expected]
+        assert {type(entry) for entry in entries} == {TokenLogprobs}
+    scores = report.scores
+    assert scores is not None
+    flat = [pair for pairs in BY_SLOT for pair in pairs]
+    assert list(zip(scores["logprobs"][:, 0].tolist(), scores["ranks"].tolist(), strict=True)) == flat
+    assert scores["ids"].tolist() == [[5], [6], [7], [8], [9]]
+    assert scores["cu_batch_token_offset"].tolist() == [0, 2, 3, 5, 5]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_logprobs_of_accepted_tokens(n: int) -> None:
+    """`token_logprobs` tells them of accepted tokens, with alternatives."""
+    rng = np.random.default_rng(n)
+    told = {
+        "ids": rng.integers(0, 90, (8, n)),
+        "logprobs": -rng.random((8, n)).astype(np.float32),
+        "ranks": rng.integers(1, 9, 8),
+        "cu_batch_token_offset": np.array([0, 2, 3, 5], np.int32),
+    }
+    report = StepReport(values(**told))
+    for slot, (start, end) in enumerate([(0, 2), (2, 3), (3, 5)]):
+        for top in range(n):
+            expected = list[TokenLogprobs]()
+            for row in range(start, end):
+                chosen, *others = told["logprobs"][row].tolist()
+                pairs = zip(told["ids"][row, 1:].tolist(), others, strict=True)
+                expected.append(TokenLogprobs(chosen, int(told["ranks"][row]), tuple(pairs)[:top]))
+            assert report.logprobs(slot, end - start, top) == expected
+    assert report.scores is not None and report.scores["ids"] is told["ids"]
+
+
+@pytest.mark.parametrize(
+    ("params", "names", "apart"),
+    [
+        ({}, REPORT, False),
+        ({"logprobs": 0}, (*REPORT, *ROW_SCORES), False),
+        ({"logprobs": 2}, REPORT, True),
+        ({"logprobs": 0, "repetition_penalty": 1.5}, REPORT, True),
+    ],
+)
+def test_a_step_copies_what_its_requests_ask_for(
+    params: dict[str, Any], names: tuple[str, ...], apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities without alternatives come with the rest of a step: no copy of their own."""
+    config = parse({"runner": {"max_num_seqs": 2}, "speculative": {"method": "naive"}})
+    tokenizer: Any = LetterTokenizer()
+    runner = ModelRunner(config, ReferenceBackend(), DeviceHistoryModel(), tokenizer)
+    fetched, made = list[Any](), list[Any]()
+    fetch, outputs = runner.state.report.fetch, runner.state.device.outputs
+    monkeypatch.setattr(runner.state.report, "fetch", lambda names: fetched.append(names) or fetch(names))
+    monkeypatch.setattr(runner.state.device, "outputs", lambda fields: made.append(fields) or outputs(fields))
+    runner.add_request(Request("a", [3, 1], SamplingParams(max_new_tokens=5, **params)))
+    output = runner.run()["a"]
+    assert len(output.token_ids) == 5 and set(fetched) == {names}
+    assert bool(made) == apart
+    assert len(output.logprobs) == (5 if "logprobs" in params else 0)
