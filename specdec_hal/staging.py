@@ -99,7 +99,7 @@ class HostOutputs(Outputs):
 
     def fetch(self, names: Collection[str] | None = None) -> Fetched:
         """Copies the arrays."""
-        values = {name: self.tensors[name].copy() for name in names or self.tensors}
+        values = {name: self.tensors[name].copy() for name in (self.tensors if names is None else names)}
         return lambda: values
 
 
@@ -127,7 +127,10 @@ class TensorOutputs(Outputs):
 
     def fetch(self, names: Collection[str] | None = None) -> Fetched:
         """Downloads the tensors one by one."""
-        values = {name: np.array(self._device.download(self.tensors[name])) for name in names or self.tensors}
+        values = {
+            name: np.array(self._device.download(self.tensors[name]))
+            for name in (self.tensors if names is None else names)
+        }
         return lambda: values
 
 

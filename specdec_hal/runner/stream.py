@@ -8,11 +8,15 @@ ahead. A runner with a tokenizer and a token processor in another process make t
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Protocol
 
 from specdec_hal.runner.request import FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
 
 Span = tuple[str, bool]
+
+_delta = partial(tuple.__new__, StreamDelta)
+"""A StreamDelta of its values, in half the time."""
 
 
 class Detokenizer(Protocol):
@@ -175,7 +179,7 @@ class OutputStream:
         spans = self._text.release(reason is not None)
         if end == start + 1:  # nearly always, without drafts
             entry = (self.logprobs[-1],) if self.logprobs else ()
-            return StreamDelta(name, (self.token_ids[-1],), (self.accepted_draft[-1],), spans, reason, entry)
+            return _delta((name, (self.token_ids[-1],), (self.accepted_draft[-1],), spans, reason, entry))
         if start == end and not spans and reason is None:
             return None
         flags, entries = tuple(self.accepted_draft[start:]), tuple(self.logprobs[start:])
