@@ -126,7 +126,7 @@ class Scheduler:
     def _vacate(self, sequence: Sequence) -> None:
         slot = sequence.slot
         assert slot is not None
-        del self.running[slot]
+        del self.running[slot], self._decoding[slot]
         heapq.heappush(self._free_slots, slot)
         self._stops.add(slot)  # the device may not know that it has ended
         sequence.slot, sequence.cached = None, 0
