@@ -32,8 +32,9 @@ __device__ __forceinline__ void tell_running(bool mine, Flag* has_running) {
   if (threadIdx.x == 0) has_running[0] = running;
 }
 
+// It is the only block: without the 1, code for sm_100 leaves room for a second one and spills.
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads)
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     draft_model_preprocess_kernel(const __grid_constant__ DraftModelPreprocessArgs a) {
   wait_for_previous();
   let_next_start();

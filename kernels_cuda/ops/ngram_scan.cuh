@@ -13,8 +13,8 @@ namespace specdec::cuda {
 template <int kThreadsOf, int kLoadsOf, int kResidentOf>
 struct ScanShape {
   static constexpr int kThreads = kThreadsOf, kLoads = kLoadsOf;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  static constexpr int kResident = kResidentOf < 4 ? kResidentOf : 4;  // with a fifth, sm_86 spills
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1000)
+  static constexpr int kResident = kResidentOf < 4 ? kResidentOf : 4;  // with a fifth, all but sm_90 spill
 #else
   static constexpr int kResident = kResidentOf;
 #endif
