@@ -23,6 +23,7 @@ Array = NDArray[Any]
 MARGIN = 256
 """Bytes on both sides of every tensor; a multiple of any alignment that kernels ask for."""
 SENTINEL = 0x5C
+_WHOLE = bytes([SENTINEL]) * MARGIN
 
 
 @dataclass
@@ -44,8 +45,8 @@ class Placed:
         buffer = self.read()
         margins = {"before its start": buffer[:MARGIN], "behind its end": buffer[MARGIN + self.like.nbytes :]}
         for where, margin in margins.items():
-            wrong = np.flatnonzero(margin != SENTINEL)
-            if len(wrong):
+            if margin.tobytes() != _WHOLE:
+                wrong = np.flatnonzero(margin != SENTINEL)
                 distance = MARGIN - int(wrong[-1]) if where.startswith("before") else int(wrong[0]) + 1
                 return f"{len(wrong)} bytes written {where}, the nearest {distance} byte(s) away"
         return None

@@ -31,7 +31,8 @@ WIDE = 1 << 40
 def pick(rng: np.random.Generator, *values: int, between: tuple[int, int] | None = None, times: int = 3) -> int:
     """One of the values, or (`times` as often as each of them) any in [low, high]."""
     drawn = [] if between is None else rng.integers(between[0], between[1] + 1, times).tolist()
-    return int(rng.choice([*values, *drawn]))
+    chosen = [*values, *drawn]
+    return int(chosen[rng.integers(len(chosen))])
 
 
 @dataclass

@@ -53,7 +53,7 @@ class Faulty(ReferenceBackend):
                 if self.fault == "hang":
                     time.sleep(3600)
                 if self.fault == "hog":
-                    self.hoard = np.ones(1 << 28)
+                    self.hoard = np.ones(3 << 25)  # 0.75 GiB
                     time.sleep(3600)
 
         return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import islice
 
 import pytest
 
@@ -16,6 +17,8 @@ SAMPLES = {"reference": 4096}
 """The distribution tests' full number takes NumPy minutes; so few show a total variation of 0.08."""
 STRICT = {"generated": 40, "hostile": 25}
 """Results taken of each group in strict mode."""
+ITSELF = {"generated": 250, "hostile": 120}
+"""The same of the reference, which cannot differ from itself: the other checks can fail."""
 
 
 @cache
@@ -33,7 +36,8 @@ def assert_passes(results: list) -> None:
 def test_quick(backend: str, unit: Unit) -> None:
     settings = Settings(shrink=False)
     settings.samples = SAMPLES.get(backend, settings.samples)
-    assert_passes(list(run_unit(subject(backend), unit, settings)))
+    most = ITSELF.get(unit.group) if backend == "reference" else None
+    assert_passes(list(islice(run_unit(subject(backend), unit, settings), most)))
 
 
 @pytest.mark.gpu
@@ -50,7 +54,7 @@ def test_cuda() -> None:
 @pytest.mark.parametrize("unit", [unit for unit in units() if unit.group in STRICT], ids=str)
 def test_strict(unit: Unit) -> None:
     results = run_unit(subject("xpu_sim", "strict"), unit, Settings(seed=1, shrink=False))
-    assert_passes([result for _, result in zip(range(STRICT[unit.group]), results, strict=False)])
+    assert_passes(list(islice(results, STRICT[unit.group])))
 
 
 def test_every_rule_has_a_named_case() -> None:

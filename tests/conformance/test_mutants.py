@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -42,8 +42,8 @@ def test_every_op_has_mutants() -> None:
     assert {op for mutant in MUTANTS for op in mutant.ops} == set(OPS)
 
 
-def assert_passes(backend: Backend, op: str) -> None:
-    for group in ("edges", "arguments"):
+def assert_passes(backend: Backend, op: str, groups: Sequence[str] = ("edges",)) -> None:
+    for group in groups:
         results = list(run_unit(Subject(backend), Unit(op, group), Settings()))
         assert results
         assert [result for result in results if result.status != "passed"] == []
@@ -52,27 +52,39 @@ def assert_passes(backend: Backend, op: str) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_an_unedited_copy_passes(op: str) -> None:
     """What kills a mutant is its mutation, and not how it was made."""
-    assert_passes(edited_reference([]), op)
+    # Arguments are checked before the reference is called: one op tells whether the copy is called as it is.
+    assert_passes(edited_reference([]), op, ("edges", "arguments") if op == "gather_accepted" else ("edges",))
 
 
 def test_nothing_done_around_a_launch_passes() -> None:
-    assert_passes(around("control", "gather_accepted", "", lambda arrays, launch: launch()).make(), "gather_accepted")
+    assert_passes(
+        around("control", "gather_accepted", "", lambda arrays, launch: launch()).make(),
+        "gather_accepted",
+        ("edges", "arguments"),
+    )
 
 
 def source(module: str) -> ast.Module:
     return ast.parse((Path(inspect.getfile(reference)).parent / f"{module}.py").read_text(encoding="utf-8"))
 
 
-def with_other_names(tree: ast.Module, original: ast.Module) -> ast.Module:
-    """Every variable of the original's functions gets another name, wherever it stands in the tree."""
-    for top, before in zip(tree.body, original.body, strict=True):
-        stay = names_that_stay(original, before)
-        variables = {node.id for node in ast.walk(before) if isinstance(node, ast.Name)} - stay
-        variables |= {node.arg for node in ast.walk(before) if isinstance(node, ast.arg)} - stay
+def variables_of(module: ast.Module) -> list[set[str]]:
+    """The variables of each of the module's statements."""
+    names = (ast.Name, ast.arg)
+    return [
+        {node.id if isinstance(node, ast.Name) else node.arg for node in ast.walk(top) if isinstance(node, names)}
+        - stay
+        for top, stay in names_that_stay(module)
+    ]
+
+
+def rename(tree: ast.Module, variables: list[set[str]]) -> ast.Module:
+    """Give the variables of each statement another name, wherever they stand in it."""
+    for top, names in zip(tree.body, variables, strict=True):
         for node in ast.walk(top):
-            if isinstance(node, ast.Name) and node.id in variables:
+            if isinstance(node, ast.Name) and node.id in names:
                 node.id += "_renamed"
-            elif isinstance(node, ast.arg) and node.arg in variables:
+            elif isinstance(node, ast.arg) and node.arg in names:
                 node.arg += "_renamed"
     return tree
 
@@ -81,17 +93,17 @@ def with_other_names(tree: ast.Module, original: ast.Module) -> ast.Module:
 def test_mutants_do_not_know_the_names_of_variables(module: str) -> None:
     """Renaming the reference's variables and then editing it gives what editing and then renaming gives."""
     original = source(module)
-    other = with_other_names(source(module), original)
-    assert ast.dump(other) != ast.dump(original)
+    variables, unedited = variables_of(original), ast.dump(original)
+    assert ast.dump(rename(source(module), variables)) != unedited
     for mutant in MUTANTS:
         edits = [edit for edit in mutant.edits if edit.module == module]
         if edits:
-            edited, edited_other = copy.deepcopy(original), copy.deepcopy(other)
+            edited, edited_other = source(module), rename(source(module), variables)
             for edit in edits:
                 edit.apply(edited)
                 edit.apply(edited_other)
-            assert ast.dump(edited) != ast.dump(original), mutant.name
-            assert ast.dump(edited_other) == ast.dump(with_other_names(edited, original)), mutant.name
+            assert ast.dump(edited) != unedited, mutant.name
+            assert ast.dump(edited_other) == ast.dump(rename(edited, variables)), mutant.name
 
 
 CODE = """\

@@ -46,8 +46,9 @@ def decode(
             results.append(Drafted(one, drafts, accepted))
         seconds = 1 + slope * (sum(1 + one.drafted for one in results) - 1)
         shown = seconds * (1 + noise * rng.exponential())
-        lengths.stepped(results, shown)
-        lengths.proposed(max(asked), asking * max(asked))
+        if fixed is None:
+            lengths.stepped(results, shown)
+            lengths.proposed(max(asked), asking * max(asked))
         time += seconds + asking * max(asked)
         gained += sum(1 + one.accepted for one in results)
     return gained / time

@@ -13,7 +13,7 @@ from tests.runner.conftest import make_runner
 from tests.runner.test_equality import Expected, plain_decoding
 from tests.support.history_model import VOCABULARY, DeviceHistoryModel, HistoryModel
 
-COUNT = 500
+COUNT = 250
 
 
 def random_request(number: int) -> Request:
@@ -54,7 +54,7 @@ def test_every_request_is_delivered_what_it_gets_alone(slots: int, device: bool)
         model=DeviceHistoryModel() if device else HistoryModel(),
         runner={
             "max_num_seqs": slots, "prefill_chunk": 16, "max_num_batched_tokens": slots * 5 + 24, "block_size": 4,
-            "num_kv_blocks": max(16, slots * 3), "overlap": True,
+            "num_kv_blocks": max(16, slots * 2), "overlap": True,
         },
         speculative={"method": "ngram", "num_speculative_tokens": 4, "ngram": {"use_index": bool(slots % 2)}},
     )  # fmt: skip

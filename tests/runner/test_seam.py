@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -234,6 +234,7 @@ class TestHostProposer:
         assert decode(runner, num_speculative_tokens=1) == plain()
         assert len(runner.summary()["acceptance_by_position"]) == 1
 
+    @settings(max_examples=30)
     @given(k=st.integers(0, 5), slots=st.integers(1, 3), seed=st.integers(0, 50), prefill_first=st.booleans())
     def test_whatever_is_drafted_the_tokens_stay(self, k: int, slots: int, seed: int, prefill_first: bool) -> None:
         rng = np.random.default_rng(seed)

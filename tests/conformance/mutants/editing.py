@@ -71,15 +71,14 @@ def _parsed(text: str) -> list[ast.AST]:
 
 
 def _places(tree: ast.Module, within: str, pattern: list[ast.AST], names: _Names) -> Iterator[_Place]:
-    for top in tree.body:
-        known = names_that_stay(tree, top)
+    for top, known in names_that_stay(tree):
         for root in ast.walk(top) if within else [top]:
             if not within or getattr(root, "name", "") == within:
                 yield from _inside(root, pattern, names, known)
 
 
-def names_that_stay(tree: ast.Module, top: ast.stmt) -> frozenset[str]:
-    """What is no variable in a statement of the module: names of Python and of the module, operands of the op."""
+def names_that_stay(tree: ast.Module) -> Iterator[tuple[ast.stmt, frozenset[str]]]:
+    """What is no variable in each statement of the module: names of Python and of the module, operands of the op."""
     names = set(dir(builtins))
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -88,9 +87,10 @@ def names_that_stay(tree: ast.Module, top: ast.stmt) -> frozenset[str]:
             names.add(node.name)
         else:
             names.update(target.id for target in ast.walk(node) if isinstance(target, ast.Name))
-    if isinstance(top, ast.FunctionDef) and top.name in OPS:
-        names.update(argument.arg for argument in (*top.args.args, *top.args.kwonlyargs))
-    return frozenset(names)
+    for top in tree.body:
+        of_op = isinstance(top, ast.FunctionDef) and top.name in OPS
+        operands = {argument.arg for argument in (*top.args.args, *top.args.kwonlyargs)} if of_op else set()
+        yield top, frozenset(names | operands)
 
 
 def _inside(root: ast.AST, pattern: list[ast.AST], names: _Names, known: frozenset[str]) -> Iterator[_Place]:
@@ -98,6 +98,8 @@ def _inside(root: ast.AST, pattern: list[ast.AST], names: _Names, known: frozens
         for field, value in ast.iter_fields(parent):
             nodes = value if isinstance(value, list) else [value]
             for at in range(len(nodes) - len(pattern) + 1):
+                if type(nodes[at]) is not type(pattern[0]):
+                    continue
                 match = _Match(known, dict(names), [])
                 if match.same(pattern, nodes[at : at + len(pattern)]):
                     count = len(pattern) if isinstance(value, list) else 0
