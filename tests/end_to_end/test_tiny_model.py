@@ -65,7 +65,7 @@ def alone(loaded: tuple[TargetModel, Tokenizer]) -> Callable[[Request], RequestO
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("batch", "chunk"), [(1, 256), (8, 256), (3, 37)])
+@pytest.mark.parametrize(("batch", "chunk"), [(1, 256), (6, 256), (3, 37)])
 def test_speculative_equals_plain(
     loaded: tuple[TargetModel, Tokenizer],
     alone: Callable[[Request], RequestOutput],
@@ -74,7 +74,7 @@ def test_speculative_equals_plain(
     chunk: int,
 ) -> None:
     """The plain side runs one request at a time with its prompt in one chunk."""
-    requests = make_requests(loaded[1], batch, sampling, 48)
+    requests = make_requests(loaded[1], batch, sampling, 24)
     together, runner = decode(loaded, requests, f"runner.max_num_seqs={min(batch, 5)}", f"runner.prefill_chunk={chunk}")
     assert runner.summary()["accepted_tokens"] > 0
     for request, speculative in zip(requests, together, strict=True):
@@ -87,7 +87,7 @@ def test_speculative_equals_plain(
 THINK_END, THINK_TEXT = 1999, [590, 1999, 310]
 
 
-@pytest.mark.parametrize(("backend", "sampling"), [("reference", SAMPLED), ("xpu_sim", GREEDY), ("xpu_sim", SAMPLED)])
+@pytest.mark.parametrize(("backend", "sampling"), [("reference", GREEDY), ("xpu_sim", SAMPLED)])
 def test_limits_of_thinking_hold_with_drafts_and_without(
     loaded: tuple[TargetModel, Tokenizer], backend: str, sampling: dict[str, float]
 ) -> None:

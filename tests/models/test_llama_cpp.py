@@ -145,7 +145,7 @@ def test_drafts_change_the_steps_and_not_the_tokens(file: Path, sampling: dict[s
 
 
 def test_a_configuration_names_the_file(file: Path) -> None:
-    runtime = sd.load(ROOT / "configs/reference.yaml", [f"model.path={file}", "model.bit_stable=true"])
+    runtime = sd.load(ROOT / "configs/reference.yaml", [f"model.path={file}", "model.bit_stable=true", "model.threads=1"])
     runner = runtime.runner()
     assert runner.model.framework == "llama.cpp" and runner.model.capabilities.stable_row_counts is None
     prompt = runner.tokenizer.encode("def add(a, b):\n")

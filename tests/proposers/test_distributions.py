@@ -15,7 +15,7 @@ from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
 from tests.support.markov_model import MarkovModel
 
-REQUESTS = 750
+REQUESTS = 500
 SLOTS = 250
 TARGET = np.log(np.array([[6, 5, 3, 2], [1, 8, 4, 3], [7, 1, 1, 7], [3, 3, 9, 1]]) / 16)
 DRAFT = np.log(np.array([[3, 3, 9, 1], [5, 2, 4, 5], [8, 4, 2, 2], [1, 7, 3, 5]]) / 16)

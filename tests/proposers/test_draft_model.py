@@ -87,7 +87,7 @@ def params(temperature: float) -> st.SearchStrategy[SamplingParams]:
 prompts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=20)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
     greedy = data.draw(st.booleans())

@@ -8,7 +8,7 @@ LARGE = {
     "recover_batch": {"M": 90, "S": 9, "D": 1537, "L": 60},
     "gather_next_token": {"M": 90, "S": 9, "D": 1537, "L": 60},
     "build_sampling_params": {"M": 1300, "S": 32},
-    "verify_draft_tokens": {"M": 1100, "S": 32, "V": 200, "E": 40, "C": 50},
+    "verify_draft_tokens": {"M": 1100, "S": 32, "V": 70, "E": 12, "C": 50},
     "update_model_status": {"M": 1300, "S": 32, "L": 300, "E": 40},
     "ngram_match": {"M": 40, "S": 32, "L": 9001},
     "hybrid_mtp_ngram": {"M": 40, "S": 32, "L": 9001},

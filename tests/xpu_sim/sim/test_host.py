@@ -24,7 +24,7 @@ RUNS = [
 
 @pytest.fixture(scope="session")
 def program(compiled):
-    return lambda mode: compiled("host", [SOURCES / "host" / "kernels.xpu", *FILES], mode)
+    return lambda mode: compiled("host", [SOURCES / "host" / "kernels.xpu", *FILES], mode, ["-O1"])
 
 
 @pytest.mark.parametrize(("name", "mode"), RUNS)

@@ -35,7 +35,7 @@ def test_the_bad_one_is_flagged(pairs, kernel, mode):
         return
     check = kernel.finds[mode]
     for seed in (0, 5):
-        options = f"seed={seed},dma={kernel.dma},watchdog_seconds=0.5"
+        options = f"seed={seed},dma={kernel.dma},watchdog_seconds=0.2"
         result = pairs(mode)(kernel.name, kernel.clusters, kernel.cores, options=options + flag(kernel))
         assert check in result.checks, result.err
         assert {(mode, other) for other in result.checks - {check}} <= CONSEQUENCES, result.err
