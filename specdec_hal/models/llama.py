@@ -107,6 +107,7 @@ class Llama(Primitives):
         self.bit_stable = bit_stable
         self._heads = config.num_attention_heads
         self._linear_sizes: dict[tuple[int, ...], RowSizes] = {}
+        self._context_sizes: dict[tuple[int, int], RowSizes | None] = {}
         self._zeros: dict[tuple[int, int], Any] = {}
         self._limits: Limits | None = None
         with self._inference():
@@ -355,7 +356,10 @@ class Llama(Primitives):
         if not self.bit_stable:
             return
         for stride in (*_STRIDES, max_model_len):  # the last has one context length only
-            sizes = self._measure_attention(stride, round_up(max_model_len, stride))
+            shape = stride, round_up(max_model_len, stride)
+            if shape not in self._context_sizes:
+                self._context_sizes[shape] = self._measure_attention(*shape)
+            sizes = self._context_sizes[shape]
             if sizes is not None:
                 self._stride, self._attention_sizes = stride, sizes
                 break

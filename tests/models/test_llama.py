@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec_hal.models import llama
 from tests.support.llama_oracle import oracle
 
 pytestmark = pytest.mark.usefixtures("framework")
@@ -138,6 +140,14 @@ def test_cache_grows_with_its_context(driver: Any, make_driver: Any) -> None:
     np.testing.assert_allclose(np.concatenate(parts), driver.whole(tokens), rtol=0, atol=1e-4)
     assert grown == sorted(grown) and 330 <= grown[-1] <= 1024
     assert [slot.positions for slot in one.model._slots] == [0, grown[-1], 0]
+
+
+def test_sizes_are_measured_once_for_a_length(driver: Any, make_driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_driver(driver.path, driver.model.framework, slots=1, length=300).model
+    monkeypatch.setattr(llama, "attention_sizes", Mock(side_effect=AssertionError("measured again")))
+    model.allocate(3, 290)
+    with pytest.raises(AssertionError, match="measured again"):
+        model.allocate(1, 1500)
 
 
 def test_hidden_states_may_come_in_any_form(driver: Any) -> None:

@@ -137,22 +137,25 @@ def small_call(slots: int = 2) -> list[Any]:
     return [*tensors(b.text, b.prompt, b.step, wanted, b.drafts, b.slt, b.enc, b.dec, b.limit), 3, 3]
 
 
-def backend_of(script: str, **environment: str) -> str:
-    """The backend that an error names in a fresh process."""
-    call = f"{script}\nimport paddle\ntry: gpu.top_p_candidates(paddle.ones([1, 1]), paddle.ones([1]), None, 1, 1)\n"
-    call += "except ValueError as error: print(error)"
-    code = f"import specdec_hal.compat.fastdeploy as layer\nfrom specdec_hal.compat.fastdeploy import gpu\n{call}"
+def backends_of(*scripts: str, **environment: str) -> list[str]:
+    """The backends that errors name after each script, in a fresh process."""
+    code = (
+        "import paddle\nimport specdec_hal.compat.fastdeploy as layer\nfrom specdec_hal.compat.fastdeploy import gpu\n"
+    )
+    for script in scripts:
+        code += f"{script}\ntry: gpu.top_p_candidates(paddle.ones([1, 1]), paddle.ones([1]), None, 1, 1)\n"
+        code += "except ValueError as error: print(error)\n"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    return run.stdout.partition("[")[2].partition("]")[0]
+    return [line.partition("[")[2].partition("]")[0] for line in run.stdout.splitlines() if "[" in line]
 
 
 def test_the_backend_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
     import os
 
     config = tmp_path / "backend.yaml"
-    config.write_text(Path("configs/reference.yaml").read_text())
-    assert backend_of("layer.use_backend()", **{**os.environ, "SPECDEC_HAL_BACKEND": "reference"}) == "reference"
-    assert backend_of(f"layer.use_backend(config={str(config)!r})", **os.environ) == "reference"
+    config.write_text(Path("configs/xpu_sim.yaml").read_text())
+    chosen = ("layer.use_backend()", f"layer.use_backend(config={str(config)!r})")
+    assert backends_of(*chosen, **{**os.environ, "SPECDEC_HAL_BACKEND": "reference"}) == ["reference", "xpu_sim"]
 
 
 def test_one_import_installs() -> None:
