@@ -53,7 +53,7 @@ class Faulty(ReferenceBackend):
                 if self.fault == "hang":
                     time.sleep(3600)
                 if self.fault == "hog":
-                    self.hoard = np.ones(3 << 25)  # 0.75 GiB
+                    self.hoard = np.ones(5 << 25)  # 1.25 GiB
                     time.sleep(3600)
 
         return run

@@ -129,7 +129,7 @@ def test_a_crash_is_a_failure_with_its_inputs_saved(
     ("fault", "limit", "how"),
     [
         ("hang", ("--case-seconds", "2"), "was ended: it took more than 2 s"),
-        ("hog", ("--case-gib", "0.5"), "of memory, more than 0.5 GiB"),
+        ("hog", ("--case-gib", "1"), "of memory, more than 1.0 GiB"),
     ],
 )
 def test_a_case_without_end_is_a_failure_with_its_inputs_saved(
