@@ -84,6 +84,18 @@ class Device(ABC):
     def copy(self, tensor: Any) -> Any:
         """A tensor with the same values in memory of its own."""
 
+    @abstractmethod
+    def add_entries(self, tensor: Any, slots: Any, columns: Any, values: Any) -> None:
+        """``tensor[r, columns[s, i]] += values[s, i]`` for each i, where s = slots[r]; rows of slot -1 are undefined.
+
+        `tensor` [R, V] and `values` [M, W] are float32, `slots` int32 [R], `columns` int64 [M, W]. A column may be
+        named twice by a slot, with the same value: it is added once. Can be captured.
+        """
+
+    @abstractmethod
+    def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
+        """The rows ``tensor[starts[slots[r]] + offsets[r]]`` of a tensor [T, D]; all index tensors are int32."""
+
     def inputs(self, fields: Fields) -> Inputs:
         """Tensors that the host writes together."""
         return TensorInputs(self, fields)
@@ -139,6 +151,16 @@ class HostDevice(Device):
     def copy(self, tensor: Any) -> Any:
         """A NumPy copy of a tensor of any framework."""
         return np.array(as_numpy(tensor))
+
+    def add_entries(self, tensor: Any, slots: Any, columns: Any, values: Any) -> None:
+        """By take_along_axis and put_along_axis."""
+        slots = np.maximum(slots, 0)
+        at = columns[slots]
+        np.put_along_axis(tensor, at, np.take_along_axis(tensor, at, 1) + values[slots], 1)
+
+    def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
+        """As NumPy indexes."""
+        return tensor[starts[slots] + offsets]
 
     def inputs(self, fields: Fields) -> Inputs:
         """The ops' own memory."""
@@ -200,6 +222,16 @@ class TorchDevice(Device):
     def copy(self, tensor: Any) -> Any:
         """As torch.clone."""
         return tensor.clone()
+
+    def add_entries(self, tensor: Any, slots: Any, columns: Any, values: Any) -> None:
+        """By gather and scatter."""
+        slots = slots.clamp(min=0)
+        at = columns.index_select(0, slots)
+        tensor.scatter_(1, at, tensor.gather(1, at) + values.index_select(0, slots))
+
+    def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
+        """As torch.index_select."""
+        return tensor.index_select(0, starts.index_select(0, slots) + offsets)
 
     def inputs(self, fields: Fields) -> Inputs:
         """One buffer, one copy from pinned memory."""
@@ -283,6 +315,18 @@ class PaddleDevice(Device):
         """As Tensor.clone, without gradients."""
         return tensor.detach().clone()
 
+    def add_entries(self, tensor: Any, slots: Any, columns: Any, values: Any) -> None:
+        """By take_along_axis and put_along_axis."""
+        paddle = self._paddle
+        slots = slots.clip(min=0)
+        at = paddle.index_select(columns, slots)
+        entries = paddle.take_along_axis(tensor, at, 1) + paddle.index_select(values, slots)
+        tensor[:] = paddle.put_along_axis(tensor, at, entries, 1)
+
+    def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
+        """As paddle.index_select."""
+        return self._paddle.index_select(tensor, self._paddle.index_select(starts, slots) + offsets)
+
 
 class CupyDevice(Device):
     """CuPy, which has no bfloat16: uint16 stands for it, as in NumPy."""
@@ -335,6 +379,18 @@ class CupyDevice(Device):
         """A CuPy copy of a tensor of any framework."""
         with self._device:
             return self._cupy.array(self._cupy.from_dlpack(tensor))
+
+    def add_entries(self, tensor: Any, slots: Any, columns: Any, values: Any) -> None:
+        """As CuPy indexes."""
+        with self._device:
+            slots = self._cupy.maximum(slots, 0)
+            at = self._cupy.arange(len(slots))[:, None], columns[slots]
+            tensor[at] = tensor[at] + values[slots]
+
+    def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
+        """As CuPy indexes."""
+        with self._device:
+            return tensor[starts[slots] + offsets]
 
 
 _ON_CUDA: dict[str, Callable[[str], Device]] = {"torch": TorchDevice, "paddle": PaddleDevice, "cupy": CupyDevice}

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.device import Device, HostDevice
 from specdec_hal.errors import RequestError
+from specdec_hal.logit_bias import LogitBias
 from specdec_hal.ops import SlotAction, get_op
 from specdec_hal.ops.vocabulary import names, tensor
 from specdec_hal.staging import Field
@@ -119,7 +120,8 @@ class DecodeState(OpTensors):
 
     M = `max_num_seqs`, S = `num_speculative_tokens` + 1, L = `max_model_len`, I_cap = `prefill_chunk`, T_cap =
     `max_num_batched_tokens`, W = `max_bad_tokens`, Q and Z = `max_stop_sequences` (how many, how long), J =
-    the length of `think_end_text`, G = `max_blocks` (KV blocks a slot; 0 where the model keeps no block tables).
+    the length of `think_end_text`, G = `max_blocks` (KV blocks a slot; 0 where the model keeps no block tables). What
+    requests add to logits is no tensor of an op, and stands in :attr:`bias` (`max_logit_bias` tokens a slot).
     `ids_remove_padding` is a column [T_cap, 1], which ops take for [T_cap] as well as for rows of width 1.
     """
 
@@ -132,6 +134,7 @@ class DecodeState(OpTensors):
         prefill_chunk: int,
         end_tokens: Iterable[int] = (),
         max_bad_tokens: int = 0,
+        max_logit_bias: int = 0,
         max_num_batched_tokens: int | None = None,
         max_stop_sequences: tuple[int, int] = (0, 0),
         think_end_text: Sequence[int] = (),
@@ -162,6 +165,7 @@ class DecodeState(OpTensors):
             name: Field((self.symbols["R_cap"],), tensor(output).dtypes[0]) for name, output in ROW_SCORES.items()
         }
         self.report = self.device.outputs({**{name: self.field(name) for name in REPORT}, **scores})
+        self.bias = LogitBias(self.device, max_num_seqs, max_logit_bias)
         own = {name: self.allocate(name) for name in self._device_names()}
         super().__init__({**own, **self.request.tensors, **self.schedule.tensors, **self.report.tensors})
         if ends:
@@ -220,6 +224,8 @@ class DecodeState(OpTensors):
             )
         if (count := len(params.bad_token_ids)) > width:
             raise RequestError(f"{request}: at most {width} bad_token_ids, got {count}; forbid fewer")
+        if (count := len(params.logit_bias)) > self.bias.width:
+            raise RequestError(f"{request}: at most {self.bias.width} tokens in logit_bias, got {count}; bias fewer")
         many, long = self.symbols["Q"], self.symbols["Z"]
         if (count := len(params.stop_token_sequences)) > many:
             raise RequestError(
@@ -270,12 +276,17 @@ class DecodeState(OpTensors):
     def upload(self) -> None:
         """Before every step, ahead of `schedule_slots`: send what was decided since the step before."""
         self._decide()
-        self.request.upload()
+        self.upload_requests()
         self.schedule.upload()
         self._uploaded = True
 
+    def upload_requests(self) -> None:
+        """Send what requests ask for."""
+        self.request.upload()
+        self.bias.upload()
+
     def fill_request(self, slot: int, prompt_len: int, params: SamplingParams, max_new_tokens: int) -> None:
-        """Write what a request asks for into the host's side of :attr:`request`."""
+        """Write what a request asks for into the host's side of :attr:`request` and :attr:`bias`."""
         host, k = self.request.host, self.symbols["S"] - 1
         wanted, (max_think, max_reply) = params.num_speculative_tokens, params.thinking_limits
         values = {
@@ -300,6 +311,7 @@ class DecodeState(OpTensors):
         for name, value in values.items():
             host[name][slot] = value
         host["bad_tokens"][slot, : len(params.bad_token_ids)] = params.bad_token_ids
+        self.bias.fill(slot, params.logit_bias)
         for i, tokens in enumerate(params.stop_token_sequences):
             host["stop_seqs"][slot, i, : len(tokens)] = tokens
             host["stop_seqs_lens"][slot, i] = len(tokens)

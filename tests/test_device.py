@@ -96,6 +96,27 @@ def test_writes_into_rows(device):
     assert device.download(tensor).tolist() == [[0, 0, 0, 0], [8, 9, 0, 0], [-1, -1, -1, -1]]
 
 
+def test_entries_are_added_in_place_to_the_rows_of_their_slots(device):
+    whole = device.upload(np.arange(20, dtype=np.float32).reshape(5, 4))
+    slots = device.upload(np.array([2, 0, 2, -1], np.int32))
+    columns = device.upload(np.array([[3, 3, 3], [1, 1, 1], [0, 2, 0]]))
+    values = device.upload(np.array([[8, 8, 8], [99, 99, 99], [0.5, -2, 0.5]], np.float32))
+    device.add_entries(whole[:4], slots, columns[:, :2], values[:, :2])
+    expected = np.arange(20, dtype=np.float32).reshape(5, 4)
+    expected[[0, 2]] += [0.5, 0, -2, 0]
+    expected[1, 3] += 8
+    found = np.array(device.download(whole))
+    assert (found[[0, 1, 2, 4]] == expected[[0, 1, 2, 4]]).all(), "the row of no slot may be anything"
+
+
+def test_rows_are_gathered_behind_their_slots_starts(device):
+    tensor = device.upload(np.arange(12, dtype=np.float32).reshape(6, 2))
+    starts, slots, offsets = (
+        device.upload(np.array(values, np.int32)) for values in ([0, 1, 4], [1, 1, 2, 0], [0, 2, 1, 0])
+    )
+    assert device.download(device.gather_rows(tensor, starts, slots, offsets))[:, 0].tolist() == [2, 6, 10, 0]
+
+
 def test_leading_rows_share_the_memory(device):
     """What `DecodeState.args` cuts."""
     tensor = device.zeros((4, 2), "float32")

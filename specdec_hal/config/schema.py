@@ -79,6 +79,11 @@ def by_name(kind: type[Member]) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
+def _from_key(value: Any) -> Any:
+    """The id that a key stands for: journals and configurations have no keys but strings."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+
+
 class RelativePath:
     """Marks a string as a path. Relative ones are made absolute before anything is checked (config.source)."""
 
@@ -94,6 +99,7 @@ StrategyName = Annotated[Strategy, by_name(Strategy), LOWER]
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[Text, RelativePath()]
 TokenId = Annotated[int, Field(ge=0)]
+BiasedToken = Annotated[TokenId, BeforeValidator(_from_key)]
 
 
 class Section(BaseModel):
@@ -234,6 +240,7 @@ class SamplingSettings(Section):
     """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `logprobs`: how many
     alternatives to report per token besides the chosen one (null: no log-probabilities at all). `stop_token_ids` and
     `stop_sequences` (of token ids) end a generation once it has `min_new_tokens`, `bad_token_ids` are never produced.
+    `logit_bias`: what is added to the logits of these tokens, before penalties.
     `thinking`: limits of a request that thinks before it answers (null: none).
     """
 
@@ -251,6 +258,7 @@ class SamplingSettings(Section):
     stop_token_ids: list[TokenId] = Field(default_factory=list)
     stop_sequences: list[Annotated[list[TokenId], Field(min_length=1)]] = Field(default_factory=list)
     bad_token_ids: list[TokenId] = Field(default_factory=list)
+    logit_bias: dict[BiasedToken, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     thinking: ThinkingSettings | None = None
 

@@ -18,6 +18,8 @@ from specdec_hal.wording import short
 
 MAX_BAD_TOKENS = 64
 """Bad tokens a request may name: the width of the slot tensor."""
+MAX_LOGIT_BIAS = 300
+"""Tokens whose logits a request may change, as in OpenAI's API."""
 MAX_STOP_SEQUENCES = (16, 16)
 """Stop tokens and sequences a request may name, and how long a sequence may be."""
 
@@ -50,6 +52,7 @@ class RequestRules:
             "stop_token_ids": params.stop_token_ids,
             "stop_sequences": [token for tokens in params.stop_sequences for token in tokens],
             "bad_token_ids": params.bad_token_ids,
+            "logit_bias": params.logit_bias,
         }
         for what, ids in named.items():
             wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)

@@ -12,7 +12,7 @@ from specdec_hal.measuring import MeasuringDevice
 from specdec_hal.memory import require
 from specdec_hal.models.protocol import DeviceModel, MTPModel, TargetModel
 from specdec_hal.ops import Strategy
-from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_STOP_SEQUENCES
+from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_SEQUENCES
 from specdec_hal.runner.blocks import BlockPool
 from specdec_hal.state import DecodeState
 
@@ -61,6 +61,7 @@ def state_sizes(config: Config, model: TargetModel, max_model_len: int, position
         "prefill_chunk": chunk,
         "end_tokens": frozenset(model.config.eos_token_ids),
         "max_bad_tokens": MAX_BAD_TOKENS,
+        "max_logit_bias": MAX_LOGIT_BIAS,
         "max_num_batched_tokens": settings.max_num_batched_tokens or slots * (k + 1) + chunk,
         "max_stop_sequences": MAX_STOP_SEQUENCES,
         "think_end_text": config.model.think_end_text,

@@ -38,7 +38,7 @@ def record_of(sequence: running.Sequence) -> Record:
     return {
         "request_id": request.request_id,
         "prompt_token_ids": list(request.prompt_token_ids),
-        "params": request.params.model_dump(),
+        "params": request.params.model_dump(mode="json"),
         "timeout_s": request.timeout_s,
         "ttft_timeout_s": request.ttft_timeout_s,
         "token_ids": list(sequence.token_ids),

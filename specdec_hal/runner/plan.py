@@ -1,6 +1,6 @@
 """One decode step as a plan: the ops of the contract in their order, around two calls of the model, bound once.
 
-schedule_slots -> prepare_inputs -> adjust_batch -> model -> gather_next_token -> logits -> penalties -> sampling
+schedule_slots -> prepare_inputs -> adjust_batch -> model -> gather_next_token -> logits -> bias, penalties -> sampling
 parameters -> target tokens, candidates or probabilities -> verify_draft_tokens -> limit_thinking ->
 log-probabilities -> set_stop_sequences -> update_model_status -> proposer. Plain decoding is the same path with one
 token a slot.
@@ -26,6 +26,7 @@ from specdec_hal.errors import PluginError
 from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
 from specdec_hal.proposers.protocol import Proposer, StepBounds, StepView
+from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence
@@ -39,24 +40,30 @@ Call = Callable[[int], None]
 
 
 class Needs(NamedTuple):
-    """What the requests of a step ask for beyond tokens. `logprobs`: N, columns of log-probabilities; 0 for none."""
+    """What the requests of a step ask for beyond tokens.
+
+    `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most tokens whose logits one of them changes.
+    """
 
     penalties: bool = False
     stops: bool = False
     thinking: bool = False
     logprobs: int = 0
+    bias: int = 0
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence], vocab_size: int) -> Needs:
-        """What these need together. Alternatives are rounded up to a power of two, so that there are few plans."""
+        """What these need together. Numbers are rounded up to powers of two, so that there are few plans."""
         wanted = {one.wants for one in sequences}
         top = max((one.top for one in wanted), default=-1)
-        alternatives = 0 if top <= 0 else min(1 << (top - 1).bit_length(), vocab_size - 1)
+        biased = max((one.bias for one in wanted), default=0)
+        alternatives = 0 if top <= 0 else _round_up(top, 1, vocab_size - 1)
         return cls(
             penalties=any(one.penalties for one in wanted),
             stops=any(one.stops for one in wanted),
             thinking=any(one.thinking for one in wanted),
             logprobs=0 if top < 0 else 1 + alternatives,
+            bias=_round_up(biased, 1, MAX_LOGIT_BIAS) if biased else 0,
         )
 
 
@@ -274,11 +281,14 @@ class Planner:
             for layer, x in hidden.items()
         ]
         calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes)))
-        raw = logits
-        if bucket.needs.penalties:
-            if bucket.needs.logprobs:
-                raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
-                calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
+        raw, needs = logits, bucket.needs
+        if (needs.bias or needs.penalties) and needs.logprobs:
+            raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
+            calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
+        if needs.bias:
+            slots = state.part("batch_id_per_token_output", sizes)
+            calls.append(("penalties", lambda stream: state.bias.add(logits, slots, needs.bias)))
+        if needs.penalties:
             calls.append(("penalties", bind("apply_penalties", logits)))
         calls.append(("sample", bind("build_sampling_params")))
         told = {}
@@ -367,7 +377,7 @@ class Planner:
         """Whether `sample_target` can tell the log-probabilities: of emitted tokens alone, which all are their rows'
         target tokens, from logits as the model gave them."""
         judged_by_token = self.settings.verify_strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH)
-        return needs.logprobs == 1 and judged_by_token and not (needs.penalties or needs.thinking)
+        return needs.logprobs == 1 and judged_by_token and not (needs.bias or needs.penalties or needs.thinking)
 
     def _judge(
         self, logits: Any, sizes: dict[str, int], calls: list[tuple[str, Call]], told: Mapping[str, Any]

@@ -162,7 +162,7 @@ class Scheduler:
         if used.size or self._dirty:
             self.state.schedule.upload()
         if step.filled:
-            self.state.request.upload()
+            self.state.upload_requests()
         self._dirty = bool(used.size)
         return step
 

@@ -17,12 +17,16 @@ from specdec_hal.runner.stream import Detokenizer, OutputStream
 
 
 class Wants(NamedTuple):
-    """What a request asks for beyond tokens. `top`: alternatives with each log-probability, -1 for none of either."""
+    """What a request asks for beyond tokens. `top`: alternatives with each log-probability, -1 for none of either.
+
+    `bias`: how many tokens' logits it changes.
+    """
 
     penalties: bool
     stops: bool
     thinking: bool
     top: int
+    bias: int
 
 
 class Sequence(OutputStream):
@@ -40,7 +44,8 @@ class Sequence(OutputStream):
         self.prompt = np.array(request.prompt_token_ids, np.int64) if prompt is None else prompt
         """The prompt's tokens once more, as the device gets them."""
         top = -1 if params.logprobs is None else params.logprobs
-        self.wants = Wants(params.penalised, bool(self.stop_sequences), params.limits_thinking, top)
+        stops, bias = bool(self.stop_sequences), len(params.logit_bias)
+        self.wants = Wants(params.penalised, stops, params.limits_thinking, top, bias)
         self.limit_status = 0
         """Where it is in thinking, the text that ends it, or its answer, behind the tokens that the host knows."""
         self.slot: int | None = None

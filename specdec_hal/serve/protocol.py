@@ -21,8 +21,6 @@ MAX_CHOICES = 128
 """Of one request: prompts times `n`."""
 MAX_LOGPROBS = 20
 """Alternatives that a token may be reported with, as in OpenAI's API."""
-BANNED = -100.0
-"""The bias that keeps a token from being chosen."""
 
 NO_METHOD = "none"
 """The `method` of a request without drafts."""
@@ -84,8 +82,8 @@ class GenerationRequest(Body, ABC):
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] = Field(
-        default_factory=dict, description="-100 bans a token; other biases are refused"
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
+        Field(None, description="by token id: what is added to its logit, before penalties")
     )
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -137,9 +135,10 @@ class GenerationRequest(Body, ABC):
             changes["min_new_tokens"] = self.min_tokens
         if self.alternatives is not None:
             changes["logprobs"] = self.alternatives
-        changes["bad_token_ids"] = [*defaults.bad_token_ids, *self._banned()]
+        if self.logit_bias is not None:
+            changes["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         if self.ignore_eos:
-            changes["bad_token_ids"] += end_tokens
+            changes["bad_token_ids"] = [*defaults.bad_token_ids, *end_tokens]
         if not self._drafts(method):
             changes["num_speculative_tokens"] = 0
         params = SamplingParams(**{**dict(defaults), **changes})
@@ -160,16 +159,6 @@ class GenerationRequest(Body, ABC):
             wanted = f"expected 0 with method '{self.method}', got {self.num_speculative_tokens}"
             raise RequestError(f"num_speculative_tokens: {wanted}; leave out one of them")
         return False
-
-    def _banned(self) -> Iterator[int]:
-        for token, bias in self.logit_bias.items():
-            if bias not in (0.0, BANNED):
-                raise RequestError(
-                    f"logit_bias: expected {BANNED:g} (never choose the token) or 0, got {bias:g} for token {token}; "
-                    "other biases are not served"
-                )
-            if bias:
-                yield int(token)
 
 
 class CompletionRequest(GenerationRequest):

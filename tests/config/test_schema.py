@@ -82,6 +82,7 @@ def test_defaults(read: Read) -> None:
             "stop_token_ids": [],
             "stop_sequences": [],
             "bad_token_ids": [],
+            "logit_bias": {},
             "logprobs": None,
             "thinking": None,
         },
@@ -118,7 +119,7 @@ def test_every_key_can_be_set(read: Read) -> None:
         sampling: {temperature: 0.8, top_p: 0.9, top_k: 40, min_p: 0.1, seed: -9223372036854775808,
                    repetition_penalty: 1.1, frequency_penalty: -0.5, presence_penalty: 2, max_new_tokens: 1,
                    min_new_tokens: 1, stop: ["\\n\\n", "# end"], stop_token_ids: [0, 7], bad_token_ids: [1],
-                   logprobs: 0}
+                   logit_bias: {"7": -1.5, "8": 100}, logprobs: 0}
         """
     )
     assert config.backend.options == {"threads": 2, "nested": {"a": [1]}}
@@ -127,6 +128,7 @@ def test_every_key_can_be_set(read: Read) -> None:
     assert config.speculative.settings.match_policy is MatchPolicy.LEFTMOST
     assert config.sampling.seed == -(2**63)
     assert config.sampling.presence_penalty == 2.0
+    assert config.sampling.logit_bias == {7: -1.5, 8: 100}
     assert config.sampling.stop == ["\n\n", "# end"]
 
 

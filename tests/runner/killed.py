@@ -24,6 +24,7 @@ def params(n: int) -> SamplingParams:
         stop=["qz"],
         logprobs=n % 3,
         repetition_penalty=1.1,
+        logit_bias={9: 1.5, 5 + n: -2.0},
     )
 
 

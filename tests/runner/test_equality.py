@@ -35,6 +35,8 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
     f32 = lambda value: np.array([value], np.float32)  # noqa: E731
     while True:
         logits = logits_after(prompt + generated).copy()
+        for token, bias in params.logit_bias.items():
+            logits[token] += np.float32(bias)
         for token in set(prompt + generated):
             repetition = np.float32(params.repetition_penalty)
             value = logits[token] / repetition if logits[token] > 0 else logits[token] * repetition
@@ -90,6 +92,7 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         stop_sequences=draw(st.lists(st.lists(tokens, min_size=1, max_size=3), max_size=2)),
         stop=draw(st.lists(st.text("bcdefgh", min_size=1, max_size=3), max_size=2)),
         bad_token_ids=draw(st.lists(tokens, max_size=3)),
+        logit_bias=draw(st.just({}) | st.dictionaries(st.integers(0, VOCABULARY - 1), floats(-4, 4), max_size=9)),
         num_speculative_tokens=draw(st.none() | st.just(0)),
         thinking=draw(st.none() | st.fixed_dictionaries({"max_tokens": limits, "max_reply_tokens": limits})),
     )
@@ -270,6 +273,26 @@ def test_naive_is_the_same_path_with_k_0() -> None:
     assert outputs[0].token_ids == outputs[1].token_ids
     assert not any(outputs[0].accepted_draft)
     assert outputs[1].steps < outputs[0].steps
+
+
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("strategy", ["greedy", "target_match", "rejection", "topp"])
+def test_biased_logits_decide_under_every_strategy(strategy: str, device: bool) -> None:
+    """A request's bias is its own: slots beside it have none, another one, or had one before."""
+    runner = make_runner(
+        model=DeviceHistoryModel() if device else HistoryModel(),
+        runner={"max_num_seqs": 2},
+        speculative={"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy, "candidates": 1},
+    )
+    biases: list[dict[int, float]] = [{}, {5: 2.5}, {4: -100.0, END: -100.0}, {}, {t: 0.25 * t for t in range(9)}, {}]
+    params = [SamplingParams(max_new_tokens=24, logit_bias=bias) for bias in biases]
+    for number, one in enumerate(params):
+        runner.add_request(Request(str(number), [3, 4, 5] * 5, one))
+    outputs = runner.run()
+    assert sum(output.accepted for output in outputs.values()) > 20
+    texts = [list(outputs[str(number)].token_ids) for number in range(len(params))]
+    assert texts == [plain_decoding([3, 4, 5] * 5, one).tokens for one in params]
+    assert len({tuple(text) for text in texts}) > 2
 
 
 def test_rejection_and_topp_strategies_decode() -> None:

@@ -31,6 +31,8 @@ def alone(request: Request = BYSTANDER) -> RequestOutput:
         ("a", [1], {"stop_token_ids": [99]}, "stop_token_ids: token 99"),
         ("a", [1], {"bad_token_ids": [99]}, "bad_token_ids: token 99"),
         ("a", [1], {"bad_token_ids": [1] * 65}, "at most 64 bad_token_ids, got 65"),
+        ("a", [1], {"logit_bias": {VOCABULARY: 1.0}}, f"logit_bias: token {VOCABULARY} is outside the vocabulary"),
+        ("a", [1], {"logit_bias": dict.fromkeys(range(301), 1.0)}, "at most 300 tokens in logit_bias, got 301"),
         ("a", [1], {"num_speculative_tokens": 5}, "num_speculative_tokens 5 exceeds 4"),
         ("bystander", [1], {}, "'bystander': the id is in use"),
     ],
@@ -200,7 +202,9 @@ def test_logprobs_are_those_of_the_unpenalised_model() -> None:
     from tests.support.history_model import logits_after
 
     prompt = [3, 4, 5] * 5
-    params = SamplingParams(max_new_tokens=12, logprobs=3, repetition_penalty=1.3, bad_token_ids=[0])
+    params = SamplingParams(
+        max_new_tokens=12, logprobs=3, repetition_penalty=1.3, bad_token_ids=[0], logit_bias={4: -3.5, 9: 2}
+    )
     runner = make_runner(runner={"max_num_seqs": 3})
     runner.add_request(BYSTANDER)
     runner.add_request(Request("a", prompt, params))
@@ -225,6 +229,7 @@ def test_logprobs_are_those_of_the_unpenalised_model() -> None:
         ("target_match", {"temperature": 0.8}, False),
         ("greedy", {}, False),
         ("target_match", {"temperature": 0.8, "repetition_penalty": 1.2}, True),
+        ("target_match", {"temperature": 0.8, "logit_bias": {4: -2, 9: 1}}, True),
         ("rejection", {"temperature": 0.8}, True),
     ],
 )
