@@ -94,7 +94,10 @@ class Device(ABC):
 
     @abstractmethod
     def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
-        """The rows ``tensor[starts[slots[r]] + offsets[r]]`` of a tensor [T, D]; all index tensors are int32."""
+        """The rows ``tensor[starts[slots[r]] + offsets[r]]`` of a tensor [T, D], the last one for rows beyond it.
+
+        All index tensors are int32.
+        """
 
     def inputs(self, fields: Fields) -> Inputs:
         """Tensors that the host writes together."""
@@ -160,7 +163,7 @@ class HostDevice(Device):
 
     def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
         """As NumPy indexes."""
-        return tensor[starts[slots] + offsets]
+        return tensor[np.minimum(starts[slots] + offsets, len(tensor) - 1)]
 
     def inputs(self, fields: Fields) -> Inputs:
         """The ops' own memory."""
@@ -231,7 +234,8 @@ class TorchDevice(Device):
 
     def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
         """As torch.index_select."""
-        return tensor.index_select(0, starts.index_select(0, slots) + offsets)
+        rows = starts.index_select(0, slots) + offsets
+        return tensor.index_select(0, rows.clamp(max=len(tensor) - 1))
 
     def inputs(self, fields: Fields) -> Inputs:
         """One buffer, one copy from pinned memory."""
@@ -325,7 +329,8 @@ class PaddleDevice(Device):
 
     def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
         """As paddle.index_select."""
-        return self._paddle.index_select(tensor, self._paddle.index_select(starts, slots) + offsets)
+        rows = self._paddle.index_select(starts, slots) + offsets
+        return self._paddle.index_select(tensor, rows.clip(max=len(tensor) - 1))
 
 
 class CupyDevice(Device):
@@ -390,7 +395,7 @@ class CupyDevice(Device):
     def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
         """As CuPy indexes."""
         with self._device:
-            return tensor[starts[slots] + offsets]
+            return tensor[self._cupy.minimum(starts[slots] + offsets, len(tensor) - 1)]
 
 
 _ON_CUDA: dict[str, Callable[[str], Device]] = {"torch": TorchDevice, "paddle": PaddleDevice, "cupy": CupyDevice}

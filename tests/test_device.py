@@ -112,9 +112,9 @@ def test_entries_are_added_in_place_to_the_rows_of_their_slots(device):
 def test_rows_are_gathered_behind_their_slots_starts(device):
     tensor = device.upload(np.arange(12, dtype=np.float32).reshape(6, 2))
     starts, slots, offsets = (
-        device.upload(np.array(values, np.int32)) for values in ([0, 1, 4], [1, 1, 2, 0], [0, 2, 1, 0])
+        device.upload(np.array(values, np.int32)) for values in ([0, 1, 4], [1, 1, 2, 0, 2], [0, 2, 1, 0, 7])
     )
-    assert device.download(device.gather_rows(tensor, starts, slots, offsets))[:, 0].tolist() == [2, 6, 10, 0]
+    assert device.download(device.gather_rows(tensor, starts, slots, offsets))[:, 0].tolist() == [2, 6, 10, 0, 10]
 
 
 def test_leading_rows_share_the_memory(device):

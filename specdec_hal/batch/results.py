@@ -51,6 +51,7 @@ def _write_parquet(file: BinaryIO, rows: Iterator[Row]) -> None:
             ("drafted_tokens", pa.int64()),
             ("accepted_tokens", pa.int64()),
             ("logprobs", pa.list_(logprob)),
+            ("prompt_logprobs", pa.list_(logprob)),
         ]
     )
     with pq.ParquetWriter(file, schema) as writer:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import raise_combinations
 from specdec_hal.errors import RequestError
-from specdec_hal.runner import RequestOutput, SamplingParams
+from specdec_hal.runner import RequestOutput, SamplingParams, TokenLogprobs
 from specdec_hal.wording import describe
 
 Row = dict[str, Any]
@@ -69,18 +69,15 @@ def answer(row: int, name: str | None, output: RequestOutput) -> Row:
         "steps": output.steps,
         "drafted_tokens": output.drafted,
         "accepted_tokens": output.accepted,
-        "logprobs": None,
     }
-    if output.logprobs:
-        told["logprobs"] = [
-            {
-                "logprob": entry.logprob,
-                "rank": entry.rank,
-                "top": [{"token_id": token, "logprob": logprob} for token, logprob in entry.top],
-            }
-            for entry in output.logprobs
-        ]
+    for key, entries in ("logprobs", output.logprobs), ("prompt_logprobs", output.prompt_logprobs):
+        told[key] = [entry and _told(entry) for entry in entries] or None
     return told
+
+
+def _told(entry: TokenLogprobs) -> Row:
+    top = [{"token_id": token, "logprob": logprob} for token, logprob in entry.top]
+    return {"logprob": entry.logprob, "rank": entry.rank, "top": top}
 
 
 def failed(row: int, name: str | None, error: str) -> Row:

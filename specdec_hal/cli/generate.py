@@ -149,10 +149,8 @@ def _document(runtime: Runtime, prompts: Sequence[Prompt], result: Run) -> dict[
                 "accepted_draft": list(one.accepted_draft),
                 "finish_reason": one.finish_reason,
                 "error": one.error,
-                "logprobs": [
-                    {"logprob": entry.logprob, "rank": entry.rank, "top": [list(pair) for pair in entry.top]}
-                    for entry in one.logprobs
-                ],
+                "logprobs": [entry._asdict() for entry in one.logprobs],
+                "prompt_logprobs": [entry and entry._asdict() for entry in one.prompt_logprobs],
             }
             for prompt, one in zip(prompts, result.outputs, strict=True)
         ],

@@ -238,7 +238,8 @@ class ThinkingSettings(Section):
 
 class SamplingSettings(Section):
     """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `logprobs`: how many
-    alternatives to report per token besides the chosen one (null: no log-probabilities at all). `stop_token_ids` and
+    alternatives to report per token besides the chosen one (null: no log-probabilities at all), `prompt_logprobs` those
+    of the prompt's tokens. `stop_token_ids` and
     `stop_sequences` (of token ids) end a generation once it has `min_new_tokens`, `bad_token_ids` are never produced.
     `logit_bias`: what is added to the logits of these tokens, before penalties.
     `thinking`: limits of a request that thinks before it answers (null: none).
@@ -260,6 +261,7 @@ class SamplingSettings(Section):
     bad_token_ids: list[TokenId] = Field(default_factory=list)
     logit_bias: dict[BiasedToken, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     thinking: ThinkingSettings | None = None
 
     @model_validator(mode="after")

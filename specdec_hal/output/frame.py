@@ -16,7 +16,7 @@ import numpy as np
 from specdec_hal.errors import FrameError
 from specdec_hal.runner.request import FinishReason, TokenLogprobs
 
-VERSION = 2
+VERSION = 3
 RECOVERY, PREEMPTED = -3, -9
 """Counts that are no number of tokens: the step of the request failed and is computed again, or it lost its slot."""
 
@@ -46,6 +46,15 @@ class StreamStart(msgspec.Struct, array_like=True, frozen=True):
     logprobs: list[TokenLogprobs] = []
     counts: tuple[int, int, int] = (0, 0, 0)
     """Steps, drafted and accepted tokens."""
+    prompt_logprobs: list[TokenLogprobs | None] = []
+
+
+class PromptScores(msgspec.Struct, array_like=True, frozen=True):
+    """Log-probabilities of a prompt's tokens from position `first` on."""
+
+    number: int
+    first: int
+    entries: list[TokenLogprobs]
 
 
 class StreamEnd(msgspec.Struct, array_like=True, frozen=True):
@@ -63,6 +72,8 @@ class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_ha
     had, or RECOVERY or PREEMPTED; `drafted[i]` drafts were judged for them, -1 in prefill. `accepted_draft` has a byte
     for each of the A tokens of all entries, `ids` int64 [A, N]. Where log-probabilities were asked for, there are also
     `scores` float32 [A, N] and `ranks` int64 [A], and N = 1 + alternatives, else N = 1. Column 0 is the emitted token.
+
+    `prompts` come before the first tokens of their requests, or with them.
 
     Frame 0 of a session begins it: its `streams` are all there are, and `end_tokens` are the model's.
     """
@@ -84,6 +95,7 @@ class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_ha
     ended: list[StreamEnd] = []
     released: list[int] = []
     end_tokens: list[int] = []
+    prompts: list[PromptScores] = []
 
     def encode(self) -> bytes:
         """The frame as bytes; FrameError if fields disagree or there are too many bytes."""

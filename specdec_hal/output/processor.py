@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from specdec_hal.errors import FrameError
-from specdec_hal.output.frame import PREEMPTED, FrameKind, OutputFrame, StreamStart
+from specdec_hal.output.frame import PREEMPTED, FrameKind, OutputFrame, PromptScores, StreamStart
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.request import Request, SamplingParams, StreamDelta
 from specdec_hal.runner.stream import Detokenizer, OutputStream
@@ -67,6 +67,8 @@ class TokenProcessor:
             self._end_tokens = frozenset(frame.end_tokens)
         for start in frame.streams:
             self._begin(start)
+        for scores in frame.prompts:
+            self._score(scores)
         touched = dict.fromkeys(start.number for start in frame.streams)
         touched.update(self._extend(frame))
         for end in frame.ended:
@@ -95,7 +97,15 @@ class TokenProcessor:
         output.queue_s = start.queue_s
         output.extend(start.token_ids, start.accepted_draft, list(start.logprobs), self._end_tokens)
         output.steps, output.drafted, output.accepted = start.counts
+        output.prompt_logprobs = list(start.prompt_logprobs)
         self._streams[start.number] = _Stream(output)
+
+    def _score(self, scores: PromptScores) -> None:
+        output = self._stream(scores.number).output
+        if scores.first != len(output.prompt_logprobs):
+            had = f"expected {len(output.prompt_logprobs)} tokens before, got {scores.first}"
+            raise FrameError(f"prompts: request '{output.request.request_id}': {had}; some are missing")
+        output.prompt_logprobs += scores.entries
 
     def _extend(self, frame: OutputFrame) -> dict[int, None]:
         """Add the tokens of all entries; whom they belong to."""

@@ -9,9 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.output.frame import NOTHING, PREEMPTED, RECOVERY, FrameKind, OutputFrame, StreamEnd, StreamStart
+from specdec_hal.output.frame import (
+    NOTHING,
+    PREEMPTED,
+    RECOVERY,
+    FrameKind,
+    OutputFrame,
+    PromptScores,
+    StreamEnd,
+    StreamStart,
+)
 from specdec_hal.runner import ModelRunner
 from specdec_hal.runner.report import StepReport
+from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
 
 Send = Callable[[bytes], bool]
@@ -57,6 +67,7 @@ class FrameWriter:
         self._streams: list[StreamStart] = []
         self._ended: list[StreamEnd] = []
         self._released: list[int] = []
+        self._prompts: list[PromptScores] = []
         for sequence in self._runner.streams:
             self._number(sequence)
             if sequence.finish_reason is not None:
@@ -74,6 +85,10 @@ class FrameWriter:
         step.counts.append(len(from_draft))
         step.drafted.append(-1 if drafted is None else drafted)
         step.accepted_draft += bytes(from_draft)
+
+    def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
+        """See :class:`~specdec_hal.runner.report.StepSink`."""
+        self._prompts.append(PromptScores(self._number(sequence), len(sequence.prompt_logprobs), entries))
 
     def resumes(self, sequence: Sequence, *, failed: bool) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
@@ -129,12 +144,12 @@ class FrameWriter:
         frame = OutputFrame(
             self._session, self._sequence, FrameKind.TARGET, n, self._max_tokens, step.numbers, step.starts,
             step.counts, step.drafted, bytes(step.accepted_draft), ids, scores, ranks, self._streams, self._ended,
-            self._released, sorted(self._runner.end_tokens) if first else [],
+            self._released, sorted(self._runner.end_tokens) if first else [], self._prompts,
         )  # fmt: skip
         self._step = _Step()
         if self._send(frame.encode()):
             self._sequence += 1
-            self._streams, self._ended, self._released = [], [], []
+            self._streams, self._ended, self._released, self._prompts = [], [], [], []
             return
         # The tokens of these requests are lost to the reader.
         lost = set(step.numbers)
@@ -149,5 +164,5 @@ def _start(number: int, sequence: Sequence) -> StreamStart:
     return StreamStart(
         number, request.request_id, sequence.prompt_len, sequence.max_new_tokens, request.params.model_dump(),
         sequence.queue_s, list(sequence.token_ids), list(sequence.accepted_draft), list(sequence.logprobs),
-        (sequence.steps, sequence.drafted, sequence.accepted),
+        (sequence.steps, sequence.drafted, sequence.accepted), list(sequence.prompt_logprobs),
     )  # fmt: skip

@@ -20,6 +20,8 @@ MAX_BAD_TOKENS = 64
 """Bad tokens a request may name: the width of the slot tensor."""
 MAX_LOGIT_BIAS = 300
 """Tokens whose logits a request may change, as in OpenAI's API."""
+MAX_PROMPT_LOGPROBS = (20, 1 << 18)
+"""Alternatives that a prompt's tokens may be reported with, and log-probabilities of one prompt in all."""
 MAX_STOP_SEQUENCES = (16, 16)
 """Stop tokens and sequences a request may name, and how long a sequence may be."""
 
@@ -68,7 +70,7 @@ class RequestRules:
         stops = bool(params.stop_token_ids or params.stop_sequences)
         for op, wanted in (
             ("apply_penalties", params.penalised),
-            ("token_logprobs", params.logprobs is not None),
+            ("token_logprobs", params.logprobs is not None or params.prompt_logprobs is not None),
             ("set_stop_sequences", stops),
             ("limit_thinking", params.limits_thinking),
         ):
@@ -78,6 +80,7 @@ class RequestRules:
             raise RequestError(f"{name}: thinking: the model has no token that ends it; set model.think_end_id")
         if params.thinking_limits[1] >= 0 and not self.state.symbols["E"]:
             raise RequestError(f"{name}: thinking.max_reply_tokens: the model has no end token; use max_new_tokens")
+        _check_prompt_logprobs(name, len(prompt), params.prompt_logprobs)
         if self.cache_room is not None and len(prompt) + limit > self.cache_room:
             raise RequestError(
                 f"{name}: {len(prompt)} prompt tokens and up to {limit} new ones exceed the KV blocks of all slots "
@@ -85,6 +88,17 @@ class RequestRules:
             )
         copy = replace(request, prompt_token_ids=tuple(prompt.tolist()), params=params.model_copy(deep=True))
         return copy, prompt.astype(np.int64), limit
+
+
+def _check_prompt_logprobs(name: str, prompt: int, top: int | None) -> None:
+    most, in_all = MAX_PROMPT_LOGPROBS
+    if top is not None and top > most:
+        raise RequestError(f"{name}: prompt_logprobs: at most {most} alternatives, got {top}; ask for fewer")
+    if top is not None and (wanted := prompt * (top + 1)) > in_all:
+        raise RequestError(
+            f"{name}: prompt_logprobs: {prompt} prompt tokens with {top} alternatives each are {wanted} "
+            f"log-probabilities, more than {in_all}; ask for fewer alternatives, or shorten the prompt"
+        )
 
 
 def _check_types(request: Request) -> str:

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def record_of(sequence: running.Sequence) -> Record:
         "token_ids": list(sequence.token_ids),
         "accepted_draft": list(sequence.accepted_draft),
         "logprobs": [entry._asdict() for entry in sequence.logprobs],
+        "prompt_logprobs": [entry and entry._asdict() for entry in sequence.prompt_logprobs],
         "limit_status": sequence.limit_status,
         "counts": [sequence.steps, sequence.drafted, sequence.accepted],
         "ended": None if reason is None else [reason, sequence.error],
@@ -73,18 +74,19 @@ def _sequence(
 ) -> running.Sequence:
     names = ("request_id", "prompt_token_ids", "timeout_s", "ttft_timeout_s")
     sequence = make(Request(params=SamplingParams(**record["params"]), **{name: record[name] for name in names}))
-    tokens, flags, entries = record["token_ids"], record["accepted_draft"], list(_logprobs(record["logprobs"]))
+    tokens, flags, entries = record["token_ids"], record["accepted_draft"], list(map(_logprob, record["logprobs"]))
     sequence.extend(tokens, flags, entries, end_tokens)
     sequence.limit_status = record.get("limit_status", 0)  # not in journals of older versions
+    if sequence.prompt_logprobs:
+        sequence.prompt_logprobs[1:] = map(_logprob, record["prompt_logprobs"][1:])
     sequence.steps, sequence.drafted, sequence.accepted = record["counts"]
     if record["ended"] is not None and sequence.finish_reason is None:
         sequence.finish(*record["ended"])
     return sequence
 
 
-def _logprobs(entries: Iterable[Record]) -> Iterator[TokenLogprobs]:
-    for entry in entries:
-        yield TokenLogprobs(entry["logprob"], entry["rank"], tuple((token, value) for token, value in entry["top"]))
+def _logprob(entry: Record) -> TokenLogprobs:
+    return TokenLogprobs(entry["logprob"], entry["rank"], tuple((token, value) for token, value in entry["top"]))
 
 
 # ---- files

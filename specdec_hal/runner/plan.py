@@ -28,6 +28,7 @@ from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
 from specdec_hal.proposers.protocol import Proposer, StepBounds, StepView
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.staging import Fetched, Outputs
@@ -57,12 +58,11 @@ class Needs(NamedTuple):
         wanted = {one.wants for one in sequences}
         top = max((one.top for one in wanted), default=-1)
         biased = max((one.bias for one in wanted), default=0)
-        alternatives = 0 if top <= 0 else _round_up(top, 1, vocab_size - 1)
         return cls(
             penalties=any(one.penalties for one in wanted),
             stops=any(one.stops for one in wanted),
             thinking=any(one.thinking for one in wanted),
-            logprobs=0 if top < 0 else 1 + alternatives,
+            logprobs=_columns(top, vocab_size),
             bias=_round_up(biased, 1, MAX_LOGIT_BIAS) if biased else 0,
         )
 
@@ -113,6 +113,7 @@ class LaunchedStep:
     record: StepRecord
     plan: StepPlan
     report: Fetched
+    prompts: ScoredPrompts | None
 
 
 @dataclass
@@ -160,6 +161,9 @@ class Planner:
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
         self._model_ids: Any = None
         self._fed = 0
+        self._scored: set[int] = set()
+        self._starts: dict[int, int] = {}
+        self._prompts: PromptScorer | None = None
         size, config, device = state.symbols, model.config, state.device
         self._layers = tuple(dict.fromkeys((FINAL_NORM, *proposer.hidden_layers)))
         dtype = model.capabilities.hidden_dtype
@@ -192,9 +196,15 @@ class Planner:
         query = max(s, size["I_cap"]) if chunked else s
         return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), needs)
 
-    def launch(self, bucket: Bucket, record: StepRecord) -> tuple[StepPlan, Fetched]:
-        """Enqueue a step. Returns its plan, and how to get what it did."""
+    def launch(
+        self, bucket: Bucket, record: StepRecord, chunks: Iterable[PromptChunk] = ()
+    ) -> tuple[StepPlan, Fetched]:
+        """Enqueue a step. Returns its plan, and how to get what it did.
+
+        `chunks`: of prompts, that :meth:`score_prompts` is to be called for.
+        """
         stream = self.state.device.stream()
+        self._scored = {chunk.slot for chunk in chunks}
         if not self.static:
             bucket = self._read_rows(bucket, stream, record)
         plan = self._plans.get(bucket)
@@ -209,6 +219,18 @@ class Planner:
         else:
             plan.run(stream, record)
         return plan, plan.fetch(self.state.report)
+
+    def score_prompts(self, chunks: list[PromptChunk], record: StepRecord) -> ScoredPrompts:
+        """Enqueue the log-probabilities of prompt tokens, behind the :meth:`launch` of the step that they are of."""
+        buffers = self._buffers
+        if self._prompts is None:
+            self._prompts = PromptScorer(self.backend, self.model, self.state, buffers.logits)
+        top = max(chunk.sequence.request.params.prompt_logprobs or 0 for chunk in chunks)
+        starts = None if self.static else self._starts
+        columns = _columns(top, self.model.config.vocab_size)
+        with record.stage("logprobs"):
+            stream = self.state.device.stream()
+            return self._prompts.launch(chunks, buffers.hidden[FINAL_NORM], starts, columns, stream)
 
     def _capture(self, plan: StepPlan, stream: int) -> None:
         """The first launch of a plan has compiled and allocated; now its launches are recorded, not executed."""
@@ -438,6 +460,7 @@ class Planner:
             tokens = self._fed
             ids = state.device.download(self._model_ids[:tokens])[:, 0]
             segments = self._segments()
+            self._starts = {segment.slot: segment.start for segment in segments}
             ids = self._in_vocabulary(ids, segments, record)
             batch = ForwardBatch(ids, segments, self.proposer.hidden_layers)
         with record.stage("forward"):
@@ -464,9 +487,15 @@ class Planner:
             slots.sort(key=lambda b: encoder[b] == 0)
         segments, start = [], 0
         for b in slots:
-            segments.append(Segment(b, start, lens[b], decoder[b], outputs=1 if encoder[b] else lens[b]))
+            outputs = 1 if encoder[b] and b not in self._scored else lens[b]
+            segments.append(Segment(b, start, lens[b], decoder[b], outputs))
             start += lens[b]
         return segments
+
+
+def _columns(top: int, vocab_size: int) -> int:
+    """N for so many alternatives, -1 for no log-probabilities."""
+    return 1 + top if top < 1 else 1 + _round_up(top, 1, vocab_size - 1)
 
 
 def _round_up(value: int, least: int, most: int) -> int:

@@ -120,6 +120,9 @@ class StepSink(Protocol):
         `drafted`: how many drafts it had; None behind a chunk of its prompt.
         """
 
+    def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
+        """The next of the request's prompt tokens got these log-probabilities, behind `sequence.prompt_logprobs`."""
+
     def resumes(self, sequence: Sequence, *, failed: bool) -> None:
         """A request lost its slot, to an older one or because its step failed, and goes on later where it was."""
 

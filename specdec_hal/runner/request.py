@@ -84,7 +84,8 @@ class TokenLogprobs(NamedTuple):
 class StreamDelta(NamedTuple):
     """What one step added to a request. `spans`: pieces of text, each with whether it came from an accepted draft.
 
-    `logprobs`: of each token, if the request asks for them.
+    `logprobs`: of each token, if the request asks for them. `prompt_logprobs`: in the first delta of a request that
+    asks for them, None for the first token of the prompt and the log-probability of each other one.
     """
 
     request_id: str
@@ -93,16 +94,17 @@ class StreamDelta(NamedTuple):
     spans: tuple[tuple[str, bool], ...]
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
 
     @classmethod
     def joined(cls, deltas: Sequence[StreamDelta]) -> StreamDelta:
         """One for several of a request, in their order."""
-        token_ids, accepted_draft, spans, logprobs = (
+        token_ids, accepted_draft, spans, logprobs, prompt_logprobs = (
             tuple(chain.from_iterable(getattr(delta, name) for delta in deltas))
-            for name in ("token_ids", "accepted_draft", "spans", "logprobs")
+            for name in ("token_ids", "accepted_draft", "spans", "logprobs", "prompt_logprobs")
         )
         last = deltas[-1]
-        return cls(last.request_id, token_ids, accepted_draft, spans, last.finish_reason, logprobs)
+        return cls(last.request_id, token_ids, accepted_draft, spans, last.finish_reason, logprobs, prompt_logprobs)
 
     @property
     def text(self) -> str:
@@ -133,6 +135,7 @@ class RequestOutput:
 
     `steps` counts decode steps (prefill excluded), `drafted` and `accepted` draft tokens. `error` says what went wrong
     where `finish_reason` is "error" or "timeout". `queue_s`: seconds until it had a slot; None if it never had.
+    `prompt_logprobs`: as a :class:`StreamDelta` has them; empty also where a request ended before its prompt was read.
     """
 
     request_id: str
@@ -147,3 +150,4 @@ class RequestOutput:
     drafted: int = 0
     accepted: int = 0
     queue_s: float | None = field(default=None, compare=False)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()

@@ -26,13 +26,13 @@ from specdec_hal.runner.guard import Guard, check_cache, claim_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
 from specdec_hal.runner.plan import LaunchedStep, Needs, Planner, StepPlan
+from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Trials
 from specdec_hal.runner.report import StepReport, StepSink
-from specdec_hal.runner.request import FinishReason, Request, RequestOutput, StreamDelta
+from specdec_hal.runner.request import FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
 from specdec_hal.runner.scheduler import Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.watchdog import Activity
-from specdec_hal.staging import Fetched
 from specdec_hal.state import DecodeState
 from specdec_hal.wording import describe, short
 
@@ -260,7 +260,7 @@ class ModelRunner:
             return False
         record = StepRecord(activity=self._activity)
         try:
-            plan, report = self._enqueue(schedule, record)
+            step = self._enqueue(schedule, record)
         except EngineDeadError:
             raise  # nobody's request is at fault
         except Exception as error:
@@ -269,16 +269,19 @@ class ModelRunner:
         self._scheduler.launched()
         for work in schedule.work.values():
             work.sequence.in_flight += 1
-        self._launched.append(LaunchedStep(schedule, record, plan, report))
+        self._launched.append(step)
         return True
 
-    def _enqueue(self, schedule: Schedule, record: StepRecord) -> tuple[StepPlan, Fetched]:
+    def _enqueue(self, schedule: Schedule, record: StepRecord) -> LaunchedStep:
         if schedule.filled:
             self._proposer.reset(schedule.filled)
         needs = Needs.of((work.sequence for work in schedule.work.values()), self._vocab_size)
         bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
-        return self._planner.launch(bucket, record)
+        chunks = chunks_of(schedule)
+        plan, report = self._planner.launch(bucket, record, chunks)
+        prompts = self._planner.score_prompts(chunks, record) if chunks else None
+        return LaunchedStep(schedule, record, plan, report, prompts)
 
     def _read(self, step: LaunchedStep) -> None:
         """Take over what a step did."""
@@ -286,6 +289,8 @@ class ModelRunner:
         with record.stage("wait"):
             values = step.report()
         with record.stage("host"):
+            if step.prompts is not None:
+                step.prompts.read(self._tell_scored)
             report = StepReport(values)
             decoded, inputs, rows = list[Drafted](), 0, 0
             for slot, work in step.schedule.work.items():
@@ -314,6 +319,10 @@ class ModelRunner:
                 self._lengths.proposed(longest, record.seconds["propose"])
         self.metrics.add(record)
         self._registry.step_finished(record)
+
+    def _tell_scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
+        if self.sink is not None:
+            self.sink.scored(sequence, entries)
 
     def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> bool:
         """Take over what one slot's request gained; False if it has ended meanwhile, or gained nothing to show."""

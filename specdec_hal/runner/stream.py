@@ -122,6 +122,8 @@ class OutputStream:
         self.token_ids: list[int] = []
         self.accepted_draft: list[bool] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] = [] if request.params.prompt_logprobs is None else [None]
+        """Of the prompt's tokens so far, None for the first; empty if nobody asks for them."""
         self.finish_reason: FinishReason | None = None
         self.error = ""
         self.steps = self.drafted = self.accepted = 0
@@ -171,19 +173,24 @@ class OutputStream:
         self.finish_reason, self.error = reason, error
         self._text.finish()
 
+    def _scored_prompt(self) -> tuple[TokenLogprobs | None, ...]:
+        """Once all of the prompt has been read."""
+        return tuple(self.prompt_logprobs) if len(self.prompt_logprobs) == self.prompt_len else ()
+
     def delta(self) -> StreamDelta | None:
         """What is new since the last call, or None."""
         start, end = self.reported, len(self.token_ids)
         self.reported = end
         name, reason = self.request.request_id, self.finish_reason
         spans = self._text.release(reason is not None)
+        scored = () if start else self._scored_prompt()
         if end == start + 1:  # nearly always, without drafts
             entry = (self.logprobs[-1],) if self.logprobs else ()
-            return _delta((name, (self.token_ids[-1],), (self.accepted_draft[-1],), spans, reason, entry))
+            return _delta((name, (self.token_ids[-1],), (self.accepted_draft[-1],), spans, reason, entry, scored))
         if start == end and not spans and reason is None:
             return None
         flags, entries = tuple(self.accepted_draft[start:]), tuple(self.logprobs[start:])
-        return StreamDelta(name, tuple(self.token_ids[start:]), flags, spans, reason, entries)
+        return StreamDelta(name, tuple(self.token_ids[start:]), flags, spans, reason, entries, scored)
 
     def output(self) -> RequestOutput:
         """The finished request."""
@@ -201,4 +208,5 @@ class OutputStream:
             self.drafted,
             self.accepted,
             self.queue_s,
+            self._scored_prompt(),
         )

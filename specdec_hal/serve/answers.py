@@ -37,7 +37,11 @@ class Answer(ABC):
     prompts: Sequence[str | Sequence[int]]
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
+    prompt_ids: Sequence[Sequence[int]] = ()
+    """The prompts' tokens, once they are known."""
     _started: set[int] = field(default_factory=set)
+    _texts: dict[int, str] = field(default_factory=dict)
+    """Of single tokens, many of which come again and again as alternatives."""
 
     prefix, kind, chunk_kind = "", "", ""
 
@@ -47,12 +51,15 @@ class Answer(ABC):
     def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
         """The answer in one piece; one delta for each choice."""
         choices = [self._choice(index, delta, "message") for index, delta in enumerate(deltas)]
-        return self._object(self.kind, choices=choices, usage=usage(self.request.n, outputs))
+        told = {"usage": usage(self.request.n, outputs), **self._about_prompt(0, deltas[0])}
+        return self._object(self.kind, choices=choices, **told)
 
     def chunk(self, index: int, delta: StreamDelta) -> Json:
         """One event of a stream."""
         last = {"usage": None} if self.request.stream_options.include_usage else {}
-        return self._object(self.chunk_kind, choices=[self._choice(index, delta, "delta")], **last)
+        return self._object(
+            self.chunk_kind, choices=[self._choice(index, delta, "delta")], **last, **self._about_prompt(index, delta)
+        )
 
     def last_chunk(self, outputs: Iterable[RequestOutput]) -> Json:
         """The event that has the usage."""
@@ -76,8 +83,37 @@ class Answer(ABC):
     def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
         """What a choice gains by a delta, in the form of the kind of answer."""
 
+    def _about_prompt(self, index: int, delta: StreamDelta) -> Json:
+        """What an answer says of the prompt beside its choices, with the first delta of choice `index`."""
+        return {}
+
+    def _prompt_logprobs(self, index: int, delta: StreamDelta) -> Json:
+        """Those of the prompt of a choice as vLLM has them, if they are asked for and known by this delta."""
+        top = self.request.prompt_logprobs
+        if top is None or not delta.prompt_logprobs:
+            return {}
+        pairs = zip(self._prompt_tokens(index), delta.prompt_logprobs, strict=True)
+        return {"prompt_logprobs": [entry and self._ranked(token, entry, top) for token, entry in pairs]}
+
+    def _ranked(self, token: int, entry: TokenLogprobs, top: int) -> Json:
+        """A token and its alternatives by id."""
+        found: Json = {}
+        for id_, logprob, rank in (
+            (token, entry.logprob, entry.rank),
+            *((other, value, at) for at, (other, value) in enumerate(entry.top[:top], 1)),
+        ):
+            scored = {"logprob": finite(logprob), "rank": rank, "decoded_token": self._token(id_)}
+            found.setdefault(str(id_), scored)
+        return found
+
+    def _prompt_tokens(self, index: int) -> Sequence[int]:
+        return self.prompt_ids[index // self.request.n]
+
     def _token(self, token: int) -> str:
-        return self.tokenizer.decode([token])
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.tokenizer.decode([token])
+        return text
 
 
 @dataclass
@@ -92,14 +128,19 @@ class CompletionAnswer(Answer):
 
     def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
         echo = self._prompt(index) if first and self.request.echo else ""
-        return {"text": echo + delta.text, "logprobs": self._logprobs(index, delta) if delta.logprobs else None}
+        scored: list[tuple[int, TokenLogprobs | None]] = list(zip(delta.token_ids, delta.logprobs, strict=False))
+        if first and self.request.echo and scored and delta.prompt_logprobs:
+            scored[:0] = zip(self._prompt_tokens(index), delta.prompt_logprobs, strict=True)
+        scores = {"logprobs": self._logprobs(index, scored) if scored else None}
+        return {"text": echo + delta.text, **scores, **self._prompt_logprobs(index, delta)}
 
     def _prompt(self, index: int) -> str:
         prompt = self.prompts[index // self.request.n]
         return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
 
-    def _logprobs(self, index: int, delta: StreamDelta) -> Json:
-        tokens, offsets = [self._token(token) for token in delta.token_ids], list[int]()
+    def _logprobs(self, index: int, scored: Sequence[tuple[int, TokenLogprobs | None]]) -> Json:
+        tokens, offsets = [self._token(token) for token, _ in scored], list[int]()
+        entries = [entry for _, entry in scored]
         at = self._shown.get(index, 0)
         for text in tokens:
             offsets.append(at)
@@ -107,15 +148,15 @@ class CompletionAnswer(Answer):
         self._shown[index] = at
         return {
             "tokens": tokens,
-            "token_logprobs": [finite(entry.logprob) for entry in delta.logprobs],
-            "top_logprobs": [self._top(text, entry) for text, entry in zip(tokens, delta.logprobs, strict=True)],
+            "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
+            "top_logprobs": [entry and self._top(text, entry) for text, entry in zip(tokens, entries, strict=True)],
             "text_offset": offsets,
         }
 
     def _top(self, chosen: str, entry: TokenLogprobs) -> dict[str, float]:
         """Alternatives by text, the chosen token among them; of several tokens with one text the likeliest stays."""
         found: dict[str, float] = {}
-        for token, value in entry.top:
+        for token, value in entry.top[: self.request.logprobs]:
             found.setdefault(self._token(token), finite(value))
         found.setdefault(chosen, finite(entry.logprob))
         return found
@@ -137,6 +178,9 @@ class ChatAnswer(Answer):
             for token, entry in entries
         ]
         return {part: {**role, "content": delta.text}, "logprobs": {"content": scores} if scores else None}
+
+    def _about_prompt(self, index: int, delta: StreamDelta) -> Json:
+        return {} if index else self._prompt_logprobs(0, delta)
 
     def _scored(self, token: int, logprob: float) -> Json:
         text = self._token(token)

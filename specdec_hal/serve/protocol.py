@@ -93,6 +93,9 @@ class GenerationRequest(Body, ABC):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = Field(
+        None, description="alternatives to report with the log-probability of each token of the prompt"
+    )
     ignore_eos: bool = Field(False, description="end tokens are never chosen")
     stop_token_ids: list[TokenId] | None = None
     return_token_ids: bool = Field(
@@ -117,6 +120,11 @@ class GenerationRequest(Body, ABC):
     def alternatives(self) -> int | None:
         """How many alternatives to report with each token's log-probability; None for no log-probabilities."""
 
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """How many alternatives are needed for each token of the prompt; None for no log-probabilities of it."""
+        return self.prompt_logprobs
+
     def sampling_params(
         self, defaults: SamplingParams, end_tokens: Collection[int], method: str
     ) -> Iterator[SamplingParams]:
@@ -135,6 +143,8 @@ class GenerationRequest(Body, ABC):
             changes["min_new_tokens"] = self.min_tokens
         if self.alternatives is not None:
             changes["logprobs"] = self.alternatives
+        if self.prompt_alternatives is not None:
+            changes["prompt_logprobs"] = self.prompt_alternatives
         if self.logit_bias is not None:
             changes["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         if self.ignore_eos:
@@ -180,6 +190,12 @@ class CompletionRequest(GenerationRequest):
         return self.logprobs
 
     @property
+    def prompt_alternatives(self) -> int | None:
+        """Those of `prompt_logprobs`, and of `logprobs` for a prompt that is given back."""
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((top for top in wanted if top is not None), default=None)
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         """Each prompt."""
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
@@ -190,8 +206,6 @@ class CompletionRequest(GenerationRequest):
     def _check(self) -> CompletionRequest:
         if not 1 <= len(self.prompts) * self.n <= MAX_CHOICES:
             raise ValueError(f"prompt: expected 1..{MAX_CHOICES} prompts times n, got {len(self.prompts) * self.n}")
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo: log-probabilities of prompts are not served; leave out echo or logprobs")
         return self
 
 

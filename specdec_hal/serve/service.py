@@ -109,6 +109,7 @@ class Service:
         encode, engine = self.tokenizer.encode, self.engine
         # Text that is long is encoded elsewhere: everybody else's events would have to wait.
         token_ids = [await asyncio.to_thread(encode, p) if isinstance(p, str) else p for p in answer.prompts]
+        answer.prompt_ids = token_ids
         method = engine.config.speculative.method
         params = list(answer.request.sampling_params(engine.default_params, engine.info.end_tokens, method))
         choices = [(tokens, wanted) for tokens in token_ids for wanted in params]

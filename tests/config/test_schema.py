@@ -84,6 +84,7 @@ def test_defaults(read: Read) -> None:
             "bad_token_ids": [],
             "logit_bias": {},
             "logprobs": None,
+            "prompt_logprobs": None,
             "thinking": None,
         },
         "serve": {

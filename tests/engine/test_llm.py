@@ -12,7 +12,7 @@ from specdec_hal.config import parse
 from specdec_hal.engine import LLM, AsyncEngine
 from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.runner import Request, SamplingParams, StreamDelta
-from tests.runner.test_equality import plain_decoding
+from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
 CONFIG = {
@@ -21,7 +21,9 @@ CONFIG = {
     "speculative": {"method": "ngram", "num_speculative_tokens": 3},
 }
 PROMPTS = [[n + 1, 5, 6, 5, 6] for n in range(7)]
-PARAMS = [SamplingParams(temperature=0.7, seed=n, max_new_tokens=10 + n, logprobs=1) for n in range(7)]
+PARAMS = [
+    SamplingParams(temperature=0.7, seed=n, max_new_tokens=10 + n, logprobs=1, prompt_logprobs=n % 3) for n in range(7)
+]
 
 
 def llm(**more: Any) -> LLM:
@@ -38,6 +40,8 @@ class TestLLM:
         assert [list(o.token_ids) for o in outputs] == [
             plain_decoding(p, q).tokens for p, q in zip(PROMPTS, PARAMS, strict=True)
         ]
+        for output, prompt, params in zip(outputs, PROMPTS, PARAMS, strict=True):
+            assert output.prompt_logprobs == scored_prompt(prompt, params.prompt_logprobs)
 
     def test_one_prompt_and_the_sampling_of_the_configuration(self) -> None:
         model = llm(sampling={"max_new_tokens": 4, "bad_token_ids": [0]})
@@ -73,6 +77,7 @@ class TestAsyncEngine:
             tokens = [token for delta in deltas for token in delta.token_ids]
             assert tokens == plain_decoding(prompt, params).tokens
             assert len([entry for delta in deltas for entry in delta.logprobs]) == len(tokens)
+            assert deltas[0].prompt_logprobs == scored_prompt(prompt, params.prompt_logprobs)
             assert [delta.finish_reason is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
 
     def test_a_stream_that_is_left_early_cancels_its_request(self) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specdec_hal.errors import FrameError
 from specdec_hal.output import FrameKind, FrameReader, OutputFrame, frame
-from specdec_hal.output.frame import StreamEnd, StreamStart
+from specdec_hal.output.frame import PromptScores, StreamEnd, StreamStart
 from specdec_hal.runner import TokenLogprobs
 
 counts = st.lists(st.integers(-10, 4).map(lambda c: c if c >= 0 else -9 if c < -5 else -3), max_size=6)
@@ -42,8 +42,10 @@ def plain(frame: OutputFrame) -> dict[str, Any]:
 @given(entries=counts, n=st.integers(1, 4), flags=st.integers(0, 255))
 def test_round_trip(entries: list[int], n: int, flags: int) -> None:
     scores = [TokenLogprobs(-0.5, 1, ((3, -0.5), (4, float("-inf"))))]
-    start = StreamStart(9, "näme", 3, 5, {"stop": ["x"], "temperature": 0.5}, 0.25, [3], [True], scores, (1, 2, 3))
-    sent = make(entries, n, flags=flags, streams=[start], ended=[StreamEnd(9, "error", "why")], released=[4])
+    had: Any = [3], [True], scores, (1, 2, 3), [None]
+    start = StreamStart(9, "näme", 3, 5, {"stop": ["x"], "temperature": 0.5}, 0.25, *had)
+    told = {"streams": [start], "ended": [StreamEnd(9, "error", "why")], "released": [4]}
+    sent = make(entries, n, flags=flags, prompts=[PromptScores(9, 1, scores)], **told)
     assert plain(OutputFrame.decode(sent.encode())) == plain(sent)
 
 
@@ -101,13 +103,13 @@ def test_fields_that_disagree_are_refused_at_both_ends(change: dict[str, Any], m
 
 @pytest.mark.parametrize("data", [b"", b"\x93\x01\x02\x03", b"GET / HTTP/1.1", msgspec.msgpack.encode({"session": 1})])
 def test_what_is_no_frame(data: bytes) -> None:
-    with pytest.raises(FrameError, match=f"expected an output frame of version 2, got {len(data)} bytes that are not"):
+    with pytest.raises(FrameError, match=f"expected an output frame of version 3, got {len(data)} bytes that are not"):
         OutputFrame.decode(data)
 
 
 def test_another_version_is_foreign() -> None:
-    other = make([1]).encode().replace(b"output 2", b"output 1")
-    with pytest.raises(FrameError, match="Invalid value 'specdec_hal output 1'"):
+    other = make([1]).encode().replace(b"output 3", b"output 2")
+    with pytest.raises(FrameError, match="Invalid value 'specdec_hal output 2'"):
         OutputFrame.decode(other)
 
 

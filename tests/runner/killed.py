@@ -24,6 +24,7 @@ def params(n: int) -> SamplingParams:
         stop=["qz"],
         logprobs=n % 3,
         repetition_penalty=1.1,
+        prompt_logprobs=n % 2 or None,
         logit_bias={9: 1.5, 5 + n: -2.0},
     )
 
@@ -44,7 +45,14 @@ def main(journal: str, out: str) -> None:
         time.sleep(0.002)
     outputs = runner.take_finished()
     found = {
-        name: [list(o.token_ids), o.text, o.finish_reason, [(e.logprob, e.rank) for e in o.logprobs], streamed[name]]
+        name: [
+            list(o.token_ids),
+            o.text,
+            o.finish_reason,
+            [(e.logprob, e.rank) for e in o.logprobs],
+            [e and e.rank for e in o.prompt_logprobs],
+            streamed[name],
+        ]
         for name, o in sorted(outputs.items())
     }
     Path(out).write_text(json.dumps(found))

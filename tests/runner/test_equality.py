@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.runner import Request, RequestOutput, SamplingParams
+from specdec_hal.runner import Request, RequestOutput, SamplingParams, TokenLogprobs
 from tests.runner.conftest import make_runner
 from tests.support.history_model import CONTEXT, END, VOCABULARY, DeviceHistoryModel, HistoryModel, logits_after
 from tests.support.oracle_phases import ThinkingRequest
@@ -69,6 +69,20 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
             return Expected(generated, "length")
 
 
+def scored_prompt(prompt: list[int], top: int | None) -> tuple[TokenLogprobs | None, ...]:
+    """Each token by the logits behind those before it, with nothing but `token_logprobs` of the project."""
+    if top is None:
+        return ()
+    count, n = len(prompt) - 1, top + 1
+    logits = np.stack([logits_after(prompt[: at + 1]) for at in range(len(prompt))])
+    ids, scores, ranks = np.zeros((count, n), np.int64), np.zeros((count, n), np.float32), np.zeros(count, np.int64)
+    end = np.array([0, count], np.int32)
+    ReferenceBackend().token_logprobs(
+        logits, np.arange(count, dtype=np.int32), np.array(prompt[1:], np.int64), end, ids, scores, ranks
+    )
+    return (None, *TokenLogprobs.rows(ids.tolist(), scores.tolist(), ranks.tolist(), top))
+
+
 tokens = st.integers(1, VOCABULARY - 1)
 limits = st.none() | st.integers(0, 12)
 floats = lambda low, high: st.floats(low, high, width=32)  # noqa: E731
@@ -94,6 +108,7 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         bad_token_ids=draw(st.lists(tokens, max_size=3)),
         logit_bias=draw(st.just({}) | st.dictionaries(st.integers(0, VOCABULARY - 1), floats(-4, 4), max_size=9)),
         num_speculative_tokens=draw(st.none() | st.just(0)),
+        prompt_logprobs=draw(st.none() | st.integers(0, 4)),
         thinking=draw(st.none() | st.fixed_dictionaries({"max_tokens": limits, "max_reply_tokens": limits})),
     )
 
@@ -191,6 +206,7 @@ def test_every_request_decodes_as_if_alone_and_plain(
         expected = plain_decoding(prompt, params, think_end_text)
         if output.finish_reason == "cancelled":
             assert list(output.token_ids) == expected.tokens[: len(output.token_ids)]
+            assert output.prompt_logprobs in ((), scored_prompt(prompt, params.prompt_logprobs))
             continue
         if output.finish_reason == "error" and len(failing) > 1:
             assert output.error == "its step raised MemoryError: out of memory"
@@ -198,6 +214,7 @@ def test_every_request_decodes_as_if_alone_and_plain(
         assert list(output.token_ids) == expected.tokens
         assert output.finish_reason == expected.finish_reason
         assert output.error == ""
+        assert output.prompt_logprobs == scored_prompt(prompt, params.prompt_logprobs)
         if params.num_speculative_tokens == 0:
             assert output.drafted == 0
 

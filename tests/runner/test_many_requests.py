@@ -36,6 +36,8 @@ def random_request(number: int) -> Request:
         "stop_token_ids": some([int(rng.integers(1, VOCABULARY))], []),
         "bad_token_ids": some([int(rng.integers(1, VOCABULARY))], []),
         "logprobs": some(int(rng.integers(0, 4)), None),
+        "prompt_logprobs": some(int(rng.integers(0, 3)), None),
+        "logit_bias": some({int(rng.integers(1, VOCABULARY)): float(rng.integers(-3, 3)) for _ in range(3)}, {}),
     }
     return Request(f"request-{number}", (unit * 12)[: rng.integers(1, 40)], SamplingParams(**params))
 
@@ -85,6 +87,7 @@ def test_every_request_is_delivered_what_it_gets_alone(slots: int, device: bool)
         assert [token for delta in streamed for token in delta.token_ids] == tokens
         assert "".join(delta.text for delta in streamed) == output.text
         assert sum((delta.logprobs for delta in streamed), ()) == output.logprobs
+        assert sum((delta.prompt_logprobs for delta in streamed), ()) == output.prompt_logprobs
         wants_logprobs = random_request(number).params.logprobs is not None
         assert len(output.logprobs) == (len(tokens) if wants_logprobs else 0)
         endings = [delta.finish_reason for delta in streamed if delta.finish_reason is not None]

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from specdec_hal.runner import SamplingParams
-from tests.runner.test_equality import plain_decoding
+from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.serve.conftest import MODEL, Running
 from tests.support.history_model import END, LetterTokenizer
 
@@ -63,6 +63,54 @@ def test_a_stream_has_the_same_text_and_a_log_probability_for_each_token(running
     assert len(scores.token_logprobs or []) == 40 and len(parts) < 40, "accepted drafts come together"
     for chosen, value, top in zip(scores.tokens, scores.token_logprobs, scores.top_logprobs, strict=True):
         assert top[chosen] == value == max(top.values()) and len(top) == 2
+
+
+def test_the_prompt_has_log_probabilities_too(running: Running) -> None:
+    """vLLM's prompt_logprobs, and OpenAI's echo with logprobs, which say the same; in the first chunk of a stream."""
+    wanted = {"model": MODEL, "prompt": [PROMPT, [1]], "n": 2, "echo": True, "logprobs": 1, "max_tokens": 5, "seed": 1}
+    asked = {**wanted, "extra_body": {"prompt_logprobs": 3}}
+    whole = running.openai.completions.create(**asked)
+    for choice in whole.choices:
+        prompt, scores = ([PROMPT, [1]][choice.index // 2], choice.logprobs)
+        expected = scored_prompt(prompt, 3)
+        found = choice.prompt_logprobs  # type: ignore[attr-defined]
+        assert found[0] is None and len(found) == len(prompt)
+        for token, entry, told in zip(prompt[1:], expected[1:], found[1:], strict=True):
+            assert entry is not None
+            mine = told[str(token)]
+            assert mine == {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": text([token])}
+            alternatives = [(other, {"logprob": value, "rank": at}) for at, (other, value) in enumerate(entry.top, 1)]
+            for other, scored in alternatives:
+                assert other == token or told[str(other)] == {**scored, "decoded_token": text([other])}
+            assert told.keys() == {str(token), *(str(other) for other, _ in alternatives)}
+        assert scores is not None and scores.tokens is not None and scores.token_logprobs is not None
+        assert "".join(scores.tokens).startswith(text(prompt)) and choice.text.startswith(text(prompt))
+        assert scores.token_logprobs[: len(prompt)] == [entry and entry.logprob for entry in expected]
+        assert scores.top_logprobs is not None and scores.top_logprobs[0] is None
+        assert all(len(top) <= 2 for top in scores.top_logprobs[1:])
+        assert scores.text_offset == list(range(len(scores.tokens)))
+    chunks = list(running.openai.completions.create(**asked, stream=True))
+    for choice in whole.choices:
+        parts = [part.choices[0] for part in chunks if part.choices[0].index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        assert parts[0].prompt_logprobs == choice.prompt_logprobs  # type: ignore[attr-defined]
+        assert not any(hasattr(part, "prompt_logprobs") for part in parts[1:])
+        pieces = [part.logprobs for part in parts if part.logprobs is not None]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [entry for piece in pieces for entry in getattr(piece, name)] == getattr(choice.logprobs, name), name
+
+
+def test_a_chats_prompt_has_log_probabilities_too(running: Running) -> None:
+    chat: Any = {"model": MODEL, "messages": [{"role": "user", "content": "cde"}], "max_tokens": 4, "n": 2}
+    create = running.openai.chat.completions.create
+    whole, chunks = (create(**chat, extra_body={"prompt_logprobs": 0}, stream=stream) for stream in (False, True))
+    expected = [
+        entry and {str(token): {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": text([token])}}
+        for token, entry in zip([2, 3, 4], scored_prompt([2, 3, 4], 0), strict=True)
+    ]
+    assert whole.prompt_logprobs == expected
+    assert [part.prompt_logprobs for part in chunks if hasattr(part, "prompt_logprobs")] == [expected]
+    assert not hasattr(create(**chat), "prompt_logprobs")
 
 
 def test_chat(running: Running) -> None:

@@ -97,6 +97,8 @@ SAMPLED = {"temperature": 0.9, "seed": 5, "max_tokens": 30}
         {"prompt": "dfgfgfg", "max_tokens": 40, "return_spans": True, "return_token_ids": True},
         {"prompt": ["ab", "cde"], "n": 3, "echo": True, **SAMPLED},
         {"prompt": [3, 5, 6, 5, 6], "logprobs": 3, **SAMPLED},
+        {"prompt": [[3, 5, 6, 5, 6], [1]], "logprobs": 1, "echo": True, "prompt_logprobs": 2, **SAMPLED},
+        {"prompt": [3, 5, 6, 5, 6], "logit_bias": {"5": 2.5, "7": -100}, "prompt_logprobs": 0, "max_tokens": 9},
         {"prompt": [3, 5, 6, 5, 6], "logprobs": 0, "stop": ["g", "qq"], "max_tokens": 40},
         {
             "prompt": [3, 5],
@@ -217,7 +219,8 @@ async def submitted(engine: RemoteEngine, sent: Sent, *names: str) -> RequestStr
 
 def news(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = False) -> News:
     ids = tuple(LetterTokenizer().encode(text))
-    delta = StreamDelta(name, ids, (True,) * len(ids), ((text, True),), "length" if ended else None)
+    prompt = () if tokens else (None, TokenLogprobs(-1.0, 2, ()))
+    delta = StreamDelta(name, ids, (True,) * len(ids), ((text, True),), "length" if ended else None, (), prompt)
     return News(delta, tokens, chars, Ended(2, "", 3, 4, 5, 0.5) if ended else None)
 
 
@@ -247,6 +250,7 @@ def test_what_a_new_token_processor_says_again_is_left_out(tmp_path: Path) -> No
             ]
             assert await stream.read() == []
             output = stream.outputs["a"]
+            assert output.prompt_logprobs == (None, TokenLogprobs(-1.0, 2, ())), "once"
             assert output.text == "bcdefgh" and (output.drafted, output.accepted, output.queue_s) == (4, 5, 0.5)
             assert sent[-1] == messages.Release("a", "length")
             engine._take(messages.Update([news("a", "bcdefgh", ended=True)]))

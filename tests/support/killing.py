@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from specdec_hal.runner import SamplingParams
-from tests.runner.test_equality import plain_decoding
+from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import END, LetterTokenizer
 
 SCRIPT = Path(__file__).with_name("split_server.py")
@@ -80,18 +80,20 @@ def split_server() -> Iterator[Server]:
             supervisor.kill()
 
 
-def wanted(number: int) -> tuple[dict[str, Any], str]:
-    """A request's body, and the text that it must get."""
+def wanted(number: int) -> tuple[dict[str, Any], str, list[int | None]]:
+    """A request's body, and the text and the ranks of its prompt's tokens that it must get."""
     rng = random.Random(number)
     prompt = [rng.randrange(1, 24) for _ in range(rng.randint(1, 6))] * 2
     sampling = {"temperature": rng.choice([0.0, 0.9]), "seed": number}
     stop = rng.choice([[], [], ["ab"], ["g"]])
-    expected = plain_decoding(prompt, SamplingParams(max_new_tokens=40, stop=stop, **sampling))
+    bias = rng.choice([{}, {5: 2.0, 9: -3.0}])
+    expected = plain_decoding(prompt, SamplingParams(max_new_tokens=40, stop=stop, logit_bias=bias, **sampling))
     text = LetterTokenizer().decode([token for token in expected.tokens if token != END])
     for end in stop:
         text = text.split(end)[0]
     body = {"prompt": prompt, "max_tokens": 40, "stop": stop, "logprobs": rng.choice([None, 2]), **sampling}
-    return body, text
+    body |= {"logit_bias": bias, "prompt_logprobs": rng.choice([None, 0, 1])}
+    return body, text, [entry and entry.rank for entry in scored_prompt(prompt, body["prompt_logprobs"])]
 
 
 class Load:
@@ -123,8 +125,8 @@ class Load:
                     time.sleep(0.05)
 
     def _ask(self, http: httpx.Client, number: int, *, stream: bool) -> str:
-        body, expected = wanted(number)
-        got, error, ended = "", None, False
+        body, expected, ranks = wanted(number)
+        got, error, ended, scores = "", None, False, list[Any]()
         if stream:
             with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
                 for line in answer.iter_lines():
@@ -135,15 +137,20 @@ class Load:
                         event = json.loads(data)
                         error = error or event.get("error")
                         got += "" if "error" in event else event["choices"][0]["text"]
+                        scores += [] if "error" in event else event["choices"][0].get("prompt_logprobs", [])
         else:
             answer = http.post("/v1/completions", json=body)
             error = answer.json().get("error")
             ended = True
             got = "" if error else answer.json()["choices"][0]["text"]
+            scores = [] if error else answer.json()["choices"][0].get("prompt_logprobs", [])
         if error is None and not ended:
             return "connection lost"
         if error is None and got != expected:
             self.findings.append(f"request {number}: expected {expected!r}, got {got!r}")
+        found = [entry and entry[str(token)]["rank"] for token, entry in zip(body["prompt"], scores, strict=False)]
+        if error is None and found != ranks:
+            self.findings.append(f"request {number}: expected the prompt's ranks {ranks}, got {found}")
         elif error is not None and not expected.startswith(got):
             self.findings.append(f"request {number}: expected a beginning of {expected!r}, got {got!r}")
         return "exact" if error is None else f"error {error['code']}"

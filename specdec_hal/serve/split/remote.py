@@ -67,6 +67,7 @@ class _Live:
         return RequestOutput(
             whole.request_id, ended.prompt_tokens, whole.token_ids, whole.accepted_draft, whole.text,
             whole.finish_reason, ended.error, whole.logprobs, ended.steps, ended.drafted, ended.accepted, ended.queue_s,
+            whole.prompt_logprobs,
         )  # fmt: skip
 
 
@@ -308,4 +309,5 @@ def _behind(delta: StreamDelta, tokens: int, chars: int) -> StreamDelta:
         accepted_draft=delta.accepted_draft[tokens:],
         spans=tuple(spans),
         logprobs=delta.logprobs[tokens:],
+        prompt_logprobs=() if tokens else delta.prompt_logprobs,
     )

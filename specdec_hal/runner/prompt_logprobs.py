@@ -1,0 +1,163 @@
+"""Log-probabilities of prompts: what a chunk's rows say of the tokens behind them.
+
+A step gathers the rows that sampling needs, the last one of a chunk. For a request that wants its prompt scored, the
+other rows still stand in the step's hidden states when its plan has been launched: they are gathered, turned into
+logits and scored a block at a time behind it, in memory that does not grow with the prompt. No plan knows of it, so
+that steps without such a request stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from specdec_hal.backend import Backend
+from specdec_hal.models.protocol import DeviceModel, TargetModel
+from specdec_hal.runner import sequence as running
+from specdec_hal.runner.request import TokenLogprobs
+from specdec_hal.runner.scheduler import Schedule
+from specdec_hal.staging import Fetched, Field, Outputs
+from specdec_hal.state import DecodeState
+
+_LEAST_BLOCK = 64
+"""Rows that are turned into logits at once where decode steps have fewer."""
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """The part of a prompt that a step scores: `count` tokens from position `first` on.
+
+    Their rows are those of the slot's tokens in the step from number `offset` on.
+    """
+
+    sequence: running.Sequence
+    slot: int
+    offset: int
+    first: int
+    count: int
+
+
+def chunks_of(schedule: Schedule) -> list[PromptChunk]:
+    """What a step that has just been scheduled can score and nobody has scored yet, as before a preemption."""
+    chunks = []
+    for slot, work in schedule.work.items():
+        sequence = work.sequence
+        if not work.chunk or sequence.request.params.prompt_logprobs is None:
+            continue
+        start = sequence.cached - work.chunk
+        first = max(start + 1, len(sequence.prompt_logprobs))
+        count = min(sequence.cached, sequence.prompt_len - 1) + 1 - first
+        if count > 0:
+            chunks.append(PromptChunk(sequence, slot, first - 1 - start, first, count))
+    return chunks
+
+
+@dataclass
+class ScoredPrompts:
+    """The scores of a step's chunks, on their way to the host."""
+
+    chunks: list[PromptChunk]
+    fetched: Fetched
+
+    def read(self, tell: Callable[[running.Sequence, list[TokenLogprobs]], None]) -> None:
+        """Wait for them, and give each request its own. `tell` is called before a request has them."""
+        values, at = self.fetched(), 0
+        for chunk in self.chunks:
+            sequence, rows = chunk.sequence, slice(at, at + chunk.count)
+            at += chunk.count
+            if sequence.finish_reason is not None:
+                continue
+            assert len(sequence.prompt_logprobs) == chunk.first, "chunks are read in their order"
+            ids, scores, ranks = (values[name][rows].tolist() for name in ("ids", "logprobs", "ranks"))
+            entries = TokenLogprobs.rows(ids, scores, ranks, sequence.request.params.prompt_logprobs or 0)
+            tell(sequence, entries)
+            sequence.prompt_logprobs += entries
+
+
+class PromptScorer:
+    """Scores the chunks of one runner's steps. `logits` [R_cap, V] may be overwritten behind a step's plan."""
+
+    def __init__(self, backend: Backend, model: TargetModel, state: DecodeState, logits: Any) -> None:
+        self._backend, self._model, self._state = backend, model, state
+        size, device = state.symbols, state.device
+        self._block = block = max(size["R_cap"], min(_LEAST_BLOCK, size["T_cap"]))
+        blocks = -(-size["T_cap"] // block)
+        self._capacity = rows = blocks * block
+        self._inputs = device.inputs(
+            {
+                "slots": Field((rows,), "int32"),
+                "offsets": Field((rows,), "int32"),
+                "token_ids": Field((rows,), "int64"),
+                "starts": Field((size["M"] + 1,), "int32"),
+                "ends": Field((blocks, 2), "int32"),
+            }
+        )
+        vocabulary = model.config.vocab_size
+        self._logits = logits if block == size["R_cap"] else device.zeros((block, vocabulary), "float32")
+        self._rows = device.upload(np.arange(block, dtype=state.field("rows", A_cap=block).numpy_dtype))
+        self._outputs: dict[int, Outputs] = {}
+
+    def launch(
+        self, chunks: list[PromptChunk], hidden: Any, starts: Mapping[int, int] | None, columns: int, stream: int
+    ) -> ScoredPrompts:
+        """Enqueue the scores of chunks of the step that was launched just now, `columns` = N for each token.
+
+        `hidden` [T_cap, D] are its final hidden states. `starts`: at which of their rows each slot's tokens begin; None
+        where they stand in slot order, so that the device knows.
+        """
+        state, device, model = self._state, self._state.device, self._model
+        total = self._fill(chunks, starts)
+        self._inputs.upload()
+        given, blocks = self._inputs.tensors, -(-total // self._block)
+        reach = blocks * self._block
+        offsets = given["starts"] if starts is not None else state["cu_seqlens_q"]
+        picked = device.gather_rows(hidden, offsets, given["slots"][:reach], given["offsets"][:reach])
+        outputs = self._scores(columns)
+        for at in range(blocks):
+            rows = slice(at * self._block, (at + 1) * self._block)
+            filled = min(total - rows.start, self._block)
+            end = given["ends"][at]
+            if starts is None:
+                num_rows = None if self._backend.debug else end[1:]  # whose checks look at every row
+                cast(DeviceModel, model).compute_logits_device(picked[rows], self._logits, num_rows)
+            else:
+                logits = model.compute_logits(picked[rows.start : rows.start + filled])
+                device.assign(self._logits[:filled], logits)
+            scores = {name: tensor[rows] for name, tensor in outputs.tensors.items()}
+            score = self._backend.bind(
+                "token_logprobs",
+                self._logits,
+                self._rows,
+                given["token_ids"][rows],
+                cu_batch_token_offset=end,
+                **scores,
+            )
+            score(stream)
+        return ScoredPrompts(chunks, outputs.fetch())
+
+    def _fill(self, chunks: Sequence[PromptChunk], starts: Mapping[int, int] | None) -> int:
+        """Write the rows and tokens of chunks into the host's side of the inputs. Returns how many there are."""
+        host, at = self._inputs.host, 0
+        for chunk in chunks:
+            rows = slice(at, at + chunk.count)
+            host["slots"][rows] = chunk.slot
+            host["offsets"][rows] = np.arange(chunk.offset, chunk.offset + chunk.count)
+            prompt = chunk.sequence.request.prompt_token_ids
+            host["token_ids"][rows] = prompt[chunk.first : chunk.first + chunk.count]
+            at += chunk.count
+        host["slots"][at:] = host["offsets"][at:] = host["token_ids"][at:] = 0
+        for slot, start in (starts or {}).items():
+            host["starts"][slot] = start
+        host["ends"][:, 1] = np.clip(at - np.arange(len(host["ends"])) * self._block, 0, self._block)
+        return at
+
+    def _scores(self, columns: int) -> Outputs:
+        """Where the scores of N columns come out, at full capacity."""
+        if columns not in self._outputs:
+            state, shape = self._state, {"A_cap": self._capacity, "N": columns}
+            fields = {name: state.field(name, **shape) for name in ("ids", "logprobs", "ranks")}
+            self._outputs[columns] = state.device.outputs(fields)
+        return self._outputs[columns]

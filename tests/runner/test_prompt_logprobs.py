@@ -1,0 +1,107 @@
+"""Prompts are scored as if each of their tokens had been emitted, however they are cut, preempted or restarted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specdec_hal.errors import RequestError
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta, prompt_logprobs
+from tests.runner.conftest import make_runner
+from tests.runner.test_equality import plain_decoding, scored_prompt
+from tests.support.history_model import DeviceHistoryModel, HistoryModel
+
+PROMPTS = {str(n): [(3 * n + i * i) % 23 + 1 for i in range(length)] for n, length in enumerate((1, 2, 3, 17, 31, 40))}
+WANTED: dict[str, int | None] = {"0": 2, "1": 0, "2": None, "3": 3, "4": 0, "5": 5}
+
+
+def params(name: str, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.8, seed=int(name), max_new_tokens=9, prompt_logprobs=WANTED[name], **more)
+
+
+def add_all(runner: ModelRunner, **more: Any) -> None:
+    for name, prompt in PROMPTS.items():
+        runner.add_request(Request(name, prompt, params(name, **more)))
+
+
+def scored() -> dict[str, Any]:
+    return {name: scored_prompt(prompt, WANTED[name]) for name, prompt in PROMPTS.items()}
+
+
+@pytest.mark.parametrize("block", [1, 64])
+@pytest.mark.parametrize("where", ["host", "host, prefill first", "device", "device, overlapped", "device, few blocks"])
+@pytest.mark.parametrize("strategy", ["target_match", "rejection"])
+def test_prompts_are_scored(block: int, where: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_logprobs, "_LEAST_BLOCK", block)
+    runner = make_runner(
+        prefill_first="prefill first" in where,
+        model=DeviceHistoryModel() if "device" in where else HistoryModel(),
+        runner={
+            "max_num_seqs": 3,
+            "prefill_chunk": 11,
+            "max_num_batched_tokens": 40,
+            "block_size": 4,
+            "num_kv_blocks": 13 if "few" in where else 48,
+            "overlap": "overlapped" in where,
+            "debug": True,
+        },
+        speculative={"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy},
+    )
+    add_all(runner, logit_bias={5: 3.0}, repetition_penalty=1.3, logprobs=1)
+    streamed: dict[str, list[StreamDelta]] = {name: [] for name in PROMPTS}
+    while runner.has_requests:
+        for delta in runner.step():
+            streamed[delta.request_id].append(delta)
+    assert (runner.summary()["preemptions"] > 0) == ("few" in where)
+    for name, output in runner.take_finished().items():
+        assert output.prompt_logprobs == scored()[name] == streamed[name][0].prompt_logprobs
+        assert not any(delta.prompt_logprobs for delta in streamed[name][1:]) and len(streamed[name]) > 1
+        assert len(output.logprobs) == len(output.token_ids)
+        if strategy == "target_match":
+            wanted = plain_decoding(PROMPTS[name], params(name, logit_bias={5: 3.0}, repetition_penalty=1.3))
+            assert list(output.token_ids) == wanted.tokens
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13])
+def test_a_restored_request_has_the_same(steps: int) -> None:
+    first = make_runner(runner={"max_num_seqs": 2, "prefill_chunk": 7})
+    add_all(first)
+    for _ in range(steps):
+        first.step()
+    records = json.loads(json.dumps(first.snapshot()))
+    second = make_runner(runner={"max_num_seqs": 6, "prefill_chunk": 5})
+    second.restore(records)
+    assert json.loads(json.dumps(second.snapshot())) == records
+    outputs = second.run()
+    assert {name: output.prompt_logprobs for name, output in outputs.items()} == scored()
+
+
+def test_nobody_else_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner()
+    monkeypatch.setattr(runner._planner, "score_prompts", None)
+    runner.add_request(Request("2", PROMPTS["3"], params("2")))
+    assert runner.run()["2"].prompt_logprobs == ()
+
+
+def test_a_request_that_ends_inside_its_prompt_has_none() -> None:
+    runner = make_runner(runner={"prefill_chunk": 4})
+    runner.add_request(Request("5", PROMPTS["5"], params("5")))
+    runner.step()
+    runner.cancel("5")
+    (delta,) = runner.step()
+    assert delta.prompt_logprobs == runner.take_finished()["5"].prompt_logprobs == ()
+
+
+def test_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner()
+    with pytest.raises(
+        RequestError, match="request 'a': prompt_logprobs: at most 20 alternatives, got 21; ask for fewer"
+    ):
+        runner.add_request(Request("a", [1, 2], SamplingParams(prompt_logprobs=21)))
+    monkeypatch.setattr("specdec_hal.runner.admission.MAX_PROMPT_LOGPROBS", (20, 10))
+    runner.add_request(Request("a", [1] * 5, SamplingParams(prompt_logprobs=1)))
+    message = "6 prompt tokens with 1 alternatives each are 12 log-probabilities, more than 10; ask for fewer"
+    with pytest.raises(RequestError, match=message):
+        runner.add_request(Request("b", [1] * 6, SamplingParams(prompt_logprobs=1)))
