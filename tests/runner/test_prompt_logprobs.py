@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdec_hal.errors import RequestError
+from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta, prompt_logprobs
 from tests.runner.conftest import make_runner
 from tests.runner.test_equality import plain_decoding, scored_prompt
@@ -15,6 +17,17 @@ from tests.support.history_model import DeviceHistoryModel, HistoryModel
 
 PROMPTS = {str(n): [(3 * n + i * i) % 23 + 1 for i in range(length)] for n, length in enumerate((1, 2, 3, 17, 31, 40))}
 WANTED: dict[str, int | None] = {"0": 2, "1": 0, "2": None, "3": 3, "4": 0, "5": 5}
+
+
+class Frugal(HistoryModel):
+    """Has logits for no row that the batch does not ask for."""
+
+    def forward(self, batch: ForwardBatch) -> dict[int, Any]:
+        found = super().forward(batch)
+        for segment in batch.segments:
+            assert segment.outputs is not None
+            found[FINAL_NORM][segment.start : segment.start + segment.length - segment.outputs] = np.nan
+        return found
 
 
 def params(name: str, **more: Any) -> SamplingParams:
@@ -31,13 +44,15 @@ def scored() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("block", [1, 64])
-@pytest.mark.parametrize("where", ["host", "host, prefill first", "device", "device, overlapped", "device, few blocks"])
+@pytest.mark.parametrize(
+    "where", ["host", "host, frugal", "host, prefill first", "device", "device, overlapped", "device, few blocks"]
+)
 @pytest.mark.parametrize("strategy", ["target_match", "rejection"])
 def test_prompts_are_scored(block: int, where: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_logprobs, "_LEAST_BLOCK", block)
     runner = make_runner(
         prefill_first="prefill first" in where,
-        model=DeviceHistoryModel() if "device" in where else HistoryModel(),
+        model=DeviceHistoryModel() if "device" in where else Frugal() if "frugal" in where else HistoryModel(),
         runner={
             "max_num_seqs": 3,
             "prefill_chunk": 11,
