@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from specdec_hal.errors import FrameError
-from specdec_hal.runner.request import FinishReason, TokenLogprobs
+from specdec_hal.runner.request import Drafts, FinishReason, TokenLogprobs
 
 VERSION = 3
 RECOVERY, PREEMPTED = -3, -9
@@ -47,6 +47,7 @@ class StreamStart(msgspec.Struct, array_like=True, frozen=True):
     counts: tuple[int, int, int] = (0, 0, 0)
     """Steps, drafted and accepted tokens."""
     prompt_logprobs: list[TokenLogprobs | None] = []
+    drafts: list[Drafts] = []
 
 
 class PromptScores(msgspec.Struct, array_like=True, frozen=True):
@@ -72,6 +73,9 @@ class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_ha
     had, or RECOVERY or PREEMPTED; `drafted[i]` drafts were judged for them, -1 in prefill. `accepted_draft` has a byte
     for each of the A tokens of all entries, `ids` int64 [A, N]. Where log-probabilities were asked for, there are also
     `scores` float32 [A, N] and `ranks` int64 [A], and N = 1 + alternatives, else N = 1. Column 0 is the emitted token.
+
+    The tokens of a DRAFT frame are the drafts that the entries with the same number and start in the next TARGET frame
+    were judged with, of requests that ask for them. It has nothing but entries and tokens, and frame 0 is never one.
 
     `prompts` come before the first tokens of their requests, or with them.
 

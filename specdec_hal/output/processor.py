@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from specdec_hal.errors import FrameError
 from specdec_hal.output.frame import PREEMPTED, FrameKind, OutputFrame, PromptScores, StreamStart
 from specdec_hal.runner.metrics import StepRecord
-from specdec_hal.runner.request import Request, SamplingParams, StreamDelta
+from specdec_hal.runner.request import Drafts, Request, SamplingParams, StreamDelta
 from specdec_hal.runner.stream import Detokenizer, OutputStream
 
 
@@ -53,17 +53,26 @@ class TokenProcessor:
         self._detokenizer = detokenizer
         self._streams: dict[int, _Stream] = {}
         self._end_tokens: frozenset[int] = frozenset()
+        self._unpaired: dict[tuple[int, int], tuple[int, ...]] = {}
+        """Drafts whose tokens come with the next frame, by number and start."""
         self.totals = StepRecord()
         """`drafted` and `accepted` by position, and `emitted` tokens, over all requests."""
         self.preempted = self.recovered = 0
         """Times that a request lost its slot, or that its step was computed again."""
 
     def take(self, frame: OutputFrame) -> list[News]:
-        """What requests gained by a frame, in the order of the frame."""
+        """What requests gained by a frame, in the order of the frame. By drafts they gain nothing until they are paired
+        with the next frame's tokens."""
+        if frame.flags == FrameKind.DRAFT and frame.sequence:
+            self._unpaired.update(_drafts_of(frame))
+            return []
         if frame.flags != FrameKind.TARGET:
-            raise FrameError(f"flags: expected {FrameKind.TARGET.value}, tokens of the target model, got {frame.flags}")
+            raise FrameError(
+                f"flags: expected {FrameKind.TARGET.value}, tokens of the target model, or behind frame 0 "
+                f"{FrameKind.DRAFT.value}, drafts; got {frame.flags}"
+            )
         if frame.sequence == 0:
-            self._streams = {}
+            self._streams, self._unpaired = {}, {}
             self._end_tokens = frozenset(frame.end_tokens)
         for start in frame.streams:
             self._begin(start)
@@ -98,6 +107,7 @@ class TokenProcessor:
         output.extend(start.token_ids, start.accepted_draft, list(start.logprobs), self._end_tokens)
         output.steps, output.drafted, output.accepted = start.counts
         output.prompt_logprobs = list(start.prompt_logprobs)
+        output.drafts = list(start.drafts)
         self._streams[start.number] = _Stream(output)
 
     def _score(self, scores: PromptScores) -> None:
@@ -120,13 +130,15 @@ class TokenProcessor:
                 self.preempted += count == PREEMPTED
                 self.recovered += count != PREEMPTED
                 continue
+            rows = slice(at, at + count)
+            flags = [flag != 0 for flag in frame.accepted_draft[rows]]
+            judged = self._pair(number, start, drafted, tokens[rows], flags)
             if output.finish_reason is not None:
                 continue  # by a stop string, which the engine does not know
             if start != len(output.token_ids):
                 had = f"expected {len(output.token_ids)} tokens before, got {start}"
                 raise FrameError(f"starts: request '{output.request.request_id}': {had}; some are missing")
-            rows = slice(at, at + count)
-            flags = [flag != 0 for flag in frame.accepted_draft[rows]]
+            output.drafts += judged
             top = output.request.params.logprobs
             logprobs = [] if top is None else frame.logprobs(rows, top)
             output.extend(tokens[rows], flags, logprobs, self._end_tokens)
@@ -135,7 +147,26 @@ class TokenProcessor:
                 output.count(drafted, flags)
                 self.totals.count_drafts([drafted], [sum(flags)])
             touched[number] = None
+        given_up = {
+            end.number for end in frame.ended if end.reason == "error"
+        }  # whose tokens the reader was too slow for
+        for number, start in self._unpaired:
+            if number not in given_up:
+                raise FrameError(f"drafts: request {number}: expected tokens behind {start} for its drafts, got none")
+        self._unpaired = {}
         return touched
+
+    def _pair(self, number: int, start: int, drafted: int, tokens: list[int], from_draft: list[bool]) -> list[Drafts]:
+        """The drafts that these tokens were judged with, if the request asks for them."""
+        output = self._stream(number).output
+        if drafted < 1 or not output.request.params.return_drafts:
+            return []
+        judged = self._unpaired.pop((number, start), ())
+        found = [token == draft for token, draft in zip(tokens, judged, strict=False)]
+        if len(judged) != drafted or found != from_draft[: len(found)]:
+            name = f"drafts: request '{output.request.request_id}'"
+            raise FrameError(f"{name}: expected {drafted} that give {tokens} behind {start}, got {list(judged)}")
+        return [Drafts(start, judged, sum(from_draft))]
 
     def _news(self, stream: _Stream) -> list[News]:
         output = stream.output
@@ -152,3 +183,12 @@ class TokenProcessor:
             counts = output.steps, output.drafted, output.accepted
             ended = Ended(output.prompt_len, output.error, *counts, output.queue_s)
         return [News(delta, tokens, chars, ended)]
+
+
+def _drafts_of(frame: OutputFrame) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
+    """What was drafted, by number and start."""
+    ids, at = frame.emitted, 0
+    for number, start, count in zip(frame.numbers, frame.starts, frame.counts, strict=True):
+        rows = slice(at, at + max(count, 0))
+        at = rows.stop
+        yield (number, start), tuple(ids[rows])

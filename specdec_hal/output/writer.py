@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,14 @@ Send = Callable[[bytes], bool]
 TOO_SLOW = "the reader of the output is too far behind (serve.slow_reader: drop)"
 
 
+class _Judged(NamedTuple):
+    """Where the drafts of a request that asks for them were judged, behind so many of its tokens."""
+
+    number: int
+    slot: int
+    start: int
+
+
 @dataclass
 class _Step:
     """Entries of a frame that is being made, as columns."""
@@ -41,6 +49,7 @@ class _Step:
     counts: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     accepted_draft: bytearray = field(default_factory=bytearray)
+    judged: list[_Judged] = field(default_factory=list)
 
 
 class FrameWriter:
@@ -85,6 +94,8 @@ class FrameWriter:
         step.counts.append(len(from_draft))
         step.drafted.append(-1 if drafted is None else drafted)
         step.accepted_draft += bytes(from_draft)
+        if drafted and sequence.request.params.return_drafts:
+            step.judged.append(_Judged(step.numbers[-1], slot, step.starts[-1]))
 
     def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
@@ -125,6 +136,10 @@ class FrameWriter:
         # All slots up to some, as most steps have them, are a view.
         where: Any = slice(len(slots)) if slots == self._slots[: len(slots)] else np.array(slots, np.int64)
         mask = self._columns < report.counts[where][:, None]
+        if not self._send_drafts(report):
+            step, self._step = self._step, _Step()
+            self._lose(step)
+            return
         if report.scores is None:
             self._send_frame(1, report.emitted[where][mask].data, NOTHING, NOTHING)
             return
@@ -132,6 +147,28 @@ class FrameWriter:
         rows = (offsets[:, None] + self._columns)[mask]
         ids, scores, ranks = (np.ascontiguousarray(report.scores[name][rows]) for name in ("ids", "logprobs", "ranks"))
         self._send_frame(ids.shape[1], ids.data, scores.data, ranks.data)
+
+    def _send_drafts(self, report: StepReport) -> bool:
+        """Send what was drafted for requests that ask for it; False if the reader has not taken it."""
+        judged = self._step.judged
+        if not judged:
+            return True
+        if self._sequence == 0:  # the session begins with its requests; those that this step ended end behind it
+            step, self._step, ended, self._ended = self._step, _Step(), self._ended, []
+            self._send_frame(1, NOTHING, NOTHING, NOTHING)
+            self._step, self._ended = step, ended
+            if self._sequence == 0:
+                return False
+        drafts = [report.drafts(one.slot) for one in judged]
+        tokens = np.array([token for ids in drafts for token in ids], "<i8")
+        frame = OutputFrame(
+            self._session, self._sequence, FrameKind.DRAFT, 1, self._max_tokens, [one.number for one in judged],
+            [one.start for one in judged], list(map(len, drafts)), [-1] * len(judged), bytes(len(tokens)), tokens.data,
+        )  # fmt: skip
+        if not self._send(frame.encode()):
+            return False
+        self._sequence += 1
+        return True
 
     def flush(self) -> None:
         """Send what has been told outside of steps, if anything."""
@@ -151,7 +188,10 @@ class FrameWriter:
             self._sequence += 1
             self._streams, self._ended, self._released, self._prompts = [], [], [], []
             return
-        # The tokens of these requests are lost to the reader.
+        self._lose(step)
+
+    def _lose(self, step: _Step) -> None:
+        """The tokens of a step are lost to the reader: end its requests."""
         lost = set(step.numbers)
         self._ended = [StreamEnd(e.number, "error", TOO_SLOW) if e.number in lost else e for e in self._ended]
         for sequence in step.sequences:
@@ -165,4 +205,5 @@ def _start(number: int, sequence: Sequence) -> StreamStart:
         number, request.request_id, sequence.prompt_len, sequence.max_new_tokens, request.params.model_dump(),
         sequence.queue_s, list(sequence.token_ids), list(sequence.accepted_draft), list(sequence.logprobs),
         (sequence.steps, sequence.drafted, sequence.accepted), list(sequence.prompt_logprobs),
+        list(sequence.drafts),
     )  # fmt: skip

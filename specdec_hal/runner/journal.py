@@ -21,7 +21,7 @@ from typing import Any
 from specdec_hal.errors import JournalError, SpecDecError
 from specdec_hal.files import replacing
 from specdec_hal.runner import sequence as running
-from specdec_hal.runner.request import Request, SamplingParams, TokenLogprobs
+from specdec_hal.runner.request import Drafts, Request, SamplingParams, TokenLogprobs
 from specdec_hal.wording import describe, one_line, short
 
 VERSION = 1
@@ -45,6 +45,7 @@ def record_of(sequence: running.Sequence) -> Record:
         "accepted_draft": list(sequence.accepted_draft),
         "logprobs": [entry._asdict() for entry in sequence.logprobs],
         "prompt_logprobs": [entry and entry._asdict() for entry in sequence.prompt_logprobs],
+        "drafts": [one._asdict() for one in sequence.drafts],
         "limit_status": sequence.limit_status,
         "counts": [sequence.steps, sequence.drafted, sequence.accepted],
         "ended": None if reason is None else [reason, sequence.error],
@@ -76,6 +77,8 @@ def _sequence(
     sequence = make(Request(params=SamplingParams(**record["params"]), **{name: record[name] for name in names}))
     tokens, flags, entries = record["token_ids"], record["accepted_draft"], list(map(_logprob, record["logprobs"]))
     sequence.extend(tokens, flags, entries, end_tokens)
+    for one in record.get("drafts", ()):  # not in journals of older versions
+        sequence.drafts.append(Drafts(one["start"], tuple(one["token_ids"]), one["accepted"]))
     sequence.limit_status = record.get("limit_status", 0)  # not in journals of older versions
     if sequence.prompt_logprobs:
         sequence.prompt_logprobs[1:] = map(_logprob, record["prompt_logprobs"][1:])

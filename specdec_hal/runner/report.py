@@ -59,6 +59,10 @@ class StepReport:
         """Where the slot's request is, if its thinking has a limit (`limit_thinking`)."""
         return int(self._values["limit_status"][slot])
 
+    def drafts(self, slot: int) -> tuple[int, ...]:
+        """The drafts of a decoding slot, which the step has judged."""
+        return tuple(self._fed[self._offsets[slot] + 1 : self._offsets[slot + 1]])
+
     def tokens(self, slot: int) -> list[int]:
         """What the slot emitted."""
         return self._accepted[slot][: self._counts[slot]]

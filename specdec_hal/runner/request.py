@@ -19,11 +19,12 @@ FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 class SamplingParams(SamplingSettings):
     """How one request is sampled and when it ends: the keys of the configuration's `sampling` section, per request.
 
-    `num_speculative_tokens` lowers the runner's K for this request (0: no drafts); None takes the runner's. Raises
-    RequestError for a value out of range.
+    `num_speculative_tokens` lowers the runner's K for this request (0: no drafts); None takes the runner's.
+    `return_drafts`: report what was drafted, the rejected tokens too. Raises RequestError for a value out of range.
     """
 
     num_speculative_tokens: Annotated[int | None, Field(ge=0, le=MAX_DRAFTS)] = None
+    return_drafts: bool = False
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -81,11 +82,20 @@ class TokenLogprobs(NamedTuple):
         ]
 
 
+class Drafts(NamedTuple):
+    """What a step judged, behind so many generated tokens: the drafts, and how many of them were accepted."""
+
+    start: int
+    token_ids: tuple[int, ...]
+    accepted: int
+
+
 class StreamDelta(NamedTuple):
     """What one step added to a request. `spans`: pieces of text, each with whether it came from an accepted draft.
 
     `logprobs`: of each token, if the request asks for them. `prompt_logprobs`: in the first delta of a request that
-    asks for them, None for the first token of the prompt and the log-probability of each other one.
+    asks for them, None for the first token of the prompt and the log-probability of each other one. `drafts`: of each
+    step that had any, if the request asks for them.
     """
 
     request_id: str
@@ -95,16 +105,16 @@ class StreamDelta(NamedTuple):
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    drafts: tuple[Drafts, ...] = ()
 
     @classmethod
     def joined(cls, deltas: Sequence[StreamDelta]) -> StreamDelta:
         """One for several of a request, in their order."""
-        token_ids, accepted_draft, spans, logprobs, prompt_logprobs = (
-            tuple(chain.from_iterable(getattr(delta, name) for delta in deltas))
-            for name in ("token_ids", "accepted_draft", "spans", "logprobs", "prompt_logprobs")
-        )
-        last = deltas[-1]
-        return cls(last.request_id, token_ids, accepted_draft, spans, last.finish_reason, logprobs, prompt_logprobs)
+        names = ("token_ids", "accepted_draft", "spans", "logprobs", "prompt_logprobs", "drafts")
+        whole: dict[str, Any] = {
+            name: tuple(chain.from_iterable(getattr(delta, name) for delta in deltas)) for name in names
+        }
+        return deltas[-1]._replace(**whole)
 
     @property
     def text(self) -> str:
@@ -151,3 +161,4 @@ class RequestOutput:
     accepted: int = 0
     queue_s: float | None = field(default=None, compare=False)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    drafts: tuple[Drafts, ...] = ()

@@ -29,7 +29,7 @@ from specdec_hal.runner.plan import LaunchedStep, Needs, Planner, StepPlan
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Trials
 from specdec_hal.runner.report import StepReport, StepSink
-from specdec_hal.runner.request import FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
+from specdec_hal.runner.request import Drafts, FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
 from specdec_hal.runner.scheduler import Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.watchdog import Activity
@@ -340,6 +340,8 @@ class ModelRunner:
         drafted = None if work.chunk else fed - 1
         if self.sink is not None:
             self.sink.gained(sequence, slot, flags, drafted)
+        if drafted and sequence.request.params.return_drafts:
+            sequence.drafts.append(Drafts(before, report.drafts(slot), sum(flags)))
         sequence.extend(tokens, flags, logprobs, self.end_tokens)
         if wants.thinking:
             sequence.limit_status = report.limit_status(slot)

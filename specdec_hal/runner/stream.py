@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Protocol
 
-from specdec_hal.runner.request import FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
+from specdec_hal.runner.request import Drafts, FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
 
 Span = tuple[str, bool]
 
@@ -124,6 +124,8 @@ class OutputStream:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_logprobs: list[TokenLogprobs | None] = [] if request.params.prompt_logprobs is None else [None]
         """Of the prompt's tokens so far, None for the first; empty if nobody asks for them."""
+        self.drafts: list[Drafts] = []
+        """What was judged, if the request asks for it."""
         self.finish_reason: FinishReason | None = None
         self.error = ""
         self.steps = self.drafted = self.accepted = 0
@@ -184,13 +186,15 @@ class OutputStream:
         name, reason = self.request.request_id, self.finish_reason
         spans = self._text.release(reason is not None)
         scored = () if start else self._scored_prompt()
+        drafts = tuple(one for one in self.drafts if one.start >= start) if self.drafts else ()
         if end == start + 1:  # nearly always, without drafts
             entry = (self.logprobs[-1],) if self.logprobs else ()
-            return _delta((name, (self.token_ids[-1],), (self.accepted_draft[-1],), spans, reason, entry, scored))
+            flag = (self.accepted_draft[-1],)
+            return _delta((name, (self.token_ids[-1],), flag, spans, reason, entry, scored, drafts))
         if start == end and not spans and reason is None:
             return None
         flags, entries = tuple(self.accepted_draft[start:]), tuple(self.logprobs[start:])
-        return StreamDelta(name, tuple(self.token_ids[start:]), flags, spans, reason, entries, scored)
+        return StreamDelta(name, tuple(self.token_ids[start:]), flags, spans, reason, entries, scored, drafts)
 
     def output(self) -> RequestOutput:
         """The finished request."""
@@ -209,4 +213,5 @@ class OutputStream:
             self.accepted,
             self.queue_s,
             self._scored_prompt(),
+            tuple(self.drafts),
         )

@@ -74,6 +74,8 @@ class Answer(ABC):
         choice = {"index": index, **self._content(index, delta, part, first)}
         if self.request.return_token_ids:
             choice |= {"token_ids": delta.token_ids, "accepted_draft": delta.accepted_draft}
+        if self.request.return_drafts:
+            choice["drafts"] = [one._asdict() for one in delta.drafts]
         if self.request.return_spans:
             choice["spans"] = delta.spans
         reason = delta.finish_reason

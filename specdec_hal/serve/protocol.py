@@ -102,6 +102,11 @@ class GenerationRequest(Body, ABC):
         False, description="report `token_ids`, and in `accepted_draft` which of them were accepted drafts"
     )
     # this project's
+    return_drafts: bool = Field(
+        False,
+        description="report `drafts`: of each step that had any, the tokens that were drafted, behind so many of "
+        "the choice, and how many of them were accepted",
+    )
     return_spans: bool = Field(
         False, description="report `spans`: the pieces of the text, each with whether it came from an accepted draft"
     )
@@ -133,6 +138,7 @@ class GenerationRequest(Body, ABC):
         `method`: the configured one.
         """
         changes: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
+        changes["return_drafts"] = self.return_drafts
         if self.top_k is not None:
             changes["top_k"] = max(self.top_k, 0)
         if self.stop is not None:

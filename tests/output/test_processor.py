@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -15,8 +16,9 @@ from specdec_hal.output import FrameReader, FrameWriter, News, OutputFrame, Toke
 from specdec_hal.output.frame import FrameKind, PromptScores, StreamEnd, StreamStart
 from specdec_hal.output.writer import TOO_SLOW
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, StreamDelta
+from specdec_hal.runner.request import Drafts
 from tests.runner.conftest import make_runner
-from tests.runner.test_many_requests import expected, random_request
+from tests.runner.test_many_requests import check_drafts, expected, random_request
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
 
@@ -68,7 +70,7 @@ class Pair:
         return RequestOutput(
             name, ended.prompt_tokens, joined.token_ids, joined.accepted_draft, joined.text, joined.finish_reason,
             ended.error, joined.logprobs, ended.steps, ended.drafted, ended.accepted, ended.queue_s,
-            joined.prompt_logprobs,
+            joined.prompt_logprobs, joined.drafts,
         )  # fmt: skip
 
     def restart_processor(self) -> None:
@@ -125,8 +127,10 @@ def test_every_stream_is_what_plain_decoding_gives(trouble: str) -> None:
         assert list(output.token_ids) == expected(number).tokens, output.error
         for field in ("token_ids", "text", "finish_reason", "logprobs", "prompt_logprobs", "prompt_tokens"):
             assert getattr(output, field) == getattr(wanted, field), (name, field)
+        check_drafts(output, random_request(number))
         reasons[output.finish_reason] += 1
         assert output.accepted <= output.drafted and (output.queue_s or 0) >= 0
+    assert sum(bool(pair.output(f"request-{n}").drafts) for n in range(COUNT)) > 3
     assert sum(bool(output.prompt_logprobs) for output in in_process().values()) > 5
     assert reasons["stop"] > 5 < reasons["length"]
     assert pair.processor.preempted > 0 or trouble == "restarts"
@@ -166,9 +170,10 @@ def test_what_is_released_is_forgotten() -> None:
     assert not pair.sent, "nothing happened"
 
 
-def test_a_reader_that_is_too_slow_costs_requests_and_says_so() -> None:
+@pytest.mark.parametrize("return_drafts", [False, True])
+def test_a_reader_that_is_too_slow_costs_requests_and_says_so(return_drafts: bool) -> None:
     pair = Pair(**SECTIONS)
-    params = SamplingParams(max_new_tokens=20, bad_token_ids=[0])
+    params = SamplingParams(max_new_tokens=20, bad_token_ids=[0], return_drafts=return_drafts)
     pair.runner.add_request(Request("a", [1, 2], params))
     for _ in range(4):
         pair.step()
@@ -201,14 +206,16 @@ def frame(sequence: int = 0, numbers: tuple[int, ...] = (), starts: tuple[int, .
     total = each * len(numbers)
     return OutputFrame(
         7, sequence, more.pop("flags", FrameKind.TARGET), 1, 4, list(numbers), list(starts), [each] * len(numbers),
-        [0] * len(numbers), bytes(total), np.arange(1, 1 + total).data, **more,
+        more.pop("drafted", [0] * len(numbers)), more.pop("accepted", bytes(total)), np.arange(1, 1 + total).data,
+        **more,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (frame(1, flags=FrameKind.DRAFT), "flags: expected 3, tokens of the target model, got 4"),
+        (frame(1, flags=5), "flags: expected 3, tokens of the target model, or behind frame 0 4, drafts; got 5"),
+        (frame(0, flags=FrameKind.DRAFT), "or behind frame 0 4, drafts; got 4"),
         (frame(1, (5,), (0,)), "number: expected a request of this session, got 5"),
         (frame(1, prompts=[PromptScores(0, 2, [])]), "prompts: request 'a': expected 0 tokens before, got 2; some are"),
         (frame(1, (0,), (2,)), "request 'a': expected 1 tokens before, got 2; some are missing"),
@@ -222,6 +229,35 @@ def test_frames_that_cannot_follow(wrong: OutputFrame, message: str) -> None:
     processor.take(frame(0, (0,), (0,), streams=[START]))
     with pytest.raises(FrameError, match=message):
         processor.take(wrong)
+
+
+DRAFTS = StreamStart(0, "a", 2, 9, SamplingParams(return_drafts=True).model_dump(), None)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "tokens", "message"),
+    [
+        ((), frame(2, (0,), (1,), drafted=[1]), "request 'a': expected 1 that give [1] behind 1, got []"),
+        ((1, 2), frame(2, (0,), (1,), drafted=[1]), "request 'a': expected 1 that give [1] behind 1, got [1, 2]"),
+        ((1,), frame(2, (0,), (1,), drafted=[1]), "request 'a': expected 1 that give [1] behind 1, got [1]"),
+        ((1,), frame(2), "drafts: request 0: expected tokens behind 1 for its drafts, got none"),
+    ],
+)
+def test_drafts_that_are_not_those_of_the_tokens(drafts: tuple[int, ...], tokens: OutputFrame, message: str) -> None:
+    processor = TokenProcessor(LetterTokenizer().detokenizer)
+    processor.take(frame(0, (0,), (0,), streams=[DRAFTS]))
+    if drafts:
+        assert not processor.take(frame(1, (0,), (1,), each=len(drafts), flags=FrameKind.DRAFT))
+    with pytest.raises(FrameError, match=re.escape(message)):
+        processor.take(tokens)
+
+
+def test_drafts_are_paired_with_their_tokens() -> None:
+    processor = TokenProcessor(LetterTokenizer().detokenizer)
+    processor.take(frame(0, (0,), (0,), streams=[DRAFTS]))
+    assert not processor.take(frame(1, (0,), (1,), each=3, flags=FrameKind.DRAFT))
+    (news,) = processor.take(frame(2, (0,), (1,), each=2, drafted=[3], accepted=b"\1\1"))
+    assert news.delta.drafts == (Drafts(1, (1, 2, 3), 2),) and news.delta.accepted_draft == (True, True)
 
 
 def test_a_stream_ends_once() -> None:

@@ -24,6 +24,7 @@ def params(n: int) -> SamplingParams:
         stop=["qz"],
         logprobs=n % 3,
         repetition_penalty=1.1,
+        return_drafts=True,
         prompt_logprobs=n % 2 or None,
         logit_bias={9: 1.5, 5 + n: -2.0},
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.runner import Request, SamplingParams, StreamDelta
+from specdec_hal.runner import Request, RequestOutput, SamplingParams, StreamDelta
 from tests.runner.conftest import make_runner
 from tests.runner.test_equality import Expected, plain_decoding
 from tests.support.history_model import VOCABULARY, DeviceHistoryModel, HistoryModel
@@ -36,10 +36,30 @@ def random_request(number: int) -> Request:
         "stop_token_ids": some([int(rng.integers(1, VOCABULARY))], []),
         "bad_token_ids": some([int(rng.integers(1, VOCABULARY))], []),
         "logprobs": some(int(rng.integers(0, 4)), None),
-        "prompt_logprobs": some(int(rng.integers(0, 3)), None),
-        "logit_bias": some({int(rng.integers(1, VOCABULARY)): float(rng.integers(-3, 3)) for _ in range(3)}, {}),
     }
-    return Request(f"request-{number}", (unit * 12)[: rng.integers(1, 40)], SamplingParams(**params))
+    prompt = (unit * 12)[: rng.integers(1, 40)]
+    bias = {int(rng.integers(1, VOCABULARY)): float(rng.integers(-3, 3)) for _ in range(3)}
+    params |= {"logit_bias": some(bias, {}), "return_drafts": some(True, False)}
+    return Request(
+        f"request-{number}", prompt, SamplingParams(**params, prompt_logprobs=some(int(rng.integers(0, 3)), None))
+    )
+
+
+def check_drafts(output: RequestOutput, request: Request) -> None:
+    """Whoever asks for drafts gets all, and they are what the tokens were accepted of."""
+    if not request.params.return_drafts:
+        assert output.drafts == ()
+        return
+    assert sum(len(one.token_ids) for one in output.drafts) == output.drafted
+    assert sum(one.accepted for one in output.drafts) == output.accepted
+    starts = [one.start for one in output.drafts]
+    assert starts == sorted(set(starts)) and all(one.token_ids for one in output.drafts)
+    flags = [False] * len(output.token_ids)
+    for one in output.drafts:
+        end = min(one.start + one.accepted, len(flags))  # a stop string may have cut it
+        assert output.token_ids[one.start : end] == one.token_ids[: end - one.start]
+        flags[one.start : end] = [True] * (end - one.start)
+    assert tuple(flags) == output.accepted_draft
 
 
 @cache
@@ -88,6 +108,8 @@ def test_every_request_is_delivered_what_it_gets_alone(slots: int, device: bool)
         assert "".join(delta.text for delta in streamed) == output.text
         assert sum((delta.logprobs for delta in streamed), ()) == output.logprobs
         assert sum((delta.prompt_logprobs for delta in streamed), ()) == output.prompt_logprobs
+        assert sum((delta.drafts for delta in streamed), ()) == output.drafts
+        check_drafts(output, random_request(number))
         wants_logprobs = random_request(number).params.logprobs is not None
         assert len(output.logprobs) == (len(tokens) if wants_logprobs else 0)
         endings = [delta.finish_reason for delta in streamed if delta.finish_reason is not None]

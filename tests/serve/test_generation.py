@@ -206,6 +206,21 @@ def test_drafts_of_a_request_and_what_the_usage_says_of_them(running: Running) -
     assert slow["usage"]["drafted_tokens"] == 0 and slow["usage"]["mean_acceptance_length"] == 1
 
 
+def test_drafts_are_returned_with_those_that_were_rejected(running: Running) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "return_drafts": True, "return_token_ids": True}
+    answer = running.post({**body, "n": 2, "temperature": 0.5, "seed": 1}).json()
+    drafts = [one for choice in answer["choices"] for one in choice["drafts"]]
+    usage = answer["usage"]
+    assert sum(one["accepted"] for one in drafts) == usage["accepted_tokens"] > 0
+    assert sum(len(one["token_ids"]) for one in drafts) == usage["drafted_tokens"] > usage["accepted_tokens"]
+    for choice in answer["choices"]:
+        for one in choice["drafts"]:
+            end = one["start"] + one["accepted"]
+            assert choice["token_ids"][one["start"] : end] == one["token_ids"][: one["accepted"]]
+            rejected = one["token_ids"][one["accepted"] :]
+            assert not rejected or choice["token_ids"][end : end + 1] != rejected[:1]
+
+
 def test_spans_are_the_text(running: Running) -> None:
     body = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "return_spans": True, "return_token_ids": True}
     (choice,) = running.post(body).json()["choices"]

@@ -94,7 +94,8 @@ SAMPLED = {"temperature": 0.9, "seed": 5, "max_tokens": 30}
 @pytest.mark.parametrize(
     "body",
     [
-        {"prompt": "dfgfgfg", "max_tokens": 40, "return_spans": True, "return_token_ids": True},
+        {"prompt": "dfgfgfg", "max_tokens": 40, "return_spans": True, "return_drafts": True},
+        {"prompt": [3, 5, 6, 5, 6], "return_token_ids": True, **SAMPLED},
         {"prompt": ["ab", "cde"], "n": 3, "echo": True, **SAMPLED},
         {"prompt": [3, 5, 6, 5, 6], "logprobs": 3, **SAMPLED},
         {"prompt": [[3, 5, 6, 5, 6], [1]], "logprobs": 1, "echo": True, "prompt_logprobs": 2, **SAMPLED},

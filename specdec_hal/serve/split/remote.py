@@ -52,7 +52,8 @@ class _Live:
         old_tokens, old_chars = self.tokens - news.token_start, self.chars - news.char_start
         if old_tokens < 0 or old_chars < 0:
             raise EngineDeadError("a part of the output is missing")
-        delta = _behind(news.delta, old_tokens, old_chars)
+        drafts = tuple(one for one in news.delta.drafts if one.start >= self.tokens)
+        delta = _behind(news.delta, old_tokens, old_chars)._replace(drafts=drafts)
         if not (delta.token_ids or delta.spans or delta.finish_reason):
             return None
         self.tokens += len(delta.token_ids)
@@ -67,7 +68,7 @@ class _Live:
         return RequestOutput(
             whole.request_id, ended.prompt_tokens, whole.token_ids, whole.accepted_draft, whole.text,
             whole.finish_reason, ended.error, whole.logprobs, ended.steps, ended.drafted, ended.accepted, ended.queue_s,
-            whole.prompt_logprobs,
+            whole.prompt_logprobs, whole.drafts,
         )  # fmt: skip
 
 
