@@ -198,6 +198,51 @@ def test_a_reader_that_is_too_slow_costs_requests_and_says_so(return_drafts: boo
         assert (output.finish_reason == "error", len(output.token_ids)) == (not tokens, tokens), name
 
 
+def drafting(number: int) -> Request:
+    params = SamplingParams(max_new_tokens=20, bad_token_ids=[0], return_drafts=True)
+    return Request(str(number), [number + 1, 5, 6] * 4, params)
+
+
+def test_sessions_that_begin_at_steps_with_drafts() -> None:
+    """Whatever ends in the step that begins a session ends behind its tokens."""
+    pair, whole = Pair(**SECTIONS), make_runner(model=DeviceHistoryModel(), **SECTIONS)
+    for number in range(3):
+        pair.runner.add_request(drafting(number))
+        whole.add_request(drafting(number))
+    while pair.runner.has_requests:
+        pair.restart_processor()
+        pair.step()
+        pair.receive()
+    outputs = whole.run()
+    assert sum(len(output.drafts) for output in outputs.values()) > 5
+    for name, output in outputs.items():
+        assert pair.output(name) == output
+
+
+def test_a_reader_that_takes_drafts_and_then_no_tokens_goes_on_with_others() -> None:
+    pair = Pair(**SECTIONS)
+    pair.runner.add_request(drafting(0))
+    send, kinds = pair.writer._send, list[int]()
+
+    def full(data: bytes) -> bool:
+        kinds.append(OutputFrame.decode(data).flags)
+        return FrameKind.DRAFT not in kinds[:-1] and send(data)
+
+    pair.writer._send = full
+    while FrameKind.DRAFT not in kinds and pair.runner.has_requests:
+        kinds.clear()
+        pair.step()
+    assert kinds[:2] == [FrameKind.DRAFT, FrameKind.TARGET]
+    pair.writer._send = send
+    pair.runner.add_request(drafting(1))
+    while pair.runner.has_requests:
+        pair.step()
+    pair.writer.flush()
+    pair.receive()
+    assert (pair.output("0").error, pair.output("1").finish_reason) == (TOO_SLOW, "length")
+    check_drafts(pair.output("1"), drafting(1))
+
+
 START = StreamStart(0, "a", 2, 5, SamplingParams().model_dump(), None)
 
 
