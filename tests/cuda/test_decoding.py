@@ -24,7 +24,13 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.9, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
     "penalised": {"temperature": 0.7, "repetition_penalty": 1.2, "frequency_penalty": 0.2, "min_new_tokens": 5},
     "biased": {"temperature": 0.7, "logit_bias": {5: 1.5, 8: -2.0, 3: -100.0}, "logprobs": 0},
-    "logprobs": {"temperature": 0.5, "logprobs": 3, "presence_penalty": 0.1, "bad_token_ids": [3]},
+    "logprobs": {
+        "temperature": 0.5,
+        "logprobs": 3,
+        "presence_penalty": 0.1,
+        "bad_token_ids": [3],
+        "prompt_logprobs": 2,
+    },
 }
 
 
@@ -36,7 +42,7 @@ def decode(backend: Backend, model: Any, strategy: str, sampling: dict[str, Any]
     for i in range(7):
         prompt = rng.integers(4, 10, int(rng.integers(1, 20))).tolist()
         runner.add_request(Request(str(i), prompt, SamplingParams(max_new_tokens=24, seed=i, **sampling)))
-    return {name: (list(o.token_ids), o.logprobs, o.accepted) for name, o in runner.run().items()}
+    return {name: (list(o.token_ids), (o.logprobs, o.prompt_logprobs), o.accepted) for name, o in runner.run().items()}
 
 
 @pytest.mark.parametrize("use_index", [False, True])
