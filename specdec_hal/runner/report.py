@@ -61,7 +61,7 @@ class StepReport:
 
     def drafts(self, slot: int) -> tuple[int, ...]:
         """The drafts of a decoding slot, which the step has judged."""
-        return tuple(self._fed[self._offsets[slot] + 1 : self._offsets[slot + 1]])
+        return tuple(self._inputs[self._offsets[slot] + 1 : self._offsets[slot + 1]])
 
     def tokens(self, slot: int) -> list[int]:
         """What the slot emitted."""
