@@ -1,6 +1,6 @@
-// The cut of a softmax row at a count (top_k) or a mass (top_p) in one pass over the chunks that matter: it sums exactly
-// what lies above the interval in which the cut is presumed and lists what lies in it; the search ends in the lists. If
-// the guess was wrong, the search begins again with the whole row.
+// The cut of a softmax row at a count (top_k) or a mass (top_p) in one pass over the chunks that matter: it sums what
+// lies above the interval in which the cut is presumed, exactly, and lists what lies in it. The search ends in the lists
+// or, if the guess was wrong, begins again with the whole row.
 #pragma once
 
 #include "row_guess.cuh"
@@ -107,8 +107,8 @@ __device__ __forceinline__ KeyGrid interval_grid(const Softmax& softmax, Interva
   return isfinite(high) && isfinite(low) ? KeyRange{order_key(low), order_key(high)}.grid() : range.grid();
 }
 
-// A cut; `listed`: s.stripe_mass has the masses above s.interval, and the lists what lies in it. s.kept.mass is the whole
-// row's.
+// A cut; `listed`: s.stripe_mass has the masses above s.interval, and the lists what lies in it. s.kept.mass is the
+// whole row's.
 struct SoftmaxCut {
   Cut cut;
   bool listed;

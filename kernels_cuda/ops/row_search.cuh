@@ -97,8 +97,8 @@ __device__ __forceinline__ int64_t place_of(int32_t key, int32_t id) {
   return static_cast<int64_t>(key) * (int64_t{1} << 32) + (0x7FFFFFFF - id);
 }
 
-// Cuts the short list of what is in s.search.range, which the leader has: s.cut, s.kept and s.search.reached for all. As many threads
-// look at an element as there are for each.
+// Cuts the short list of what is in s.search.range, which the leader has: s.cut, s.kept and s.search.reached for all.
+// As many threads look at an element as there are for each.
 template <class MassOf>
 __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
   const RowBoard* leader = Cluster::of(&s, 0);

@@ -109,8 +109,9 @@ def _row_params(rows: int, setting: str, seed: int) -> dict[str, Any]:
 
 def _sample(size: LogitRows, setting: str, *, logprobs: bool = False, ranks: bool = False) -> Case:
     """`logprobs`, `ranks`: the outputs of that name, of the unfiltered distribution."""
-    asked = {"logprobs": np.float32} if logprobs else {}
-    asked |= {"ranks": np.int64} if ranks else {}
+    asked: dict[str, Any] = {"logprobs": np.float32} if logprobs else {}
+    if ranks:
+        asked["ranks"] = np.int64
 
     def call(seed: int) -> OpCall:
         seeds = np.random.default_rng([seed, 9]).integers(0, 1 << 62, size.rows)
