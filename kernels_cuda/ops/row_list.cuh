@@ -5,6 +5,13 @@
 
 namespace specdec::cuda {
 
+// Blocks on a processor, of kernels that list; for two the compiler would spill registers on the newest devices.
+#if __CUDA_ARCH__ >= 1200
+constexpr int kListBlocks = 1;
+#else
+constexpr int kListBlocks = 2;
+#endif
+
 // Lists the first `want` (at most the row's size) elements in stretches: in the leader, all threads call emit(at, n)
 // with elements at .. at + n - 1 in s.sorted_value and s.sorted_id. There is a Cluster::sync() before the first call,
 // and no block leaves before the others have read what they need of it.

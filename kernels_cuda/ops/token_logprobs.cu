@@ -15,15 +15,8 @@ __device__ __forceinline__ void fill_entry(const TokenLogprobsArgs& a, int64_t e
   if (threadIdx.x == 0) a.ranks[entry] = -1;
 }
 
-// Blocks on a processor; for two the compiler would spill registers on the newest devices.
-#if __CUDA_ARCH__ >= 1200
-constexpr int kLogprobBlocks = 1;
-#else
-constexpr int kLogprobBlocks = 2;
-#endif
-
 template <class L, bool kResident>
-__global__ void __launch_bounds__(kRowThreads, kLogprobBlocks)
+__global__ void __launch_bounds__(kRowThreads, kListBlocks)
     token_logprobs_kernel(TokenLogprobsArgs a, const typename L::Bits* logits, const int32_t* last_offset) {
   using Part = RowPart<L, kResident>;
   __shared__ RowBoard s;

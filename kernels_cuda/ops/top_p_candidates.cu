@@ -7,7 +7,7 @@
 namespace specdec::cuda {
 
 template <bool kResident>
-__global__ void __launch_bounds__(kRowThreads, 2) top_p_candidates_kernel(TopPCandidatesArgs a) {
+__global__ void __launch_bounds__(kRowThreads, kListBlocks) top_p_candidates_kernel(TopPCandidatesArgs a) {
   using Part = RowPart<Probability, kResident>;
   __shared__ RowBoard s;
   wait_for_previous();
