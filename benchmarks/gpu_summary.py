@@ -16,8 +16,9 @@ _HEAD = """# Performance on a GPU
 Microseconds, medians of 60 replays (15 with `--quick`), of an op inside a CUDA graph: 20 copies for *warm*, one for
 *cold*, before which 512 MB are rewritten so that the L2 cache holds nothing of its tensors. The *floor* is what the
 bytes that must move take at the copy bandwidth of the same run, plus an empty kernel. Before and after it is timed,
-each op's outputs are poisoned and compared with the reference: a wrong kernel gets no figure. *Targets* are those of
-the project's issue; a **bold** figure misses its own. All rows, with minimum and percentiles, are in the JSON files.
+each op's outputs are poisoned and compared with the reference: a wrong kernel gets no figure. *Targets* are what the
+project set out to reach; a **bold** figure misses its own. All rows, with minimum and percentiles, are in the JSON
+files.
 
 This page is written by `benchmarks/gpu_summary.py` from the documents of `tools/gpu_bench.sh`."""
 

@@ -204,6 +204,7 @@ class _Stub:
         self.request = SimpleNamespace(request_id=name, params=SamplingParams())
         self.prompt_len, self.max_new_tokens, self.queue_s, self.finish_reason = 3, 99, 0.0, None
         self.token_ids, self.accepted_draft, self.logprobs = [1] * 40, [False] * 40, list[Any]()
+        self.prompt_logprobs, self.drafts = list[Any](), list[Any]()
         self.steps = self.drafted = self.accepted = 0
 
 

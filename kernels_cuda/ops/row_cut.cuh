@@ -1,6 +1,6 @@
-// The cut of a softmax row at a count (top_k) or a mass (top_p) in one pass over the chunks that matter. It sums exactly
-// what lies above the interval in which the cut is presumed, and lists what lies in it. The search ends in the lists or,
-// if the guess was wrong, begins again with the whole row.
+// The cut of a softmax row at a count (top_k) or a mass (top_p) in one pass over the chunks that matter. It sums what
+// lies above the interval in which the cut is presumed, exactly, and lists what lies in it. The search ends in the list
+// or, if the guess was wrong, begins again with the whole row.
 #pragma once
 
 #include "row_guess.cuh"

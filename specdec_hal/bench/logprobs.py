@@ -67,7 +67,7 @@ def _logprobs(size: LogitRows, n: int, *, accepted: int | None = None, headline:
         known = {"target": (_TARGETS.get((size.dtype, n)), None), "peers": peers}
     check = check_some_rows(("rows", "token_ids", "ids", "logprobs", "ranks")) if accepted is None else None
     moved = size.bytes * count // size.rows
-    params = {**size.params, "N": n, "accepted": count}
+    params = {**size.params, "N": n} | ({} if accepted is None else {"accepted": accepted})
     return Case(
         label, f"token_logprobs N {n}", alone(call), moved, params=params, checked=check is None, check=check, **known
     )

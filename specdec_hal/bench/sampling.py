@@ -130,7 +130,7 @@ def _sample(size: LogitRows, setting: str, *, logprobs: bool = False, ranks: boo
         size.bytes,
         target=(TARGETS.get(known), None),
         peers=PEERS.get(known, {}),
-        params=size.params,
+        params={**size.params, "outputs": ", ".join(["target_tokens", *asked])},
         checked=False,
         check=check,
     )

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if args.methods is None:
         (runs,) = compared
         document |= {
-            "speedup": _speedup(runs, "spec"),
+            **_speedups(runs, "spec"),
             "prompts": [prompt.name for prompt in prompts],
             "method": runtime.config.speculative.method,
             "naive": _figures(runs[NAIVE]),
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "strategy": runtime.config.speculative.verify_strategy.name.lower(),
             "temperature": runtime.config.sampling.temperature,
             "rows": [
-                {"prompt": prompt.name, "method": label, "speedup": _speedup(runs, label), **_figures(runs[label])}
+                {"prompt": prompt.name, "method": label, **_speedups(runs, label), **_figures(runs[label])}
                 for prompt, runs in zip(prompts, compared, strict=True)
                 for label in runs
             ],
@@ -172,8 +172,11 @@ def _differences(prompts: Sequence[Prompt], runs: Runs) -> list[dict[str, Any]]:
     return found
 
 
-def _speedup(runs: Runs, label: str) -> float:
-    return median(one.seconds for one in runs[NAIVE]) / median(one.seconds for one in runs[label])
+def _speedups(runs: Runs, label: str) -> dict[str, Any]:
+    """Over plain decoding: by medians, and of each turn."""
+    plain, seconds = ([one.seconds for one in runs[side]] for side in (NAIVE, label))
+    turns = [before / after for before, after in zip(plain, seconds, strict=True)]
+    return {"speedup": median(plain) / median(seconds), "all_speedups": turns}
 
 
 def _figures(runs: Sequence[Run]) -> dict[str, Any]:

@@ -154,6 +154,22 @@ def test_a_plot(suite, tmp_path):
     assert drawn.startswith("<?xml") and len(drawn) > 10_000
 
 
+def test_a_plot_has_a_line_for_what_is_varied_alone():
+    from specdec_hal.bench.plot import lines_of
+
+    def row(rows: int, v: int, dtype: str) -> dict[str, Any]:
+        return {"suite": "s", "group": "g", "label": f"{rows} {v} {dtype}", "rows": rows, "V": v, "dtype": dtype}
+
+    by_rows = [row(n, 100, "float32") for n in (8, 1, 64)]
+    rows = [*by_rows, row(8, 200, "float32"), *(row(8, v, "float16") for v in (100, 200, 300)), row(64, 100, "float16")]
+    lines = lines_of(rows)
+    assert lines["rows"] == {"V 100, float32": [by_rows[1], by_rows[0], by_rows[2]]}
+    assert {label: [one["V"] for one in line] for label, line in lines["V"].items()} == {
+        "rows 8, float16": [100, 200, 300]
+    }
+    assert set(lines) == {"rows", "V"}
+
+
 def test_suites_exist():
     import importlib
 
