@@ -91,8 +91,8 @@ struct Interval {
   float high, low;
 };
 
-// What lies at an exponent or above it, and the number of elements that do: at most, as the chunks' sums tell; `least`:
-// at least. Counts or masses (2^40 as 1).
+// What lies at an exponent or above it, as far as the chunks' sums tell: at least and at most, as a count or a mass
+// (2^40 as 1), and at most as a count.
 struct Bounds {
   float least, most, count;
 
@@ -172,8 +172,8 @@ struct RowBoard {
   uint64_t chunk_mass[kMostBlockStripes];
   ChunkShare chunk_share[kMostBlockStripes];
   uint64_t stripe_mass[kMostBlockStripes];  // kept masses
-  uint32_t stripe_more[2]
-                      [kMostBlockStripes];  // those of elements in the list: sums of the lower 20 bits, of the others
+  // Those of elements in the list: sums of the lower 20 bits, and of the others.
+  uint32_t stripe_more[2][kMostBlockStripes];
 
   uint16_t owner[kRowThreads];
   int owners;

@@ -104,7 +104,8 @@ __device__ __forceinline__ KeptMasses kept_by(const RowBoard& s, Cut cut) {
 template <class L, class Part>
 __device__ __forceinline__ RowFound keep_row(const Part& part, RowBoard& s) {
   SoftmaxCut cut = {keep_all(), false};
-  const uint64_t all = keep_shares(part, s);
+  const bool cuts = Filters(s.params, part.size()).by_count || s.params.top_p < 1.0f;
+  const uint64_t all = cuts ? keep_shares(part, s) : 0;
   // Not as a loop: what follows from the part alone would be kept in registers through all of it.
   if (Filters(s.params, part.size()).by_count) {
     cut = cut_softmax<L>(part, s, Goal::kCount, static_cast<uint64_t>(s.params.top_k));

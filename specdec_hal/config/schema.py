@@ -239,10 +239,9 @@ class ThinkingSettings(Section):
 class SamplingSettings(Section):
     """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `logprobs`: how many
     alternatives to report per token besides the chosen one (null: no log-probabilities at all), `prompt_logprobs` those
-    of the prompt's tokens. `stop_token_ids` and
-    `stop_sequences` (of token ids) end a generation once it has `min_new_tokens`, `bad_token_ids` are never produced.
-    `logit_bias`: what is added to the logits of these tokens, before penalties.
-    `thinking`: limits of a request that thinks before it answers (null: none).
+    of the prompt's tokens. `stop_token_ids` and `stop_sequences` (of token ids) end a generation once it has
+    `min_new_tokens`, `bad_token_ids` are never produced. `logit_bias`: what is added to the logits of these tokens,
+    before penalties. `thinking`: limits of a request that thinks before it answers (null: none).
     """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0

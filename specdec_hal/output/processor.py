@@ -147,9 +147,8 @@ class TokenProcessor:
                 output.count(drafted, flags)
                 self.totals.count_drafts([drafted], [sum(flags)])
             touched[number] = None
-        given_up = {
-            end.number for end in frame.ended if end.reason == "error"
-        }  # whose tokens the reader was too slow for
+        # The reader was too slow for the tokens of those that end in an error.
+        given_up = {end.number for end in frame.ended if end.reason == "error"}
         for number, start in self._unpaired:
             if number not in given_up:
                 raise FrameError(f"drafts: request {number}: expected tokens behind {start} for its drafts, got none")
