@@ -14,8 +14,8 @@ class IndexBackend(Backend, ABC):
     """A backend whose subclasses say how large a row of the n-gram index is."""
 
     @abstractmethod
-    def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
-        """Bytes of one slot's n-gram index, for histories of up to `row_width` tokens."""
+    def index_bytes(self, rows: int, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
+        """Bytes of one slot's n-gram index, of `rows` slots with histories of up to `row_width` tokens."""
 
     def workspace(self, op: str, **sizes: int) -> dict[str, Layout]:
         """The n-gram ops take an `index` [M, X]; needs M, L, max_ngram_size and min_ngram_size."""
@@ -32,7 +32,7 @@ class IndexBackend(Backend, ABC):
                     got=", ".join(sizes) or "none",
                     cure="pass it to workspace()",
                 )
-        width = self.index_bytes(sizes["L"], sizes.get("min_ngram_size", 1), sizes["max_ngram_size"])
+        width = self.index_bytes(sizes["M"], sizes["L"], sizes.get("min_ngram_size", 1), sizes["max_ngram_size"])
         return {"index": Layout((sizes["M"], width), "uint8")}
 
     def check_index(self, call: Call) -> None:

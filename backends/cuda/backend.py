@@ -56,9 +56,9 @@ class CudaBackend(IndexBackend):
         launch: Launch = self.exports[call.op.name](*map(_exchangeable, call.tensors.values()), *attrs)
         return launch
 
-    def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
+    def index_bytes(self, rows: int, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
         """As the kernels lay it out; next to nothing for rows that `index_from` says to search."""
-        sizes = (row_width, min_ngram_size, max_ngram_size)
+        sizes = (rows, row_width, min_ngram_size, max_ngram_size)
         return int(self.exports["ngram_index_bytes"](*sizes, self.options.index_from))
 
     def stream_of(self, call: Call) -> Callable[[], int]:

@@ -14,13 +14,13 @@ from specdec_hal.suggest import check_backend_options
 class Options:
     """`device`: the GPU on which a runner puts its model and tensors, as the driver numbers them.
 
-    Ops run wherever their tensors lie, whatever this says. `index_from`: rows of `token_ids_all` with fewer columns
-    are searched, with an n-gram index as without: one block reads them at once, sooner than it finds its way through
-    an index.
+    Ops run wherever their tensors lie, whatever this says. `index_from`: where `token_ids_all` has room for
+    fewer tokens (its rows counted as 32 at least), histories are searched, with an n-gram index as without: that is
+    faster than to keep an index and to find the way through it (H200: docs/performance_gpu.md).
     """
 
     device: int = 0
-    index_from: int = 2049
+    index_from: int = 1 << 21
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:

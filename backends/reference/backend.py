@@ -42,6 +42,6 @@ class ReferenceBackend(HostBackend):
 
         return launch
 
-    def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
+    def index_bytes(self, rows: int, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
         """As `ngram_index.index_bytes`."""
         return index_bytes(row_width, min_ngram_size, max_ngram_size)

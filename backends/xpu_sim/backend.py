@@ -46,6 +46,6 @@ class XpuSimBackend(HostBackend):
         launch: Launch = self._exports[call.op.name](*arrays, *attrs, *self._launch_options)
         return launch
 
-    def index_bytes(self, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
+    def index_bytes(self, rows: int, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
         """As the kernels lay it out."""
         return int(self._exports["ngram_index_bytes"](row_width, min_ngram_size, max_ngram_size))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.backends.cuda.options import Options
 from specdec_hal.conformance.guarded import GuardedHost
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.ops import MatchPolicy
@@ -123,15 +122,19 @@ def test_n_grams_new_and_known_in_one_step(text):
         grow(text, np.random.default_rng(seed), CudaOnHost(ARCHS[seed % 2], seed), 120, 124, seed)
 
 
-@pytest.mark.parametrize("columns", [0, 1])  # more than rows that are searched have
-def test_short_rows_are_searched_whatever_the_index(columns):
-    width = Options.index_from - 1 + columns
+@pytest.mark.parametrize("rows", [4, 64])
+@pytest.mark.parametrize("more", [0, 1])  # column than where searches end
+def test_few_tokens_are_searched_whatever_the_index(rows, more):
+    width, sizes = 199 + more, {"max_ngram_size": 3, "min_ngram_size": 1}
     for arch in ARCHS:
-        backend = CudaOnHost(arch, seed=1, index_from=Options.index_from)
-        layout = backend.workspace("ngram_match", M=4, L=width, max_ngram_size=3, min_ngram_size=1)["index"]
-        kept = CudaOnHost(arch).workspace("ngram_match", M=4, L=width, max_ngram_size=3, min_ngram_size=1)["index"]
-        assert (layout.shape[1] < width) == (columns == 0) and (layout == kept) == (columns == 1)
-        grow(TEXTS["two letters"], np.random.default_rng(arch), backend, 40, width, columns)
+        backend = CudaOnHost(arch, seed=1, index_from=max(rows, 32) * 200)  # 4 rows count as 32
+        layout, kept = (
+            one.workspace("ngram_match", M=rows, L=width, **sizes)["index"] for one in (backend, CudaOnHost(arch))
+        )
+        assert (layout.shape[1] < width) == (more == 0) and (layout == kept) == (more == 1)
+        if rows == 4:
+            length = 40 if more else width  # at which nothing is looked up in more rows
+            grow(TEXTS["two letters"], np.random.default_rng(arch), backend, length, width, more)
 
 
 def test_a_look_up_that_fills_a_cluster_of_buckets_spoils_the_index():
