@@ -7,7 +7,7 @@ so that figures of one round share the machine's state. `--vllm` names an enviro
 - `load`: 1, 4 and 16 clients that ask one request after the other, plainly and with n-gram drafts.
 - `logprobs`: 8 clients, without log-probabilities, with each token's, and with 20 alternatives.
 - `output_path`: 8 requests at once in the engine alone, which makes neither text nor frames, in one process with HTTP,
-  and in three processes.
+  and in three processes; on a GPU ``--together 64 --turns 8 --client-processes 8``.
 - `frames`: encoding and decoding of one step's output for 256 slots, in microseconds; `frame_writer`: what making the
   frame takes of the engine's step, encoding included.
 """
@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import record
-from serving_load import ROOT, Answer, closed_loop, server
+from serving_load import ROOT, Answer, Clients, closed_loop, server
 
 CLIENTS = (1, 4, 16)
 TOGETHER = 8
@@ -90,16 +90,16 @@ def loaded(urls: dict[str, str], clients: int, wanted: dict[str, list[dict[str, 
 # ---- the engine alone
 
 
-def engine_alone(new_tokens: int) -> None:
-    """A process that decodes TOGETHER requests whenever it gets a line, and prints tokens per second."""
+def engine_alone(new_tokens: int, together: int, turns: int) -> None:
+    """A process that decodes as many requests whenever it gets a line, and prints tokens per second."""
     import specdec_hal as sd
     from specdec_hal.runner import ModelRunner, Request, SamplingParams
 
-    runtime = sd.load(ROOT / "configs/serve.yaml")
+    runtime = sd.load(ROOT / "configs/serve.yaml", [f"runner.max_num_seqs={together}"])
     tokenizer = runtime.load_tokenizer()
     runner = ModelRunner(runtime.config, runtime.backend, runtime.load_model(), registry=runtime.registry)
     params = SamplingParams(max_new_tokens=new_tokens)
-    prompts = [tokenizer.encode(body["prompt"]) for body in bodies(3 * TOGETHER, new_tokens)]
+    prompts = [tokenizer.encode(body["prompt"]) for body in bodies(turns * together, new_tokens)]
     for _ in sys.stdin:
         start = time.perf_counter()
         for at, prompt in enumerate(prompts):
@@ -109,9 +109,10 @@ def engine_alone(new_tokens: int) -> None:
 
 
 @contextmanager
-def engine_process(new_tokens: int) -> Iterator[Any]:
+def engine_process(new_tokens: int, together: int, turns: int) -> Iterator[Any]:
     """A function that has the engine alone decode once: tokens per second."""
     command = [sys.executable, __file__, "--engine-alone", "--new-tokens", str(new_tokens)]
+    command += ["--together", str(together), "--turns", str(turns)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         sent, got = process.stdin, process.stdout
@@ -125,26 +126,30 @@ def engine_process(new_tokens: int) -> Iterator[Any]:
         process.kill()
 
 
-def output_path(new_tokens: int, rounds: int) -> dict[str, Any]:
-    """Tokens per second of TOGETHER requests at once: the engine, one process, three."""
+def output_path(args: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second of so many requests at once: the engine, one process, three."""
+    new_tokens, together, turns = args.new_tokens, args.together, args.turns
+    slots = ("--set", f"runner.max_num_seqs={together}", "--set", f"runner.max_waiting_requests={2 * together}")
+    wanted = bodies(turns * together, new_tokens)
     rates: dict[str, list[float]] = {"engine": [], "one_process": [], "three_processes": []}
     with ExitStack() as stack:
-        engine = stack.enter_context(engine_process(new_tokens))
+        clients = stack.enter_context(Clients(args.client_processes))
+        engine = stack.enter_context(engine_process(new_tokens, together, turns))
         urls = {
-            "one_process": stack.enter_context(server())[1],
-            "three_processes": stack.enter_context(server("--split"))[1],
+            "one_process": stack.enter_context(server(*slots))[1],
+            "three_processes": stack.enter_context(server("--split", *slots))[1],
         }
-        for at in range(rounds + 1):
+        for at in range(args.rounds + 1):
             found = {"engine": engine()}
             for name, url in urls.items():
-                answers, seconds = asyncio.run(closed_loop(url, bodies(3 * TOGETHER, new_tokens), TOGETHER))
+                answers, seconds = clients.closed_loop(url, wanted, together)
+                assert all(answer.ok for answer in answers), f"{name}: a request failed"
                 found[name] = sum(sum(answer.tokens) for answer in answers) / seconds
             if at:
                 for name, rate in found.items():
                     rates[name].append(rate)
-    figures: dict[str, Any] = {
-        name: {"tokens_per_second": statistics.median(r), "rounds": r} for name, r in rates.items()
-    }
+    figures: dict[str, Any] = {"requests": together, "client_processes": args.client_processes}
+    figures |= {name: {"tokens_per_second": statistics.median(r), "rounds": r} for name, r in rates.items()}
     base = figures["engine"]["tokens_per_second"]
     for name in urls:
         figures[name]["overhead"] = 1 - figures[name]["tokens_per_second"] / base
@@ -281,17 +286,20 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--vllm", type=Path, default=ROOT / "build/engine-venv", metavar="ENVIRONMENT")
     parser.add_argument("--only", choices=("load", "logprobs", "output_path", "frames"), help="one part")
+    parser.add_argument("--together", type=int, default=TOGETHER, help="output_path: requests at once")
+    parser.add_argument("--turns", type=int, default=3, help="output_path: requests of each client")
+    parser.add_argument("--client-processes", type=int, default=1, help="output_path: that share the clients")
     parser.add_argument("--engine-alone", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine_alone:
-        engine_alone(args.new_tokens)
+        engine_alone(args.new_tokens, args.together, args.turns)
         return
     figures: dict[str, Any] = {"new_tokens": args.new_tokens}
     if args.only in (None, "frames"):
         figures["frames"] = frames(7 * args.rounds)
         figures["frame_writer"] = writing(7 * args.rounds)
     if args.only in (None, "output_path"):
-        figures["output_path"] = output_path(args.new_tokens, args.rounds)
+        figures["output_path"] = output_path(args)
     if args.only in (None, "logprobs"):
         with server() as (_, url):
             kinds = {"none": {}, "top_0": {"logprobs": 0}, "top_20": {"logprobs": 20}}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -90,6 +91,32 @@ async def closed_loop(url: str, bodies: Sequence[dict[str, Any]], clients: int) 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
     return answers, time.perf_counter() - start
+
+
+class Clients:
+    """Processes that ask side by side: one cannot read what a GPU decodes. A context manager."""
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+
+    def __enter__(self) -> Clients:
+        self._pool = multiprocessing.get_context("spawn").Pool(self.processes)
+        self._pool.map(abs, range(self.processes))  # all have started
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.terminate()
+
+    def closed_loop(self, url: str, bodies: Sequence[dict[str, Any]], clients: int) -> tuple[list[Answer], float]:
+        """As the function, with requests and clients shared out evenly."""
+        shares = [(url, bodies[at :: self.processes], clients // self.processes) for at in range(self.processes)]
+        start = time.perf_counter()
+        answers = [answer for some in self._pool.map(_share, shares, chunksize=1) for answer in some]
+        return answers, time.perf_counter() - start
+
+
+def _share(share: tuple[str, Sequence[dict[str, Any]], int]) -> list[Answer]:
+    return asyncio.run(closed_loop(*share))[0]
 
 
 @contextmanager
