@@ -68,14 +68,14 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   switch (found.kind) {
     case RowKind::kUndefined: return write_one(out(), a.V, -1);
     case RowKind::kGreedy: {
-      const int first = Cluster::of(&s, 0)->first_id;
+      const int first = Cluster::of(&s, 0)->top.first_id;
       Cluster::sync();  // the leader stays until all have read
       return write_one(out(), a.V, first);
     }
     case RowKind::kSorted:
       Cluster::sync();
-      found.cut = Cluster::of(&s, 0)->cut;
-      total = Cluster::of(&s, 0)->draw_total;
+      found.cut = Cluster::of(&s, 0)->search.cut;
+      total = Cluster::of(&s, 0)->drawn.total;
       Cluster::sync();  // the leader stays until all have read
       break;
     case RowKind::kChunks: total = chunk_totals(s, s.softmax, own_chunk(part, s)).total; break;

@@ -125,7 +125,8 @@ struct ChunkShare {
   float exponent, share;
 };
 
-struct RowBoard {
+// What each phase has for itself. Of the row's first elements (row_top.cuh):
+struct Tops {
   // Group maxima of the whole row.
   int32_t group_key[kRowGroups];
   int32_t staged_key[kRowGroups];
@@ -134,65 +135,91 @@ struct RowBoard {
   int thread_vector[kRowThreads];    // where the largest comes first
   int32_t pivot;
   int32_t first_id;
-  SamplingParams params;
-  Softmax softmax;
-  uint64_t random;
-
-  uint64_t published[4][kRowGroups];
-
-  ShortList above, ties;
+  ShortList ties;
   float sorted_value[kSorted];
   int32_t sorted_id[kSorted];
-  uint64_t sorted_mass[kSorted], kept_mass[kSorted];
-
-  union {
-    Cells cells[2];  // in turns
-    struct {
-      Bounds of_slice[kSlices][kSteps], of_block[kMostCluster][kSteps];
-    } bounds;
-    Sample sample;
-  };
-  Weight merged[kBuckets];
-  RowSearch search;
-  float copy_value[kShort];
-  int32_t copy_id[kShort];
-  int64_t copy_place[kShort];
-  uint64_t copy_mass[kShort];
-  Cut cut;  // what is kept
-  Weight kept;
-  uint64_t row_total, draw_total;
-  Interval interval;
-  float listed_most;  // elements in it, at most
-  Tail sampled_below[kRowGroups];  // what the warps of the row have sampled below it
-  uint64_t need;  // of the cut
-  uint32_t listed;  // elements in the block's list
-
-  // The block's stripes. Where sums were not asked for, the largest logits are not known: +inf.
-  float chunk_top[kMostBlockStripes];
-  uint64_t chunk_mass[kMostBlockStripes];
-  ChunkShare chunk_share[kMostBlockStripes];
-  uint64_t stripe_mass[kMostBlockStripes];  // kept masses
-  // Those of elements in the list: sums of the lower 20 bits, and of the others.
-  uint32_t stripe_more[2][kMostBlockStripes];
-
   uint16_t owner[kRowThreads];
   int owners;
-  int drawn_warp;
-  uint64_t drawn_point;
-  ChunkSum drawn_chunk;
-  int drawn_id;  // its first
-  float drawn_logit;  // of the row's token
+};
+
+// Of a search (row_search.cuh): where it is, a histogram's sums, a copy of the leader's list, and what it found.
+struct SearchBoard {
+  RowSearch now;
+  Weight merged[kBuckets];
+  float value[kShort];
+  int32_t id[kShort];
+  int64_t place[kShort];
+  uint64_t mass[kShort];
+  Cut cut;  // what is kept
+  Weight kept;
+};
+
+// Of the guess at a cut (row_guess.cuh), and of the pass that proves it (row_cut.cuh).
+struct GuessBoard {
+  uint64_t row_total, need;  // of the row, and of the cut
+  Interval interval;
+  float most;              // elements in it, at most
+  Tail below[kRowGroups];  // what the warps of the row have sampled below it
+  uint32_t listed;         // elements in the block's list
+};
+
+// Used by one phase behind the other.
+union Scratch {
+  Cells cells[2];  // of a search, in turns
+  struct {
+    Bounds of_slice[kSlices][kSteps], of_block[kMostCluster][kSteps];
+  } bounds;
+  Sample sample;
+};
+
+// Of the block's stripes (row_masses.cuh). Where sums were not asked for, the largest logits are not known: +inf.
+struct Stripes {
+  float top[kMostBlockStripes];
+  uint64_t chunk_mass[kMostBlockStripes];
+  ChunkShare share[kMostBlockStripes];
+  uint64_t mass[kMostBlockStripes];  // of what is kept
+  // Of elements in the list: sums of the lower 20 bits of their masses, and of the others.
+  uint32_t more[2][kMostBlockStripes];
+};
+
+// Masses of the sorted first elements, and of those that are kept (row_filter.cuh).
+struct ShortMasses {
+  uint64_t mass[kSorted], kept[kSorted];
+};
+
+// Of a draw (row_masses.cuh).
+struct Drawn {
+  uint64_t random, total;
+  int warp;
+  uint64_t point;
+  ChunkSum chunk;
+  int id;       // the chunk's first
+  float logit;  // of the row's token
+};
+
+struct RowBoard {
+  SamplingParams params;
+  Softmax softmax;
+  uint64_t published[4][kRowGroups];
   uint64_t warp_part[kRowWarps];
+  ShortList above;
+  Tops top;
+  SearchBoard search;
+  GuessBoard guess;
+  Scratch scratch;
+  Stripes stripes;
+  ShortMasses short_list;
+  Drawn drawn;
 };
 
 // Before the block arrives at the cluster's first barrier.
 __device__ __forceinline__ void clear_board(RowBoard& s) {
   if (threadIdx.x != 0) return;
   s.above.count = 0;
-  s.ties.count = 0;
-  s.first_id = 0x7FFFFFFF;
-  s.owners = 0;
-  s.drawn_warp = -1;
+  s.top.ties.count = 0;
+  s.top.first_id = 0x7FFFFFFF;
+  s.top.owners = 0;
+  s.drawn.warp = -1;
 }
 
 // The largest key of the row, from the largest of every thread. The cluster's first meeting: it waits for a barrier at
@@ -200,28 +227,29 @@ __device__ __forceinline__ void clear_board(RowBoard& s) {
 __device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key) {
   const int blocks = Cluster::size(), rank = Cluster::rank(), tid = static_cast<int>(threadIdx.x);
   const int lanes = 32 / (kMostCluster / blocks), groups = kRowGroups / blocks;
-  s.thread_key[tid] = own_key;
+  s.top.thread_key[tid] = own_key;
   const int32_t key = group_max(own_key, lanes);
-  if (tid % lanes == 0) s.staged_key[tid / lanes] = key;
+  if (tid % lanes == 0) s.top.staged_key[tid / lanes] = key;
   __syncthreads();
   Cluster::wait();
   if (tid < kRowGroups) {
-    Cluster::of(s.group_key, tid / groups)[rank * groups + tid % groups] = s.staged_key[tid % groups];
+    Cluster::of(s.top.group_key, tid / groups)[rank * groups + tid % groups] = s.top.staged_key[tid % groups];
   }
   Cluster::sync();
-  int32_t top = s.group_key[lane_id()];
+  int32_t top = s.top.group_key[lane_id()];
 #pragma unroll
-  for (int i = static_cast<int>(lane_id()) + 32; i < kRowGroups; i += 32) top = max(top, s.group_key[i]);
+  for (int i = static_cast<int>(lane_id()) + 32; i < kRowGroups; i += 32) top = max(top, s.top.group_key[i]);
   return __reduce_max_sync(kAllLanes, top);
 }
 
 // The same where nothing but the largest is asked for, and all lanes of a warp have theirs.
 __device__ __forceinline__ int32_t meet_warps(RowBoard& s, int32_t own_key) {
   Cluster::wait();
-  publish(s.group_key, own_key);
+  publish(s.top.group_key, own_key);
   Cluster::sync();
   int32_t top = -kKeyInf;
-  for (int i = static_cast<int>(lane_id()); i < Cluster::size() * kRowWarps; i += 32) top = max(top, s.group_key[i]);
+  for (int i = static_cast<int>(lane_id()); i < Cluster::size() * kRowWarps; i += 32)
+    top = max(top, s.top.group_key[i]);
   return __reduce_max_sync(kAllLanes, top);
 }
 
@@ -229,19 +257,19 @@ __device__ __forceinline__ int32_t meet_warps(RowBoard& s, int32_t own_key) {
 __device__ __forceinline__ int32_t pivot_key(RowBoard& s, int need) {
   constexpr int kThreads = kRowThreads / kRowGroups;
   const int own = static_cast<int>(threadIdx.x) / kThreads, part = static_cast<int>(threadIdx.x) % kThreads;
-  const int32_t key = s.group_key[own];
+  const int32_t key = s.top.group_key[own];
   int before = 0;
 #pragma unroll 8
   for (int g = part; g < kRowGroups; g += kThreads) {
-    const int32_t other = s.group_key[g];
+    const int32_t other = s.top.group_key[g];
     before += other > key || (other == key && g < own) ? 1 : 0;
   }
 #pragma unroll
   for (int d = 1; d < kThreads; d *= 2) before += __shfl_xor_sync(kAllLanes, before, d);
   __syncthreads();  // the pivot before has been read
-  if (part == 0 && before == need - 1) s.pivot = key;
+  if (part == 0 && before == need - 1) s.top.pivot = key;
   __syncthreads();
-  return s.pivot;
+  return s.top.pivot;
 }
 
 }  // namespace specdec::cuda

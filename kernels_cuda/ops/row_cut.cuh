@@ -15,17 +15,17 @@ struct Classified {
   bool listed;  // the lists of all blocks hold all of these
 };
 
-// Goes through the stripes that have anything at s.interval or above it: s.stripe_mass gets the masses above. With
+// Goes through the stripes that have anything at s.guess.interval or above it: s.stripes.mass gets the masses above. With
 // `kCounts` the elements above are counted. What is to be listed is marked in a word for a lane's elements of a stripe,
 // and its values are read again behind the pass: nearly every vector has one in some lane, for which all would wait.
 template <bool kCounts, class Part>
 __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s) {
   static_assert(Part::kRounds * Part::kLength == 32, "a bit for each element of a lane in a stripe");
   const OrdinarySoftmax masses{s.softmax};
-  const float high = s.interval.high * kDepth, low = s.interval.low * kDepth;  // as depths, high <= low
+  const float high = s.guess.interval.high * kDepth, low = s.guess.interval.low * kDepth;  // as depths, high <= low
   const uint32_t room = static_cast<uint32_t>(part.list_room());
   Listed* list = part.list();
-  if (threadIdx.x == 0) s.listed = 0;
+  if (threadIdx.x == 0) s.guess.listed = 0;
   clear_stripes(part, s);
   __syncthreads();
   uint64_t above = 0, all_above = 0;
@@ -44,7 +44,7 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s) {
     marked |= bits << (part.round_of(v) * Part::kLength);
   }, [&](int at) {
     all_above += end_stripe(part, s, at, above);
-    uint32_t place = atomicAdd(&s.listed, static_cast<uint32_t>(__popc(marked)));
+    uint32_t place = atomicAdd(&s.guess.listed, static_cast<uint32_t>(__popc(marked)));
     const int first = part.begin(static_cast<int>(warp_id()), at) + static_cast<int>(lane_id());
     for (; marked != 0; marked &= marked - 1) {
       const int bit = __ffs(static_cast<int>(marked)) - 1;
@@ -54,7 +54,7 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s) {
     }
   });
   __syncthreads();
-  const uint64_t listed = s.listed, overflow = listed > room ? 1 : 0;
+  const uint64_t listed = s.guess.listed, overflow = listed > room ? 1 : 0;
 #pragma unroll 4
   for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(min(listed, uint64_t{room})); i += kRowThreads) {
     list[i].value = part.value(list[i].id);
@@ -72,13 +72,13 @@ __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s) {
 // f(value, id) for this lane's share of the block's list.
 template <class Part, class F>
 __device__ __forceinline__ void each_listed(const Part& part, const RowBoard& s, F f) {
-  const int listed = static_cast<int>(s.listed);
+  const int listed = static_cast<int>(s.guess.listed);
   const Listed* list = part.list();
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < listed; i += kRowThreads) f(list[i].value, list[i].id);
 }
 
-// Adds what the list has of kept masses to s.stripe_mass, and returns the sum of this warp's stripes.
+// Adds what the list has of kept masses to s.stripes.mass, and returns the sum of this warp's stripes.
 template <class Part>
 __device__ __forceinline__ uint64_t add_listed(const Part& part, RowBoard& s, const KeptMasses& kept) {
   constexpr int kLowBits = 20;  // of a mass, whose sums over a stripe have 30, and those of the rest 31
@@ -86,15 +86,15 @@ __device__ __forceinline__ uint64_t add_listed(const Part& part, RowBoard& s, co
     if (!kept.cut.keeps(order_key(x), id)) return;
     const uint64_t mass = OrdinarySoftmax{kept.softmax}(x);
     const int g = part.stripe_of(id);
-    atomicAdd(&s.stripe_more[0][g], static_cast<uint32_t>(mass) & ((1u << kLowBits) - 1u));
-    atomicAdd(&s.stripe_more[1][g], static_cast<uint32_t>(mass >> kLowBits));
+    atomicAdd(&s.stripes.more[0][g], static_cast<uint32_t>(mass) & ((1u << kLowBits) - 1u));
+    atomicAdd(&s.stripes.more[1][g], static_cast<uint32_t>(mass >> kLowBits));
   });
   __syncthreads();
   const int g = own_stripe(part);
   uint64_t own = 0;
   if (g >= 0) {
-    own = s.stripe_mass[g] + s.stripe_more[0][g] + (uint64_t{s.stripe_more[1][g]} << kLowBits);
-    s.stripe_mass[g] = own;
+    own = s.stripes.mass[g] + s.stripes.more[0][g] + (uint64_t{s.stripes.more[1][g]} << kLowBits);
+    s.stripes.mass[g] = own;
   }
   __syncwarp();
   return warp_sum(own);
@@ -107,7 +107,7 @@ __device__ __forceinline__ KeyGrid interval_grid(const Softmax& softmax, Interva
   return isfinite(high) && isfinite(low) ? KeyRange{order_key(low), order_key(high)}.grid() : range.grid();
 }
 
-// A cut; `listed`: s.stripe_mass has the masses above s.interval, and the lists what lies in it. s.kept.mass is the
+// A cut; `listed`: s.stripes.mass has the masses above s.guess.interval, and the lists what lies in it. s.search.kept.mass is the
 // whole row's.
 struct SoftmaxCut {
   Cut cut;
@@ -118,17 +118,18 @@ struct SoftmaxCut {
 template <class L, class Part>
 __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s, Goal goal, uint64_t need) {
   enum { kLists, kInterval, kRow } where = kRow;  // where the cut is looked for
-  if (threadIdx.x == 0) s.need = need;  // not in registers through all of this
+  if (threadIdx.x == 0) s.guess.need = need;  // not in registers through all of this
   __syncthreads();
   uint32_t inside = kMany;
   if (s.softmax.inv_temperature > 0.0f) {
     guess_cut(part, s, goal);
     const Classified c = goal == Goal::kCount ? classify<true>(part, s) : classify<false>(part, s);
-    if (c.above.of(goal) < s.need) where = c.listed ? kLists : kInterval;
+    if (c.above.of(goal) < s.guess.need) where = c.listed ? kLists : kInterval;
     if (where != kLists && Cluster::rank() == 0 && threadIdx.x == 0) ptx::missed_guess();
-    if (threadIdx.x == 0) s.search.above = c.above;
+    if (threadIdx.x == 0) s.search.now.above = c.above;
     inside = c.inside;
-    if (goal == Goal::kCount && where == kLists && s.interval.low <= kLeastT && c.above.count + inside < s.need) {
+    if (goal == Goal::kCount && where == kLists && s.guess.interval.low <= kLeastT &&
+        c.above.count + inside < s.guess.need) {
       // What has no mass is never drawn: a cut among it keeps as much as none.
       uint64_t mass = 0;
       each_listed(part, s, [&](float x, int) { mass += OrdinarySoftmax{s.softmax}(x); });
@@ -136,7 +137,7 @@ __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s
       publish(s.published[2], warp_sum(mass));
       Cluster::sync();
       mass = gather(s.published[2]).total;
-      if (threadIdx.x == 0) s.kept = c.above.plus({inside, mass});
+      if (threadIdx.x == 0) s.search.kept = c.above.plus({inside, mass});
       __syncthreads();
       return {keep_all(), true};
     }
@@ -144,16 +145,16 @@ __device__ __forceinline__ SoftmaxCut cut_ordinary(const Part& part, RowBoard& s
   for (;;) {
     if (threadIdx.x == 0) {
       const KeyRange all = {-kKeyInf, order_key(s.softmax.row_max)};
-      const Weight above = where == kRow ? Weight{0, 0} : s.search.above;
-      const KeyGrid grid = where == kRow ? all.grid() : interval_grid(s.softmax, s.interval, all);
-      s.search = {goal, s.need, all, grid, above, {where == kLists ? inside : kMany, 0}, true};
+      const Weight above = where == kRow ? Weight{0, 0} : s.search.now.above;
+      const KeyGrid grid = where == kRow ? all.grid() : interval_grid(s.softmax, s.guess.interval, all);
+      s.search.now = {goal, s.guess.need, all, grid, above, {where == kLists ? inside : kMany, 0}, true};
     }
     __syncthreads();
     const auto each = [&](auto f) SPECDEC_INLINED {
       if (where == kLists) return each_listed(part, s, f);
       const OrdinarySoftmax masses{s.softmax};
-      const float high = s.interval.high * kDepth, low = s.interval.low * kDepth;
-      const float least = key_value(s.search.range.low);
+      const float high = s.guess.interval.high * kDepth, low = s.guess.interval.low * kDepth;
+      const float least = key_value(s.search.now.range.low);
       each_element(part, stripes_with(part, s, [&](float top) { return top >= least; }), [&](float x, int id) {
         const float depth = masses.depth(x);
         if (where == kRow || (depth >= high && depth <= low)) f(x, id);
@@ -174,7 +175,7 @@ __device__ __forceinline__ SoftmaxCut cut_infinite(const Part& part, RowBoard& s
   const uint64_t ties = goal == Goal::kCount ? need : (need + kMassOne - 1) / kMassOne;
   const auto each = [&](auto f) SPECDEC_INLINED { each_element(part, ~0u, f); };
   const Ties kept = cut_ties(part, s, top, ties, each);
-  if (threadIdx.x == 0) s.kept = {kept.count, kept.count * kMassOne};
+  if (threadIdx.x == 0) s.search.kept = {kept.count, kept.count * kMassOne};
   __syncthreads();
   return {kept.cut, false};
 }

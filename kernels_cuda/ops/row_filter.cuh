@@ -11,7 +11,7 @@ enum class RowKind { kUndefined, kGreedy, kSorted, kChunks, kKept };
 
 struct RowFound {
   RowKind kind;
-  Cut cut;  // kKept, and for all in the leader's s.cut of kSorted
+  Cut cut;  // kKept, and for all in the leader's s.search.cut of kSorted
   uint64_t own;  // kKept: this warp's masses
 };
 
@@ -54,31 +54,31 @@ __device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, const Sampl
   return meet_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
 }
 
-// In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.cut and s.draw_total.
+// In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.search.cut and s.drawn.total.
 __device__ __forceinline__ void keep_sorted(RowBoard& s) {
   const SamplingParams params = s.params;
   const int i = static_cast<int>(threadIdx.x), k = params.top_k;
-  if (i < k) s.sorted_mass[i] = s.softmax(s.sorted_value[i]);
+  if (i < k) s.short_list.mass[i] = s.softmax(s.top.sorted_value[i]);
   __syncthreads();
   if (i < k) {
     uint64_t before = 0, total = 0;
     for (int j = 0; j < k; ++j) {
-      const uint64_t mass = s.sorted_mass[j];
+      const uint64_t mass = s.short_list.mass[j];
       total += mass;
       if (j < i) before += mass;
     }
-    const uint64_t need = nucleus(params.top_p, total), mass = s.sorted_mass[i];
+    const uint64_t need = nucleus(params.top_p, total), mass = s.short_list.mass[i];
     const bool by_mass = params.top_p < 1.0f, kept = !by_mass || before < need;
     if (kept && (i == k - 1 || (by_mass && before + mass >= need))) {
-      s.cut = {order_key(s.sorted_value[i]), s.sorted_id[i]};
+      s.search.cut = {order_key(s.top.sorted_value[i]), s.top.sorted_id[i]};
     }
-    s.kept_mass[i] = kept && mass >= threshold(params.min_p, kMassOne) ? mass : 0;
+    s.short_list.kept[i] = kept && mass >= threshold(params.min_p, kMassOne) ? mass : 0;
   }
   __syncthreads();
   if (i == 0) {
     uint64_t total = 0;
-    for (int j = 0; j < k; ++j) total += s.kept_mass[j];
-    s.draw_total = total;
+    for (int j = 0; j < k; ++j) total += s.short_list.kept[j];
+    s.drawn.total = total;
   }
   __syncthreads();
 }
@@ -86,14 +86,14 @@ __device__ __forceinline__ void keep_sorted(RowBoard& s) {
 // In the leader, after keep_sorted: the token that a random word draws, in the one thread that has it; else -1.
 __device__ __forceinline__ int draw_sorted(const RowBoard& s) {
   const int i = static_cast<int>(threadIdx.x), k = s.params.top_k;
-  if (i >= k || s.kept_mass[i] == 0) return -1;
-  const uint64_t point = draw_point(s.random, s.draw_total);
-  const int id = s.sorted_id[i];
+  if (i >= k || s.short_list.kept[i] == 0) return -1;
+  const uint64_t point = draw_point(s.drawn.random, s.drawn.total);
+  const int id = s.top.sorted_id[i];
   uint64_t before = 0;
   for (int j = 0; j < k; ++j) {
-    if (s.sorted_id[j] < id) before += s.kept_mass[j];
+    if (s.top.sorted_id[j] < id) before += s.short_list.kept[j];
   }
-  return before <= point && point - before < s.kept_mass[i] ? id : -1;
+  return before <= point && point - before < s.short_list.kept[i] ? id : -1;
 }
 
 __device__ __forceinline__ KeptMasses kept_by(const RowBoard& s, Cut cut) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ RowFound keep_row(const Part& part, RowBoard& s) {
     cut = cut_softmax<L>(part, s, Goal::kCount, static_cast<uint64_t>(s.params.top_k));
   }
   if (s.params.top_p < 1.0f) {
-    const uint64_t total = Filters(s.params, part.size()).by_count ? s.kept.mass : all;
+    const uint64_t total = Filters(s.params, part.size()).by_count ? s.search.kept.mass : all;
     __syncthreads();  // all have read what the search writes
     cut = cut_softmax<L>(part, s, Goal::kMass, nucleus(s.params.top_p, total));
   }
@@ -129,7 +129,7 @@ __device__ __forceinline__ RowFound filtered_row(const Part& part, RowBoard& s, 
   const bool greedy = is_greedy(s.params);
   if (threadIdx.x == 0) {
     s.softmax = {key_value(top), greedy ? 1.0f : inverse_temperature(s.params.temperature)};
-    s.draw_total = kMassOne;
+    s.drawn.total = kMassOne;
   }
   __syncthreads();
   if (greedy) {

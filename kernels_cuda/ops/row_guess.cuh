@@ -28,33 +28,33 @@ __device__ __forceinline__ float in_floats(Goal goal, uint64_t need) {
   return static_cast<float>(need) * (goal == Goal::kCount ? 1.0f : 0x1p-40f);
 }
 
-// Puts the interval in s.interval that must hold the cut, and returns how many elements it has at most.
+// Puts the interval in s.guess.interval that must hold the cut, and returns how many elements it has at most.
 template <class Part>
 __device__ __forceinline__ float bound_cut(const Part& part, RowBoard& s, Goal goal) {
   const int tid = static_cast<int>(threadIdx.x), step = tid % kSteps, slice = tid / kSteps;
   {
     const float exponent = step_exponent(step);
     Bounds sum = {0.0f, 0.0f, 0.0f};
-    for (int g = slice; g < part.stripes(); g += kSlices) sum.add(chunk_bounds(goal, s.chunk_share[g], exponent));
-    s.bounds.of_slice[slice][step] = sum;
+    for (int g = slice; g < part.stripes(); g += kSlices) sum.add(chunk_bounds(goal, s.stripes.share[g], exponent));
+    s.scratch.bounds.of_slice[slice][step] = sum;
   }
   __syncthreads();
   if (tid < kSteps) {
-    Bounds sum = s.bounds.of_slice[0][tid];
-    for (int i = 1; i < kSlices; ++i) sum.add(s.bounds.of_slice[i][tid]);
-    for (int r = 0; r < Cluster::size(); ++r) Cluster::of(&s, r)->bounds.of_block[Cluster::rank()][tid] = sum;
+    Bounds sum = s.scratch.bounds.of_slice[0][tid];
+    for (int i = 1; i < kSlices; ++i) sum.add(s.scratch.bounds.of_slice[i][tid]);
+    for (int r = 0; r < Cluster::size(); ++r) Cluster::of(&s, r)->scratch.bounds.of_block[Cluster::rank()][tid] = sum;
   }
   Cluster::sync();
   if (warp_id() == 0) {
     // Sums of up to 257 floats, and shares that were rounded down: all are off by less than this.
     constexpr float kRounding = 0x1p-12f;
-    const float need = in_floats(goal, s.need);
+    const float need = in_floats(goal, s.guess.need);
     int low = kSteps - 1, high = -1;  // the first step with enough, the last with too little
     float counts[kSteps / 32];
 #pragma unroll
     for (int part_of = kSteps / 32 - 1; part_of >= 0; --part_of) {
       Bounds sum = {0.0f, 0.0f, 0.0f};
-      for (int r = 0; r < Cluster::size(); ++r) sum.add(s.bounds.of_block[r][part_of * 32 + lane_id()]);
+      for (int r = 0; r < Cluster::size(); ++r) sum.add(s.scratch.bounds.of_block[r][part_of * 32 + lane_id()]);
       const uint32_t enough = __ballot_sync(kAllLanes, sum.least >= need * (1.0f + kRounding));
       const uint32_t few = __ballot_sync(kAllLanes, sum.most < need * (1.0f - kRounding));
       if (enough != 0) low = part_of * 32 + __ffs(static_cast<int>(enough)) - 1;
@@ -69,15 +69,15 @@ __device__ __forceinline__ float bound_cut(const Part& part, RowBoard& s, Goal g
     }
     if (lane_id() == 0) {
       high = min(high, low - 1);
-      s.interval = {high < 0 ? 0.0f : step_exponent(high), step_exponent(low)};
-      s.listed_most = count;
+      s.guess.interval = {high < 0 ? 0.0f : step_exponent(high), step_exponent(low)};
+      s.guess.most = count;
     }
   }
   __syncthreads();
-  return s.listed_most;
+  return s.guess.most;
 }
 
-// Narrows s.interval by a sample of one vector in n, 512 bytes of every stripe, and returns about how many elements are
+// Narrows s.guess.interval by a sample of one vector in n, 512 bytes of every stripe, and returns about how many elements are
 // left in it. n times the weight that it has below an exponent estimates the row's; the variance is n (n - 1) times the
 // sum of the squares. Weights are small below a cut, however few elements hold the row, and what is above needs no
 // estimate, since all of the row is known. Counts are known from above instead: of them a part p lies there, and the
@@ -91,11 +91,11 @@ __device__ __forceinline__ float sample_cut(const Part& part, RowBoard& s, Goal 
   constexpr int kEvery = Part::kRounds, kAhead = 16 / Part::kLength;
   constexpr float kCells = kSampleCells;
   const int tid = static_cast<int>(threadIdx.x), warp = static_cast<int>(warp_id());
-  const Interval in = s.interval;
+  const Interval in = s.guess.interval;
   const float row_max = s.softmax.row_max, to_t = s.softmax.inv_temperature * kLog2E, width = in.high - in.low;
   const auto weight_at = [&](float t) { return goal == Goal::kCount ? 1.0f : exp2f(t); };
-  s.sample.count[tid] = 0;
-  if (tid < 3) s.sample.first[tid] = kSampleCells - 1;
+  s.scratch.sample.count[tid] = 0;
+  if (tid < 3) s.scratch.sample.first[tid] = kSampleCells - 1;
   __syncthreads();
 
   Tail below = {0.0f, 0.0f};
@@ -117,64 +117,65 @@ __device__ __forceinline__ float sample_cut(const Part& part, RowBoard& s, Goal 
         if (t < in.low) {
           below.add(weight_at(t));
         } else {  // what is above the interval comes last, where its weight does not matter
-          atomicAdd(&s.sample.count[static_cast<int>(fminf(cell, kCells - 1.0f))], 1u);
+          atomicAdd(&s.scratch.sample.count[static_cast<int>(fminf(cell, kCells - 1.0f))], 1u);
         }
       }
     }
   }
-  publish(s.sampled_below, Tail{warp_sum(below.weight), warp_sum(below.squares)});
+  publish(s.guess.below, Tail{warp_sum(below.weight), warp_sum(below.squares)});
   Cluster::sync();
 
   // Up to each cell, a thread's own.
   uint32_t count = 0;
-  for (int r = 0; r < Cluster::size(); ++r) count += Cluster::of(&s, r)->sample.count[tid];
+  for (int r = 0; r < Cluster::size(); ++r) count += Cluster::of(&s, r)->scratch.sample.count[tid];
   const float weight = weight_at(in.low + (static_cast<float>(tid) + 0.5f) * (width / kCells));
   const Tail cell = {static_cast<float>(count) * weight, static_cast<float>(count) * weight * weight};
   const Tail in_warp = {warp_inclusive(cell.weight), warp_inclusive(cell.squares)};
-  if (lane_id() == 31) s.sample.scan[warp] = in_warp;
+  if (lane_id() == 31) s.scratch.sample.scan[warp] = in_warp;
   Tail upto = {0.0f, 0.0f};
   for (int i = static_cast<int>(lane_id()); i < Cluster::size() * kRowWarps; i += 32) {
-    upto.weight += s.sampled_below[i].weight;
-    upto.squares += s.sampled_below[i].squares;
+    upto.weight += s.guess.below[i].weight;
+    upto.squares += s.guess.below[i].squares;
   }
   upto = {warp_sum(upto.weight) + in_warp.weight, warp_sum(upto.squares) + in_warp.squares};
   __syncthreads();
   for (int w = 0; w < warp; ++w) {
-    upto.weight += s.sample.scan[w].weight;
-    upto.squares += s.sample.scan[w].squares;
+    upto.weight += s.scratch.sample.scan[w].weight;
+    upto.squares += s.scratch.sample.scan[w].squares;
   }
   constexpr float kFactor = kEvery;
   const float estimate = kFactor * upto.weight;
   // The first cell up to which there is so much, or the last; the same in all blocks.
   const auto find = [&](int which, float wanted) {
-    if (estimate >= wanted) atomicMin(&s.sample.first[which], tid);
+    if (estimate >= wanted) atomicMin(&s.scratch.sample.first[which], tid);
   };
-  if (tid == kSampleCells - 1) s.sample.all = goal == Goal::kCount ? estimate : in_floats(goal, s.row_total);
+  if (tid == kSampleCells - 1)
+    s.scratch.sample.all = goal == Goal::kCount ? estimate : in_floats(goal, s.guess.row_total);
   __syncthreads();
-  const float all = s.sample.all, target = all - in_floats(goal, s.need);
+  const float all = s.scratch.sample.all, target = all - in_floats(goal, s.guess.need);
   find(0, target);
   __syncthreads();
-  if (tid == s.sample.first[0]) {
+  if (tid == s.scratch.sample.first[0]) {
     const float above = goal == Goal::kCount ? fmaxf(all - estimate, 0.0f) / all : 1.0f;
-    s.sample.margin =
+    s.scratch.sample.margin =
         kDeviations * sqrtf(kFactor * (kFactor - 1.0f) * upto.squares * above) + kFactor * kMissed * weight;
   }
   __syncthreads();
-  const float margin = s.sample.margin;
+  const float margin = s.scratch.sample.margin;
   find(1, target - margin);
   find(2, target + margin);
   __syncthreads();
-  const int low = max(s.sample.first[1] - 1, 0), high = min(s.sample.first[2] + 1, kSampleCells - 1);
+  const int low = max(s.scratch.sample.first[1] - 1, 0), high = min(s.scratch.sample.first[2] + 1, kSampleCells - 1);
   if (tid == 0) {
-    s.interval.low = in.low + static_cast<float>(low) * (width / kCells);
-    if (high < kSampleCells - 1) s.interval.high = in.low + static_cast<float>(high + 1) * (width / kCells);
+    s.guess.interval.low = in.low + static_cast<float>(low) * (width / kCells);
+    if (high < kSampleCells - 1) s.guess.interval.high = in.low + static_cast<float>(high + 1) * (width / kCells);
   }
   uint64_t inside;
   block_warps_below(warp_sum(uint64_t{tid >= low && tid <= high ? count : 0u}), s.warp_part, &inside);
   return kFactor * static_cast<float>(inside);
 }
 
-// From the chunks' sums of a row whose 1/temperature is above 0 and finite to s.interval.
+// From the chunks' sums of a row whose 1/temperature is above 0 and finite to s.guess.interval.
 template <class Part>
 __device__ __forceinline__ void guess_cut(const Part& part, RowBoard& s, Goal goal) {
   constexpr float kEach = 4.0f;  // of a list, for a thread: more take longer than a sample

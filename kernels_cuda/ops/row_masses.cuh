@@ -170,8 +170,8 @@ __device__ __forceinline__ int own_stripe(const Part& part) {
 // For the elements of a list to be added up by stripes, after a barrier.
 __device__ __forceinline__ void clear_more(RowBoard& s) {
   for (int g = static_cast<int>(threadIdx.x); g < kMostBlockStripes; g += kRowThreads) {
-    s.stripe_more[0][g] = 0;
-    s.stripe_more[1][g] = 0;
+    s.stripes.more[0][g] = 0;
+    s.stripes.more[1][g] = 0;
   }
 }
 
@@ -180,8 +180,8 @@ template <class Part>
 __device__ __forceinline__ void keep_chunks(const Part& part, RowBoard& s, const ChunkSum& own) {
   const int g = own_stripe(part);
   if (g < 0) return;
-  s.chunk_top[g] = own.top;
-  s.chunk_mass[g] = own.mass;
+  s.stripes.top[g] = own.top;
+  s.stripes.chunk_mass[g] = own.mass;
 }
 template <class Part>
 __device__ __forceinline__ void keep_no_chunks(const Part& part, RowBoard& s) {
@@ -192,13 +192,13 @@ template <class Part>
 __device__ __forceinline__ ChunkSum own_chunk(const Part& part, const RowBoard& s) {
   const int g = own_stripe(part);
   if (g < 0) return {-INFINITY, 0};
-  return {s.chunk_top[g], s.chunk_mass[g]};
+  return {s.stripes.top[g], s.stripes.chunk_mass[g]};
 }
 // The stripes of this warp for which wanted(largest logit of a chunk) says that they may have something.
 template <class Part, class Wanted>
 __device__ __forceinline__ uint32_t stripes_with(const Part& part, const RowBoard& s, Wanted wanted) {
   const int g = own_stripe(part);
-  return part.stripes_of(__ballot_sync(kAllLanes, g >= 0 && wanted(s.chunk_top[max(g, 0)])));
+  return part.stripes_of(__ballot_sync(kAllLanes, g >= 0 && wanted(s.stripes.top[max(g, 0)])));
 }
 
 // The row's total from its chunks, and what comes before this warp's; after the row's largest is known, with a
@@ -209,14 +209,14 @@ __device__ __forceinline__ Published chunk_totals(RowBoard& s, const Softmax& ro
   return gather(s.published[2]);
 }
 
-// The row's total, with what each of its chunks has of it in s.chunk_share and all in s.row_total.
+// The row's total, with what each of its chunks has of it in s.stripes.share and all in s.guess.row_total.
 template <class Part>
 __device__ __forceinline__ uint64_t keep_shares(const Part& part, RowBoard& s) {
   const ChunkSum own = own_chunk(part, s);
   const int g = own_stripe(part);
-  if (g >= 0) s.chunk_share[g] = {s.softmax.t(own.top), static_cast<float>(chunk_share(s.softmax, own)) * 0x1p-40f};
+  if (g >= 0) s.stripes.share[g] = {s.softmax.t(own.top), static_cast<float>(chunk_share(s.softmax, own)) * 0x1p-40f};
   const uint64_t total = chunk_totals(s, s.softmax, own).total;
-  if (threadIdx.x == 0) s.row_total = total;
+  if (threadIdx.x == 0) s.guess.row_total = total;
   clear_more(s);
   __syncthreads();
   return total;
@@ -262,19 +262,19 @@ struct VectorMasses {
 template <class Part>
 __device__ __forceinline__ void clear_stripes(const Part& part, RowBoard& s) {
   const int g = own_stripe(part);
-  if (g >= 0) s.stripe_mass[g] = 0;
+  if (g >= 0) s.stripes.mass[g] = 0;
   __syncwarp();
 }
 // Behind stripe `at` of this warp, in which this lane has the sum: that of all lanes.
 template <class Part>
 __device__ __forceinline__ uint64_t end_stripe(const Part& part, RowBoard& s, int at, uint64_t& sum) {
   const uint64_t all = warp_sum(sum);
-  if (lane_id() == 0) s.stripe_mass[static_cast<int>(ptx::anew(warp_id())) * part.stripes_each() + at] = all;
+  if (lane_id() == 0) s.stripes.mass[static_cast<int>(ptx::anew(warp_id())) * part.stripes_each() + at] = all;
   sum = 0;
   return all;
 }
 
-// Sum of this warp's kept masses, in all lanes; by stripes in s.stripe_mass. Stripes whose largest weighs too little
+// Sum of this warp's kept masses, in all lanes; by stripes in s.stripes.mass. Stripes whose largest weighs too little
 // are left out.
 template <class Part>
 __device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, const KeptMasses& kept) {
@@ -322,22 +322,22 @@ __device__ __forceinline__ int drawn_in_stripe(const Part& part, RowBoard& s, co
 }
 
 // Draws the row's token from the warps' sums `own` of kept masses, and their sums before and in all; -1 in all threads
-// but one. All blocks of the row call it, with s.stripe_mass.
+// but one. All blocks of the row call it, with s.stripes.mass.
 template <class Part>
 __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, const KeptMasses& kept, Published sums,
                                           uint64_t own) {
-  const uint64_t point = draw_point(s.random, sums.total);
+  const uint64_t point = draw_point(s.drawn.random, sums.total);
   if (lane_id() == 0 && point >= sums.before && point - sums.before < own) {
-    s.drawn_warp = static_cast<int>(warp_id());
-    s.drawn_point = point - sums.before;
+    s.drawn.warp = static_cast<int>(warp_id());
+    s.drawn.point = point - sums.before;
   }
   __syncthreads();
-  const int warp = s.drawn_warp;
+  const int warp = s.drawn.warp;
   if (warp < 0) return -1;
   return with_masses(kept.softmax, [&](auto masses) SPECDEC_INLINED {
     const VectorMasses vectors(kept, masses);
-    uint64_t rest = s.drawn_point;
-    const uint64_t* masses_of = s.stripe_mass + warp * part.stripes_each();
+    uint64_t rest = s.drawn.point;
+    const uint64_t* masses_of = s.stripes.mass + warp * part.stripes_each();
     int at = 0;
     for (; at < part.stripes(warp) - 1 && rest >= masses_of[at]; ++at) rest -= masses_of[at];
     return drawn_in_stripe(part, s, vectors, part.begin(warp, at), part.end(warp, at), rest);
@@ -350,22 +350,22 @@ __device__ __forceinline__ int draw_from_chunks(const Part& part, RowBoard& s) {
   const Softmax softmax = s.softmax;
   const ChunkSum own = own_chunk(part, s);
   const Published sums = chunk_totals(s, softmax, own);
-  const uint64_t point = draw_point(s.random, sums.total), share = chunk_share(softmax, own);
+  const uint64_t point = draw_point(s.drawn.random, sums.total), share = chunk_share(softmax, own);
   const uint64_t below = sums.before + warp_inclusive(share) - share;
-  if (threadIdx.x == 0) s.draw_total = sums.total;
+  if (threadIdx.x == 0) s.drawn.total = sums.total;
   if (point >= below && point - below < share) {
-    s.drawn_warp = static_cast<int>(warp_id());
-    s.drawn_point = point - below;
-    s.drawn_chunk = own;
-    s.drawn_id = part.chunk_id(static_cast<int>(warp_id()), static_cast<int>(lane_id()));
+    s.drawn.warp = static_cast<int>(warp_id());
+    s.drawn.point = point - below;
+    s.drawn.chunk = own;
+    s.drawn.id = part.chunk_id(static_cast<int>(warp_id()), static_cast<int>(lane_id()));
   }
   __syncthreads();
-  if (s.drawn_warp < 0) return -1;
+  if (s.drawn.warp < 0) return -1;
   constexpr int kEach = 4;
   static_assert(kChunkIds <= kEach * kRowThreads, "a chunk by the block");
-  const uint64_t rest = s.drawn_point, weight = chunk_weight(softmax, s.drawn_chunk.top);
-  const Softmax in_chunk = {s.drawn_chunk.top, softmax.inv_temperature};
-  const int begin = static_cast<int>(threadIdx.x) * kEach, first = s.drawn_id + begin;
+  const uint64_t rest = s.drawn.point, weight = chunk_weight(softmax, s.drawn.chunk.top);
+  const Softmax in_chunk = {s.drawn.chunk.top, softmax.inv_temperature};
+  const int begin = static_cast<int>(threadIdx.x) * kEach, first = s.drawn.id + begin;
   uint64_t mass[kEach], sum = 0;
 #pragma unroll
   for (int j = 0; j < kEach; ++j) {

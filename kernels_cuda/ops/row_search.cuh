@@ -7,7 +7,7 @@
 
 namespace specdec::cuda {
 
-// s.kept says what the whole row keeps.
+// s.search.kept says what the whole row keeps.
 struct RowCut {
   Cut cut;
   bool reached;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void merge_cells(RowBoard& s, Cells& own) {
     uint64_t mass = word == 0 ? 0 : sum << (14 * (word - 1));
 #pragma unroll
     for (int d = 1; d < 4; d *= 2) mass += __shfl_xor_sync(kAllLanes, mass, d);
-    if (word == 0) s.merged[bucket] = {sum, mass};
+    if (word == 0) s.search.merged[bucket] = {sum, mass};
   }
   __syncthreads();
 }
@@ -70,23 +70,24 @@ __device__ __forceinline__ void find_cell(RowBoard& s) {
   if (warp_id() == 0) {
     constexpr int kEach = kBuckets / 32;
     const int first = static_cast<int>(lane_id()) * kEach;
-    const Goal goal = s.search.goal;
-    const uint64_t need = s.search.need;
+    const Goal goal = s.search.now.goal;
+    const uint64_t need = s.search.now.need;
     Weight sum = {0, 0};
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) sum = sum.plus(s.merged[first + i]);
-    const Weight upto = s.search.above.plus({warp_inclusive(sum.count), warp_inclusive(sum.mass)});
+    for (int i = 0; i < kEach; ++i) sum = sum.plus(s.search.merged[first + i]);
+    const Weight upto = s.search.now.above.plus({warp_inclusive(sum.count), warp_inclusive(sum.mass)});
     const uint32_t lanes = __ballot_sync(kAllLanes, upto.of(goal) >= need);
     __syncwarp();  // all lanes have read what one of them changes
-    if (lane_id() == 0) s.search.reached = lanes != 0;
+    if (lane_id() == 0) s.search.now.reached = lanes != 0;
     if (lanes != 0 && static_cast<int>(lane_id()) == __ffs(static_cast<int>(lanes)) - 1) {
       Weight above = {upto.count - sum.count, upto.mass - sum.mass};
       int b = first;
-      for (; b < first + kEach - 1 && above.plus(s.merged[b]).of(goal) < need; ++b) above = above.plus(s.merged[b]);
-      s.search.above = above;
-      s.search.inside = s.merged[b];
-      s.search.range = possible_keys<L>(s.search.range.cell(s.search.grid, b));
-      s.search.grid = s.search.range.grid();
+      for (; b < first + kEach - 1 && above.plus(s.search.merged[b]).of(goal) < need; ++b)
+        above = above.plus(s.search.merged[b]);
+      s.search.now.above = above;
+      s.search.now.inside = s.search.merged[b];
+      s.search.now.range = possible_keys<L>(s.search.now.range.cell(s.search.now.grid, b));
+      s.search.now.grid = s.search.now.range.grid();
     }
   }
   __syncthreads();
@@ -97,20 +98,20 @@ __device__ __forceinline__ int64_t place_of(int32_t key, int32_t id) {
   return static_cast<int64_t>(key) * (int64_t{1} << 32) + (0x7FFFFFFF - id);
 }
 
-// Cuts the short list of what is in s.search.range, which the leader has: s.cut, s.kept and s.search.reached for all.
+// Cuts the short list of what is in s.search.now.range, which the leader has: s.search.cut, s.search.kept and s.search.now.reached for all.
 // As many threads look at an element as there are for each.
 template <class MassOf>
 __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
   const RowBoard* leader = Cluster::of(&s, 0);
-  const int tid = static_cast<int>(ptx::anew(threadIdx.x)), n = static_cast<int>(s.search.inside.count);
-  if (tid == 0) s.search.reached = false;
+  const int tid = static_cast<int>(ptx::anew(threadIdx.x)), n = static_cast<int>(s.search.now.inside.count);
+  if (tid == 0) s.search.now.reached = false;
   if (tid < n) {
     const float x = leader->above.value[tid];
     const int32_t id = leader->above.id[tid];
-    s.copy_value[tid] = x;
-    s.copy_id[tid] = id;
-    s.copy_place[tid] = place_of(order_key(x), id);
-    s.copy_mass[tid] = mass_of(x);
+    s.search.value[tid] = x;
+    s.search.id[tid] = id;
+    s.search.place[tid] = place_of(order_key(x), id);
+    s.search.mass[tid] = mass_of(x);
   }
   __syncthreads();
   static_assert(kShort * 2 <= kRowThreads, "two threads an element");
@@ -120,12 +121,12 @@ __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
   uint32_t count = 0;
   uint64_t mass = 0;
   if (i < n) {
-    const int64_t place = s.copy_place[i];
+    const int64_t place = s.search.place[i];
 #pragma unroll 4
     for (int j = tid % threads; j < n; j += threads) {
-      if (s.copy_place[j] >= place) {
+      if (s.search.place[j] >= place) {
         ++count;
-        mass += s.copy_mass[j];
+        mass += s.search.mass[j];
       }
     }
   }
@@ -134,13 +135,13 @@ __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
     mass += __shfl_xor_sync(kAllLanes, mass, d);
   }
   if (i < n && tid % threads == 0) {
-    const Weight kept = s.search.above.plus({count, mass});
-    const Goal goal = s.search.goal;
-    const uint64_t upto = kept.of(goal), before = upto - Weight{1, s.copy_mass[i]}.of(goal);
-    if (upto >= s.search.need && before < s.search.need) {
-      s.cut = {order_key(s.copy_value[i]), s.copy_id[i]};
-      s.kept = kept;
-      s.search.reached = true;
+    const Weight kept = s.search.now.above.plus({count, mass});
+    const Goal goal = s.search.now.goal;
+    const uint64_t upto = kept.of(goal), before = upto - Weight{1, s.search.mass[i]}.of(goal);
+    if (upto >= s.search.now.need && before < s.search.now.need) {
+      s.search.cut = {order_key(s.search.value[i]), s.search.id[i]};
+      s.search.kept = kept;
+      s.search.now.reached = true;
     }
   }
   __syncthreads();
@@ -154,7 +155,7 @@ struct Ties {
 // Cuts among elements that all have one key: the first `wanted` of them are kept, which may be all. `each` as below.
 template <class Part, class Each>
 __device__ __forceinline__ Ties cut_ties(const Part& part, RowBoard& s, int32_t key, uint64_t wanted, Each each) {
-  uint32_t* counts = s.stripe_more[0];
+  uint32_t* counts = s.stripes.more[0];
   clear_more(s);
   __syncthreads();
   each([&](float x, int id) {
@@ -164,7 +165,7 @@ __device__ __forceinline__ Ties cut_ties(const Part& part, RowBoard& s, int32_t 
   const int g = own_stripe(part);
   const uint32_t own = g >= 0 ? counts[g] : 0, upto = warp_inclusive(own);
   publish(s.published[0], static_cast<uint64_t>(__shfl_sync(kAllLanes, upto, 31)));
-  if (threadIdx.x == 0) s.cut = {key, part.size()};
+  if (threadIdx.x == 0) s.search.cut = {key, part.size()};
   Cluster::sync();
   const Published sums = gather(s.published[0]);
   const bool here = wanted > sums.before + upto - own && wanted <= sums.before + upto;
@@ -174,55 +175,56 @@ __device__ __forceinline__ Ties cut_ties(const Part& part, RowBoard& s, int32_t 
     const int missing =
         static_cast<int>(wanted - sums.before) - static_cast<int>(__shfl_sync(kAllLanes, upto - own, at));
     const int id = nth_tie(part, part.begin(warp, at), part.end(warp, at), key, missing);
-    if (static_cast<int>(lane_id()) < Cluster::size()) Cluster::of(&s, static_cast<int>(lane_id()))->cut.id = id;
+    if (static_cast<int>(lane_id()) < Cluster::size()) Cluster::of(&s, static_cast<int>(lane_id()))->search.cut.id = id;
   }
   Cluster::sync();
   clear_more(s);
   __syncthreads();
-  return {s.cut, min(wanted, sums.total)};
+  return {s.search.cut, min(wanted, sums.total)};
 }
 
 // Begins a search; the caller has a barrier after the one before.
 __device__ __forceinline__ void begin_search(RowBoard& s, const RowSearch& search) {
-  if (threadIdx.x == 0) s.search = search;
+  if (threadIdx.x == 0) s.search.now = search;
   __syncthreads();
 }
 
-// Ends s.search by histograms, unless s.search.inside.count is few from the beginning. `each(f)` calls f(value, id) for
+// Ends s.search by histograms, unless s.search.now.inside.count is few from the beginning. `each(f)` calls f(value, id) for
 // this lane's share of elements, which are all that there are in the search's range. All blocks of the row call it; not
 // reached: the range does not hold what is needed.
 template <class L, class Part, class Each, class MassOf>
 __device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each each, const MassOf& mass_of) {
   for (int turn = 0;; turn ^= 1) {
-    if (s.search.inside.count <= kShort) {
-      const KeyRange range = s.search.range;
+    if (s.search.now.inside.count <= kShort) {
+      const KeyRange range = s.search.now.range;
       each([&](float x, int id) {
         if (range.has(order_key(x))) Cluster::of(&s, 0)->above.append(x, id);
       });
       Cluster::sync();
       if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
       cut_short(s, mass_of);
-      const RowCut found = {s.cut, s.search.reached};
+      const RowCut found = {s.search.cut, s.search.now.reached};
       if (!found.reached) Cluster::sync();  // all have read the list, which the next search fills
       return found;
     }
-    if (s.search.inside.count != kMany && s.search.range.low == s.search.range.high) {
-      const KeyRange range = s.search.range;
-      const uint64_t mass = mass_of(key_value(range.low)), missing = s.search.need - s.search.above.of(s.search.goal);
-      const uint64_t wanted = s.search.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
+    if (s.search.now.inside.count != kMany && s.search.now.range.low == s.search.now.range.high) {
+      const KeyRange range = s.search.now.range;
+      const uint64_t mass = mass_of(key_value(range.low)),
+                     missing = s.search.now.need - s.search.now.above.of(s.search.now.goal);
+      const uint64_t wanted = s.search.now.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
       const Ties ties = cut_ties(part, s, range.low, wanted, each);
-      if (threadIdx.x == 0) s.kept = s.search.above.plus({ties.count, ties.count * mass});
+      if (threadIdx.x == 0) s.search.kept = s.search.now.above.plus({ties.count, ties.count * mass});
       __syncthreads();
       return {ties.cut, true};
     }
-    Cells& cells = s.cells[turn];
+    Cells& cells = s.scratch.cells[turn];
     for (int i = static_cast<int>(threadIdx.x); i < 4 * kBuckets; i += kRowThreads) {
       cells.word[i / kBuckets][i % kBuckets] = 0;
     }
     __syncthreads();
     {
-      const KeyRange range = s.search.range;
-      const KeyGrid grid = s.search.grid;
+      const KeyRange range = s.search.now.range;
+      const KeyGrid grid = s.search.now.grid;
       each([&](float x, int) {
         const int32_t key = order_key(x);
         if (range.has(key)) count_cell(cells, grid.bucket(key), mass_of, x);
@@ -231,7 +233,7 @@ __device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each eac
     Cluster::sync();
     merge_cells(s, cells);
     find_cell<L>(s);
-    if (!s.search.reached) {
+    if (!s.search.now.reached) {
       Cluster::sync();  // all have merged the cells, which the next search clears
       return {{0, 0}, false};
     }

@@ -36,8 +36,8 @@ template <class L, class Part, class ByChunk>
 __device__ __forceinline__ int32_t load_tops(Part& part, RowBoard& s, ByChunk& by_chunk) {
   ThreadTop top;
   part.load([&](int v, const Elements<L>& elements) { top.look_at(v, elements); }, by_chunk);
-  s.thread_second[threadIdx.x] = top.other;
-  s.thread_vector[threadIdx.x] = top.vector;
+  s.top.thread_second[threadIdx.x] = top.other;
+  s.top.thread_vector[threadIdx.x] = top.vector;
   return meet_row(s, order_key(top.largest));
 }
 
@@ -59,16 +59,16 @@ __device__ __forceinline__ void each_element(const Part& part, uint32_t wanted, 
   });
 }
 
-// f(value, id) for each element of the threads in s.owner, which are few: all threads of the block share them.
+// f(value, id) for each element of the threads in s.top.owner, which are few: all threads of the block share them.
 template <class Part, class F>
 __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, F f) {
-  const int tid = static_cast<int>(threadIdx.x), rounds = part.rounds(), count = s.owners * rounds;
+  const int tid = static_cast<int>(threadIdx.x), rounds = part.rounds(), count = s.top.owners * rounds;
   constexpr int kAhead = kBatch<Part>;
 #pragma unroll 1
   for (int i = tid; i < count; i += kAhead * kRowThreads) {
     int v[kAhead];  // -1: none
     const VectorBatch<Part, kAhead> batch([&](int k) {
-      const int at = min(i + k * kRowThreads, count - 1), owner = s.owner[at / rounds];
+      const int at = min(i + k * kRowThreads, count - 1), owner = s.top.owner[at / rounds];
       const int own = part.begin(owner / 32) + owner % 32 + at % rounds * 32;
       const bool real = i + k * kRowThreads < count && own < part.end(owner / 32);
       v[k] = real ? own : -1;
@@ -80,32 +80,32 @@ __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, F f) {
     }
   }
   __syncthreads();
-  if (tid == 0) s.owners = 0;
+  if (tid == 0) s.top.owners = 0;
 }
 
-// The smallest id of the row's largest key, in the leader's s.first_id after the next Cluster::sync().
+// The smallest id of the row's largest key, in the leader's s.top.first_id after the next Cluster::sync().
 template <class Part>
 __device__ __forceinline__ void find_first(const Part& part, RowBoard& s, int32_t key) {
-  if (s.thread_key[threadIdx.x] != key) return;
-  const int v = s.thread_vector[threadIdx.x];
+  if (s.top.thread_key[threadIdx.x] != key) return;
+  const int v = s.top.thread_vector[threadIdx.x];
   each_of(part, part[v], part.id(v), [&](float x, int id) {
-    if (order_key(x) == key) atomicMin(&Cluster::of(&s, 0)->first_id, id);
+    if (order_key(x) == key) atomicMin(&Cluster::of(&s, 0)->top.first_id, id);
   });
 }
 
-// Appends the elements above a pivot to the leader's s.above and those equal to it to its s.ties. Most threads that
+// Appends the elements above a pivot to the leader's s.above and those equal to it to its s.top.ties. Most threads that
 // have any have one.
 template <class Part>
 __device__ __forceinline__ void collect_top(const Part& part, RowBoard& s, int32_t pivot) {
   RowBoard* leader = Cluster::of(&s, 0);
   const auto append = [&](float x, int id) {
     const int32_t key = order_key(x);
-    if (key >= pivot) (key > pivot ? leader->above : leader->ties).append(x, id);
+    if (key >= pivot) (key > pivot ? leader->above : leader->top.ties).append(x, id);
   };
   const int tid = static_cast<int>(threadIdx.x);
-  const bool some = s.thread_key[tid] >= pivot, several = some && order_key(s.thread_second[tid]) >= pivot;
-  if (several) s.owner[atomicAdd(&s.owners, 1)] = static_cast<uint16_t>(tid);
-  const int v = s.thread_vector[tid];
+  const bool some = s.top.thread_key[tid] >= pivot, several = some && order_key(s.top.thread_second[tid]) >= pivot;
+  if (several) s.top.owner[atomicAdd(&s.top.owners, 1)] = static_cast<uint16_t>(tid);
+  const int v = s.top.thread_vector[tid];
   if (some && !several) each_of(part, part[v], part.id(v), append);
   if (__syncthreads_or(several)) each_owned(part, s, append);
 }
@@ -158,7 +158,7 @@ __device__ __forceinline__ int count_ties(const Part& part, int32_t key) {
 template <class Part>
 __device__ __forceinline__ bool settle_top(const Part& part, RowBoard& s, int need, int32_t pivot) {
   RowBoard* leader = Cluster::of(&s, 0);
-  const int above = static_cast<int>(leader->above.count), ties = static_cast<int>(leader->ties.count);
+  const int above = static_cast<int>(leader->above.count), ties = static_cast<int>(leader->top.ties.count);
   if (above > kShort) {
     Cluster::sync();  // all have read the count
     if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
@@ -173,21 +173,22 @@ __device__ __forceinline__ bool settle_top(const Part& part, RowBoard& s, int ne
   for (int n = 1; n <= min(count, missing - before); ++n) {
     const int warp = static_cast<int>(warp_id()), id = nth_tie(part, part.begin(warp), part.end(warp), pivot, n);
     if (lane_id() == 0) {
-      leader->ties.value[before + n - 1] = part.value(id);
-      leader->ties.id[before + n - 1] = id;
+      leader->top.ties.value[before + n - 1] = part.value(id);
+      leader->top.ties.id[before + n - 1] = id;
     }
   }
-  if (Cluster::rank() == 0 && threadIdx.x == 0) s.ties.count = missing;
+  if (Cluster::rank() == 0 && threadIdx.x == 0) s.top.ties.count = missing;
   Cluster::sync();
   return true;
 }
 
 // In the leader, after settle_top: the first `need` elements in order.
 __device__ __forceinline__ void sort_top(RowBoard& s, int need) {
-  const int above = static_cast<int>(s.above.count), n = above + (above >= need ? 0 : static_cast<int>(s.ties.count));
+  const int above = static_cast<int>(s.above.count),
+            n = above + (above >= need ? 0 : static_cast<int>(s.top.ties.count));
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kRowThreads) {
-    const float x = i < above ? s.above.value[i] : s.ties.value[i - above];
-    const int id = i < above ? s.above.id[i] : s.ties.id[i - above];
+    const float x = i < above ? s.above.value[i] : s.top.ties.value[i - above];
+    const int id = i < above ? s.above.id[i] : s.top.ties.id[i - above];
     const int32_t key = order_key(x);
     int place = 0;
     for (int j = 0; j < above; ++j) {
@@ -195,11 +196,11 @@ __device__ __forceinline__ void sort_top(RowBoard& s, int need) {
       place += other > key || (other == key && s.above.id[j] < id) ? 1 : 0;
     }
     if (i >= above) {
-      for (int j = 0; j < n - above; ++j) place += s.ties.id[j] < id ? 1 : 0;
+      for (int j = 0; j < n - above; ++j) place += s.top.ties.id[j] < id ? 1 : 0;
     }
     if (place < need) {
-      s.sorted_value[place] = x;
-      s.sorted_id[place] = id;
+      s.top.sorted_value[place] = x;
+      s.top.sorted_id[place] = id;
     }
   }
   __syncthreads();

@@ -19,10 +19,10 @@ template <class L, class Part>
 __device__ __forceinline__ void tell_of(const SampleTargetArgs& a, Part& part, RowBoard& s, int token) {
   if (token >= 0) {
     const float logit = part.value(token);
-    for (int r = 0; r < Cluster::size(); ++r) Cluster::of(&s, r)->drawn_logit = logit;
+    for (int r = 0; r < Cluster::size(); ++r) Cluster::of(&s, r)->drawn.logit = logit;
   }
   Cluster::sync();
-  const float chosen = s.drawn_logit;
+  const float chosen = s.drawn.logit;
   if (a.ranks != nullptr) {
     int count = 0;
     const uint32_t wanted = stripes_with(part, s, [&](float top) { return top >= chosen; });
@@ -46,7 +46,7 @@ __device__ __forceinline__ void tell_of(const SampleTargetArgs& a, Part& part, R
     if (threadIdx.x == 0) a.ranks[Cluster::index()] = static_cast<int64_t>(rank);
   }
   if (a.logprobs != nullptr) {
-    const uint64_t total = raw ? gather(s.published[2]).total : s.draw_total;
+    const uint64_t total = raw ? gather(s.published[2]).total : s.drawn.total;
     const RowLogprobs of_row = {s.softmax.row_max, ln_ratio(total), raw ? 1.0f : s.softmax.inv_temperature};
     if (threadIdx.x == 0) a.logprobs[Cluster::index()] = of_row.of(chosen);
   }
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const int64_t position = a.position[Cluster::index()];
   // Before it is known whether they will be needed.
   const SamplingParams params = read_params(a, Cluster::index(), s);
-  if (threadIdx.x == 0) s.random = philox_words(a.row_seed[Cluster::index()], position, a.purpose).u64();
+  if (threadIdx.x == 0) s.drawn.random = philox_words(a.row_seed[Cluster::index()], position, a.purpose).u64();
   if (position < 0) return tell_none(a, 0.0f);
   clear_board(s);
   Cluster::arrive();
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   switch (found.kind) {
     case RowKind::kUndefined: return tell_none(a, kLowestLogprob);
     case RowKind::kGreedy:
-      if (Cluster::rank() == 0 && threadIdx.x == 0) token = s.first_id;
+      if (Cluster::rank() == 0 && threadIdx.x == 0) token = s.top.first_id;
       break;
     case RowKind::kSorted:
       if (Cluster::rank() == 0) token = draw_sorted(s);
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     case RowKind::kChunks: token = draw_from_chunks(part, s); break;
     case RowKind::kKept: {
       const Published sums = gather(s.published[3]);
-      if (threadIdx.x == 0) s.draw_total = sums.total;
+      if (threadIdx.x == 0) s.drawn.total = sums.total;
       token = draw_token(part, s, kept_by(s, found.cut), sums, found.own);
     }
   }

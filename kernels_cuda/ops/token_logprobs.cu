@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
     if (at == 0) begin_entry();
     const int i = static_cast<int>(threadIdx.x);
     if (i >= n) return;
-    a.ids[entry * a.N + 1 + at + i] = s.sorted_id[i];
-    a.logprobs[entry * a.N + 1 + at + i] = of_row.of(s.sorted_value[i]);
+    a.ids[entry * a.N + 1 + at + i] = s.top.sorted_id[i];
+    a.logprobs[entry * a.N + 1 + at + i] = of_row.of(s.top.sorted_value[i]);
   });
 }
 

@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks) top_p_candidates_ker
   int64_t reached = 0;
   list_row<Probability>(part, s, a.C, [&](int64_t at, int n) {
     for (int i = static_cast<int>(threadIdx.x); i < n; i += kRowThreads) {
-      scores[at + i] = s.sorted_value[i];
-      ids[at + i] = s.sorted_id[i];
+      scores[at + i] = s.top.sorted_value[i];
+      ids[at + i] = s.top.sorted_id[i];
     }
     if (threadIdx.x != 0) return;
     for (int i = 0; i < n && reached == 0; ++i) {
-      running += prob_mass(s.sorted_value[i]);
+      running += prob_mass(s.top.sorted_value[i]);
       if (running >= wanted) reached = at + i + 1;
     }
     if (at + n == a.C) a.candidate_lens[r] = static_cast<int32_t>(reached > 0 ? reached : a.C);
