@@ -114,11 +114,14 @@ class StepView:
 class Proposer(Protocol):
     """Drafts for all slots at once.
 
+    One that remembers requests which have ended has a method `forget()` too, which empties that memory
+    (:meth:`ModelRunner.forget <specdec_hal.runner.ModelRunner.forget>`).
+
     `runs_on`: "device" if `propose` only launches work on the step's stream and reads no value on the host, so that it
-    can be captured in a graph together with the step; "host" if it needs the accepted tokens in Python, which a step
-    then waits for. `hidden_layers`: whose hidden states it wants (:data:`specdec_hal.models.FINAL_NORM`, or a decoder
-    layer's number); a model that cannot give one of them is refused. `gives_draft_probs`: whether `propose` returns the
-    distributions that its drafts were drawn from.
+    can be captured in a graph together with the step; "host" if it needs the accepted tokens in Python: steps then do
+    not overlap, and it drafts between them. `hidden_layers`: whose hidden states it wants
+    (:data:`specdec_hal.models.FINAL_NORM`, or a decoder layer's number); a model that cannot give one of them is
+    refused. `gives_draft_probs`: whether `propose` returns the distributions that its drafts were drawn from.
     """
 
     runs_on: RunsOn
