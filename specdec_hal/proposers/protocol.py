@@ -26,6 +26,7 @@ class ProposerContext:
 
     `settings`: the checked section ``speculative.<name>``; None if the spec has no settings. `load_model(path)` loads
     another checkpoint in the target model's framework and place (a draft model's), through the runner's registry.
+    `kv_blocks`: KV blocks of the target's pool, which `state["block_tables"]` names; 0 where it has none.
     """
 
     backend: Backend
@@ -35,6 +36,7 @@ class ProposerContext:
     settings: Any
     config: Config
     load_model: Callable[[str], TargetModel]
+    kv_blocks: int = 0
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ class ModelRunner:
         if self.state.symbols["T_cap"] < slots * (k + 1) + 1:
             expected = f"expected at least {slots * (k + 1) + 1}: a decode step of every slot, and a prompt token"
             raise config.error("runner.max_num_batched_tokens", f"{expected}, got {settings.max_num_batched_tokens}")
-        self._proposer = self._build_proposer()
+        self._proposer = self._build_proposer(0 if pool is None else pool.num_blocks)
         # A step only launches work: its drafts too, if the proposer works on the device.
         launches = model.capabilities.device_lengths and backend.asynchronous
         launches = launches and not backend.debug and backend.shadow is None
@@ -117,13 +117,13 @@ class ModelRunner:
         names = {"forward": "model", "logits": "model", "propose": f"proposer '{speculative.method}'"}
         self._activity = Activity(settings.watchdog_s, {**names, "wait": "a step on the device"})
 
-    def _build_proposer(self) -> Proposer:
+    def _build_proposer(self, kv_blocks: int) -> Proposer:
         """The configured proposer; UnsupportedError for one that needs what the model cannot do."""
         config, model, registry = self.config, self.model, self._registry
         method = config.speculative.method
         load = partial(load_model, framework=config.model.framework, registry=registry, device=self.backend.place)
         settings = config.speculative.settings
-        context = ProposerContext(self.backend, self.state, model, self.tokenizer, settings, config, load)
+        context = ProposerContext(self.backend, self.state, model, self.tokenizer, settings, config, load, kv_blocks)
         proposer = registry.build_proposer(method, context)
         check_hidden_layers(proposer, method, model)
         return proposer

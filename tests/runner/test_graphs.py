@@ -106,6 +106,22 @@ def test_draft_probabilities_of_the_host() -> None:
     assert summary["acceptance_rate"] == 1  # a draft model that is the target
 
 
+@pytest.mark.parametrize("strategy", ["target_match", "rejection"])
+def test_a_draft_model_is_captured_with_the_step(strategy: str) -> None:
+    runner = make("imitation", registry_with_draft_model(DeviceHistoryModel), settings_of("imitation"), strategy)
+    assert runner.overlap
+    for turn in range(3):
+        outputs = decode(runner, turn)
+        assert strategy == "rejection" or outputs == plain()
+        if turn < 2:
+            runner.forget()
+    summary = runner.summary()
+    assert summary["graphs"] > 1
+    assert summary["graph_failures"] == summary["failed_steps"] == summary["failed_proposals"] == 0
+    assert summary["acceptance_rate"] > 0.95  # it does not know of the forbidden token
+    assert set(summary["seconds_by_stage"]) == {"replay", "wait", "host"}
+
+
 def test_a_host_proposer_that_fails_between_replays() -> None:
     class Sometimes(Guess):
         calls = 0
