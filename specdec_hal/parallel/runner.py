@@ -38,6 +38,11 @@ class RankRunner(ModelRunner):
             self._compare()
         return deltas
 
+    def forget(self) -> None:
+        """See ModelRunner.forget."""
+        super().forget()
+        self._decisions, self._compared = [], 0
+
     def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> bool:
         if self.config.engine.digest_interval is not None:
             self._decisions.append((self.metrics.steps, slot, tuple(report.tokens(slot))))
@@ -83,6 +88,11 @@ class LeadingRunner(RankRunner):
         """See ModelRunner.restore."""
         super().restore(records)
         self._tell("restore", records)
+
+    def forget(self) -> None:
+        """See ModelRunner.forget."""
+        super().forget()
+        self._tell("forget")
 
     def step(self) -> list[StreamDelta]:
         """See ModelRunner.step. EngineDeadError if a rank has ended."""

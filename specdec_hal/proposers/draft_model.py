@@ -1,20 +1,26 @@
-"""A second, smaller model drafts: one token after the other, each from all before it (Leviathan et al. 2022)."""
+"""A second, smaller model drafts: one token after the other, each from all before it (Leviathan et al. 2022).
+
+Where both models take device tensors, its drafts are a chain of ops that is captured with the step
+(:class:`ChainedDraftModel`); elsewhere the host runs it (:class:`HostDraftModel`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from specdec_hal.config.schema import PathText, Section
 from specdec_hal.errors import SpecDecError, UnsupportedError
+from specdec_hal.memory import require
 from specdec_hal.models.loader import load_tokenizer
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.models.protocol import FINAL_NORM, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.models.tokenizer import Tokenizer
 from specdec_hal.ops import Strategy
+from specdec_hal.proposers.draft_chain import SLOTS, Call, DraftChain
 from specdec_hal.proposers.draft_sampler import DraftSampler
-from specdec_hal.proposers.protocol import ProposerContext, RunsOn, SlotView, StepView
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, SlotView, StepBounds, StepView
 from specdec_hal.wording import short
 
 
@@ -22,6 +28,102 @@ class DraftModelSettings(Section):
     """`path`: the draft model's checkpoint, with the target's vocabulary and tokenizer."""
 
     path: PathText
+
+
+def draft_model_proposer(context: ProposerContext) -> Proposer:
+    """Loads the model. UnsupportedError or ConfigError for one that cannot draft for this target."""
+    path, config = context.settings.path, context.config
+    model = context.load_model(path)
+    _check_vocabulary(context, path, model.config.vocab_size)
+    length, longest = context.state.symbols["L"], model.config.max_position_embeddings
+    if length > longest:
+        raise config.error(
+            "speculative.draft_model.path",
+            f"expected a model of {length} positions (runner.max_model_len), got one of {longest}; set "
+            f"runner.max_model_len to {longest} at most",
+        )
+    if model.capabilities.device_lengths and context.model.capabilities.device_lengths:
+        return ChainedDraftModel(context, cast(DeviceModel, model))
+    return HostDraftModel(context, model)
+
+
+class ChainedDraftModel(DraftChain):
+    """The model over device tensors, its cache in blocks of the target's numbers.
+
+    The chain feeds a token at the position where it stands in the text, which is one behind the chain's own count. The
+    text's first token is not in the chain: a substep of its own feeds it, in steps that may have chunks of prompts, as
+    it does the token in front of every later chunk, which changes nothing.
+
+    A request that wants no drafts in a step is fed all the same, so that its cache is whole when it wants some again.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+
+    def __init__(self, context: ProposerContext, model: DeviceModel) -> None:
+        config, state, size = context.config, context.state, context.state.symbols
+        blocks, block_size = context.kv_blocks, config.runner.block_size
+        need = {"KV cache": blocks * model.bytes_per_block(block_size)}
+        cure = f"lower runner.num_kv_blocks ({blocks}) or runner.max_num_seqs ({size['M']})"
+        require("speculative.draft_model", need, state.device.place, state.device.free_bytes(), cure)
+        model.allocate_blocks(blocks, block_size, size["L"])  # no draft stands behind the last position of a request
+        drafts = size["S"] - 1
+        # Behind a step's tokens: the last one that it emitted, and all drafts but the last.
+        self.draft_positions = drafts
+        super().__init__(context, drafts, width=model.config.hidden_size, dtype=model.capabilities.hidden_dtype)
+        self._model = model
+        self._positions = state.allocate("seq_lens_decoder")
+        self._everybody = self._device.upload(np.ones(size["M"], np.int32))
+        self._nothing = state.allocate("seq_lens_this_time")
+        first = {name: state.allocate(name, I_cap=1) for name in SLOTS}
+        shared = {name: tensor for name, tensor in self._own.items() if name != "token_ids_all"}
+        self._first = state.of_draft_model({**shared, **first})
+
+    def propose(self, step: StepView) -> Any:
+        """Feed the model what the step accepted, then its own drafts."""
+        plan = self._plans.get(step.bounds)
+        if plan is None:
+            self._plans[step.bounds] = plan = self._plan(step.bounds, None)
+        return self._launch(plan, step.stream)
+
+    def _head(self, bounds: StepBounds) -> list[Call]:
+        sizes, symbols = {"B": bounds.slots}, self._state.symbols
+        only_decodes = bounds.query == symbols["S"] < symbols["I_cap"]
+        preprocess = self._bind("draft_model_preprocess", sizes, draft_token_num=self._everybody)
+        return [
+            self._bind("schedule_slots", sizes),
+            *([] if only_decodes else self._lead(bounds)),
+            preprocess,
+        ]
+
+    def _lead(self, bounds: StepBounds) -> list[Call]:
+        """Feed the token in front of each chunk."""
+        slots, first = bounds.slots, self._first
+        sizes = {"B": slots, "T_cap": slots, "R_cap": slots}
+
+        def clear(stream: int) -> None:
+            for name in ("seq_lens_this_time", "seq_lens_encoder"):
+                self._device.assign(first[name], self._nothing)
+
+        schedule, prepare = (
+            self._backend.bind(op, **first.args(op, sizes)) for op in ("schedule_slots", "prepare_inputs")
+        )
+        return [clear, schedule, prepare, self._forward(bounds, sizes, 1, first["seq_lens_decoder"])]
+
+    def _read(self, number: int, bounds: StepBounds, sizes: dict[str, int], hidden: Any) -> list[Call]:
+        def advance(stream: int) -> None:
+            self._device.assign(self._positions, self._tensors["seq_lens_decoder"] + 1)
+
+        query = 1 if number else bounds.query
+        return [self._bind("prepare_inputs", sizes), advance, self._forward(bounds, sizes, query, self._positions)]
+
+    def _forward(self, bounds: StepBounds, sizes: dict[str, int], query: int, positions: Any) -> Call:
+        batch = self._batch(bounds, sizes, query, positions)
+        given = {FINAL_NORM: self._given[: sizes["T_cap"]]}
+        return lambda stream: self._model.forward_device(batch, given)
+
+    def _logits(self, last: Any) -> Call:
+        logits = self._sampler.logits[: len(last)]
+        return lambda stream: self._model.compute_logits_device(last, logits)
 
 
 @dataclass
@@ -54,7 +156,7 @@ class _Drafting:
     drafts: list[int] = field(default_factory=list)
 
 
-class DraftModelProposer:
+class HostDraftModel:
     """Runs the draft model over its own KV cache, a position ahead of what the target has verified.
 
     The cache keeps what was drafted: the tokens that the target accepts need not be read again, those that it rejects
@@ -64,21 +166,11 @@ class DraftModelProposer:
     runs_on: RunsOn = "host"
     hidden_layers: tuple[int, ...] = ()
 
-    def __init__(self, context: ProposerContext) -> None:
-        config, state = context.config, context.state
-        path = context.settings.path
-        self.gives_draft_probs = config.speculative.verify_strategy is Strategy.REJECTION
-        self._model = context.load_model(path)
-        _check_vocabulary(context, path, self._model.config.vocab_size)
-        size = state.symbols
-        longest = self._model.config.max_position_embeddings
-        if size["L"] > longest:
-            raise config.error(
-                "speculative.draft_model.path",
-                f"expected a model of {size['L']} positions (runner.max_model_len), got one of {longest}; set "
-                f"runner.max_model_len to {longest} at most",
-            )
-        self._model.allocate(size["M"], size["L"])  # no draft stands behind the last position of a request
+    def __init__(self, context: ProposerContext, model: TargetModel) -> None:
+        state, size = context.state, context.state.symbols
+        self.gives_draft_probs = context.config.speculative.verify_strategy is Strategy.REJECTION
+        self._model = model
+        model.allocate(size["M"], size["L"])  # no draft stands behind the last position of a request
         self._chunk = size["I_cap"]
         self._state, self._device = state, state.device
         self._sampler = DraftSampler(context)

@@ -63,7 +63,7 @@ def specdec_proposers() -> list[ProposerSpec]:
         ),
         ProposerSpec(
             "draft_model",
-            _proposer("draft_model", "DraftModelProposer"),
+            _proposer("draft_model", "draft_model_proposer"),
             _settings("draft_model", "DraftModelSettings"),
             "a second, smaller model of the same vocabulary drafts",
         ),

@@ -26,6 +26,7 @@ class ProposerContext:
 
     `settings`: the checked section ``speculative.<name>``; None if the spec has no settings. `load_model(path)` loads
     another checkpoint in the target model's framework and place (a draft model's), through the runner's registry.
+    `kv_blocks`: KV blocks of the target's pool, which `state["block_tables"]` names; 0 where it has none.
     """
 
     backend: Backend
@@ -35,6 +36,7 @@ class ProposerContext:
     settings: Any
     config: Config
     load_model: Callable[[str], TargetModel]
+    kv_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,14 @@ class StepView:
 class Proposer(Protocol):
     """Drafts for all slots at once.
 
+    One that remembers requests which have ended has a method `forget()` too, which empties that memory
+    (:meth:`ModelRunner.forget <specdec_hal.runner.ModelRunner.forget>`).
+
     `runs_on`: "device" if `propose` only launches work on the step's stream and reads no value on the host, so that it
-    can be captured in a graph together with the step; "host" if it needs the accepted tokens in Python, which a step
-    then waits for. `hidden_layers`: whose hidden states it wants (:data:`specdec_hal.models.FINAL_NORM`, or a decoder
-    layer's number); a model that cannot give one of them is refused. `gives_draft_probs`: whether `propose` returns the
-    distributions that its drafts were drawn from.
+    can be captured in a graph together with the step; "host" if it needs the accepted tokens in Python: steps then do
+    not overlap, and it drafts between them. `hidden_layers`: whose hidden states it wants
+    (:data:`specdec_hal.models.FINAL_NORM`, or a decoder layer's number); a model that cannot give one of them is
+    refused. `gives_draft_probs`: whether `propose` returns the distributions that its drafts were drawn from.
     """
 
     runs_on: RunsOn

@@ -138,10 +138,14 @@ class SuffixProposer:
 
     def __init__(self, context: ProposerContext) -> None:
         self._settings: SuffixSettings = context.settings
+        self._numbers = count(1)
+        self.forget()
+
+    def forget(self) -> None:
+        """Empty the cache of earlier responses; those who had the slots last leave none."""
+        self._owners: dict[int, _Owner] = {}
         self._earlier = SuffixCounts(self._settings.max_depth)
         self._responses: OrderedDict[int, list[int]] = OrderedDict()  # by number, the least recently used first
-        self._numbers = count(1)
-        self._owners: dict[int, _Owner] = {}
 
     def reset(self, slots: list[int]) -> None:
         """Keep the responses of those who had the slots."""

@@ -108,6 +108,10 @@ class DraftLengths:
         self._all = Acceptance(k, POOLED)
         self._requests: WeakKeyDictionary[Sequence, _Request] = WeakKeyDictionary()
 
+    def forget(self) -> None:
+        """Let what requests had accepted so far count for none of the next ones."""
+        self._all = Acceptance(self._k, POOLED)
+
     def limit(self, sequence: Sequence) -> int:
         """The most drafts that a request gets in its next step."""
         return self._of(sequence).limit

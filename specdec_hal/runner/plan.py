@@ -5,9 +5,10 @@ parameters -> target tokens, candidates or probabilities -> verify_draft_tokens 
 log-probabilities -> set_stop_sequences -> update_model_status -> proposer. Plain decoding is the same path with one
 token a slot.
 
-A plan is made for a :class:`Bucket`, sizes and needs that a step fits into, and kept. Where backend, model and proposer
-declare that they can, it reads no device value, so that it is captured as a device graph; elsewhere it is a list of
-calls.
+A plan is made for a :class:`Bucket`, sizes and needs that a step fits into, and kept. Where backend and model declare
+that they can, it reads no device value, so that it is captured as a device graph; elsewhere it is a list of calls. A
+proposer on the device is the plan's last call. One on the host drafts between two launches, when the host has read what
+the first of them accepted.
 """
 
 from __future__ import annotations

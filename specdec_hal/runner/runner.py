@@ -84,13 +84,15 @@ class ModelRunner:
         if self.state.symbols["T_cap"] < slots * (k + 1) + 1:
             expected = f"expected at least {slots * (k + 1) + 1}: a decode step of every slot, and a prompt token"
             raise config.error("runner.max_num_batched_tokens", f"{expected}, got {settings.max_num_batched_tokens}")
-        self._proposer = self._build_proposer()
-        alone = model.capabilities.device_lengths and self._proposer.runs_on == "device"
-        asynchronous = alone and backend.asynchronous and not backend.debug and backend.shadow is None
-        self.overlap = asynchronous if settings.overlap is None else settings.overlap
-        if self.overlap and self._proposer.runs_on == "host":
+        self._proposer = self._build_proposer(0 if pool is None else pool.num_blocks)
+        # A step only launches work: its drafts too, if the proposer works on the device.
+        launches = model.capabilities.device_lengths and backend.asynchronous
+        launches = launches and not backend.debug and backend.shadow is None
+        on_device = self._proposer.runs_on == "device"
+        self.overlap = launches and on_device if settings.overlap is None else settings.overlap
+        if self.overlap and not on_device:
             raise config.error("runner.overlap", f"the proposer '{speculative.method}' works on the host; set false")
-        captured = asynchronous and model.capabilities.static_shapes and settings.graph is not False
+        captured = launches and model.capabilities.static_shapes and settings.graph is not False
         think_end_id = config.model.think_end_id
         self._planner = Planner(
             backend, model, self.state, self._proposer, speculative, captured=captured, think_end_id=think_end_id
@@ -115,13 +117,13 @@ class ModelRunner:
         names = {"forward": "model", "logits": "model", "propose": f"proposer '{speculative.method}'"}
         self._activity = Activity(settings.watchdog_s, {**names, "wait": "a step on the device"})
 
-    def _build_proposer(self) -> Proposer:
+    def _build_proposer(self, kv_blocks: int) -> Proposer:
         """The configured proposer; UnsupportedError for one that needs what the model cannot do."""
         config, model, registry = self.config, self.model, self._registry
         method = config.speculative.method
         load = partial(load_model, framework=config.model.framework, registry=registry, device=self.backend.place)
         settings = config.speculative.settings
-        context = ProposerContext(self.backend, self.state, model, self.tokenizer, settings, config, load)
+        context = ProposerContext(self.backend, self.state, model, self.tokenizer, settings, config, load, kv_blocks)
         proposer = registry.build_proposer(method, context)
         check_hidden_layers(proposer, method, model)
         return proposer
@@ -227,6 +229,25 @@ class ModelRunner:
             "fallback_calls": dict(self.backend.fallback_calls),
             "shadow": None if self.backend.shadow is None else self.backend.shadow.summary(),
         }
+
+    def forget(self) -> None:
+        """Forget what requests have left behind that ended: metrics, acceptance, responses that the proposer remembers.
+
+        What was compiled, captured and measured of the step's cost stays: measurements of a warm runner begin here.
+        RequestError while requests are live or their outputs have not been taken.
+        """
+        with self._guard.driving("forget"), self.state.device.working():
+            self._read_down_to(0)  # a step that was launched before the last request's end was known
+        if self.has_requests or self._finished:
+            found = f"{self._scheduler.live} live and {len(self._finished)} finished ones"
+            raise RequestError(
+                f"forget(): expected no requests, got {found}; run() them first, which takes the outputs"
+            )
+        self.metrics = Metrics()
+        if self._lengths is not None:
+            self._lengths.forget()
+        if (forget := getattr(self._proposer, "forget", None)) is not None:
+            forget()
 
     # ---- one step
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.cli import main
+from specdec_hal.cli import decoding, main
+from specdec_hal.cli.decoding import Run
+from specdec_hal.runner import ModelRunner
 
 Model = Callable[..., SimpleNamespace]
 Capture = pytest.CaptureFixture[str]
@@ -121,6 +123,27 @@ def test_methods_as_text(model: Model, capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "identical tokens" in out
     assert sum("suffix" in line for line in out.splitlines()) == 2
+
+
+def test_engines_are_warm_and_remember_nothing(model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A timed run is a runner's second of the same prompts, and has the counts of a first one."""
+    seen: list[tuple[ModelRunner, list[str], int]] = []
+
+    def decode(runner: ModelRunner, prompts: Any, **options: Any) -> Run:
+        seen.append((runner, [prompt.name for prompt in prompts], runner.metrics.steps))
+        return decoding.decode(runner, prompts, **options)
+
+    monkeypatch.setattr("specdec_hal.cli.compare.decode", decode)
+    options = (*model().naive, *PROMPTS)
+    rows = compare(capsys, *options, "--method", "suffix", "--repeat", "2")["rows"]
+    assert len(seen) == 2 * 2 * 2 * 2  # untimed and timed; sides, prompts, turns
+    for (first, warmed, _), (second, timed, steps) in zip(seen[::2], seen[1::2], strict=True):
+        assert (first, warmed, steps) == (second, timed, 0)
+    alone = ["generate", *model().naive, "--set", "speculative.method=suffix", "--max-new-tokens", "40", "--json"]
+    for row, prompt in zip(rows[1::2], ("a", "cde"), strict=True):
+        assert main([*alone, "--prompt", prompt]) == 0
+        fresh = json.loads(capsys.readouterr().out)["metrics"]
+        assert all(row[key] == fresh[key] for key in ("steps", "drafted_tokens", "acceptance_by_position"))
 
 
 @pytest.mark.parametrize(

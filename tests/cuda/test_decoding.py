@@ -13,6 +13,7 @@ from specdec_hal.backend import Backend
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from tests.proposers.conftest import registry_with_draft_model, settings_of
 from tests.support.history_model import HistoryModel, LetterTokenizer
 from tests.support.torch_history_model import TorchHistoryModel, UploadingHistoryModel
 
@@ -62,6 +63,42 @@ def test_a_captured_model_gives_the_same_tokens(sampling, cuda):
     assert {name: output[:2] for name, output in actual.items()} == {
         name: output[:2] for name, output in expected.items()
     }
+
+
+@pytest.mark.parametrize("strategy", ["target_match", "rejection"])
+@pytest.mark.parametrize("blocks", [21, 64])
+@pytest.mark.parametrize("chunk", [2, 9])
+def test_a_captured_draft_model_has_read_what_the_target_has(chunk, blocks, strategy, cuda):
+    """One that is always right is always accepted, whatever was chunked, rejected or preempted."""
+    registry = registry_with_draft_model(lambda: TorchHistoryModel("cuda:0"))
+    speculative = {"method": "imitation", "num_speculative_tokens": 4, "verify_strategy": strategy}
+    sizes = {"max_num_seqs": 3, "prefill_chunk": chunk, "block_size": 3, "num_kv_blocks": blocks}
+    config = parse(
+        {"speculative": {**speculative, "imitation": settings_of("imitation")}, "runner": sizes}, registry=registry
+    )
+    runner = ModelRunner(config, cuda, TorchHistoryModel("cuda:0"), LetterTokenizer(), registry=registry)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    asked = []
+    for i in range(9):
+        params = SamplingParams(
+            max_new_tokens=24, seed=i, temperature=0.9 * (i % 2), num_speculative_tokens=(None, 1, 0)[i % 3]
+        )
+        asked.append(Request(str(i), rng.integers(4, 10, int(rng.integers(1, 20))).tolist(), params))
+        runner.add_request(asked[-1])
+    outputs, summary = runner.run(), runner.summary()
+    assert runner.overlap and summary["graphs"] > 1 and not summary["graph_failures"]
+    assert summary["failed_steps"] == summary["failed_proposals"] == 0
+    assert (summary["preemptions"] > 0) == (blocks == 21)
+    plain = ModelRunner(parse({"runner": {"max_num_seqs": 1}}), ReferenceBackend(), HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
+    for request in asked:
+        output = outputs[request.request_id]
+        assert (output.drafted == 0) == (request.params.num_speculative_tokens == 0)
+        # Preemption drops drafts that nobody has verified, and an end token those behind it.
+        assert summary["preemptions"] or output.finish_reason == "stop" or output.accepted == output.drafted
+        params = request.params.model_copy(update={"num_speculative_tokens": None})
+        plain.add_request(Request(request.request_id, request.prompt_token_ids, params))
+        expected = plain.run()[request.request_id].token_ids
+        assert strategy == "rejection" or output.token_ids == expected
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,9 @@ def model() -> TargetModel:
     return sd.load(ROOT / "configs/cuda.yaml", ["model.framework=torch"]).load_model()
 
 
-def runner(model: TargetModel, k: int, **keys: Any) -> ModelRunner:
+def runner(model: TargetModel, k: int, method: str = "ngram", **keys: Any) -> ModelRunner:
     settings = {"model.framework": "torch", **{f"runner.{key}": value for key, value in keys.items()}}
+    settings["speculative.method"] = method
     if k:
         settings["speculative.num_speculative_tokens"] = k
     runtime = sd.load(ROOT / "configs/cuda.yaml", [f"{key}={str(value).lower()}" for key, value in settings.items()])
@@ -91,8 +92,30 @@ def test_captured_and_overlapped_steps_deliver_the_same(
     assert not k or summary["accepted_tokens"] > 100
 
 
-def test_few_blocks(model: TargetModel, plain: dict[str, Any]) -> None:
-    one = runner(model, 4, max_num_seqs=16, prefill_chunk=64, block_size=16, num_kv_blocks=40)
+@pytest.mark.parametrize("method", ["mtp", "hybrid", "suffix", "draft_model"])
+def test_steps_of_every_method_are_captured(
+    model: TargetModel, plain: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proposer on the host drafts between replays."""
+    one = runner(model, 4, method, max_num_seqs=8, prefill_chunk=96)
+    assert one.overlap == (method != "suffix")
+    asked = requests(one, 60, 1)
+    outputs = delivered(decode(one, asked))
+    assert outputs == {name: plain[name] for name in outputs}
+    assert delivered(decode(one, asked)) == outputs
+    # Every plan has been used twice.
+    one.forget()
+    monkeypatch.setattr(model, "forward_device", None)
+    assert delivered(decode(one, asked)) == outputs
+    summary = one.summary()
+    assert summary["graphs"] > 2 and summary["graph_failures"] == 0
+    assert summary["failed_steps"] == summary["failed_proposals"] == summary["dropped_drafts"] == 0
+    assert summary["accepted_tokens"] > 100
+
+
+@pytest.mark.parametrize("method", ["ngram", "mtp", "draft_model"])
+def test_few_blocks(model: TargetModel, plain: dict[str, Any], method: str) -> None:
+    one = runner(model, 4, method, max_num_seqs=16, prefill_chunk=64, block_size=16, num_kv_blocks=40)
     assert delivered(decode(one, requests(one, 120, 1))) == plain
     assert one.summary()["preemptions"] > 0
 

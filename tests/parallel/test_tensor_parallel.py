@@ -158,8 +158,11 @@ def test_processes_give_the_tokens_of_one_process(checkpoint: Path, ranks: int) 
     naive = on_threads(checkpoint, ranks, method="naive")
     assert all(tokens == naive[0] for tokens in naive) and len(naive[0]) == 5
     with on_processes(checkpoint, ranks) as runtime:
-        drafted = tokens_of(runtime.runner())
-        assert drafted == naive[0]
+        runner = runtime.runner()
+        assert tokens_of(runner) == naive[0]
+        runner.forget()
+        assert runner.metrics.steps == 0
+        assert tokens_of(runner) == naive[0], "and the ranks compare the same steps"
         # Another configuration, with the model that the ranks hold already.
         mtp = parse(settings(checkpoint, ranks, method="mtp", num_speculative_tokens=2))
         if ranks == 2:

@@ -9,8 +9,8 @@ from typing import Any
 
 from specdec_hal.hookspecs import ProposerSpec, hookimpl
 from specdec_hal.models import TargetModel
-from specdec_hal.proposers.draft_model import DraftModelProposer, DraftModelSettings
-from specdec_hal.proposers.protocol import ProposerContext
+from specdec_hal.proposers.draft_model import DraftModelSettings, draft_model_proposer
+from specdec_hal.proposers.protocol import Proposer, ProposerContext
 from specdec_hal.registry import BUILTINS, Registry
 
 PROPOSERS = ("ngram", "suffix", "imitation", "mtp", "hybrid")
@@ -19,8 +19,8 @@ PROPOSERS = ("ngram", "suffix", "imitation", "mtp", "hybrid")
 def registry_with_draft_model(make: Callable[[], TargetModel]) -> Registry:
     """The built-in plug-ins, and `imitation`: the proposer `draft_model` over a model that no file holds."""
 
-    def build(context: ProposerContext) -> DraftModelProposer:
-        return DraftModelProposer(replace(context, load_model=lambda path: make(), tokenizer=None))
+    def build(context: ProposerContext) -> Proposer:
+        return draft_model_proposer(replace(context, load_model=lambda path: make(), tokenizer=None))
 
     spec = ProposerSpec("imitation", build, DraftModelSettings)
     registry = Registry(builtins=BUILTINS, entry_points=(), environ={})

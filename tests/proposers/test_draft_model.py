@@ -16,11 +16,11 @@ import specdec_hal as sd
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError, UnsupportedError
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelConfig
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, ModelConfig
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
 from tests.support.cuda_on_host import CudaOnHost, why_not
-from tests.support.history_model import CONTEXT, VOCABULARY, HistoryModel
+from tests.support.history_model import CONTEXT, VOCABULARY, DeviceHistoryModel, HistoryModel
 
 ROOT = Path(__file__).parents[2]
 TINY, DRAFT = ROOT / "models/tiny-py-lm", ROOT / "models/tiny-py-lm-draft"
@@ -34,6 +34,14 @@ class Imitator(HistoryModel):
         hidden = super().forward(batch)[FINAL_NORM]
         hidden[:, :VOCABULARY] += _NOISE[batch.token_ids]
         return {FINAL_NORM: hidden}
+
+
+class DeviceImitator(DeviceHistoryModel):
+    """The same over device tensors, where it is the target that tells of such a position by NaN."""
+
+    def forward_device(self, batch: DeviceBatch, out: Any) -> None:
+        super().forward_device(batch, out)
+        out[FINAL_NORM][:, :VOCABULARY] += _NOISE[batch.token_ids[:, 0].clip(0, VOCABULARY - 1)]
 
 
 class OnHost(CudaOnHost):
@@ -51,7 +59,8 @@ Asked = list[tuple[list[int], SamplingParams]]
 
 
 def decode(asked: Asked, backend: Any, *, plain: bool = False, model: Any = None, **keys: Any) -> list[RequestOutput]:
-    """The outputs of these requests; `keys`: method, slots, chunk, k, strategy, adaptive."""
+    """The outputs of these requests; `keys`: method, slots, chunk, k, strategy, adaptive, device (models), overlap."""
+    on_device = keys.get("device", False)
     speculative: dict[str, Any] = {"method": "naive"}
     if not plain:
         method = keys.get("method", "imitation")
@@ -62,10 +71,12 @@ def decode(asked: Asked, backend: Any, *, plain: bool = False, model: Any = None
             "verify_strategy": keys.get("strategy", "target_match"),
             "adaptive": keys.get("adaptive", False),
         }
-    registry = registry_with_draft_model(lambda: model or Imitator())
-    sizes = {"max_num_seqs": keys.get("slots", 1), "prefill_chunk": keys.get("chunk", 8)}
-    config = parse({"runner": sizes, "speculative": speculative}, registry=registry)
-    runner = ModelRunner(config, backend, HistoryModel(), registry=registry)
+    registry = registry_with_draft_model(lambda: model or (DeviceImitator() if on_device else Imitator()))
+    sizes = {"max_num_seqs": keys.get("slots", 1), "prefill_chunk": keys.get("chunk", 8), "block_size": 3}
+    config = parse(
+        {"runner": {**sizes, "overlap": keys.get("overlap", False)}, "speculative": speculative}, registry=registry
+    )
+    runner = ModelRunner(config, backend, DeviceHistoryModel() if on_device else HistoryModel(), registry=registry)
     for number, (prompt, params) in enumerate(asked):
         params = params.model_copy(update={"num_speculative_tokens": None}) if plain else params
         runner.add_request(Request(str(number), prompt, params))
@@ -96,19 +107,27 @@ def test_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
     keys = {name: data.draw(st.integers(1, most)) for name, most in (("slots", 3), ("chunk", 9), ("k", 5))}
     backend = data.draw(st.sampled_from(BACKENDS))
     method, adaptive = data.draw(st.sampled_from(PROPOSERS)), data.draw(st.booleans())
+    device = data.draw(st.booleans())
+    overlap = device and method != "suffix" and data.draw(st.booleans())
     # While a request drafts nothing, its MTP module is not fed, and the history model's insists that it is.
     adaptive = adaptive and method not in ("mtp", "hybrid")
     expected = decode(asked, BACKENDS[0], plain=True)
-    drafted = decode(asked, backend, method=method, strategy=strategy, adaptive=adaptive, **keys)
+    kind = {"method": method, "strategy": strategy, "adaptive": adaptive, "device": device, "overlap": overlap}
+    drafted = decode(asked, backend, **kind, **keys)
     for output, wanted in zip(drafted, expected, strict=True):
         assert (output.token_ids, output.finish_reason, output.error) == (wanted.token_ids, wanted.finish_reason, "")
 
 
-@settings(max_examples=15)
-@given(asked=st.lists(st.tuples(prompts, params(0.8)), min_size=2, max_size=4), slots=st.integers(2, 4))
-def test_drafts_do_not_depend_on_the_batch(asked: Asked, slots: int) -> None:
-    """Under REJECTION a draft that were drawn otherwise would end in other tokens."""
-    together = decode(asked, BACKENDS[0], k=3, slots=slots, chunk=5, strategy="rejection")
+@settings(max_examples=25)
+@given(
+    asked=st.lists(st.tuples(prompts, params(0.8)), min_size=2, max_size=4),
+    slots=st.integers(2, 4),
+    chunk=st.integers(1, 9),
+    device=st.booleans(),
+)
+def test_drafts_do_not_depend_on_the_batch(asked: Asked, slots: int, chunk: int, device: bool) -> None:
+    """Nor on who chains them. Under REJECTION a draft that were drawn otherwise would end in other tokens."""
+    together = decode(asked, BACKENDS[0], k=3, slots=slots, chunk=chunk, strategy="rejection", device=device)
     for request, output in zip(asked, together, strict=True):
         (alone,) = decode([request], BACKENDS[1], k=3, chunk=20, strategy="rejection")
         assert (alone.token_ids, alone.accepted_draft) == (output.token_ids, output.accepted_draft)
@@ -120,11 +139,54 @@ def test_its_drafts_are_accepted() -> None:
         assert output.drafted > output.accepted > 8
 
 
-def test_a_perfect_model_is_never_refused() -> None:
+@pytest.mark.parametrize("device", [False, True])
+def test_a_perfect_model_is_never_refused(device: bool) -> None:
     """The draws of draft and target agree wherever their logits do."""
     asked = [([7, 8], SamplingParams(max_new_tokens=30, temperature=1.0, seed=seed)) for seed in range(6)]
-    for output in decode(asked, BACKENDS[0], k=3, slots=2, model=HistoryModel()):
+    model = DeviceHistoryModel() if device else HistoryModel()
+    for output in decode(asked, BACKENDS[0], k=3, slots=2, model=model, device=device):
         assert output.accepted == output.drafted > 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("blocks", [12, 48], ids=["preempted", "enough blocks"])
+@pytest.mark.parametrize("chunk", [1, 2, 9])
+@pytest.mark.parametrize("k", [1, 4])
+def test_a_chain_has_read_what_the_target_has(k: int, chunk: int, blocks: int, overlap: bool) -> None:
+    """A model that is always right is always accepted: it looks at each token of its text, the first one included.
+
+    Whatever was rejected, chunked, preempted, or not drafted for some steps; a position that it lacks has it draft
+    nothing.
+    """
+    registry = registry_with_draft_model(DeviceHistoryModel)
+    speculative = {"method": "imitation", "num_speculative_tokens": k, "imitation": settings_of("imitation")}
+    sizes = {"max_num_seqs": 3, "prefill_chunk": chunk, "block_size": 4, "num_kv_blocks": blocks, "overlap": overlap}
+    config = parse({"runner": {**sizes, "debug": True}, "speculative": speculative}, registry=registry)
+    runner = ModelRunner(config, ReferenceBackend(), DeviceHistoryModel(), registry=registry)
+    wanted = (None, None, 1, 0, None)
+    asked = [
+        ([3, 4, 5 + i] * (1 + i), SamplingParams(max_new_tokens=21, num_speculative_tokens=most))
+        for i, most in enumerate(wanted)
+    ]
+    for i, (prompt, params) in enumerate(asked):
+        runner.add_request(Request(str(i), prompt, params))
+    lengths, steps = runner.state.request, 0
+    while runner.has_requests:
+        runner.step()
+        steps += 1
+        for slot, sequence in runner._scheduler.running.items():  # nobody drafts in two of five steps
+            lengths.host["draft_token_num"][slot] = runner._draft_limit(sequence) if steps % 5 < 3 else 0
+    outputs, summary = runner.take_finished(), runner.summary()
+    assert summary["failed_steps"] == summary["failed_proposals"] == 0
+    assert (summary["preemptions"] > 0) == (blocks == 12)
+    for i, most in enumerate(wanted):
+        output = outputs[str(i)]
+        assert output.token_ids == decode([asked[i]], ReferenceBackend(), plain=True)[0].token_ids
+        assert (output.drafted == 0) == (most == 0)
+        if not summary["preemptions"]:  # which drops the drafts that nobody has verified
+            assert output.accepted == output.drafted
+    # Where it drafts nothing though it may, it has not read everything.
+    assert summary["drafted_tokens"] > 5 * k
 
 
 def test_a_forward_that_fails_leaves_nothing_behind() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
+from specdec_hal.errors import RequestError
 from specdec_hal.proposers.suffix import SuffixCounts
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.support.history_model import HistoryModel
@@ -118,3 +120,25 @@ def test_the_least_recently_used_response_goes() -> None:
     assert kept[2] < kept[0] and kept[4] < kept[0]
     lost = steps(runner("suffix", max_cached_requests=1), [alike, other, third, alike])
     assert lost[3] >= kept[4]
+
+
+def test_what_is_forgotten() -> None:
+    """Metrics, responses in the cache, and the one of whoever had the slot last; not who is still to be answered."""
+    one = runner("suffix")
+    alike = [3, 4, 5]
+    cold = steps(one, [alike, alike])
+    before = one.summary()
+    for _ in range(2):
+        one.forget()
+        assert one.summary()["steps"] == one.summary()["drafted_tokens"] == 0
+        assert steps(one, [alike, alike]) == cold
+        after = one.summary()
+        assert all(after[name] == before[name] for name in ("steps", "drafted_tokens", "acceptance_by_position"))
+    one.add_request(Request("waits", alike, SamplingParams(max_new_tokens=30)))
+    with pytest.raises(RequestError, match="got 1 live and 0 finished ones"):
+        one.forget()
+    one.cancel("waits")
+    with pytest.raises(RequestError, match="got 0 live and 1 finished ones"):
+        one.forget()
+    one.take_finished()
+    one.forget()

@@ -1,0 +1,170 @@
+"""Drafts of a model that reads what a step accepted and then its own drafts: a chain of ops, one substep for a draft.
+
+The model has slots of its own, as the target has, which the state ops of the contract keep (section 9): they set the
+slots to what the target's step has accepted, take a token of each substep, and count the drafts at the end. Its text is
+the request's from the second token on, so that a chunk of a prompt ends in the token that the target has emitted behind
+it. Its KV cache has a row for every row of the target's, in blocks of the same numbers; rejected drafts are overwritten
+by the next step, as they are there.
+
+Nothing here reads a device value: where the model takes device tensors, the chain is captured with the step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.models.protocol import DeviceBatch
+from specdec_hal.ops import TokenOrder
+from specdec_hal.proposers.draft_sampler import DraftSampler
+from specdec_hal.proposers.protocol import ProposerContext, RunsOn, StepBounds
+
+Call = Callable[[int], None]
+
+SLOTS = (
+    "input_ids",
+    "seq_lens_this_time",
+    "seq_lens_encoder",
+    "seq_lens_decoder",
+    "step_idx",
+    "stop_flags",
+    "is_block_step",
+)
+"""What a slot is doing."""
+_OWN = (
+    *SLOTS,
+    "token_ids_all",
+    "draft_tokens",
+    "has_running",
+    "ids_remove_padding",
+    "batch_id_per_token",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "cu_seqlens_q_output",
+    "num_tokens",
+    "output_token_num",
+)
+"""What the model has for itself, as the target has its own."""
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """The calls of a step: what comes first, each substep, what comes last."""
+
+    head: list[Call]
+    substeps: list[list[Call]]
+    tail: Call
+
+
+class DraftChain(ABC):
+    """`drafts`: substeps. `width`, `dtype`: of the model's hidden states. `certain`: see :class:`DraftSampler`."""
+
+    runs_on: RunsOn = "device"
+
+    def __init__(self, context: ProposerContext, drafts: int, *, width: int, dtype: str, certain: bool = False) -> None:
+        state = context.state
+        self._backend, self._state, self._device = context.backend, state, state.device
+        self._drafts, self._shape = drafts, (width, dtype)
+        size = state.symbols
+        self._own = own = {name: state.allocate(name) for name in _OWN}
+        own["batch_id_per_token_output"] = state.allocate("batch_id_per_token_output", R_cap=size["M"])
+        self._device.write(own["stop_flags"], slice(None), True)
+        self._tensors = state.of_draft_model(own)
+        # What the model gives, and of each slot the last row.
+        self._given, self._last = self._rows(size["T_cap"]), self._rows(size["M"])
+        self._sampler = DraftSampler(context, certain=certain)
+        self.gives_draft_probs = self._sampler.probs is not None
+        self._ranked = self._device.zeros((size["M"], 1), "int64")
+        self._every_slot = self._device.upload(np.arange(size["M"] + 1, dtype=np.int32))
+        self._plans: dict[StepBounds, ChainPlan] = {}
+
+    def reset(self, slots: list[int]) -> None:
+        """The model's text is the request's from its second token on."""
+        for slot in slots:
+            own, text = (tensors["token_ids_all"][slot] for tensors in (self._tensors, self._state))
+            self._device.assign(own[:-1], text[1:])
+
+    # ---- what the model is, and how it is run
+
+    @abstractmethod
+    def _head(self, bounds: StepBounds) -> list[Call]:
+        """What sets the slots, from `schedule_slots` on to `draft_model_preprocess`."""
+
+    @abstractmethod
+    def _read(self, number: int, bounds: StepBounds, sizes: dict[str, int], hidden: Any) -> list[Call]:
+        """Pack the tokens of substep `number`, and run the model: its hidden states go to the rows of `_given`.
+
+        `hidden`: the target's rows of the step, for a model that reads them.
+        """
+
+    @abstractmethod
+    def _logits(self, last: Any) -> Call:
+        """Write the logits of these rows, one a slot, to the sampler's."""
+
+    # ---- the calls
+
+    def _plan(self, bounds: StepBounds, hidden: Any) -> ChainPlan:
+        substeps = [self._substep(number, bounds, hidden) for number in range(self._drafts)]
+        args = self._state.args("draft_model_postprocess", {"B": bounds.slots})
+        return ChainPlan(self._head(bounds), substeps, self._backend.bind("draft_model_postprocess", **args))
+
+    def _launch(self, plan: ChainPlan, stream: int) -> Any:
+        for call in plan.head:
+            call(stream)
+        for calls in plan.substeps:
+            if not self._goes_on():
+                break
+            for call in calls:
+                call(stream)
+        plan.tail(stream)
+        return self._sampler.probs
+
+    def _goes_on(self) -> bool:
+        """Whether anybody drafts on. Always, where the host does not know."""
+        return True
+
+    def _substep(self, number: int, bounds: StepBounds, hidden: Any) -> list[Call]:
+        slots, tokens = bounds.slots, bounds.tokens if number == 0 else bounds.slots
+        sizes = {"B": slots, "T_cap": tokens, "R_cap": slots}
+        last, ranked = self._last[:slots], self._ranked[:slots]
+        scattered = {"is_speculative": False, "token_order": TokenOrder.SLOT}
+        return [
+            *self._read(number, bounds, sizes, hidden),
+            self._bind("gather_next_token", sizes, self._given[:tokens], out=last, **scattered),
+            self._logits(last),
+            *self._draw(number, sizes, ranked),
+            self._bind("draft_model_update", sizes, ranked, substep=number),
+        ]
+
+    def _draw(self, number: int, sizes: dict[str, int], ranked: Any) -> list[Call]:
+        """A token for each slot, and those of active slots by their rank."""
+        slots = sizes["B"]
+        tokens = self._sampler.tokens[:slots]
+        pack = self._bind(
+            "eagle_get_self_hidden_states", sizes, tokens[:, None], cu_seqlens_q=self._every_slot[: slots + 1],
+            last_hidden=ranked,
+        )  # fmt: skip
+        return [lambda stream: self._sampler.draw(number, slots, stream), pack]
+
+    def _bind(self, op: str, sizes: dict[str, int], *args: Any, **kwargs: Any) -> Call:
+        return self._backend.bind(op, *args, **{**self._tensors.args(op, sizes), **kwargs})
+
+    def _rows(self, count: int) -> Any:
+        width, dtype = self._shape
+        return self._device.zeros((count, width), dtype)
+
+    def _batch(self, bounds: StepBounds, sizes: dict[str, int], query: int, positions: Any) -> DeviceBatch:
+        """What a model over device tensors reads. `query`: most tokens of a slot; `positions`: of its first one."""
+        return DeviceBatch(
+            token_ids=self._tensors.part("ids_remove_padding", sizes),
+            batch_id_per_token=self._tensors.part("batch_id_per_token", sizes),
+            cu_seqlens_q=self._tensors.part("cu_seqlens_q", sizes),
+            seq_lens_decoder=positions,
+            block_tables=self._state["block_tables"],
+            max_seq_len=bounds.context,
+            max_query_len=min(query, sizes["T_cap"]),
+        )
