@@ -20,7 +20,7 @@ class Options:
     """
 
     device: int = 0
-    index_from: int = 1 << 21
+    index_from: int = 5 << 20
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:

@@ -97,8 +97,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         for number in rounds:
             tasks = [(unit, args.seed + number) for unit in work]
             _round(report, job, tasks, args.jobs, expected, number)
-            if args.level == "soak" and number:  # a long run keeps what is worth telling
-                report.results = [r for r in report.results if r.status != "passed"]
+            report.rounds = number + 1
+            if args.level == "soak":
+                report.count_passed()
     except KeyboardInterrupt:
         if args.level != "soak":
             raise

@@ -59,7 +59,10 @@ class Cause:
 
 @dataclass
 class Report:
-    """All results of one backend. `problems`: what fails the run besides results (stale expected failures)."""
+    """All results of one backend. `problems`: what fails the run besides results (stale expected failures).
+
+    `rounds`: of a soak. `passed`: results by (op, mode) that are counted and not kept.
+    """
 
     backend: str
     device: str
@@ -68,6 +71,13 @@ class Report:
     results: list[Result] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    rounds: int = 1
+    passed: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def count_passed(self) -> None:
+        """Keep the number of the results that passed, and the others as they are: a soak makes many."""
+        self.passed.update((r.op, r.mode) for r in self.results if r.status == PASSED)
+        self.results = [r for r in self.results if r.status != PASSED]
 
     @property
     def ok(self) -> bool:
@@ -97,7 +107,7 @@ class Report:
 
     def table(self) -> dict[tuple[str, str], Counter[str]]:
         """Statuses counted by (op, mode), in the order of running; ops without results have no row."""
-        rows: dict[tuple[str, str], Counter[str]] = {}
+        rows = {row: Counter({PASSED: count}) for row, count in self.passed.items()}
         for result in self.results:
             rows.setdefault((result.op, result.mode), Counter())[result.status] += 1
         return rows
@@ -108,7 +118,7 @@ class Report:
 
     def totals(self) -> dict[str, int]:
         """Results by status."""
-        counts = Counter(result.status for result in self.results)
+        counts = sum(self.table().values(), Counter[str]())
         return {status: counts[status] for status in STATUSES}
 
     def document(self) -> dict[str, Any]:
@@ -118,6 +128,7 @@ class Report:
             "device": self.device,
             "level": self.level,
             "seed": self.seed,
+            "rounds": self.rounds,
             "ok": self.ok,
             "versions": versions(),
             "seconds": round(self.seconds, 2),

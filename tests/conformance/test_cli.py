@@ -225,6 +225,12 @@ def test_soak_runs_rounds_with_fresh_seeds(faulty: str, capsys: pytest.CaptureFi
     assert call("--backend", "reference", *args) == 0
     progress = capsys.readouterr().err
     assert "round 1 (seed 0)" in progress and "round 2 (seed 1)" in progress
+    passed = [0]
+    for rounds in ("1", "2"):
+        _, report = document(capsys, "--backend", "reference", *args, "--rounds", rounds)
+        assert report["rounds"] == int(rounds) and report["totals"]["passed"] > passed[-1]
+        assert report["totals"]["passed"] == sum(row["passed"] for row in report["table"])
+        passed.append(report["totals"]["passed"])
     status, report = document(capsys, "--backend", faulty, "--option", "fault=abort", *args)
     assert status == 1 and {r["check"] for r in report["results"]} == {"survival"}
     assert len(list(tmp_path.glob("*-seed0.npz"))) == len(list(tmp_path.glob("*-seed1.npz"))) == 2
