@@ -95,7 +95,8 @@ def engine_alone(new_tokens: int, together: int, turns: int) -> None:
     import specdec_hal as sd
     from specdec_hal.runner import ModelRunner, Request, SamplingParams
 
-    runtime = sd.load(ROOT / "configs/serve.yaml", [f"runner.max_num_seqs={together}"])
+    slots = [f"runner.max_num_seqs={together}", f"runner.max_waiting_requests={turns * together}"]
+    runtime = sd.load(ROOT / "configs/serve.yaml", slots)
     tokenizer = runtime.load_tokenizer()
     runner = ModelRunner(runtime.config, runtime.backend, runtime.load_model(), registry=runtime.registry)
     params = SamplingParams(max_new_tokens=new_tokens)

@@ -174,6 +174,11 @@ class HostDevice(Device):
         return HostOutputs(fields)
 
 
+def _is_basic(index: Any) -> bool:
+    """Whether what it picks is a view."""
+    return all(isinstance(one, (int, slice)) for one in (index if isinstance(index, tuple) else (index,)))
+
+
 class TorchDevice(Device):
     """PyTorch on a CUDA device."""
 
@@ -210,10 +215,15 @@ class TorchDevice(Device):
         return as_numpy(tensor.cpu())
 
     def write(self, tensor: Any, index: Any, values: Any) -> None:
-        """A number is an argument of the kernel that writes it; an array is copied first."""
+        """A number is an argument of the kernel that writes it. An array goes right to a part that is a view, and is
+        copied first for any other."""
         refuse_in_capture("written")
         if isinstance(values, self._torch.Tensor):
             values = values.to(tensor)
+        elif isinstance(values, np.ndarray) and values.dtype != np.uint16 and _is_basic(index):
+            source = self._torch.from_numpy(np.require(values, requirements="CW"))
+            tensor[index].copy_(source, non_blocking=True)  # returns when pageable memory has been read
+            return
         elif not isinstance(values, (bool, int, float)):
             values = self.upload(np.asarray(values)).to(tensor.dtype)
         tensor[index] = values

@@ -94,6 +94,19 @@ def test_writes_into_rows(device):
     device.write(tensor, (1, slice(2)), [8, 9])
     device.write(tensor, 2, -1)
     assert device.download(tensor).tolist() == [[0, 0, 0, 0], [8, 9, 0, 0], [-1, -1, -1, -1]]
+    values = np.arange(8, dtype=np.int32)[::-2]
+    values.flags.writeable = False
+    device.write(tensor, (0, slice(None)), values)
+    device.write(tensor, (2, slice(1, 3)), values[:2])
+    assert device.download(tensor).tolist() == [[7, 5, 3, 1], [8, 9, 0, 0], [-1, 7, 5, -1]]
+
+
+def test_writes_of_bits(device):
+    """NumPy's bfloat16 is uint16."""
+    tensor, bits = device.zeros((3,), "bfloat16"), np.array([0x3F80, 0xC000], np.uint16)
+    device.write(tensor, slice(1, None), device.upload(bits))
+    device.write(tensor, slice(2), bits)
+    assert np.array(device.download(tensor)).view(np.uint16).tolist() == [0x3F80, 0xC000, 0xC000]
 
 
 def test_entries_are_added_in_place_to_the_rows_of_their_slots(device):
