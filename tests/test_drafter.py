@@ -345,3 +345,11 @@ def test_a_proposer_that_needs_a_model_is_refused(options: dict[str, Any], messa
         with pytest.raises(UnsupportedError, match=message):
             drafter.propose([[1, 2]], request_ids=["a"])
     assert seen_names(drafter) == set()
+
+
+def test_a_proposer_on_the_host_remembers_earlier_texts_when_buffers_grow() -> None:
+    drafter = sd.Drafter(method="suffix", backend="reference", num_speculative_tokens=3)
+    drafter.propose([[1, 2, 3, 4, 5]], ["a"])
+    assert drafter.propose([[9] * 40, [7, 2, 3]], ["b", "c"])[1] == [4, 5], "the texts until now count as earlier ones"
+    drafter.forget("c")
+    assert drafter.propose([list(range(50, 250)), [8, 1, 2]], ["d", "e"])[1] == [3, 4, 5]

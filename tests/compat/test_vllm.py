@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 
 from specdec_hal.compat import vllm as adapter
 from specdec_hal.compat.defaults import default_drafter
+from specdec_hal.compat.texts import PATIENCE, Known, KnownTexts
 from specdec_hal.errors import ConfigError, UnsupportedError
 
 K, MAX_MODEL_LEN, MAX_NUM_REQS = 4, 32, 4
 
 
-def vllm_config(hf_overrides: Any = None, k: int = K) -> Any:
+def vllm_config(hf_overrides: Any = None, k: int = K, max_model_len: int = MAX_MODEL_LEN) -> Any:
     """What the proposer reads of vLLM's configuration."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=k, method="custom_class"),
-        model_config=SimpleNamespace(max_model_len=MAX_MODEL_LEN, hf_overrides=hf_overrides or {}),
+        model_config=SimpleNamespace(max_model_len=max_model_len, hf_overrides=hf_overrides or {}),
         scheduler_config=SimpleNamespace(max_num_seqs=MAX_NUM_REQS),
     )
 
@@ -39,9 +40,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 class Runner:
     """A model runner with vLLM's signatures: int32 rows that requests move between, prompts that come in chunks."""
 
-    def __init__(self, proposer: Any) -> None:
+    def __init__(self, proposer: Any, width: int = MAX_MODEL_LEN) -> None:
         self.proposer = proposer
-        self.token_ids_cpu = np.full((MAX_NUM_REQS, MAX_MODEL_LEN), 99, np.int32)
+        self.token_ids_cpu = np.full((MAX_NUM_REQS, width), 99, np.int32)
         self.num_tokens_no_spec = np.zeros(MAX_NUM_REQS, np.int32)
         proposer.load_model(object())
 
@@ -135,3 +136,73 @@ def test_a_vllm_that_was_not_run_is_refused(monkeypatch: pytest.MonkeyPatch, ver
     monkeypatch.setattr(importlib.metadata, "version", installed)
     with pytest.raises(UnsupportedError, match=r"0\.32"):
         adapter.NgramProposer(vllm_config())
+
+
+def test_a_suffix_look_up_knows_requests_that_move_and_texts_of_those_that_ended() -> None:
+    proposer = adapter.SuffixProposer(vllm_config())
+    runner = Runner(proposer)
+    first, second = [1, 2, 3, 1, 2], [7, 8, 9, 7, 8]
+    assert runner.step([first, second], [True, True]) == [[3, 1, 2, 3], [9, 7, 8, 9]]
+    known = dict(proposer._requests._at)
+    assert runner.step([[*second, 9], [*first, 3]], [True, True]) == [[7, 8, 9, 7], [1, 2, 3, 1]]
+    assert proposer._requests._at == {0: known[1], 1: known[0]}
+    runner.step([[0, 7, 8]], [True])
+    for length in range(PATIENCE):
+        runner.step([list(range(50, 51 + length // 3))], [True])
+    assert runner.step([[6, 7, 8]], [True]) == [[9, 7, 8, 9]]
+
+
+def test_of_those_that_are_missing_the_ones_seen_last_are_kept() -> None:
+    ended: list[Known] = []
+    requests, text = KnownTexts(2, ended.append), np.arange(40)
+    seen = []
+    for start in range(5):
+        rows = {3: text[start : start + 20 + start]}
+        seen.append(requests.find(rows)[3])
+        requests.keep(rows, {3: 0})
+    assert ended == seen[:2] and len(set(map(id, seen))) == 5
+    again = requests.find({0: text[2:33], 1: text[3:26], 2: text[9:]})
+    assert [again[0], again[1]] == seen[2:4] and again[2] not in seen
+
+
+@pytest.mark.parametrize("proposer", [adapter.NgramProposer, adapter.SuffixProposer])
+def test_adaptive_lengths_are_beginnings_and_stop_where_drafts_do_not_pay(
+    proposer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock for which a token costs as much as the step: a draft that is always wrong is soon not made."""
+    rng, now = np.random.default_rng(0), [0.0]
+    monkeypatch.setattr(adapter.time, "perf_counter", lambda: now[0])
+    fixed, adaptive = (
+        Runner(proposer(vllm_config({"specdec_hal": {"adaptive": choice}}, max_model_len=400)), width=400)
+        for choice in (False, True)
+    )
+    text, drafted = [1, 2, 3, 4, 1, 2], []
+    for _ in range(300):
+        whole, chosen = (one.step([text], [True])[0] for one in (fixed, adaptive))
+        assert chosen == whole[: len(chosen)]
+        drafted.append((len(whole), len(chosen)))
+        now[0] += 1.0 + len(chosen)
+        text = [*text, int(rng.integers(1, 5))]
+    early, late = (np.array(part).sum(axis=0) for part in (drafted[:20], drafted[100:]))
+    assert early[1] > 0 and late[1] < 0.1 * late[0]
+
+
+def test_adaptive_lengths_stay_long_where_drafts_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(adapter.time, "perf_counter", lambda: now[0])
+    runner = Runner(
+        adapter.NgramProposer(vllm_config({"specdec_hal": {"adaptive": True}}, max_model_len=400)), width=400
+    )
+    text, lengths = [1, 2, 3, 4, 5, 1, 2], []
+    while len(text) < 380:
+        drafts = runner.step([text], [True])[0]
+        now[0] += 1.0 + 0.05 * len(drafts)
+        lengths.append(len(drafts))
+        for _ in range(len(drafts) + 1):  # all are accepted
+            text.append(text[-5])
+    assert lengths[-20:] == [K] * 20
+
+
+def test_adaptive_is_a_switch() -> None:
+    with pytest.raises(ConfigError, match="adaptive: expected true or false, got 'yes'"):
+        adapter.NgramProposer(vllm_config({"specdec_hal": {"adaptive": "yes"}}))

@@ -38,7 +38,10 @@ def generate(
     return [list(output.outputs[0].token_ids) for output in outputs], counters
 
 
-def test_tokens_are_those_of_plain_vllm(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("proposer", "adaptive"), [("NgramProposer", False), ("SuffixProposer", True)])
+def test_tokens_are_those_of_plain_vllm(
+    proposer: str, adaptive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import transformers
 
     subprocess.run([sys.executable, str(ROOT / "tools/drop_mtp.py"), str(MODEL), str(tmp_path)], check=True)
@@ -46,8 +49,9 @@ def test_tokens_are_those_of_plain_vllm(tmp_path: Path) -> None:
     files = sorted((ROOT / "examples/prompts").glob("*.txt"))
     prompts = [tokenizer(Path(file).read_text().removesuffix("\n"))["input_ids"] for file in files]
     plain, nothing = generate(tmp_path, None, prompts)
-    ours, counters = generate(tmp_path, OURS, prompts)
+    assert not nothing
+    monkeypatch.setenv("SPECDEC_HAL_VLLM", json.dumps({"adaptive": adaptive}))
+    ours, counters = generate(tmp_path, {**OURS, "model": f"specdec_hal.compat.vllm.{proposer}"}, prompts)
     print(json.dumps(counters))
     assert ours == plain
-    assert not nothing
     assert counters["num_accepted_tokens"] > 0.3 * counters["num_draft_tokens"] > 0
