@@ -16,7 +16,7 @@ mkdir -p "$out"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 COLUMNS=${COLUMNS:-160}
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | awk '{print tolower($NF)}')
 suites=("$@")
-((${#suites[@]})) || suites=(verify step logprobs sampling ngram)
+((${#suites[@]})) || suites=(verify slots step logprobs sampling ngram)
 pids=()
 for suite in "${suites[@]}"; do # together, taking turns on the GPU: making inputs and checking take the longest
   "$python" -m specdec_hal.cli bench --suite "$suite" --backend cuda "${quick[@]}" --lock "$out/lock" \

@@ -10,6 +10,7 @@ from __future__ import annotations
 SUITES = {
     "ngram": "n-gram look-up: scan and index, over lengths, batches, hits and budgets",
     "verify": "verification of drafts and the updates of slots",
+    "slots": "state of slots: the draft model's, scheduling, stop sequences, limits of thinking",
     "sampling": "from logits to tokens: sampling, probabilities, candidates, penalties",
     "logprobs": "log-probabilities of accepted tokens",
     "step": "the captured token plane of a whole decode step, and the host's cost of a call",
