@@ -13,7 +13,8 @@ namespace xpu_sim::rt {
 
 namespace {
 
-// Threads are kept between launches and never joined: they sleep, and the process ends them.
+// Threads are kept between launches and never joined: they sleep, and the process ends them. A launch does not wait for
+// one that has not come when all clusters are taken: on a busy machine that can take many times as long as the launch.
 class ThreadPool {
  public:
   void run(int workers, Launch* launch, Counters* total) {
@@ -23,7 +24,7 @@ class ThreadPool {
     }
     launch_ = launch;
     total_ = total;
-    wanted_ = busy_ = std::min(workers - 1, threads_);
+    wanted_ = std::min(workers - 1, threads_);
     ++ticket_;
     work_.notify_all();
     lock.unlock();
@@ -31,6 +32,7 @@ class ThreadPool {
     mine.run(launch);
     lock.lock();
     merge(total, mine.counters);
+    wanted_ = 0;
     done_.wait(lock, [this] { return busy_ == 0; });
     launch_ = nullptr;
     idle_.notify_one();
@@ -64,6 +66,7 @@ class ThreadPool {
       work_.wait(lock, [&] { return ticket_ != seen && wanted_ > 0; });
       seen = ticket_;
       --wanted_;
+      ++busy_;
       Launch* const launch = launch_;
       lock.unlock();
       Worker* const mine = worker_if_any();
