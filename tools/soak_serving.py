@@ -64,6 +64,7 @@ async def overload(url: str, pid: int, seconds: float) -> dict[str, Any]:
 def overloaded(seconds: float, *arguments: str) -> dict[str, Any]:
     """A server under load; AssertionError if it does not stand it."""
     limits = [f"runner.max_num_seqs={SLOTS}", f"runner.max_waiting_requests={WAITING}"]
+    limits.append("runner.queue_timeout_s=600")  # how fast the machine is must not decide
     keys = [word for limit in limits for word in ("--set", limit)]
     with server(*keys, *arguments) as (pid, url):
         found = asyncio.run(overload(url, pid, seconds))
