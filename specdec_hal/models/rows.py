@@ -10,7 +10,7 @@ products of each shape, and steps are padded to sizes that agree. Where all agre
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -65,35 +65,7 @@ def linear_sizes(multiply: Callable[[Array], Array], width: int, limit: int) -> 
     def signature(n: int) -> bytes | None:
         return _common([multiply(np.repeat(sample[None], n, 0)) for sample in samples])
 
-    return agreeing(signature, _up_to(limit))
-
-
-def attention_sizes(attend: Callable[[int, int, int], Array], contexts: Sequence[int], limit: int) -> RowSizes | None:
-    """Token counts <= `limit` for which attention gives each token the same bits, however long the context is padded.
-
-    ``attend(n, visible, context)``: the results [n, ...] of n equal tokens that see the first `visible` of `context`
-    positions. None if even for one token the padding of the context has an influence.
-    """
-    sample = sorted({*contexts[:4], *contexts[5:6], *contexts[-1:]})
-
-    def signature(n: int) -> bytes | None:
-        rows = b""
-        for i, visible in enumerate(sample):
-            first, *others = (
-                _common([attend(n, visible, context)]) for context in (visible, *sample[i + 1 : i + 2], sample[-1])
-            )
-            if first is None or any(other != first for other in others):
-                return None
-            rows += first
-        return rows
-
-    if signature(1) is None:
-        return None
-    return agreeing(signature, _up_to(limit))
-
-
-def _up_to(limit: int) -> list[int]:
-    return [n for n in CANDIDATES if n <= limit]
+    return agreeing(signature, [n for n in CANDIDATES if n <= limit])
 
 
 def _random(*shape: int) -> Array:
