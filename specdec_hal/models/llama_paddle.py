@@ -133,7 +133,7 @@ class LlamaPaddle(Llama):
         return ops.swiglu(x, None)
 
     def _host_threads(self) -> int:
-        return self._product_threads
+        return len(os.sched_getaffinity(0))
 
     def _new_attention(self, layers: int, slots: int, positions: int) -> Attention:
         if isinstance(self._place, paddle.CPUPlace):
