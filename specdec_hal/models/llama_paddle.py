@@ -3,10 +3,10 @@
 Operators are called through ``paddle._C_ops``, as Paddle's own layers do, where the public function takes more than
 half a microsecond longer: a decode step of a small model is some 200 operators, and much of its time is their dispatch.
 
-On a CPU one thread computes everything but the products with weights of a model too large for caches: these are bound
-by memory, which two cores read faster than one. MKL splits the small products of attention in another way for each
-number of tokens, so that with two threads no two numbers of tokens agreed bit for bit; and for a small model waking
-threads up costs most of what they gain. On a GPU (which this has not been run on) nothing of that applies.
+On a CPU one thread computes everything but attention, which wakes up others where a step is worth it, and the products
+with weights of a model too large for caches: these are bound by memory, which two cores read faster than one. For a
+small model MKL's threads gain little, and a product waits for all of them where other processes keep one from running.
+On a GPU (which this has not been run on) nothing of that applies, and attention is :mod:`.paddle_attention`'s.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LlamaPaddle(Llama):
     """`device` is cpu or gpu:N; all tensors are float32.
 
     `threads` on a CPU, for products with weights of 256 KiB or more; None: all cores that the process may use if the
-    weights take 128 MiB or more, else one.
+    weights take 128 MiB or more, else one. `bit_stable` None: on a CPU; elsewhere it cannot be had.
     """
 
     framework: ClassVar[str] = "paddle"
@@ -64,6 +64,8 @@ class LlamaPaddle(Llama):
             )
         self._place = _place(device)
         on_host = isinstance(self._place, paddle.CPUPlace)
+        if bit_stable and not on_host:
+            raise _argument_error("bit_stable", "False on a GPU", "True", "leave it out: Paddle's attention is no such")
         self._threads = self._product_threads = 1
         if on_host:
             if threads is not None and threads < 1:

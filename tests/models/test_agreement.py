@@ -154,6 +154,15 @@ def test_paddle_multiplies_large_weights_with_the_threads_asked_for(
         make_driver(embedded_checkpoint, "paddle", threads=0)
 
 
+def test_paddle_on_a_gpu_promises_no_bits(make_driver: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    from specdec_hal.models import llama_paddle
+
+    monkeypatch.setattr(llama_paddle, "_place", lambda device: device)
+    with pytest.raises(ValueError, match="'bit_stable': expected False on a GPU, got True"):
+        make_driver(TINY, "paddle", device="gpu:0", bit_stable=True)
+
+
 @pytest.mark.parametrize(
     ("cpu", "before", "after"),
     [
