@@ -122,16 +122,21 @@ class Helpers {
   int64_t threads_ = 0, wanted_ = 0, busy_ = 0;
 };
 
+struct Owned {
+  pid_t process;
+  Helpers helpers;
+};
+
+// This process's. A parent's are left to it: their threads are not here, and their locks may be held.
 Helpers& helpers() {
-  static std::mutex mutex;
-  static Helpers* held = nullptr;
-  static pid_t owner = 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (owner != getpid()) {
-    held = new Helpers;  // a parent's are left: its threads are not here
-    owner = getpid();
+  static std::atomic<Owned*> held{nullptr};
+  Owned* now = held.load();
+  if (now == nullptr || now->process != getpid()) {
+    auto fresh = std::make_unique<Owned>();
+    fresh->process = getpid();
+    if (held.compare_exchange_strong(now, fresh.get())) now = fresh.release();
   }
-  return *held;
+  return now->helpers;
 }
 
 // qkv float32 [R, W], rotary float32 [P, D], out float32 [R, H * D]; spans int64 [N, 5]: row, length, position, address
