@@ -1,6 +1,6 @@
 """A Llama decoder over a dense KV cache, written once; a framework fills in its primitives.
 
-A batch is cut into blocks of some dozens of rows, which run through all layers one after the other. Per layer a block
+A batch is cut into blocks of up to 256 rows, which run through all layers one after the other. Per layer a block
 takes four matrix products with weights and one call for the attention of all its slots (:mod:`.attention`). The cache
 of a slot grows with the context, by doubling; new positions are written in place, over what rejected drafts left.
 
@@ -14,10 +14,10 @@ It holds per process: another processor, library version or thread count may giv
 With ``bit_stable=False`` (the default elsewhere) nothing is measured or padded, and equality is as good as the
 framework's kernels make it.
 
-What bit-stability costs, measured with models/tiny-py-lm on a shared AMD EPYC (Zen 4), one thread, in turns with the
-same model without it, ratio of the fastest steps: in Paddle 4 to 13 % of a step of 1 token, 13 to 17 % of 2, at most
-2 % of 6 or 11; in PyTorch at most 6 %; of prefill in either about 10 %. Without it, steps of 1 and of 6 tokens gave
-100 % (Paddle) and 87 % (PyTorch) of 2,000 tokens logits of other bits, by up to 2e-5, and none another argmax.
+What bit-stability costs, measured with models/tiny-py-lm on an Intel Xeon with AVX-512, one thread, in turns with the
+same model without it, ratio of the fastest steps: in Paddle 15 to 25 % of a step of 1 token, which is computed as two;
+at most 2 % of 2, 6 or 11, and of 200 where a size is near; in PyTorch at most 4 %. Without it, on an AMD EPYC, steps of
+1 and of 6 tokens gave nearly all tokens logits of other bits, by up to 2e-5, and none of 2,000 another argmax.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class LlamaPaddle(Llama):
         return self._upload(weight)
 
     def _row_limit(self) -> int:
-        return 72
+        return 256
 
     def _rows(self, x: Any, start: int, stop: int) -> Any:
         return _aligned(ops.slice(x, [0], [start], [stop], [1], []))

@@ -18,7 +18,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 
 # Tried as batch sizes: every one that a decode step of one or a few requests has, then coarser ones for prefill.
-CANDIDATES = (*range(1, 17), 18, 20, 22, 24, 28, 30, 32, 36, 40, 42, 48, 54, 60, 64, 66, 72)
+_FINE = (*range(1, 17), 18, 20, 22, 24, 28, 30, 32, 36, 40, 42, 48, 54, 60, 64, 66, 72)
+CANDIDATES = (*_FINE, *range(80, 257, 16))
 
 # Sizes up to this decide between classes of sizes that agree: decode steps.
 _COMMON = 16
