@@ -156,32 +156,3 @@ class RotaryTable:
         heads = rows[:, : self._rotated * half].reshape(len(positions), self._rotated, half)
         heads[:] = self._table.take(positions, axis=0, mode="clip")[:, None]
         return rows
-
-
-class AttentionMask:
-    """What to add to attention scores: 0 or -inf.
-
-    All heads of a token are scored against the keys of all KV heads in one matrix product, [tokens * heads] times
-    [positions * kv_heads], and the mask leaves each head the keys of its own KV head up to its own position. That costs
-    kv_heads times the arithmetic, and saves transpositions and separate products for each KV head, which cost more at
-    the sizes for which this project computes a model itself.
-    """
-
-    def __init__(self, config: LlamaConfig, positions: int, max_rows: int) -> None:
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        own = np.arange(heads)[:, None] // (heads // kv_heads) == np.arange(kv_heads)
-        # Column c stands for a key at distance c - origin from the query: one table, and a window of it for each query.
-        self._origin = positions + max_rows
-        past = np.arange(self._origin + positions) <= self._origin
-        self._table = np.where(own[:, None, :] & past[:, None], np.float32(0), np.float32(-np.inf))
-        self._windows: dict[int, npt.NDArray[np.float32]] = {}
-
-    def rows(self, position: int, rows: int, positions: int) -> Array:
-        """For queries at `position`, `position` + 1, ...: float32 [rows * heads, positions * kv_heads]."""
-        windows = self._windows.get(positions)
-        if windows is None:
-            view = np.lib.stride_tricks.sliding_window_view(self._table, positions, axis=1)
-            self._windows[positions] = windows = view.transpose(1, 0, 3, 2)  # [start, head, position, kv_head]
-        last = self._origin - position
-        mask = windows[last - rows + 1 : last + 1][::-1]
-        return mask.reshape(rows * mask.shape[1], -1)

@@ -3,10 +3,10 @@
 Operators are called through ``paddle._C_ops``, as Paddle's own layers do, where the public function takes more than
 half a microsecond longer: a decode step of a small model is some 200 operators, and much of its time is their dispatch.
 
-On a CPU one thread computes everything but the products with weights of a model too large for caches: these are bound
-by memory, which two cores read faster than one. MKL splits the small products of attention in another way for each
-number of tokens, so that with two threads no two numbers of tokens agreed bit for bit; and for a small model waking
-threads up costs most of what they gain. On a GPU (which this has not been run on) nothing of that applies.
+On a CPU one thread computes everything but attention, which wakes up others where a step is worth it, and the products
+with weights of a model too large for caches: these are bound by memory, which two cores read faster than one. For a
+small model MKL's threads gain little, and a product waits for all of them where other processes keep one from running.
+On a GPU (which this has not been run on) nothing of that applies, and attention is :mod:`.paddle_attention`'s.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from paddle.base.core import set_num_threads
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.models.attention import Attention
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
+from specdec_hal.models.paddle_attention import DeviceAttention
 from specdec_hal.models.primitives import ALIGNMENT, HostArray
 
 _OLDEST = (3, 3)
@@ -42,7 +44,7 @@ class LlamaPaddle(Llama):
     """`device` is cpu or gpu:N; all tensors are float32.
 
     `threads` on a CPU, for products with weights of 256 KiB or more; None: all cores that the process may use if the
-    weights take 128 MiB or more, else one.
+    weights take 128 MiB or more, else one. `bit_stable` None: on a CPU; elsewhere it cannot be had.
     """
 
     framework: ClassVar[str] = "paddle"
@@ -62,8 +64,8 @@ class LlamaPaddle(Llama):
             )
         self._place = _place(device)
         on_host = isinstance(self._place, paddle.CPUPlace)
-        # Writing a cache through NumPy takes a tenth of the time of assigning to part of a tensor.
-        self._host_cache = on_host
+        if bit_stable and not on_host:
+            raise _argument_error("bit_stable", "False on a GPU", "True", "leave it out: Paddle's attention is no such")
         self._threads = self._product_threads = 1
         if on_host:
             if threads is not None and threads < 1:
@@ -96,11 +98,14 @@ class LlamaPaddle(Llama):
     def _output(self, x: Any) -> Any:
         return x
 
+    def _cast(self, x: Any) -> Any:
+        return x
+
     def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
         return self._upload(weight)
 
     def _row_limit(self) -> int:
-        return 72
+        return 256
 
     def _rows(self, x: Any, start: int, stop: int) -> Any:
         return _aligned(ops.slice(x, [0], [start], [stop], [1], []))
@@ -126,36 +131,16 @@ class LlamaPaddle(Llama):
         normed, total = fused_rms_norm(residual, weight, None, self.config.rms_norm_eps, 1, residual=delta)
         return normed, residual if delta is None else total
 
-    def _rotate(self, qkv: Any, factors: Any) -> Any:
-        return ops.view_dtype(ops.view_dtype(qkv, paddle.complex64) * factors, paddle.float32)
-
     def _swiglu(self, x: Any) -> Any:
         return ops.swiglu(x, None)
 
-    # ---- attention
+    def _host_threads(self) -> int:
+        return len(os.sched_getaffinity(0))
 
-    def _new_cache(self, rows: int, columns: int) -> Any:
-        return paddle.zeros([rows, columns], dtype="float32").to(self._place)
-
-    def _writable(self, cache: Any, columns: int) -> Any:
-        if self._host_cache:
-            return np.from_dlpack(cache).reshape(-1, columns)
-        return ops.view_shape(cache, [-1, columns])
-
-    def _prefix(self, cache: Any, rows: int) -> Any:
-        return self._rows(cache, 0, rows)
-
-    def _queries(self, qkv: Any, rows: int) -> Any:
-        head_dim = self.config.head_dim
-        return ops.reshape(ops.slice(qkv, [1], [0], [self._heads * head_dim], [1], []), [rows, head_dim])
-
-    def _merge(self, heads: Any, rows: int) -> Any:
-        return ops.reshape(heads, [rows, -1])
-
-    def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
-        # Paddle's CPU softmax takes exp(-64) for less: a masked key weighs 1e-28 at most, which rounds to nothing.
-        scores = ops.add_(ops.matmul(queries, keys, False, True), mask)
-        return ops.matmul(ops.softmax_(scores, -1), values, False, False)
+    def _new_attention(self, layers: int, slots: int, positions: int) -> Attention:
+        if isinstance(self._place, paddle.CPUPlace):
+            return super()._new_attention(layers, slots, positions)
+        return DeviceAttention(self.config, layers=layers, slots=slots, positions=positions, place=self._place)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ _UNLIMITED = 1 << 30
 
 
 class LlamaTorch(Llama):
-    """`dtype` is that of weights, cache and activations; hidden states and logits are float32 always."""
+    """`dtype` is that of weights and activations; attention with its cache, hidden states and logits are float32."""
 
     framework: ClassVar[str] = "torch"
 
@@ -46,8 +46,6 @@ class LlamaTorch(Llama):
             )
         self._dtype = getattr(torch, dtype)
         exact = self._dtype is torch.float32
-        # Writing a cache through NumPy, which has no bfloat16, takes a fifth of the time of indexing and copying.
-        self._host_cache = exact
         self._packed = exact and _has_onednn()
         self._ffn = weights.layers[0].down.shape[0]
         self._widest = max(self._ffn, weights.layers[0].qkv.shape[1])
@@ -74,6 +72,9 @@ class LlamaTorch(Llama):
 
     def _output(self, x: Any) -> Any:
         return x.float()
+
+    def _cast(self, x: Any) -> Any:
+        return x.to(self._dtype)
 
     def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
         if self._packed:
@@ -105,35 +106,13 @@ class LlamaTorch(Llama):
             residual = residual.add_(delta)
         return F.rms_norm(residual, (self.config.hidden_size,), weight, self.config.rms_norm_eps), residual
 
-    def _rotate(self, qkv: Any, factors: Any) -> Any:
-        return (qkv.float().view(torch.complex64) * factors).view(torch.float32).to(self._dtype)
-
     def _swiglu(self, x: Any) -> Any:
         half = self._ffn
         return F.silu(x[:, :half]).mul_(x[:, half:])
 
-    # ---- attention
-
-    def _new_cache(self, rows: int, columns: int) -> Any:
-        return torch.zeros((rows, columns), dtype=self._dtype)
-
-    def _writable(self, cache: Any, columns: int) -> Any:
-        wide = cache.view(-1, columns)
-        return wide.numpy() if self._host_cache else wide
-
-    def _prefix(self, cache: Any, rows: int) -> Any:
-        return cache[:rows]
-
-    def _queries(self, qkv: Any, rows: int) -> Any:
-        head_dim = self.config.head_dim
-        return qkv[:, : self._heads * head_dim].reshape(rows, head_dim)
-
-    def _merge(self, heads: Any, rows: int) -> Any:
-        return heads.view(rows, -1)
-
-    def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
-        scores = torch.mm(queries, keys.T).float().add_(mask)
-        return torch.mm(torch.softmax(scores, -1).to(self._dtype), values)
+    def _host_threads(self) -> int:
+        threads: int = torch.get_num_threads()
+        return threads
 
 
 def _aligned(x: Any) -> Any:

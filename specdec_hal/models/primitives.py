@@ -1,9 +1,9 @@
 """What a framework must provide to :class:`specdec_hal.models.llama.Llama`.
 
 Tensors are two-dimensional, [rows, columns], unless said otherwise, on one device and of the model's dtype. A row of a
-result depends on the same row of the first argument only, and on no row's place or number, bit for bit; products
-(`_matmul`, `_attend`) are excepted: :mod:`specdec_hal.models.rows` measures them. They may also depend on how their
-arguments are aligned, so all tensors start at a multiple of 64 bytes.
+result depends on the same row of the first argument only, and on no row's place or number, bit for bit; `_matmul` is
+excepted: :mod:`specdec_hal.models.rows` measures it. It may also depend on how its arguments are aligned, so all
+tensors start at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class Primitives(ABC):
     """One method per framework call, or per few that belong together."""
 
     config: LlamaConfig
-    _host_cache: bool  # whether the KV cache is written through NumPy
 
     # ---- data
 
@@ -48,7 +47,11 @@ class Primitives(ABC):
 
     @abstractmethod
     def _output(self, x: Any) -> Any:
-        """A float32 tensor."""
+        """A float32 tensor of one in the model's dtype."""
+
+    @abstractmethod
+    def _cast(self, x: Any) -> Any:
+        """A tensor in the model's dtype of a float32 one."""
 
     @abstractmethod
     def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
@@ -84,35 +87,9 @@ class Primitives(ABC):
         """
 
     @abstractmethod
-    def _rotate(self, qkv: Any, factors: Any) -> Any:
-        """Neighbouring pairs of columns times complex64 factors [rows, columns / 2]."""
-
-    @abstractmethod
     def _swiglu(self, x: Any) -> Any:
         """silu(left half) * right half (Shazeer, arXiv:2002.05202)."""
 
-    # ---- attention
-
     @abstractmethod
-    def _new_cache(self, rows: int, columns: int) -> Any:
-        """A tensor of zeros."""
-
-    @abstractmethod
-    def _writable(self, cache: Any, columns: int) -> Any:
-        """The same memory as rows of `columns`, in the form that is written fastest: a NumPy array if `_host_cache`."""
-
-    @abstractmethod
-    def _prefix(self, cache: Any, rows: int) -> Any:
-        """The first rows of a cache, sharing its memory, contiguous."""
-
-    @abstractmethod
-    def _queries(self, qkv: Any, rows: int) -> Any:
-        """The q columns of a block, head below head: [rows, head_dim]."""
-
-    @abstractmethod
-    def _merge(self, heads: Any, rows: int) -> Any:
-        """[rows * heads, head_dim] as [rows, heads * head_dim]."""
-
-    @abstractmethod
-    def _attend(self, queries: Any, keys: Any, values: Any, mask: Any) -> Any:
-        """softmax(queries keys^T + mask) values, for prefixes of the caches; [rows, head_dim]."""
+    def _host_threads(self) -> int:
+        """Threads that attention may take on a CPU."""

@@ -10,7 +10,7 @@ products of each shape, and steps are padded to sizes that agree. Where all agre
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 
 # Tried as batch sizes: every one that a decode step of one or a few requests has, then coarser ones for prefill.
-CANDIDATES = (*range(1, 17), 18, 20, 22, 24, 28, 30, 32, 36, 40, 42, 48, 54, 60, 64, 66, 72)
+_FINE = (*range(1, 17), 18, 20, 22, 24, 28, 30, 32, 36, 40, 42, 48, 54, 60, 64, 66, 72)
+CANDIDATES = (*_FINE, *range(80, 257, 16))
 
 # Sizes up to this decide between classes of sizes that agree: decode steps.
 _COMMON = 16
@@ -65,35 +66,7 @@ def linear_sizes(multiply: Callable[[Array], Array], width: int, limit: int) -> 
     def signature(n: int) -> bytes | None:
         return _common([multiply(np.repeat(sample[None], n, 0)) for sample in samples])
 
-    return agreeing(signature, _up_to(limit))
-
-
-def attention_sizes(attend: Callable[[int, int, int], Array], contexts: Sequence[int], limit: int) -> RowSizes | None:
-    """Token counts <= `limit` for which attention gives each token the same bits, however long the context is padded.
-
-    ``attend(n, visible, context)``: the results [n, ...] of n equal tokens that see the first `visible` of `context`
-    positions. None if even for one token the padding of the context has an influence.
-    """
-    sample = sorted({*contexts[:4], *contexts[5:6], *contexts[-1:]})
-
-    def signature(n: int) -> bytes | None:
-        rows = b""
-        for i, visible in enumerate(sample):
-            first, *others = (
-                _common([attend(n, visible, context)]) for context in (visible, *sample[i + 1 : i + 2], sample[-1])
-            )
-            if first is None or any(other != first for other in others):
-                return None
-            rows += first
-        return rows
-
-    if signature(1) is None:
-        return None
-    return agreeing(signature, _up_to(limit))
-
-
-def _up_to(limit: int) -> list[int]:
-    return [n for n in CANDIDATES if n <= limit]
+    return agreeing(signature, [n for n in CANDIDATES if n <= limit])
 
 
 def _random(*shape: int) -> Array:

@@ -66,22 +66,17 @@ def test_frameworks_agree_on_the_embedded_model(make_driver: Drivers) -> None:
     assert surprise.mean() < 3, "the embedded model does not know its Python"
 
 
-@pytest.mark.parametrize(
-    ("linear", "attention"),
-    [((1,), (1,)), ((4, 8, 64), (4, 8, 64)), ((3,), (2, 5)), ((2, 5, 40), (7,)), ((1, 2, 3), (9, 64))],
-)
+@pytest.mark.parametrize("sizes", [(1,), (4, 8, 64), (3,), (2, 5, 40), (1, 2, 3)])
 def test_any_sizes_compute_the_same(
     checkpoint: Path,
     framework: str,
     make_driver: Drivers,
     expected: Logits,
     monkeypatch: pytest.MonkeyPatch,
-    linear: tuple[int, ...],
-    attention: tuple[int, ...],
+    sizes: tuple[int, ...],
 ) -> None:
     """Whatever row counts a machine's libraries agree on: padding and cutting change no result."""
-    monkeypatch.setattr(llama, "linear_sizes", lambda *_: RowSizes(linear))
-    monkeypatch.setattr(llama, "attention_sizes", lambda *_: RowSizes(attention))
+    monkeypatch.setattr(llama, "linear_sizes", lambda *_: RowSizes(sizes))
     assert_close(ragged_steps(make_driver(checkpoint, framework)), expected)
 
 
@@ -99,15 +94,23 @@ def test_without_bit_stability(checkpoint: Path, framework: str, make_driver: Dr
     assert_close(ragged_steps(driver), expected)
 
 
-def test_cache_in_device_memory(
-    checkpoint: Path, framework: str, make_driver: Drivers, expected: Logits, monkeypatch: pytest.MonkeyPatch
+def test_attention_in_paddles_operators(
+    checkpoint: Path, make_driver: Drivers, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The way to write a cache that NumPy cannot reach, tried on one that it can."""
-    driver = make_driver(checkpoint, framework)
-    monkeypatch.setattr(driver.model, "_host_cache", False)
-    driver.model.allocate(3, 400)
-    for ours, theirs in zip(ragged_steps(driver), expected, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    """What a GPU gets, on a CPU."""
+    paddle = pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    from specdec_hal.models.llama_paddle import LlamaPaddle
+    from specdec_hal.models.paddle_attention import DeviceAttention
+
+    expected = ragged_steps(drivers(checkpoint, "paddle"))
+
+    def new_attention(self: Any, layers: int, slots: int, positions: int) -> DeviceAttention:
+        return DeviceAttention(self.config, layers=layers, slots=slots, positions=positions, place=paddle.CPUPlace())
+
+    monkeypatch.setattr(LlamaPaddle, "_new_attention", new_attention)
+    driver = make_driver(checkpoint, "paddle")
+    assert isinstance(driver.model._attention, DeviceAttention)
+    assert_close(ragged_steps(driver), expected)
 
 
 def test_paddle_computes_with_one_thread(checkpoint: Path, drivers: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +152,15 @@ def test_paddle_multiplies_large_weights_with_the_threads_asked_for(
     assert calls == [], "a small model wakes up no threads by itself"
     with pytest.raises(ValueError, match="'threads': expected an integer >= 1, got 0"):
         make_driver(embedded_checkpoint, "paddle", threads=0)
+
+
+def test_paddle_on_a_gpu_promises_no_bits(make_driver: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
+    from specdec_hal.models import llama_paddle
+
+    monkeypatch.setattr(llama_paddle, "_place", lambda device: device)
+    with pytest.raises(ValueError, match="'bit_stable': expected False on a GPU, got True"):
+        make_driver(TINY, "paddle", device="gpu:0", bit_stable=True)
 
 
 @pytest.mark.parametrize(

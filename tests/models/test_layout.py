@@ -1,14 +1,12 @@
-"""Rotary factors, paired columns and attention masks against their definitions."""
+"""Rotary factors and paired columns against their definitions."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.layout import AttentionMask, RotaryTable, arrange, round_up
+from specdec_hal.models.layout import RotaryTable, arrange, round_up
 from specdec_hal.models.weights import expected_shapes
 
 
@@ -33,23 +31,6 @@ def config(heads: int = 4, kv_heads: int = 2, head_dim: int = 6, ffn: int = 10) 
 )
 def test_round_up(value: int, step: int, expected: int) -> None:
     assert round_up(value, step) == expected
-
-
-@given(
-    heads=st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 1), (6, 3)]),
-    position=st.integers(0, 40),
-    rows=st.integers(1, 8),
-    positions=st.integers(1, 41),
-)
-def test_mask_shows_each_head_its_own_past(heads: tuple[int, int], position: int, rows: int, positions: int) -> None:
-    n, kv = heads
-    mask = AttentionMask(config(n, kv), 41, 8).rows(position, rows, positions)
-    assert mask.dtype == np.float32
-    expected = np.empty((rows, n, positions, kv), np.float32)
-    for i, head, key, other in np.ndindex(expected.shape):
-        seen = key <= position + i and other == head // (n // kv)
-        expected[i, head, key, other] = 0 if seen else -np.inf
-    np.testing.assert_array_equal(mask, expected.reshape(rows * n, positions * kv))
 
 
 def test_rotary_turns_pairs_of_a_head_and_leaves_values() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.models.rows import CANDIDATES, RowSizes, agreeing, attention_sizes, linear_sizes
+from specdec_hal.models.rows import CANDIDATES, RowSizes, agreeing, linear_sizes
 
 Array = npt.NDArray[np.float32]
 
@@ -51,13 +51,3 @@ def test_a_size_whose_own_rows_differ_is_none() -> None:
         return result
 
     assert linear_sizes(multiply, 8, 16).sizes == (1, 2, 3, 4)
-
-
-def test_attention_sizes_need_contexts_without_influence() -> None:
-    def attend(n: int, visible: int, context: int) -> Array:
-        noise = context > 256 and visible < context  # padding beyond 256 changes the result
-        return np.full((n, 4), visible + 1e-3 * noise + 1e-3 * (n > 5), np.float32)
-
-    assert attention_sizes(attend, range(64, 1025, 64), 16) is None
-    found = attention_sizes(attend, range(64, 257, 64), 16)
-    assert found is not None and found.sizes == tuple(range(6, 17))

@@ -1,0 +1,207 @@
+// Attention of a whole step in one call, by as many threads as it is worth.
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "attention.h"
+#include "specdec_ffi/operands.h"
+
+namespace {
+
+using specdec::attention::Call;
+using specdec::attention::kBlockKeys;
+using specdec::attention::Kernels;
+using specdec::attention::kQueries;
+using specdec::attention::Span;
+using tvm::ffi::TensorView;
+
+// Keys read, times dimensions, times queries that read them and kReading for fetching them: a step below it, of some
+// 50 us, is done before another thread has woken up.
+constexpr int64_t kWorthWaking = 3 << 20, kReading = 6;
+
+// What this machine can run, the best last.
+const std::vector<const Kernels*>& instruction_sets() {
+  static const std::vector<const Kernels*> found = [] {
+    std::vector<const Kernels*> sets{&specdec::attention::kPortable};
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+      sets.push_back(&specdec::attention::kAvx2);
+      if (__builtin_cpu_supports("avx512f")) sets.push_back(&specdec::attention::kAvx512);
+    }
+#endif
+    return sets;
+  }();
+  return found;
+}
+
+struct Task {
+  const Span* span;
+  int64_t kv_head, first, last;
+};
+
+// The tasks of a step; whoever runs takes the next one.
+struct Job {
+  const Kernels& kernels;
+  const Call& call;
+  const std::vector<Task>& tasks;
+  std::atomic<size_t> next{0};
+
+  void run() {
+    struct alignas(64) Line {
+      float at[16];
+    };
+    thread_local std::vector<Line> scratch;
+    scratch.resize(static_cast<size_t>(call.scratch()) / 16);
+    for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks.size();) {
+      const Task& task = tasks[i];
+      kernels.attend(call, *task.span, task.kv_head, task.first, task.last, scratch.data()->at);
+    }
+  }
+};
+
+// Threads that sleep between jobs and are never joined. Nobody waits for one that has not come in time.
+class Helpers {
+ public:
+  void run(int64_t helpers, Job* job) {
+    const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+    if (!turn.owns_lock()) return job->run();  // another thread's step has them
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      while (threads_ < helpers && add_thread()) {
+      }
+      job_ = job;
+      wanted_ = std::min(helpers, threads_);
+    }
+    work_.notify_all();
+    job->run();
+    std::unique_lock<std::mutex> lock(mutex_);
+    job_ = nullptr;
+    done_.wait(lock, [this] { return busy_ == 0; });
+  }
+
+ private:
+  // False: the system has no more. The job is then shared by fewer.
+  bool add_thread() {
+    try {
+      std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error&) {
+      return false;
+    }
+    ++threads_;
+    return true;
+  }
+
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      work_.wait(lock, [this] { return job_ != nullptr && wanted_ > 0; });
+      Job* const job = job_;
+      --wanted_;
+      ++busy_;
+      lock.unlock();
+      job->run();
+      lock.lock();
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex turn_, mutex_;
+  std::condition_variable work_, done_;
+  Job* job_ = nullptr;
+  int64_t threads_ = 0, wanted_ = 0, busy_ = 0;
+};
+
+struct Owned {
+  pid_t process;
+  Helpers helpers;
+};
+
+// This process's. A parent's are left to it: their threads are not here, and their locks may be held.
+Helpers& helpers() {
+  static std::atomic<Owned*> held{nullptr};
+  Owned* now = held.load();
+  if (now == nullptr || now->process != getpid()) {
+    auto fresh = std::make_unique<Owned>();
+    fresh->process = getpid();
+    if (held.compare_exchange_strong(now, fresh.get())) now = fresh.release();
+  }
+  return now->helpers;
+}
+
+// qkv float32 [R, W], rotary float32 [P, D], out float32 [R, H * D]; spans int64 [N, 5]: row, length, position, address
+// of a cache [layers, blocks, kv_heads, 2, 64 * padded D], positions that it has room for. `set`: 0 ..
+// attention_sets() - 1, slowest first; each has bits of its own.
+void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t layer, int64_t heads, int64_t kv_heads,
+               int64_t threads, int64_t set, TensorView out) {
+  specdec::ffi::Operands operands("attention");
+  const int64_t rows = operands.extent(qkv, 0), width = operands.extent(qkv, 1);
+  const int64_t positions = operands.extent(rotary, 0), dim = operands.extent(rotary, 1);
+  const int64_t count = operands.extent(spans, 0);
+  const Call call{operands.data<float>("qkv", qkv, {rows, width}),
+                  operands.data<float>("rotary", rotary, {positions, dim}),
+                  operands.data<float>("out", out, {rows, heads * dim}),
+                  width,
+                  heads,
+                  kv_heads,
+                  dim};
+  const int64_t* const given = operands.data<int64_t>("spans", spans, {count, 5});
+  if (kv_heads < 1 || heads % kv_heads || dim % 2 || width < (heads + 2 * kv_heads) * dim) {
+    TVM_FFI_THROW(ValueError) << "attention: argument 'heads': expected a multiple of kv_heads that fits rows of width "
+                              << width << " and an even head_dim, got " << heads << ", " << kv_heads << ", " << dim;
+  }
+  const auto& sets = instruction_sets();
+  if (set < 0 || set >= static_cast<int64_t>(sets.size())) {
+    TVM_FFI_THROW(ValueError) << "attention: argument 'set': expected 0.." << sets.size() - 1 << ", got " << set;
+  }
+  const Kernels& kernels = *sets[static_cast<size_t>(set)];
+  std::vector<Span> found;
+  std::vector<Task> tasks;
+  found.reserve(static_cast<size_t>(count));
+  int64_t done = 0, work = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t* const s = given + 5 * i;
+    const int64_t room = std::min(s[4], positions);
+    if (s[0] < done || s[1] < 1 || s[0] + s[1] > rows || s[2] < 0 || s[2] + s[1] > room || s[3] == 0) {
+      TVM_FFI_THROW(ValueError) << "attention: argument 'spans': expected rows " << done << ".." << rows
+                                << " in order and positions below " << room << ", got row " << s[0] << ", length "
+                                << s[1] << ", position " << s[2] << " at " << i;
+    }
+    done = s[0] + s[1];
+    float* const cache = reinterpret_cast<float*>(s[3]);  // NOLINT(performance-no-int-to-ptr)
+    found.push_back({s[0], s[1], s[2], cache + layer * (s[4] / kBlockKeys) * kv_heads * 2 * call.half_block()});
+    const Span& span = found.back();
+    kernels.store(call, span);
+    for (int64_t h = 0; h < kv_heads; ++h) {
+      const int64_t queries = span.length * call.group();
+      for (int64_t first = 0; first < queries; first += kQueries) {
+        tasks.push_back({&span, h, first, std::min(first + kQueries, queries)});
+      }
+    }
+    work += kv_heads * (span.position + span.length) * dim * 2 * (span.length * call.group() + kReading);
+  }
+  std::memset(call.out + done * heads * dim, 0, static_cast<size_t>((rows - done) * heads * dim) * sizeof(float));
+  Job job{kernels, call, tasks};
+  const int64_t others = std::min(threads, static_cast<int64_t>(tasks.size())) - 1;
+  if (others > 0 && work >= kWorthWaking) {
+    helpers().run(others, &job);
+  } else {
+    job.run();
+  }
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, attention)
+
+int64_t attention_sets() { return static_cast<int64_t>(instruction_sets().size()); }
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_sets, attention_sets)
+
+}  // namespace

@@ -1,0 +1,244 @@
+// The code of attention.h, for the instruction set that the including file is compiled for. All of it has internal
+// linkage: the linker must not take one file's version for another's.
+#pragma once
+
+#include <cstdint>
+
+#include "attention.h"
+
+namespace specdec::attention {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16, kColumns = 4;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8, kColumns = 2;
+#else
+constexpr int kLanes = 4, kColumns = 2;
+#endif
+// Queries worked on together, with kColumns vectors each, so that all fit into registers.
+constexpr int kTile = 4;
+
+typedef float Vector __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
+typedef float Unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+constexpr int kVectors = kBlockKeys / kLanes;
+static_assert(kVectors % kColumns == 0 && kPad % kLanes == 0, "blocks and rows of values are whole vectors");
+
+constexpr float kInfinity = __builtin_inff();
+constexpr float kLowest = -87.0f;  // below it exp is taken as 0: no denormals
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
+inline void store(float* to, Vector x) { *reinterpret_cast<Unaligned*>(to) = x; }
+inline Vector all(float x) { return x - Vector{}; }
+
+// A cache that does not fit into the processor's is otherwise waited for at the start of each block.
+inline void prefetch(const float* from, int count) {
+  for (int i = 0; i < count; i += 16) __builtin_prefetch(from + i, 0, 2);
+}
+
+// exp(x) for x <= 0, within 2 ulp; 0 below kLowest.
+inline Vector exp_of(Vector x) {
+  const Vector shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, which its low bits hold
+  const Vector clamped = x < kLowest ? all(kLowest) : x;
+  const Vector shifted = clamped * all(1.44269504f) + shift;
+  const Vector n = shifted - shift;
+  Vector r = clamped - n * all(0.693359375f);
+  r = r - n * all(-2.12194440e-4f);
+  Vector p = all(1.9875691500e-4f);
+  p = p * r + all(1.3981999507e-3f);
+  p = p * r + all(8.3334519073e-3f);
+  p = p * r + all(4.1665795894e-2f);
+  p = p * r + all(1.6666665459e-1f);
+  p = p * r + all(5.0000001201e-1f);
+  p = p * (r * r) + r + all(1.0f);
+  const Integers power = ((Integers)shifted + 127) << 23;
+  p = p * (Vector)power;
+  return x < kLowest ? Vector{} : p;
+}
+
+// Rotated pairs: neighbours as complex numbers times complex numbers.
+inline void rotate(const float* x, const float* factors, int64_t dim, float* out) {
+  for (int64_t i = 0; i < dim; i += 2) {
+    out[i] = x[i] * factors[i] - x[i + 1] * factors[i + 1];
+    out[i + 1] = x[i] * factors[i + 1] + x[i + 1] * factors[i];
+  }
+}
+
+void store_span(const Call& call, const Span& span) {
+  const int64_t dim = call.head_dim, padded = call.padded_dim(), half = call.half_block();
+  for (int64_t t = 0; t < span.length; ++t) {
+    const int64_t position = span.position + t, key = position % kBlockKeys;
+    const float* const row = call.qkv + (span.row + t) * call.width + call.heads * dim;
+    const float* const factors = call.rotary + position * dim;
+    for (int64_t h = 0; h < call.kv_heads; ++h) {
+      float* const keys = span.cache + (position / kBlockKeys * call.kv_heads + h) * 2 * half;
+      float* const values = keys + half + key * padded;
+      const float* const k = row + h * dim;
+      const float* const v = row + (call.kv_heads + h) * dim;
+      for (int64_t i = 0; i < dim; i += 2) {
+        float pair[2];
+        rotate(k + i, factors + i, 2, pair);
+        keys[i * kBlockKeys + key] = pair[0];
+        keys[(i + 1) * kBlockKeys + key] = pair[1];
+      }
+      for (int64_t i = 0; i < dim; ++i) values[i] = v[i];
+    }
+  }
+}
+
+// scores[r][c] = q[r] . key c, for the first `count` keys of a block and some behind them. `ahead`: how far behind it
+// the block lies that is read next; 0 for none.
+template <int R>
+inline void score(const float* const* q, const float* keys, int64_t dim, int64_t count, float (*scores)[kBlockKeys],
+                  int64_t ahead) {
+  for (int64_t c = 0; c < count; c += kColumns * kLanes) {
+    Vector sum[R][kColumns] = {};
+    for (int64_t d = 0; d < dim; ++d) {
+      if (ahead) prefetch(keys + ahead + d * kBlockKeys + c, kColumns * kLanes);
+      Vector key[kColumns];
+      for (int v = 0; v < kColumns; ++v) key[v] = load(keys + d * kBlockKeys + c + v * kLanes);
+      for (int r = 0; r < R; ++r) {
+        const Vector each = all(q[r][d]);
+        for (int v = 0; v < kColumns; ++v) sum[r][v] = each * key[v] + sum[r][v];
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < kColumns; ++v) store(scores[r] + c + v * kLanes, sum[r][v]);
+    }
+  }
+}
+
+// sums[r] += weights[r][j] * value j, for keys j from `first` to `last` - 1 and columns [0, N * kLanes) of a value.
+template <int R, int N>
+inline void weigh(float* const* sums, const float (*weights)[kBlockKeys], const float* values, int64_t padded,
+                  int64_t first, int64_t last, int64_t ahead) {
+  Vector sum[R][N];
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < N; ++v) sum[r][v] = load(sums[r] + v * kLanes);
+  }
+  for (int64_t j = first; j < last; ++j) {
+    if (ahead) prefetch(values + ahead + j * padded, N * kLanes);
+    Vector value[N];
+    for (int v = 0; v < N; ++v) value[v] = load(values + j * padded + v * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const Vector weight = all(weights[r][j]);
+      for (int v = 0; v < N; ++v) sum[r][v] = weight * value[v] + sum[r][v];
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < N; ++v) store(sums[r] + v * kLanes, sum[r][v]);
+  }
+}
+
+template <int R>
+inline void weigh_all(float* const* sums, const float (*weights)[kBlockKeys], const float* values, int64_t padded,
+                      int64_t first, int64_t last, int64_t ahead) {
+  if (first >= last) return;
+  float* at[R];
+  int64_t d = 0;
+  for (; d + kColumns * kLanes <= padded; d += kColumns * kLanes) {
+    for (int r = 0; r < R; ++r) at[r] = sums[r] + d;
+    weigh<R, kColumns>(at, weights, values + d, padded, first, last, ahead);
+  }
+  for (; d < padded; d += kLanes) {
+    for (int r = 0; r < R; ++r) at[r] = sums[r] + d;
+    weigh<R, 1>(at, weights, values + d, padded, first, last, ahead);
+  }
+}
+
+// A query with what it has seen so far: its largest score, and relative to that the total of its weights and the sum of
+// the values.
+struct Query {
+  int64_t position;
+  float *q, *sum;
+  float largest, total;
+};
+
+// A block's scores, of which the first `visible` count, become weights relative to the largest score so far, and so do
+// the query's sums.
+inline void weights_of(float* scores, int64_t visible, Query* query, int64_t padded) {
+  Integers lane;
+  for (int j = 0; j < kLanes; ++j) lane[j] = j;
+  Vector top = all(-kInfinity);
+  for (int v = 0; v < kVectors; ++v) {
+    const Integers hidden = lane + v * kLanes >= static_cast<int32_t>(visible);
+    const Vector x = hidden ? all(-kInfinity) : load(scores + v * kLanes);
+    store(scores + v * kLanes, x);
+    top = x > top ? x : top;
+  }
+  float most = query->largest;
+  for (int j = 0; j < kLanes; ++j) most = top[j] > most ? top[j] : most;
+  Vector added = {};
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector weight = exp_of(load(scores + v * kLanes) - all(most));
+    store(scores + v * kLanes, weight);
+    added = added + weight;
+  }
+  const float factor = exp_of(all(query->largest - most))[0];
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) added[j] = added[j] + added[j + width];
+  }
+  query->total = query->total * factor + added[0];
+  query->largest = most;
+  if (factor == 1.0f) return;
+  for (int64_t d = 0; d < padded; d += kLanes) store(query->sum + d, load(query->sum + d) * all(factor));
+}
+
+template <int R>
+inline void attend_block(Query* queries, const float* keys, const float* values, int64_t dim, int64_t padded,
+                         int64_t start, int64_t ahead) {
+  const int64_t least = queries[0].position + 1 - start;
+  const int64_t most = queries[R - 1].position + 1 - start;  // positions ascend
+  if (most <= 0) return;
+  alignas(64) float scores[R][kBlockKeys];
+  const float* q[R];
+  float* sums[R];
+  for (int r = 0; r < R; ++r) q[r] = queries[r].q, sums[r] = queries[r].sum;
+  score<R>(q, keys, dim, most < kBlockKeys ? most : kBlockKeys, scores, ahead);
+  for (int r = 0; r < R; ++r) {
+    const int64_t visible = queries[r].position + 1 - start;
+    if (visible > 0) weights_of(scores[r], visible < kBlockKeys ? visible : kBlockKeys, queries + r, padded);
+  }
+  const int64_t common = least < 0 ? 0 : least < kBlockKeys ? least : kBlockKeys;
+  weigh_all<R>(sums, scores, values, padded, 0, common, ahead);
+  for (int r = 0; r < R; ++r) {
+    const int64_t visible = queries[r].position + 1 - start;
+    weigh_all<1>(sums + r, scores + r, values, padded, common, visible < kBlockKeys ? visible : kBlockKeys, 0);
+  }
+}
+
+void attend_queries(const Call& call, const Span& span, int64_t kv_head, int64_t first, int64_t last, float* scratch) {
+  const int64_t dim = call.head_dim, padded = call.padded_dim(), group = call.group(), half = call.half_block();
+  const int count = static_cast<int>(last - first);
+  Query queries[kQueries] = {};
+  float* out[kQueries] = {};
+  for (int i = 0; i < count; ++i) {
+    const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
+    float* const q = scratch + i * 2 * padded;
+    queries[i] = {span.position + token, q, q + padded, -kInfinity, 0.0f};
+    rotate(call.qkv + (span.row + token) * call.width + head * dim, call.rotary + queries[i].position * dim, dim, q);
+    for (int64_t d = 0; d < padded; ++d) queries[i].sum[d] = 0.0f;
+    out[i] = call.out + ((span.row + token) * call.heads + head) * dim;
+  }
+  const int64_t end = span.position + (last - 1) / group + 1;
+  const float* keys = span.cache + kv_head * 2 * half;
+  for (int64_t start = 0; start < end; start += kBlockKeys, keys += call.kv_heads * 2 * half) {
+    int64_t ahead = start + kBlockKeys < end ? call.kv_heads * 2 * half : 0;
+    int i = 0;
+    for (; i + kTile <= count; i += kTile, ahead = 0) {
+      attend_block<kTile>(queries + i, keys, keys + half, dim, padded, start, ahead);
+    }
+    const int rest = count - i;
+    if (rest == 3) attend_block<3>(queries + i, keys, keys + half, dim, padded, start, ahead);
+    if (rest == 2) attend_block<2>(queries + i, keys, keys + half, dim, padded, start, ahead);
+    if (rest == 1) attend_block<1>(queries + i, keys, keys + half, dim, padded, start, ahead);
+  }
+  for (int i = 0; i < count; ++i) {
+    for (int64_t d = 0; d < dim; ++d) out[i][d] = queries[i].sum[d] / queries[i].total;
+  }
+}
+
+}  // namespace
+}  // namespace specdec::attention

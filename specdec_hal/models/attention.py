@@ -1,0 +1,114 @@
+"""Rotary embeddings, KV caches and attention on CPUs: one call of the native library a layer, for all slots of a step.
+
+A framework's calls would do it slot by slot, and where one takes several slots its bits depend on the others and on
+padding. ``kernels_common/attention.h`` describes the kernel and the layout of a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_hal.models.checkpoint import LlamaConfig
+from specdec_hal.models.layout import round_up
+from specdec_hal.models.protocol import Segment
+from specdec_hal.models.rope import rotations
+from specdec_hal.native import load_library
+
+BLOCK = 64
+"""Positions that lie together in a cache."""
+
+_PAD = 16  # columns of values are padded to a multiple of it
+_LINE = 64  # bytes
+
+Spans = npt.NDArray[np.int64]
+
+
+class Attention(Protocol):
+    """Rotary embeddings, KV caches of all slots, and attention to them."""
+
+    def reserve(self, slot: int, positions: int) -> None:
+        """Give a slot room for at least so many positions; what it holds stays."""
+
+    def begin(self, segments: Sequence[Segment], first: int, rows: int) -> Any:
+        """What `attend` needs to know of a block of `rows` rows, whose row 0 is token `first` of the batch."""
+
+    def attend(self, layer: int, qkv: Any, block: Any) -> Any:
+        """Store a block's keys and values; its attention [rows, heads * head_dim], valid until the next call.
+
+        `qkv` float32 [rows, width]: queries, which hold the factor of the softmax, keys and values, as
+        :mod:`.layout` arranges them. Rows behind the last segment give 0.
+        """
+
+
+@dataclass
+class SlotCache:
+    """One slot's keys and values: float32 [layers, blocks, kv_heads, 2 * BLOCK * padded head_dim]."""
+
+    positions: int
+    data: npt.NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        self.address = self.data.ctypes.data
+
+
+class HostAttention:
+    """Attention of all layers. `buffer(rows)`: a float32 tensor [rows, heads * head_dim] on the host to write to."""
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        *,
+        layers: int,
+        slots: int,
+        positions: int,
+        threads: int,
+        buffer: Callable[[int], Any],
+    ) -> None:
+        library = load_library("specdec_common")
+        self._attention, self._set = library["attention"], library["attention_sets"]() - 1
+        self._heads = config.num_attention_heads, config.num_key_value_heads
+        block = 2 * BLOCK * round_up(config.head_dim, _PAD)
+        self._shape = layers, config.num_key_value_heads, block
+        self._limit = round_up(positions, BLOCK)
+        self._rotary = rotations(config, self._limit).astype(np.complex64).view(np.float32)
+        self._threads = threads
+        self._buffer = buffer
+        self.slots = [SlotCache(0, self._blocks(0)) for _ in range(slots)]
+
+    def reserve(self, slot: int, positions: int) -> None:
+        """See Attention. A slot's room grows by doubling."""
+        cache = self.slots[slot]
+        if positions <= cache.positions:
+            return
+        size = min(max(round_up(positions, BLOCK), 2 * cache.positions), self._limit)
+        data = self._blocks(size // BLOCK)
+        data[:, : cache.data.shape[1]] = cache.data
+        self.slots[slot] = SlotCache(size, data)
+
+    def begin(self, segments: Sequence[Segment], first: int, rows: int) -> tuple[Spans, Any]:
+        """See Attention."""
+        caches = [self.slots[segment.slot] for segment in segments]
+        spans = [
+            (segment.start - first, segment.length, segment.position, cache.address, cache.positions)
+            for segment, cache in zip(segments, caches, strict=True)
+        ]
+        return np.array(spans, np.int64), self._buffer(rows)
+
+    def attend(self, layer: int, qkv: Any, block: tuple[Spans, Any]) -> Any:
+        """See Attention."""
+        spans, out = block
+        self._attention(qkv, self._rotary, spans, layer, *self._heads, self._threads, self._set, out)
+        return out
+
+    def _blocks(self, count: int) -> npt.NDArray[np.float32]:
+        """Zeros that start at a cache line."""
+        layers, kv_heads, block = self._shape
+        size = layers * count * kv_heads * block
+        data = np.zeros(size + _LINE // 4, np.float32)
+        start = -data.ctypes.data % _LINE // 4
+        return data[start : start + size].reshape(layers, count, kv_heads, block)
