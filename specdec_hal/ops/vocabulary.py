@@ -150,6 +150,13 @@ _tensor("stop_seqs_lens", I32, ("M", "Q"), "Their lengths.", between(0, "Z"))
 _tensor("max_think_lens", I32, ("M",), "Most tokens of thinking; negative: no limit.")
 _tensor("max_reply_lens", I32, ("M",), "Most tokens of the answer behind it; negative: no limit.")
 _tensor("limit_status", I32, ("M",), "Where a request with such limits is; 0 to begin with.", between(0, None))
+_tensor(
+    "reasoning_seen",
+    I64,
+    ("M",),
+    "Generated tokens that reasoning_status knows of; -1 to begin with.",
+    between(-1, "L"),
+)
 _tensor("inject_token_ids", I64, ("J",), "The text that ends thinking at its limit.")
 _tensor("allowed_tokens", I64, ("H",), "Tokens of which the first behind thinking is one.")
 _tensor("enable_thinking", BOOL, ("M",), "Whether the request thinks.")

@@ -255,13 +255,14 @@ _COUNT = (
         "pre-ids-not-read",
         _BOTH,
         "the text is token_ids_all and the drafts, whatever the caller's own history says",
-        _edit("if pre_ids is not None:\n            behind", "if False:\n            behind"),
+        _edit("behind = pre_ids[b, : min(max(int(step_idx[b]), -1), pre_ids.shape[1] - 1) + 1]", "pass"),
     ),
     edited(
         "pre-ids-column-as-count",
         _BOTH,
         "step_idx is taken for the number of tokens in pre_ids: the query lacks the newest one",
-        _edit("pre_ids.shape[1] - 1) + 1]", "pre_ids.shape[1] - 1)]"),
+        _edit("min(max(int(step_idx[b]), -1), pre_ids.shape[1] - 1) + 1",
+              "min(max(int(step_idx[b]), 0), pre_ids.shape[1])"),
     ),
     edited(
         "pre-ids-behind-generated-tokens",
