@@ -264,10 +264,10 @@ class DecodeState(OpTensors):
         return self.feed(slot, 0)
 
     def start_reasoning(self, slot: int, params: SamplingParams) -> None:
-        """Let `reasoning_constraint` follow a request from its first token on, if it asks for that."""
-        if self.symbols["H"]:
-            self.write("reasoning_status", slot, 0 if params.constrains_answer else _REASONED)
-            self.write("reasoning_seen", slot, -1)
+        """Let `reasoning_constraint` follow a request from its first token on, if it asks for that where it can."""
+        spared = self.symbols["H"] and not params.constrains_answer
+        self.write("reasoning_status", slot, _REASONED if spared else 0)
+        self.write("reasoning_seen", slot, -1)
 
     def feed(self, slot: int, start: int) -> int:
         """Let the next step feed a slot its prompt from token `start` on, one chunk of it. Returns the chunk's end."""

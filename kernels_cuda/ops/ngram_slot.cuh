@@ -31,8 +31,8 @@ struct ProposeSlot {
   __device__ __forceinline__ SlotText text() const { return {at.row, at.behind, at.end}; }
 
   __device__ __forceinline__ NgramSizes sizes(const NgramMatchArgs& a) const {
-    return NgramSizes(a.match_policy, wanted > 0 ? a.max_ngram_size : 0, a.min_ngram_size, at.prompt_end,
-                      at.text_end, a.skip_last);
+    return NgramSizes(a.match_policy, wanted > 0 ? a.max_ngram_size : 0, a.min_ngram_size, at.prompt_end, at.text_end,
+                      a.skip_last);
   }
 
   // Drafts that a match gives.

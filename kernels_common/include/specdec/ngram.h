@@ -190,7 +190,9 @@ SPECDEC_HD int64_t ngram_wanted(int64_t base, bool asked, int32_t wish, int64_t 
 SPECDEC_HD int64_t hybrid_base(int32_t slt, int64_t draft_width) { return clamp64(slt, 1, draft_width); }
 
 // Tokens of a row of pre_ids, up to the column step_idx.
-SPECDEC_HD int64_t pre_ids_count(int64_t step_idx, int64_t row_width) { return clamp64(step_idx, -1, row_width - 1) + 1; }
+SPECDEC_HD int64_t pre_ids_count(int64_t step_idx, int64_t row_width) {
+  return clamp64(step_idx, -1, row_width - 1) + 1;
+}
 
 // Where a slot's text stands: in `row` up to `end`, then in `behind`, which are its drafts or, with pre_ids, its row of
 // that.

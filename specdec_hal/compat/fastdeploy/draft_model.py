@@ -113,6 +113,31 @@ def draft_model_update(
     )
 
 
+@older(draft_model_update)
+def _draft_model_update_17(
+    plan: Plan,
+    inter_next_tokens: Tensor,
+    draft_tokens: Tensor,
+    pre_ids: Tensor,
+    seq_lens_this_time: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    step_idx: Tensor,
+    output_cum_offsets: Tensor,
+    stop_flags: Tensor,
+    not_need_stop: Tensor,
+    max_dec_len: Tensor,
+    end_ids: Tensor,
+    base_model_draft_tokens: Tensor,
+    batch_drop: Tensor,
+    prompt_lens: Tensor,
+    max_seq_len: int,
+    substep: int,
+) -> None:
+    """Of 2025, which ends drafts at end tokens and finds rows by offsets of padded texts."""
+    plan.refuse("17 arguments are those of 2025, which finds its rows by padded offsets; update it")
+
+
 @adaptor("gpu", "xpu")
 def draft_model_postprocess(
     plan: Plan,
