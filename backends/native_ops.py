@@ -9,7 +9,8 @@ from specdec_hal.ops import OPS
 from specdec_hal.ops.validate import Call
 
 _MOST_INT = 2**62
-"""Larger integer attributes (a token budget, a window) mean the same as this one, and an export takes 64 bits."""
+"""Larger integer attributes without a maximum (a token budget, a window) mean the same as this one, and an export takes
+64 bits."""
 
 
 def capabilities(exports: Any, *, graph_safe: bool = False) -> dict[str, Capability]:
@@ -23,4 +24,7 @@ def capabilities(exports: Any, *, graph_safe: bool = False) -> dict[str, Capabil
 
 def attributes(call: Call) -> list[int]:
     """The attributes as an export takes them."""
-    return [min(int(value), _MOST_INT) for value in call.attrs.values()]
+    return [
+        min(int(value), _MOST_INT if attr.maximum is None else attr.maximum)
+        for attr, value in zip(call.op.attrs, call.attrs.values(), strict=True)
+    ]

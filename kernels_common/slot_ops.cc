@@ -263,15 +263,16 @@ void propose(const NgramMatchArgs& a, int64_t parts) {
     scan.pass(prefill || decoding);
     if (decoding) {
       const int64_t base = kHybrid ? hybrid_base(slt, a.S) : 1, limit = a.max_dec_len[b], step = a.step_idx[b];
-      const int64_t wanted = ngram_wanted(base, a.use_draft_token_num, a.draft_token_num[b], a.S, limit, step);
+      const int64_t wanted =
+          ngram_wanted(base, a.use_draft_token_num, a.draft_token_num[b], a.S, limit, step, a.pre_ids != nullptr);
       int64_t count = 0;
       if (wanted > 0) {
-        const History bounds = history_bounds(a.L, a.prompt_lens[b], step);
-        const SlotText text{a.token_ids_all + b * a.L, drafts + 1, bounds.end};
-        const NgramQuery query(a.match_policy, a.max_ngram_size, a.min_ngram_size, bounds.prompt_end,
-                               bounds.end + base - 1, a.skip_last, text);
+        const ProposeText bounds = propose_text(a, b, base, a.prompt_lens[b], step);
+        const SlotText text{bounds.row, bounds.behind, bounds.end};
+        const NgramQuery query(a.match_policy, a.max_ngram_size, a.min_ngram_size, bounds.prompt_end, bounds.text_end,
+                               a.skip_last, text);
         NgramMatch match = no_match();
-        if (query.possible() && a.index != nullptr && !a.skip_last) {
+        if (query.possible() && a.index != nullptr && !a.skip_last && a.pre_ids == nullptr) {
           Table table = table_of(a.index + b * a.X, a.L, a.min_ngram_size, a.max_ngram_size);
           match = ngram_index_search(table, text, query, bounds.end);
         } else if (query.possible()) {

@@ -33,7 +33,7 @@ REQUEST = (
     "prompt_lens",
     "max_dec_len",
     "min_dec_len",
-    "reasoning_status",
+    "enable_thinking",
     "draft_token_num",
     "bad_tokens",
     "stop_seqs",
@@ -69,7 +69,7 @@ _ELSEWHERE = (
     "candidate_lens",
     "inter_next_tokens",
     "output_token_num",
-    "enable_thinking",
+    "infer_seed",
     "next_tokens",
     "next_token_num",
     "batch_token_num",
@@ -77,6 +77,8 @@ _ELSEWHERE = (
     "pre_ids",
 )
 """What those allocate that need it: the proposer, the strategy, a caller with a loop of its own."""
+_REASONED = 3
+"""The `reasoning_status` of a request that nothing constrains."""
 _BASE_MODEL = "base_model_"
 """How the names of the target's tensors begin in the ops of a draft model."""
 
@@ -119,10 +121,11 @@ class DecodeState(OpTensors):
     """All slots of one decode loop. ``state["seq_lens_encoder"]`` is the tensor itself; every slot starts out free.
 
     M = `max_num_seqs`, S = `num_speculative_tokens` + 1, L = `max_model_len`, I_cap = `prefill_chunk`, T_cap =
-    `max_num_batched_tokens`, W = `max_bad_tokens`, Q and Z = `max_stop_sequences` (how many, how long), J =
-    the length of `think_end_text`, G = `max_blocks` (KV blocks a slot; 0 where the model keeps no block tables). What
-    requests add to logits is no tensor of an op, and stands in :attr:`bias` (`max_logit_bias` tokens a slot).
-    `ids_remove_padding` is a column [T_cap, 1], which ops take for [T_cap] as well as for rows of width 1.
+    `max_num_batched_tokens`, W = `max_bad_tokens`, Q and Z = `max_stop_sequences` (how many, how long), J and H =
+    the lengths of `think_end_text` and `answer_start_ids`, G = `max_blocks` (KV blocks a slot; 0 where the model
+    keeps no block tables). What requests add to logits is no tensor of an op, and stands in :attr:`bias`
+    (`max_logit_bias` tokens a slot). `ids_remove_padding` is a column [T_cap, 1], which ops take for [T_cap] as
+    well as for rows of width 1.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class DecodeState(OpTensors):
         max_num_batched_tokens: int | None = None,
         max_stop_sequences: tuple[int, int] = (0, 0),
         think_end_text: Sequence[int] = (),
+        answer_start_ids: Sequence[int] = (),
         max_blocks: int = 0,
         device: Device | None = None,
     ) -> None:
@@ -157,6 +161,7 @@ class DecodeState(OpTensors):
             "Q": max_stop_sequences[0],
             "Z": max_stop_sequences[1],
             "J": len(think_end_text),
+            "H": len(answer_start_ids),
             "G": max_blocks,
         }
         self.request = self.device.inputs({name: self.field(name) for name in REQUEST})
@@ -172,6 +177,8 @@ class DecodeState(OpTensors):
             self.write("end_tokens", slice(None), ends)
         if think_end_text:
             self.write("inject_token_ids", slice(None), list(think_end_text))
+        if answer_start_ids:
+            self.write("allowed_tokens", slice(None), list(answer_start_ids))
         self.write("stop_flags", slice(None), True)
         self._uploaded = False
 
@@ -253,7 +260,14 @@ class DecodeState(OpTensors):
         self.fill_request(slot, len(prompt), params, limit)
         if params.limits_thinking:
             self.write("limit_status", slot, 0)
+        self.start_reasoning(slot, params)
         return self.feed(slot, 0)
+
+    def start_reasoning(self, slot: int, params: SamplingParams) -> None:
+        """Let `reasoning_constraint` follow a request from its first token on, if it asks for that where it can."""
+        spared = self.symbols["H"] and not params.constrains_answer
+        self.write("reasoning_status", slot, _REASONED if spared else 0)
+        self.write("reasoning_seen", slot, -1)
 
     def feed(self, slot: int, start: int) -> int:
         """Let the next step feed a slot its prompt from token `start` on, one chunk of it. Returns the chunk's end."""
@@ -294,7 +308,7 @@ class DecodeState(OpTensors):
             "max_dec_len": max_new_tokens,
             "min_dec_len": params.min_new_tokens,
             "draft_token_num": k if wanted is None else wanted,
-            "reasoning_status": 0,
+            "enable_thinking": params.thinking is None or params.thinking.enabled,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_k": params.top_k,

@@ -63,6 +63,7 @@ def ngram_match(
     draft_tokens: I64,
     seq_lens_this_time: I32,
     index: U8 | None,
+    pre_ids: I64 | None,
     *,
     max_ngram_size: int,
     min_ngram_size: int,
@@ -80,8 +81,8 @@ def ngram_match(
     wanted = np.minimum(most, (max_dec_len - step_idx)[:slots] - 1)
     _propose(
         token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
-        index, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy, pad_to_max,
-        skip_last,
+        index, pre_ids, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy,
+        pad_to_max, skip_last,
     )  # fmt: skip
 
 
@@ -96,6 +97,7 @@ def hybrid_mtp_ngram(
     draft_tokens: I64,
     seq_lens_this_time: I32,
     index: U8 | None,
+    pre_ids: I64 | None,
     *,
     max_ngram_size: int,
     min_ngram_size: int,
@@ -110,11 +112,12 @@ def hybrid_mtp_ngram(
     slots = len(seq_lens_this_time)
     base = np.clip(seq_lens_this_time, 1, s).astype(np.int64)
     most = np.minimum(draft_token_num[:slots], s - 1) if use_draft_token_num else s - 1
-    wanted = np.minimum(most + 1 - base, (max_dec_len - step_idx)[:slots] - base)
+    counted = base if pre_ids is None else 1
+    wanted = np.minimum(most + 1 - base, (max_dec_len - step_idx)[:slots] - counted)
     _propose(
         token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
-        index, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy, pad_to_max,
-        skip_last,
+        index, pre_ids, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy,
+        pad_to_max, skip_last,
     )  # fmt: skip
 
 
@@ -127,6 +130,7 @@ def _propose(
     draft_tokens: I64,
     seq_lens_this_time: I32,
     index: U8 | None,
+    pre_ids: I64 | None,
     base: I64,
     wanted: I64,
     sizes: range,
@@ -141,11 +145,13 @@ def _propose(
     counts = np.zeros(slots, np.int64)
     decoding = (seq_lens_encoder[:slots] <= 0) & (seq_lens_decoder[:slots] > 0)
     for b in np.flatnonzero(decoding & (wanted > 0)).tolist():
-        prompt_len, end = history_bounds(row_width, prompt_lens[b], step_idx[b])
-        mtp_drafts = draft_tokens[b, 1 : base[b]]
-        text = np.concatenate([token_ids_all[b, :end], mtp_drafts])
+        prompt_len, end = history_bounds(row_width, prompt_lens[b], step_idx[b] if pre_ids is None else 0)
+        behind = draft_tokens[b, 1 : base[b]]
+        if pre_ids is not None:
+            behind = pre_ids[b, : min(max(int(step_idx[b]), -1), pre_ids.shape[1] - 1) + 1]
+        text = np.concatenate([token_ids_all[b, :end], behind])
         searched = text[:-1] if skip_last else text
-        row = index[b] if index is not None and not skip_last else None
+        row = index[b] if index is not None and not skip_last and pre_ids is None else None
         seen = NgramIndex(row, sizes.stop + 1, sizes.start, end) if row is not None else None
         longest = longest_query(len(text), prompt_len, policy)
         for n in sizes:

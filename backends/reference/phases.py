@@ -75,6 +75,8 @@ def reasoning_constraint(
     reasoning_status: I32,
     cu_seqlens_q_output: I32,
     enable_thinking: BOOL,
+    reasoning_seen: I64 | None,
+    draft_tokens: I64 | None,
     think_end_id: int,
     line_break_id: int,
 ) -> None:
@@ -86,23 +88,41 @@ def reasoning_constraint(
         if stop_flags[b] or row >= cu_seqlens_q_output[b + 1]:
             continue
         first, end = history_bounds(row_width, prompt_lens[b], step_idx[b])
-        newest = [int(token) for token in token_ids_all[b, max(end - 4, first) : end]]
-        seen = think_end_id in newest
-        status = reasoning_status[b]
-        if status == CONSTRAINED:
-            status = FINISHED
-        elif status == THINKING and not enable_thinking[b] and seq_lens_encoder[b] > 0 and step_idx[b] <= 0:
-            status = CONSTRAINED
-        elif status == THINKING and seen:
-            status = THINK_END_SEEN
-        if status == THINK_END_SEEN and len(newest) == 4:
-            if newest == [line_break_id, think_end_id, line_break_id, line_break_id]:
-                status = CONSTRAINED
-            elif not seen:
-                status = FINISHED
+        text = [int(token) for token in token_ids_all[b, first:end]]
+        begins_without = not enable_thinking[b] and seq_lens_encoder[b] > 0
+        status, known = int(reasoning_status[b]), len(text) - 1
+        if reasoning_seen is not None:
+            known = min(max(int(reasoning_seen[b]), -1), len(text))
+            reasoning_seen[b] = len(text)
+        for count in range(known + 1, len(text) + 1):
+            status = _moved(status, text[:count], begins_without, think_end_id, line_break_id)
         reasoning_status[b] = status
-        if status == CONSTRAINED and len(allowed_tokens) and 0 <= row < len(logits):
-            kept = [token for token in allowed_tokens if 0 <= token < logits.shape[1]]
-            values = logits[row, kept]
-            logits[row] = masked
-            logits[row, kept] = values
+        drafts: list[int] = []
+        if draft_tokens is not None and seq_lens_encoder[b] <= 0:
+            rows = min(int(cu_seqlens_q_output[b + 1]) - row, draft_tokens.shape[1])
+            drafts = [int(token) for token in draft_tokens[b, 1:rows]]
+        for i in range(len(drafts) + 1):
+            if i > 0:
+                status = _moved(status, text + drafts[:i], False, think_end_id, line_break_id)
+            if status == CONSTRAINED and len(allowed_tokens) and 0 <= row + i < len(logits):
+                kept = [token for token in allowed_tokens if 0 <= token < logits.shape[1]]
+                values = logits[row + i, kept]
+                logits[row + i] = masked
+                logits[row + i, kept] = values
+
+
+def _moved(status: int, generated: list[int], begins_without: bool, think_end_id: int, line_break_id: int) -> int:
+    """A slot's status behind so many generated tokens, from that behind one less."""
+    newest = generated[-4:]
+    seen = think_end_id in newest
+    if status == CONSTRAINED:
+        return FINISHED
+    if status == THINKING and begins_without and not generated:
+        return CONSTRAINED
+    if status == THINKING and seen:
+        status = THINK_END_SEEN
+    if status == THINK_END_SEEN and len(newest) == 4:
+        if newest == [line_break_id, think_end_id, line_break_id, line_break_id]:
+            return CONSTRAINED
+        return THINK_END_SEEN if seen else FINISHED
+    return status

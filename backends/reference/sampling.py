@@ -50,6 +50,11 @@ def build_sampling_params(
     row_min_p: F32,
     row_seed: I64,
     position: I64,
+    infer_seed: I64 | None,
+    *,
+    row_seed_step: int,
+    seed_increment: int,
+    seed_modulus: int,
 ) -> None:
     """Spread per-slot sampling parameters over the output rows."""
     slot = batch_id_per_token_output
@@ -62,6 +67,11 @@ def build_sampling_params(
     row_seed[:] = np.where(used, seed[b], 0)
     row_in_slot = np.arange(len(slot)) - cu_seqlens_q_output[b]
     position[:] = np.where(used, prompt_lens[b] + step_idx[b] + row_in_slot, -1)
+    if infer_seed is not None:
+        advanced = infer_seed[b] + np.array([row_seed_step], np.int64) * row_in_slot
+        row_seed[:] = np.where(used, advanced % seed_modulus, 0)
+        in_use = infer_seed[: len(cu_seqlens_q_output) - 1]
+        in_use[:] = (in_use + np.array([seed_increment], np.int64)) % seed_modulus
 
 
 def apply_penalties(

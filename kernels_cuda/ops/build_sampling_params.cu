@@ -2,6 +2,7 @@
 #include "launch.cuh"
 #include "ops.h"
 #include "specdec/integers.h"
+#include "specdec/seeds.h"
 #include "specdec_ops/build_sampling_params.h"
 #include "warp.cuh"
 
@@ -21,8 +22,9 @@ __global__ void build_sampling_params_kernel(const __grid_constant__ BuildSampli
     top_p = a.top_p[b];
     top_k = a.top_k[b];
     min_p = a.min_p[b];
-    seed = a.seed[b];
-    position = wrap_add(wrap_add(a.prompt_lens[b], a.step_idx[b]), r - a.cu_seqlens_q_output[b]);
+    const int64_t i = r - a.cu_seqlens_q_output[b];
+    seed = a.infer_seed == nullptr ? a.seed[b] : advanced_seed(a.infer_seed[b], a.row_seed_step, i, a.seed_modulus);
+    position = wrap_add(wrap_add(a.prompt_lens[b], a.step_idx[b]), i);
   }
   a.row_temperature[r] = temperature;
   a.row_top_p[r] = top_p;
@@ -32,9 +34,19 @@ __global__ void build_sampling_params_kernel(const __grid_constant__ BuildSampli
   a.position[r] = position;
 }
 
+// Behind the rows, which have read them.
+__global__ void advance_seeds_kernel(const __grid_constant__ BuildSamplingParamsArgs a) {
+  wait_for_previous();
+  let_next_start();
+  const int64_t b = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (b < a.B) a.infer_seed[b] = advanced_seed(a.infer_seed[b], a.seed_increment, 1, a.seed_modulus);
+}
+
 void build_sampling_params(const BuildSamplingParamsArgs& a, cudaStream_t stream) {
   constexpr unsigned kThreads = 64;
   launch("build_sampling_params", stream, {blocks_for(a.R_cap, kThreads), kThreads}, build_sampling_params_kernel, a);
+  if (a.infer_seed == nullptr) return;
+  launch("build_sampling_params", stream, {blocks_for(a.B, kThreads), kThreads}, advance_seeds_kernel, a);
 }
 SPECDEC_OP(build_sampling_params, kLimits)
 

@@ -23,7 +23,7 @@ __device__ __forceinline__ void store_draft_slot(const Args& a, int64_t b, const
 
 template <typename Args>
 __device__ __forceinline__ void note_token(const Args& a, int64_t b, int64_t column, int64_t token) {
-  if (column >= 0 && column < a.L) a.pre_ids[b * a.L + column] = token;
+  if (column >= 0 && column < a.P) a.pre_ids[b * a.P + column] = token;
 }
 
 // All threads of the block.

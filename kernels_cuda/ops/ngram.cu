@@ -119,12 +119,14 @@ void find_drafts(const NgramMatchArgs& a, cudaStream_t stream) {
   scan<kHybrid, ScanShape<256, 4, 5>>(a, 1, stream);
 }
 
+constexpr Limit kNgramLimits[] = {{"M", served::kM}, {"S", served::kS}, {"L", served::kL}, {"P", served::kL}};
+
 template <bool kHybrid>
 void propose(const NgramMatchArgs& given, cudaStream_t stream) {
   if (given.B == 0) return;
   NgramMatchArgs a = given;
   a.token_budget = min64(a.token_budget, int64_t{1} << 60);  // so that sums with it cannot overflow
-  if (!keeps_index(a) || a.skip_last) a.index = nullptr;
+  if (!keeps_index(a) || a.skip_last || a.pre_ids != nullptr) a.index = nullptr;
   find_drafts<kHybrid>(a, stream);
   settle(a, stream);
 }
@@ -132,10 +134,10 @@ void propose(const NgramMatchArgs& given, cudaStream_t stream) {
 }  // namespace
 
 void ngram_match(const NgramMatchArgs& a, cudaStream_t stream) { propose<false>(a, stream); }
-SPECDEC_OP(ngram_match, kLimits)
+SPECDEC_OP(ngram_match, kNgramLimits)
 
 void hybrid_mtp_ngram(const HybridMtpNgramArgs& a, cudaStream_t stream) { propose<true>(a, stream); }
-SPECDEC_OP(hybrid_mtp_ngram, kLimits)
+SPECDEC_OP(hybrid_mtp_ngram, kNgramLimits)
 
 void ngram_index_update(const NgramIndexUpdateArgs& a, cudaStream_t stream) {
   if (!keeps_index(a)) return;

@@ -13,7 +13,7 @@ constexpr int64_t kTailTokens = kTailPlaces + kWarp;
 
 // Whether the index misses no more than a tail of what ends at `stop`. Else the slot's history is searched.
 __device__ __forceinline__ bool index_serves(const CompactHeader& header, const ProposeSlot& slot, int64_t stop) {
-  return header.spoilt == 0 && index_is_of(header, slot.prompt_end, slot.end) &&
+  return header.spoilt == 0 && index_is_of(header, slot.at.prompt_end, slot.at.end) &&
          stop - first_unseen(header) <= kTailPlaces;
 }
 
@@ -30,7 +30,7 @@ struct SharedQuery : NgramSizes {
 __device__ __forceinline__ uint32_t search_by_warp(const ProposeSlot& slot, const NgramSizes& query) {
   const SlotText text = slot.text();
   uint32_t best = 0;
-  for (int64_t after = 1 + lane_id(); after < slot.text_end; after += kWarp) {
+  for (int64_t after = 1 + lane_id(); after < slot.at.text_end; after += kWarp) {
     const int size = ngram_size_in(query, text, after);
     if (size < query.least) continue;
     const uint32_t rank = ngram_rank(query.policy, {size, after});
@@ -79,16 +79,16 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Ng
   const bool decoding = slot.load<kHybrid>(a, b);
   if (!decoding) return;
   const SlotText text = slot.text();
-  const int64_t tail = max64(slot.text_end - kTailTokens, 0);
+  const int64_t tail = max64(slot.at.text_end - kTailTokens, 0);
   int64_t tokens[kTailTokens / kWarp];
 #pragma unroll
   for (int i = 0; i < kTailTokens / static_cast<int>(kWarp); ++i) {
     const int64_t j = tail + i * kWarp + lane_id();
-    tokens[i] = j < slot.text_end ? text[j] : 0;
+    tokens[i] = j < slot.at.text_end ? text[j] : 0;
   }
 #pragma unroll
   for (int i = 0; i < kTailTokens / static_cast<int>(kWarp); ++i) {
-    const int64_t j = i * kWarp + lane_id(), back = slot.text_end - 1 - tail - j;
+    const int64_t j = i * kWarp + lane_id(), back = slot.at.text_end - 1 - tail - j;
     shared.tail[j] = tokens[i];
     if (back >= 0 && back < kMaxNgramSize) shared.suffix[back] = tokens[i];
   }
@@ -103,8 +103,8 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Ng
   uint32_t best = 0;
   Followers followers;
   if (query.possible()) {
-    if (index_serves(header, slot, slot.text_end)) {
-      for (int64_t after = first_unseen(header) + lane_id(); after < slot.text_end; after += kWarp) {
+    if (index_serves(header, slot, slot.at.text_end)) {
+      for (int64_t after = first_unseen(header) + lane_id(); after < slot.at.text_end; after += kWarp) {
         const int common = ngram_size_at(query, shared.tail, tail, after);
         if (common < query.least) continue;
         const uint32_t rank = ngram_rank(query.policy, {common, after});
@@ -141,19 +141,19 @@ __device__ __forceinline__ void grow_index(const NgramMatchArgs& a, const Compac
   ProposeSlot slot;
   const bool decoding = slot.load<false>(a, b);
   CompactTable table = index_table(place);
-  const Place prompt_end = static_cast<Place>(slot.prompt_end), length = static_cast<Place>(slot.end);
-  const bool wanted = decoding && index_serves(header, slot, slot.end) && header.seen != slot.end;
+  const Place prompt_end = static_cast<Place>(slot.at.prompt_end), length = static_cast<Place>(slot.at.end);
+  const bool wanted = decoding && index_serves(header, slot, slot.at.end) && header.seen != slot.at.end;
   bool entered = true, waited = false;
   for (Place first = static_cast<Place>(first_unseen(header)); wanted && first < length;
        first += WarpEntries::places(layout)) {
     WarpEntries entries;
-    entries.find(layout, table, slot.row, prompt_end, length, first, staged);
+    entries.find(layout, table, slot.at.row, prompt_end, length, first, staged);
     if (!waited) {
       wait_for_previous();
       let_next_start();
       waited = true;
     }
-    entered &= entries.commit(layout, table, slot.row, prompt_end, length);
+    entered &= entries.commit(layout, table, slot.at.row, prompt_end, length);
     __syncwarp();
   }
   if (!waited) {
@@ -162,8 +162,8 @@ __device__ __forceinline__ void grow_index(const NgramMatchArgs& a, const Compac
   }
   entered = __all_sync(kAllLanes, entered);
   if (wanted && lane_id() == 0) {
-    place->seen = static_cast<int32_t>(slot.end);
-    place->prompt_end = static_cast<int32_t>(slot.prompt_end);
+    place->seen = static_cast<int32_t>(slot.at.end);
+    place->prompt_end = static_cast<int32_t>(slot.at.prompt_end);
     place->spoilt = entered ? 0 : 1;
   }
 }

@@ -110,6 +110,16 @@ __device__ __forceinline__ void look_at_hits(const NgramSizes& sizes, Text& text
   }
 }
 
+// Look at the places behind MTP drafts, or in pre_ids, of which the cluster's blocks take turns.
+template <int kThreads, typename Text>
+__device__ __forceinline__ void look_behind(const NgramSizes& sizes, Text& text, const ProposeText& at, unsigned rank,
+                                            unsigned ranks, uint32_t* best) {
+  const int64_t stride = int64_t{ranks} * kThreads;
+  for (int64_t after = at.end + 1 + rank * kThreads + threadIdx.x; after < at.text_end; after += stride) {
+    look_at(sizes, text, after, best, false);
+  }
+}
+
 // Warp 0 of the block that has the slot's best match: append, and leave the counts to the next launch.
 template <typename Text>
 __device__ __forceinline__ void propose_match(const NgramMatchArgs& a, int64_t b, const ProposeSlot& slot,
@@ -131,7 +141,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_scan_
   if (!slot.load<kHybrid>(a, b)) return;
   const NgramSizes sizes = slot.sizes(a);
   const SlotText text = slot.text();
-  const TokenPairs pairs(slot.row, min64(slot.end, slot.text_end - 1));
+  const TokenPairs pairs(slot.at.row, min64(slot.at.end, slot.at.text_end - 1));
   const int64_t all = pairs.count();
   // Chunks are counted in the order of the policy; `done` pairs lie before this block's next one. A long history's
   // first chunks are short, so that little is read if the match is there.
@@ -147,7 +157,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_scan_
   } else {
     volley.load(pairs, start_of(done, Shape::kPairs), Shape::kThreads);
   }
-  const int64_t last_token = sizes.possible() ? text[slot.text_end - 1] : 0;
+  const int64_t last_token = sizes.possible() ? text[slot.at.text_end - 1] : 0;
   if (threadIdx.x == 0) best = 0;
   Cluster::sync();  // before others write to `best`
   if (sizes.possible()) {
@@ -168,10 +178,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_scan_
       volley.load(pairs, start, Shape::kThreads);
       look_at_hits(sizes, text, last_token, pairs, volley, start, Shape::kThreads, &best, several);
     }
-    // Places behind MTP drafts.
-    if (kHybrid && rank == 0 && threadIdx.x < served::kS) {
-      look_at(sizes, text, slot.end + 1 + threadIdx.x, &best, false);
-    }
+    look_behind<Shape::kThreads>(sizes, text, slot.at, rank, ranks, &best);
     if (several) {
       __syncthreads();
       if (threadIdx.x == 0 && rank != 0 && peek(best) != 0) atomicMax(Cluster::of(&best, 0), peek(best));
@@ -211,7 +218,7 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short
   const SlotText whole = slot.text();
   int64_t last_token = 0;
   // One block has the whole row soon.
-  if (ranks > 1 && sizes.possible()) last_token = whole[slot.text_end - 1];
+  if (ranks > 1 && sizes.possible()) last_token = whole[slot.at.text_end - 1];
 #pragma unroll
   for (int j = 0; j < Shape::kLoads; ++j) {
     reinterpret_cast<longlong2*>(tile)[j * Shape::kThreads + threadIdx.x] = volley.pair[j];
@@ -220,18 +227,16 @@ __global__ __launch_bounds__(Shape::kThreads, Shape::kResident) void ngram_short
   Cluster::sync();
   const int64_t low = max64(pairs.first(start), 0);
   const TileText text = {tile + (low - pairs.first(start)),
-                         slot.row,
-                         slot.drafts + 1,
+                         slot.at.row,
+                         slot.at.behind,
                          low,
-                         min64(pairs.first(start + Shape::kPairs), slot.end),
-                         slot.end};
+                         min64(pairs.first(start + Shape::kPairs), slot.at.end),
+                         slot.at.end};
   if (sizes.possible()) {
-    if (ranks == 1) last_token = text[slot.text_end - 1];
-    pairs.stop = min64(slot.end, slot.text_end - 1);
+    if (ranks == 1) last_token = text[slot.at.text_end - 1];
+    pairs.stop = min64(slot.at.end, slot.at.text_end - 1);
     look_at_hits(sizes, text, last_token, pairs, volley, start, Shape::kThreads, &best, false);
-    if (kHybrid && rank == 0 && threadIdx.x < served::kS) {
-      look_at(sizes, text, slot.end + 1 + threadIdx.x, &best, false);
-    }
+    look_behind<Shape::kThreads>(sizes, text, slot.at, rank, ranks, &best);
     __syncthreads();
     if (ranks > 1) {
       const uint32_t mine = peek(best);

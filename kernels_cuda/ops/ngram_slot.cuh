@@ -12,9 +12,7 @@ static_assert(served::kS <= kMostPacked, "base tokens and drafts of a slot are p
 
 struct ProposeSlot {
   int64_t base, wanted;
-  int64_t prompt_end, end;  // of the history
-  int64_t text_end;
-  const int64_t* row;
+  ProposeText at;
   int64_t* drafts;  // the row of draft_tokens
 
   // False if the slot does not decode.
@@ -24,20 +22,16 @@ struct ProposeSlot {
     const int64_t prompt_len = a.prompt_lens[b], step = a.step_idx[b], limit = a.max_dec_len[b];
     const int32_t wish = a.draft_token_num[b];
     base = kHybrid ? hybrid_base(a.seq_lens_this_time[b], a.S) : 1;
-    wanted = ngram_wanted(base, a.use_draft_token_num, wish, a.S, limit, step);
-    const History history = history_bounds(a.L, prompt_len, step);
-    prompt_end = history.prompt_end;
-    end = history.end;
-    text_end = end + base - 1;
-    row = a.token_ids_all + b * a.L;
+    wanted = ngram_wanted(base, a.use_draft_token_num, wish, a.S, limit, step, a.pre_ids != nullptr);
+    at = propose_text(a, b, base, prompt_len, step);
     drafts = a.draft_tokens + b * a.S;
     return enc <= 0 && dec > 0;
   }
 
-  __device__ __forceinline__ SlotText text() const { return {row, drafts + 1, end}; }
+  __device__ __forceinline__ SlotText text() const { return {at.row, at.behind, at.end}; }
 
   __device__ __forceinline__ NgramSizes sizes(const NgramMatchArgs& a) const {
-    return NgramSizes(a.match_policy, wanted > 0 ? a.max_ngram_size : 0, a.min_ngram_size, prompt_end, text_end,
+    return NgramSizes(a.match_policy, wanted > 0 ? a.max_ngram_size : 0, a.min_ngram_size, at.prompt_end, at.text_end,
                       a.skip_last);
   }
 

@@ -39,19 +39,31 @@ __global__ void __launch_bounds__(kMaskThreads)
     reasoning_constraint_kernel(const __grid_constant__ ReasoningConstraintArgs a, typename L::Bits masked) {
   wait_for_previous();
   let_next_start();
-  const int64_t b = blockIdx.x, row = a.cu_seqlens_q_output[b];
-  if (a.stop_flags[b] || row >= a.cu_seqlens_q_output[b + 1]) return;
-  const int64_t step_idx = a.step_idx[b];
-  const History history = history_bounds(a.L, a.prompt_lens[b], step_idx);
-  const int64_t* text = a.token_ids_all + b * a.L;
-  const int32_t status = next_reasoning_status(a.reasoning_status[b], a.enable_thinking[b], a.seq_lens_encoder[b],
-                                               step_idx, history, text, a.think_end_id, a.line_break_id);
+  const int64_t b = blockIdx.x, first = a.cu_seqlens_q_output[b], stop = a.cu_seqlens_q_output[b + 1];
+  if (a.stop_flags[b] || first >= stop) return;
+  const int32_t enc = a.seq_lens_encoder[b];
+  const ReasoningSlot slot = {a.enable_thinking[b], enc, history_bounds(a.L, a.prompt_lens[b], a.step_idx[b]),
+                              a.think_end_id, a.line_break_id};
+  const bool every_row = a.draft_tokens != nullptr && enc <= 0;
+  const SlotText text = {a.token_ids_all + b * a.L, every_row ? a.draft_tokens + b * a.S + 1 : nullptr,
+                         slot.history.end};
+  int32_t status = a.reasoning_status[b];
+  status = a.reasoning_seen == nullptr ? slot.move(status, slot.generated(), text)
+                                       : slot.follow(status, a.reasoning_seen[b], text);
   __syncthreads();  // all have read the status
-  if (threadIdx.x == 0) a.reasoning_status[b] = status;
-  if (status != kConstrained || a.H == 0 || row < 0 || row >= a.R_cap) return;
-  auto* logits = static_cast<typename L::Bits*>(a.logits) + row * a.V;
-  for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) {
-    if (!contains(a.allowed_tokens, a.H, v)) logits[v] = masked;
+  if (threadIdx.x == 0) {
+    a.reasoning_status[b] = status;
+    if (a.reasoning_seen != nullptr) a.reasoning_seen[b] = slot.generated();
+  }
+  const int64_t rows = every_row ? min64(stop - first, a.S) : 1;
+  for (int64_t i = 0; i < rows; ++i) {
+    if (i > 0) status = slot.move(status, slot.generated() + i, text);
+    const int64_t row = first + i;
+    if (status != kConstrained || a.H == 0 || row < 0 || row >= a.R_cap) continue;
+    auto* logits = static_cast<typename L::Bits*>(a.logits) + row * a.V;
+    for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) {
+      if (!contains(a.allowed_tokens, a.H, v)) logits[v] = masked;
+    }
   }
 }
 

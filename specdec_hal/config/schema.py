@@ -135,7 +135,9 @@ class ModelSettings(Section):
     alone; with llama.cpp it is that of the KV cache, "auto" float16). `bit_stable`: a token's bits depend neither on
     drafts nor on other requests; null: as the model's implementation has it (llama.cpp: no; the others on CPUs: yes).
     `think_end_id`: the token with which the model ends thinking (null: it does not think); `think_end_text`: the tokens
-    that end it at a limit, that one included (none: it alone).
+    that end it at a limit, that one included (none: it alone). `answer_start_ids`: tokens of which an answer's first is
+    one, where a request asks for that, and `line_break_id`: of the text between thinking and answer, which is that
+    token, `think_end_id` and that token twice.
     """
 
     path: PathText | None = None
@@ -144,12 +146,17 @@ class ModelSettings(Section):
     bit_stable: bool | None = None
     think_end_id: TokenId | None = None
     think_end_text: list[TokenId] = Field(default_factory=list)
+    line_break_id: TokenId | None = None
+    answer_start_ids: list[TokenId] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check_thinking(self) -> ModelSettings:
         if self.think_end_text and self.think_end_id not in self.think_end_text:
             message = f"expected tokens with think_end_id ({self.think_end_id}) among them, got {self.think_end_text}"
             raise_combinations([("think_end_text", message)])
+        if self.answer_start_ids and (self.think_end_id is None or self.line_break_id is None):
+            lacking = "think_end_id" if self.think_end_id is None else "line_break_id"
+            raise_combinations([("answer_start_ids", f"expected {lacking} beside it, which says where answers begin")])
         return self
 
 
@@ -229,9 +236,13 @@ class SpeculativeSettings(Section):
 class ThinkingSettings(Section):
     """Most tokens of thought before its end (`max_tokens`) and of the answer behind it (`max_reply_tokens`), null: no
     limit; for a model with `model.think_end_id`. At the first, the model's `think_end_text` takes the place of what it
-    would say, as it does for an end token in thought; behind the second, an end token.
+    would say, as it does for an end token in thought; behind the second, an end token. `constrain_answer`: the first
+    token of the answer is one of `model.answer_start_ids`, behind the text that separates it from thought or, where the
+    request does not think (`enabled` false), behind the prompt.
     """
 
+    enabled: bool = True
+    constrain_answer: bool = False
     max_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     max_reply_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
 

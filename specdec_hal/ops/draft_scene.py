@@ -68,8 +68,14 @@ class DraftScene(ModelScene):
 
     @cached_property
     def pre_ids(self) -> Array:
-        """[M, L]."""
-        return self.rng("pre_ids").integers(-1, self.size["V"], (self.size["M"], self.size["L"]))
+        """[M, P]: mostly the generated tokens."""
+        rng = self.rng("pre_ids")
+        ids = rng.integers(-1, self.size["V"], (self.size["M"], self.size["P"]))
+        for b, prompt_len in enumerate(self.prompt_lens.clip(0, self.size["L"]).tolist()):
+            generated = self.token_ids_all[b, prompt_len:][: self.size["P"]]
+            if rng.random() < 0.8:
+                ids[b, : len(generated)] = generated
+        return ids
 
     @cached_property
     def min_room(self) -> int:

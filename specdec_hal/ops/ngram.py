@@ -31,6 +31,7 @@ _MATCH_OPERANDS = (
     inp(*_STATE, "max_dec_len"),
     inout("draft_tokens", "seq_lens_this_time"),
     inout("index", optional=True),
+    inp("pre_ids", optional=True),
 )
 
 _BUDGET = """
@@ -40,6 +41,10 @@ _BUDGET = """
     its last valid draft (the base token if it has none), whatever the budget and the length limit; the verifier
     enforces the limit [#pad].
 """
+
+_PRE_IDS = """With pre_ids, step_idx is a column of it, as in `draft_model_update`: what stands behind the prompt, gen
+    and all drafts so far, is pre_ids[b, 0 .. step_idx], where step_idx is clamped to [-1, P-1], and token_ids_all is
+    read for the prompt alone [#pre-ids]; q is then at most max_dec_len - step_idx - 1 [#pre-ids-wanted]."""
 
 NGRAM_MATCH = op(
     "ngram_match",
@@ -60,7 +65,8 @@ NGRAM_MATCH = op(
     token ends queries, but is in no haystack [#skip-last].
     {_BUDGET}
     With an up-to-date `index` the results are equal and the look-up does not depend on the history's length [#index];
-    under `skip_last` it is not used. Source: prompt look-up decoding (Saxena 2023); FastDeploy PRs #6960, #7103, #7136.
+    under `skip_last` or with pre_ids it is not used. {_PRE_IDS} Source: prompt look-up decoding (Saxena 2023);
+    FastDeploy PRs #6960, #7103, #7136.
     """,
     *_MATCH_OPERANDS,
     attrs=_match_attrs(use_draft_token_num=True),
@@ -78,7 +84,7 @@ HYBRID_MTP_NGRAM = op(
     (LEFTMOST: prompt, then gen ++ drafts) [#text], with `skip_last` up to its last token [#skip-last]. q = min(K + 1 -
     ori, max_dec_len - step_idx - ori), and with `use_draft_token_num`, which is off unless given, at most
     draft_token_num + 1 - ori [#wanted]. Drafts are appended at column ori [#appended]; MTP drafts are never taken away
-    by the budget [#kept].
+    by the budget [#kept]. {_PRE_IDS}
     {_BUDGET}
     """,
     *_MATCH_OPERANDS,

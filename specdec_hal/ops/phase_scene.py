@@ -88,6 +88,14 @@ class PhaseScene(DraftScene):
         return self.rng("allowed_tokens").choice([*range(min(v, 4)), v - 1, v, -1, v + WIDE], self.size["H"])
 
     @cached_property
+    def reasoning_seen(self) -> Array:
+        """[M]: all tokens, all but a step's, or none."""
+        rng, s = self.rng("reasoning_seen"), self.size["S"]
+        behind = rng.choice([0, 1, 1, 2, 3, s], self.size["M"])
+        seen = np.where(rng.random(self.size["M"]) < 0.2, -1, self.step_idx - behind)
+        return seen.clip(-1, self.size["L"]).astype(np.int64)
+
+    @cached_property
     def enable_thinking(self) -> Array:
         """[M]."""
         return self.rng("enable_thinking").random(self.size["M"]) < 0.5

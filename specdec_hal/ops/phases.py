@@ -63,11 +63,20 @@ REASONING_CONSTRAINT = op(
     become -1e10, or -1e4 in float16 [#mask]; allowed tokens outside [0, V) are ignored [#outside], and a row beyond
     R_cap is not touched [#capacity]. Other rows are untouched [#untouched]. `verify_draft_tokens` accepts no drafts
     while the status is 1. Source: FastDeploy's `reasoning_phase_token_constraint`.
+
+    So the status moves once a call, and tokens of a step that accepts drafts can pass it by. With reasoning_seen it
+    moves once for each number of generated tokens from reasoning_seen[b] + 1 (at least 0) to step_idx, as calls at each
+    of them would move it, and reasoning_seen[b] becomes that number [#every-token]; where there is no new one, it stays
+    [#same-token]. With draft_tokens, row i of a slot with enc <= 0, i < S, has a status of its own, that of the row
+    before moved by draft i, and every row whose own is 2 is masked [#every-row]; reasoning_status is that of the first.
+    With both, speculative decoding gives the tokens of plain decoding.
     """,
     inout("logits"),
     inp("token_ids_all", "prompt_lens", "stop_flags", "seq_lens_encoder", "step_idx", "allowed_tokens"),
     inout("reasoning_status"),
     inp("cu_seqlens_q_output", "enable_thinking"),
+    inout("reasoning_seen", optional=True),
+    inp("draft_tokens", optional=True),
     attrs=(_THINK_END, _token("line_break_id", "The token that separates thinking from the answer.")),
     relations=(Relation("B", "M"),),
 )

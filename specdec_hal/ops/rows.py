@@ -92,6 +92,28 @@ class ModelScene(Scene):
         edges = [0, 1, -1, 2**32 - 1, 2**32, 2**63 - 1, -(2**63), *rng.integers(-(2**63), 2**63 - 1, 8)]
         return rng.choice(np.array(edges, np.int64), self.size["M"])
 
+    @cached_property
+    def infer_seed(self) -> Array:
+        """[M]: below any modulus, far above it, and so large that sums wrap."""
+        rng = self.rng("infer_seed")
+        edges = [0, 1, -1, 2**31 - 3, 2**63 - 1, 2**63 - 3, -(2**63), *rng.integers(0, 2**62, 8)]
+        return rng.choice(np.array(edges, np.int64), self.size["M"])
+
+    @cached_property
+    def row_seed_step(self) -> int:
+        """FastDeploy's, and none."""
+        return pick(self.rng("row_seed_step"), 0, 4, 4, 32, 2**62)
+
+    @cached_property
+    def seed_increment(self) -> int:
+        """As many rows as a step has at most, or more."""
+        return pick(self.rng("seed_increment"), 0, 1, 4, 24, 2**63 - 1)
+
+    @cached_property
+    def seed_modulus(self) -> int:
+        """FastDeploy's two, and small ones."""
+        return pick(self.rng("seed_modulus"), 1, 7, 2**31 - 2, 2**63 - 2, 2**63 - 1)
+
     def _per_row(self, per_slot: Array, tail: float) -> Array:
         rows = np.full(self.size["R_cap"], tail, per_slot.dtype)
         for r, (b, _) in enumerate(self.row_slots[: len(rows)]):

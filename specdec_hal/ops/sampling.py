@@ -6,6 +6,7 @@ from specdec_hal.ops.build import inout, inp, op, out, out_per_row
 from specdec_hal.ops.enums import LogprobMode, Purpose
 from specdec_hal.ops.spec import AttrSpec, Relation
 
+_MOST = 2**63 - 1
 _ROW_PARAMS = ("row_temperature", "row_top_p", "row_top_k", "row_min_p")
 
 BUILD_SAMPLING_PARAMS = op(
@@ -16,10 +17,21 @@ BUILD_SAMPLING_PARAMS = op(
     Row r takes the parameters of slot `batch_id_per_token_output[r]` [#params]; `position` = prompt_lens + step_idx +
     (r - cu_seqlens_q_output[slot]) [#position]. Tail rows (slot outside [0, B)): 1, 1, 0, 0, seed 0, position -1
     [#tail].
+
+    With infer_seed, rows have FastDeploy's seeds in the place of `seed`, which is not read: row i of slot b has
+    (infer_seed[b] + row_seed_step * i) mod seed_modulus [#row-seeds]; then the infer_seed of every slot < B, idle or
+    not, becomes (infer_seed[b] + seed_increment) mod seed_modulus [#advance]. Sums wrap at 64 bits, and the results
+    lie in [0, seed_modulus) [#seed-wrap]. Slots >= B are untouched [#padding].
     """,
     inp("temperature", "top_p", "top_k", "min_p", "seed", "prompt_lens", "step_idx"),
     inp("cu_seqlens_q_output", "batch_id_per_token_output"),
     out(*_ROW_PARAMS, "row_seed", "position"),
+    inout("infer_seed", optional=True),
+    attrs=(
+        AttrSpec("row_seed_step", int, "Between the seeds of neighbouring rows of a slot.", 0, 0, _MOST),
+        AttrSpec("seed_increment", int, "By how much infer_seed advances.", 0, 0, _MOST),
+        AttrSpec("seed_modulus", int, "Seeds are below it.", _MOST, 1, _MOST),
+    ),
     relations=(Relation("B", "M"),),
 )
 

@@ -98,6 +98,7 @@ class Scene:
         phases = self.rng("phase sizes")
         size.setdefault("J", pick(phases, 0, 1, 1, 2, 3, 5))
         size.setdefault("H", pick(phases, 0, 1, 2, 2, 3, 20))
+        size.setdefault("P", max(size["L"] + pick(self.rng("pre_ids width"), 0, 0, 0, 3, -2, -size["L"]), 0))
         self.size = size
         self.wide_ids = bool(rng.random() < 0.1)
         weights = np.array([STATES[state] for state in states], np.float64)

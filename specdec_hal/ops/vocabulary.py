@@ -12,6 +12,7 @@ SYMBOLS = {
     "B": "slots in use this step, at most M; slots from B on are padding",
     "S": "K + 1: the base token and up to K drafts",
     "L": "`max_model_len`",
+    "P": "width of `pre_ids`",
     "V": "vocabulary size",
     "D": "row width, such as the hidden size",
     "C": "candidates kept per row",
@@ -104,6 +105,7 @@ _tensor("top_p", F32, ("M",), "Nucleus mass, clamped to [0, 1].", between(0, 1))
 _tensor("top_k", I32, ("M",), "Largest logits kept; 0 = all.", between(0, None))
 _tensor("min_p", F32, ("M",), "Least mass kept, as a fraction of the largest, clamped to [0, 1].", between(0, 1))
 _tensor("seed", I64, ("M",), "The request's seed; never modified.")
+_tensor("infer_seed", I64, ("M",), "FastDeploy's seeds, which advance with each step.")
 _tensor("row_temperature", F32, ("R_cap",), "`temperature` per output row; 1 in the tail.", between(0, None))
 _tensor("row_top_p", F32, ("R_cap",), "`top_p` per output row; 1 in the tail.", between(0, 1))
 _tensor("row_top_k", I32, ("R_cap",), "`top_k` per output row; 0 in the tail.", between(0, None))
@@ -148,6 +150,13 @@ _tensor("stop_seqs_lens", I32, ("M", "Q"), "Their lengths.", between(0, "Z"))
 _tensor("max_think_lens", I32, ("M",), "Most tokens of thinking; negative: no limit.")
 _tensor("max_reply_lens", I32, ("M",), "Most tokens of the answer behind it; negative: no limit.")
 _tensor("limit_status", I32, ("M",), "Where a request with such limits is; 0 to begin with.", between(0, None))
+_tensor(
+    "reasoning_seen",
+    I64,
+    ("M",),
+    "Generated tokens that reasoning_status knows of; -1 to begin with.",
+    between(-1, "L"),
+)
 _tensor("inject_token_ids", I64, ("J",), "The text that ends thinking at its limit.")
 _tensor("allowed_tokens", I64, ("H",), "Tokens of which the first behind thinking is one.")
 _tensor("enable_thinking", BOOL, ("M",), "Whether the request thinks.")
@@ -155,7 +164,7 @@ _tensor("block_tables", I32, ("M", "G"), "KV blocks of each slot, in the order o
 
 # Draft models
 _tensor("base_model_draft_tokens", I64, ("M", "S"), "The target's `draft_tokens`; -1 behind the drafts made so far.")
-_tensor("pre_ids", I64, ("M", "L"), "FastDeploy's history of a draft model: generated tokens, then drafts.")
+_tensor("pre_ids", I64, ("M", "P"), "FastDeploy's history of a draft model: generated tokens, then drafts.")
 _tensor("base_model_cu_seqlens_q", I32, ("B+1",), "`cu_seqlens_q` of the target's step.", OFFSETS)
 _tensor("base_model_seq_lens_decoder", I32, ("M",), "The target's `seq_lens_decoder`, this step's tokens included.")
 _tensor("base_model_step_idx", I64, ("M",), "The target's `step_idx`, this step's tokens included.", between(0, "L"))

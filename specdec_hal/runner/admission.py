@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.config.schema import SpeculativeSettings
+from specdec_hal.config.schema import ModelSettings, SpeculativeSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.ops import Strategy
 from specdec_hal.runner.request import Request, SamplingParams
@@ -31,7 +31,7 @@ class RequestRules:
     """The limits of a runner, besides the room in a slot, which `state` knows.
 
     `cache_room`: positions that the KV blocks hold in all; None: a cache for every slot. `missing`: ops that neither
-    the backend nor a fallback of it has. `think_end_id`: with which the model ends thinking.
+    the backend nor a fallback of it has. `model`: what the model thinks with.
     """
 
     vocab_size: int
@@ -39,7 +39,7 @@ class RequestRules:
     speculative: SpeculativeSettings
     cache_room: int | None
     missing: frozenset[str] = frozenset()
-    think_end_id: int | None = None
+    model: ModelSettings = field(default_factory=ModelSettings)
 
     def check(self, request: Request, tokenizer: object | None) -> tuple[Request, NDArray[np.int64], int]:
         """A copy of it that nobody else can change, its prompt as an array, and the most tokens that it will generate.
@@ -73,13 +73,19 @@ class RequestRules:
             ("token_logprobs", params.logprobs is not None or params.prompt_logprobs is not None),
             ("set_stop_sequences", stops),
             ("limit_thinking", params.limits_thinking),
+            ("reasoning_constraint", params.constrains_answer),
         ):
             if wanted and op in self.missing:
                 raise RequestError(f"{name}: needs the op {op}, which the backend lacks; allow a fallback that has it")
-        if params.limits_thinking and self.think_end_id is None:
+        if params.limits_thinking and self.model.think_end_id is None:
             raise RequestError(f"{name}: thinking: the model has no token that ends it; set model.think_end_id")
         if params.thinking_limits[1] >= 0 and not self.state.symbols["E"]:
             raise RequestError(f"{name}: thinking.max_reply_tokens: the model has no end token; use max_new_tokens")
+        if params.constrains_answer and not self.model.answer_start_ids:
+            raise RequestError(
+                f"{name}: thinking.constrain_answer: the model has no tokens that begin answers; set "
+                "model.answer_start_ids"
+            )
         _check_prompt_logprobs(name, len(prompt), params.prompt_logprobs)
         if self.cache_room is not None and len(prompt) + limit > self.cache_room:
             raise RequestError(

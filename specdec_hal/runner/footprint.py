@@ -23,8 +23,11 @@ def checked_length(config: Config, model: TargetModel, headroom: int) -> int:
     wanted = longest if config.runner.max_model_len is None else config.runner.max_model_len
     if not 1 <= wanted <= longest:
         raise config.error("runner.max_model_len", f"expected 1..{longest} for this model, got {wanted}")
-    thinking = {"think_end_id": [config.model.think_end_id or 0], "think_end_text": config.model.think_end_text}
-    for key, tokens in thinking.items():
+    named = config.model
+    thinking = {"think_end_id": [named.think_end_id or 0], "line_break_id": [named.line_break_id or 0]}
+    for key, tokens in {
+        **thinking, "think_end_text": named.think_end_text, "answer_start_ids": named.answer_start_ids,
+    }.items():  # fmt: skip
         if (largest := max(tokens, default=0)) >= model.config.vocab_size:
             raise config.error(f"model.{key}", f"expected ids below {model.config.vocab_size}, got {largest}")
     return wanted
@@ -65,6 +68,7 @@ def state_sizes(config: Config, model: TargetModel, max_model_len: int, position
         "max_num_batched_tokens": settings.max_num_batched_tokens or slots * (k + 1) + chunk,
         "max_stop_sequences": MAX_STOP_SEQUENCES,
         "think_end_text": config.model.think_end_text,
+        "answer_start_ids": config.model.answer_start_ids,
         "max_blocks": -(-positions // settings.block_size) if model.capabilities.device_lengths else 0,
     }
 

@@ -1,9 +1,9 @@
 """One decode step as a plan: the ops of the contract in their order, around two calls of the model, bound once.
 
-schedule_slots -> prepare_inputs -> adjust_batch -> model -> gather_next_token -> logits -> bias, penalties -> sampling
-parameters -> target tokens, candidates or probabilities -> verify_draft_tokens -> limit_thinking ->
-log-probabilities -> set_stop_sequences -> update_model_status -> proposer. Plain decoding is the same path with one
-token a slot.
+schedule_slots -> prepare_inputs -> adjust_batch -> model -> gather_next_token -> logits -> bias, penalties,
+reasoning_constraint -> sampling parameters -> target tokens, candidates or probabilities -> verify_draft_tokens ->
+limit_thinking -> log-probabilities -> set_stop_sequences -> update_model_status -> proposer. Plain decoding is the same
+path with one token a slot.
 
 A plan is made for a :class:`Bucket`, sizes and needs that a step fits into, and kept. Where backend and model declare
 that they can, it reads no device value, so that it is captured as a device graph; elsewhere it is a list of calls. A
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from specdec_hal.backend import Backend
-from specdec_hal.config.schema import SpeculativeSettings
+from specdec_hal.config.schema import ModelSettings, SpeculativeSettings
 from specdec_hal.errors import PluginError
 from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
@@ -50,6 +50,7 @@ class Needs(NamedTuple):
     penalties: bool = False
     stops: bool = False
     thinking: bool = False
+    answer: bool = False
     logprobs: int = 0
     bias: int = 0
 
@@ -63,9 +64,15 @@ class Needs(NamedTuple):
             penalties=any(one.penalties for one in wanted),
             stops=any(one.stops for one in wanted),
             thinking=any(one.thinking for one in wanted),
+            answer=any(one.answer for one in wanted),
             logprobs=_columns(top, vocab_size),
             bias=_round_up(biased, 1, MAX_LOGIT_BIAS) if biased else 0,
         )
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether tokens are drawn from other logits than the model's."""
+        return bool(self.bias) or self.penalties or self.answer
 
 
 class Bucket(NamedTuple):
@@ -135,7 +142,7 @@ class Planner:
 
     `static`: the model takes device tensors of fixed capacity, so that no call reads a device value. `captured`: plans
     become device graphs; one that cannot be captured is launched call by call from then on, which is said once.
-    `think_end_id`: of a model whose thinking can be limited.
+    `named`: the tokens with which the model thinks.
     """
 
     def __init__(
@@ -147,9 +154,9 @@ class Planner:
         settings: SpeculativeSettings,
         *,
         captured: bool,
-        think_end_id: int | None = None,
+        named: ModelSettings,
     ) -> None:
-        self.think_end_id = think_end_id
+        self._named = named
         self.backend, self.model, self.state, self.proposer, self.settings = backend, model, state, proposer, settings
         self.static = model.capabilities.device_lengths
         # A model over device tensors finds each token's slot in `batch_id_per_token`, which is in slot order.
@@ -305,7 +312,7 @@ class Planner:
         ]
         calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes)))
         raw, needs = logits, bucket.needs
-        if (needs.bias or needs.penalties) and needs.logprobs:
+        if needs.changes_logits and needs.logprobs:
             raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
             calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
         if needs.bias:
@@ -313,6 +320,9 @@ class Planner:
             calls.append(("penalties", lambda stream: state.bias.add(logits, slots, needs.bias)))
         if needs.penalties:
             calls.append(("penalties", bind("apply_penalties", logits)))
+        if needs.answer:
+            tokens = {"think_end_id": self._named.think_end_id, "line_break_id": self._named.line_break_id}
+            calls.append(("penalties", bind("reasoning_constraint", logits, **tokens)))
         calls.append(("sample", bind("build_sampling_params")))
         told = {}
         if self._sampling_tells(bucket.needs):
@@ -329,7 +339,7 @@ class Planner:
             ),
         ))  # fmt: skip
         if bucket.needs.thinking:
-            calls.append(("verify", bind("limit_thinking", think_end_id=self.think_end_id)))
+            calls.append(("verify", bind("limit_thinking", think_end_id=self._named.think_end_id)))
         if bucket.needs.logprobs and not told:
             plan.logprobs = self._logprobs(raw, bucket, calls)
         if bucket.needs.stops:
@@ -400,7 +410,7 @@ class Planner:
         """Whether `sample_target` can tell the log-probabilities: of emitted tokens alone, which all are their rows'
         target tokens, from logits as the model gave them."""
         judged_by_token = self.settings.verify_strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH)
-        return needs.logprobs == 1 and judged_by_token and not (needs.bias or needs.penalties or needs.thinking)
+        return needs.logprobs == 1 and judged_by_token and not (needs.changes_logits or needs.thinking)
 
     def _judge(
         self, logits: Any, sizes: dict[str, int], calls: list[tuple[str, Call]], told: Mapping[str, Any]

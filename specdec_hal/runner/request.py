@@ -57,6 +57,11 @@ class SamplingParams(SamplingSettings):
         return max(self.thinking_limits) >= 0
 
     @property
+    def constrains_answer(self) -> bool:
+        """Whether the first token of the answer is one of a few."""
+        return self.thinking is not None and self.thinking.constrain_answer
+
+    @property
     def stop_token_sequences(self) -> list[list[int]]:
         """`stop_token_ids`, which are sequences of length 1, and `stop_sequences`."""
         return [*([token] for token in self.stop_token_ids), *self.stop_sequences]

@@ -93,15 +93,14 @@ class ModelRunner:
         if self.overlap and not on_device:
             raise config.error("runner.overlap", f"the proposer '{speculative.method}' works on the host; set false")
         captured = launches and model.capabilities.static_shapes and settings.graph is not False
-        think_end_id = config.model.think_end_id
         self._planner = Planner(
-            backend, model, self.state, self._proposer, speculative, captured=captured, think_end_id=think_end_id
+            backend, model, self.state, self._proposer, speculative, captured=captured, named=config.model
         )
         self._planner.check()
         self._scheduler = Scheduler(self.state, pool, headroom, getattr(self._proposer, "draft_positions", 0))
         room = None if pool is None else pool.num_blocks * pool.block_size - headroom
         missing = frozenset(status.op for status in backend.explain() if not status.available)
-        self._rules = RequestRules(self._vocab_size, self.state, speculative, room, missing, think_end_id)
+        self._rules = RequestRules(self._vocab_size, self.state, speculative, room, missing, config.model)
         self._lengths = DraftLengths(k) if speculative.adaptive and k else None
         self._launched: deque[LaunchedStep] = deque()
         self._trials = Trials()

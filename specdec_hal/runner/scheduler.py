@@ -274,6 +274,7 @@ class Scheduler:
         self.state.fill_request(slot, len(prompt), sequence.request.params, sequence.max_new_tokens)
         self.state.write("token_ids_all", (slot, slice(len(prompt))), prompt)
         self._write_generated(slot, sequence)
+        self.state.start_reasoning(slot, sequence.request.params)
 
     def _write_generated(self, slot: int, sequence: Sequence) -> None:
         if sequence.wants.thinking:

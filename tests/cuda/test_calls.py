@@ -128,7 +128,7 @@ def test_exports_check_their_operands(index, flags, message, cuda):
 
 
 def test_an_index_for_shorter_histories_is_refused(cuda):
-    inputs = generate("ngram_match", 0, M=3, L=100, max_ngram_size=3, min_ngram_size=1, index=False)
+    inputs = generate("ngram_match", 0, M=3, L=100, max_ngram_size=3, min_ngram_size=1, index=False, pre_ids=False)
     layout = cuda.workspace("ngram_match", M=3, L=50, max_ngram_size=3, min_ngram_size=1)["index"]
     call = faked({**inputs, "index": np.zeros(layout.shape, np.uint8)})
     with pytest.raises(ArgumentError, match=r"'index': expected shape .* for L = 100, .*backend.workspace"):

@@ -169,7 +169,7 @@ HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_
 
 def indexed(op: str, options: dict[str, Any], backend: CudaBackend) -> tuple[dict[str, Any], np.ndarray]:
     """Inputs of a look-up without its index, and the index that the kernels have built for them."""
-    inputs = generate(op, index=True, workspace=backend.workspace, **options)
+    inputs = generate(op, index=True, pre_ids=False, workspace=backend.workspace, **options)
     sizes = {name: inputs[name] for name in ("min_ngram_size", "max_ngram_size")}
     index = inputs.pop("index")
     everywhere = {"index": index, "reset_slots": np.ones(len(index), np.bool_)}

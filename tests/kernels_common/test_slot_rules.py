@@ -69,7 +69,7 @@ def test_with_an_index_of_the_history(op):
     names = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
     found = 0
     for options in cases(op, 200):
-        inputs = generate(op, index=True, workspace=BACKEND.workspace, **options)
+        inputs = generate(op, index=True, pre_ids=False, workspace=BACKEND.workspace, **options)
         inputs["index"][:] = 0
         sizes = {name: inputs[name] for name in ("max_ngram_size", "min_ngram_size")}
         built = {"index": inputs["index"], **{name: inputs[name] for name in names}, **sizes}

@@ -69,7 +69,8 @@ def test_renaming_tokens_renames_the_drafts(policy):
     """A look-up compares tokens and nothing else."""
     for seed in range(60):
         inputs = generate("ngram_match", seed, match_policy=policy, states=("decode", "idle"))
-        renamed = {**inputs, **{n: inputs[n] * 3 + 11 for n in ("token_ids_all", "draft_tokens")}}
+        texts = [name for name in ("token_ids_all", "draft_tokens", "pre_ids") if name in inputs]
+        renamed = {**inputs, **{name: inputs[name] * 3 + 11 for name in texts}}
         expected = run("ngram_match", inputs)
         expected["draft_tokens"] = expected["draft_tokens"] * 3 + 11
         assert_same(run("ngram_match", renamed), expected, seed)

@@ -35,7 +35,7 @@ def assert_index_changes_nothing(op, inputs, index):
 @pytest.mark.parametrize("op", MATCHERS)
 def test_built_at_once(op):
     for options in cases(op, 240):
-        inputs = generate(op, index=False, **{**options, "max_ngram_size": 4})
+        inputs = generate(op, index=False, pre_ids=False, **{**options, "max_ngram_size": 4})
         sizes = {name: inputs[name] for name in SIZES}
         index = fresh_index(*inputs["token_ids_all"].shape, sizes)
         BACKEND.ngram_index_update(index, *(inputs[name] for name in HISTORY), **sizes)
@@ -118,7 +118,7 @@ def test_an_index_full_of_anything_stays_inside_its_arrays(op):
 
 
 def test_an_index_of_the_wrong_size_is_refused():
-    inputs = generate("ngram_match", 0, L=8, max_ngram_size=3, min_ngram_size=1, index=False)
+    inputs = generate("ngram_match", 0, L=8, max_ngram_size=3, min_ngram_size=1, index=False, pre_ids=False)
     index = fresh_index(inputs["token_ids_all"].shape[0], 8, {"max_ngram_size": 9, "min_ngram_size": 1})
     with pytest.raises(ArgumentError, match=r"'index': expected shape .*backend.workspace"):
         BACKEND.ngram_match(**inputs, index=index)

@@ -15,9 +15,10 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, TokenLogprobs
 from tests.runner.conftest import make_runner
 from tests.support.history_model import CONTEXT, END, VOCABULARY, DeviceHistoryModel, HistoryModel, logits_after
-from tests.support.oracle_phases import ThinkingRequest
+from tests.support.oracle_phases import ThinkingRequest, awaits_answer
 
-THINK_END = 3
+THINK_END, LINE_BREAK, ANSWER_STARTS = 3, 2, [5, 6]
+THINKS_WITH = {"think_end_id": THINK_END, "line_break_id": LINE_BREAK, "answer_start_ids": ANSWER_STARTS}
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
         logits[params.bad_token_ids] = -np.inf
         if len(generated) < params.min_new_tokens:
             logits[END] = -np.inf
+        thinks = params.thinking is None or params.thinking.enabled
+        if params.constrains_answer and awaits_answer(generated, thinks, THINK_END, LINE_BREAK):
+            logits[[token for token in range(VOCABULARY) if token not in ANSWER_STARTS]] = -1e10
         target = np.zeros(1, np.int64)
         backend.sample_target(
             logits[None],
@@ -109,7 +113,17 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         logit_bias=draw(st.just({}) | st.dictionaries(st.integers(0, VOCABULARY - 1), floats(-4, 4), max_size=9)),
         num_speculative_tokens=draw(st.none() | st.just(0)),
         prompt_logprobs=draw(st.none() | st.integers(0, 4)),
-        thinking=draw(st.none() | st.fixed_dictionaries({"max_tokens": limits, "max_reply_tokens": limits})),
+        thinking=draw(
+            st.none()
+            | st.fixed_dictionaries(
+                {
+                    "max_tokens": limits,
+                    "max_reply_tokens": limits,
+                    "enabled": st.booleans(),
+                    "constrain_answer": st.booleans(),
+                }
+            )
+        ),
     )
 
 
@@ -133,7 +147,9 @@ prompts = st.lists(tokens, min_size=1, max_size=24) | st.builds(
     failing=st.sets(st.integers(0, 30), max_size=2),
     method=st.sampled_from(["ngram", "mtp", "hybrid"]),
     mtp_drafts=st.integers(1, 6),
-    think_end_text=st.sampled_from([[], [THINK_END], [4, THINK_END, 2], [THINK_END, THINK_END, 5, 6]]),
+    think_end_text=st.sampled_from(
+        [[], [THINK_END], [4, THINK_END, 2], [2, THINK_END, 2, 2], [THINK_END, THINK_END, 5, 6]]
+    ),
     ngram=st.fixed_dictionaries(
         {
             "max_ngram_size": st.integers(2, 4),
@@ -167,7 +183,7 @@ def test_every_request_decodes_as_if_alone_and_plain(
     runner = make_runner(
         prefill_first=prefill_first,
         model=model,
-        model_settings={"think_end_id": THINK_END, "think_end_text": think_end_text},
+        model_settings={**THINKS_WITH, "think_end_text": think_end_text},
         runner={
             "max_num_seqs": slots,
             "prefill_chunk": chunk,

@@ -42,14 +42,16 @@ def _propose(a: Inputs, hybrid: bool) -> dict[str, Any]:
         ori = base[b] = min(max(slt[b], 1), s) if hybrid else 1
         step, limit = int(a["step_idx"][b]), int(a["max_dec_len"][b])
         most = min(int(a["draft_token_num"][b]), k) if a["use_draft_token_num"] else k
-        q = min(most, limit - step - 1) + 1 - ori
+        history = a.get("pre_ids")
+        q = min(most + 1 - ori, limit - step - (ori if history is None else 1))
         if q <= 0:
             continue
         row = a["token_ids_all"][b].tolist()
         prompt_len = int(a["prompt_lens"][b])
         prompt, gen = row[:prompt_len], row[prompt_len : min(prompt_len + step, length)]
+        rest = gen + drafts[b][1:ori] if history is None else history[b].tolist()[: step + 1]
         sizes = range(a["max_ngram_size"], a["min_ngram_size"] - 1, -1)
-        found = lookup(prompt, gen + drafts[b][1:ori], sizes, a["match_policy"], int(a["skip_last"]))[:q]
+        found = lookup(prompt, rest, sizes, a["match_policy"], int(a["skip_last"]))[:q]
         cnt[b] = len(found)
         drafts[b][ori : ori + len(found)] = found
     for b in slots:

@@ -102,6 +102,22 @@ class ThinkingRequest:
         return len(self.text) + 1 + self.answered - len(self.left)
 
 
+def awaits_answer(generated: list[int], thinks: bool, end_id: int, line_break: int) -> bool:
+    """Whether the next token of a request is the first of its answer, by the whole text: behind the prompt, or where
+    the text between thinking and answer has just ended for the first time."""
+    if not thinks:
+        return not generated
+    for length in range(1, len(generated) + 1):
+        window = generated[max(length - 4, 0) : length]
+        if end_id not in generated[:length] or length < 4:
+            continue
+        if window == [line_break, end_id, line_break, line_break]:
+            return length == len(generated)
+        if end_id not in window:
+            return False
+    return False
+
+
 def limit_thinking(a: Inputs) -> dict[str, Any]:
     now = {n: a[n].tolist() for n in ("accept_tokens", "accept_num", "limit_status")}
     for b, count in enumerate(a["accept_num"].tolist()):
@@ -121,28 +137,48 @@ def limit_thinking(a: Inputs) -> dict[str, Any]:
     return now
 
 
+def _next_status(status: int, generated: list[int], unthinking: bool, end: int, new_line: int) -> int:
+    """Behind one more token than `status`."""
+    newest = generated[-4:]
+    if status == 0:
+        if unthinking and not generated:
+            return 2
+        status = 1 if end in newest else 0
+    elif status == 2:
+        return 3
+    if status == 1 and len(newest) == 4:
+        if newest == [new_line, end, new_line, new_line]:
+            return 2
+        return 1 if end in newest else 3
+    return status
+
+
 def reasoning_constraint(a: Inputs) -> dict[str, Any]:
     status, logits = a["reasoning_status"].tolist(), a["logits"].tolist()
-    rows, end, new_line = a["cu_seqlens_q_output"].tolist(), a["think_end_id"], a["line_break_id"]
+    rows, special = a["cu_seqlens_q_output"].tolist(), (a["think_end_id"], a["line_break_id"])
+    known, drafts = a.get("reasoning_seen"), a.get("draft_tokens")
+    seen = None if known is None else known.tolist()
     for b in range(len(rows) - 1):
         if a["stop_flags"][b] or rows[b] == rows[b + 1]:
             continue
         step, first = int(a["step_idx"][b]), int(a["prompt_lens"][b])
-        newest = a["token_ids_all"][b, first : first + step].tolist()[-4:]
-        if status[b] == 0:
-            if step == 0 and a["seq_lens_encoder"][b] > 0 and not a["enable_thinking"][b]:
-                status[b] = 2
-            elif end in newest:
-                status[b] = 1
-        elif status[b] == 2:
-            status[b] = 3
-        if status[b] == 1 and len(newest) == 4:
-            if newest == [new_line, end, new_line, new_line]:
-                status[b] = 2
-            elif end not in newest:
-                status[b] = 3
-        if status[b] == 2 and len(a["allowed_tokens"]) and rows[b] < len(logits):
-            masked = MASKED[str(a["logits"].dtype)]
-            allowed = a["allowed_tokens"].tolist()
-            logits[rows[b]] = [x if v in allowed else masked for v, x in enumerate(logits[rows[b]])]
-    return {"reasoning_status": status, "logits": logits}
+        generated = a["token_ids_all"][b, first : first + step].tolist()
+        prefill = a["seq_lens_encoder"][b] > 0
+        unthinking = prefill and not a["enable_thinking"][b]
+        lengths = [len(generated)] if seen is None else range(max(seen[b], -1) + 1, len(generated) + 1)
+        for length in lengths:
+            status[b] = _next_status(status[b], generated[:length], unthinking, *special)
+        if seen is not None:
+            seen[b] = len(generated)
+        own = status[b]
+        for i in range(rows[b + 1] - rows[b]):
+            if i > 0:
+                if drafts is None or prefill or i >= drafts.shape[1]:
+                    break
+                own = _next_status(own, generated + drafts[b, 1 : i + 1].tolist(), False, *special)
+            row = rows[b] + i
+            if own == 2 and len(a["allowed_tokens"]) and row < len(logits):
+                masked = MASKED[str(a["logits"].dtype)]
+                allowed = a["allowed_tokens"].tolist()
+                logits[row] = [x if v in allowed else masked for v, x in enumerate(logits[row])]
+    return {"reasoning_status": status, "logits": logits, **({} if seen is None else {"reasoning_seen": seen})}

@@ -35,7 +35,22 @@ def build_sampling_params(a: Inputs) -> dict[str, Any]:
             row = (*(a[n][b] for n in list(columns)[:5]), int(a["prompt_lens"][b]) + int(a["step_idx"][b]) + i)
         for column, value in zip(columns.values(), row, strict=True):
             column.append(value)
-    return {n if n == "position" else f"row_{n}": column for n, column in columns.items()}
+    result = {n if n == "position" else f"row_{n}": column for n, column in columns.items()}
+    if a.get("infer_seed") is None:
+        return result
+    seeds, modulus = a["infer_seed"].tolist(), a["seed_modulus"]
+
+    def advanced(b: int, by: int) -> int:
+        wrapped = (seeds[b] + by + 2**63) % 2**64 - 2**63
+        return wrapped % modulus  # type: ignore[no-any-return]
+
+    result["row_seed"] = [
+        0 if entry is None else advanced(entry[0], a["row_seed_step"] * entry[1])
+        for entry in _row_table(a, len(a["position"]))
+    ]
+    used = len(a["cu_seqlens_q_output"]) - 1
+    result["infer_seed"] = [advanced(b, a["seed_increment"]) if b < used else s for b, s in enumerate(seeds)]
+    return result
 
 
 def apply_penalties(a: Inputs) -> dict[str, Any]:

@@ -180,12 +180,34 @@ struct BudgetScan {
 
 // Drafts that may be proposed for a slot behind the `base` tokens that are there; not positive: none. `wish`: at most
 // so many together with drafts that are there, if the request is asked.
+// `in_history`: step_idx is a column of pre_ids, and counts the drafts too.
 SPECDEC_HD int64_t ngram_wanted(int64_t base, bool asked, int32_t wish, int64_t draft_width, int64_t max_dec_len,
-                                int64_t step_idx) {
-  const int64_t room = wrap_sub(wrap_sub(max_dec_len, step_idx), base);
+                                int64_t step_idx, bool in_history) {
+  const int64_t room = wrap_sub(wrap_sub(max_dec_len, step_idx), in_history ? 1 : base);
   return min64((asked ? min64(int64_t{wish} + 1, draft_width) : draft_width) - base, room);
 }
 
 SPECDEC_HD int64_t hybrid_base(int32_t slt, int64_t draft_width) { return clamp64(slt, 1, draft_width); }
+
+// Tokens of a row of pre_ids, up to the column step_idx.
+SPECDEC_HD int64_t pre_ids_count(int64_t step_idx, int64_t row_width) {
+  return clamp64(step_idx, -1, row_width - 1) + 1;
+}
+
+// Where a slot's text stands: in `row` up to `end`, then in `behind`, which are its drafts or, with pre_ids, its row of
+// that.
+struct ProposeText {
+  const int64_t *row, *behind;
+  int64_t prompt_end, end, text_end;
+};
+
+template <typename Args>
+SPECDEC_HD ProposeText propose_text(const Args& a, int64_t b, int64_t base, int64_t prompt_len, int64_t step_idx) {
+  const int64_t *const row = a.token_ids_all + b * a.L, *const drafts = a.draft_tokens + b * a.S;
+  const bool in_history = a.pre_ids != nullptr;
+  const History history = history_bounds(a.L, prompt_len, in_history ? 0 : step_idx);
+  return {row, in_history ? a.pre_ids + b * a.P : drafts + 1, history.prompt_end, history.end,
+          history.end + (in_history ? pre_ids_count(step_idx, a.P) : base - 1)};
+}
 
 }  // namespace specdec

@@ -88,6 +88,34 @@ SPECDEC_HD int32_t next_reasoning_status(int32_t status, bool thinks, int32_t en
   return boundary ? kConstrained : seen ? kThinkEndSeen : kReasoned;
 }
 
+// The tokens of a slot, and what `next_reasoning_status` is told of them.
+struct ReasoningSlot {
+  bool thinks;
+  int32_t enc;
+  History history;
+  int64_t think_end, line_break;
+
+  // After one more of the tokens: `count` of them are generated, or drafts.
+  template <typename Text>
+  SPECDEC_HD int32_t move(int32_t status, int64_t count, Text& text) const {
+    const History seen = {history.prompt_end, history.prompt_end + count};
+    return next_reasoning_status(status, thinks, enc, count, seen, text, think_end, line_break);
+  }
+
+  SPECDEC_HD int64_t generated() const { return history.end - history.prompt_end; }
+
+  // After all generated tokens but the first `known`.
+  template <typename Text>
+  SPECDEC_HD int32_t follow(int32_t status, int64_t known, Text& text) const {
+    for (int64_t count = clamp64(known, -1, generated()) + 1; count <= generated(); ++count) {
+      const int32_t next = move(status, count, text);
+      if (next == status && status != kThinking && status != kThinkEndSeen) break;  // final
+      status = next;
+    }
+    return status;
+  }
+};
+
 // What forbidden logits become.
 SPECDEC_HD float masked_logit(FloatType type) { return type == FloatType::kFloat16 ? -1e4f : -1e10f; }
 

@@ -23,7 +23,11 @@ struct BuildSamplingParamsArgs {
   float* row_min_p;  // [R_cap]
   int64_t* row_seed;  // [R_cap]
   int64_t* position;  // [R_cap]
+  int64_t* infer_seed;  // [M], may be null
   int64_t M, B, R_cap;
+  int64_t row_seed_step;
+  int64_t seed_increment;
+  int64_t seed_modulus;
 };
 
 // clang-format off
@@ -31,6 +35,7 @@ namespace detail::build_sampling_params {
 struct Tables {
   using Args = BuildSamplingParamsArgs;
   enum : int { M, B, R_cap };
+  enum : int { row_seed_step, seed_increment, seed_modulus };
   static constexpr SymbolInfo symbols[] = {
       {"M", 1, INT64_MAX, offsetof(Args, M)},
       {"B", 0, INT64_MAX, offsetof(Args, B)},
@@ -53,8 +58,13 @@ struct Tables {
       OperandInfo{"row_min_p", Cell::kFloat32, Access::kWrite, offsetof(Args, row_min_p), {{R_cap}}},
       OperandInfo{"row_seed", Cell::kInt64, Access::kWrite, offsetof(Args, row_seed), {{R_cap}}},
       OperandInfo{"position", Cell::kInt64, Access::kWrite, offsetof(Args, position), {{R_cap}}},
+      OperandInfo{"infer_seed", Cell::kInt64, Access::kWrite, offsetof(Args, infer_seed), {{M}}}.or_null(),
   };
-  static constexpr List<AttributeInfo> attributes = {};
+  static constexpr AttributeInfo attributes[] = {
+      {"row_seed_step", 0, INT64_MAX, offsetof(Args, row_seed_step), 8},
+      {"seed_increment", 0, INT64_MAX, offsetof(Args, seed_increment), 8},
+      {"seed_modulus", 1, INT64_MAX, offsetof(Args, seed_modulus), 8},
+  };
   static constexpr Order symbol_orders[] = {
       {B, M},
   };

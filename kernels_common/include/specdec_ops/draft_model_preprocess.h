@@ -25,8 +25,8 @@ struct DraftModelPreprocessArgs {
   const int64_t* max_dec_len;  // [M]
   const int32_t* draft_token_num;  // [M]
   int64_t* base_model_draft_tokens;  // [M, S]
-  int64_t* pre_ids;  // [M, L], may be null
-  int64_t M, S, I_cap, B, L;
+  int64_t* pre_ids;  // [M, P], may be null
+  int64_t M, S, I_cap, B, P;
   int64_t min_room;
 };
 
@@ -34,14 +34,14 @@ struct DraftModelPreprocessArgs {
 namespace detail::draft_model_preprocess {
 struct Tables {
   using Args = DraftModelPreprocessArgs;
-  enum : int { M, S, I_cap, B, L };
+  enum : int { M, S, I_cap, B, P };
   enum : int { min_room };
   static constexpr SymbolInfo symbols[] = {
       {"M", 1, INT64_MAX, offsetof(Args, M)},
       {"S", 1, INT64_MAX, offsetof(Args, S)},
       {"I_cap", 0, INT64_MAX, offsetof(Args, I_cap)},
       {"B", 0, INT64_MAX, offsetof(Args, B)},
-      {"L", 1, INT64_MAX, offsetof(Args, L)},
+      {"P", 0, INT64_MAX, offsetof(Args, P)},
   };
   static constexpr OperandInfo operands[] = {
       OperandInfo{"draft_tokens", Cell::kInt64, Access::kWrite, offsetof(Args, draft_tokens), {{M}, {S}}},
@@ -62,7 +62,7 @@ struct Tables {
       OperandInfo{"draft_token_num", Cell::kInt32, Access::kRead, offsetof(Args, draft_token_num), {{M}}},
       OperandInfo{"base_model_draft_tokens", Cell::kInt64, Access::kWrite,
                   offsetof(Args, base_model_draft_tokens), {{M}, {S}}},
-      OperandInfo{"pre_ids", Cell::kInt64, Access::kWrite, offsetof(Args, pre_ids), {{M}, {L}}}.or_null(),
+      OperandInfo{"pre_ids", Cell::kInt64, Access::kWrite, offsetof(Args, pre_ids), {{M}, {P}}}.or_null(),
   };
   static constexpr AttributeInfo attributes[] = {
       {"min_room", 0, INT64_MAX, offsetof(Args, min_room), 8},

@@ -20,8 +20,8 @@ struct DraftModelUpdateArgs {
   const int64_t* max_dec_len;  // [M]
   const int32_t* draft_token_num;  // [M]
   int64_t* base_model_draft_tokens;  // [M, S]
-  int64_t* pre_ids;  // [M, L], may be null
-  int64_t R_cap, M, S, B, L;
+  int64_t* pre_ids;  // [M, P], may be null
+  int64_t R_cap, M, S, B, P;
   int32_t substep;
 };
 
@@ -29,14 +29,14 @@ struct DraftModelUpdateArgs {
 namespace detail::draft_model_update {
 struct Tables {
   using Args = DraftModelUpdateArgs;
-  enum : int { R_cap, M, S, B, L };
+  enum : int { R_cap, M, S, B, P };
   enum : int { substep };
   static constexpr SymbolInfo symbols[] = {
       {"R_cap", 0, INT64_MAX, offsetof(Args, R_cap)},
       {"M", 1, INT64_MAX, offsetof(Args, M)},
       {"S", 1, INT64_MAX, offsetof(Args, S)},
       {"B", 0, INT64_MAX, offsetof(Args, B)},
-      {"L", 1, INT64_MAX, offsetof(Args, L)},
+      {"P", 0, INT64_MAX, offsetof(Args, P)},
   };
   static constexpr OperandInfo operands[] = {
       OperandInfo{"inter_next_tokens", Cell::kInt64, Access::kRead, offsetof(Args, inter_next_tokens), {{R_cap}}},
@@ -51,7 +51,7 @@ struct Tables {
       OperandInfo{"draft_token_num", Cell::kInt32, Access::kRead, offsetof(Args, draft_token_num), {{M}}},
       OperandInfo{"base_model_draft_tokens", Cell::kInt64, Access::kWrite,
                   offsetof(Args, base_model_draft_tokens), {{M}, {S}}},
-      OperandInfo{"pre_ids", Cell::kInt64, Access::kWrite, offsetof(Args, pre_ids), {{M}, {L}}}.or_null(),
+      OperandInfo{"pre_ids", Cell::kInt64, Access::kWrite, offsetof(Args, pre_ids), {{M}, {P}}}.or_null(),
   };
   static constexpr AttributeInfo attributes[] = {
       {"substep", 0, 30, offsetof(Args, substep), 4},

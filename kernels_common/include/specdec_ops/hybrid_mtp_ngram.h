@@ -13,7 +13,7 @@ using HybridMtpNgramArgs = NgramMatchArgs;
 namespace detail::hybrid_mtp_ngram {
 struct Tables {
   using Args = HybridMtpNgramArgs;
-  enum : int { M, L, S, B, X };
+  enum : int { M, L, S, B, X, P };
   enum : int { max_ngram_size, min_ngram_size, token_budget, match_policy, pad_to_max, use_draft_token_num, skip_last };
   static constexpr SymbolInfo symbols[] = {
       {"M", 1, INT64_MAX, offsetof(Args, M)},
@@ -21,6 +21,7 @@ struct Tables {
       {"S", 1, INT64_MAX, offsetof(Args, S)},
       {"B", 0, INT64_MAX, offsetof(Args, B)},
       {"X", 0, INT64_MAX, offsetof(Args, X)},
+      {"P", 0, INT64_MAX, offsetof(Args, P)},
   };
   static constexpr OperandInfo operands[] = {
       OperandInfo{"token_ids_all", Cell::kInt64, Access::kRead, offsetof(Args, token_ids_all), {{M}, {L}}},
@@ -33,6 +34,7 @@ struct Tables {
       OperandInfo{"draft_tokens", Cell::kInt64, Access::kWrite, offsetof(Args, draft_tokens), {{M}, {S}}},
       OperandInfo{"seq_lens_this_time", Cell::kInt32, Access::kWrite, offsetof(Args, seq_lens_this_time), {{B}}},
       OperandInfo{"index", Cell::kUint8, Access::kWrite, offsetof(Args, index), {{M}, {X}}}.or_null(),
+      OperandInfo{"pre_ids", Cell::kInt64, Access::kRead, offsetof(Args, pre_ids), {{M}, {P}}}.or_null(),
   };
   static constexpr AttributeInfo attributes[] = {
       {"max_ngram_size", 1, 16, offsetof(Args, max_ngram_size), 4},

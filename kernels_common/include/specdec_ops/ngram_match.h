@@ -18,7 +18,8 @@ struct NgramMatchArgs {
   int64_t* draft_tokens;  // [M, S]
   int32_t* seq_lens_this_time;  // [B]
   uint8_t* index;  // [M, X], may be null
-  int64_t M, L, S, B, X;
+  const int64_t* pre_ids;  // [M, P], may be null
+  int64_t M, L, S, B, X, P;
   int64_t token_budget;
   int32_t max_ngram_size;
   int32_t min_ngram_size;
@@ -32,7 +33,7 @@ struct NgramMatchArgs {
 namespace detail::ngram_match {
 struct Tables {
   using Args = NgramMatchArgs;
-  enum : int { M, L, S, B, X };
+  enum : int { M, L, S, B, X, P };
   enum : int { max_ngram_size, min_ngram_size, token_budget, match_policy, pad_to_max, use_draft_token_num, skip_last };
   static constexpr SymbolInfo symbols[] = {
       {"M", 1, INT64_MAX, offsetof(Args, M)},
@@ -40,6 +41,7 @@ struct Tables {
       {"S", 1, INT64_MAX, offsetof(Args, S)},
       {"B", 0, INT64_MAX, offsetof(Args, B)},
       {"X", 0, INT64_MAX, offsetof(Args, X)},
+      {"P", 0, INT64_MAX, offsetof(Args, P)},
   };
   static constexpr OperandInfo operands[] = {
       OperandInfo{"token_ids_all", Cell::kInt64, Access::kRead, offsetof(Args, token_ids_all), {{M}, {L}}},
@@ -52,6 +54,7 @@ struct Tables {
       OperandInfo{"draft_tokens", Cell::kInt64, Access::kWrite, offsetof(Args, draft_tokens), {{M}, {S}}},
       OperandInfo{"seq_lens_this_time", Cell::kInt32, Access::kWrite, offsetof(Args, seq_lens_this_time), {{B}}},
       OperandInfo{"index", Cell::kUint8, Access::kWrite, offsetof(Args, index), {{M}, {X}}}.or_null(),
+      OperandInfo{"pre_ids", Cell::kInt64, Access::kRead, offsetof(Args, pre_ids), {{M}, {P}}}.or_null(),
   };
   static constexpr AttributeInfo attributes[] = {
       {"max_ngram_size", 1, 16, offsetof(Args, max_ngram_size), 4},

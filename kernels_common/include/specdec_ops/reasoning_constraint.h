@@ -19,8 +19,10 @@ struct ReasoningConstraintArgs {
   int32_t* reasoning_status;  // [M]
   const int32_t* cu_seqlens_q_output;  // [B+1]
   const Flag* enable_thinking;  // [M]
+  int64_t* reasoning_seen;  // [M], may be null
+  const int64_t* draft_tokens;  // [M, S], may be null
   FloatType logits_type;
-  int64_t R_cap, V, M, L, H, B;
+  int64_t R_cap, V, M, L, H, B, S;
   int64_t think_end_id;
   int64_t line_break_id;
 };
@@ -29,7 +31,7 @@ struct ReasoningConstraintArgs {
 namespace detail::reasoning_constraint {
 struct Tables {
   using Args = ReasoningConstraintArgs;
-  enum : int { R_cap, V, M, L, H, B };
+  enum : int { R_cap, V, M, L, H, B, S };
   enum : int { think_end_id, line_break_id };
   static constexpr SymbolInfo symbols[] = {
       {"R_cap", 0, INT64_MAX, offsetof(Args, R_cap)},
@@ -38,6 +40,7 @@ struct Tables {
       {"L", 1, INT64_MAX, offsetof(Args, L)},
       {"H", 0, INT64_MAX, offsetof(Args, H)},
       {"B", 0, INT64_MAX, offsetof(Args, B)},
+      {"S", 1, INT64_MAX, offsetof(Args, S)},
   };
   static constexpr OperandInfo operands[] = {
       OperandInfo{"logits", Cell::kFloat, Access::kWrite, offsetof(Args, logits), {{R_cap}, {V}}}
@@ -51,6 +54,8 @@ struct Tables {
       OperandInfo{"reasoning_status", Cell::kInt32, Access::kWrite, offsetof(Args, reasoning_status), {{M}}},
       OperandInfo{"cu_seqlens_q_output", Cell::kInt32, Access::kRead, offsetof(Args, cu_seqlens_q_output), {{B, 1}}},
       OperandInfo{"enable_thinking", Cell::kBool, Access::kRead, offsetof(Args, enable_thinking), {{M}}},
+      OperandInfo{"reasoning_seen", Cell::kInt64, Access::kWrite, offsetof(Args, reasoning_seen), {{M}}}.or_null(),
+      OperandInfo{"draft_tokens", Cell::kInt64, Access::kRead, offsetof(Args, draft_tokens), {{M}, {S}}}.or_null(),
   };
   static constexpr AttributeInfo attributes[] = {
       {"think_end_id", INT64_MIN, INT64_MAX, offsetof(Args, think_end_id), 8},

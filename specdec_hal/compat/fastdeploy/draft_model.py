@@ -113,6 +113,31 @@ def draft_model_update(
     )
 
 
+@older(draft_model_update)
+def _draft_model_update_17(
+    plan: Plan,
+    inter_next_tokens: Tensor,
+    draft_tokens: Tensor,
+    pre_ids: Tensor,
+    seq_lens_this_time: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    step_idx: Tensor,
+    output_cum_offsets: Tensor,
+    stop_flags: Tensor,
+    not_need_stop: Tensor,
+    max_dec_len: Tensor,
+    end_ids: Tensor,
+    base_model_draft_tokens: Tensor,
+    batch_drop: Tensor,
+    prompt_lens: Tensor,
+    max_seq_len: int,
+    substep: int,
+) -> None:
+    """Of 2025, which ends drafts at end tokens and finds rows by offsets of padded texts."""
+    plan.refuse("17 arguments are those of 2025, which finds its rows by padded offsets; update it")
+
+
 @adaptor("gpu", "xpu")
 def draft_model_postprocess(
     plan: Plan,
@@ -173,6 +198,17 @@ def eagle_get_self_hidden_states(
     return last_rows(plan, op, input, slots, lens, seq_lens_this_time=seq_lens_this_time)
 
 
+@adaptor("xpu", name="eagle_get_self_hidden_states")
+def _eagle_get_self_hidden_states_xpu(
+    plan: Plan, input: Tensor, last_seq_lens_this_time: Tensor, seq_lens_this_time: Tensor, step_idx: Tensor
+) -> Tensor:
+    """As on GPUs, for slots whose prompt's rows are told by step_idx 1; as many rows as there are."""
+    prompts = (plan.flat(step_idx) == 1).astype("int32")
+    given = (input, last_seq_lens_this_time, seq_lens_this_time, prompts)
+    hidden, _ = eagle_get_self_hidden_states.plan(plan, *given)
+    return hidden[: int((seq_lens_this_time > 0).sum())]
+
+
 @adaptor("gpu")
 def eagle_get_hidden_states(
     plan: Plan,
@@ -210,8 +246,33 @@ def _packed_rows(
     fed: Tensor, enc: Tensor, accepted: Tensor, ran: Tensor, ends: Tensor, base_ends: Tensor, row_slots: Tensor
 ) -> None:
     """Where each slot's rows end, among those kept and those of the target's step, and the slot of each kept row."""
-    kept = paddle.where(enc > 0, enc, paddle.where((fed > 0) & (ran > 0), paddle.minimum(accepted, ran), 0 * ran))
+    kept = _kept_rows(fed, enc, accepted, ran)
     paddle.assign(paddle.cumsum(kept, dtype="int32"), ends)
     paddle.assign(paddle.cumsum(ran, dtype="int32"), base_ends)
     rows = paddle.arange(row_slots.shape[0], dtype="int32")
     paddle.assign(paddle.searchsorted(ends, rows, out_int32=True, right=True), row_slots)
+
+
+def _kept_rows(fed: Tensor, enc: Tensor, accepted: Tensor, ran: Tensor) -> Tensor:
+    """How many rows of each slot the draft model is fed."""
+    return paddle.where(enc > 0, enc, paddle.where((fed > 0) & (ran > 0), paddle.minimum(accepted, ran), 0 * ran))
+
+
+@adaptor("xpu", name="eagle_get_hidden_states")
+def _eagle_get_hidden_states_xpu(
+    plan: Plan,
+    input: Tensor,
+    seq_lens_this_time: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    stop_flags: Tensor,
+    accept_nums: Tensor,
+    base_model_seq_lens_this_time: Tensor,
+    base_model_seq_lens_encoder: Tensor,
+    actual_draft_token_num: int,
+) -> Tensor:
+    """As on GPUs, as many rows as there are."""
+    slots = seq_lens_this_time.shape[0]
+    given = (seq_lens_this_time, seq_lens_encoder, accept_nums, base_model_seq_lens_this_time)
+    rows = int(_kept_rows(*(plan.first(slots, plan.flat(tensor)) for tensor in given)).sum())
+    return eagle_get_hidden_states.plan(plan)[0][:rows]

@@ -16,6 +16,7 @@ from specdec_hal.backend import Backend
 from specdec_hal.compat.fastdeploy import gpu, types, xpu
 from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS, use_backend
 from specdec_hal.compat.fastdeploy.names import LEFT
+from specdec_hal.registry import ENV_BACKEND
 
 PACKAGE = "fastdeploy.model_executor.ops"
 COMPILED = "fastdeploy_ops"
@@ -81,6 +82,17 @@ def install(
     _installed = report
     log.info("%s", report)
     return report
+
+
+def register() -> None:
+    """FastDeploy's plug-in of this package: :func:`install`, on the backend of SPECDEC_HAL_BACKEND.
+
+    Without that variable nothing happens: FastDeploy calls all plug-ins that it finds.
+    """
+    if os.environ.get(ENV_BACKEND):
+        install()
+    else:
+        log.info("%s is not set: FastDeploy's ops stay its own", ENV_BACKEND)
 
 
 def uninstall() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 _SCHEDULER = "KV blocks and their scheduler are the engine's"
 _PLAIN = "part of non-speculative decoding"
 _OLD = "replaced in FastDeploy itself in 2026"
-_ALIKE = "counts its rows in another way than on GPUs"
 
 _BOTH = {
     "update_inputs": _PLAIN,
@@ -29,8 +28,6 @@ LEFT: dict[str, dict[str, str]] = {
     "xpu": {
         **_BOTH,
         "save_output_dynamic": _PLAIN,
-        "eagle_get_hidden_states": _ALIKE,
-        "eagle_get_self_hidden_states": _ALIKE,
         "speculate_step_reschedule": _SCHEDULER,
         "speculate_update_v3": _OLD,
         "speculate_get_output_padding_offset": _OLD,

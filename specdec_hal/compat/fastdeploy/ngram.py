@@ -87,9 +87,20 @@ def _ngram_match_12(
     max_ngram_size: int,
     max_draft_tokens: int,
 ) -> None:
-    """Of 2025, with prompt and generated tokens in two buffers."""
-    plan.refuse(
-        "12 arguments with `pre_ids` are those of 2025, with prompt and generated tokens in two buffers; update it"
+    """Of 2025, with the prompt in a buffer of its own, and `step_idx` a column of `pre_ids`."""
+    slots = draft_tokens.shape[0]
+    buffers = plan.given(
+        "pre_ids", "step_idx", "draft_token_num", "seq_lens_encoder", "seq_lens_decoder", "max_dec_len"
+    )
+    buffers |= plan.given(token_ids_all="input_ids", prompt_lens="input_ids_len")
+    plan.run(
+        "ngram_match",
+        **{name: plan.first(slots, tensor) for name, tensor in buffers.items()},
+        **plan.given("draft_tokens", "seq_lens_this_time"),
+        max_ngram_size=max_ngram_size,
+        token_budget=_budget(plan, ENV_BUDGET, 128),
+        match_policy=MatchPolicy.LEFTMOST,
+        skip_last=True,
     )
 
 
@@ -114,15 +125,17 @@ def hybrid_mtp_ngram(
     max_draft_tokens: int,
     pad_to_max: bool,
 ) -> None:
-    """Continue the draft model's drafts by what followed their last tokens earlier in the text."""
+    """Continue the draft model's drafts by what followed their last tokens earlier in its history or in the prompt."""
     slots = draft_tokens.shape[0]
+    buffers = plan.given("token_ids_all", "prompt_lens", "pre_ids", "step_idx", "max_dec_len")
     plan.run(
         "hybrid_mtp_ngram",
-        **plan.given("draft_tokens", "seq_lens_this_time", "token_ids_all"),
-        **{n: plan.first(slots, t) for n, t in plan.given("prompt_lens", "draft_token_num", "max_dec_len").items()},
-        step_idx=_generated(plan, slots, step_idx, seq_lens_this_time),
+        **{name: plan.first(slots, tensor) for name, tensor in buffers.items()},
+        **plan.given("draft_tokens", "seq_lens_this_time"),
         seq_lens_encoder=plan.constant(0, [slots], "int32"),
-        seq_lens_decoder=plan.first(slots, seq_lens_decoder),
+        seq_lens_decoder=_with_tokens(plan, slots, seq_lens_this_time),
+        draft_token_num=plan.constant(max_draft_tokens, [slots], "int32"),  # FastDeploy asks no request
+        use_draft_token_num=True,
         max_ngram_size=max_ngram_size,
         min_ngram_size=min_ngram_size,
         token_budget=_budget(plan, ENV_HYBRID_BUDGET, 1024),
@@ -132,14 +145,12 @@ def hybrid_mtp_ngram(
     )
 
 
-def _generated(plan: Plan, slots: int, step_idx: Tensor, lens: Tensor) -> Tensor:
-    """What the target has generated, of the draft model's index of its last draft."""
-    count = plan.scratch([slots], "int64")
-    last, fed = plan.alias(plan.flat(step_idx)), plan.alias(plan.flat(lens))
-    used = fed.shape[0]
-    head, index = count[:used], last[:used]
-    plan.step(lambda: paddle.assign(paddle.clip(index + 2 - fed.astype("int64"), 0), head))
-    return count
+def _with_tokens(plan: Plan, slots: int, lens: Tensor) -> Tensor:
+    """A copy of the lengths on entry: FastDeploy's op asks them, and not `seq_lens_decoder`, which slots decode."""
+    copy, fed = plan.scratch([slots], "int32"), plan.alias(plan.flat(lens))
+    head = copy[: fed.shape[0]]
+    plan.step(lambda: paddle.assign(fed, head))
+    return copy
 
 
 @adaptor("gpu")
@@ -158,8 +169,9 @@ def hybird_mtp_ngram(
     min_ngram_size: int,
     max_draft_tokens: int,
 ) -> None:
-    """Before PR #7849, with prompt and generated tokens in two buffers."""
-    plan.refuse("12 arguments are those before PR #7849, with prompt and generated tokens in two buffers; update it")
+    """Before PR #7849, with the prompt in a buffer of its own; FastDeploy spells the name like this."""
+    given = plan.given("input_ids", "input_ids_len", *hybrid_mtp_ngram.forms[0].names[2:12])
+    hybrid_mtp_ngram.plan(plan, *given.values(), False)
 
 
 older(hybrid_mtp_ngram)(hybird_mtp_ngram.forms[0].function)

@@ -15,7 +15,7 @@ _SEED_STEP = 4
 """Between the seeds of neighbouring rows of a slot."""
 
 
-def _spread(plan: Plan, lens: Tensor, enc: Tensor, rows: int, **given: Tensor) -> dict[str, Any]:
+def _spread(plan: Plan, lens: Tensor, enc: Tensor, rows: int, **given: Any) -> dict[str, Any]:
     """Add `build_sampling_params` for `rows` rows; gives its outputs. A row's `position` is its number in its slot."""
     slots = lens.shape[0]
     drafts = plan.constant(0, [slots, min(max(rows, 1), WIDEST_STEP)], "int64")
@@ -26,10 +26,11 @@ def _spread(plan: Plan, lens: Tensor, enc: Tensor, rows: int, **given: Tensor) -
     out["position"] = plan.empty([rows], "int64")
     plan.run(
         "build_sampling_params",
-        **{name: plan.first(slots, given.get(name, nothing[dtype])) for name, dtype in kinds.items()},
+        **{name: plan.first(slots, given.pop(name, nothing[dtype])) for name, dtype in kinds.items()},
         **{name: nothing["int64"] for name in ("prompt_lens", "step_idx")},
         **{name: packed[name] for name in ("cu_seqlens_q_output", "batch_id_per_token_output")},
         **out,
+        **given,
     )
     return out
 
@@ -39,14 +40,12 @@ def _seeded(
     increment_value: int,
 ) -> list[Tensor]:  # fmt: skip
     """top_p, top_k and a seed for every row; then the slots' seeds advance."""
-    out = _spread(plan, lens, enc, rows, top_p=top_p, top_k=plan.cast(top_k, "int32"), seed=infer_seed)
-    advanced = plan.alias(plan.first(lens.shape[0], infer_seed))
-    wide = plan.empty([rows], "int64")
-    plan.step(lambda: paddle.assign(out["row_top_k"].astype("int64"), wide))
-    row_seeds, number = out["row_seed"], out["position"]
-    plan.step(lambda: paddle.assign((row_seeds + _SEED_STEP * paddle.clip(number, 0)) % modulus, row_seeds))
-    plan.step(lambda: paddle.assign((advanced + increment_value) % modulus, advanced))
-    return [out["row_top_p"], wide, row_seeds]
+    seeds = {"infer_seed": plan.first(lens.shape[0], infer_seed), "row_seed_step": _SEED_STEP, "seed_modulus": modulus}
+    params = {"top_p": top_p, "top_k": plan.cast(top_k, "int32"), "seed_increment": increment_value}
+    out = _spread(plan, lens, enc, rows, **params, **seeds)
+    wide, top_ks = plan.empty([rows], "int64"), out["row_top_k"]
+    plan.step(lambda: paddle.assign(top_ks.astype("int64"), wide))
+    return [out["row_top_p"], wide, out["row_seed"]]
 
 
 def _rows_per_slot(plan: Plan, slots: int, offsets: Tensor) -> Tensor:

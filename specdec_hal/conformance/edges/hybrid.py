@@ -45,6 +45,17 @@ def edges() -> Iterator[Case]:
     yield from hybrid("up to the last draft", "skip-last", [7, 7, 7, 7], (7, 7, 7), match_policy=LEFTMOST, **skips)
     yield from hybrid("latest, not in the last draft", "skip-last", [7, 7, 7, 7], (7, 7, 7), **skips)
     yield from hybrid("padded with the last draft", "pad", [2, 8, 8, 8, 8], (2, 8), pad_to_max=True)
+    history: dict[str, Any] = {
+        "token_ids_all": [[9, 2, 3, 4, 5, 9, 1, 2, 3, 7]], "pre_ids": [[1, 2, 3, 8]], "step_idx": [2],
+        "match_policy": LEFTMOST,
+    }  # fmt: skip
+    for op, mtp in ((OP, [2, 3]), ("ngram_match", [])):
+        given = {"op": op, "mtp": tuple(mtp), **history}
+        yield from proposes("a history of its own", "pre-ids", text, 6, [*mtp, 4, 5, 9], **given)
+        given["max_dec_len"] = [5]
+        yield from proposes("the limit in a history of its own", "pre-ids-wanted", text, 6, [*mtp, 4, 5], **given)
+        given["step_idx"] = [-1]
+        yield from proposes("an empty history of its own", "pre-ids", text, 6, mtp, **given)
     yield edge(
         OP, "MTP drafts of other slots count", "budget base",
         {"seq_lens_this_time": [3, 2, 0, 4]},

@@ -143,11 +143,15 @@ BORDER = [NL, END, NL, NL]
 def _reason(name: str, rules: str, status: int, then: int, text: list[int], **given: Any) -> Case:
     """One decoding slot that has generated `text`, and whose row is [1, 2, 3]."""
     row = [-1e10, 2, -1e10] if then == 2 else [1, 2, 3]
+    given = {"token_ids_all": [[*text, *BORDER, 0, 0]], "step_idx": [len(text)], "reasoning_status": [status], **given}
+    return _reason_edge(name, rules, {"reasoning_status": [then], "logits": [row]}, **given)
+
+
+def _reason_edge(name: str, rules: str, expected: dict[str, Any], **given: Any) -> Case:
     return edge(
-        REASON, name, rules, {"reasoning_status": [then], "logits": [row]},
+        REASON, name, rules, expected,
         **{
-            "token_ids_all": [[*text, *BORDER, 0, 0]], "prompt_lens": [0], "step_idx": [len(text)],
-            "reasoning_status": [status], "enable_thinking": [True], "cu_seqlens_q_output": [0, 1],
+            "prompt_lens": [0], "enable_thinking": [True], "cu_seqlens_q_output": [0, 1],
             "logits": logits([[1, 2, 3]]), "allowed_tokens": [1], "think_end_id": END, "line_break_id": NL, **given,
         },
     )  # fmt: skip
@@ -182,6 +186,39 @@ def _status() -> Iterator[Case]:
     yield _reason("no thinking, decoding", "no-thinking", 0, 0, [], enable_thinking=[False])
     yield _reason("a stopped slot", "stopped", 1, 1, BORDER, stop_flags=[True])
     yield _reason("a slot without a row", "no-row", 1, 1, BORDER, cu_seqlens_q_output=[0, 0])
+    passed = [7, *BORDER, 9]
+    for seen, then in ((-1, 3), (1, 3), (4, 3), (99, 0), (-(2**63), 3)):
+        expected = {"reasoning_status": [then], "reasoning_seen": [6], "logits": [[1, 2, 3]]}
+        given = {"reasoning_seen": [seen], "token_ids_all": [[*passed, 0, 0]], "step_idx": [6]}
+        yield _reason_edge(
+            f"a step over the border, {seen} seen", "every-token", expected, reasoning_status=[0], **given
+        )
+    for status, then in ((2, 2), (1, 1)):
+        yield _reason(
+            f"no new token, status {status}", "same-token mask", status, then, [7, *BORDER], reasoning_seen=[5]
+        )
+    begins = {"enable_thinking": [False], "seq_lens_encoder": [5]}
+    yield _reason("the first chunk of a prompt", "every-token no-thinking", 0, 2, [], reasoning_seen=[-1], **begins)
+    yield _reason("the second chunk of a prompt", "same-token", 2, 2, [], reasoning_seen=[0], **begins)
+    rows = [[1.0, 2, 3]] * 4
+    masked = [[1.0, 2, 3], [1.0, 2, 3], [-1e10, 2, -1e10], [1.0, 2, 3]]
+    drafts: dict[str, Any] = {
+        "token_ids_all": [[7, NL, END, 0, 0, 0]], "step_idx": [3], "cu_seqlens_q_output": [0, 4],
+        "logits": logits(rows), "draft_tokens": [[END, NL, NL, 9, 9]],
+    }  # fmt: skip
+    yield _reason_edge(
+        "drafts over the border", "every-row", {"reasoning_status": [1], "logits": masked}, reasoning_status=[0],
+        **drafts,
+    )  # fmt: skip
+    yield _reason_edge(
+        "a prompt has one row", "every-row", {"reasoning_status": [1], "logits": rows}, reasoning_status=[0],
+        seq_lens_encoder=[4], **drafts,
+    )  # fmt: skip
+    drafts["cu_seqlens_q_output"] = [2, 6]
+    yield _reason_edge(
+        "drafts over the border, rows beyond the last", "every-row capacity",
+        {"reasoning_status": [1], "logits": rows}, reasoning_status=[0], **drafts,
+    )  # fmt: skip
     yield _reason("a prompt beyond its row", "boundary", 1, 1, BORDER, prompt_lens=[99])
 
 

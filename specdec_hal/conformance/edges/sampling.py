@@ -44,6 +44,14 @@ def edges() -> Iterator[Case]:
         temperature=[0.5, 0.25], seed=[7, 9], prompt_lens=[0, 0], step_idx=[0, 0],
         cu_seqlens_q_output=[0, 1], batch_id_per_token_output=[1, 2, 0],
     )  # fmt: skip
+    yield edge(
+        "build_sampling_params", "seeds that advance", "row-seeds advance padding seed-wrap",
+        {"row_seed": [1007, 2, 1002, 0], "infer_seed": [10, 0, 5, 9], "position": [2, 3, 0, -1]},
+        {"B": 3},
+        infer_seed=[1007, 997, 1002, 9], seed=[7] * 4, prompt_lens=[2, 0, 0, 0], step_idx=[0] * 4,
+        cu_seqlens_q_output=[0, 2, 2, 3], batch_id_per_token_output=[0, 0, 2, 3], row_seed_step=4, seed_increment=12,
+        seed_modulus=1009,
+    )  # fmt: skip
     op = "apply_penalties"
     untouched = [8.0] * 5
     yield edge(

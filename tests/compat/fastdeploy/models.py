@@ -141,9 +141,12 @@ def lookup(gen: list[int], haystacks: list[list[int]], sizes: range, quota: int)
 
 def ngram_match(
     text: Array, prompt: Array, step: Array, wanted: Array, drafts: Array, slt: Array, enc: Array, dec: Array,
-    limit: Array, size: int, budget: int, pad: bool,
+    limit: Array, size: int, budget: int, pad: bool, pre_ids: Array | None = None,
 ) -> None:  # fmt: skip
-    """As on CUDA: all slots look up, then the budget is dealt out in order."""
+    """As on CUDA: all slots look up, then the budget is dealt out in order.
+
+    With `pre_ids` as in 2025: step is the column of the newest token there, which is in no haystack.
+    """
     active = [enc[b] > 0 or dec[b] > 0 for b in range(len(slt))]
     used = 0
     for b in range(len(slt)):
@@ -152,9 +155,9 @@ def ngram_match(
             slt[b] = 0
         elif enc[b] <= 0:
             p, s = int(prompt[b]), int(step[b])
-            generated = text[b, p : p + s].tolist()
+            generated = (text[b, p : p + s] if pre_ids is None else pre_ids[b, : s + 1]).tolist()
             quota = min(int(wanted[b]), int(limit[b]) - s - 1)
-            hay = [text[b, :p].tolist(), generated]
+            hay = [text[b, :p].tolist(), generated if pre_ids is None else generated[:-1]]
             found = lookup(generated, hay, range(size, 0, -1), quota) if quota > 0 else []
             room = max(budget - used - left - 1, 0)
             drafts[b, 1 : 1 + len(found)] = found  # what the budget takes away stays behind the counted ones
@@ -165,6 +168,27 @@ def ngram_match(
             if enc[b] <= 0 and dec[b] > 0:
                 drafts[b, slt[b] :] = drafts[b, slt[b] - 1]
                 slt[b] = drafts.shape[1]
+
+
+def hybrid_mtp_ngram(
+    prompts: Array, prompt: Array, pre_ids: Array, column: Array, drafts: Array, slt: Array, limit: Array,
+    sizes: range, most: int, budget: int, pad: bool,
+) -> None:  # fmt: skip
+    """As on CUDA, where `column` is that of the newest token of `pre_ids`: slots without tokens stay without."""
+    used = 0
+    for b in range(len(slt)):
+        ori, left, c = int(slt[b]), int((slt[b + 1 :] > 0).sum()), int(column[b])
+        if ori > 0:
+            text = pre_ids[b, : c + 1].tolist()
+            quota = min(most - ori + 1, int(limit[b]) - c - 1)
+            hay = [prompts[b, : int(prompt[b])].tolist(), text[:-1]]
+            found = lookup(text, hay, sizes, quota) if quota > 0 else []
+            drafts[b, ori : ori + len(found)] = found  # what the budget takes away stays behind the counted ones
+            slt[b] = ori + min(len(found), max(budget - used - left - ori, 0))
+        used += int(slt[b])
+    for b in np.flatnonzero(slt > 0) if pad else ():
+        drafts[b, slt[b] :] = drafts[b, slt[b] - 1]
+        slt[b] = drafts.shape[1]
 
 
 def draft_model_preprocess(a: dict[str, Any], steps: int, split: bool) -> None:

@@ -126,3 +126,9 @@ def test_wrong_tensors_are_named_as_in_fastdeploy(gpu: Any, rng: Any) -> None:
     slots.given["target_dec"] = tensor(slots.arrays["target_dec"].astype(np.int64))
     with pytest.raises(ArgumentError, match=r"draft_model_preprocess.*argument 'target_model_seq_lens_decoder'"):
         slots.preprocess(gpu, 2, False)
+
+
+def test_an_older_update_is_refused_by_name(gpu: Any) -> None:
+    t = tensor(np.zeros(1, np.int64))
+    with pytest.raises(NotImplementedError, match=r"draft_model_update .FastDeploy.*17 arguments are those of 2025"):
+        gpu.draft_model_update(*[t] * 15, 64, 0)

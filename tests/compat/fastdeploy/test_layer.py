@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import paddle
 import pytest
 
 import specdec_hal.compat.fastdeploy as package
+from specdec_hal.compat.fastdeploy import adaptor as adaptor_module
 from specdec_hal.compat.fastdeploy.names import LEFT
 from tests.compat.fastdeploy.batches import Batch, equal, tensors
 
@@ -211,6 +213,25 @@ def test_plans_with_operations_of_paddle_end_with_their_tensors(gpu: Any) -> Non
             assert len(op._plans) == 1, op
             args[position] = args[position].clone()  # the others live on, as a runner's buffers do
             assert not op._plans, (op, position)
+
+
+def test_the_plug_in_that_fastdeploy_finds(fastdeploy: Path, monkeypatch: Any) -> None:
+    """As its loader does: every entry point of the group is loaded and called; the backend's variable decides."""
+    group = "fastdeploy.model_register_plugins"
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    section = text.split(f'[project.entry-points."{group}"]\n')[1].split("\n\n")[0]
+    name, value = section.replace('"', "").split(" = ")
+    plugin = EntryPoint(name, value, group).load()
+    monkeypatch.delenv("SPECDEC_HAL_BACKEND", raising=False)
+    plugin()
+    assert importlib.import_module(f"{OPS}.gpu").__dict__.get("ngram_match") is None
+    monkeypatch.setenv("SPECDEC_HAL_BACKEND", "reference")
+    plugin()
+    proposer = importlib.import_module("fastdeploy.spec_decode.ngram")
+    assert proposer.ngram_match is package.ADAPTORS["gpu"]["ngram_match"]
+    args = small_call()
+    proposer.ngram_match(*args)
+    assert adaptor_module._backend is not None and adaptor_module._backend.name == "reference"
 
 
 def test_what_a_backend_lacks_is_told_of_fastdeploys_op(layer: Any, gpu: Any, monkeypatch: Any) -> None:

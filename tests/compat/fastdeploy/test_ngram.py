@@ -48,13 +48,29 @@ def test_whole_buffers_of_more_slots_than_drafts(gpu: Any) -> None:
     equal(given[4][0, :2], [0, 3])
 
 
-def test_older_versions_are_refused_by_name(gpu: Any, rng: Any) -> None:
+def test_an_older_version_is_refused_by_name(gpu: Any, rng: Any) -> None:
     b = Batch(rng)
     given = tensors(b.input_ids, b.prompt, b.text, b.prompt, b.step, b.slt, b.drafts, b.slt, b.enc, b.dec, b.limit)
     with pytest.raises(NotImplementedError, match=r"ngram_match .FastDeploy on .*13 arguments .* PR #7774"):
         gpu.ngram_match(*given, 3, 3)
-    with pytest.raises(NotImplementedError, match="12 arguments with `pre_ids` are those of 2025"):
-        gpu.ngram_match(*given[:3], *given[4:], 3, 3)
+
+
+def test_ngram_match_of_2025(gpu: Any, rng: Any) -> None:
+    """Prompt and generated tokens in two buffers, and step_idx a column of the latter."""
+    for _ in ROUNDS:
+        b = Batch(rng)
+        prompts, pre_ids = rng.integers(0, 3, b.input_ids.shape), rng.integers(0, 3, (b.slots, 30))
+        wanted = np.full(b.slots, b.width - 1, np.int32)
+        state = (wanted, b.drafts, b.slt, b.enc, b.dec, b.limit.reshape(-1, 1))
+        given = tensors(prompts, b.prompt.reshape(-1, 1), pre_ids, b.step.reshape(-1, 1), *state)
+        gpu.ngram_match(*given, 3, b.width - 1)
+        drafts, slt = b.drafts.copy(), b.slt.copy()
+        models.ngram_match(
+            prompts, b.prompt, b.step, wanted, drafts, slt, b.enc, b.dec, b.limit, 3, 128, False, pre_ids
+        )
+        equal(given[6], slt)
+        for slot, count in enumerate(slt):
+            equal(given[5][slot, :count], drafts[slot, :count])
 
 
 def test_a_budget_that_is_no_number_is_refused(gpu: Any, rng: Any, monkeypatch: Any) -> None:
@@ -65,47 +81,55 @@ def test_a_budget_that_is_no_number_is_refused(gpu: Any, rng: Any, monkeypatch: 
         gpu.ngram_match(*given, 3, 3)
 
 
-def hybrid_args(b: Batch, rng: Any) -> tuple[list[Any], Any]:
-    """A batch behind a draft model, and how many tokens each slot has generated; idle slots have none."""
+def hybrid_args(b: Batch, rng: Any) -> dict[str, Any]:
+    """Arrays of a batch behind a draft model, whose history has nothing to do with the target's."""
     b.slt = np.where(b.enc > 0, 0, b.slt).astype(np.int32)
-    b.dec = np.where(b.slt > 0, b.dec, 0).astype(np.int32)
-    text, step = rng.integers(0, 3, b.text.shape), rng.integers(1, 12, b.slots)
-    b.drafts = rng.integers(0, 3, b.drafts.shape)
-    index = step + b.slt - 2
-    pre_ids = np.full(text.shape, -1, np.int64)
-    for slot in range(b.slots):
-        p, s, n = int(b.prompt[slot]), int(step[slot]), int(b.slt[slot])
-        generated = [*text[slot, p : p + s], *b.drafts[slot, 1:n]]
-        pre_ids[slot, : len(generated)] = generated
-    wanted = np.full(b.slots, b.width - 1, np.int32)
-    slots = (text, b.prompt.reshape(-1, 1), pre_ids, index.reshape(-1, 1), wanted)
-    return tensors(*slots, b.drafts, b.slt, b.dec, b.limit + 20), step
+    prompts = rng.integers(0, 3, (b.slots, 40))
+    pre_ids = rng.integers(0, 3, (b.slots, int(rng.integers(20, 60))))
+    column = rng.integers(-1, 20, b.slots)
+    return {
+        "prompts": prompts, "prompt": b.prompt, "pre_ids": pre_ids, "column": column,
+        "drafts": rng.integers(0, 3, b.drafts.shape), "slt": b.slt, "limit": column + rng.integers(0, 9, b.slots),
+    }  # fmt: skip
 
 
-def test_hybrid_mtp_ngram(gpu: Any, rng: Any) -> None:
-    """As FastDeploy's: the last token ends the query, and is not searched."""
-    differ = 0
-    for _ in range(60):
+def hybrid_tensors(b: Batch, a: dict[str, Any]) -> list[Any]:
+    columns = [a[name].reshape(-1, 1) for name in ("prompt", "column", "limit")]
+    asked = np.zeros(b.slots, np.int32)
+    return tensors(a["prompts"], columns[0], a["pre_ids"], columns[1], asked, a["drafts"], a["slt"], b.dec, columns[2])
+
+
+@pytest.mark.parametrize("budget", [None, 12])
+@pytest.mark.parametrize("pad", [None, False, True])
+def test_hybrid_mtp_ngram(gpu: Any, rng: Any, monkeypatch: Any, budget: int | None, pad: bool | None) -> None:
+    """With 13 arguments, and with the 12 before PR #7849, under both of its names."""
+    if budget is not None:
+        monkeypatch.setenv("SPEC_TOKENUM_THRESHOLD", str(budget))
+    ops = (gpu.hybrid_mtp_ngram, gpu.hybird_mtp_ngram)
+    drafted = 0
+    for turn in range(60):
         b = Batch(rng, width=6)
-        given, step = hybrid_args(b, rng)
+        a = hybrid_args(b, rng)
+        given, least, most = hybrid_tensors(b, a), int(rng.integers(1, 3)), int(rng.integers(3, 6))
+        before = int(b.slt.sum())
+        ops[turn % 2](*given, 3, least, most, *([] if pad is None else [pad]))
+        models.hybrid_mtp_ngram(**a, sizes=range(3, least - 1, -1), most=most, budget=budget or 1024, pad=bool(pad))
+        equal(given[6], a["slt"])
+        for slot, count in enumerate(a["slt"]):
+            equal(given[5][slot, :count], a["drafts"][slot, :count])
+        drafted += int(a["slt"].sum()) - before
+    assert drafted > 30
+
+
+def test_a_kept_hybrid_plan_sees_new_lengths(gpu: Any, rng: Any) -> None:
+    b = Batch(rng, slots=5, width=6)
+    given = hybrid_tensors(b, hybrid_args(b, rng))
+    for _ in range(3):
+        a = hybrid_args(Batch(rng, slots=5, width=6), rng)
+        a["pre_ids"] = given[2].numpy()
+        for position, name in {0: "prompts", 5: "drafts", 6: "slt"}.items():
+            given[position][:] = tensors(a[name])[0]
+        a |= {"prompt": given[1].numpy()[:, 0], "column": given[3].numpy()[:, 0], "limit": given[8].numpy()[:, 0]}
         gpu.hybrid_mtp_ngram(*given, 3, 1, 5, False)
-        drafts, slt = given[5].numpy(), given[6].numpy()
-        for slot in range(b.slots):
-            n, p = int(b.slt[slot]), int(b.prompt[slot])
-            if n == 0 or b.dec[slot] == 0:
-                continue
-            prompt = given[0].numpy()[slot, :p].tolist()
-            text = given[2].numpy()[slot, : int(step[slot]) + n - 1].tolist()
-            quota = min(6 - n, int(b.limit[slot]) + 20 - int(step[slot]) - n)
-            found = models.lookup(text, [prompt, text[:-1]], range(3, 0, -1), quota) if quota > 0 else []
-            assert drafts[slot, n : slt[slot]].tolist() == found
-            assert slt[slot] == n + len(found)
-            differ += found != (models.lookup(text, [prompt, text], range(3, 0, -1), quota) if quota > 0 else [])
-    assert differ > 0
-
-
-def test_hybrid_with_two_buffers_is_refused_by_name(gpu: Any, rng: Any) -> None:
-    given, _ = hybrid_args(Batch(rng, width=3), rng)
-    for op in (gpu.hybrid_mtp_ngram, gpu.hybird_mtp_ngram):
-        with pytest.raises(NotImplementedError, match="12 arguments are those before PR #7849"):
-            op(*given, 3, 1, 5)
+        models.hybrid_mtp_ngram(**a, sizes=range(3, 0, -1), most=5, budget=1024, pad=False)
+        equal(given[6], a["slt"])

@@ -132,7 +132,8 @@ def test_an_offset_of_older_versions_is_refused(xpu: Any) -> None:
         xpu.adjust_batch(x, *lod(made, "idx"), x, -1)
 
 
-def test_eagle_get_hidden_states(gpu: Any, rng: Any) -> None:
+def test_eagle_get_hidden_states(gpu: Any, xpu: Any, rng: Any) -> None:
+    """XPU's gives the rows alone, as many as there are."""
     for _ in ROUNDS:
         b = Batch(rng)
         if b.tokens == 0:
@@ -152,9 +153,13 @@ def test_eagle_get_hidden_states(gpu: Any, rng: Any) -> None:
         assert out.shape == list(x.shape)
         equal(count, [len(kept)])
         equal(out[: len(kept)], x[kept])
+        alone = xpu.eagle_get_hidden_states(tensor(x), *slots, 1)
+        assert alone.shape == [len(kept), 4]
+        equal(alone, x[kept])
 
 
-def test_eagle_get_self_hidden_states(gpu: Any, rng: Any) -> None:
+def test_eagle_get_self_hidden_states(gpu: Any, xpu: Any, rng: Any) -> None:
+    """XPU's is told by step_idx which slots were prompts, and gives the rows alone."""
     for _ in ROUNDS:
         n = int(rng.integers(1, 8))
         enc = np.where(rng.random(n) < 0.3, rng.integers(1, 9, n), 0).astype(np.int32)
@@ -166,6 +171,10 @@ def test_eagle_get_self_hidden_states(gpu: Any, rng: Any) -> None:
         out, count = gpu.eagle_get_self_hidden_states(tensor(x), *tensors(last, now, enc))
         equal(count, [len(wanted)])
         equal(out[: len(wanted)], wanted)
+        steps = np.where(enc > 0, 1, rng.choice([0, 2, 3, 9], n)).reshape(-1, 1)
+        alone = xpu.eagle_get_self_hidden_states(tensor(x), *tensors(last, now, steps))
+        assert alone.shape == [len(wanted), 4]
+        equal(alone, wanted)
 
 
 def test_draft_model_postprocess(gpu: Any, rng: Any) -> None:

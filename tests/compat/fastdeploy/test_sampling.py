@@ -39,6 +39,29 @@ def test_the_documented_example(gpu: Any) -> None:
     equal(seeds, [101, 201])
 
 
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_seeds_after_many_steps_are_fastdeploys(request: Any, layer: Any, rng: Any, platform: str) -> None:
+    """In the caller's buffer, of more slots than are in use; those in use advance, with rows or without."""
+    ops, modulus = request.getfixturevalue(platform), 2**63 - 2 if platform == "gpu" else 2**31 - 2
+    slots = 9
+    seeds = modulus - 1 - rng.integers(0, 300, (slots, 1))
+    given, model = tensor(seeds), [int(seed) for seed in seeds[:, 0]]
+    top_p, top_k = np.ones((slots, 1), np.float32), np.zeros((slots, 1), np.int64)
+    for _ in range(8):
+        b = Batch(rng, width=5)
+        described = b.cu_out if platform == "gpu" else b.enc
+        out = ops.build_sampling_params(*tensors(top_p, top_k), given, *tensors(b.slt, described), b.rows, 20)
+        inside = np.arange(b.rows) - b.cu_out[b.row_slots]
+        sums = [model[slot] + 4 * int(i) for slot, i in zip(b.row_slots, inside, strict=True)]
+        model = [seed + 20 * (slot < b.slots) for slot, seed in enumerate(model)]
+        if platform == "xpu":  # beyond int64, FastDeploy's sums are not defined
+            sums, model = [s % modulus for s in sums], [s % modulus for s in model]
+        wrapped = [(s + 2**63) % 2**64 - 2**63 for s in sums]
+        equal(out[2], [s % modulus for s in wrapped])
+        model = [((s + 2**63) % 2**64 - 2**63) % modulus for s in model]
+        equal(given[:, 0], model)
+
+
 @pytest.mark.parametrize(("dtype", "default"), [("float32", 1.0), ("int32", 1), ("bool", False)])
 def test_build_sampling_params_logprob(gpu: Any, rng: Any, dtype: str, default: Any) -> None:
     for _ in ROUNDS:

@@ -22,8 +22,8 @@ _SEARCH = (
         "step-as-last-index",
         _BOTH,
         "step_idx is taken for the last index: the query ends in an unwritten cell (FastDeploy before PR 7774)",
-        _edit("text = np.concatenate([token_ids_all[b, :end], mtp_drafts])",
-              "text = np.concatenate([token_ids_all[b, : end + 1], mtp_drafts])"),
+        _edit("text = np.concatenate([token_ids_all[b, :end], behind])",
+              "text = np.concatenate([token_ids_all[b, : end + 1], behind])"),
     ),
     edited(
         "generated-before-prompt",
@@ -224,7 +224,7 @@ _COUNT = (
         "query-without-mtp-drafts",
         "hybrid_mtp_ngram",
         "the query ends at the last accepted token: the continuation repeats the MTP drafts",
-        _edit("mtp_drafts = draft_tokens[b, 1 : base[b]]", "mtp_drafts = draft_tokens[b, 1:1]"),
+        _edit("behind = draft_tokens[b, 1 : base[b]]", "behind = draft_tokens[b, 1:1]"),
     ),
     edited(
         "hybrid-everybody-drafts-k",
@@ -243,7 +243,32 @@ _COUNT = (
         "hybrid-limit-forgets-mtp-drafts",
         "hybrid_mtp_ngram",
         "the length limit does not count the MTP drafts",
-        _edit("(max_dec_len - step_idx)[:slots] - base", "(max_dec_len - step_idx)[:slots] - 1"),
+        _edit("counted = base if pre_ids is None else 1", "counted = 1"),
+    ),
+    edited(
+        "hybrid-counts-drafts-twice",
+        "hybrid_mtp_ngram",
+        "the length limit takes the drafts off a column of pre_ids, which counts them",
+        _edit("counted = base if pre_ids is None else 1", "counted = base"),
+    ),
+    edited(
+        "pre-ids-not-read",
+        _BOTH,
+        "the text is token_ids_all and the drafts, whatever the caller's own history says",
+        _edit("behind = pre_ids[b, : min(max(int(step_idx[b]), -1), pre_ids.shape[1] - 1) + 1]", "pass"),
+    ),
+    edited(
+        "pre-ids-column-as-count",
+        _BOTH,
+        "step_idx is taken for the number of tokens in pre_ids: the query lacks the newest one",
+        _edit("min(max(int(step_idx[b]), -1), pre_ids.shape[1] - 1) + 1",
+              "min(max(int(step_idx[b]), 0), pre_ids.shape[1])"),
+    ),
+    edited(
+        "pre-ids-behind-generated-tokens",
+        _BOTH,
+        "pre_ids is searched behind the generated tokens of token_ids_all, and not in their place",
+        _edit("step_idx[b] if pre_ids is None else 0", "step_idx[b]"),
     ),
 )  # fmt: skip
 _INDEX = (

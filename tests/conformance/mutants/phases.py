@@ -10,7 +10,7 @@ from tests.conformance.mutants.making import edited
 _edit = partial(Edit, "phases")
 _LIMIT, _REASON = "limit_thinking", "reasoning_constraint"
 _THINKS_ON = "max_think < 0 or (step + i < max_think and token not in ends)"
-_NO_THINKING = "status == THINKING and not enable_thinking[b] and seq_lens_encoder[b] > 0 and step_idx[b] <= 0"
+_NO_THINKING = "status == THINKING and begins_without and not generated"
 
 MUTANTS = (
     edited(
@@ -124,7 +124,7 @@ MUTANTS = (
         "border-seen-in-the-prompt",
         _REASON,
         "the end of thinking of an earlier turn, in the prompt, counts",
-        _edit("max(end - 4, first)", "max(end - 4, 0)"),
+        _edit("token_ids_all[b, first:end]", "token_ids_all[b, :end]"),
     ),
     edited(
         "border-of-three-tokens",
@@ -144,27 +144,25 @@ MUTANTS = (
         "border-a-step-late",
         _REASON,
         "a status that has just become 1 waits for the next call",
-        _edit("status == THINK_END_SEEN and len(newest) == 4",
-              "status == THINK_END_SEEN and reasoning_status[b] == 1 and len(newest) == 4",
-              given="status = reasoning_status[b]"),
+        _edit("status = THINK_END_SEEN", "return THINK_END_SEEN"),
     ),
     edited(
         "never-past-the-border",
         _REASON,
         "a request that leaves thinking without the separator has its drafts refused for ever",
-        _edit("not seen", "False", within=_REASON),
+        _edit("THINK_END_SEEN if seen else FINISHED", "THINK_END_SEEN"),
     ),
     edited(
         "constrained-for-ever",
         _REASON,
         "every token behind thinking is constrained, not only the first",
-        _edit("reasoning_status[b] = status", "reasoning_status[b] = 2 if reasoning_status[b] == 2 else status"),
+        _edit("return FINISHED", "return CONSTRAINED"),
     ),
     edited(
         "no-thinking-in-every-step",
         _REASON,
         "requests that do not think are constrained whenever they prefill, also when they resume",
-        _edit(_NO_THINKING, "status == THINKING and not enable_thinking[b] and seq_lens_encoder[b] > 0"),
+        _edit(_NO_THINKING, "status == THINKING and begins_without"),
     ),
     edited(
         "no-thinking-ignored",
@@ -176,20 +174,51 @@ MUTANTS = (
         "mask-by-slot",
         _REASON,
         "row b is masked for slot b: right as long as every slot has one row",
-        _edit("logits[row] = masked", "logits[min(b, len(logits) - 1)] = masked", given="status = reasoning_status[b]"),
+        _edit("logits[row + i] = masked", "logits[min(b + i, len(logits) - 1)] = masked",
+              given="row = int(cu_seqlens_q_output[b])"),
+    ),
+    edited(
+        "tokens-pass-the-border-by",
+        _REASON,
+        "the status moves once a step: where a step accepts drafts, the first answer token is not constrained",
+        _edit("range(known + 1, len(text) + 1)", "range(max(known + 1, len(text)), len(text) + 1)"),
+    ),
+    edited(
+        "one-token-moves-twice",
+        _REASON,
+        "the second chunk of a prompt moves the status again: the first token is not constrained",
+        _edit("range(known + 1, len(text) + 1)", "range(min(known + 1, len(text)), len(text) + 1)"),
+    ),
+    edited(
+        "drafts-not-looked-at",
+        _REASON,
+        "rows behind drafts are judged by the tokens before the step",
+        _edit("text + drafts[:i]", "text"),
+    ),
+    edited(
+        "drafts-of-a-prompt",
+        _REASON,
+        "a prompt's row is taken to stand before drafts",
+        _edit("draft_tokens is not None and seq_lens_encoder[b] <= 0", "draft_tokens is not None"),
+    ),
+    edited(
+        "seen-tokens-forgotten",
+        _REASON,
+        "reasoning_seen is not written back",
+        _edit("reasoning_seen[b] = len(text)", "pass"),
     ),
     edited(
         "mask-loses-the-allowed",
         _REASON,
         "allowed tokens are masked with the others",
-        _edit("logits[row, kept] = values", "pass"),
+        _edit("logits[row + i, kept] = values", "pass"),
     ),
     edited(
         "mask-of-nothing",
         _REASON,
         "without allowed tokens every token is forbidden",
-        _edit("status == CONSTRAINED and len(allowed_tokens) and 0 <= row < len(logits)",
-              "status == CONSTRAINED and 0 <= row < len(logits)"),
+        _edit("status == CONSTRAINED and len(allowed_tokens) and 0 <= row + i < len(logits)",
+              "status == CONSTRAINED and 0 <= row + i < len(logits)"),
     ),
     edited(
         "mask-from-the-end",

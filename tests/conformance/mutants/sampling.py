@@ -37,6 +37,26 @@ _PARAMS = (
         "parameters are read by row number, as if every slot had one row: right until the first draft",
         _edit("temperature[b]", "temperature[np.arange(len(b)) % len(temperature)]", "build_sampling_params"),
     ),
+    edited(
+        "row-seeds-behind-the-advance",
+        "build_sampling_params",
+        "rows take infer_seed when it has advanced: each step draws with the next one's seeds",
+        _edit("advanced % seed_modulus", "(advanced + np.array([seed_increment], np.int64)) % seed_modulus"),
+    ),
+    edited(
+        "idle-seeds-stay",
+        "build_sampling_params",
+        "the seed of a slot without rows does not advance",
+        _edit("in_use[:] = (in_use + np.array([seed_increment], np.int64)) % seed_modulus",
+              "in_use[b] = (in_use[b] + np.array([seed_increment], np.int64)) % seed_modulus",
+              given="advanced = infer_seed[b] + np.array([row_seed_step], np.int64) * row_in_slot"),
+    ),
+    edited(
+        "all-seeds-advance",
+        "build_sampling_params",
+        "the seeds of slots that are not in use advance, too",
+        _edit("infer_seed[: len(cu_seqlens_q_output) - 1]", "infer_seed[:]"),
+    ),
     *(
         undefined("build_sampling_params", output, fill, f"the tail of {output} is uninitialised")
         for output, fill in (
