@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,54 +20,12 @@ from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
 from specdec_hal.runner import Request, SamplingParams
 from specdec_hal.runtime import Runtime
 from tests.models.conftest import Shape, write_checkpoint
+from tests.parallel.ranks import Threads
 
 pytestmark = pytest.mark.torch
 
 EMBEDDED = Path(__file__).parents[2] / "models" / "tiny-py-lm"
 SHAPE = Shape(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, head_dim=8, bos_token_id=0, eos_token_id=0)
-
-
-class Threads:
-    """A group of threads: each puts its value down, all meet, all read."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self._values = size, [None] * size
-        self._barrier = threading.Barrier(size, timeout=60)
-
-    def rank(self, rank: int) -> Any:
-        return ThreadRank(self, rank)
-
-    def exchange(self, rank: int, value: Any) -> list[Any]:
-        self._values[rank] = value
-        self._barrier.wait()
-        values = list(self._values)
-        self._barrier.wait()
-        return values
-
-    def run(self, work: Callable[[Any], Any]) -> list[Any]:
-        """work(group) on every rank at once; what each gave, or raised."""
-
-        def guarded(rank: int) -> Any:
-            try:
-                return work(self.rank(rank))
-            except RankMismatchError as error:  # every rank finds it
-                return error
-            except BaseException:
-                self._barrier.abort()
-                raise
-
-        with ThreadPoolExecutor(self.size) as pool:
-            return list(pool.map(guarded, range(self.size)))
-
-
-class ThreadRank:
-    def __init__(self, threads: Threads, rank: int) -> None:
-        self.rank, self.size, self._threads = rank, threads.size, threads
-
-    def gather(self, tensor: Any) -> list[Any]:
-        return self._threads.exchange(self.rank, tensor)
-
-    gather_objects = gather
 
 
 @pytest.fixture(scope="module")

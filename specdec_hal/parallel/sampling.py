@@ -1,0 +1,368 @@
+"""`sample_target` and `token_logprobs` over rows of logits of which each rank has a part: the bits of whole rows.
+
+A rank tells the others what it found in its part, as integers that combine exactly: the first of the row's order, the
+sum of its chunks' shares, its first candidates, histograms of keys. From these all ranks compute the same. Only the token
+that a draw falls on inside a rank's part is known to that rank alone, which tells it. Bytes that each rank sends a row:
+
+=====================================  =======================================================================
+greedy                                 8: the first of its order
+unfiltered                             24: also its shares, the token
+top_k <= 32, whatever else             256: its first 32
+top_p, if 32 of each rank hold it      264: also its shares
+top_p else                             1,312: also 8 histograms of 16 masses, ties, the mass it keeps, the token
+top_k > 32                             1,304: the same without shares
+top_k > 32 with top_p                  2,344: two such searches, and the mass that top_k keeps
+min_p alone                            24: the first, the mass it keeps, the token
+log-probability and rank of the token  8 to 16 more: the shares at temperature 1 unless known, a count
+token_logprobs, N columns              8 * max(N - 1, 1) + 24
+=====================================  =======================================================================
+
+:class:`Work` says what is exchanged for all rows of a step together. Where the host may look at what was exchanged,
+rows that candidates settle need no histograms; elsewhere nothing is read on the host, and a step can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from specdec_hal.backends.reference.primitives import CHUNK, MASS_ONE
+from specdec_hal.backends.reference.sampling import LOWEST
+from specdec_hal.ops import LogprobMode, Purpose
+from specdec_hal.parallel.group import Group
+from specdec_hal.parallel.masses import (
+    KEY_INF,
+    KEY_NAN,
+    NOWHERE,
+    exp2_mass,
+    key_at,
+    key_value,
+    ln_ratio,
+    logit_at,
+    mass_product,
+    mulhi64,
+    order_key,
+    philox_u64,
+    place,
+    softmax_t,
+    threshold,
+    token_at,
+)
+from specdec_hal.parallel.weights import vocabulary_part
+from specdec_hal.parallel.work import LISTED, Filters, RowParams, Work
+
+_LOWEST = float(LOWEST)
+_DIGIT = 4
+_BUCKETS = 1 << _DIGIT
+
+
+class _Draw(NamedTuple):
+    """Of each row [R]: the place of its token in the row's order, and the total that it was drawn from."""
+
+    place: Any
+    total: Any
+
+    def where(self, rows: Any, other: _Draw) -> _Draw:
+        """This one in those rows, the other elsewhere."""
+        return _Draw(*(torch.where(rows, mine, theirs) for mine, theirs in zip(self, other, strict=True)))
+
+
+@dataclass
+class _Rows:
+    """This rank's part of some rows, in whole chunks that are filled up with -inf.
+
+    `chunks` [R, C, 1024]; `tops` [R, C], their largest logits; `start`, the token that they begin with.
+    """
+
+    chunks: Any
+    tops: Any
+    start: int
+
+    def first(self, count: int) -> Any:
+        """The places of the first of the order [R, count], descending; NOWHERE beyond the part."""
+        span = self.chunks.shape[1] * CHUNK
+        if count == 1:
+            top = self.tops.amax(1)
+            # Of equal values, argmax gives the first.
+            chunk = (self.tops == top[:, None]).to(torch.int8).argmax(1)
+            inside = (_pick(self.chunks, chunk) == top[:, None]).to(torch.int8).argmax(1)
+            return place(order_key(top), self.start + chunk * CHUNK + inside)[:, None]
+        tokens = torch.arange(self.start, self.start + span, device=self.chunks.device)
+        places = place(order_key(self.chunks.flatten(1)), tokens).topk(min(count, span)).values
+        return F.pad(places, (0, max(count - span, 0)), value=NOWHERE)
+
+    def shares(self, row_top: Any, inverse: Any) -> tuple[Any, Any]:
+        """S and W of each chunk [R, C], at temperatures 1 / inverse [R]."""
+        masses = exp2_mass(softmax_t(self.chunks, self.tops[:, :, None], inverse[:, None, None])).sum(2)
+        weights = exp2_mass(softmax_t(self.tops, row_top[:, None], inverse[:, None]))
+        return mass_product(masses, weights), weights
+
+
+@dataclass
+class _Wanted:
+    """How rows [R] are to be drawn. `top`: their largest logit; `least`: what min_p asks an element to weigh."""
+
+    params: RowParams
+    filters: Filters
+    inverse: Any
+    top: Any
+    least: Any
+    random: Any
+
+    def mass(self, logits: Any) -> Any:
+        """Masses of logits [R, ...], relative to the row's largest."""
+        top, inverse = (x.view(-1, *[1] * (logits.dim() - 1)) for x in (self.top, self.inverse))
+        return exp2_mass(softmax_t(logits, top, inverse))
+
+
+class VocabularyPart:
+    """One rank's part of the vocabulary, tokens [first, first + width), and ops over it.
+
+    All ranks call the same methods in the same order. `logits` are this rank's columns, float32 [R, width]; everything
+    else is the same on all ranks, and so is what comes out.
+    """
+
+    def __init__(self, group: Group, vocab_size: int) -> None:
+        self.vocab_size, self._group = vocab_size, group
+        self._span = vocabulary_part(vocab_size, group.size)
+        self._start = group.rank * self._span
+        self.first = min(self._start, vocab_size)
+        self.width = min(self._start + self._span, vocab_size) - self.first
+
+    def sample_target(
+        self,
+        logits: Any,
+        params: RowParams,
+        target_tokens: Any,
+        logprobs: Any = None,
+        ranks: Any = None,
+        *,
+        purpose: Purpose = Purpose.SAMPLE,
+        logprob_mode: LogprobMode = LogprobMode.RAW,
+        work: Work | None = None,
+    ) -> None:
+        """See the op. `work`: what is exchanged; None: what turns out to be needed, for which the host reads values."""
+        if not len(logits):
+            return
+        look = work is None
+        work = Work.of(params, self.vocab_size) if work is None else work
+        rows, filters = self._rows(logits), Filters.of(params, self.vocab_size)
+        ones = torch.ones_like(params.temperature)
+        inverse = torch.where(filters.sampled, ones / params.temperature, ones)
+
+        lists = self._gather(rows.first(LISTED if work.listed else 1))
+        first = lists[:, :, 0].amax(0)
+        top, defined = _top(first)
+        whole = torch.full_like(first, MASS_ONE)
+        random, least = philox_u64(params.seed, params.position, purpose), threshold(params.min_p, whole)
+        wanted = _Wanted(params, filters, inverse, top, least, random)
+
+        shares, weights = rows.shares(top, inverse) if work.shares else (None, None)
+        sums = [] if shares is None else [shares.sum(1)]
+        raw = logprobs is not None and logprob_mode is LogprobMode.RAW
+        if raw and (work.tempered or not sums):
+            sums.append(rows.shares(top, ones)[0].sum(1))
+        by_rank = self._gather(torch.stack(sums, 1)).unbind(2) if sums else ()
+        share_of_ranks = by_rank[0] if work.shares else None
+        chunk_total = None if share_of_ranks is None else share_of_ranks.sum(0)
+
+        drawn, settled = _Draw(first, whole), torch.zeros_like(defined)
+        if work.listed:
+            listed, settled = _draw_listed(lists, wanted, chunk_total)
+            drawn = listed.where(settled, drawn)
+            if look:
+                work = work.without(settled, filters)
+        if work.drawn:
+            elements = None
+            if work.by_count or work.by_mass or work.light:
+                elements = self._kept(rows, wanted, chunk_total, work)
+                kept = elements.sum(2)
+                kept_of_ranks = self._gather(kept.sum(1))
+                if shares is None:
+                    shares, weights, share_of_ranks = kept, torch.full_like(kept, MASS_ONE), kept_of_ranks
+                else:
+                    filtered = ~filters.unfiltered
+                    shares = torch.where(filtered[:, None], kept, shares)
+                    weights = weights.masked_fill(filtered[:, None], MASS_ONE)
+                    share_of_ranks = torch.where(filtered, kept_of_ranks, share_of_ranks)
+            finished = self._draw(rows, wanted, shares, weights, share_of_ranks, elements)
+            drawn = finished.where(filters.sampled & ~settled, drawn)
+
+        used = params.position >= 0
+        told = used & defined
+        target_tokens.copy_(torch.where(told, token_at(drawn.place), -1))
+        chosen = logit_at(drawn.place)
+        if ranks is not None:
+            ranks.copy_(torch.where(told, self._rank_of(logits, chosen), -1))
+        if logprobs is not None:
+            scale, total = (ones, by_rank[-1].sum(0)) if raw else (inverse, drawn.total)
+            lowest = torch.where(used, _LOWEST, 0.0).to(torch.float32)
+            logprobs.copy_(torch.where(told, _logprob(chosen, top, scale, total), lowest))
+
+    def token_logprobs(
+        self,
+        logits: Any,
+        rows: Any,
+        token_ids: Any,
+        cu_batch_token_offset: Any,
+        ids: Any,
+        logprobs: Any,
+        ranks: Any,
+    ) -> None:
+        """See the op."""
+        count, most = len(token_ids), max(ids.shape[1] - 1, 1)
+        if not count or not len(logits):
+            ids.fill_(-1), logprobs.fill_(0), ranks.fill_(-1)
+            return
+        accepted = cu_batch_token_offset[-1]
+        told = torch.arange(count, device=logits.device) < accepted
+        told &= (rows >= 0) & (rows < len(logits)) & (token_ids >= 0) & (token_ids < self.vocab_size)
+        logits = logits[rows.clamp(0, len(logits) - 1)]
+        part = self._rows(logits)
+        everyone = self._gather(torch.cat([part.first(most), self._place_of(logits, token_ids)], 1))
+        best = everyone[:, :, :most].transpose(0, 1).flatten(1).sort(1, descending=True).values[:, :most]
+        own = everyone[:, :, most].amax(0)
+        top, defined = _top(best[:, 0])
+        chosen, ones = logit_at(own), torch.ones_like(top)
+        counts = (logits >= chosen[:, None]).sum(1)
+        total, counts = self._gather(torch.stack([part.shares(top, ones)[0].sum(1), counts], 1)).sum(0).unbind(1)
+
+        places = torch.cat([own[:, None], best], 1)[:, : ids.shape[1]]
+        columns = _logprob(logit_at(places), top[:, None], ones[:, None], total[:, None])
+        columns = torch.where(defined[:, None], columns, _LOWEST)
+        tokens = torch.where(defined[:, None], token_at(places), -1)
+        tokens[:, 0] = token_ids
+        ids.copy_(torch.where(told[:, None], tokens, -1))
+        logprobs.copy_(torch.where(told[:, None], columns, 0.0))
+        ranks.copy_(torch.where(told & defined, counts, -1))
+
+    # ---- what ranks tell each other
+
+    def _gather(self, tensor: Any) -> Any:
+        """Of all ranks [N, ...]."""
+        return torch.stack(self._group.gather(tensor))
+
+    def _rank_of(self, logits: Any, chosen: Any) -> Any:
+        return self._gather((logits >= chosen[:, None]).sum(1)).sum(0)
+
+    def _rows(self, logits: Any) -> _Rows:
+        padded = F.pad(logits, (0, self._span - self.width), value=-torch.inf)
+        chunks = padded.reshape(len(logits), self._span // CHUNK, CHUNK)
+        return _Rows(chunks, chunks.amax(2), self._start)
+
+    def _place_of(self, logits: Any, tokens: Any) -> Any:
+        """The place of a token of each row [R, 1], NOWHERE on ranks that do not have it."""
+        if not self.width:
+            return torch.full_like(tokens, NOWHERE)[:, None]
+        column = (tokens - self.first).clamp(0, self.width - 1)
+        mine = tokens == column + self.first
+        return torch.where(mine, place(order_key(_pick(logits, column)), tokens), NOWHERE)[:, None]
+
+    # ---- draws
+
+    def _draw(self, rows: _Rows, wanted: _Wanted, amounts: Any, weights: Any, by_rank: Any, elements: Any) -> _Draw:
+        """Draw by what chunks amount to [R, C], which is their weight times the sum of their elements' masses.
+
+        `by_rank` [N, R]: the sums of amounts. `elements` [R, C, 1024]: masses of filtered rows, whose weights are 1.
+        """
+        total, before = by_rank.sum(0), by_rank[: self._group.rank].sum(0)
+        rest = mulhi64(wanted.random, total) - before
+        mine = (rest >= 0) & (rest < by_rank[self._group.rank])
+        ends = amounts.cumsum(1)
+        chunk = (ends <= rest[:, None]).sum(1).clamp(max=amounts.shape[1] - 1)
+        rest = rest - _pick(ends - amounts, chunk)
+        logits = _pick(rows.chunks, chunk)
+        masses = exp2_mass(softmax_t(logits, _pick(rows.tops, chunk)[:, None], wanted.inverse[:, None]))
+        if elements is not None:
+            masses = torch.where(wanted.filters.unfiltered[:, None], masses, _pick(elements, chunk))
+        reached = mass_product(masses.cumsum(1), _pick(weights, chunk)[:, None]) > rest[:, None]
+        inside = (~reached).sum(1).clamp(max=CHUNK - 1)
+        token = rows.start + chunk * CHUNK + inside
+        mine_only = torch.where(mine, place(order_key(_pick(logits, inside)), token), NOWHERE)
+        return _Draw(self._gather(mine_only).amax(0), total)
+
+    def _kept(self, rows: _Rows, wanted: _Wanted, chunk_total: Any, work: Work) -> Any:
+        """Masses [R, C, 1024] of what the filters keep, by histograms."""
+        filters, params = wanted.filters, wanted.params
+        masses = wanted.mass(rows.chunks).flatten(1)
+        keys = order_key(rows.chunks.flatten(1)).to(torch.int64) + (1 << 31)
+        total = chunk_total
+        if work.by_count:
+            kept = self._search(keys, torch.ones_like(masses), params.top_k.to(torch.int64), torch.ones_like)
+            masses = torch.where(kept | ~filters.by_count[:, None], masses, 0)
+            if work.by_mass:
+                counted = self._gather(masses.sum(1)).sum(0)
+                total = counted if total is None else torch.where(filters.by_count, counted, total)
+        if work.by_mass:
+            need = threshold(params.top_p, total).clamp(min=1)
+            kept = self._search(keys, masses, need, lambda key: wanted.mass(key_value((key - (1 << 31)).to(torch.int32))))
+            masses = torch.where(kept | ~filters.by_mass[:, None], masses, 0)
+        return torch.where(masses >= wanted.least[:, None], masses, 0).view_as(rows.chunks)
+
+    def _search(self, keys: Any, weights: Any, need: Any, weigh: Callable[[Any], Any]) -> Any:
+        """The shortest beginning of the order that reaches `need` [R], of what has weight; all of it if none does.
+
+        `keys` [R, span], from 0; `weights` [R, span]; `weigh`: of an element, by its key [R]. Digit by digit of the key
+        that the beginning ends with: how much the elements weigh that have the digits found so far, by the next one.
+        """
+        prefix, above = torch.zeros_like(need), torch.zeros_like(need)
+        for shift in range(32 - _DIGIT, -1, -_DIGIT):
+            inside = (keys >> (shift + _DIGIT)) == prefix[:, None]
+            digits = (keys >> shift) & (_BUCKETS - 1)
+            mine = need.new_zeros((len(keys), _BUCKETS)).scatter_add_(1, digits, weights * inside)
+            histogram = self._gather(mine).sum(0).flip(1)  # large keys first
+            reach = above[:, None] + histogram.cumsum(1)
+            need = torch.minimum(need, reach[:, -1])  # all there is
+            bucket = (reach < need[:, None]).sum(1)
+            above = _pick(reach - histogram, bucket)
+            prefix = prefix << _DIGIT | (_BUCKETS - 1 - bucket)
+        ties = (keys == prefix[:, None]) & (weights > 0)
+        before = self._gather(ties.sum(1))[: self._group.rank].sum(0)
+        weight = weigh(prefix).clamp(min=1)
+        wanted = torch.div(need - above + weight - 1, weight, rounding_mode="floor")
+        return (keys > prefix[:, None]) | ties & (ties.cumsum(1) <= (wanted - before)[:, None])
+
+
+def _draw_listed(lists: Any, wanted: _Wanted, chunk_total: Any) -> tuple[_Draw, Any]:
+    """Draw where top_k or top_p cuts within the candidates [N, R, LISTED] of the ranks, and in which rows it does."""
+    filters, params = wanted.filters, wanted.params
+    places = lists.transpose(0, 1).flatten(1).sort(1, descending=True).values
+    # No rank has another element above its last candidate.
+    complete = (places >= lists[:, :, -1].amax(0)[:, None]).sum(1)
+    masses = wanted.mass(logit_at(places))
+    sums = masses.cumsum(1)
+    last = (params.top_k.to(torch.int64) - 1).clamp(0, places.shape[1] - 1)
+    counted = _pick(sums, last)
+    settled = ~filters.by_count | (params.top_k <= complete)
+    total = counted if chunk_total is None else torch.where(filters.by_count, counted, chunk_total)
+    reached = (sums < threshold(params.top_p, total)[:, None]).sum(1)
+    end = torch.where(filters.by_count, last, places.shape[1])
+    end = torch.where(filters.by_mass, torch.minimum(reached, end), end)
+    settled &= filters.cut & (end < complete)
+    kept = (torch.arange(places.shape[1], device=places.device) <= end[:, None]) & (masses >= wanted.least[:, None])
+    masses = torch.where(kept, masses, 0)
+    total = masses.sum(1)
+    by_id = token_at(places).argsort(1)
+    ends = masses.gather(1, by_id).cumsum(1)
+    drawn = (ends <= mulhi64(wanted.random, total)[:, None]).sum(1).clamp(max=places.shape[1] - 1)
+    return _Draw(_pick(places, _pick(by_id, drawn)), total), settled
+
+
+def _pick(tensor: Any, index: Any) -> Any:
+    """``tensor[r, index[r]]`` of a tensor [R, X, ...]."""
+    return tensor[torch.arange(len(tensor), device=tensor.device), index]
+
+
+def _top(first: Any) -> tuple[Any, Any]:
+    """The largest logits by the places of the first of their rows' orders, and whether the rows have a distribution."""
+    key = key_at(first)
+    return logit_at(first), (key != KEY_NAN) & (key != -KEY_INF)
+
+
+def _logprob(logits: Any, top: Any, inverse: Any, total: Any) -> Any:
+    below = torch.where(logits == top, 0.0, (logits - top) * inverse)
+    return (below - ln_ratio(total)).clamp(min=_LOWEST)

@@ -1,0 +1,153 @@
+"""Sampling from parts of a vocabulary gives what sampling from whole rows gives, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.backends.reference import output, sampling
+from specdec_hal.ops import LogprobMode, Purpose
+from tests.parallel.ranks import Threads
+
+torch = pytest.importorskip("torch")
+
+from specdec_hal.parallel.sampling import VocabularyPart  # noqa: E402
+from specdec_hal.parallel.work import RowParams, Work  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+VOCABULARIES = [5000, 4096, 1500, 100]
+"""Whole chunks and not, ranks of which some have few tokens or none."""
+
+KINDS: dict[str, tuple[float, float, int, float]] = {
+    "greedy": (0, 0.5, 3, 0.5),
+    "negative temperature": (-1, 1, 0, 0),
+    "no temperature": (np.nan, 1, 0, 0),
+    "unfiltered": (1, 1, 0, 0),
+    "tempered": (0.7, 1, 0, 0),
+    "hot": (np.inf, 1, 0, 0),
+    "cold": (1e-42, 1, 0, 0),
+    "top_k": (0.8, 1, 7, 0),
+    "top_k 1": (1, 1, 1, 0),
+    "top_k as listed": (1.3, 1, 32, 0),
+    "top_k beyond the list": (1.3, 1, 33, 0),
+    "top_k beyond a part": (1, 1, 1300, 0),
+    "top_k all but one": (5, 1, -1, 0),
+    "top_k all": (1, 1, 10**6, 0),
+    "top_k and top_p": (0.8, 0.6, 20, 0),
+    "large top_k and top_p": (2, 0.9, 200, 0),
+    "top_p": (1, 0.4, 0, 0),
+    "top_p wide": (3, 0.99, 0, 0),
+    "top_p 0": (1, 0, 0, 0),
+    "top_p below 0": (1, -1, 0, 0),
+    "top_p 1": (1, 1, 0, 0),
+    "top_p almost 1": (2, np.nextafter(np.float32(1), np.float32(0)), 0, 0),
+    "top_p NaN": (1, np.nan, 0, 0),
+    "min_p": (1, 1, 0, 0.02),
+    "min_p NaN": (1, 1, 0, np.nan),
+    "min_p 1": (1, 1, 0, 1),
+    "all": (1.5, 0.9, 15, 0.01),
+    "all, large": (1.5, 0.95, 500, 0.001),
+    "top_p and min_p": (2, 0.98, 0, 0.005),
+}
+
+
+def rows_of(vocab: int) -> Any:
+    """Logits [rows, vocab]: spread, peaked, tied, with -inf, infinities, NaN."""
+    rng = np.random.default_rng(vocab)
+    normal = rng.normal(0, 2, vocab)
+    tied = np.round(normal)
+    equal_maxima = normal.copy()
+    equal_maxima[[vocab // 5, vocab // 2, vocab - 1]] = 11
+    masked, only_last, one_part = normal.copy(), np.full(vocab, -np.inf), np.full(vocab, -np.inf)
+    masked[rng.random(vocab) < 0.9] = -np.inf
+    masked[: vocab // 3] = -np.inf  # whole chunks
+    only_last[-1] = -3
+    one_part[vocab // 2 : vocab // 2 + 40] = rng.normal(0, 1, 40)
+    infinite, nan = normal.copy(), normal.copy()
+    infinite[[vocab // 3, vocab - 2]] = np.inf
+    nan[vocab - 5] = np.nan
+    peaked = normal * 5
+    zeros = np.where(rng.random(vocab) < 0.5, 0.0, -0.0)
+    rows = [normal, peaked, tied, equal_maxima, masked, only_last, one_part, infinite, nan, zeros]
+    return np.float32([*rows, np.full(vocab, -np.inf)])
+
+
+def params_of(kinds: list[str], rows: int, vocab: int) -> dict[str, Any]:
+    """Row i*K+k: logits i under kind k."""
+    table = np.array([KINDS[kind] for kind in kinds] * rows, np.float64)
+    count, rng = len(table), np.random.default_rng(7)
+    top_k = np.where(table[:, 2] < 0, vocab - 1, table[:, 2])
+    position = rng.integers(0, 1 << 40, count)
+    position[::9] = -1  # tails, and a word of seeds
+    return {
+        "row_temperature": table[:, 0].astype(np.float32),
+        "row_top_p": table[:, 1].astype(np.float32),
+        "row_top_k": top_k.astype(np.int32),
+        "row_min_p": table[:, 3].astype(np.float32),
+        "row_seed": rng.integers(-(1 << 63), 1 << 63, count),
+        "position": position,
+    }
+
+
+def tensors(params: dict[str, Any]) -> RowParams:
+    return RowParams(*(torch.from_numpy(array) for array in params.values()))
+
+
+class Counted:
+    """A group that counts the bytes a rank sends."""
+
+    def __init__(self, group: Any) -> None:
+        self.rank, self.size, self._group, self.sent, self.rounds = group.rank, group.size, group, 0, 0
+
+    def gather(self, tensor: Any) -> list[Any]:
+        self.sent += tensor.numel() * tensor.element_size()
+        self.rounds += 1
+        return self._group.gather(tensor)
+
+
+def on_parts(group: Any, logits: Any, params: dict[str, Any], look: bool, **options: Any) -> dict[str, Any]:
+    """`sample_target` by one rank."""
+    part = VocabularyPart(group, logits.shape[1])
+    count = len(logits)
+    found = {
+        "target_tokens": torch.full((count,), -7),
+        "logprobs": torch.full((count,), 7.0),
+        "ranks": torch.full((count,), -7),
+    }
+    mine = torch.from_numpy(logits[:, part.first : part.first + part.width].copy())
+    rows = tensors(params)
+    part.sample_target(mine, rows, **found, **options, work=None if look else Work.of(rows, logits.shape[1]))
+    return {name: tensor.numpy() for name, tensor in found.items()}
+
+
+def on_whole_rows(logits: Any, params: dict[str, Any], **options: Any) -> dict[str, Any]:
+    count = len(logits)
+    found = {"target_tokens": np.zeros(count, np.int64), "logprobs": np.zeros(count, np.float32)}
+    found["ranks"] = np.zeros(count, np.int64)
+    sampling.sample_target(logits, **params, **found, **options)
+    return found
+
+
+def check(found: list[dict[str, Any]], wanted: dict[str, Any], kinds: list[str]) -> None:
+    for rank, outputs in enumerate(found):
+        for name, array in wanted.items():
+            bits = f"u{array.itemsize}"
+            wrong = np.flatnonzero(outputs[name].view(bits) != array.view(bits))
+            told = [(kinds[r % len(kinds)], r // len(kinds), outputs[name][r], array[r]) for r in wrong[:5]]
+            assert not len(wrong), f"rank {rank}, {name}: (kind, row, found, wanted) {told}"
+
+
+@pytest.mark.parametrize("look", [True, False], ids=["looking", "not looking"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+@pytest.mark.parametrize("mode", list(LogprobMode))
+def test_tokens_and_logprobs(vocab: int, ranks: int, look: bool, mode: LogprobMode) -> None:
+    kinds, logits = list(KINDS), rows_of(vocab)
+    params = params_of(kinds, len(logits), vocab)
+    options = {"purpose": Purpose.DRAFT if mode else Purpose.SAMPLE, "logprob_mode": mode}
+    logits = np.repeat(logits, len(kinds), 0)
+    found = Threads(ranks).run(lambda group: on_parts(group, logits, params, look, **options))
+    check(found, on_whole_rows(logits, params, **options), kinds)
