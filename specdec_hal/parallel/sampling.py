@@ -1,16 +1,17 @@
 """`sample_target` and `token_logprobs` over rows of logits of which each rank has a part: the bits of whole rows.
 
 A rank tells the others what it found in its part, as integers that combine exactly: the first of the row's order, the
-sum of its chunks' shares, its first candidates, histograms of keys. From these all ranks compute the same. Only the token
-that a draw falls on inside a rank's part is known to that rank alone, which tells it. Bytes that each rank sends a row:
+sum of its chunks' shares, its first candidates, histograms of keys. From these all ranks compute the same. Only the
+token that a draw falls on inside a rank's part is known to that rank alone, which tells it. Bytes that a rank sends
+for a row:
 
 =====================================  =======================================================================
 greedy                                 8: the first of its order
 unfiltered                             24: also its shares, the token
 top_k <= 32, whatever else             256: its first 32
-top_p, if 32 of each rank hold it      264: also its shares
+top_p, if 32 of each rank settle it    264: also its shares
 top_p else                             1,312: also 8 histograms of 16 masses, ties, the mass it keeps, the token
-top_k > 32                             1,304: the same without shares
+top_k > 32                             1,304: the same without shares; 256 if 32 of each rank settle it
 top_k > 32 with top_p                  2,344: two such searches, and the mass that top_k keeps
 min_p alone                            24: the first, the mass it keeps, the token
 log-probability and rank of the token  8 to 16 more: the shares at temperature 1 unless known, a count
@@ -299,7 +300,9 @@ class VocabularyPart:
                 total = counted if total is None else torch.where(filters.by_count, counted, total)
         if work.by_mass:
             need = threshold(params.top_p, total).clamp(min=1)
-            kept = self._search(keys, masses, need, lambda key: wanted.mass(key_value((key - (1 << 31)).to(torch.int32))))
+            kept = self._search(
+                keys, masses, need, lambda key: wanted.mass(key_value((key - (1 << 31)).to(torch.int32)))
+            )
             masses = torch.where(kept | ~filters.by_mass[:, None], masses, 0)
         return torch.where(masses >= wanted.least[:, None], masses, 0).view_as(rows.chunks)
 
@@ -320,7 +323,7 @@ class VocabularyPart:
             bucket = (reach < need[:, None]).sum(1)
             above = _pick(reach - histogram, bucket)
             prefix = prefix << _DIGIT | (_BUCKETS - 1 - bucket)
-        ties = (keys == prefix[:, None]) & (weights > 0)
+        ties = keys == prefix[:, None]
         before = self._gather(ties.sum(1))[: self._group.rank].sum(0)
         weight = weigh(prefix).clamp(min=1)
         wanted = torch.div(need - above + weight - 1, weight, rounding_mode="floor")
@@ -340,8 +343,7 @@ def _draw_listed(lists: Any, wanted: _Wanted, chunk_total: Any) -> tuple[_Draw, 
     settled = ~filters.by_count | (params.top_k <= complete)
     total = counted if chunk_total is None else torch.where(filters.by_count, counted, chunk_total)
     reached = (sums < threshold(params.top_p, total)[:, None]).sum(1)
-    end = torch.where(filters.by_count, last, places.shape[1])
-    end = torch.where(filters.by_mass, torch.minimum(reached, end), end)
+    end = torch.where(filters.by_mass, reached, torch.where(filters.by_count, last, places.shape[1]))
     settled &= filters.cut & (end < complete)
     kept = (torch.arange(places.shape[1], device=places.device) <= end[:, None]) & (masses >= wanted.least[:, None])
     masses = torch.where(kept, masses, 0)

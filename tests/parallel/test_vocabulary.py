@@ -38,6 +38,7 @@ KINDS: dict[str, tuple[float, float, int, float]] = {
     "top_k all": (1, 1, 10**6, 0),
     "top_k and top_p": (0.8, 0.6, 20, 0),
     "large top_k and top_p": (2, 0.9, 200, 0),
+    "large top_k, top_p 0": (2, 0, 300, 0),
     "top_p": (1, 0.4, 0, 0),
     "top_p wide": (3, 0.99, 0, 0),
     "top_p 0": (1, 0, 0, 0),
@@ -140,10 +141,11 @@ def check(found: list[dict[str, Any]], wanted: dict[str, Any], kinds: list[str])
             assert not len(wrong), f"rank {rank}, {name}: (kind, row, found, wanted) {told}"
 
 
-@pytest.mark.parametrize("look", [True, False], ids=["looking", "not looking"])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("look", "mode"), [(True, LogprobMode.RAW), (False, LogprobMode.PROCESSED)], ids=["looking", "not looking"]
+)
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("vocab", VOCABULARIES)
-@pytest.mark.parametrize("mode", list(LogprobMode))
 def test_tokens_and_logprobs(vocab: int, ranks: int, look: bool, mode: LogprobMode) -> None:
     kinds, logits = list(KINDS), rows_of(vocab)
     params = params_of(kinds, len(logits), vocab)
@@ -151,3 +153,107 @@ def test_tokens_and_logprobs(vocab: int, ranks: int, look: bool, mode: LogprobMo
     logits = np.repeat(logits, len(kinds), 0)
     found = Threads(ranks).run(lambda group: on_parts(group, logits, params, look, **options))
     check(found, on_whole_rows(logits, params, **options), kinds)
+
+
+@pytest.mark.parametrize("look", [True, False], ids=["looking", "not looking"])
+def test_a_cut_anywhere(look: bool) -> None:
+    """Among the candidates, at the last of them that is certain, behind it, with and without ties."""
+    rng, vocab, count = np.random.default_rng(0), 2048, 400
+    kept = np.arange(count)
+    for digits in (0, 6):
+        row = np.round(rng.normal(0, 1, vocab), digits).astype(np.float32)
+        row[1024:] -= 1 - digits / 6  # of some candidates of the other rank, nobody knows what stands between
+        shares = np.sort(np.exp(row.astype(np.float64)))[::-1].cumsum()
+        params = params_of(["top_p"], count, vocab)
+        params["row_top_p"] = np.float32((shares[kept] - 0.5 * np.diff(shares, prepend=0)[kept]) / shares[-1])
+        params["row_top_k"] = np.where(kept % 2, 0, kept // 2).astype(np.int32)
+        params["row_top_p"][::4] = 1
+        logits = np.tile(row, (count, 1))
+        found = Threads(2).run(lambda group, logits=logits, params=params: on_parts(group, logits, params, look))
+        check(found, on_whole_rows(logits, params, logprob_mode=LogprobMode.RAW, purpose=Purpose.SAMPLE), ["cut"])
+
+
+BYTES = {
+    "greedy": (8, 8),
+    "unfiltered": (24, 24),
+    "tempered": (24, 24),
+    "top_k": (256, 256),
+    "top_k as listed": (256, 256),
+    "top_k beyond the list": (256, 1304),
+    "top_k beyond a part": (1304, 1304),
+    "top_k and top_p": (256, 256),
+    "all": (256, 256),
+    "top_p": (264, 1312),
+    "top_p wide": (1312, 1312),
+    "large top_k and top_p": (2344, 2344),
+    "min_p": (24, 24),
+    "top_p and min_p": (1312, 1312),
+}
+
+
+@pytest.mark.parametrize("kind", BYTES)
+def test_bytes_and_bits_of_a_kind_by_itself(kind: str) -> None:
+    """What the docs say that a rank sends for a row, looking and not, without and with log-probability and rank."""
+    logits = rows_of(5000)[:1]
+    params = params_of([kind], 2, 5000)
+    params = {name: array[1:] for name, array in params.items()}  # not a tail
+    wanted = on_whole_rows(logits, params, logprob_mode=LogprobMode.RAW, purpose=Purpose.SAMPLE)
+
+    def work(group: Any) -> Any:
+        counts = []
+        for look in (True, False):
+            for told in (False, True):
+                counted, rows = Counted(group), tensors(params)
+                part = VocabularyPart(counted, 5000)
+                mine = torch.from_numpy(logits[:, part.first : part.first + part.width].copy())
+                token, logprob, rank = (
+                    torch.zeros(1, dtype=torch.int64),
+                    torch.zeros(1),
+                    torch.zeros(1, dtype=torch.int64),
+                )
+                extra = (logprob, rank) if told else ()
+                part.sample_target(mine, rows, token, *extra, work=None if look else Work.of(rows, 5000))
+                assert token.numpy() == wanted["target_tokens"]
+                if told:
+                    assert (logprob.numpy(), rank.numpy()) == (wanted["logprobs"], wanted["ranks"])
+                counts.append(counted.sent)
+        return counts
+
+    looking, both, fixed, _ = Threads(2).run(work)[0]
+    assert (looking, fixed) == BYTES[kind]
+    known = KINDS[kind][0] == 1 and looking in (24, 264, 1312) and kind != "min_p"  # the shares at temperature 1
+    assert both - looking == (8 if known else 16)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 6, 99])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_logprobs_of_given_tokens(vocab: int, ranks: int, columns: int) -> None:
+    logits, rng = rows_of(vocab), np.random.default_rng(columns)
+    count = 60
+    rows = rng.integers(-1, len(logits) + 1, count).astype(np.int32)
+    token_ids = rng.integers(0, vocab, count)
+    token_ids[:4] = vocab - 1, vocab, -1, 0
+    rows[:4] = 2, 2, 2, 5
+    if vocab == 5000:
+        token_ids[4:9], rows[4:9] = [1000, 2500, 4999, 0, 1], 3
+    for accepted in (count - 7, count + 3, 0):
+        offsets = np.array([0, accepted], np.int32)
+        shapes = {"ids": (count, columns), "logprobs": (count, columns), "ranks": (count,)}
+        dtypes = {"ids": np.int64, "logprobs": np.float32, "ranks": np.int64}
+        wanted = {name: np.zeros(shape, dtypes[name]) for name, shape in shapes.items()}
+        output.token_logprobs(logits, rows, token_ids, offsets, **wanted)
+
+        def work(group: Any, offsets: Any = offsets, wanted: Any = wanted) -> Any:
+            counted = Counted(group)
+            part = VocabularyPart(counted, vocab)
+            mine = torch.from_numpy(logits[:, part.first : part.first + part.width].copy())
+            found = {name: torch.full_like(torch.from_numpy(array), 7) for name, array in wanted.items()}
+            given = (torch.from_numpy(array) for array in (rows, token_ids, offsets))
+            part.token_logprobs(mine, *given, **found)
+            assert counted.sent == count * (8 * max(columns - 1, 1) + 24)
+            return {name: tensor.numpy() for name, tensor in found.items()}
+
+        for found in Threads(ranks).run(work):
+            for name, array in wanted.items():
+                np.testing.assert_array_equal(found[name].view(f"u{array.itemsize}"), array.view(f"u{array.itemsize}"))
