@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +70,18 @@ class _Draw(NamedTuple):
 
     def where(self, rows: Any, other: _Draw) -> _Draw:
         """This one in those rows, the other elsewhere."""
-        return _Draw(*(torch.where(rows, mine, theirs) for mine, theirs in zip(self, other, strict=True)))
+        return _Draw(*map(partial(torch.where, rows), self, other))
+
+
+class _Shares(NamedTuple):
+    """S and W of chunks [R, C]: what they amount to is W times the sum of their elements' masses."""
+
+    amounts: Any
+    weights: Any
+
+    def where(self, rows: Any, other: _Shares) -> _Shares:
+        """This one in those rows, the other elsewhere."""
+        return _Shares(*map(partial(torch.where, rows), self, other))
 
 
 @dataclass
@@ -96,11 +108,11 @@ class _Rows:
         places = place(order_key(self.chunks.flatten(1)), tokens).topk(min(count, span)).values
         return F.pad(places, (0, max(count - span, 0)), value=NOWHERE)
 
-    def shares(self, row_top: Any, inverse: Any) -> tuple[Any, Any]:
-        """S and W of each chunk [R, C], at temperatures 1 / inverse [R]."""
+    def shares(self, row_top: Any, inverse: Any) -> _Shares:
+        """Of the row's total, at temperatures 1 / inverse [R]."""
         masses = exp2_mass(softmax_t(self.chunks, self.tops[:, :, None], inverse[:, None, None])).sum(2)
         weights = exp2_mass(softmax_t(self.tops, row_top[:, None], inverse[:, None]))
-        return mass_product(masses, weights), weights
+        return _Shares(mass_product(masses, weights), weights)
 
 
 @dataclass
@@ -162,13 +174,13 @@ class VocabularyPart:
         random, least = philox_u64(params.seed, params.position, purpose), threshold(params.min_p, whole)
         wanted = _Wanted(params, filters, inverse, top, least, random)
 
-        shares, weights = rows.shares(top, inverse) if work.shares else (None, None)
-        sums = [] if shares is None else [shares.sum(1)]
         raw = logprobs is not None and logprob_mode is LogprobMode.RAW
+        shares = rows.shares(top, inverse) if work.shares else None
+        sums = [] if shares is None else [shares.amounts.sum(1)]
         if raw and (work.tempered or not sums):
-            sums.append(rows.shares(top, ones)[0].sum(1))
-        by_rank = self._gather(torch.stack(sums, 1)).unbind(2) if sums else ()
-        share_of_ranks = by_rank[0] if work.shares else None
+            sums.append(rows.shares(top, ones).amounts.sum(1))
+        by_rank = list(self._gather(torch.stack(sums, 1)).unbind(2)) if sums else []
+        share_of_ranks = None if shares is None else by_rank[0]
         chunk_total = None if share_of_ranks is None else share_of_ranks.sum(0)
 
         drawn, settled = _Draw(first, whole), torch.zeros_like(defined)
@@ -178,19 +190,7 @@ class VocabularyPart:
             if look:
                 work = work.without(settled, filters)
         if work.drawn:
-            elements = None
-            if work.by_count or work.by_mass or work.light:
-                elements = self._kept(rows, wanted, chunk_total, work)
-                kept = elements.sum(2)
-                kept_of_ranks = self._gather(kept.sum(1))
-                if shares is None:
-                    shares, weights, share_of_ranks = kept, torch.full_like(kept, MASS_ONE), kept_of_ranks
-                else:
-                    filtered = ~filters.unfiltered
-                    shares = torch.where(filtered[:, None], kept, shares)
-                    weights = weights.masked_fill(filtered[:, None], MASS_ONE)
-                    share_of_ranks = torch.where(filtered, kept_of_ranks, share_of_ranks)
-            finished = self._draw(rows, wanted, shares, weights, share_of_ranks, elements)
+            finished = self._draw(rows, wanted, shares, share_of_ranks, chunk_total, work)
             drawn = finished.where(filters.sampled & ~settled, drawn)
 
         used = params.position >= 0
@@ -230,7 +230,7 @@ class VocabularyPart:
         top, defined = _top(best[:, 0])
         chosen, ones = logit_at(own), torch.ones_like(top)
         counts = (logits >= chosen[:, None]).sum(1)
-        total, counts = self._gather(torch.stack([part.shares(top, ones)[0].sum(1), counts], 1)).sum(0).unbind(1)
+        total, counts = self._gather(torch.stack([part.shares(top, ones).amounts.sum(1), counts], 1)).sum(0).unbind(1)
 
         places = torch.cat([own[:, None], best], 1)[:, : ids.shape[1]]
         columns = _logprob(logit_at(places), top[:, None], ones[:, None], total[:, None])
@@ -265,26 +265,36 @@ class VocabularyPart:
 
     # ---- draws
 
-    def _draw(self, rows: _Rows, wanted: _Wanted, amounts: Any, weights: Any, by_rank: Any, elements: Any) -> _Draw:
-        """Draw by what chunks amount to [R, C], which is their weight times the sum of their elements' masses.
+    def _draw(
+        self, rows: _Rows, wanted: _Wanted, shares: _Shares | None, by_rank: Any, chunk_total: Any, work: Work
+    ) -> _Draw:
+        """Draw by what the chunks amount to: their shares, or in filtered rows what these keep of their masses.
 
-        `by_rank` [N, R]: the sums of amounts. `elements` [R, C, 1024]: masses of filtered rows, whose weights are 1.
+        `by_rank` [N, R]: the ranks' shares, and `chunk_total` [R] their sum; None where `shares` is.
         """
+        filtered, elements = ~wanted.filters.unfiltered, None
+        if work.by_count or work.by_mass or work.light:
+            elements = self._kept(rows, wanted, chunk_total, work)
+            kept = _Shares(elements.sum(2), torch.full_like(elements[:, :, 0], MASS_ONE))
+            kept_of_ranks = self._gather(kept.amounts.sum(1))
+            shares = kept if shares is None else kept.where(filtered[:, None], shares)
+            by_rank = kept_of_ranks if by_rank is None else torch.where(filtered, kept_of_ranks, by_rank)
+        assert shares is not None
         total, before = by_rank.sum(0), by_rank[: self._group.rank].sum(0)
         rest = mulhi64(wanted.random, total) - before
         mine = (rest >= 0) & (rest < by_rank[self._group.rank])
-        ends = amounts.cumsum(1)
-        chunk = (ends <= rest[:, None]).sum(1).clamp(max=amounts.shape[1] - 1)
-        rest = rest - _pick(ends - amounts, chunk)
+        ends = shares.amounts.cumsum(1)
+        chunk = (ends <= rest[:, None]).sum(1).clamp(max=ends.shape[1] - 1)
+        rest = rest - _pick(ends - shares.amounts, chunk)
         logits = _pick(rows.chunks, chunk)
         masses = exp2_mass(softmax_t(logits, _pick(rows.tops, chunk)[:, None], wanted.inverse[:, None]))
         if elements is not None:
-            masses = torch.where(wanted.filters.unfiltered[:, None], masses, _pick(elements, chunk))
-        reached = mass_product(masses.cumsum(1), _pick(weights, chunk)[:, None]) > rest[:, None]
+            masses = torch.where(filtered[:, None], _pick(elements, chunk), masses)
+        reached = mass_product(masses.cumsum(1), _pick(shares.weights, chunk)[:, None]) > rest[:, None]
         inside = (~reached).sum(1).clamp(max=CHUNK - 1)
         token = rows.start + chunk * CHUNK + inside
-        mine_only = torch.where(mine, place(order_key(_pick(logits, inside)), token), NOWHERE)
-        return _Draw(self._gather(mine_only).amax(0), total)
+        told = torch.where(mine, place(order_key(_pick(logits, inside)), token), NOWHERE)
+        return _Draw(self._gather(told).amax(0), total)
 
     def _kept(self, rows: _Rows, wanted: _Wanted, chunk_total: Any, work: Work) -> Any:
         """Masses [R, C, 1024] of what the filters keep, by histograms."""

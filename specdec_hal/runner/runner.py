@@ -24,6 +24,7 @@ from specdec_hal.runner.draft_length import Drafted, DraftLengths
 from specdec_hal.runner.footprint import allocate_cache, check_footprint, checked_length, state_sizes
 from specdec_hal.runner.guard import Guard, check_cache, claim_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
+from specdec_hal.runner.logit_rows import LogitRows
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
 from specdec_hal.runner.plan import LaunchedStep, Needs, Planner, StepPlan
 from specdec_hal.runner.prompt_logprobs import chunks_of
@@ -93,7 +94,14 @@ class ModelRunner:
         captured = asynchronous and model.capabilities.static_shapes and settings.graph is not False
         think_end_id = config.model.think_end_id
         self._planner = Planner(
-            backend, model, self.state, self._proposer, speculative, captured=captured, think_end_id=think_end_id
+            backend,
+            model,
+            self.state,
+            self._proposer,
+            speculative,
+            captured=captured,
+            logit_rows=self._logit_rows(),
+            think_end_id=think_end_id,
         )
         self._planner.check()
         self._scheduler = Scheduler(self.state, pool, headroom, getattr(self._proposer, "draft_positions", 0))
@@ -125,6 +133,10 @@ class ModelRunner:
         proposer = registry.build_proposer(method, context)
         check_hidden_layers(proposer, method, model)
         return proposer
+
+    def _logit_rows(self) -> LogitRows:
+        """Who has the logits."""
+        return LogitRows(self.backend, self.model)
 
     # ---- requests
 

@@ -18,6 +18,9 @@ from specdec_hal.parallel.work import RowParams, Work  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+ONE_SIDED = 10
+"""The row of :func:`rows_of` whose likely tokens all are on one rank."""
+
 VOCABULARIES = [5000, 4096, 1500, 100]
 """Whole chunks and not, ranks of which some have few tokens or none."""
 
@@ -70,9 +73,10 @@ def rows_of(vocab: int) -> Any:
     infinite, nan = normal.copy(), normal.copy()
     infinite[[vocab // 3, vocab - 2]] = np.inf
     nan[vocab - 5] = np.nan
-    peaked = normal * 5
+    peaked, one_sided = normal * 5, normal.copy()
+    one_sided[: vocab // 6] += 30
     zeros = np.where(rng.random(vocab) < 0.5, 0.0, -0.0)
-    rows = [normal, peaked, tied, equal_maxima, masked, only_last, one_part, infinite, nan, zeros]
+    rows = [normal, peaked, tied, equal_maxima, masked, only_last, one_part, infinite, nan, zeros, one_sided]
     return np.float32([*rows, np.full(vocab, -np.inf)])
 
 
@@ -159,6 +163,8 @@ def test_tokens_and_logprobs(vocab: int, ranks: int, look: bool, mode: LogprobMo
 def test_a_cut_anywhere(look: bool) -> None:
     """Among the candidates, at the last of them that is certain, behind it, with and without ties."""
     rng, vocab, count = np.random.default_rng(0), 2048, 400
+    # Whose log-probabilities tell what all of the kept weigh.
+    options = {"logprob_mode": LogprobMode.PROCESSED, "purpose": Purpose.SAMPLE}
     kept = np.arange(count)
     for digits in (0, 6):
         row = np.round(rng.normal(0, 1, vocab), digits).astype(np.float32)
@@ -169,8 +175,10 @@ def test_a_cut_anywhere(look: bool) -> None:
         params["row_top_k"] = np.where(kept % 2, 0, kept // 2).astype(np.int32)
         params["row_top_p"][::4] = 1
         logits = np.tile(row, (count, 1))
-        found = Threads(2).run(lambda group, logits=logits, params=params: on_parts(group, logits, params, look))
-        check(found, on_whole_rows(logits, params, logprob_mode=LogprobMode.RAW, purpose=Purpose.SAMPLE), ["cut"])
+        found = Threads(2).run(
+            lambda group, logits=logits, params=params: on_parts(group, logits, params, look, **options)
+        )
+        check(found, on_whole_rows(logits, params, **options), ["cut"])
 
 
 BYTES = {
@@ -194,8 +202,9 @@ BYTES = {
 @pytest.mark.parametrize("kind", BYTES)
 def test_bytes_and_bits_of_a_kind_by_itself(kind: str) -> None:
     """What the docs say that a rank sends for a row, looking and not, without and with log-probability and rank."""
-    logits = rows_of(5000)[:1]
-    params = params_of([kind], 2, 5000)
+    # 33 tokens of one rank cannot be among the 32 that it tells.
+    logits = rows_of(5000)[[0, 0 if kind == "top_k beyond the list" else ONE_SIDED]]
+    params = params_of([kind], 3, 5000)
     params = {name: array[1:] for name, array in params.items()}  # not a tail
     wanted = on_whole_rows(logits, params, logprob_mode=LogprobMode.RAW, purpose=Purpose.SAMPLE)
 
@@ -206,17 +215,13 @@ def test_bytes_and_bits_of_a_kind_by_itself(kind: str) -> None:
                 counted, rows = Counted(group), tensors(params)
                 part = VocabularyPart(counted, 5000)
                 mine = torch.from_numpy(logits[:, part.first : part.first + part.width].copy())
-                token, logprob, rank = (
-                    torch.zeros(1, dtype=torch.int64),
-                    torch.zeros(1),
-                    torch.zeros(1, dtype=torch.int64),
-                )
+                token, rank, logprob = *torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2)
                 extra = (logprob, rank) if told else ()
                 part.sample_target(mine, rows, token, *extra, work=None if look else Work.of(rows, 5000))
-                assert token.numpy() == wanted["target_tokens"]
+                assert token.tolist() == wanted["target_tokens"].tolist()
                 if told:
-                    assert (logprob.numpy(), rank.numpy()) == (wanted["logprobs"], wanted["ranks"])
-                counts.append(counted.sent)
+                    assert (logprob.tolist(), rank.tolist()) == (wanted["logprobs"].tolist(), wanted["ranks"].tolist())
+                counts.append(counted.sent / 2)
         return counts
 
     looking, both, fixed, _ = Threads(2).run(work)[0]
