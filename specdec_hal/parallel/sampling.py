@@ -180,17 +180,16 @@ class VocabularyPart:
         if raw and (work.tempered or not sums):
             sums.append(rows.shares(top, ones).amounts.sum(1))
         by_rank = list(self._gather(torch.stack(sums, 1)).unbind(2)) if sums else []
-        share_of_ranks = None if shares is None else by_rank[0]
-        chunk_total = None if share_of_ranks is None else share_of_ranks.sum(0)
+        shares_of_ranks = None if shares is None else by_rank[0]
 
         drawn, settled = _Draw(first, whole), torch.zeros_like(defined)
         if work.listed:
-            listed, settled = _draw_listed(lists, wanted, chunk_total)
+            listed, settled = _draw_listed(lists, wanted, shares_of_ranks)
             drawn = listed.where(settled, drawn)
             if look:
                 work = work.without(settled, filters)
         if work.drawn:
-            finished = self._draw(rows, wanted, shares, share_of_ranks, chunk_total, work)
+            finished = self._draw(rows, wanted, shares, shares_of_ranks, work)
             drawn = finished.where(filters.sampled & ~settled, drawn)
 
         used = params.position >= 0
@@ -265,16 +264,14 @@ class VocabularyPart:
 
     # ---- draws
 
-    def _draw(
-        self, rows: _Rows, wanted: _Wanted, shares: _Shares | None, by_rank: Any, chunk_total: Any, work: Work
-    ) -> _Draw:
+    def _draw(self, rows: _Rows, wanted: _Wanted, shares: _Shares | None, by_rank: Any, work: Work) -> _Draw:
         """Draw by what the chunks amount to: their shares, or in filtered rows what these keep of their masses.
 
-        `by_rank` [N, R]: the ranks' shares, and `chunk_total` [R] their sum; None where `shares` is.
+        `by_rank` [N, R]: the ranks' shares; None where `shares` is.
         """
         filtered, elements = ~wanted.filters.unfiltered, None
         if work.by_count or work.by_mass or work.light:
-            elements = self._kept(rows, wanted, chunk_total, work)
+            elements = self._kept(rows, wanted, by_rank, work)
             kept = _Shares(elements.sum(2), torch.full_like(elements[:, :, 0], MASS_ONE))
             kept_of_ranks = self._gather(kept.amounts.sum(1))
             shares = kept if shares is None else kept.where(filtered[:, None], shares)
@@ -296,12 +293,12 @@ class VocabularyPart:
         told = torch.where(mine, place(order_key(_pick(logits, inside)), token), NOWHERE)
         return _Draw(self._gather(told).amax(0), total)
 
-    def _kept(self, rows: _Rows, wanted: _Wanted, chunk_total: Any, work: Work) -> Any:
+    def _kept(self, rows: _Rows, wanted: _Wanted, shares_of_ranks: Any, work: Work) -> Any:
         """Masses [R, C, 1024] of what the filters keep, by histograms."""
         filters, params = wanted.filters, wanted.params
         masses = wanted.mass(rows.chunks).flatten(1)
         keys = order_key(rows.chunks.flatten(1)).to(torch.int64) + (1 << 31)
-        total = chunk_total
+        total = None if shares_of_ranks is None else shares_of_ranks.sum(0)
         if work.by_count:
             kept = self._search(keys, torch.ones_like(masses), params.top_k.to(torch.int64), torch.ones_like)
             masses = torch.where(kept | ~filters.by_count[:, None], masses, 0)
@@ -340,7 +337,7 @@ class VocabularyPart:
         return (keys > prefix[:, None]) | ties & (ties.cumsum(1) <= (wanted - before)[:, None])
 
 
-def _draw_listed(lists: Any, wanted: _Wanted, chunk_total: Any) -> tuple[_Draw, Any]:
+def _draw_listed(lists: Any, wanted: _Wanted, shares_of_ranks: Any) -> tuple[_Draw, Any]:
     """Draw where top_k or top_p cuts within the candidates [N, R, LISTED] of the ranks, and in which rows it does."""
     filters, params = wanted.filters, wanted.params
     places = lists.transpose(0, 1).flatten(1).sort(1, descending=True).values
@@ -351,7 +348,7 @@ def _draw_listed(lists: Any, wanted: _Wanted, chunk_total: Any) -> tuple[_Draw, 
     last = (params.top_k.to(torch.int64) - 1).clamp(0, places.shape[1] - 1)
     counted = _pick(sums, last)
     settled = ~filters.by_count | (params.top_k <= complete)
-    total = counted if chunk_total is None else torch.where(filters.by_count, counted, chunk_total)
+    total = counted if shares_of_ranks is None else torch.where(filters.by_count, counted, shares_of_ranks.sum(0))
     reached = (sums < threshold(params.top_p, total)[:, None]).sum(1)
     end = torch.where(filters.by_mass, reached, torch.where(filters.by_count, last, places.shape[1]))
     settled &= filters.cut & (end < complete)

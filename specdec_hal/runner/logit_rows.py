@@ -33,5 +33,5 @@ class LogitRows:
         bias.add(logits, slot_of_row, width)
 
     def bind(self, op: str, logits: Any, *args: Any, **operands: Any) -> Call:
-        """As Backend.bind, of ops that look for tokens in rows: `apply_penalties`, `sample_target`, `token_logprobs`."""
+        """As Backend.bind, of an op that looks for tokens: `apply_penalties`, `sample_target` or `token_logprobs`."""
         return self._backend.bind(op, logits, *args, **operands)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +17,20 @@ from tests.parallel.ranks import Threads
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode  # noqa: E402
+
 from specdec_hal.parallel.sampling import VocabularyPart  # noqa: E402
 from specdec_hal.parallel.work import RowParams, Work  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+ROOT = Path(__file__).parents[2]
+
 ONE_SIDED = 10
 """The row of :func:`rows_of` whose likely tokens all are on one rank."""
 
-VOCABULARIES = [5000, 4096, 1500, 100]
-"""Whole chunks and not, ranks of which some have few tokens or none."""
+VOCABULARIES = [5000, 1500, 100]
+"""The last rank has a part of a chunk; some have none."""
 
 KINDS: dict[str, tuple[float, float, int, float]] = {
     "greedy": (0, 0.5, 3, 0.5),
@@ -157,6 +165,43 @@ def test_tokens_and_logprobs(vocab: int, ranks: int, look: bool, mode: LogprobMo
     logits = np.repeat(logits, len(kinds), 0)
     found = Threads(ranks).run(lambda group: on_parts(group, logits, params, look, **options))
     check(found, on_whole_rows(logits, params, **options), kinds)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes(ranks: int, tmp_path: Path) -> None:
+    """Over gloo; each compares with whole rows."""
+    command = [sys.executable, "-m", "tests.parallel.on_gloo"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    started = [
+        subprocess.Popen([*command, str(rank), str(ranks), str(tmp_path / "met")], cwd=ROOT, env=environment)
+        for rank in range(ranks)
+    ]
+    assert [process.wait(240) for process in started] == [0] * ranks
+
+
+def test_a_captured_step_reads_nothing() -> None:
+    """Fake tensors have shapes and no values: whoever asks for one fails."""
+    logits, kinds = rows_of(5000), list(KINDS)
+    params = params_of(kinds, len(logits), 5000)
+    work = Work.of(tensors(params), 5000)
+    assert all(work), "a step that needs everything"
+
+    class Twice:
+        rank, size = 1, 2
+
+        def gather(self, tensor: Any) -> list[Any]:
+            return [tensor, tensor]
+
+    part, count = VocabularyPart(Twice(), 5000), len(logits) * len(kinds)  # type: ignore[arg-type]
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        rows = RowParams(*(mode.from_tensor(tensor) for tensor in tensors(params)))
+        mine, scores = torch.zeros(count, part.width), torch.zeros(count, 4)
+        ids = torch.zeros(count, 4, dtype=torch.int64)
+        token, rank, logprob = ids[:, 0], ids[:, 1], scores[:, 0]
+        part.sample_target(mine, rows, token, logprob, rank, work=work)
+        part.token_logprobs(mine, rank.int(), token, torch.zeros(2, dtype=torch.int32), ids, scores, rank)
+        with pytest.raises(DataDependentOutputException):
+            part.sample_target(mine, rows, token, logprob, rank)
 
 
 @pytest.mark.parametrize("look", [True, False], ids=["looking", "not looking"])
