@@ -68,6 +68,9 @@ def all_kinds() -> list[Request]:
         {"temperature": 1, "min_p": 0.05, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "logprobs": 1},
         {"temperature": 0, "bad_token_ids": [7, 1500, 4000], "min_new_tokens": 9, "presence_penalty": 1.0},
         {"temperature": 0.9, "logit_bias": {5: 40.0, 1030: 41.0, 3999: 40.5}, "logprobs": 2},
+        # Tokens of every rank in turn, by what they have cost so far; one of them never.
+        {"temperature": 0, "logit_bias": {9: 50, 1030: 50, 2077: 50, 3999: 50, 3000: 99}, "frequency_penalty": 9.0}
+        | {"bad_token_ids": [3000], "repetition_penalty": 1.1},
     ]
     return [
         Request(f"k{i}", rng.integers(1, 4096, 9 + 5 * i).tolist(), SamplingParams(max_new_tokens=12, seed=i, **kind))
@@ -150,6 +153,7 @@ def gathered(path: Path, ranks: int) -> dict[str, Any]:
     first, *others = on_threads(path, ranks, outputs_of)
     assert all(outputs == first for outputs in others) and len(first) == len(all_kinds())
     assert first["k1"][1] and first["k2"][2], "log-probabilities, and those of the prompt"
+    assert {9, 1030, 2077, 3999} <= set(first["k8"][0]), "penalties matter on every rank"
     return first
 
 
