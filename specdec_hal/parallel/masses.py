@@ -48,16 +48,18 @@ def mass_product(mass: Any, weight: Any) -> Any:
 
 
 def philox_u64(seed: Any, position: Any, purpose: int) -> Any:
-    """See primitives.philox_u64: int64 tensors."""
-    (m0, m1), (w0, w1) = PHILOX_MULTIPLIERS, PHILOX_INCREMENTS
-    k0, k1 = seed & _LOW32, shift_right(seed, 32)
-    c0, c1 = position & _LOW32, shift_right(position, 32)
-    c2, c3 = torch.full_like(position, int(purpose)), torch.zeros_like(position)
+    """See primitives.philox_u64: int64 tensors [R]. Both halves of a round at once, since each operator is a launch."""
+    multipliers, increments = (
+        torch.stack([seed.new_full((1,), word) for word in pair]) for pair in (PHILOX_MULTIPLIERS, PHILOX_INCREMENTS)
+    )
+    key = torch.stack([seed & _LOW32, shift_right(seed, 32)])
+    even = torch.stack([position & _LOW32, torch.full_like(position, int(purpose))])
+    odd = torch.stack([shift_right(position, 32), torch.zeros_like(position)])
     for _ in range(10):
-        a, b = c0 * m0, c2 * m1
-        c0, c1, c2, c3 = shift_right(b, 32) ^ c1 ^ k0, b & _LOW32, shift_right(a, 32) ^ c3 ^ k1, a & _LOW32
-        k0, k1 = (k0 + w0) & _LOW32, (k1 + w1) & _LOW32
-    return c1 << 32 | c0
+        product = (even * multipliers).flip(0)
+        even, odd = shift_right(product, 32) ^ odd ^ key, product & _LOW32
+        key = (key + increments) & _LOW32
+    return odd[0] << 32 | even[0]
 
 
 # ---- masses

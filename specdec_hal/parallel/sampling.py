@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -117,14 +117,23 @@ class _Rows:
 
 @dataclass
 class _Wanted:
-    """How rows [R] are to be drawn. `top`: their largest logit; `least`: what min_p asks an element to weigh."""
+    """How rows [R] are to be drawn. `top`: their largest logit."""
 
     params: RowParams
     filters: Filters
     inverse: Any
     top: Any
-    least: Any
-    random: Any
+    purpose: Purpose
+
+    @cached_property
+    def least(self) -> Any:
+        """What min_p asks an element to weigh."""
+        return threshold(self.params.min_p, torch.full_like(self.params.seed, MASS_ONE))
+
+    @cached_property
+    def random(self) -> Any:
+        """The 64 bits of each row."""
+        return philox_u64(self.params.seed, self.params.position, self.purpose)
 
     def mass(self, logits: Any) -> Any:
         """Masses of logits [R, ...], relative to the row's largest."""
@@ -171,8 +180,7 @@ class VocabularyPart:
         first = lists[:, :, 0].amax(0)
         top, defined = _top(first)
         whole = torch.full_like(first, MASS_ONE)
-        random, least = philox_u64(params.seed, params.position, purpose), threshold(params.min_p, whole)
-        wanted = _Wanted(params, filters, inverse, top, least, random)
+        wanted = _Wanted(params, filters, inverse, top, purpose)
 
         raw = logprobs is not None and logprob_mode is LogprobMode.RAW
         shares = rows.shares(top, inverse) if work.shares else None
