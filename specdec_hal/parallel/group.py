@@ -33,6 +33,8 @@ class ProcessGroup:
         import torch.distributed as distributed
 
         self.rank, self.size, self._distributed = rank, size, distributed
+        # Its name from PyTorch 2.13 on, and the one before.
+        self._all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
         options: dict[str, Any] = {"backend": "gloo"}
         if device != "cpu":
             import torch
@@ -53,12 +55,12 @@ class ProcessGroup:
         Of tensors on a GPU it is enqueued, and can be captured in a CUDA graph; NCCL ends the process if a rank has.
         """
         mine = tensor.contiguous()
-        parts = list(mine.new_empty((self.size, *mine.shape)).unbind())
+        parts = mine.new_empty((self.size, *mine.shape))
         try:
-            self._distributed.all_gather(parts, mine)
+            self._all_gather(parts.flatten(0, 1), mine)
         except RuntimeError as error:
             raise self._lost(error) from error
-        return parts
+        return list(parts.unbind())
 
     def gather_objects(self, value: Any) -> list[Any]:
         """See Group.gather_objects. Errors as :meth:`gather`."""

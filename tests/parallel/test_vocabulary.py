@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from specdec_hal.parallel.work import RowParams, Work  # noqa: E402
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 ONE_SIDED = 10
 """The row of :func:`rows_of` whose likely tokens all are on one rank."""
@@ -167,16 +169,31 @@ def test_tokens_and_logprobs(vocab: int, ranks: int, look: bool, mode: LogprobMo
     check(found, on_whole_rows(logits, params, **options), kinds)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_processes(ranks: int, tmp_path: Path) -> None:
+def test_processes(tmp_path: Path) -> None:
     """Over gloo; each compares with whole rows."""
     command = [sys.executable, "-m", "tests.parallel.on_gloo"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     started = [
-        subprocess.Popen([*command, str(rank), str(ranks), str(tmp_path / "met")], cwd=ROOT, env=environment)
-        for rank in range(ranks)
+        subprocess.Popen([*command, str(rank), "4", str(tmp_path / "met")], cwd=ROOT, env=ONE_THREAD)
+        for rank in range(4)
     ]
-    assert [process.wait(240) for process in started] == [0] * ranks
+    assert [process.wait(240) for process in started] == [0] * 4
+
+
+def test_benchmark(tmp_path: Path) -> None:
+    """Two processes, which compare tokens with those of the gathered rows. Nothing is said about times."""
+    sizes = ["--rows", "5", "--vocabulary", "3000", "--repeats", "1"]
+    command = [sys.executable, "benchmarks/vocabulary_parallel.py", "--device", "cpu", *sizes]
+    run = subprocess.run(command, cwd=ROOT, env=ONE_THREAD, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    kinds = json.loads(run.stdout)["figures"]["kinds"]
+    found = {kind: (told["parts"]["bytes_per_row"], told["parts"]["exchanges"]) for kind, told in kinds.items()}
+    assert found == {
+        "greedy": (8, 1),
+        "unfiltered": (24, 3),
+        "top_k 20, top_p 0.9": (256, 1),
+        "top_p 0.9": (1312, 13),
+        "min_p 0.05": (24, 3),
+    }
 
 
 def test_a_captured_step_reads_nothing() -> None:
@@ -227,21 +244,22 @@ def test_a_cut_anywhere(look: bool) -> None:
 
 
 BYTES = {
-    "greedy": (8, 8),
-    "unfiltered": (24, 24),
-    "tempered": (24, 24),
-    "top_k": (256, 256),
-    "top_k as listed": (256, 256),
-    "top_k beyond the list": (256, 1304),
-    "top_k beyond a part": (1304, 1304),
-    "top_k and top_p": (256, 256),
-    "all": (256, 256),
-    "top_p": (264, 1312),
-    "top_p wide": (1312, 1312),
-    "large top_k and top_p": (2344, 2344),
-    "min_p": (24, 24),
-    "top_p and min_p": (1312, 1312),
+    "greedy": (8, 8, 1),
+    "unfiltered": (24, 24, 3),
+    "tempered": (24, 24, 3),
+    "top_k": (256, 256, 1),
+    "top_k as listed": (256, 256, 1),
+    "top_k beyond the list": (256, 1304, 12),
+    "top_k beyond a part": (1304, 1304, 12),
+    "top_k and top_p": (256, 256, 1),
+    "all": (256, 256, 1),
+    "top_p": (264, 1312, 13),
+    "top_p wide": (1312, 1312, 13),
+    "large top_k and top_p": (2344, 2344, 22),
+    "min_p": (24, 24, 3),
+    "top_p and min_p": (1312, 1312, 13),
 }
+"""Bytes where the host looks and where it does not, and exchanges where it does not."""
 
 
 @pytest.mark.parametrize("kind", BYTES)
@@ -266,11 +284,11 @@ def test_bytes_and_bits_of_a_kind_by_itself(kind: str) -> None:
                 assert token.tolist() == wanted["target_tokens"].tolist()
                 if told:
                     assert (logprob.tolist(), rank.tolist()) == (wanted["logprobs"].tolist(), wanted["ranks"].tolist())
-                counts.append(counted.sent / 2)
+                counts.append((counted.sent / 2, counted.rounds))
         return counts
 
-    looking, both, fixed, _ = Threads(2).run(work)[0]
-    assert (looking, fixed) == BYTES[kind]
+    (looking, _), (both, _), fixed, _ = Threads(2).run(work)[0]
+    assert (looking, *fixed) == BYTES[kind]
     known = KINDS[kind][0] == 1 and looking in (24, 264, 1312) and kind != "min_p"  # the shares at temperature 1
     assert both - looking == (8 if known else 16)
 
