@@ -6,6 +6,6 @@ decoder over a group. `runner`: a runner that has the others do what it does, an
 `team`: the processes.
 
 Where each rank samples from its own part of the vocabulary, a rank does send the token that only it can tell.
-`masses`: the contract's arithmetic in PyTorch. `work`: what is exchanged. `sampling`: ops over parts of rows. `rows`: the
-runner's.
+`masses`: the contract's arithmetic in PyTorch. `work`: what is exchanged. `sampling`: ops over parts of rows. `rows`:
+the runner's.
 """
