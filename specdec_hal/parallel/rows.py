@@ -14,12 +14,12 @@ from specdec_hal.models.protocol import TargetModel
 from specdec_hal.parallel.group import Group
 from specdec_hal.parallel.sampling import VocabularyPart
 from specdec_hal.parallel.work import RowParams
-from specdec_hal.runner.logit_rows import Call, LogitRows
+from specdec_hal.runner.row_logits import Call, RowLogits
 
 _OF_TOKENS = ("token_ids_all", "draft_tokens", "bad_tokens", "end_tokens")
 
 
-class VocabularyRows(LogitRows):
+class VocabularyRows(RowLogits):
     """This rank's columns; a rank without any has one that nobody looks at."""
 
     def __init__(self, backend: Backend, model: TargetModel, group: Group) -> None:
@@ -29,11 +29,11 @@ class VocabularyRows(LogitRows):
         self._shifted: dict[str, Any] = {}
 
     def compute(self, hidden: Any) -> Any:
-        """See LogitRows.compute."""
+        """See RowLogits.compute."""
         return self._model.compute_logits_part(hidden)[:, : self.width]  # type: ignore[attr-defined]
 
     def add_bias(self, bias: LogitBias, logits: Any, slot_of_row: Any, width: int) -> None:
-        """See LogitRows.add_bias: to the tokens that are here."""
+        """See RowLogits.add_bias: to the tokens that are here."""
         mine, ids, values, slots = map(_tensor, (logits, *bias.entries(width), slot_of_row))
         slots = slots.clamp(min=0)
         columns = ids.index_select(0, slots) - self._part.first
@@ -43,7 +43,7 @@ class VocabularyRows(LogitRows):
         mine.copy_(padded[:, :-1])
 
     def bind(self, op: str, logits: Any, *args: Any, **operands: Any) -> Call:
-        """See LogitRows.bind; operands by name."""
+        """See RowLogits.bind; operands by name."""
         assert not args, args
         if op == "apply_penalties":
             return self._bind_penalties(logits, operands)

@@ -11,10 +11,10 @@ from specdec_hal.errors import RankMismatchError, RequestError
 from specdec_hal.parallel.group import Group
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, StreamDelta
 from specdec_hal.runner.journal import Record
-from specdec_hal.runner.logit_rows import LogitRows
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import FinishReason
+from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Work
 
 Decision = tuple[int, int, tuple[int, ...]]
@@ -30,9 +30,9 @@ class RankRunner(ModelRunner):
         self._decisions: list[Decision] = []
         self._compared = 0
 
-    def _logit_rows(self) -> LogitRows:
+    def _row_logits(self) -> RowLogits:
         if not self.config.engine.vocabulary_parallel:
-            return super()._logit_rows()
+            return super()._row_logits()
         from specdec_hal.parallel.rows import VocabularyRows
 
         return VocabularyRows(self.backend, self.model, self._group)

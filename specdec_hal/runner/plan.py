@@ -27,9 +27,9 @@ from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, DeviceModel, Fo
 from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
 from specdec_hal.proposers.protocol import Proposer, StepBounds, StepView
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
-from specdec_hal.runner.logit_rows import Call, LogitRows
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
+from specdec_hal.runner.row_logits import Call, RowLogits
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.staging import Fetched, Outputs
@@ -132,7 +132,7 @@ class Planner:
 
     `static`: the model takes device tensors of fixed capacity, so that no call reads a device value. `captured`: plans
     become device graphs; one that cannot be captured is launched call by call from then on, which is said once.
-    `logit_rows`: who has the logits. `think_end_id`: of a model whose thinking can be limited.
+    `row_logits`: who has the logits. `think_end_id`: of a model whose thinking can be limited.
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class Planner:
         settings: SpeculativeSettings,
         *,
         captured: bool,
-        logit_rows: LogitRows,
+        row_logits: RowLogits,
         think_end_id: int | None = None,
     ) -> None:
         self.think_end_id = think_end_id
-        self._logit_rows = logit_rows
+        self._row_logits = row_logits
         self.backend, self.model, self.state, self.proposer, self.settings = backend, model, state, proposer, settings
         self.static = model.capabilities.device_lengths
         # A model over device tensors finds each token's slot in `batch_id_per_token`, which is in slot order.
@@ -171,7 +171,7 @@ class Planner:
         self._buffers = Buffers(
             hidden={layer: device.zeros((size["T_cap"], config.hidden_size), dtype) for layer in self._layers},
             picked={layer: device.zeros((size["R_cap"], config.hidden_size), dtype) for layer in self._layers},
-            logits=device.zeros((size["R_cap"], logit_rows.width), "float32"),
+            logits=device.zeros((size["R_cap"], row_logits.width), "float32"),
         )
 
     def check(self) -> None:
@@ -224,7 +224,7 @@ class Planner:
         """Enqueue the log-probabilities of prompt tokens, behind the :meth:`launch` of the step that they are of."""
         buffers = self._buffers
         if self._prompts is None:
-            self._prompts = PromptScorer(self.backend.debug, self._logit_rows, self.state, buffers.logits)
+            self._prompts = PromptScorer(self.backend, self._row_logits, self.state, buffers.logits)
         top = max(chunk.sequence.request.params.prompt_logprobs or 0 for chunk in chunks)
         starts = None if self.static else self._starts
         columns = _columns(top, self.model.config.vocab_size)
@@ -305,14 +305,14 @@ class Planner:
         calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes)))
         raw, needs = logits, bucket.needs
         if (needs.bias or needs.penalties) and needs.logprobs:
-            raw = self._extra("logits", V=self._logit_rows.width)[:rows]
+            raw = self._extra("logits", V=self._row_logits.width)[:rows]
             calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
         if needs.bias:
             slots = state.part("batch_id_per_token_output", sizes)
-            calls.append(("penalties", lambda stream: self._logit_rows.add_bias(state.bias, logits, slots, needs.bias)))
+            calls.append(("penalties", lambda stream: self._row_logits.add_bias(state.bias, logits, slots, needs.bias)))
         if needs.penalties:
             args = state.args("apply_penalties", sizes)
-            calls.append(("penalties", self._logit_rows.bind("apply_penalties", logits, **args)))
+            calls.append(("penalties", self._row_logits.bind("apply_penalties", logits, **args)))
         calls.append(("sample", bind("build_sampling_params")))
         told = {}
         if self._sampling_tells(bucket.needs):
@@ -382,7 +382,7 @@ class Planner:
         self._plans.clear()
 
     def _logits(self, picked: Any, logits: Any, sizes: dict[str, int]) -> Call:
-        device, held = self.state.device, self._logit_rows
+        device, held = self.state.device, self._row_logits
         if self.static:
             counted = self.state["cu_seqlens_q_output"][sizes["B"] : sizes["B"] + 1]
             num_rows = None if self.backend.debug else counted  # whose checks look at every row
@@ -411,7 +411,7 @@ class Planner:
         backend, state, strategy, rows = self.backend, self.state, self.settings.verify_strategy, sizes["R_cap"]
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
             args = state.args("sample_target", sizes)
-            calls.append(("sample", self._logit_rows.bind("sample_target", logits, **args, **told)))
+            calls.append(("sample", self._row_logits.bind("sample_target", logits, **args, **told)))
             return {}
         vocabulary = self.model.config.vocab_size
         probs = self._extra("probs", V=vocabulary)[:rows]
@@ -442,7 +442,7 @@ class Planner:
         args = {**state.args("gather_accepted", {"B": bucket.slots}), **packed}
         args["cu_batch_token_offset"] = outputs.tensors["cu_batch_token_offset"]
         calls.append(("logprobs", backend.bind("gather_accepted", logits, **args)))
-        calls.append(("logprobs", self._logit_rows.bind("token_logprobs", logits, **packed, **outputs.tensors)))
+        calls.append(("logprobs", self._row_logits.bind("token_logprobs", logits, **packed, **outputs.tensors)))
         return outputs
 
     # ---- models that take lists

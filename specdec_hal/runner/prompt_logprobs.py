@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from specdec_hal.backend import Backend
 from specdec_hal.runner import sequence as running
-from specdec_hal.runner.logit_rows import LogitRows
 from specdec_hal.runner.request import TokenLogprobs
+from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.staging import Fetched, Field, Outputs
 from specdec_hal.state import DecodeState
@@ -77,13 +78,10 @@ class ScoredPrompts:
 
 
 class PromptScorer:
-    """Scores the chunks of one runner's steps. `logits` [R_cap, V] may be overwritten behind a step's plan.
+    """Scores the chunks of one runner's steps. `logits` [R_cap, V] may be overwritten behind a step's plan."""
 
-    `every_row`: compute logits in rows that nobody asked for, too, for checks that look at all.
-    """
-
-    def __init__(self, every_row: bool, logit_rows: LogitRows, state: DecodeState, logits: Any) -> None:
-        self._every_row, self._held, self._state = every_row, logit_rows, state
+    def __init__(self, backend: Backend, row_logits: RowLogits, state: DecodeState, logits: Any) -> None:
+        self._backend, self._held, self._state = backend, row_logits, state
         size, device = state.symbols, state.device
         self._block = block = max(size["R_cap"], min(_LEAST_BLOCK, size["T_cap"]))
         blocks = -(-size["T_cap"] // block)
@@ -97,7 +95,7 @@ class PromptScorer:
                 "ends": Field((blocks, 2), "int32"),
             }
         )
-        self._logits = logits if block == size["R_cap"] else device.zeros((block, logit_rows.width), "float32")
+        self._logits = logits if block == size["R_cap"] else device.zeros((block, row_logits.width), "float32")
         self._rows = device.upload(np.arange(block, dtype=state.field("rows", A_cap=block).numpy_dtype))
         self._outputs: dict[int, Outputs] = {}
 
@@ -122,7 +120,8 @@ class PromptScorer:
             filled = min(total - rows.start, self._block)
             end = given["ends"][at]
             if starts is None:
-                held.compute_device(picked[rows], self._logits, None if self._every_row else end[1:])
+                num_rows = None if self._backend.debug else end[1:]  # whose checks look at every row
+                held.compute_device(picked[rows], self._logits, num_rows)
             else:
                 logits = held.compute(picked[rows.start : rows.start + filled])
                 device.assign(self._logits[:filled], logits)

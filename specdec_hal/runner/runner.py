@@ -24,13 +24,13 @@ from specdec_hal.runner.draft_length import Drafted, DraftLengths
 from specdec_hal.runner.footprint import allocate_cache, check_footprint, checked_length, state_sizes
 from specdec_hal.runner.guard import Guard, check_cache, claim_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
-from specdec_hal.runner.logit_rows import LogitRows
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
 from specdec_hal.runner.plan import LaunchedStep, Needs, Planner, StepPlan
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Trials
 from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.runner.request import Drafts, FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
+from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.watchdog import Activity
@@ -100,7 +100,7 @@ class ModelRunner:
             self._proposer,
             speculative,
             captured=captured,
-            logit_rows=self._logit_rows(),
+            row_logits=self._row_logits(),
             think_end_id=think_end_id,
         )
         self._planner.check()
@@ -134,9 +134,9 @@ class ModelRunner:
         check_hidden_layers(proposer, method, model)
         return proposer
 
-    def _logit_rows(self) -> LogitRows:
+    def _row_logits(self) -> RowLogits:
         """Who has the logits."""
-        return LogitRows(self.backend, self.model)
+        return RowLogits(self.backend, self.model)
 
     # ---- requests
 

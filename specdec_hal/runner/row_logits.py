@@ -13,7 +13,7 @@ Call = Callable[[int], None]
 """A part of a step; takes the stream."""
 
 
-class LogitRows:
+class RowLogits:
     """Whole rows: the model's logits, and the backend's ops over them. `width`: their columns."""
 
     def __init__(self, backend: Backend, model: TargetModel) -> None:
