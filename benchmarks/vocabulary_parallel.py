@@ -117,7 +117,8 @@ def compare(group: Counted, logits: Any, asked: dict[str, float], device: str, r
         whole.copy_(torch.cat(group.gather(columns), 1)[:, :vocabulary])
         op(0 if device == "cpu" else torch.cuda.current_stream().cuda_stream)
 
-    part, needed = VocabularyPart(group, vocabulary), Work.of(params, vocabulary)
+    part = VocabularyPart(group, vocabulary)
+    needed = None if device == "cpu" else Work.of(params, vocabulary)  # as a host works, and a captured step
     mine = logits[:, part.first : part.first + part.width].contiguous().to(device)
 
     def sample_parts() -> None:
