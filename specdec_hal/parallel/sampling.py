@@ -104,9 +104,12 @@ class _Rows:
             chunk = (self.tops == top[:, None]).to(torch.int8).argmax(1)
             inside = (_pick(self.chunks, chunk) == top[:, None]).to(torch.int8).argmax(1)
             return place(order_key(top), self.start + chunk * CHUNK + inside)[:, None]
-        tokens = torch.arange(self.start, self.start + span, device=self.chunks.device)
-        places = place(order_key(self.chunks.flatten(1)), tokens).topk(min(count, span)).values
-        return F.pad(places, (0, max(count - span, 0)), value=NOWHERE)
+        return F.pad(self.places().topk(min(count, span)).values, (0, max(count - span, 0)), value=NOWHERE)
+
+    def places(self) -> Any:
+        """Of all elements [R, span]."""
+        tokens = torch.arange(self.start, self.start + self.chunks.shape[1] * CHUNK, device=self.chunks.device)
+        return place(order_key(self.chunks.flatten(1)), tokens)
 
     def shares(self, row_top: Any, inverse: Any) -> _Shares:
         """Of the row's total, at temperatures 1 / inverse [R]."""
@@ -304,45 +307,49 @@ class VocabularyPart:
     def _kept(self, rows: _Rows, wanted: _Wanted, shares_of_ranks: Any, work: Work) -> Any:
         """Masses [R, C, 1024] of what the filters keep, by histograms."""
         filters, params = wanted.filters, wanted.params
-        masses = wanted.mass(rows.chunks).flatten(1)
-        keys = order_key(rows.chunks.flatten(1)).to(torch.int64) + (1 << 31)
-        total = None if shares_of_ranks is None else shares_of_ranks.sum(0)
-        if work.by_count:
-            kept = self._search(keys, torch.ones_like(masses), params.top_k.to(torch.int64), torch.ones_like)
-            masses = torch.where(kept | ~filters.by_count[:, None], masses, 0)
+        masses, places = wanted.mass(rows.chunks).flatten(1), rows.places()
+        if work.by_count or work.by_mass:
+            ordered = (~places).sort(1).values
+            counts = torch.arange(places.shape[1] + 1, device=places.device).expand(len(places), -1)
+            sums = F.pad(wanted.mass(logit_at(~ordered)).cumsum(1), (1, 0))
+            kept, total = counts[:, -1], None if shares_of_ranks is None else shares_of_ranks.sum(0)
+            if work.by_count:
+                first = self._search(ordered, counts, params.top_k.to(torch.int64), lambda logit: 1)
+                kept = torch.where(filters.by_count, first, kept)
+                sums = torch.minimum(sums, _pick(sums, kept)[:, None])
+                if work.by_mass:
+                    counted = self._gather(sums[:, -1]).sum(0)
+                    total = counted if total is None else torch.where(filters.by_count, counted, total)
             if work.by_mass:
-                counted = self._gather(masses.sum(1)).sum(0)
-                total = counted if total is None else torch.where(filters.by_count, counted, total)
-        if work.by_mass:
-            need = threshold(params.top_p, total).clamp(min=1)
-            kept = self._search(
-                keys, masses, need, lambda key: wanted.mass(key_value((key - (1 << 31)).to(torch.int32)))
-            )
-            masses = torch.where(kept | ~filters.by_mass[:, None], masses, 0)
+                first = self._search(ordered, sums, threshold(params.top_p, total).clamp(min=1), wanted.mass)
+                kept = torch.where(filters.by_mass, torch.minimum(first, kept), kept)
+            last = _pick(F.pad(ordered, (1, 0), value=NOWHERE), kept)
+            masses = torch.where(~places <= last[:, None], masses, 0)
         return torch.where(masses >= wanted.least[:, None], masses, 0).view_as(rows.chunks)
 
-    def _search(self, keys: Any, weights: Any, need: Any, weigh: Callable[[Any], Any]) -> Any:
-        """The shortest beginning of the order that reaches `need` [R], of what has weight; all of it if none does.
+    def _search(self, ordered: Any, sums: Any, need: Any, weigh: Callable[[Any], Any]) -> Any:
+        """How many of this rank's elements [R] are in the shortest beginning of the order that reaches `need` [R].
 
-        `keys` [R, span], from 0; `weights` [R, span]; `weigh`: of an element, by its key [R]. Digit by digit of the key
-        that the beginning ends with: how much the elements weigh that have the digits found so far, by the next one.
+        All of them if none does. `ordered` [R, span]: inverted places, ascending; `sums` [R, span + 1]: what the first
+        of them weigh; `weigh`: what an element does, by its logit [R]. Digit by digit of the key that the beginning
+        ends with: what the elements weigh whose keys are no smaller, by the next digit.
         """
-        prefix, above = torch.zeros_like(need), torch.zeros_like(need)
+        digits = torch.arange(_BUCKETS - 1, -1, -1, device=need.device)
+        key, above = torch.full_like(need, -(1 << 31)), torch.zeros_like(need)
         for shift in range(32 - _DIGIT, -1, -_DIGIT):
-            inside = (keys >> (shift + _DIGIT)) == prefix[:, None]
-            digits = (keys >> shift) & (_BUCKETS - 1)
-            mine = need.new_zeros((len(keys), _BUCKETS)).scatter_add_(1, digits, weights * inside)
-            histogram = self._gather(mine).sum(0).flip(1)  # large keys first
-            reach = above[:, None] + histogram.cumsum(1)
+            least = (key[:, None] + (digits << shift)) << 32  # places of these keys and no token
+            reach = self._gather(sums.gather(1, torch.searchsorted(ordered, ~least, right=True))).sum(0)
             need = torch.minimum(need, reach[:, -1])  # all there is
             bucket = (reach < need[:, None]).sum(1)
-            above = _pick(reach - histogram, bucket)
-            prefix = prefix << _DIGIT | (_BUCKETS - 1 - bucket)
-        ties = keys == prefix[:, None]
-        before = self._gather(ties.sum(1))[: self._group.rank].sum(0)
-        weight = weigh(prefix).clamp(min=1)
-        wanted = torch.div(need - above + weight - 1, weight, rounding_mode="floor")
-        return (keys > prefix[:, None]) | ties & (ties.cumsum(1) <= (wanted - before)[:, None])
+            above = _pick(torch.cat([above[:, None], reach], 1), bucket)
+            key = key + ((_BUCKETS - 1 - bucket) << shift)
+        ends = torch.searchsorted(ordered, ~(torch.stack([key + 1, key], 1) << 32), right=True)
+        larger, ties = ends[:, 0], ends[:, 1] - ends[:, 0]
+        before = self._gather(ties)[: self._group.rank].sum(0)
+        weight = weigh(key_value(key.to(torch.int32)))
+        # No search ends with an element without weight; rows that nobody asks about must not divide by it.
+        wanted = torch.div(need - above + weight - 1, weight + (weight == 0), rounding_mode="floor")
+        return larger + torch.minimum((wanted - before).clamp(min=0), ties)
 
 
 def _draw_listed(lists: Any, wanted: _Wanted, shares_of_ranks: Any) -> tuple[_Draw, Any]:
