@@ -322,7 +322,7 @@ class VocabularyPart:
                     total = counted if total is None else torch.where(filters.by_count, counted, total)
             if work.by_mass:
                 first = self._search(ordered, sums, threshold(params.top_p, total).clamp(min=1), wanted.mass)
-                kept = torch.where(filters.by_mass, torch.minimum(first, kept), kept)
+                kept = torch.where(filters.by_mass, first, kept)
             last = _pick(F.pad(ordered, (1, 0), value=NOWHERE), kept)
             masses = torch.where(~places <= last[:, None], masses, 0)
         return torch.where(masses >= wanted.least[:, None], masses, 0).view_as(rows.chunks)

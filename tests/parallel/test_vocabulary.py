@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.backends.reference import output, sampling
+from specdec_hal.backends.reference import output, primitives, sampling
 from specdec_hal.ops import LogprobMode, Purpose
 from tests.parallel.ranks import Threads
 
@@ -241,6 +241,23 @@ def test_a_cut_anywhere(look: bool) -> None:
             lambda group, logits=logits, params=params: on_parts(group, logits, params, look, **options)
         )
         check(found, on_whole_rows(logits, params, **options), ["cut"])
+
+
+def test_a_share_that_nothing_reaches() -> None:
+    """Masses by chunks may sum to more than those relative to the row's largest logit: then everything is kept."""
+    count, vocab = 40, 3000
+    row = np.zeros(vocab, np.float32)
+    row[[0, 1500, 2500]] = 3, 1.7, 0.4
+    params = params_of(["top_p almost 1"], count, vocab)
+    params["row_temperature"] = np.linspace(0.5, 3, count, dtype=np.float32)
+    inverses = np.float32(1) / params["row_temperature"]
+    totals = np.array([primitives.chunk_masses(row, inverse).total for inverse in inverses])
+    masses = primitives.exp2_mass(primitives.softmax_t(np.tile(row, (count, 1)), np.full(count, 3), inverses)).sum(1)
+    unreached = primitives.threshold(params["row_top_p"], totals) > masses
+    assert 2 < unreached.sum() < count - 2
+    logits, options = np.tile(row, (count, 1)), {"logprob_mode": LogprobMode.PROCESSED, "purpose": Purpose.SAMPLE}
+    found = Threads(2).run(lambda group: on_parts(group, logits, params, True, **options))
+    check(found, on_whole_rows(logits, params, **options), ["top_p"])
 
 
 BYTES = {
