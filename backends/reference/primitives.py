@@ -57,8 +57,12 @@ rounded to float32 before the next ones were fitted. Relative error evaluated in
 
 # Random words ---------------------------------------------------------------------------------------------------------
 
-_PHILOX_M0, _PHILOX_M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_PHILOX_W0, _PHILOX_W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+PHILOX_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+PHILOX_INCREMENTS = 0x9E3779B9, 0xBB67AE85
+"""What a round multiplies two counter words by, and what it adds to the key."""
+
+_PHILOX_M0, _PHILOX_M1 = map(np.uint64, PHILOX_MULTIPLIERS)
+_PHILOX_W0, _PHILOX_W1 = map(np.uint64, PHILOX_INCREMENTS)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _LOW24 = np.uint64(0xFFFFFF)
 _24, _32, _63 = np.uint64(24), np.uint64(32), np.uint64(63)

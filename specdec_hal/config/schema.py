@@ -193,11 +193,13 @@ class RunnerSettings(Section):
 class EngineSettings(Section):
     """`tensor_parallel`: processes that share one model, each with a part of every weight. They compare what they
     decided every `digest_interval` steps; null: never. `rank_timeout_s`: how long one waits for the others in a step.
+    `vocabulary_parallel`: each samples from its own part of the vocabulary, so that no logits are sent; same tokens.
     """
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     digest_interval: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = 16
     rank_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    vocabulary_parallel: bool = False
 
 
 class SpeculativeSettings(Section):
@@ -387,6 +389,15 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
             yield "serve.split", "expected false with engine.tensor_parallel, whose ranks mind stop strings themselves"
         for key, why in _timed(config):
             yield key, f"{why}, which the ranks of engine.tensor_parallel may measure differently; remove it"
+    if config.engine.vocabulary_parallel:
+        if config.engine.tensor_parallel == 1:
+            yield "engine.vocabulary_parallel", "expected false with engine.tensor_parallel 1, which has all logits"
+        if speculative.verify_strategy in (Strategy.REJECTION, Strategy.TOPP):
+            yield (
+                "speculative.verify_strategy",
+                f"expected target_match or greedy with engine.vocabulary_parallel, got "
+                f"'{speculative.verify_strategy.name.lower()}', which needs the probabilities of the whole vocabulary",
+            )
     if speculative.method == NAIVE and speculative.num_speculative_tokens > 0:
         yield (
             "speculative.num_speculative_tokens",

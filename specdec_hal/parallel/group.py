@@ -23,28 +23,44 @@ class Group(Protocol):
 
 
 class ProcessGroup:
-    """A group of processes, by torch.distributed with gloo."""
+    """A group of processes, by torch.distributed: gloo for tensors of the host, NCCL for those of a GPU."""
 
-    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float) -> None:
-        """`rendezvous`: a path where no file is, the same for all ranks. `timeout_s`: the longest wait for a rank."""
+    def __init__(self, rank: int, size: int, rendezvous: str, timeout_s: float, device: str = "cpu") -> None:
+        """`rendezvous`: a path where no file is, the same for all ranks. `timeout_s`: the longest wait for a rank.
+
+        `device`: where this rank's tensors are, "cpu" or "cuda:N".
+        """
         import torch.distributed as distributed
 
         self.rank, self.size, self._distributed = rank, size, distributed
+        # Its name from PyTorch 2.13 on, and the one before.
+        self._all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        options: dict[str, Any] = {"backend": "gloo"}
+        if device != "cpu":
+            import torch
+
+            torch.cuda.set_device(device)
+            options = {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device(device)}
         distributed.init_process_group(
-            "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+            **options,
         )
 
     def gather(self, tensor: Any) -> list[Any]:
-        """See Group.gather. EngineDeadError if a rank has ended, or does not answer."""
-        import torch
+        """See Group.gather. EngineDeadError if a rank has ended, or does not answer.
 
+        Of tensors on a GPU it is enqueued, and can be captured in a CUDA graph; NCCL ends the process if a rank has.
+        """
         mine = tensor.contiguous()
-        parts = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)]
+        parts = mine.new_empty((self.size, *mine.shape))
         try:
-            self._distributed.all_gather(parts, mine)
+            self._all_gather(parts.flatten(0, 1), mine)
         except RuntimeError as error:
             raise self._lost(error) from error
-        return parts
+        return list(parts.unbind())
 
     def gather_objects(self, value: Any) -> list[Any]:
         """See Group.gather_objects. Errors as :meth:`gather`."""

@@ -28,9 +28,13 @@ class TensorParallelLlama(LlamaTorch):
 
     def compute_logits(self, hidden: Any) -> Any:
         """See TargetModel.compute_logits."""
-        part = super().compute_logits(hidden)
         with self._inference():
-            return torch.cat(self._group.gather(part), 1)[:, : self.config.vocab_size].contiguous()
+            parts = self._group.gather(self.compute_logits_part(hidden))
+            return torch.cat(parts, 1)[:, : self.config.vocab_size].contiguous()
+
+    def compute_logits_part(self, hidden: Any) -> Any:
+        """This rank's columns of `compute_logits`, as many as every rank has; undefined behind the vocabulary."""
+        return super().compute_logits(hidden)
 
     def _whole(self, partial: Any) -> Any:
         first, *others = self._group.gather(partial)

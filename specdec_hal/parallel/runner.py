@@ -14,6 +14,7 @@ from specdec_hal.runner.journal import Record
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import FinishReason
+from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Work
 
 Decision = tuple[int, int, tuple[int, ...]]
@@ -24,10 +25,17 @@ class RankRunner(ModelRunner):
     """Compares what it decides with the other ranks, by a 64-bit digest."""
 
     def __init__(self, *args: Any, group: Group, **options: Any) -> None:
-        super().__init__(*args, **options)
         self._group = group
+        super().__init__(*args, **options)
         self._decisions: list[Decision] = []
         self._compared = 0
+
+    def _row_logits(self) -> RowLogits:
+        if not self.config.engine.vocabulary_parallel:
+            return super()._row_logits()
+        from specdec_hal.parallel.rows import VocabularyRows
+
+        return VocabularyRows(self.backend, self.model, self._group)
 
     def step(self) -> list[StreamDelta]:
         """See ModelRunner.step. RankMismatchError if the ranks differ, at the first comparison behind that step."""

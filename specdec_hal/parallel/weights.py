@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from specdec_hal.backends.reference.primitives import CHUNK
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import VECTOR, Array, LayerWeights, LlamaWeights, padded_columns, round_up
@@ -35,8 +36,8 @@ def part_of_config(config: LlamaConfig, size: int) -> LlamaConfig:
 
 
 def vocabulary_part(vocab_size: int, size: int) -> int:
-    """Columns of the head that each rank has; the last ones of the last ranks are zeros."""
-    return round_up(-(-vocab_size // size), VECTOR)
+    """Columns of the head that each rank has, whole chunks of a row's masses; the last ranks' last ones are zeros."""
+    return round_up(-(-vocab_size // size), CHUNK)
 
 
 def part_of_weights(weights: LlamaWeights, config: LlamaConfig, rank: int, size: int) -> LlamaWeights:

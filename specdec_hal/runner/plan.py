@@ -30,15 +30,13 @@ from specdec_hal.proposers.protocol import Proposer, StepBounds, StepView
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
+from specdec_hal.runner.row_logits import Call, RowLogits
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.staging import Fetched, Outputs
 from specdec_hal.state import REPORT, ROW_SCORES, DecodeState
 
 _log = logging.getLogger("specdec_hal")
-
-Call = Callable[[int], None]
-"""A part of a step; takes the stream."""
 
 
 class Needs(NamedTuple):
@@ -142,7 +140,7 @@ class Planner:
 
     `static`: the model takes device tensors of fixed capacity, so that no call reads a device value. `captured`: plans
     become device graphs; one that cannot be captured is launched call by call from then on, which is said once.
-    `named`: the tokens with which the model thinks.
+    `row_logits`: who has the logits. `named`: the tokens with which the model thinks.
     """
 
     def __init__(
@@ -154,9 +152,10 @@ class Planner:
         settings: SpeculativeSettings,
         *,
         captured: bool,
+        row_logits: RowLogits,
         named: ModelSettings,
     ) -> None:
-        self._named = named
+        self._row_logits, self._named = row_logits, named
         self.backend, self.model, self.state, self.proposer, self.settings = backend, model, state, proposer, settings
         self.static = model.capabilities.device_lengths
         # A model over device tensors finds each token's slot in `batch_id_per_token`, which is in slot order.
@@ -179,7 +178,7 @@ class Planner:
         self._buffers = Buffers(
             hidden={layer: device.zeros((size["T_cap"], config.hidden_size), dtype) for layer in self._layers},
             picked={layer: device.zeros((size["R_cap"], config.hidden_size), dtype) for layer in self._layers},
-            logits=device.zeros((size["R_cap"], config.vocab_size), "float32"),
+            logits=device.zeros((size["R_cap"], row_logits.width), "float32"),
         )
 
     def check(self) -> None:
@@ -232,7 +231,7 @@ class Planner:
         """Enqueue the log-probabilities of prompt tokens, behind the :meth:`launch` of the step that they are of."""
         buffers = self._buffers
         if self._prompts is None:
-            self._prompts = PromptScorer(self.backend, self.model, self.state, buffers.logits)
+            self._prompts = PromptScorer(self.backend, self._row_logits, self.state, buffers.logits)
         top = max(chunk.sequence.request.params.prompt_logprobs or 0 for chunk in chunks)
         starts = None if self.static else self._starts
         columns = _columns(top, self.model.config.vocab_size)
@@ -313,16 +312,18 @@ class Planner:
         calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes)))
         raw, needs = logits, bucket.needs
         if needs.changes_logits and needs.logprobs:
-            raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
+            raw = self._extra("logits", V=self._row_logits.width)[:rows]
             calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
         if needs.bias:
             slots = state.part("batch_id_per_token_output", sizes)
-            calls.append(("penalties", lambda stream: state.bias.add(logits, slots, needs.bias)))
+            calls.append(("penalties", lambda stream: self._row_logits.add_bias(state.bias, logits, slots, needs.bias)))
         if needs.penalties:
-            calls.append(("penalties", bind("apply_penalties", logits)))
+            args = state.args("apply_penalties", sizes)
+            calls.append(("penalties", self._row_logits.bind("apply_penalties", logits, **args)))
         if needs.answer:
+            args = state.args("reasoning_constraint", sizes)
             tokens = {"think_end_id": self._named.think_end_id, "line_break_id": self._named.line_break_id}
-            calls.append(("penalties", bind("reasoning_constraint", logits, **tokens)))
+            calls.append(("penalties", self._row_logits.bind("reasoning_constraint", logits, **args, **tokens)))
         calls.append(("sample", bind("build_sampling_params")))
         told = {}
         if self._sampling_tells(bucket.needs):
@@ -392,13 +393,12 @@ class Planner:
         self._plans.clear()
 
     def _logits(self, picked: Any, logits: Any, sizes: dict[str, int]) -> Call:
-        model, device = self.model, self.state.device
+        device, held = self.state.device, self._row_logits
         if self.static:
-            on_device = cast(DeviceModel, model)
             counted = self.state["cu_seqlens_q_output"][sizes["B"] : sizes["B"] + 1]
             num_rows = None if self.backend.debug else counted  # whose checks look at every row
-            return lambda stream: on_device.compute_logits_device(picked, logits, num_rows)
-        return lambda stream: device.assign(logits, model.compute_logits(picked))
+            return lambda stream: held.compute_device(picked, logits, num_rows)
+        return lambda stream: device.assign(logits, held.compute(picked))
 
     def _extra(self, name: str, **symbols: int) -> Any:
         """A buffer of this name at full capacity, shared by all plans."""
@@ -422,7 +422,7 @@ class Planner:
         backend, state, strategy, rows = self.backend, self.state, self.settings.verify_strategy, sizes["R_cap"]
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
             args = state.args("sample_target", sizes)
-            calls.append(("sample", backend.bind("sample_target", logits, **args, **told)))
+            calls.append(("sample", self._row_logits.bind("sample_target", logits, **args, **told)))
             return {}
         vocabulary = self.model.config.vocab_size
         probs = self._extra("probs", V=vocabulary)[:rows]
@@ -453,7 +453,7 @@ class Planner:
         args = {**state.args("gather_accepted", {"B": bucket.slots}), **packed}
         args["cu_batch_token_offset"] = outputs.tensors["cu_batch_token_offset"]
         calls.append(("logprobs", backend.bind("gather_accepted", logits, **args)))
-        calls.append(("logprobs", backend.bind("token_logprobs", logits, **packed, **outputs.tensors)))
+        calls.append(("logprobs", self._row_logits.bind("token_logprobs", logits, **packed, **outputs.tensors)))
         return outputs
 
     # ---- models that take lists

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from specdec_hal.backend import Backend
-from specdec_hal.models.protocol import DeviceModel, TargetModel
 from specdec_hal.runner import sequence as running
 from specdec_hal.runner.request import TokenLogprobs
+from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.staging import Fetched, Field, Outputs
 from specdec_hal.state import DecodeState
@@ -80,8 +80,8 @@ class ScoredPrompts:
 class PromptScorer:
     """Scores the chunks of one runner's steps. `logits` [R_cap, V] may be overwritten behind a step's plan."""
 
-    def __init__(self, backend: Backend, model: TargetModel, state: DecodeState, logits: Any) -> None:
-        self._backend, self._model, self._state = backend, model, state
+    def __init__(self, backend: Backend, row_logits: RowLogits, state: DecodeState, logits: Any) -> None:
+        self._backend, self._held, self._state = backend, row_logits, state
         size, device = state.symbols, state.device
         self._block = block = max(size["R_cap"], min(_LEAST_BLOCK, size["T_cap"]))
         blocks = -(-size["T_cap"] // block)
@@ -95,8 +95,7 @@ class PromptScorer:
                 "ends": Field((blocks, 2), "int32"),
             }
         )
-        vocabulary = model.config.vocab_size
-        self._logits = logits if block == size["R_cap"] else device.zeros((block, vocabulary), "float32")
+        self._logits = logits if block == size["R_cap"] else device.zeros((block, row_logits.width), "float32")
         self._rows = device.upload(np.arange(block, dtype=state.field("rows", A_cap=block).numpy_dtype))
         self._outputs: dict[int, Outputs] = {}
 
@@ -108,7 +107,7 @@ class PromptScorer:
         `hidden` [T_cap, D] are its final hidden states. `starts`: at which of their rows each slot's tokens begin; None
         where they stand in slot order, so that the device knows.
         """
-        state, device, model = self._state, self._state.device, self._model
+        state, device, held = self._state, self._state.device, self._held
         total = self._fill(chunks, starts)
         self._inputs.upload()
         given, blocks = self._inputs.tensors, -(-total // self._block)
@@ -122,16 +121,16 @@ class PromptScorer:
             end = given["ends"][at]
             if starts is None:
                 num_rows = None if self._backend.debug else end[1:]  # whose checks look at every row
-                cast(DeviceModel, model).compute_logits_device(picked[rows], self._logits, num_rows)
+                held.compute_device(picked[rows], self._logits, num_rows)
             else:
-                logits = model.compute_logits(picked[rows.start : rows.start + filled])
+                logits = held.compute(picked[rows.start : rows.start + filled])
                 device.assign(self._logits[:filled], logits)
             scores = {name: tensor[rows] for name, tensor in outputs.tensors.items()}
-            score = self._backend.bind(
+            score = held.bind(
                 "token_logprobs",
                 self._logits,
-                self._rows,
-                given["token_ids"][rows],
+                rows=self._rows,
+                token_ids=given["token_ids"][rows],
                 cu_batch_token_offset=end,
                 **scores,
             )

@@ -30,6 +30,7 @@ from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Trials
 from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.runner.request import Drafts, FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
+from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.watchdog import Activity
@@ -94,7 +95,14 @@ class ModelRunner:
             raise config.error("runner.overlap", f"the proposer '{speculative.method}' works on the host; set false")
         captured = launches and model.capabilities.static_shapes and settings.graph is not False
         self._planner = Planner(
-            backend, model, self.state, self._proposer, speculative, captured=captured, named=config.model
+            backend,
+            model,
+            self.state,
+            self._proposer,
+            speculative,
+            captured=captured,
+            row_logits=self._row_logits(),
+            named=config.model,
         )
         self._planner.check()
         self._scheduler = Scheduler(self.state, pool, headroom, getattr(self._proposer, "draft_positions", 0))
@@ -126,6 +134,10 @@ class ModelRunner:
         proposer = registry.build_proposer(method, context)
         check_hidden_layers(proposer, method, model)
         return proposer
+
+    def _row_logits(self) -> RowLogits:
+        """Who has the logits."""
+        return RowLogits(self.backend, self.model)
 
     # ---- requests
 

@@ -50,7 +50,12 @@ def test_defaults(read: Read) -> None:
             "journal": None,
             "journal_interval": 32,
         },
-        "engine": {"tensor_parallel": 1, "digest_interval": 16, "rank_timeout_s": 60.0},
+        "engine": {
+            "tensor_parallel": 1,
+            "digest_interval": 16,
+            "rank_timeout_s": 60.0,
+            "vocabulary_parallel": False,
+        },
         "speculative": {
             "method": "naive",
             "num_speculative_tokens": 0,
@@ -281,6 +286,16 @@ def test_combinations_are_all_reported_too(problems: Problems) -> None:
 def test_ranks_and_a_split_server_exclude_each_other(problems: Problems) -> None:
     (line,) = problems("engine: {tensor_parallel: 2}\nserve: {split: true}\n")
     assert "c.yaml:serve.split: expected false with engine.tensor_parallel" in line
+
+
+def test_parts_of_a_vocabulary_need_ranks_and_tokens_to_compare(problems: Problems) -> None:
+    (line,) = problems("engine: {vocabulary_parallel: true}\n")
+    assert "c.yaml:engine.vocabulary_parallel: expected false with engine.tensor_parallel 1" in line
+    both = "engine: {tensor_parallel: 2, vocabulary_parallel: true}\n"
+    for strategy in ("rejection", "topp"):
+        (line,) = problems(f"{both}speculative: {{verify_strategy: {strategy}}}\n")
+        assert "c.yaml:speculative.verify_strategy: expected target_match or greedy with engine.vocab" in line
+        assert f"got '{strategy}'" in line
 
 
 def test_settings_cannot_be_changed_by_accident(read: Read) -> None:

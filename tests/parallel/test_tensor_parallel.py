@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +21,12 @@ from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
 from specdec_hal.runner import Request, SamplingParams
 from specdec_hal.runtime import Runtime
 from tests.models.conftest import Shape, write_checkpoint
+from tests.parallel.ranks import Threads
 
 pytestmark = pytest.mark.torch
 
 EMBEDDED = Path(__file__).parents[2] / "models" / "tiny-py-lm"
 SHAPE = Shape(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, head_dim=8, bos_token_id=0, eos_token_id=0)
-
-
-class Threads:
-    """A group of threads: each puts its value down, all meet, all read."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self._values = size, [None] * size
-        self._barrier = threading.Barrier(size, timeout=60)
-
-    def rank(self, rank: int) -> Any:
-        return ThreadRank(self, rank)
-
-    def exchange(self, rank: int, value: Any) -> list[Any]:
-        self._values[rank] = value
-        self._barrier.wait()
-        values = list(self._values)
-        self._barrier.wait()
-        return values
-
-    def run(self, work: Callable[[Any], Any]) -> list[Any]:
-        """work(group) on every rank at once; what each gave, or raised."""
-
-        def guarded(rank: int) -> Any:
-            try:
-                return work(self.rank(rank))
-            except RankMismatchError as error:  # every rank finds it
-                return error
-            except BaseException:
-                self._barrier.abort()
-                raise
-
-        with ThreadPoolExecutor(self.size) as pool:
-            return list(pool.map(guarded, range(self.size)))
-
-
-class ThreadRank:
-    def __init__(self, threads: Threads, rank: int) -> None:
-        self.rank, self.size, self._threads = rank, threads.size, threads
-
-    def gather(self, tensor: Any) -> list[Any]:
-        return self._threads.exchange(self.rank, tensor)
-
-    gather_objects = gather
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +36,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings(path: Path, ranks: int, **speculative: Any) -> dict[str, Any]:
+def settings(path: Path, ranks: int, vocabulary_parallel: bool = False, **speculative: Any) -> dict[str, Any]:
     return {
         "backend": {"name": "reference"},
         "model": {"path": str(path), "framework": "torch"},
-        "engine": {"tensor_parallel": ranks, "digest_interval": 4},
+        "engine": {"tensor_parallel": ranks, "digest_interval": 4, "vocabulary_parallel": vocabulary_parallel},
         "runner": {"max_num_seqs": 3, "max_model_len": 200},
         "speculative": speculative or {"method": "ngram", "num_speculative_tokens": 3},
     }
@@ -99,22 +56,60 @@ def requests() -> list[Request]:
     ]  # fmt: skip
 
 
+def all_kinds() -> list[Request]:
+    """Requests that use everything that reads logits."""
+    rng = np.random.default_rng(1)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1, "logprobs": 0},
+        {"temperature": 0.8, "top_k": 12, "logprobs": 3, "prompt_logprobs": 2},
+        {"temperature": 2, "top_p": 0.97, "logprobs": 1},
+        {"temperature": 1.5, "top_k": 200, "top_p": 0.9, "min_p": 0.01},
+        {"temperature": 1, "min_p": 0.05, "repetition_penalty": 1.3, "frequency_penalty": 0.2, "logprobs": 1},
+        {"temperature": 0, "bad_token_ids": [7, 1500, 4000], "min_new_tokens": 9, "presence_penalty": 1.0},
+        {"temperature": 0.9, "logit_bias": {5: 40.0, 1030: 41.0, 3999: 40.5}, "logprobs": 2},
+        # Tokens of every rank in turn, by what they have cost so far; one of them never.
+        {"temperature": 0, "logit_bias": {9: 50, 1030: 50, 2077: 50, 3999: 50, 3000: 99}, "frequency_penalty": 9.0}
+        | {"bad_token_ids": [3000], "repetition_penalty": 1.1},
+    ]
+    return [
+        Request(f"k{i}", rng.integers(1, 4096, 9 + 5 * i).tolist(), SamplingParams(max_new_tokens=12, seed=i, **kind))
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def outputs_of(runner: Any) -> dict[str, Any]:
+    """Tokens and log-probabilities, bit for bit."""
+    for request in all_kinds():
+        runner.add_request(request)
+    return {
+        name: (output.token_ids, output.logprobs, output.prompt_logprobs, output.finish_reason)
+        for name, output in runner.run().items()
+    }
+
+
 def tokens_of(runner: Any) -> dict[str, tuple[int, ...]]:
     for request in requests():
         runner.add_request(request)
     return {name: output.token_ids for name, output in runner.run().items()}
 
 
-def on_threads(path: Path, ranks: int, **speculative: Any) -> list[Any]:
-    """The tokens of each rank, all in this process."""
+def on_threads(
+    path: Path,
+    ranks: int,
+    what: Callable[[Any], Any] = tokens_of,
+    vocabulary_parallel: bool = False,
+    **speculative: Any,
+) -> list[Any]:
+    """What each rank's runner gives, all in this process."""
     from specdec_hal.parallel.runner import RankRunner
 
-    config = parse(settings(path, ranks, **speculative))
+    config = parse(settings(path, ranks, vocabulary_parallel, **speculative))
 
-    def work(group: Any) -> dict[str, tuple[int, ...]]:
+    def work(group: Any) -> Any:
         runtime = Runtime(config)
         model = runtime.load_model(group=group)
-        return tokens_of(RankRunner(config, runtime.backend, model, runtime.load_tokenizer(), group=group))
+        return what(RankRunner(config, runtime.backend, model, runtime.load_tokenizer(), group=group))
 
     return Threads(ranks).run(work)
 
@@ -152,22 +147,57 @@ def test_hidden_states_are_the_models(checkpoint: Path, ranks: int) -> None:
     assert np.array_equal(found[0], once), "a token has the same bits in any batch"
 
 
+@cache
+def gathered(path: Path, ranks: int) -> dict[str, Any]:
+    """What requests of all kinds get where logits are gathered."""
+    first, *others = on_threads(path, ranks, outputs_of)
+    assert all(outputs == first for outputs in others) and len(first) == len(all_kinds())
+    assert first["k1"][1] and first["k2"][2], "log-probabilities, and those of the prompt"
+    assert {9, 1030, 2077, 3999} <= set(first["k8"][0]), "penalties matter on every rank"
+    return first
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_processes_give_the_tokens_of_one_process(checkpoint: Path, ranks: int) -> None:
+def test_parts_of_the_vocabulary_give_the_same_outputs(checkpoint: Path, ranks: int) -> None:
+    """With all that reads logits: filters, penalties, biases, log-probabilities of tokens and prompts."""
+    for outputs in on_threads(checkpoint, ranks, outputs_of, vocabulary_parallel=True):
+        assert outputs == gathered(checkpoint, ranks)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_processes_give_the_tokens_of_one_process_until_one_dies(checkpoint: Path, ranks: int) -> None:
     """One process that adds in the same order, and `ranks` processes: drafted and plain, sampled and not."""
     naive = on_threads(checkpoint, ranks, method="naive")
     assert all(tokens == naive[0] for tokens in naive) and len(naive[0]) == 5
     with on_processes(checkpoint, ranks) as runtime:
-        runner = runtime.runner()
-        assert tokens_of(runner) == naive[0]
-        runner.forget()
-        assert runner.metrics.steps == 0
-        assert tokens_of(runner) == naive[0], "and the ranks compare the same steps"
-        # Another configuration, with the model that the ranks hold already.
-        mtp = parse(settings(checkpoint, ranks, method="mtp", num_speculative_tokens=2))
+        model, tokenizer = runtime.load_model(), runtime.load_tokenizer()
+
+        def runner(**options: Any) -> Any:
+            other = runtime.with_config(parse(settings(checkpoint, ranks, **options)))
+            return other.runner(model=model, tokenizer=tokenizer)
+
+        first = runner()
+        assert tokens_of(first) == naive[0]
+        first.forget()
+        assert first.metrics.steps == 0
+        assert tokens_of(first) == naive[0], "and the ranks compare the same steps"
+        # Other configurations, with the model that the ranks hold already.
+        assert outputs_of(runner(vocabulary_parallel=True)) == gathered(checkpoint, ranks)
         if ranks == 2:
-            model, tokenizer = runtime.load_model(), runtime.load_tokenizer()
-            assert tokens_of(runtime.with_config(mtp).runner(model=model, tokenizer=tokenizer)) == naive[0]
+            assert tokens_of(runner(method="mtp", num_speculative_tokens=2, vocabulary_parallel=True)) == naive[0]
+
+        last = runner(vocabulary_parallel=ranks == 4)
+        for request in requests():
+            last.add_request(request)
+        last.step()
+        os.kill(runtime.team._ranks[-1].pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(EngineDeadError, match="tensor-parallel rank"):
+            while True:
+                last.step()
+        runtime.team.close()
+        assert not any(rank.is_alive() for rank in runtime.team._ranks)
+        assert time.monotonic() - start < 10
 
 
 def test_a_rank_that_decides_differently_is_named(checkpoint: Path) -> None:
@@ -193,34 +223,14 @@ def test_a_rank_that_decides_differently_is_named(checkpoint: Path) -> None:
         )
 
 
-def test_a_rank_that_dies_ends_the_others(checkpoint: Path) -> None:
+def test_ranks_end_with_their_leader_and_refuse_what_the_time_decides(checkpoint: Path) -> None:
     with on_processes(checkpoint, 2) as runtime:
-        runner = runtime.runner()
-        for request in requests():
-            runner.add_request(request)
-        runner.step()
-        (rank,) = runtime.team._ranks
-        os.kill(rank.pid, signal.SIGKILL)
-        start = time.monotonic()
-        with pytest.raises(EngineDeadError, match="tensor-parallel rank"):
-            while True:
-                runner.step()
-        assert time.monotonic() - start < 10
-
-
-def test_ranks_end_with_their_leader(checkpoint: Path) -> None:
-    with on_processes(checkpoint, 2) as runtime:
-        runtime.runner()
+        with pytest.raises(RequestError, match="no deadline"):
+            runtime.runner().add_request(Request("late", [1], timeout_s=1.0))
         ranks = list(runtime.team._ranks)
     assert [rank.exitcode for rank in ranks] == [0]
-
-
-def test_what_the_time_decides_is_refused(checkpoint: Path) -> None:
-    adaptive = settings(checkpoint, 2, method="ngram", adaptive=True)
     with pytest.raises(ConfigError, match=r"speculative\.adaptive: expected false"):
-        parse(adaptive)
-    with on_processes(checkpoint, 2) as runtime, pytest.raises(RequestError, match="no deadline"):
-        runtime.runner().add_request(Request("late", [1], timeout_s=1.0))
+        parse(settings(checkpoint, 2, method="ngram", adaptive=True))
 
 
 def test_sizes_that_cannot_be_divided(checkpoint: Path) -> None:

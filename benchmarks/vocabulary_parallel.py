@@ -1,0 +1,176 @@
+"""Sampling where every rank has a part of each row of logits: from gathered rows, and from the parts.
+
+``python benchmarks/vocabulary_parallel.py`` takes a GPU a rank, NCCL and captured graphs; with ``--device cpu`` gloo
+and the clock. Gathered rows go to the backend's `sample_target`. Times are the first rank's, communication included;
+both have to give the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from record import write
+
+import specdec_hal as sd
+from specdec_hal.bench.timing import Figures
+from specdec_hal.parallel.group import ProcessGroup
+from specdec_hal.parallel.sampling import VocabularyPart
+from specdec_hal.parallel.work import RowParams, Work
+
+KINDS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0},
+    "unfiltered": {"temperature": 0.8},
+    "top_k 20, top_p 0.9": {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    "top_p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "min_p 0.05": {"temperature": 0.8, "min_p": 0.05},
+}
+"""What all rows ask for."""
+
+Launch = Callable[[], None]
+
+
+class Counted:
+    """A group that counts what a rank sends."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.rank, self.size, self._group, self.sent, self.rounds = group.rank, group.size, group, 0, 0
+
+    def gather(self, tensor: Any) -> list[Any]:
+        """See Group.gather."""
+        self.sent += tensor.nbytes
+        self.rounds += 1
+        return self._group.gather(tensor)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """See Group.gather_objects."""
+        return self._group.gather_objects(value)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=64 * 6)
+    parser.add_argument("--vocabulary", type=int, default=128_256)
+    parser.add_argument("--spread", type=float, default=3.0, help="standard deviation of the logits")
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "figures.json")
+        ranks = [context.Process(target=work, args=(rank, args, folder, result)) for rank in range(args.ranks)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        if failed := [rank for rank, process in enumerate(ranks) if process.exitcode]:
+            raise SystemExit(f"ranks {failed} of {args.ranks} failed; what they said stands above")
+        write(json.loads(result.read_text()), args.out)
+
+
+def work(rank: int, args: argparse.Namespace, folder: str, result: Path) -> None:
+    """The life of a rank; the first writes the figures."""
+    device = f"cuda:{rank}" if args.device == "cuda" else "cpu"
+    group = ProcessGroup(rank, args.ranks, str(Path(folder, "rendezvous")), timeout_s=300, device=device)
+    if device == "cpu":
+        torch.set_num_threads(1)
+    logits = torch.randn(args.rows, args.vocabulary, generator=torch.Generator().manual_seed(0)) * args.spread
+    kinds = {name: compare(Counted(group), logits, asked, device, args.repeats) for name, asked in KINDS.items()}
+    if rank == 0:
+        names = ("device", "ranks", "rows", "vocabulary", "spread")
+        result.write_text(json.dumps({**{name: getattr(args, name) for name in names}, "kinds": kinds}))
+    group.close()
+
+
+def compare(group: Counted, logits: Any, asked: dict[str, float], device: str, repeats: int) -> dict[str, Any]:
+    """Both ways with the same parameters in all rows."""
+    (rows, vocabulary), size = logits.shape, group.size
+    plain = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "seed": 5, "position": 1000, **asked}
+    whole_numbers = {"top_k": torch.int32, "seed": torch.int64, "position": torch.int64}
+    params = RowParams(**{
+        name: torch.full((rows,), value, dtype=whole_numbers.get(name, torch.float32), device=device)
+        for name, value in plain.items()
+    })  # fmt: skip
+    params.position.copy_(1000 + torch.arange(rows))
+    tokens = torch.zeros(2, rows, dtype=torch.int64, device=device)
+
+    # Parts of one width, as they have to be to be gathered.
+    width = -(-vocabulary // size)
+    columns = torch.nn.functional.pad(logits, (0, width * size - vocabulary))[:, group.rank * width :][:, :width]
+    columns, whole = columns.contiguous().to(device), torch.empty(rows, vocabulary, device=device)
+    backend = sd.get_backend("xpu_sim") if device == "cpu" else sd.get_backend("cuda", options={"device": group.rank})
+    operands = {name if name == "position" else f"row_{name}": tensor for name, tensor in params._asdict().items()}
+    operands |= {"logits": whole, "target_tokens": tokens[0]}
+    op = backend.bind("sample_target", **{name: _held(tensor) for name, tensor in operands.items()})
+
+    def gather() -> None:
+        whole.copy_(torch.cat(group.gather(columns), 1)[:, :vocabulary])
+        op(0 if device == "cpu" else torch.cuda.current_stream().cuda_stream)
+
+    part = VocabularyPart(group, vocabulary)
+    needed = None if device == "cpu" else Work.of(params, vocabulary)  # as a host works, and a captured step
+    mine = logits[:, part.first : part.first + part.width].contiguous().to(device)
+
+    def sample_parts() -> None:
+        part.sample_target(mine, params, tokens[1], work=needed)
+
+    found: dict[str, Any] = {}
+    for way, launch in (("gathered", gather), ("parts", sample_parts)):
+        group.sent = group.rounds = 0
+        launch()
+        sent = {"bytes_per_row": group.sent / rows, "exchanges": group.rounds}
+        found[way] = {**sent, "us": measure(launch, group, device, repeats).rounded()}
+    if not torch.equal(*tokens):
+        raise SystemExit(f"{asked}: expected the same tokens both ways, got others")
+    found["gathered_over_parts"] = round(found["gathered"]["us"]["median"] / found["parts"]["us"]["median"], 3)
+    return found
+
+
+def measure(launch: Launch, group: Counted, device: str, repeats: int) -> Figures:
+    """Microseconds: of a captured graph by events, on a host by its clock. Ranks begin together."""
+    if device == "cpu":
+        return Figures.of([_clocked(launch, group) for _ in range(repeats)])
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        launch()
+    torch.cuda.synchronize()
+    # NCCL's watchdog asks for events from a thread of its own.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        launch()
+    times = []
+    for _ in range(repeats):
+        group.gather_objects(None)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * begin.elapsed_time(end))
+    return Figures.of(times)
+
+
+def _clocked(launch: Launch, group: Counted) -> float:
+    group.gather_objects(None)
+    start = time.perf_counter()
+    launch()
+    return 1e6 * (time.perf_counter() - start)
+
+
+def _held(tensor: Any) -> Any:
+    """As the backend takes it: on a host, NumPy's."""
+    return tensor if tensor.is_cuda else tensor.numpy()
+
+
+if __name__ == "__main__":
+    main()
