@@ -1,4 +1,4 @@
-"""The draft length that adapts beside every fixed one, and what a draft of the MTP module takes. Warm engines, in turns.
+"""The draft length that adapts beside every fixed one, and what drafts of the MTP module take. Warm engines, in turns.
 
 ``python benchmarks/draft_length.py --out benchmarks/results/NAME.json [--turns N] [PART...]``. Parts: lengths (each
 example prompt by itself and four times at once, greedy and sampled: plain decoding, K = 1 to 8, adaptive), mtp (seconds
