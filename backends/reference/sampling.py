@@ -205,7 +205,9 @@ def sample_target(
     logprob_mode: LogprobMode,
 ) -> None:
     """Draw the target model's token for every output row, or a proposer's draft."""
-    random = philox_u64(row_seed, position, purpose)
+    # Where nobody has a temperature one token has all of the mass, which any bits draw: half of a greedy row's time.
+    sampled = bool(np.any(row_temperature > 0))
+    random = philox_u64(row_seed, position, purpose) if sampled else np.zeros(len(logits), np.uint64)
     below_max, totals = np.zeros(len(logits), np.float32), np.full(len(logits), MASS_ONE, np.uint64)
     target_tokens[:] = -1
     if ranks is not None:

@@ -86,9 +86,9 @@ def test_it_stops_within_few_steps() -> None:
     for _ in range(40):
         limits.append(lengths.limit(one))
         lengths.stepped([Drafted(one, limits[-1], 0)], 1 + 0.1 * limits[-1])
-    assert limits[0] == K
-    assert limits.index(0) <= 6
-    assert 0 < sum(limit > 0 for limit in limits[10:]) <= 3  # tried again, and given up again
+    assert 0 < limits[0] <= K
+    assert limits.index(0) <= 12
+    assert 0 < sum(limit > 0 for limit in limits[16:]) <= 3  # tried again, and given up again
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
@@ -96,14 +96,23 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     assert cost(3) == 0
     cost.add(1, 2.0)
     assert cost(1) == 2 and cost(3) > 2
-    cost.add(5, 4.0)
-    assert (cost(3), cost(9), cost(1)) == pytest.approx((3, 6, 2))
-    for seconds in (4.2, 100.0, 4.1, 3.9, 4.0):  # one that was disturbed
-        cost.add(5, seconds)
-    assert cost(5) < 4.3
     for _ in range(9):
-        cost.add(9, 1.0)  # shorter than steps of fewer tokens: that is noise
-    assert cost(1) == cost(9) > 1
+        cost.add(5, 4.0)
+        cost.add(1, 2.0)
+    assert (cost(3), cost(9), cost(1)) == pytest.approx((3, 6, 2), rel=0.03)
+    cost.add(5, 100.0)  # one that was disturbed
+    assert cost(5) == pytest.approx(4, rel=0.15)
+    # With another number of requests, steps take otherwise, and a draft costs as much.
+    cost.add(0, 7.0, 4)
+    assert cost(0, 4) == cost(0, 3) == 7
+    assert cost(2, 4) - cost(0, 4) == pytest.approx(cost(2) - cost(0))
+    for _ in range(99):
+        cost.add(9, 1.5)  # shorter than steps of fewer tokens: that is noise
+    assert 0 < cost(1) < cost(9)
+    fresh = Cost()
+    for seconds in (9.0, 0.2, 0.2):  # the first one took part in compiling
+        fresh.add(1, seconds)
+    assert fresh(1) == pytest.approx(0.2)
 
 
 def test_tokens_stay_and_a_request_keeps_its_own_limit() -> None:
