@@ -217,6 +217,7 @@ def test_binding_checks_the_arguments():
 
 
 BAD_VALUES = {
+    "reasoning_seen": -2,
     "seq_lens_this_time": -1,
     "seq_lens_encoder": -1,
     "seq_lens_decoder": -1,

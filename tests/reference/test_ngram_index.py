@@ -107,7 +107,8 @@ def test_reset_touches_no_other_slot():
 def test_an_index_full_of_anything_stays_inside_its_arrays(op):
     """A stale index (a history changed, no reset) may give other drafts, but only ever tokens of the text."""
     for seed in range(300):
-        given = {} if op == "ngram_index_update" else {"index": True, "states": ("decode", "idle")}
+        look_up = {"index": True, "pre_ids": False, "states": ("decode", "idle")}
+        given = {} if op == "ngram_index_update" else look_up
         inputs = generate(op, seed, workspace=BACKEND.workspace, L=8, max_ngram_size=2, **given)
         words = inputs["index"].view(np.int32)
         words[:] = np.random.default_rng(seed).integers(-3, 14, words.shape)
