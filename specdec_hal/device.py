@@ -221,7 +221,7 @@ class TorchDevice(Device):
         if isinstance(values, self._torch.Tensor):
             values = values.to(tensor)
         elif isinstance(values, np.ndarray) and values.dtype != np.uint16 and _is_basic(index):
-            source = self._torch.from_numpy(np.require(values, requirements="CW"))
+            source = self._torch.from_numpy(np.require(values, requirements=("C", "W")))
             tensor[index].copy_(source, non_blocking=True)  # returns when pageable memory has been read
             return
         elif not isinstance(values, (bool, int, float)):

@@ -33,6 +33,6 @@ class RowLogits:
         bias.add(logits, slot_of_row, width)
 
     def bind(self, op: str, logits: Any, *args: Any, **operands: Any) -> Call:
-        """As Backend.bind, of an op that looks for tokens: `apply_penalties`, `reasoning_constraint`, `sample_target` or
-        `token_logprobs`."""
+        """As Backend.bind, of an op that looks for tokens: `apply_penalties`, `reasoning_constraint`, `sample_target`,
+        or `token_logprobs`."""
         return self._backend.bind(op, logits, *args, **operands)
