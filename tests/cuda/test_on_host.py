@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdec_hal import get_backend
 from specdec_hal.conformance import checks
 from specdec_hal.conformance.generated import drawn_cases
 from specdec_hal.conformance.guarded import GuardedHost
@@ -174,3 +175,19 @@ def test_functions_of_the_language(planted):
     for seed in range(4):
         assert set(planted("functions", seed).stdout.split()) == {"1"}
     assert planted("rounding").returncode == 0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("op", ["ngram_match", "draft_model_preprocess"])
+def test_an_optional_tensor_without_memory_is_there(op):
+    """PyTorch gives one without elements a null address."""
+    torch = pytest.importorskip("torch")
+    for seed in range(40):
+        inputs = {**generate(op, seed, pre_ids=True, P=0, **({"index": False} if op == "ngram_match" else {}))}
+        expected = run(op, inputs)
+        tensors = {n: torch.from_numpy(v.copy()) if isinstance(v, np.ndarray) else v for n, v in inputs.items()}
+        assert tensors["pre_ids"].data_ptr() == 0
+        for backend in (CudaOnHost(), get_backend("xpu_sim")):
+            call = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in tensors.items()}
+            getattr(backend, op)(**call)
+            assert_same_bits({n: call[n].numpy() for n in expected}, expected, (backend.name, seed))

@@ -73,7 +73,9 @@ class Operands {
                                 << "': expected memory, got a null address; its memory was freed: allocate it again";
     }
     index_ = device.device_id;
-    return x.data_ptr();
+    // A tensor without elements may have no memory, and is not one that is missing.
+    static char nothing;
+    return x.data_ptr() == nullptr ? &nothing : x.data_ptr();
   }
 
  private:
