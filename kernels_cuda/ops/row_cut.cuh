@@ -15,9 +15,10 @@ struct Classified {
   bool listed;  // the lists of all blocks hold all of these
 };
 
-// Goes through the stripes that have anything at s.guess.interval or above it: s.stripes.mass gets the masses above. With
-// `kCounts` the elements above are counted. What is to be listed is marked in a word for a lane's elements of a stripe,
-// and its values are read again behind the pass: nearly every vector has one in some lane, for which all would wait.
+// Goes through the stripes that have anything at s.guess.interval or above it: s.stripes.mass gets the masses above.
+// With `kCounts` the elements above are counted. What is to be listed is marked in a word for a lane's elements of a
+// stripe, and its values are read again behind the pass: nearly every vector has one in some lane, for which all would
+// wait.
 template <bool kCounts, class Part>
 __device__ __forceinline__ Classified classify(const Part& part, RowBoard& s) {
   static_assert(Part::kRounds * Part::kLength == 32, "a bit for each element of a lane in a stripe");
@@ -107,8 +108,8 @@ __device__ __forceinline__ KeyGrid interval_grid(const Softmax& softmax, Interva
   return isfinite(high) && isfinite(low) ? KeyRange{order_key(low), order_key(high)}.grid() : range.grid();
 }
 
-// A cut; `listed`: s.stripes.mass has the masses above s.guess.interval, and the lists what lies in it. s.search.kept.mass is the
-// whole row's.
+// A cut; `listed`: s.stripes.mass has the masses above s.guess.interval, and the lists what lies in it.
+// s.search.kept.mass is the whole row's.
 struct SoftmaxCut {
   Cut cut;
   bool listed;

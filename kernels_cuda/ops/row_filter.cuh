@@ -54,7 +54,8 @@ __device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, const Sampl
   return meet_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
 }
 
-// In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.search.cut and s.drawn.total.
+// In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.search.cut and
+// s.drawn.total.
 __device__ __forceinline__ void keep_sorted(RowBoard& s) {
   const SamplingParams params = s.params;
   const int i = static_cast<int>(threadIdx.x), k = params.top_k;

@@ -77,13 +77,13 @@ __device__ __forceinline__ float bound_cut(const Part& part, RowBoard& s, Goal g
   return s.guess.most;
 }
 
-// Narrows s.guess.interval by a sample of one vector in n, 512 bytes of every stripe, and returns about how many elements are
-// left in it. n times the weight that it has below an exponent estimates the row's; the variance is n (n - 1) times the
-// sum of the squares. Weights are small below a cut, however few elements hold the row, and what is above needs no
-// estimate, since all of the row is known. Counts are known from above instead: of them a part p lies there, and the
-// variance is p times that. The interval ends so many deviations off, plus the weight of elements that a sample may
-// well have missed: all of k n with a probability of exp(-k). It is a cell wider, since a cell's elements count as its
-// middle.
+// Narrows s.guess.interval by a sample of one vector in n, 512 bytes of every stripe, and returns about how many
+// elements are left in it. n times the weight that it has below an exponent estimates the row's; the variance is n (n -
+// 1) times the sum of the squares. Weights are small below a cut, however few elements hold the row, and what is above
+// needs no estimate, since all of the row is known. Counts are known from above instead: of them a part p lies there,
+// and the variance is p times that. The interval ends so many deviations off, plus the weight of elements that a sample
+// may well have missed: all of k n with a probability of exp(-k). It is a cell wider, since a cell's elements count as
+// its middle.
 template <class Part>
 __device__ __forceinline__ float sample_cut(const Part& part, RowBoard& s, Goal goal) {
   // Many rows are cut at once, and one that is guessed wrong holds them all up: some in a million are.

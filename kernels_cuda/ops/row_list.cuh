@@ -13,8 +13,8 @@ constexpr int kListBlocks = 2;
 #endif
 
 // Lists the first `want` (at most the row's size) elements in stretches: in the leader, all threads call emit(at, n)
-// with elements at .. at + n - 1 in s.top.sorted_value and s.top.sorted_id. There is a Cluster::sync() before the first call,
-// and no block leaves before the others have read what they need of it.
+// with elements at .. at + n - 1 in s.top.sorted_value and s.top.sorted_id. There is a Cluster::sync() before the first
+// call, and no block leaves before the others have read what they need of it.
 template <class L, class Part, class Emit>
 __device__ __forceinline__ void list_row(const Part& part, RowBoard& s, int64_t want, Emit emit) {
   const bool leads = Cluster::rank() == 0;

@@ -98,8 +98,8 @@ __device__ __forceinline__ int64_t place_of(int32_t key, int32_t id) {
   return static_cast<int64_t>(key) * (int64_t{1} << 32) + (0x7FFFFFFF - id);
 }
 
-// Cuts the short list of what is in s.search.now.range, which the leader has: s.search.cut, s.search.kept and s.search.now.reached for all.
-// As many threads look at an element as there are for each.
+// Cuts the short list of what is in s.search.now.range, which the leader has: s.search.cut, s.search.kept and
+// s.search.now.reached for all. As many threads look at an element as there are for each.
 template <class MassOf>
 __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
   const RowBoard* leader = Cluster::of(&s, 0);
@@ -189,9 +189,9 @@ __device__ __forceinline__ void begin_search(RowBoard& s, const RowSearch& searc
   __syncthreads();
 }
 
-// Ends s.search by histograms, unless s.search.now.inside.count is few from the beginning. `each(f)` calls f(value, id) for
-// this lane's share of elements, which are all that there are in the search's range. All blocks of the row call it; not
-// reached: the range does not hold what is needed.
+// Ends s.search by histograms, unless s.search.now.inside.count is few from the beginning. `each(f)` calls f(value, id)
+// for this lane's share of elements, which are all that there are in the search's range. All blocks of the row call it;
+// not reached: the range does not hold what is needed.
 template <class L, class Part, class Each, class MassOf>
 __device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each each, const MassOf& mass_of) {
   for (int turn = 0;; turn ^= 1) {
