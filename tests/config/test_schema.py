@@ -33,6 +33,8 @@ def test_defaults(read: Read) -> None:
             "bit_stable": None,
             "think_end_id": None,
             "think_end_text": [],
+            "line_break_id": None,
+            "answer_start_ids": [],
         },
         "runner": {
             "max_num_seqs": 8,
