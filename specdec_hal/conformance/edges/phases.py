@@ -246,6 +246,13 @@ def _masks() -> Iterator[Case]:
             REASON, f"row {first} of one", "capacity", {"logits": [row], "reasoning_status": [2]},
             logits=logits([row]), cu_seqlens_q_output=[first, first + 1], allowed_tokens=[1], **one,
         )  # fmt: skip
+    yield edge(
+        REASON, "a slot behind one of two rows", "mask",
+        {"logits": [row, row, [-1e10, 1, -1e10, 3, -1e10]], "reasoning_status": [0, 2]},
+        logits=logits([row] * 3), token_ids_all=[[9] * 4, BORDER], step_idx=[4, 4], reasoning_status=[0, 1],
+        enable_thinking=[True, True], cu_seqlens_q_output=[0, 2, 3], allowed_tokens=[3, 1], think_end_id=END,
+        line_break_id=NL,
+    )  # fmt: skip
     width = 5000
     kept = [0, 511, 512, 1023, 1024, width - 1]
     yield edge(
