@@ -201,6 +201,17 @@ void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t laye
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, attention)
 
+// Positions that lie together in a cache.
+int64_t attention_block() { return kBlockKeys; }
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_block, attention_block)
+
+// Floats of such a block, of keys and values of one KV head.
+int64_t attention_block_size(int64_t head_dim) {
+  const Call call{nullptr, nullptr, nullptr, 0, 1, 1, head_dim};
+  return 2 * call.half_block();
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_block_size, attention_block_size)
+
 int64_t attention_sets() { return static_cast<int64_t>(instruction_sets().size()); }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_sets, attention_sets)
 

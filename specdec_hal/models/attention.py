@@ -19,10 +19,6 @@ from specdec_hal.models.protocol import Segment
 from specdec_hal.models.rope import rotations
 from specdec_hal.native import load_library
 
-BLOCK = 64
-"""Positions that lie together in a cache."""
-
-_PAD = 16  # columns of values are padded to a multiple of it
 _LINE = 64  # bytes
 
 Spans = npt.NDArray[np.int64]
@@ -47,7 +43,7 @@ class Attention(Protocol):
 
 @dataclass
 class SlotCache:
-    """One slot's keys and values: float32 [layers, blocks, kv_heads, 2 * BLOCK * padded head_dim]."""
+    """One slot's keys and values: float32 [layers, blocks, kv_heads, floats of a block]."""
 
     positions: int
     data: npt.NDArray[np.float32]
@@ -72,9 +68,9 @@ class HostAttention:
         library = load_library("specdec_common")
         self._attention, self._set = library["attention"], library["attention_sets"]() - 1
         self._heads = config.num_attention_heads, config.num_key_value_heads
-        block = 2 * BLOCK * round_up(config.head_dim, _PAD)
-        self._shape = layers, config.num_key_value_heads, block
-        self._limit = round_up(positions, BLOCK)
+        self._block = int(library["attention_block"]())  # positions that lie together in a cache
+        self._shape = layers, config.num_key_value_heads, int(library["attention_block_size"](config.head_dim))
+        self._limit = round_up(positions, self._block)
         self._rotary = rotations(config, self._limit).astype(np.complex64).view(np.float32)
         self._threads = threads
         self._buffer = buffer
@@ -85,8 +81,8 @@ class HostAttention:
         cache = self.slots[slot]
         if positions <= cache.positions:
             return
-        size = min(max(round_up(positions, BLOCK), 2 * cache.positions), self._limit)
-        data = self._blocks(size // BLOCK)
+        size = min(max(round_up(positions, self._block), 2 * cache.positions), self._limit)
+        data = self._blocks(size // self._block)
         data[:, : cache.data.shape[1]] = cache.data
         self.slots[slot] = SlotCache(size, data)
 

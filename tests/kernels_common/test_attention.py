@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_hal.models.attention import BLOCK, HostAttention
+from specdec_hal.models.attention import HostAttention
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.protocol import Segment
 from specdec_hal.native import load_library
@@ -25,6 +25,7 @@ Array = npt.NDArray[np.float32]
 
 NATIVE = load_library("specdec_common")
 SETS = range(NATIVE["attention_sets"]())
+BLOCK = NATIVE["attention_block"]()
 POSITIONS = 5 * BLOCK
 # Heads, KV heads, head_dim: those of real models, one that is no multiple of a vector, groups larger than a tile.
 SHAPES = [(4, 2, 64), (9, 3, 64), (3, 1, 10), (2, 2, 128), (6, 6, 80), (40, 1, 16)]
