@@ -1,4 +1,5 @@
 // write_accepted and clear_accept_num: a thread a slot.
+#include "held_tokens.cuh"
 #include "launch.cuh"
 #include "ops.h"
 #include "specdec/schedule.h"
@@ -14,10 +15,13 @@ __global__ void __launch_bounds__(kAcceptedThreads) write_accepted_kernel(const 
   wait_for_previous();
   let_next_start();
   const int64_t b = int64_t{blockIdx.x} * kAcceptedThreads + threadIdx.x;
-  if (b >= a.B || a.stop_flags[b] || (a.seq_lens_encoder[b] <= 0 && a.seq_lens_decoder[b] <= 0)) return;
+  if (b >= a.B) return;
+  const HeldTokens<> accepted(a.accept_tokens + b * a.S, a.S);
   const WrittenTokens tokens = written_tokens(a.prompt_lens[b], a.step_idx[b], a.accept_num[b], a.last_index, a.S, a.L);
-  int64_t* row = a.token_ids_all + b * a.L;
-  for (int64_t i = tokens.first; i < tokens.end; ++i) row[tokens.start + i] = a.accept_tokens[b * a.S + i];
+  const int32_t enc = a.seq_lens_encoder[b], dec = a.seq_lens_decoder[b];
+  if (a.stop_flags[b] || (enc <= 0 && dec <= 0)) return;
+  int64_t* row = a.token_ids_all + b * a.L + tokens.start;
+  accepted.each(tokens.first, tokens.end, [&](int64_t i, int64_t token) { row[i] = token; });
 }
 
 __global__ void __launch_bounds__(kAcceptedThreads)

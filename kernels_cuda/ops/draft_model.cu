@@ -1,5 +1,6 @@
 // draft_model_preprocess, draft_model_update and draft_model_postprocess: a thread a slot. The first two are one block,
 // because has_running, and the places of the draft model's tokens, are results of all slots.
+#include "held_tokens.cuh"
 #include "slot_launch.cuh"
 #include "specdec/draft_model.h"
 #include "specdec_ops/draft_model_postprocess.h"
@@ -40,16 +41,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   let_next_start();
   bool running = false;
   for (int64_t b = threadIdx.x; b < a.B; b += Shape::kThreads) {
+    const HeldTokens<> accepted(a.accept_tokens + b * a.S, a.S);
     DraftSlot slot = load_draft_slot(a, b);
     const BaseSlot base = {a.base_model_step_idx[b], a.max_dec_len[b],     a.base_model_seq_lens_decoder[b],
                            a.accept_num[b],          a.draft_token_num[b], a.base_model_stop_flags[b]};
     const AcceptedMoves moves = start_drafts(&slot, base, a.I_cap, a.S, a.min_room, a.pre_ids != nullptr);
-    const int64_t* accepted = a.accept_tokens + b * a.S;
     int64_t* to = moves.in_chunk ? a.input_ids + b * a.I_cap + slot.enc - 1 : a.draft_tokens + b * a.S;
-    for (int64_t i = 0; i < moves.count; ++i) {
-      to[i] = accepted[i];
-      if (a.pre_ids != nullptr) note_token(a, b, wrap_add(moves.column, i), accepted[i]);
-    }
+    accepted.each(0, moves.count, [&](int64_t i, int64_t token) {
+      to[i] = token;
+      if (a.pre_ids != nullptr) note_token(a, b, wrap_add(moves.column, i), token);
+    });
     for (int64_t i = 1; i < a.S; ++i) a.base_model_draft_tokens[b * a.S + i] = -1;
     store_draft_slot(a, b, slot);
     a.stop_flags[b] = slot.stopped;

@@ -1,5 +1,6 @@
 // gather_draft_logits: blocks (b, y) move a part of each row of slot b; each adds up the slots before its own.
 // insert_first_token: one block, a thread for neighbouring slots.
+#include "held_tokens.cuh"
 #include "slot_launch.cuh"
 #include "specdec/draft_rows.h"
 #include "specdec_ops/gather_draft_logits.h"
@@ -79,10 +80,11 @@ __global__ void __launch_bounds__(Shape::kThreads)
   Sums<2> before = scan_slots<Shape>(own).before;
   for (int64_t b = first; b < end; ++b) {
     const DraftShare share = share_of(b);
-    const int64_t place = before.of[1];
-    if (share.has_first() && place < a.D_cap) a.draft_token_ids[place] = a.accept_tokens[b * a.S];
+    const int64_t place = before.of[1], accepted = a.accept_tokens[b * a.S];
     const DraftRows rows = draft_rows(share, before.of[0], place, a.R_cap, a.D_cap);
-    for (int64_t i = 0; i < rows.count; ++i) a.draft_token_ids[rows.place + i] = a.next_tokens[rows.source + i];
+    const HeldTokens<4> next(a.next_tokens + rows.source, rows.count);
+    if (share.has_first() && place < a.D_cap) a.draft_token_ids[place] = accepted;
+    next.each(0, rows.count, [&](int64_t i, int64_t token) { a.draft_token_ids[rows.place + i] = token; });
     before.add(sums_of(share));
   }
 }

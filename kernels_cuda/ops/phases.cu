@@ -1,5 +1,6 @@
 // limit_thinking: a thread a slot. reasoning_constraint: a block a slot, which masks the slot's row where there is one
 // to mask, once in a request.
+#include "held_tokens.cuh"
 #include "launch.cuh"
 #include "ops.h"
 #include "specdec/phases.h"
@@ -16,15 +17,16 @@ __global__ void __launch_bounds__(kLimitThreads) limit_thinking_kernel(const __g
   wait_for_previous();
   let_next_start();
   const int64_t b = int64_t{blockIdx.x} * kLimitThreads + threadIdx.x;
-  if (b >= a.M || a.stop_flags[b]) return;
-  const ThinkingLimits limits = {a.think_end_id, a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b]};
-  const int64_t count = clamp64(a.accept_num[b], 0, a.S);
-  if (!limits.any() || count == 0) return;
+  if (b >= a.M) return;
   int64_t* tokens = a.accept_tokens + b * a.S;
+  const HeldTokens<> accepted(tokens, a.S);
+  const HeldTokens<4> ends(a.end_tokens, a.E);
+  const ThinkingLimits limits = {a.think_end_id, a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b]};
+  const int64_t count = clamp64(a.accept_num[b], 0, a.S), step = a.step_idx[b];
   int32_t status = a.limit_status[b];
-  const int64_t* ends = a.end_tokens;
+  if (a.stop_flags[b] || !limits.any() || count == 0) return;
   const int64_t* inject = a.inject_token_ids;
-  const Replacement replaced = limit_thinking_slot(&status, limits, a.step_idx[b], count, tokens, ends, inject);
+  const Replacement replaced = limit_thinking_slot(&status, limits, step, count, accepted, ends, inject);
   a.limit_status[b] = status;
   if (replaced.at == count) return;
   tokens[replaced.at] = replaced.token;
@@ -34,22 +36,41 @@ __global__ void __launch_bounds__(kLimitThreads) limit_thinking_kernel(const __g
 
 constexpr unsigned kMaskThreads = 512;
 
+// All threads of the block. Masks a row of logits but for the allowed ones, which wait in registers meanwhile: asking of
+// every token whether it is allowed takes H loads each.
+template <typename Bits>
+__device__ __forceinline__ void mask_row(const ReasoningConstraintArgs& a, Bits* logits, Bits masked) {
+  if (a.H > kMaskThreads) {
+    for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) {
+      if (!specdec::contains(a.allowed_tokens, a.H, v)) logits[v] = masked;
+    }
+    return;
+  }
+  const int64_t allowed = threadIdx.x < a.H ? a.allowed_tokens[threadIdx.x] : -1;
+  const bool keeps = allowed >= 0 && allowed < a.V;
+  const Bits kept = keeps ? logits[allowed] : masked;
+  __syncthreads();
+  for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) logits[v] = masked;
+  __syncthreads();
+  if (keeps) logits[allowed] = kept;
+}
+
 template <class L>
 __global__ void __launch_bounds__(kMaskThreads)
     reasoning_constraint_kernel(const __grid_constant__ ReasoningConstraintArgs a, typename L::Bits masked) {
   wait_for_previous();
   let_next_start();
   const int64_t b = blockIdx.x, first = a.cu_seqlens_q_output[b], stop = a.cu_seqlens_q_output[b + 1];
-  if (a.stop_flags[b] || first >= stop) return;
   const int32_t enc = a.seq_lens_encoder[b];
+  int32_t status = a.reasoning_status[b];
   const ReasoningSlot slot = {a.enable_thinking[b], enc, history_bounds(a.L, a.prompt_lens[b], a.step_idx[b]),
                               a.think_end_id, a.line_break_id};
   const bool every_row = a.draft_tokens != nullptr && enc <= 0;
   const SlotText text = {a.token_ids_all + b * a.L, every_row ? a.draft_tokens + b * a.S + 1 : nullptr,
                          slot.history.end};
-  int32_t status = a.reasoning_status[b];
-  status = a.reasoning_seen == nullptr ? slot.move(status, slot.generated(), text)
-                                       : slot.follow(status, a.reasoning_seen[b], text);
+  const int64_t known = a.reasoning_seen == nullptr ? 0 : a.reasoning_seen[b];
+  if (a.stop_flags[b] || first >= stop) return;
+  status = a.reasoning_seen == nullptr ? slot.move(status, slot.generated(), text) : slot.follow(status, known, text);
   __syncthreads();  // all have read the status
   if (threadIdx.x == 0) {
     a.reasoning_status[b] = status;
@@ -60,10 +81,7 @@ __global__ void __launch_bounds__(kMaskThreads)
     if (i > 0) status = slot.move(status, slot.generated() + i, text);
     const int64_t row = first + i;
     if (status != kConstrained || a.H == 0 || row < 0 || row >= a.R_cap) continue;
-    auto* logits = static_cast<typename L::Bits*>(a.logits) + row * a.V;
-    for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) {
-      if (!contains(a.allowed_tokens, a.H, v)) logits[v] = masked;
-    }
+    mask_row(a, static_cast<typename L::Bits*>(a.logits) + row * a.V, masked);
   }
 }
 

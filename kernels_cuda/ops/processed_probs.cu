@@ -6,37 +6,51 @@
 
 namespace specdec::cuda {
 
-// Writes this lane's part of a row: probability(x, id) of each element.
-template <class Part, class F>
-__device__ __forceinline__ void write_probs(const Part& part, float* out, F probability) {
-  part.sweep(~0u, [&](int v, const auto& elements, bool real) {
-    if (!real) return;
-    const int id = part.id(v);
-    float p[Part::kLength];
+// Writes the probabilities of a vector of the row.
+template <class Part>
+__device__ __forceinline__ void write_vector(const Part& part, float* out, int v, const float (&p)[Part::kLength]) {
+  const int id = part.id(v);
+  if (part.whole(v) && reinterpret_cast<uintptr_t>(out + id) % 16 == 0) {
 #pragma unroll
-    for (int j = 0; j < Part::kLength; ++j) p[j] = probability(elements.x[j], id + j);
-    if (part.whole(v) && reinterpret_cast<uintptr_t>(out + id) % 16 == 0) {
-#pragma unroll
-      for (int j = 0; j < Part::kLength; j += 4) {
-        __stcs(reinterpret_cast<float4*>(out + id + j), make_float4(p[j], p[j + 1], p[j + 2], p[j + 3]));
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) {
-        if (part.has(id + j)) out[id + j] = p[j];
-      }
+    for (int j = 0; j < Part::kLength; j += 4) {
+      __stcs(reinterpret_cast<float4*>(out + id + j), make_float4(p[j], p[j + 1], p[j + 2], p[j + 3]));
     }
-  });
+  } else {
+#pragma unroll
+    for (int j = 0; j < Part::kLength; ++j) {
+      if (part.has(id + j)) out[id + j] = p[j];
+    }
+  }
 }
 
-// The kept masses over their total.
+// The kept masses over their total. Stripes without any are not read again.
 template <class Part>
-__device__ __forceinline__ void write_kept(const Part& part, float* out, const KeptMasses& kept, uint64_t total) {
+__device__ __forceinline__ void write_kept(const Part& part, RowBoard& s, float* out, const KeptMasses& kept,
+                                           uint64_t total) {
+  const MassRatio ratio(total);
+  const float least = u64_to_f32(kept.least);  // exactly: a threshold of 2^40 has 24 bits
   with_masses(kept.softmax, [&](auto masses) {
     const VectorMasses vectors(kept, masses);
-    write_probs(part, out, [&](float x, int id) {
-      const uint64_t mass = x >= vectors.low ? vectors.of(x, id) : 0;
-      return mass == 0 ? 0.0f : mass_ratio(mass, total);
+    const uint32_t wanted = vectors.stripes(part, s);
+    const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id());
+#pragma unroll 1
+    for (int at = 0; at < part.stripes(warp); ++at) {
+      if ((wanted >> at & 1) != 0) continue;
+      const float none[Part::kLength] = {};
+      for (int v = part.begin(warp, at) + lane; v < part.end(warp, at); v += 32) write_vector(part, out, v, none);
+    }
+    part.sweep(wanted, [&](int v, const auto& elements, bool real) {
+      if (!real) return;
+      float p[Part::kLength] = {};
+      if (vectors.any(elements)) {
+#pragma unroll
+        for (int j = 0; j < Part::kLength; ++j) {
+          const float x = elements.x[j];
+          const float mass = masses.whole(vectors.keeps(x, part.id(v) + j) ? x : -INFINITY);
+          p[j] = ratio.of(mass >= least ? mass : 0.0f);
+        }
+      }
+      write_vector(part, out, v, p);
     });
   });
 }
@@ -81,7 +95,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     case RowKind::kChunks: total = chunk_totals(s, s.softmax, own_chunk(part, s)).total; break;
     case RowKind::kKept: total = gather(s.published[3]).total;
   }
-  write_kept(part, out(), kept_by(s, found.cut), total);
+  write_kept(part, s, out(), kept_by(s, found.cut), total);
 }
 
 namespace {

@@ -15,6 +15,8 @@ struct OrdinarySoftmax {
     return __saturatef(mul_rn(mul_rn(sub_rn(logit, softmax.row_max), softmax.inv_temperature), kDepth * kLog2E));
   }
   __device__ __forceinline__ uint64_t operator()(float logit) const { return exp2_mass_at(depth(logit)); }
+  // The mass as a float.
+  __device__ __forceinline__ float whole(float logit) const { return truncf(exp2_scaled_at(depth(logit))); }
 };
 
 // The same at any temperature.
@@ -40,6 +42,7 @@ struct AnySoftmax {
   Softmax softmax;
 
   __device__ __forceinline__ uint64_t operator()(float logit) const { return softmax(logit); }
+  __device__ __forceinline__ float whole(float logit) const { return u64_to_f32(softmax(logit)); }
 };
 
 // Without infinities in its maximum or in 1/temperature.
@@ -236,21 +239,31 @@ struct VectorMasses {
         last(static_cast<int>(kept.cut.id)),
         least(kept.least) {}
 
+  __device__ __forceinline__ bool keeps(float x, int id) const { return (x > low) | ((x == low) & (id <= last)); }
   // Without branches: what is not kept counts as -inf, which has no mass.
   __device__ __forceinline__ uint64_t of(float x, int id) const {
-    const bool kept = (x > low) | ((x == low) & (id <= last));
-    const uint64_t mass = masses(kept ? x : -INFINITY);
+    const uint64_t mass = masses(keeps(x, id) ? x : -INFINITY);
     return mass >= least ? mass : 0;
   }
-  // The sum of a vector whose first element is `id`: of most rows most vectors are left out.
+  // The stripes of this warp that may have any, by their largest.
+  template <class Part>
+  __device__ __forceinline__ uint32_t stripes(const Part& part, const RowBoard& s) const {
+    return stripes_with(part, s, [&](float top) { return top >= low && (top == INFINITY || masses(top) >= least); });
+  }
+  // Whether a vector may have any: of most rows most vectors have none.
+  template <class Elements>
+  __device__ __forceinline__ bool any(const Elements& elements) const {
+    bool found = false;
+#pragma unroll
+    for (float x : elements.x) found = found || x >= low;
+    return found;
+  }
+  // The sum of a vector whose first element is `id`.
   template <class Elements>
   __device__ __forceinline__ uint64_t sum(const Elements& elements, int id) const {
     constexpr int kLength = static_cast<int>(sizeof elements.x / sizeof(float));
-    bool any = false;
-#pragma unroll
-    for (int j = 0; j < kLength; ++j) any = any || elements.x[j] >= low;
     uint64_t total = 0;
-    if (any) {
+    if (any(elements)) {
 #pragma unroll
       for (int j = 0; j < kLength; ++j) total += of(elements.x[j], id + j);
     }
@@ -282,10 +295,9 @@ __device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, c
   uint64_t sum = 0, total = 0;
   with_masses(kept.softmax, [&](auto masses) SPECDEC_INLINED {
     const VectorMasses vectors(kept, masses);
-    const uint32_t wanted = stripes_with(
-        part, s, [&](float top) { return top >= vectors.low && (top == INFINITY || masses(top) >= kept.least); });
-    part.sweep(wanted, [&](int v, const auto& elements, bool) { sum += vectors.sum(elements, part.id(v)); },
-               [&](int at) { total += end_stripe(part, s, at, sum); });
+    part.sweep(vectors.stripes(part, s), [&](int v, const auto& elements, bool) {
+      sum += vectors.sum(elements, part.id(v));
+    }, [&](int at) { total += end_stripe(part, s, at, sum); });
   });
   __syncwarp();
   return total;

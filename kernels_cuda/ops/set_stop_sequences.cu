@@ -15,19 +15,19 @@ __global__ void __launch_bounds__(kStopThreads)
   wait_for_previous();
   let_next_start();
   const int64_t b = int64_t{blockIdx.x} * (kStopThreads / kWarp) + warp_id();
-  if (b >= a.M) return;
+  if (b >= a.M || a.Q == 0) return;
   const EmittedTokens emitted(a.prompt_lens[b], a.step_idx[b], a.min_dec_len[b], a.accept_num[b], a.L, a.S);
   int64_t* accepted = a.accept_tokens + b * a.S;
   const SlotText text = {a.token_ids_all + b * a.L + emitted.prompt_end, accepted, emitted.step};
   const int64_t pairs = (emitted.count - emitted.first) * a.Q;
-  for (int64_t low = 0; low < pairs; low += kWarp) {
-    const int64_t pair = low + lane_id(), i = emitted.first + pair / a.Q, q = pair % a.Q;
-    bool found = false;
-    if (pair < pairs) {
-      const int64_t at = b * a.Q + q, size = clamp64(a.stop_seqs_lens[at], 0, a.Z);
-      const int64_t* sequence = a.stop_seqs + at * a.Z;
-      found = ends_with(text, emitted.generated(i), sequence, size);
-    }
+  for (int64_t low = 0;; low += kWarp) {
+    // Loaded before it is known whether there are so many pairs, and so together with the state of the slot.
+    const int64_t pair = low + lane_id(), at = b * a.Q + pair % a.Q;
+    const int64_t size = clamp64(a.stop_seqs_lens[at], 0, a.Z);
+    if (low >= pairs) return;
+    const int64_t i = emitted.first + pair / a.Q;
+    const int64_t* sequence = a.stop_seqs + at * a.Z;
+    const bool found = pair < pairs && ends_with(text, emitted.generated(i), sequence, size);
     const uint32_t lanes = __ballot_sync(kAllLanes, found);
     if (lanes == 0) continue;
     const int64_t stop = emitted.first + (low + __ffs(static_cast<int>(lanes)) - 1) / a.Q;

@@ -70,7 +70,8 @@ def cases(quick: bool) -> Iterator[Case]:
         yield _sample(rows, "no filter", logprobs=True, ranks=True)
     yield _candidates(HEADLINE, 5, headline=True)
     yield _candidates(HEADLINE, 20)
-    yield _probs(HEADLINE, "top-p 0.9")
+    for rows in (HEADLINE, PEAKED):
+        yield _probs(rows, "top-p 0.9")
     yield _penalties(HEADLINE, 1024)
     yield from _varied()
 
@@ -146,7 +147,7 @@ def _probs(size: LogitRows, setting: str) -> Case:
     moved = size.bytes + size.rows * size.vocabulary * 4
     check = check_some_rows(("logits", *_ROW_PARAMS, "probs"))
     label = f"processed_probs, {setting}, {size}"
-    target = (150, None) if size == HEADLINE else (None, None)
+    target = (150, None) if size in (HEADLINE, PEAKED) else (None, None)
     return Case(label, "processed_probs", alone(call), moved, target, params=size.params, checked=False, check=check)
 
 

@@ -80,16 +80,17 @@ SPECDEC_HD uint64_t exp2_mass(float t) {
   return f32_to_u64(split_scaled(p, n));
 }
 
-// exp2_mass of t = -64 * depth for a depth in [0, 1], in fewer operations: clamping is free where t is computed so,
-// since devices have multiplications whose result saturates there.
+// A number whose integer part is exp2_mass of t = -64 * depth, for a depth in [0, 1]; in fewer operations: clamping is
+// free where t is computed so, since devices have multiplications whose result saturates there.
 constexpr float kDepth = -0x1p-6f;  // depth = kDepth * t, exactly
-SPECDEC_HD uint64_t exp2_mass_at(float depth) {
+SPECDEC_HD float exp2_scaled_at(float depth) {
   // The constant is even, so that halves still round to even; n + 40 stands in the lowest bits of the sum.
   constexpr float kRound = 0x1.8p23f + kMassBits;
   const float rounded = fma_exact(depth, -64.0f, kRound);
   const float p = detail::exp2_polynomial(fma_exact(depth, -64.0f, sub_rn(kRound, rounded)));
-  return f32_to_u64(f32_from_bits(f32_bits(p) + (f32_bits(rounded) << 23)));
+  return f32_from_bits(f32_bits(p) + (f32_bits(rounded) << 23));
 }
+SPECDEC_HD uint64_t exp2_mass_at(float depth) { return f32_to_u64(exp2_scaled_at(depth)); }
 
 // M numbers whose integer parts are the masses of the weights 2^t, for t <= 0 or NaN: exp2_mass in stages, each a loop
 // of independent elements that becomes vector code; N at a time. Below 2^-64 they are 0.
@@ -180,5 +181,19 @@ SPECDEC_HD uint64_t threshold(float fraction, uint64_t total) {
 SPECDEC_HD float mass_ratio(uint64_t mass, uint64_t total) {
   return total == 0 ? 0.0f : div_rn(u64_to_f32(mass), u64_to_f32(total));
 }
+
+// mass_ratio of many masses to one total. From the rounded reciprocal two corrections lead to the rounded quotient
+// (P. Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", 1990, theorem 8), and
+// nothing on the way is denormal: masses are 0 or in [1, 2^40], and a total is below 2^58.
+struct MassRatio {
+  float total, inverse;
+
+  SPECDEC_HD explicit MassRatio(uint64_t of) : total(u64_to_f32(of > 0 ? of : 1)), inverse(div_rn(1.0f, total)) {}
+  // A mass as a float, which is exact: it is the integer part of one.
+  SPECDEC_HD float of(float mass) const {
+    const float about = mul_rn(mass, inverse), near = fma_rn(fma_rn(-total, about, mass), inverse, about);
+    return fma_rn(fma_rn(-total, near, mass), inverse, near);
+  }
+};
 
 }  // namespace specdec

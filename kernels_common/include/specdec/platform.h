@@ -84,6 +84,15 @@ SPECDEC_HD float fma_exact(float a, float b, float c) {
 #endif
 }
 
+// a * b + c, rounded once.
+SPECDEC_HD float fma_rn(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return __builtin_fmaf(a, b, c);
+#endif
+}
+
 SPECDEC_HD float div_rn(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fdiv_rn(a, b);

@@ -1,0 +1,49 @@
+// A slot's tokens, loaded together. A loop that tests or stores each token before it loads the next one waits for the
+// memory in every turn.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace specdec::cuda {
+
+constexpr int kStepTokens = 8;  // of a slot in a step, as a rule
+
+// The first kHeld tokens of a row of `width`, which the constructor loads all at once, and those behind them in memory.
+// Loading needs no count of the row's tokens, so that it does not wait for one.
+template <int kHeld = kStepTokens>
+struct HeldTokens {
+  int64_t held[kHeld];
+  const int64_t* row;
+  int64_t width;
+
+  __device__ __forceinline__ HeldTokens(const int64_t* row_, int64_t width_) : row(row_), width(width_) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) held[i] = i < width ? row[i] : -1;
+  }
+
+  __device__ __forceinline__ int64_t operator[](int64_t i) const { return i < kHeld ? held[i] : row[i]; }
+
+  // body(i, token) for i in [first, end), end <= width.
+  template <typename Body>
+  __device__ __forceinline__ void each(int64_t first, int64_t end, Body body) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (i >= first && i < end) body(int64_t{i}, held[i]);
+    }
+    for (int64_t i = first > kHeld ? first : kHeld; i < end; ++i) body(i, row[i]);
+  }
+};
+
+// The rules' `contains` (specdec/phases.h), for held tokens.
+template <int kHeld>
+__device__ __forceinline__ bool contains(const HeldTokens<kHeld>& tokens, int64_t count, int64_t token) {
+  bool found = false;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) found |= (i < count) & (tokens.held[i] == token);
+  for (int64_t i = kHeld; i < count && !found; ++i) found = tokens.row[i] == token;
+  return found;
+}
+
+}  // namespace specdec::cuda
