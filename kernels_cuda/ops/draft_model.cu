@@ -1,6 +1,5 @@
 // draft_model_preprocess, draft_model_update and draft_model_postprocess: a thread a slot. The first two are one block,
 // because has_running, and the places of the draft model's tokens, are results of all slots.
-#include "held_tokens.cuh"
 #include "slot_launch.cuh"
 #include "specdec/draft_model.h"
 #include "specdec_ops/draft_model_postprocess.h"
@@ -39,22 +38,36 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     draft_model_preprocess_kernel(const __grid_constant__ DraftModelPreprocessArgs a) {
   wait_for_previous();
   let_next_start();
+  __shared__ AcceptedMoves moves_of[Shape::kThreads];
+  __shared__ int64_t* to_of[Shape::kThreads];
+  const auto width = static_cast<unsigned>(a.S);
   bool running = false;
-  for (int64_t b = threadIdx.x; b < a.B; b += Shape::kThreads) {
-    const HeldTokens<> accepted(a.accept_tokens + b * a.S, a.S);
-    DraftSlot slot = load_draft_slot(a, b);
-    const BaseSlot base = {a.base_model_step_idx[b], a.max_dec_len[b],     a.base_model_seq_lens_decoder[b],
-                           a.accept_num[b],          a.draft_token_num[b], a.base_model_stop_flags[b]};
-    const AcceptedMoves moves = start_drafts(&slot, base, a.I_cap, a.S, a.min_room, a.pre_ids != nullptr);
-    int64_t* to = moves.in_chunk ? a.input_ids + b * a.I_cap + slot.enc - 1 : a.draft_tokens + b * a.S;
-    accepted.each(0, moves.count, [&](int64_t i, int64_t token) {
-      to[i] = token;
-      if (a.pre_ids != nullptr) note_token(a, b, wrap_add(moves.column, i), token);
-    });
-    for (int64_t i = 1; i < a.S; ++i) a.base_model_draft_tokens[b * a.S + i] = -1;
-    store_draft_slot(a, b, slot);
-    a.stop_flags[b] = slot.stopped;
-    running = running || !slot.stopped;
+  for (int64_t low = 0; low < a.B; low += Shape::kThreads) {
+    const int64_t b = low + threadIdx.x;
+    if (b < a.B) {
+      DraftSlot slot = load_draft_slot(a, b);
+      const BaseSlot base = {a.base_model_step_idx[b], a.max_dec_len[b],     a.base_model_seq_lens_decoder[b],
+                             a.accept_num[b],          a.draft_token_num[b], a.base_model_stop_flags[b]};
+      const AcceptedMoves moves = start_drafts(&slot, base, a.I_cap, a.S, a.min_room, a.pre_ids != nullptr);
+      moves_of[threadIdx.x] = moves;
+      to_of[threadIdx.x] = moves.in_chunk ? a.input_ids + b * a.I_cap + slot.enc - 1 : a.draft_tokens + b * a.S;
+      store_draft_slot(a, b, slot);
+      a.stop_flags[b] = slot.stopped;
+      running = running || !slot.stopped;
+    }
+    __syncthreads();
+    // The slots' tokens as neighbouring threads: a thread that went through a row would touch a sector a token.
+    const unsigned tokens = static_cast<unsigned>(min64(Shape::kThreads, a.B - low)) * width;
+    for (unsigned at = threadIdx.x; at < tokens; at += Shape::kThreads) {
+      const unsigned own = at / width, i = at % width;
+      const int64_t token = a.accept_tokens[low * width + at];
+      const AcceptedMoves& moves = moves_of[own];
+      if (i > 0) a.base_model_draft_tokens[low * width + at] = -1;
+      if (i >= moves.count) continue;
+      to_of[own][i] = token;
+      if (a.pre_ids != nullptr) note_token(a, low + own, wrap_add(moves.column, i), token);
+    }
+    __syncthreads();
   }
   tell_running(running, a.has_running);
 }

@@ -9,6 +9,7 @@
 namespace specdec::cuda {
 
 constexpr unsigned kStopThreads = 128;
+constexpr int kTogether = 4;  // tokens of a sequence
 
 __global__ void __launch_bounds__(kStopThreads)
     set_stop_sequences_kernel(const __grid_constant__ SetStopSequencesArgs a) {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(kStopThreads)
     if (low >= pairs) return;
     const int64_t i = emitted.first + pair / a.Q;
     const int64_t* sequence = a.stop_seqs + at * a.Z;
-    const bool found = pair < pairs && ends_with(text, emitted.generated(i), sequence, size);
+    const bool found = pair < pairs && ends_with<kTogether>(text, emitted.generated(i), sequence, size);
     const uint32_t lanes = __ballot_sync(kAllLanes, found);
     if (lanes == 0) continue;
     const int64_t stop = emitted.first + (low + __ffs(static_cast<int>(lanes)) - 1) / a.Q;

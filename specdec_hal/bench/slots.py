@@ -29,8 +29,7 @@ _OPS: Mapping[str, Mapping[str, Any]] = {
     "draft_model_update": {**_DECODE, "substep": 1},
     "draft_model_postprocess": _DECODE,
 }
-_STATES: Mapping[str, int] = {"reasoning_status": 0}
-"""State of all slots instead of what is drawn: all think. A slot masks its row once, behind its thinking."""
+_STEP = 3  # tokens of a slot in the step before
 _MOVED = ("eagle_get_hidden_states", "eagle_gather_hidden_states", "eagle_get_self_hidden_states")
 """What moves rows of hidden states takes as long as the rows do: it has a floor and no target."""
 
@@ -39,9 +38,6 @@ def cases(quick: bool) -> Iterator[Case]:
     """One of each op."""
     for op, options in _OPS.items():
         yield Case(f"{op}, B 256, K 5", op, _alone(op, options), 0, target=(TARGET_US, None), params=dict(_SIZES))
-    op = "reasoning_constraint"
-    calls = _alone(op, _OPS[op], states={})
-    yield Case(f"{op}, slots that mask among them, B 256, K 5, V 1,000", op, calls, 0, params={**_SIZES, "V": 1000})
     for op in () if quick else _MOVED:
         calls = _alone(op, _ROWS)
         (call,) = calls(0)[1]
@@ -50,14 +46,11 @@ def cases(quick: bool) -> Iterator[Case]:
         yield Case(f"{op}, B 256, K 5, D 4,096 bfloat16", op, calls, moved, params={**_SIZES, "D": _ROWS["D"]})
 
 
-def _alone(
-    op: str, options: Mapping[str, Any], states: Mapping[str, int] = _STATES
-) -> Callable[[int], tuple[Sequence[OpCall], Sequence[OpCall]]]:
+def _alone(op: str, options: Mapping[str, Any]) -> Callable[[int], tuple[Sequence[OpCall], Sequence[OpCall]]]:
     def calls(seed: int) -> tuple[Sequence[OpCall], Sequence[OpCall]]:
         inputs = generate(op, seed, **options)
-        for name, value in states.items():
-            if name in inputs:
-                inputs[name][:] = value
+        if "reasoning_seen" in inputs:  # else the op would go through all of a text that it does not know
+            inputs["reasoning_seen"] = (inputs["step_idx"] - _STEP).astype(inputs["reasoning_seen"].dtype)
         return (), (OpCall(op, inputs),)
 
     return calls

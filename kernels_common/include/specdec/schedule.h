@@ -63,11 +63,17 @@ struct EmittedTokens {
   SPECDEC_HD int64_t generated(int64_t i) const { return step + i + 1; }
 };
 
-// Whether [0, length) of a text ends with [0, size) of a sequence. From the last token on: most differ there.
-template <typename Text, typename Sequence>
+// Whether [0, length) of a text ends with [0, size) of a sequence. From the last token on: most differ there. A device
+// that loads several tokens in the time of one compares `kTogether` at once.
+template <int kTogether = 1, typename Text, typename Sequence>
 SPECDEC_HD bool ends_with(Text& text, int64_t length, Sequence& sequence, int64_t size) {
   bool same = size > 0 && size <= length;
-  for (int64_t k = 1; same && k <= size; ++k) same = text[length - k] == sequence[size - k];
+  for (int64_t k = 1; same && k <= size; k += kTogether) {
+    for (int j = 0; j < kTogether; ++j) {
+      const int64_t back = min64(k + j, size);
+      same &= text[length - back] == sequence[size - back];
+    }
+  }
   return same;
 }
 
