@@ -1,5 +1,5 @@
-// draft_model_preprocess, draft_model_update and draft_model_postprocess: a thread a slot. The first two are one block,
-// because has_running, and the places of the draft model's tokens, are results of all slots.
+// draft_model_preprocess: lanes of a slot. draft_model_update and draft_model_postprocess: a thread a slot; the former is
+// one block, because has_running, and the places of the draft model's tokens, are results of all slots.
 #include "slot_launch.cuh"
 #include "specdec/draft_model.h"
 #include "specdec_ops/draft_model_postprocess.h"
@@ -32,44 +32,47 @@ __device__ __forceinline__ void tell_running(bool mine, Flag* has_running) {
   if (threadIdx.x == 0) has_running[0] = running;
 }
 
-// It is the only block: without the 1, code for sm_100 leaves room for a second one and spills.
-template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, 1)
+constexpr unsigned kStartThreads = 256, kStartLanes = 8;  // lanes of a slot
+constexpr unsigned kStartSlots = kStartThreads / kStartLanes;
+
+// Lanes of a slot share its tokens. The first block also looks at all slots, for has_running. Others may have written
+// them by then: what start_drafts leaves of a slot makes it stop, or run, again.
+__global__ void __launch_bounds__(kStartThreads)
     draft_model_preprocess_kernel(const __grid_constant__ DraftModelPreprocessArgs a) {
   wait_for_previous();
   let_next_start();
-  __shared__ AcceptedMoves moves_of[Shape::kThreads];
-  __shared__ int64_t* to_of[Shape::kThreads];
-  const auto width = static_cast<unsigned>(a.S);
-  bool running = false;
-  for (int64_t low = 0; low < a.B; low += Shape::kThreads) {
-    const int64_t b = low + threadIdx.x;
-    if (b < a.B) {
-      DraftSlot slot = load_draft_slot(a, b);
-      const BaseSlot base = {a.base_model_step_idx[b], a.max_dec_len[b],     a.base_model_seq_lens_decoder[b],
-                             a.accept_num[b],          a.draft_token_num[b], a.base_model_stop_flags[b]};
-      const AcceptedMoves moves = start_drafts(&slot, base, a.I_cap, a.S, a.min_room, a.pre_ids != nullptr);
-      moves_of[threadIdx.x] = moves;
-      to_of[threadIdx.x] = moves.in_chunk ? a.input_ids + b * a.I_cap + slot.enc - 1 : a.draft_tokens + b * a.S;
-      store_draft_slot(a, b, slot);
-      a.stop_flags[b] = slot.stopped;
+  const auto start = [&](int64_t b, DraftSlot* slot) {
+    *slot = load_draft_slot(a, b);
+    const BaseSlot base = {a.base_model_step_idx[b], a.max_dec_len[b],     a.base_model_seq_lens_decoder[b],
+                           a.accept_num[b],          a.draft_token_num[b], a.base_model_stop_flags[b]};
+    return start_drafts(slot, base, a.I_cap, a.S, a.min_room, a.pre_ids != nullptr);
+  };
+  DraftSlot slot;
+  if (blockIdx.x == 0) {
+    bool running = false;
+    for (int64_t b = threadIdx.x; b < a.B; b += kStartThreads) {
+      start(b, &slot);
       running = running || !slot.stopped;
     }
-    __syncthreads();
-    // The slots' tokens as neighbouring threads: a thread that went through a row would touch a sector a token.
-    const unsigned tokens = static_cast<unsigned>(min64(Shape::kThreads, a.B - low)) * width;
-    for (unsigned at = threadIdx.x; at < tokens; at += Shape::kThreads) {
-      const unsigned own = at / width, i = at % width;
-      const int64_t token = a.accept_tokens[low * width + at];
-      const AcceptedMoves& moves = moves_of[own];
-      if (i > 0) a.base_model_draft_tokens[low * width + at] = -1;
-      if (i >= moves.count) continue;
-      to_of[own][i] = token;
-      if (a.pre_ids != nullptr) note_token(a, low + own, wrap_add(moves.column, i), token);
-    }
-    __syncthreads();
+    tell_running(running, a.has_running);
   }
-  tell_running(running, a.has_running);
+  const int64_t b = int64_t{blockIdx.x} * kStartSlots + threadIdx.x / kStartLanes;
+  if (b >= a.B) return;
+  const int64_t* accepted = a.accept_tokens + b * a.S;
+  const int64_t lane = threadIdx.x % kStartLanes, own = lane < a.S ? accepted[lane] : -1;
+  const AcceptedMoves moves = start(b, &slot);
+  __syncwarp();  // all lanes have read the slot
+  int64_t* to = moves.in_chunk ? a.input_ids + b * a.I_cap + slot.enc - 1 : a.draft_tokens + b * a.S;
+  for (int64_t i = lane; i < a.S; i += kStartLanes) {
+    if (i > 0) a.base_model_draft_tokens[b * a.S + i] = -1;
+    if (i >= moves.count) continue;
+    const int64_t token = i == lane ? own : accepted[i];
+    to[i] = token;
+    if (a.pre_ids != nullptr) note_token(a, b, wrap_add(moves.column, i), token);
+  }
+  if (lane != 0) return;
+  store_draft_slot(a, b, slot);
+  a.stop_flags[b] = slot.stopped;
 }
 
 template <typename Shape>
@@ -114,9 +117,8 @@ __global__ void __launch_bounds__(kCountThreads)
 }
 
 void draft_model_preprocess(const DraftModelPreprocessArgs& a, cudaStream_t stream) {
-  with_slot_shape(a.B, [&](auto shape) {
-    launch("draft_model_preprocess", stream, {1, shape.kThreads}, draft_model_preprocess_kernel<decltype(shape)>, a);
-  });
+  launch("draft_model_preprocess", stream, {blocks_for(a.B, kStartSlots), kStartThreads}, draft_model_preprocess_kernel,
+         a);
 }
 SPECDEC_OP(draft_model_preprocess, kLimits)
 

@@ -13,7 +13,7 @@
 namespace specdec::cuda {
 
 constexpr unsigned kLimitThreads = 128;
-static_assert(served::kS <= kWarp, "a lane for each token of a step");
+static_assert(served::kS <= kWarp, "a lane for each token of a step, a bit for each row");
 
 __global__ void __launch_bounds__(kLimitThreads) limit_thinking_kernel(const __grid_constant__ LimitThinkingArgs a) {
   wait_for_previous();
@@ -36,23 +36,32 @@ __global__ void __launch_bounds__(kLimitThreads) limit_thinking_kernel(const __g
 
 constexpr unsigned kMaskThreads = 512;
 
-// All threads of the block. Masks a row of logits but for the allowed ones, which wait in registers meanwhile: asking of
-// every token whether it is allowed takes H loads each.
+// Masks rows of logits, whose bits are set, but for the allowed tokens. All threads of the block; `allowed` is token
+// threadIdx.x % H of them. The allowed logits wait in registers while rows are written whole: to ask of every token
+// whether it is allowed takes H loads each, and is left to those who allow many.
 template <typename Bits>
-__device__ __forceinline__ void mask_row(const ReasoningConstraintArgs& a, Bits* logits, Bits masked) {
-  if (a.H > kMaskThreads) {
-    for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) {
-      if (!specdec::contains(a.allowed_tokens, a.H, v)) logits[v] = masked;
+__device__ __forceinline__ void mask_rows(const ReasoningConstraintArgs& a, Bits* logits, uint32_t rows, Bits masked,
+                                          int64_t allowed) {
+  if ((32 - __clz(static_cast<int>(rows))) * a.H > kMaskThreads) {
+    for (uint32_t left = rows; left != 0; left &= left - 1) {
+      Bits* row = logits + (__ffs(static_cast<int>(left)) - 1) * a.V;
+      for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) {
+        if (!specdec::contains(a.allowed_tokens, a.H, v)) row[v] = masked;
+      }
     }
     return;
   }
-  const int64_t allowed = threadIdx.x < a.H ? a.allowed_tokens[threadIdx.x] : -1;
-  const bool keeps = allowed >= 0 && allowed < a.V;
-  const Bits kept = keeps ? logits[allowed] : masked;
+  const unsigned own = threadIdx.x / static_cast<unsigned>(a.H);  // the row of this thread's logit
+  const bool keeps = own < 32 && (rows >> own & 1) != 0 && allowed >= 0 && allowed < a.V;
+  Bits* place = logits + own * a.V + allowed;
+  const Bits kept = keeps ? *place : masked;
   __syncthreads();
-  for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) logits[v] = masked;
+  for (uint32_t left = rows; left != 0; left &= left - 1) {
+    Bits* row = logits + (__ffs(static_cast<int>(left)) - 1) * a.V;
+    for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) row[v] = masked;
+  }
   __syncthreads();
-  if (keeps) logits[allowed] = kept;
+  if (keeps) *place = kept;
 }
 
 template <class L>
@@ -61,6 +70,7 @@ __global__ void __launch_bounds__(kMaskThreads)
   wait_for_previous();
   let_next_start();
   const int64_t b = blockIdx.x, first = a.cu_seqlens_q_output[b], stop = a.cu_seqlens_q_output[b + 1];
+  const int64_t allowed = a.H > 0 ? a.allowed_tokens[threadIdx.x % static_cast<uint64_t>(a.H)] : -1;
   const int32_t enc = a.seq_lens_encoder[b];
   int32_t status = a.reasoning_status[b];
   const ReasoningSlot slot = {a.enable_thinking[b], enc, history_bounds(a.L, a.prompt_lens[b], a.step_idx[b]),
@@ -77,12 +87,14 @@ __global__ void __launch_bounds__(kMaskThreads)
     if (a.reasoning_seen != nullptr) a.reasoning_seen[b] = slot.generated();
   }
   const int64_t rows = every_row ? min64(stop - first, a.S) : 1;
+  uint32_t constrained = 0;
   for (int64_t i = 0; i < rows; ++i) {
     if (i > 0) status = slot.move(status, slot.generated() + i, text);
     const int64_t row = first + i;
-    if (status != kConstrained || a.H == 0 || row < 0 || row >= a.R_cap) continue;
-    mask_row(a, static_cast<typename L::Bits*>(a.logits) + row * a.V, masked);
+    constrained |= static_cast<uint32_t>(status == kConstrained && row >= 0 && row < a.R_cap) << i;
   }
+  if (constrained == 0 || a.H == 0) return;
+  mask_rows(a, static_cast<typename L::Bits*>(a.logits) + first * a.V, constrained, masked, allowed);
 }
 
 void limit_thinking(const LimitThinkingArgs& a, cudaStream_t stream) {

@@ -9,7 +9,7 @@
 namespace specdec::cuda {
 
 constexpr unsigned kStopThreads = 128;
-constexpr int kTogether = 4;  // tokens of a sequence
+constexpr int kTogether = 8;  // tokens of a sequence
 
 __global__ void __launch_bounds__(kStopThreads)
     set_stop_sequences_kernel(const __grid_constant__ SetStopSequencesArgs a) {
