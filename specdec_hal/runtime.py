@@ -81,7 +81,8 @@ class Runtime:
         path, settings = self.config.model_path, self.config.model
         place = self.backend.place  # first: a backend that cannot run here is reported before the model is loaded
         dtype = None if settings.dtype == AUTO else settings.dtype
-        chosen = {"dtype": dtype, "bit_stable": settings.bit_stable, "group": group}
+        threads = settings.num_threads
+        chosen = {"dtype": dtype, "bit_stable": settings.bit_stable, "threads": threads, "group": group}
         options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         return load_model(path, settings.framework, registry=self.registry, device=place, **options)
 

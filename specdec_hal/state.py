@@ -4,8 +4,9 @@ Shapes and dtypes come from the vocabulary, memory from a :class:`~specdec_hal.d
 tensors once and see every later change.
 
 Each tensor has one writer. What a request asks for and what the scheduler decides are the host's: it fills
-:attr:`DecodeState.request` and :attr:`DecodeState.schedule` (NumPy) and uploads them as a whole. Everything else is the
-device's; the host reads of it what :attr:`DecodeState.report` holds, when a step has been fetched.
+:attr:`DecodeState.request` and :attr:`DecodeState.schedule` (NumPy) and uploads them as a whole, and
+:attr:`DecodeState.request_lists` where a request has such or the slot's last one had. Everything else is the device's;
+the host reads of it what :attr:`DecodeState.report` holds, when a step has been fetched.
 
 :class:`specdec_hal.ModelRunner` is one loop on them; docs/own_decode_loop.md builds another with
 :meth:`DecodeState.admit`, :meth:`~DecodeState.feed`, :meth:`~DecodeState.free` and :meth:`~DecodeState.upload`.
@@ -13,6 +14,7 @@ device's; the host reads of it what :attr:`DecodeState.report` holds, when a ste
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +37,6 @@ REQUEST = (
     "min_dec_len",
     "enable_thinking",
     "draft_token_num",
-    "bad_tokens",
-    "stop_seqs",
     "stop_seqs_lens",
     "max_think_lens",
     "max_reply_lens",
@@ -50,6 +50,8 @@ REQUEST = (
     "presence",
 )
 """What a request asks for, by slot: written when a request takes the slot."""
+REQUEST_LISTS = ("bad_tokens", "stop_seqs")
+"""The same: what is nearly all of the bytes, and what few requests have."""
 SCHEDULE = ("slot_actions", "chunk_lens", "chunk_starts", "chunk_step_idx", "block_tables")
 """What the scheduler decides for a step."""
 REPORT = (
@@ -165,6 +167,9 @@ class DecodeState(OpTensors):
             "G": max_blocks,
         }
         self.request = self.device.inputs({name: self.field(name) for name in REQUEST})
+        self.request_lists = self.device.inputs({name: self.field(name) for name in REQUEST_LISTS})
+        self._listed = set(range(max_num_seqs))  # a slot's first request writes them, whatever it has
+        self._lists_changed = False
         self.schedule = self.device.inputs({name: self.field(name) for name in SCHEDULE})
         scores = {
             name: Field((self.symbols["R_cap"],), tensor(output).dtypes[0]) for name, output in ROW_SCORES.items()
@@ -172,7 +177,8 @@ class DecodeState(OpTensors):
         self.report = self.device.outputs({**{name: self.field(name) for name in REPORT}, **scores})
         self.bias = LogitBias(self.device, max_num_seqs, max_logit_bias)
         own = {name: self.allocate(name) for name in self._device_names()}
-        super().__init__({**own, **self.request.tensors, **self.schedule.tensors, **self.report.tensors})
+        groups = self.request, self.request_lists, self.schedule, self.report
+        super().__init__(own | {name: tensor for group in groups for name, tensor in group.tensors.items()})
         if ends:
             self.write("end_tokens", slice(None), ends)
         if think_end_text:
@@ -184,7 +190,7 @@ class DecodeState(OpTensors):
 
     def _device_names(self) -> list[str]:
         """What only the device writes: all tensors whose sizes the state knows that are in no other group."""
-        known, others = {None, *self.symbols}, {*REQUEST, *SCHEDULE, *REPORT, *_ELSEWHERE}
+        known, others = {None, *self.symbols}, {*REQUEST, *REQUEST_LISTS, *SCHEDULE, *REPORT, *_ELSEWHERE}
         return [
             name
             for name in names()
@@ -234,11 +240,12 @@ class DecodeState(OpTensors):
         if (count := len(params.logit_bias)) > self.bias.width:
             raise RequestError(f"{request}: at most {self.bias.width} tokens in logit_bias, got {count}; bias fewer")
         many, long = self.symbols["Q"], self.symbols["Z"]
-        if (count := len(params.stop_token_sequences)) > many:
+        stops = params.stop_token_sequences
+        if (count := len(stops)) > many:
             raise RequestError(
                 f"{request}: at most {many} stop_token_ids and stop_sequences together, got {count}; drop some"
             )
-        if (longest := max(map(len, params.stop_token_sequences), default=0)) > long:
+        if (longest := max(map(len, stops), default=0)) > long:
             raise RequestError(f"{request}: stop_sequences of at most {long} tokens, got one of {longest}; shorten it")
         if params.num_speculative_tokens is not None and params.num_speculative_tokens > k:
             raise RequestError(
@@ -297,10 +304,13 @@ class DecodeState(OpTensors):
     def upload_requests(self) -> None:
         """Send what requests ask for."""
         self.request.upload()
+        if self._lists_changed:
+            self.request_lists.upload()
+            self._lists_changed = False
         self.bias.upload()
 
     def fill_request(self, slot: int, prompt_len: int, params: SamplingParams, max_new_tokens: int) -> None:
-        """Write what a request asks for into the host's side of :attr:`request` and :attr:`bias`."""
+        """Write what a request asks for into the host's side of `request`, `request_lists` and `bias`."""
         host, k = self.request.host, self.symbols["S"] - 1
         wanted, (max_think, max_reply) = params.num_speculative_tokens, params.thinking_limits
         values = {
@@ -317,18 +327,25 @@ class DecodeState(OpTensors):
             "repetition": params.repetition_penalty,
             "frequency": params.frequency_penalty,
             "presence": params.presence_penalty,
-            "bad_tokens": -1,
             "stop_seqs_lens": 0,
             "max_think_lens": max_think,
             "max_reply_lens": max_reply,
         }
         for name, value in values.items():
             host[name][slot] = value
-        host["bad_tokens"][slot, : len(params.bad_token_ids)] = params.bad_token_ids
         self.bias.fill(slot, params.logit_bias)
-        for i, tokens in enumerate(params.stop_token_sequences):
-            host["stop_seqs"][slot, i, : len(tokens)] = tokens
+        stops = params.stop_token_sequences
+        for i, tokens in enumerate(stops):
             host["stop_seqs_lens"][slot, i] = len(tokens)
+        wanted_lists = bool(stops or params.bad_token_ids)
+        if wanted_lists or slot in self._listed:
+            lists = self.request_lists.host
+            lists["bad_tokens"][slot] = -1
+            lists["bad_tokens"][slot, : len(params.bad_token_ids)] = params.bad_token_ids
+            for i, tokens in enumerate(stops):
+                lists["stop_seqs"][slot, i, : len(tokens)] = tokens
+            (self._listed.add if wanted_lists else self._listed.discard)(slot)
+            self._lists_changed = True
 
     def fill_chunk(self, slot: int, start: int, count: int, step_idx: int = 0) -> None:
         """Write into the host's side of :attr:`schedule` that a slot takes `count` tokens of its context from `start`.
@@ -342,15 +359,26 @@ class DecodeState(OpTensors):
 
 
 def prompt_array(request: str, prompt: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
-    """A prompt as an array; RequestError, which names `request`, if it is not a flat list of token ids."""
+    """A prompt as an array; RequestError, which names `request`, if it is not a flat list of token ids.
+
+    The memory is the prompt's own where that is an array, else new.
+    """
     if len(prompt) == 0:
         raise RequestError(f"{request}: empty prompt; give at least one token (the model's bos token, say)")
+    if isinstance(prompt, (list, tuple)) and type(prompt[0]) is int:  # a list of nothing but bools is refused below
+        try:
+            return np.frombuffer(array("q", prompt), np.int64)  # one pass; asarray makes two, to find a dtype first
+        except (TypeError, OverflowError):  # not integers, or large ones: said below
+            pass
     try:
         tokens = np.asarray(prompt)
         wrong = tokens.ndim != 1 or tokens.dtype.kind not in "iu"
-        got = f"{tokens.dtype} {list(tokens.shape)}"
     except ValueError as error:
-        wrong, got = True, str(error)
+        raise _no_list(request, str(error)) from error
     if wrong:
-        raise RequestError(f"{request}: prompt: expected a flat list of integers, got {got}; pass token ids")
+        raise _no_list(request, f"{tokens.dtype} {list(tokens.shape)}")
     return tokens
+
+
+def _no_list(request: str, got: str) -> RequestError:
+    return RequestError(f"{request}: prompt: expected a flat list of integers, got {got}; pass token ids")

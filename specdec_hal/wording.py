@@ -38,6 +38,8 @@ def clip(message: str, limit: int = MESSAGE_LIMIT) -> str:
 
 def short(value: object, limit: int = 80) -> str:
     """The repr of a value on one line, cut to `limit` characters. Built-in containers are rendered only that far."""
+    if type(value) is str and len(value) < limit // 2 and value.isprintable():
+        return repr(value)  # of which it may have to escape quotes and backslashes
     text, cut = "", False
     try:
         for piece in _pieces(value, limit):

@@ -83,6 +83,21 @@ def test_nothing_stays_of_the_request_before(state: sd.DecodeState) -> None:
     assert values(state) == values(fresh)
 
 
+def test_lists_are_sent_where_a_request_or_the_one_before_has_some(
+    state: sd.DecodeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = list[list[list[int]]]()
+    lists = state.request_lists
+    monkeypatch.setattr(lists, "upload", lambda: sent.append(lists.host["bad_tokens"].tolist()))
+    for slot, bad in ((0, []), (0, []), (2, []), (0, [3]), (0, [4]), (0, []), (0, []), (2, [])):
+        state.admit(slot, [1], sd.SamplingParams(bad_token_ids=bad))
+        carry_out(state)
+    rows = [[-1, -1]], [[-1, -1]], [[3, -1]], [[4, -1]], [[-1, -1]]
+    assert [values[:1] for values in sent] == [*rows]
+    carry_out(state)
+    assert len(sent) == len(rows)
+
+
 def test_a_decision_is_for_one_step(state: sd.DecodeState) -> None:
     state.admit(0, [1, 2], sd.SamplingParams())
     carry_out(state)

@@ -6,6 +6,7 @@
 - :mod:`.rows`: which batch sizes give a token the same bits, measured
 - :mod:`.llama`: the decoder, written once; :mod:`.llama_paddle` and :mod:`.llama_torch` are its primitives
 - :mod:`.llama_cpp`: GGUF files, computed by llama.cpp through :mod:`.llama_cpp_api`
+- :mod:`.cpu_threads`: how many threads they take
 - :mod:`.tokenizer`: text to token ids and back, also piece by piece
 - :mod:`.loader`: ``load_model`` and ``load_tokenizer``
 
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from specdec_hal.models import cpu_threads as cpu_threads  # before Paddle, see there
 
 if TYPE_CHECKING:
     from specdec_hal.models.loader import load_model, load_tokenizer

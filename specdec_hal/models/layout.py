@@ -14,7 +14,7 @@ Weights are rearranged once, at loading, so that a step needs few and large matr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,12 +62,6 @@ class LlamaWeights:
     final_norm: Array  # [D]
     head: Array  # [D, V]
     mtp: tuple[MTPWeights, ...] = ()
-
-    def matrices(self) -> Iterator[Array]:
-        """What a step multiplies by."""
-        for layer in self.layers:
-            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
-        yield self.head
 
 
 def arrange_layer(weights: Mapping[str, Array], index: int, config: LlamaConfig) -> LayerWeights:

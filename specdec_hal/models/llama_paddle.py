@@ -4,19 +4,18 @@ Operators are called through ``paddle._C_ops``, as Paddle's own layers do, where
 half a microsecond longer: a decode step of a small model is some 200 operators, and much of its time is their dispatch.
 
 On a CPU one thread computes everything but attention, which wakes up others where a step is worth it, and the products
-with weights of a model too large for caches: these are bound by memory, which two cores read faster than one. For a
-small model MKL's threads gain little, and a product waits for all of them where other processes keep one from running.
-On a GPU (which this has not been run on) nothing of that applies, and attention is :mod:`.paddle_attention`'s.
+with large weights: those of decode steps are bound by memory, which two cores read faster than one. A product waits for
+all its threads, so that it takes longer where other processes keep one from running. On a GPU (which this has not been
+run on) nothing of that applies, and attention is :mod:`.paddle_attention`'s.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from paddle.incubate.nn.functional import fused_rms_norm
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
 from specdec_hal.models.attention import Attention
 from specdec_hal.models.checkpoint import LlamaConfig
+from specdec_hal.models.cpu_threads import available
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
 from specdec_hal.models.paddle_attention import DeviceAttention
@@ -35,16 +35,22 @@ from specdec_hal.models.primitives import ALIGNMENT, HostArray
 
 _OLDEST = (3, 3)
 
-# Bytes: of a model whose weights no cache holds, and of a weight whose product is worth waking up threads.
-_LARGE_MODEL = 128 << 20
-_LARGE_WEIGHT = 256 << 10
+# Bytes of a weight that are worth a thread.
+_THREAD_SHARE = 128 << 10
+
+
+class _Weight(NamedTuple):
+    """A weight, and the threads of its products: always as many, since other numbers may give other bits."""
+
+    tensor: Any
+    threads: int
 
 
 class LlamaPaddle(Llama):
     """`device` is cpu or gpu:N; all tensors are float32.
 
-    `threads` on a CPU, for products with weights of 256 KiB or more; None: all cores that the process may use if the
-    weights take 128 MiB or more, else one. `bit_stable` None: on a CPU; elsewhere it cannot be had.
+    `threads` on a CPU: the most for attention, and for a product one for each 128 KiB of its weight; None: one for each
+    core (:mod:`.cpu_threads`). `bit_stable` None: on a CPU; elsewhere it cannot be had.
     """
 
     framework: ClassVar[str] = "paddle"
@@ -66,13 +72,17 @@ class LlamaPaddle(Llama):
         on_host = isinstance(self._place, paddle.CPUPlace)
         if bit_stable and not on_host:
             raise _argument_error("bit_stable", "False on a GPU", "True", "leave it out: Paddle's attention is no such")
+        if threads is not None and not on_host:
+            raise _argument_error("threads", "none on a GPU", str(threads), "leave it out")
+        if threads is not None and threads < 1:
+            raise _argument_error("threads", "an integer >= 1", str(threads), "leave it out, or ask for more")
         self._threads = self._product_threads = 1
+        self._asked_threads = threads
         if on_host:
-            if threads is not None and threads < 1:
-                raise _argument_error("threads", "an integer >= 1", str(threads), "leave it out, or ask for more")
-            large = sum(array.nbytes for array in weights.matrices()) >= _LARGE_MODEL
-            self._product_threads = threads or (len(os.sched_getaffinity(0)) if large else 1)
+            self._product_threads = available() if threads is None else threads
             choose_mkl_kernels(Path("/proc/cpuinfo"), os.environ)
+            # Milliseconds for which a thread that has nothing to do keeps its core; 200 if nobody says.
+            os.environ.setdefault("KMP_BLOCKTIME", "1")
             # Importing Paddle sets the latter to 1 if it is not set.
             given = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
             self._threads = int(given.split(",")[0])
@@ -102,7 +112,7 @@ class LlamaPaddle(Llama):
         return x
 
     def _weight(self, weight: npt.NDArray[np.float32]) -> Any:
-        return self._upload(weight)
+        return _Weight(self._upload(weight), max(1, min(self._product_threads, weight.nbytes // _THREAD_SHARE)))
 
     def _row_limit(self) -> int:
         return 256
@@ -119,11 +129,11 @@ class LlamaPaddle(Llama):
         return ops.gather(table, ids, 0)
 
     def _matmul(self, x: Any, weight: Any) -> Any:
-        if self._product_threads == 1 or math.prod(weight.shape) * 4 < _LARGE_WEIGHT:
-            return ops.matmul(x, weight, False, False)
-        set_num_threads(self._product_threads)
+        if weight.threads == 1:
+            return ops.matmul(x, weight.tensor, False, False)
+        set_num_threads(weight.threads)
         try:
-            return ops.matmul(x, weight, False, False)
+            return ops.matmul(x, weight.tensor, False, False)
         finally:
             set_num_threads(1)
 
@@ -135,7 +145,7 @@ class LlamaPaddle(Llama):
         return ops.swiglu(x, None)
 
     def _host_threads(self) -> int:
-        return len(os.sched_getaffinity(0))
+        return self._asked_threads or len(os.sched_getaffinity(0))
 
     def _new_attention(self, layers: int, slots: int, positions: int) -> Attention:
         if isinstance(self._place, paddle.CPUPlace):

@@ -28,22 +28,28 @@ _UNLIMITED = 1 << 30
 
 
 class LlamaTorch(Llama):
-    """`dtype` is that of weights and activations; attention with its cache, hidden states and logits are float32."""
+    """`dtype` is that of weights and activations; attention with its cache, hidden states and logits are float32.
+
+    `threads`: PyTorch's for this whole process, from now on; None: as they are.
+    """
 
     framework: ClassVar[str] = "torch"
 
     def __init__(
-        self, config: LlamaConfig, weights: LlamaWeights, *, dtype: str = "float32", bit_stable: bool | None = None
+        self,
+        config: LlamaConfig,
+        weights: LlamaWeights,
+        *,
+        dtype: str = "float32",
+        bit_stable: bool | None = None,
+        threads: int | None = None,
     ) -> None:
         if dtype not in DTYPES:
-            raise ArgumentError(
-                op="load_model",
-                backend="torch",
-                argument="dtype",
-                expected=f"one of {', '.join(DTYPES)}",
-                got=repr(dtype),
-                cure="choose one of them",
-            )
+            raise _argument_error("dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
+        if threads is not None:
+            if threads < 1:
+                raise _argument_error("threads", "an integer >= 1", str(threads), "leave it out, or ask for more")
+            torch.set_num_threads(threads)
         self._dtype = getattr(torch, dtype)
         exact = self._dtype is torch.float32
         self._packed = exact and _has_onednn()
@@ -117,6 +123,10 @@ class LlamaTorch(Llama):
 
 def _aligned(x: Any) -> Any:
     return x.clone() if x.data_ptr() % ALIGNMENT else x
+
+
+def _argument_error(argument: str, expected: str, got: str, cure: str) -> ArgumentError:
+    return ArgumentError(op="load_model", backend="torch", argument=argument, expected=expected, got=got, cure=cure)
 
 
 def _has_onednn() -> bool:

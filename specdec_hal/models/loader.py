@@ -28,10 +28,10 @@ def load_model(
     `framework`: "paddle", "torch", "llama.cpp" for a file ``*.gguf``, or what a plug-in of `registry` (None: that of
     this process) announces; "auto": llama.cpp for such a file, else the first of the other two that is installed.
     `options` go to the model: ``device`` ("cpu"); ``bit_stable`` where the model is :mod:`specdec_hal.models.llama`'s
-    or llama.cpp's; ``dtype`` for PyTorch, by default float32 on CPUs and the checkpoint's own on GPUs, and for
-    llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError for anything wrong with the files;
-    BackendUnavailableError if the framework is not installed; UnsupportedError for an architecture that no plug-in
-    knows; PluginError for a plug-in's loader that fails.
+    or llama.cpp's, and on a CPU ``threads``; ``dtype`` for PyTorch, by default float32 on CPUs and the checkpoint's own
+    on GPUs, and for llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError for anything wrong
+    with the files; BackendUnavailableError if the framework is not installed; UnsupportedError for an architecture that
+    no plug-in knows; PluginError for a plug-in's loader that fails.
     """
     registry = or_default(registry)
     if framework != AUTO and framework not in (known := registry.frameworks()):

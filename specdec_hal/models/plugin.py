@@ -42,6 +42,8 @@ def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None,
         raise _refused("torch", "device", "cpu, cuda or cuda:N", device, "choose one of them")
     if group is not None:
         raise _refused("torch", "tensor_parallel", f"1 on {device}", group.size, "use a backend that works on the CPU")
+    if "threads" in options:
+        raise _refused("torch", "threads", f"none on {device}", options["threads"], "leave it out (model.num_threads)")
     from specdec_hal.models.checkpoint import read_config
 
     config = read_config(path)

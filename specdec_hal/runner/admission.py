@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sized
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sized
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,17 +50,13 @@ class RequestRules:
         name = _check_types(request)
         params, prompt = request.params, prompt_array(name, request.prompt_token_ids)
         limit = self.state.room(name, prompt, params)
-        named = {
-            "prompt": prompt[(prompt < 0) | (prompt >= self.vocab_size)][:1].tolist(),
-            "stop_token_ids": params.stop_token_ids,
-            "stop_sequences": [token for tokens in params.stop_sequences for token in tokens],
-            "bad_token_ids": params.bad_token_ids,
-            "logit_bias": params.logit_bias,
-        }
-        for what, ids in named.items():
-            wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
-            if wrong is not None:
-                raise RequestError(f"{name}: {what}: token {wrong} is outside the vocabulary [0, {self.vocab_size})")
+        given = request.prompt_token_ids
+        listed = isinstance(given, (list, tuple))  # whose elements nobody can change; the array is new then
+        tokens = prompt.astype(np.int64, copy=not listed)
+        unsigned = tokens.view(np.uint64)  # where negative ids are large
+        if unsigned[unsigned.argmax()] >= self.vocab_size:
+            raise self._outside(name, "prompt", prompt[(prompt < 0) | (prompt >= self.vocab_size)][0])
+        self._check_ids(name, params)
         if params.stop and tokenizer is None:
             raise RequestError(f"{name}: stop strings need a tokenizer; give the runner one, or use stop_token_ids")
         if params.temperature > 0 and self.speculative.verify_strategy is Strategy.GREEDY:
@@ -92,8 +89,30 @@ class RequestRules:
                 f"{name}: {len(prompt)} prompt tokens and up to {limit} new ones exceed the KV blocks of all slots "
                 f"together ({self.cache_room} positions); lower max_new_tokens or raise runner.num_kv_blocks"
             )
-        copy = replace(request, prompt_token_ids=tuple(prompt.tolist()), params=params.model_copy(deep=True))
-        return copy, prompt.astype(np.int64), limit
+        copy = Request(
+            request.request_id,
+            tuple(given) if listed else tuple(tokens.tolist()),
+            params.copied(),
+            request.callback,
+            request.timeout_s,
+            request.ttft_timeout_s,
+        )
+        return copy, tokens, limit
+
+    def _outside(self, name: str, what: str, token: int) -> RequestError:
+        return RequestError(f"{name}: {what}: token {token} is outside the vocabulary [0, {self.vocab_size})")
+
+    def _check_ids(self, name: str, params: SamplingParams) -> None:
+        named: tuple[tuple[str, Iterable[int]], ...] = (
+            ("stop_token_ids", params.stop_token_ids),
+            ("stop_sequences", chain.from_iterable(params.stop_sequences)),
+            ("bad_token_ids", params.bad_token_ids),
+            ("logit_bias", params.logit_bias),
+        )
+        for what, ids in named:
+            for token in ids:
+                if not 0 <= token < self.vocab_size:
+                    raise self._outside(name, what, token)
 
 
 def _check_prompt_logprobs(name: str, prompt: int, top: int | None) -> None:
@@ -115,7 +134,9 @@ def _check_types(request: Request) -> str:
         raise RequestError(f"request_id: expected a string, got {short(request.request_id)}; use str()")
     name = f"request {short(request.request_id)}"
     prompt = request.prompt_token_ids
-    if isinstance(prompt, (str, bytes, bytearray, memoryview)) or not isinstance(prompt, Sized):
+    if not isinstance(prompt, (list, tuple)) and (
+        isinstance(prompt, (str, bytes, bytearray, memoryview)) or not isinstance(prompt, Sized)
+    ):
         raise RequestError(f"{name}: prompt: expected a flat list of integers, got {short(prompt)}; pass token ids")
     if not isinstance(request.params, SamplingParams):
         raise RequestError(f"{name}: params: expected SamplingParams, got {short(request.params)}; make them of it")

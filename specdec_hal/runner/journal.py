@@ -37,7 +37,7 @@ def record_of(sequence: running.Sequence) -> Record:
     request, reason = sequence.request, sequence.finish_reason
     return {
         "request_id": request.request_id,
-        "prompt_token_ids": list(request.prompt_token_ids),
+        "prompt_token_ids": sequence.prompt.tolist(),
         "params": request.params.model_dump(mode="json"),
         "timeout_s": request.timeout_s,
         "ttft_timeout_s": request.ttft_timeout_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
@@ -32,6 +33,13 @@ class SamplingParams(SamplingSettings):
         except ValidationError as error:
             found = problems(error, type(self))
             raise RequestError("; ".join(f"sampling parameter {key}: {message}" for key, message in found)) from error
+
+    def copied(self) -> SamplingParams:
+        """A copy with lists of its own: what else it holds cannot be changed."""
+        copied, held = self.model_copy(), self.__dict__.items()
+        lists = ((name, one) for name, one in held if isinstance(one, (list, dict)))
+        copied.__dict__.update((name, deepcopy(one) if one else type(one)()) for name, one in lists)
+        return copied
 
     @property
     def penalised(self) -> bool:

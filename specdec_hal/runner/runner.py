@@ -129,6 +129,8 @@ class ModelRunner:
         config, model, registry = self.config, self.model, self._registry
         method = config.speculative.method
         load = partial(load_model, framework=config.model.framework, registry=registry, device=self.backend.place)
+        if config.model.num_threads is not None:
+            load = partial(load, threads=config.model.num_threads)
         settings = config.speculative.settings
         context = ProposerContext(self.backend, self.state, model, self.tokenizer, settings, config, load, kv_blocks)
         proposer = registry.build_proposer(method, context)

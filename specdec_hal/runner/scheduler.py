@@ -274,7 +274,8 @@ class Scheduler:
         self.state.fill_request(slot, len(prompt), sequence.request.params, sequence.max_new_tokens)
         self.state.write("token_ids_all", (slot, slice(len(prompt))), prompt)
         self._write_generated(slot, sequence)
-        self.state.start_reasoning(slot, sequence.request.params)
+        if self.state.symbols["H"]:  # else no request's answer is constrained, and two launches are saved
+            self.state.start_reasoning(slot, sequence.request.params)
 
     def _write_generated(self, slot: int, sequence: Sequence) -> None:
         if sequence.wants.thinking:

@@ -18,12 +18,17 @@ GREEDY: dict[str, float] = {}
 SAMPLED = {"temperature": 0.8, "top_p": 0.9}
 
 
-@pytest.fixture(scope="module", params=["paddle", pytest.param("torch", marks=pytest.mark.torch)])
+@pytest.fixture(
+    scope="module",
+    params=[("paddle", 1), ("paddle", 2), pytest.param(("torch", None), marks=pytest.mark.torch)],
+    ids=["paddle", "paddle, 2 threads", "torch"],
+)
 def loaded(request: pytest.FixtureRequest) -> tuple[TargetModel, Tokenizer]:
-    if request.param == "paddle":
+    framework, threads = request.param
+    if framework == "paddle":
         pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
     folder = ROOT / "models/tiny-py-lm"
-    return load_model(folder, request.param), load_tokenizer(folder)
+    return load_model(folder, framework, **({} if threads is None else {"threads": threads})), load_tokenizer(folder)
 
 
 def decode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -25,8 +26,11 @@ LONG = SamplingParams(max_new_tokens=40, bad_token_ids=[0])
 class TestWhatIsAsked:
     @pytest.mark.parametrize(
         "prompt",
-        [b"abc", bytearray(b"abc"), "abc", {1: 2}, {1, 2}, [1.0, 2.0], [1, "2"], [[1, 2]], [True], iter([1]), None, 7],
-        ids=lambda prompt: type(prompt).__name__,
+        [
+            *(b"abc", bytearray(b"abc"), "abc", {1: 2}, {1, 2}, iter([1]), None, 7),
+            *([1.0, 2.0], [1, "2"], [1, 2.0], [1, None], [1, 1 << 70], [1, [2]], [[1, 2]], [True], [True, False]),
+        ],
+        ids=repr,
     )
     def test_prompt(self, prompt: Any) -> None:
         self.refused(Request("a", prompt), r"request 'a': prompt: expected a flat list of integers, got .*; pass token")
@@ -51,23 +55,28 @@ class TestWhatIsAsked:
             runner.add_request(request)
         assert runner.run() == {"bystander": alone()}
 
-    @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint16), range])
+    @pytest.mark.parametrize(
+        "kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint16), lambda ids: list(np.array(ids)), range]
+    )
     def test_forms_of_a_prompt(self, kind: Callable[[Any], Any]) -> None:
         prompt = range(3, 9)
         runner = make_runner()
         runner.add_request(Request("a", kind(6) if kind is range else kind(list(prompt)), LONG))
         expected = range(6) if kind is range else prompt
+        assert json.loads(json.dumps(runner.snapshot()))[0]["prompt_token_ids"] == list(expected)
         assert runner.run()["a"].token_ids == alone(Request("a", list(expected), LONG)).token_ids
 
-    def test_later_changes_of_what_was_given_have_no_effect(self) -> None:
-        prompt, stops = [7, 8, 9], [[3, 4]]
+    @pytest.mark.parametrize("kind", [list, np.array])
+    def test_later_changes_of_what_was_given_have_no_effect(self, kind: Callable[[Any], Any]) -> None:
+        prompt, stops = kind([7, 8, 9]), [[3, 4]]
         params = SamplingParams(max_new_tokens=20, stop_sequences=stops)
         runner = make_runner(runner={"max_num_seqs": 1})
         expected = alone(Request("a", [7, 8, 9], SamplingParams(max_new_tokens=20, stop_sequences=[[3, 4]])))
         runner.add_request(BYSTANDER)
         runner.add_request(Request("a", prompt, params))
-        prompt += [99] * 500
+        prompt[:] = kind([4, 4, 4])
         params.stop_sequences[0][0] = 99
+        params.bad_token_ids.append(expected.token_ids[0])
         assert runner.run()["a"] == expected
 
 

@@ -1,0 +1,93 @@
+"""How many threads compute a model on a CPU; that their number leaves tokens alone: tests/end_to_end."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specdec_hal as sd
+from specdec_hal.config import load as load_config
+from specdec_hal.errors import ConfigError
+from specdec_hal.models import cpu_threads, load_model
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "models/tiny-py-lm"
+
+needs_paddle = pytest.mark.skipif(
+    importlib.util.find_spec("paddle") is None,
+    reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')",
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "cores", "threads"), [("", 6, 6), ("1", 6, 1), ("8", 6, 6), ("4", 6, 4), ("0", 6, 1), ("all", 6, 6)]
+)
+def test_available(monkeypatch: pytest.MonkeyPatch, given: str, cores: int, threads: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(cpu_threads, "_GIVEN", given)
+    assert cpu_threads.available() == threads
+
+
+@needs_paddle
+@pytest.mark.parametrize(("given", "most"), [({}, os.cpu_count()), ({"OMP_NUM_THREADS": "1"}, 1)])
+def test_paddle_itself_asks_for_nothing(given: dict[str, str], most: int) -> None:
+    """It sets OMP_NUM_THREADS when it is imported, which is not the user's word."""
+    code = (
+        "import os, specdec_hal.models as models, paddle\n"
+        "print(os.environ['OMP_NUM_THREADS'], models.cpu_threads.available())"
+    )
+    names = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    environment = {name: value for name, value in os.environ.items() if name not in names} | given
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", str(min(most, len(os.sched_getaffinity(0))))]
+
+
+@needs_paddle
+def test_a_thread_has_its_share_of_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr(cpu_threads, "_GIVEN", "")
+    model: Any = load_model(TINY, "paddle", bit_stable=False)
+    layer = model._layers[0]
+    weights = [layer.out.weight, layer.qkv.weight, layer.gate_up.weight]
+    assert [(weight.tensor.size >> 8, weight.threads) for weight in weights] == [(256, 2), (512, 4), (1408, 6)]
+    assert model._host_threads() == 6
+
+
+class TestConfiguration:
+    def runtime(self, *overrides: str) -> sd.Runtime:
+        return sd.load(ROOT / "configs/reference.yaml", [*overrides])
+
+    @needs_paddle
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_paddle(self, count: int) -> None:
+        model: Any = self.runtime("model.framework=paddle", f"model.num_threads={count}").load_model()
+        assert model._head.weight.threads == model._host_threads() == count
+
+    @pytest.mark.torch
+    def test_torch(self) -> None:
+        import torch
+
+        before = torch.get_num_threads()
+        try:
+            self.runtime("model.framework=torch", f"model.num_threads={before + 1}").load_model()
+            assert torch.get_num_threads() == before + 1
+        finally:
+            torch.set_num_threads(before)
+        with pytest.raises(ValueError, match="'threads': expected an integer >= 1, got 0"):
+            load_model(TINY, "torch", threads=0)
+
+    @pytest.mark.torch
+    def test_a_gpu_has_none(self) -> None:
+        with pytest.raises(ValueError, match="'threads': expected none on cuda:0, got 2; leave it out"):
+            load_model(TINY, "torch", device="cuda:0", threads=2)
+
+    def test_range(self) -> None:
+        for wrong in ("0", "-1", "two"):
+            with pytest.raises(ConfigError, match=r"model.num_threads: "):
+                load_config(ROOT / "configs/reference.yaml", [f"model.num_threads={wrong}"])
