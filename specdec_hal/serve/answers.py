@@ -9,9 +9,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 from pydantic import BaseModel
 
 from specdec_hal.models import Tokenizer
@@ -54,16 +56,21 @@ class Answer(ABC):
         told = {"usage": usage(self.request.n, outputs), **self._about_prompt(0, deltas[0])}
         return self._object(self.kind, choices=choices, **told)
 
-    def chunk(self, index: int, delta: StreamDelta) -> Json:
+    def chunk(self, index: int, delta: StreamDelta) -> bytes:
         """One event of a stream."""
-        last = {"usage": None} if self.request.stream_options.include_usage else {}
-        return self._object(
-            self.chunk_kind, choices=[self._choice(index, delta, "delta")], **last, **self._about_prompt(index, delta)
-        )
+        more = {"usage": None} if self.request.stream_options.include_usage else {}
+        more |= self._about_prompt(index, delta)
+        tail = b"," + encode(more)[1:] if more else b"}"
+        return b"".join((self._head, encode(self._choice(index, delta, "delta")), b"]", tail, b"\n\n"))
 
-    def last_chunk(self, outputs: Iterable[RequestOutput]) -> Json:
+    def last_chunk(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The event that has the usage."""
-        return self._object(self.chunk_kind, choices=[], usage=usage(self.request.n, outputs))
+        return event(self._object(self.chunk_kind, choices=[], usage=usage(self.request.n, outputs)))
+
+    @cached_property
+    def _head(self) -> bytes:
+        """What all events of a stream begin with, up to their choice."""
+        return b"data: " + encode(self._object(self.chunk_kind, choices=[])).removesuffix(b"]}")
 
     def _object(self, kind: str, **parts: Any) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, **parts}
@@ -71,7 +78,8 @@ class Answer(ABC):
     def _choice(self, index: int, delta: StreamDelta, part: str) -> Json:
         first = index not in self._started
         self._started.add(index)
-        choice = {"index": index, **self._content(index, delta, part, first)}
+        choice: Json = {"index": index}
+        choice |= self._content(index, delta, part, first)
         if self.request.return_token_ids:
             choice |= {"token_ids": delta.token_ids, "accepted_draft": delta.accepted_draft}
         if self.request.return_drafts:
@@ -79,7 +87,8 @@ class Answer(ABC):
         if self.request.return_spans:
             choice["spans"] = delta.spans
         reason = delta.finish_reason
-        return {**choice, "finish_reason": None if reason is None else _REASONS.get(reason, reason)}
+        choice["finish_reason"] = None if reason is None else _REASONS.get(reason, reason)
+        return choice
 
     @abstractmethod
     def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
@@ -129,6 +138,8 @@ class CompletionAnswer(Answer):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
+        if not delta.logprobs and not delta.prompt_logprobs and not (first and self.request.echo):
+            return {"text": delta.text, "logprobs": None}
         echo = self._prompt(index) if first and self.request.echo else ""
         scored: list[tuple[int, TokenLogprobs | None]] = list(zip(delta.token_ids, delta.logprobs, strict=False))
         if first and self.request.echo and scored and delta.prompt_logprobs:
@@ -238,6 +249,16 @@ ERRORS: dict[int | str, Json] = {
     )
 }
 """The errors of every route, for the OpenAPI document."""
+
+
+def encode(data: Json) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(data)
+
+
+def event(data: Json) -> bytes:
+    """As one server-sent event."""
+    return b"data: " + encode(data) + b"\n\n"
 
 
 def finite(logprob: float) -> float:

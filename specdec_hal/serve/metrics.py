@@ -6,13 +6,16 @@ Counters are asked of the engine; latencies are observed here, as a client would
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from specdec_hal.config.schema import SpeculativeSettings
 from specdec_hal.runner import Counts, RequestOutput, StreamDelta
@@ -38,9 +41,10 @@ class ServerMetrics:
         self._engine = _EngineCollector(labels, speculative.num_speculative_tokens)
         self._registry.register(self._engine)
         self.first_token, self.between_tokens, self.queue, self.whole = (
-            Histogram(f"vllm:{name}", text, LABELS, buckets=_SECONDS, registry=self._registry).labels(*labels)
-            for name, text in _HISTOGRAMS.items()
+            _Seconds(f"vllm:{name}", text, labels) for name, text in _HISTOGRAMS.items()
         )
+        for histogram in (self.first_token, self.between_tokens, self.queue, self.whole):
+            self._registry.register(histogram)
         text = "Prompt tokens of requests that were queued, once for each choice."
         self.prompt_tokens = Counter("vllm:prompt_tokens", text, LABELS, registry=self._registry).labels(*labels)
 
@@ -68,8 +72,7 @@ class Timing:
             if last is None:
                 self.metrics.first_token.observe(now - self.arrived_s)
             else:
-                for _ in range(count):
-                    self.metrics.between_tokens.observe((now - last) / count)
+                self.metrics.between_tokens.observe((now - last) / count, count)
             self._last[delta.request_id] = now
 
     def ended(self, outputs: Iterable[RequestOutput]) -> None:
@@ -78,6 +81,28 @@ class Timing:
             self.metrics.whole.observe(time.perf_counter() - self.arrived_s)
             if output.queue_s is not None:
                 self.metrics.queue.observe(output.queue_s)
+
+
+class _Seconds(Collector):
+    """A histogram of seconds that takes equal observations at once: those of a step's tokens are."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """So many observations of the same."""
+        self._counts[bisect_left(_SECONDS, seconds)] += times
+        self._sum += seconds * times
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        family = HistogramMetricFamily(self._name, self._text, labels=LABELS)
+        bounds = [*map(floatToGoString, _SECONDS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        family.add_metric(self._labels, buckets, self._sum)
+        yield family
 
 
 class _EngineCollector(Collector):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +18,7 @@ from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.models import Tokenizer
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner import Request as EngineRequest
-from specdec_hal.serve.answers import Answer, Json, error_body
+from specdec_hal.serve.answers import Answer, Json, encode, error_body, event
 from specdec_hal.serve.chat import ChatTemplate
 from specdec_hal.serve.metrics import ServerMetrics, Timing
 
@@ -124,7 +123,9 @@ class Service:
         gone = asyncio.ensure_future(_disconnected(http))
         try:
             await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
-            return JSONResponse(whole.result(), headers=_headers(answer)) if whole.done() else Response(status_code=499)
+            if not whole.done():
+                return Response(status_code=499)
+            return Response(encode(whole.result()), headers=_headers(answer), media_type="application/json")
         finally:
             whole.cancel()
             gone.cancel()
@@ -196,28 +197,25 @@ class _Events(StreamingResponse):
         finally:
             self._service.close(self._answer, self._stream, self._timing)
 
-    async def _events(self) -> AsyncIterator[str]:
+    async def _events(self) -> AsyncIterator[bytes]:
         answer, stream = self._answer, self._stream
         try:
             while news := await stream.read():
                 self._timing.gained(news)
-                for delta in news:
-                    if delta.finish_reason not in ("error", "timeout"):
-                        yield _event(answer.chunk(index_of(delta.request_id), delta))
+                yield b"".join(
+                    answer.chunk(index_of(delta.request_id), delta)
+                    for delta in news
+                    if delta.finish_reason not in ("error", "timeout")
+                )
             outputs = in_order(stream)
             failure = next(filter(None, map(failed, outputs)), None)
         except EngineDeadError:
             failure = refusal(503, STOPPED)
         if failure is not None:
-            yield _event(error_body(failure.status_code, failure.detail))
+            yield event(error_body(failure.status_code, failure.detail))
             return
-        if answer.request.stream_options.include_usage:
-            yield _event(answer.last_chunk(outputs))
-        yield "data: [DONE]\n\n"
-
-
-def _event(data: Json) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
+        usage = answer.last_chunk(outputs) if answer.request.stream_options.include_usage else b""
+        yield usage + b"data: [DONE]\n\n"
 
 
 def _headers(answer: Answer) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,8 @@ _log = logging.getLogger("specdec_hal")
 
 MAX_DEATHS = 5
 """Engines that may die while they compute a request before it is given up: it may be what kills them."""
+_TURN_S = 2e-3
+"""How long messages are read while streams wait for the event loop: what comes in that time, a stream tells at once."""
 _ANSWER_S = 10.0
 """How long the engine may take to answer what takes it no time."""
 
@@ -35,7 +37,7 @@ class _Live:
     """A request under way, and what has come of it."""
 
     request: Request
-    push: Callable[[StreamDelta | RequestOutput], None]
+    stream: RequestStream
     number: int
     """Of the submission that it is part of."""
     deltas: list[StreamDelta] = field(default_factory=list)
@@ -49,15 +51,17 @@ class _Live:
 
         EngineDeadError if something is missing.
         """
-        old_tokens, old_chars = self.tokens - news.token_start, self.chars - news.char_start
+        delta, old_tokens, old_chars = news.delta, self.tokens - news.token_start, self.chars - news.char_start
         if old_tokens < 0 or old_chars < 0:
             raise EngineDeadError("a part of the output is missing")
-        drafts = tuple(one for one in news.delta.drafts if one.start >= self.tokens)
-        delta = _behind(news.delta, old_tokens, old_chars)._replace(drafts=drafts)
+        if old_tokens or old_chars:
+            drafts = tuple(one for one in delta.drafts if one.start >= self.tokens)
+            delta = _behind(delta, old_tokens, old_chars)._replace(drafts=drafts)
         if not (delta.token_ids or delta.spans or delta.finish_reason):
             return None
         self.tokens += len(delta.token_ids)
-        self.chars += len(delta.text)
+        for text, _ in delta.spans:
+            self.chars += len(text)
         self.deltas.append(delta)
         return delta
 
@@ -131,7 +135,7 @@ class RemoteEngine:
         stream = RequestStream(self, [request.request_id for request in requests])
         self._submitted[number] = queued = asyncio.get_running_loop().create_future()
         for request in requests:
-            self._live[request.request_id] = _Live(request, stream._push, number)
+            self._live[request.request_id] = _Live(request, stream, number)
         self._send(requests, number)
         try:
             await queued
@@ -171,14 +175,22 @@ class RemoteEngine:
     # ---- what the others say
 
     async def _read(self) -> None:
+        now = asyncio.get_running_loop().time
+        turn = now()
         while True:
-            data = await self._inbox.recv()
+            received = asyncio.ensure_future(self._inbox.recv())
+            if not received.done():
+                await received
+                turn = now()
             try:
-                message = messages.for_http(data)
+                message = messages.for_http(received.result())
             except FrameError:
                 _log.exception("a message from another process is not understood")
                 continue
             self._take(message)
+            if now() - turn > _TURN_S:
+                await asyncio.sleep(0)
+                turn = now()
 
     def _take(self, message: ToHttp) -> None:
         match message:
@@ -255,8 +267,8 @@ class RemoteEngine:
         delta = StreamDelta(name, (), (), (), "error")
         live.deltas.append(delta)
         whole = StreamDelta.joined(live.deltas)
-        live.push(delta)
-        live.push(
+        live.stream.take(delta)
+        live.stream.take(
             RequestOutput(
                 name,
                 len(live.request.prompt_token_ids),
@@ -282,10 +294,10 @@ class RemoteEngine:
             self._fail(name, live, str(error))
             return
         if delta is not None:
-            live.push(delta)
+            live.stream.take(delta)
         if news.ended is not None:
             del self._live[name]
-            live.push(live.output(news))
+            live.stream.take(live.output(news))
             reason = news.delta.finish_reason
             assert reason is not None
             self._engine.send(messages.Release(name, reason))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
@@ -17,6 +18,9 @@ from specdec_hal.serve.split.messages import ENGINE, HTTP, TOKENS, Outbox
 
 _log = logging.getLogger("specdec_hal")
 
+_MOST = 8
+"""Frames whose news go to HTTP together, where so many wait."""
+
 
 def run(tokenizer: Tokenizer, directory: Path, settings: ServeSettings) -> None:
     """Until the process is ended. HTTP that reads slowly holds up the engine, through two bounded queues."""
@@ -27,18 +31,31 @@ def run(tokenizer: Tokenizer, directory: Path, settings: ServeSettings) -> None:
     reader, processor = FrameReader(), TokenProcessor(tokenizer.detokenizer)
     engine.send(messages.Attach())
     while True:
-        data = frames.recv()
-        try:
-            frame = reader.feed(data)
-            if frame is None:
+        began = False
+        for data in _waiting(frames):
+            try:
+                frame = reader.feed(data)
+                if frame is None:
+                    continue
+                processor.add(frame)
+            except FrameError:
+                _log.exception("the engine's output cannot be followed; it is asked to begin again")
+                reader = FrameReader()
+                processor.news()  # of a part of the frame: all of it comes again
+                engine.send(messages.Attach())
                 continue
-            news = processor.take(frame)
-        except FrameError:
-            _log.exception("the engine's output cannot be followed; it is asked to begin again")
-            reader = FrameReader()
-            engine.send(messages.Attach())
-            continue
-        if frame.sequence == 0:
+            began |= frame.sequence == 0
+        if began:
             http.send(messages.Up(TOKENS))
-        if news:
+        if news := processor.news():
             http.send(messages.Update(news))
+
+
+def _waiting(frames: zmq.Socket[bytes]) -> Iterator[bytes]:
+    """The next frame, as soon as it is there, and those behind it that are there already."""
+    yield frames.recv()
+    for _ in range(_MOST - 1):
+        try:
+            yield frames.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
