@@ -37,6 +37,8 @@ class Answer(ABC):
     model: str
     tokenizer: Tokenizer
     prompts: Sequence[str | Sequence[int]]
+    mark: str = ""
+    """Stands in the id: whose answer it is, where several processes answer."""
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_ids: Sequence[Sequence[int]] = ()
@@ -48,7 +50,7 @@ class Answer(ABC):
     prefix, kind, chunk_kind = "", "", ""
 
     def __post_init__(self) -> None:
-        self.id = f"{self.prefix}-{uuid4().hex}"
+        self.id = f"{self.prefix}-{self.mark}{uuid4().hex}"
 
     def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
         """The answer in one piece; one delta for each choice."""

@@ -20,7 +20,7 @@ from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelt
 from specdec_hal.runner import Request as EngineRequest
 from specdec_hal.serve.answers import Answer, Json, encode, error_body, event
 from specdec_hal.serve.chat import ChatTemplate
-from specdec_hal.serve.metrics import ServerMetrics, Timing
+from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 
 _log = logging.getLogger("specdec_hal")
 
@@ -62,13 +62,35 @@ class ServedEngine(Protocol):
         """What the engine has counted so far; EngineDeadError if it does not answer."""
 
 
+class Peers(Protocol):
+    """The other HTTP processes of one server."""
+
+    @property
+    def mark(self) -> str:
+        """What the ids of this process's answers have."""
+
+    async def observed(self) -> list[Observed]:
+        """What each of the others has observed."""
+
+    async def abort_elsewhere(self, answer_id: str) -> bool:
+        """End an answer of another process; False if there is none of that id."""
+
+
 class Service:
     """An engine behind HTTP: who may use it, how much of it, and what is under way."""
 
-    def __init__(self, engine: ServedEngine, name: str, settings: ServeSettings, template: ChatTemplate) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        name: str,
+        settings: ServeSettings,
+        template: ChatTemplate,
+        peers: Peers | None = None,
+    ) -> None:
         if engine.tokenizer is None:
             raise RequestError("serving needs a tokenizer; give the engine one")
         self.engine, self.name, self.settings, self.template = engine, name, settings, template
+        self.peers, self.mark = peers, "" if peers is None else peers.mark
         self.tokenizer: Tokenizer = engine.tokenizer
         self.metrics = ServerMetrics(name, engine.info.backend, engine.config.speculative)
         self.live: dict[str, RequestStream] = {}
@@ -114,7 +136,7 @@ class Service:
         choices = [(tokens, wanted) for tokens in token_ids for wanted in params]
         requests = [EngineRequest(f"{answer.id}-{index}", *choice) for index, choice in enumerate(choices)]
         stream = await engine.submit(requests)
-        self.metrics.prompt_tokens.inc(sum(len(request.prompt_token_ids) for request in requests))
+        self.metrics.prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         return stream
 
     async def _until_gone(self, http: Request, answer: Answer, stream: RequestStream, timing: Timing) -> Response:
@@ -146,13 +168,27 @@ class Service:
 
     # ---- everything else
 
-    def abort(self, request_id: str) -> Json:
+    async def abort(self, request_id: str) -> Json:
         """End an answer with what it has."""
-        stream = self.live.get(request_id)
-        if stream is None:
+        if not self.abort_here(request_id) and not (self.peers and await self.peers.abort_elsewhere(request_id)):
             raise refusal(404, "no such request is under way")
-        stream.close()
         return {"id": request_id, "aborted": True}
+
+    def abort_here(self, request_id: str) -> bool:
+        """End an answer of this process with what it has; False if there is none of that id."""
+        stream = self.live.get(request_id)
+        if stream is not None:
+            stream.close()
+        return stream is not None
+
+    def observed(self) -> Observed:
+        """What another process renders."""
+        return self.metrics.observed()
+
+    async def render_metrics(self) -> bytes:
+        """For Prometheus, of all processes."""
+        others = [] if self.peers is None else await self.peers.observed()
+        return self.metrics.render(await self.engine.counts(), others)
 
     def abort_all(self) -> None:
         """End every answer with what it has."""
