@@ -27,10 +27,10 @@ STAGES = ("frame", "zeromq", "processor", "update", "stream", "event", "http")
 class Stub:
     """A request under way, as a frame writer sees it."""
 
-    def __init__(self, name: str, **params: Any) -> None:
+    def __init__(self, name: str) -> None:
         from specdec_hal.runner import SamplingParams
 
-        self.request = SimpleNamespace(request_id=name, params=SamplingParams(max_new_tokens=1 << 20, **params))
+        self.request = SimpleNamespace(request_id=name, params=SamplingParams(max_new_tokens=1 << 20))
         self.prompt_len, self.max_new_tokens, self.queue_s, self.finish_reason = 3, 1 << 20, 0.0, None
         self.token_ids, self.accepted_draft, self.logprobs = list[int](), list[bool](), list[Any]()
         self.prompt_logprobs, self.drafts = list[Any](), list[Any]()
@@ -77,12 +77,15 @@ class Wire:
         self.sent = 0
 
     def write(self, data: bytes) -> None:
+        """As a transport has it."""
         self.sent += len(data)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """As a transport has it."""
         return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
 
     def is_closing(self) -> bool:
+        """As a transport has it."""
         return False
 
     def __getattr__(self, name: str) -> Callable[..., None]:  # what a transport can do besides
@@ -187,9 +190,3 @@ def stages(requests: int, tokens: int, steps: int = 200) -> dict[str, Any]:
     micro = {name: 1e6 * statistics.median(took[name]) / requests for name in STAGES}
     figures = {name: {"us": us, "tokens_per_second": 1e6 * tokens / us} for name, us in micro.items()}
     return {"requests": requests, "tokens": tokens, **figures}
-
-
-if __name__ == "__main__":
-    import json
-
-    print(json.dumps(stages(64, 5), indent=1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from uuid import uuid4
@@ -55,7 +55,7 @@ class Answer(ABC):
     def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
         """The answer in one piece; one delta for each choice."""
         choices = [self._choice(index, delta, "message") for index, delta in enumerate(deltas)]
-        told = {"usage": usage(self.request.n, outputs), **self._about_prompt(0, deltas[0])}
+        told = {"usage": self._usage(outputs), **self._about_prompt(0, deltas[0])}
         return self._object(self.kind, choices=choices, **told)
 
     def chunk(self, index: int, delta: StreamDelta) -> bytes:
@@ -67,7 +67,10 @@ class Answer(ABC):
 
     def last_chunk(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The event that has the usage."""
-        return event(self._object(self.chunk_kind, choices=[], usage=usage(self.request.n, outputs)))
+        return event(self._object(self.chunk_kind, choices=[], usage=self._usage(outputs)))
+
+    def _usage(self, outputs: Iterable[RequestOutput]) -> Json:
+        return usage(self.request.n, map(_prompt_alone, outputs) if not self.request.generates else outputs)
 
     @cached_property
     def _head(self) -> bytes:
@@ -78,6 +81,8 @@ class Answer(ABC):
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, **parts}
 
     def _choice(self, index: int, delta: StreamDelta, part: str) -> Json:
+        if not self.request.generates:
+            delta = _without_tokens(delta)
         first = index not in self._started
         self._started.add(index)
         choice: Json = {"index": index}
@@ -144,7 +149,7 @@ class CompletionAnswer(Answer):
             return {"text": delta.text, "logprobs": None}
         echo = self._prompt(index) if first and self.request.echo else ""
         scored: list[tuple[int, TokenLogprobs | None]] = list(zip(delta.token_ids, delta.logprobs, strict=False))
-        if first and self.request.echo and scored and delta.prompt_logprobs:
+        if first and self.request.echo and self.request.logprobs is not None and delta.prompt_logprobs:
             scored[:0] = zip(self._prompt_tokens(index), delta.prompt_logprobs, strict=True)
         scores = {"logprobs": self._logprobs(index, scored) if scored else None}
         return {"text": echo + delta.text, **scores, **self._prompt_logprobs(index, delta)}
@@ -219,6 +224,17 @@ def usage(n: int, outputs: Iterable[RequestOutput]) -> Json:
         "accepted_tokens": accepted,
         "mean_acceptance_length": 1 + accepted / steps if steps else None,
     }
+
+
+def _without_tokens(delta: StreamDelta) -> StreamDelta:
+    """Of a request that wants its prompt alone: the engine has drawn one token behind it."""
+    reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
+    empty: Any = {"token_ids": (), "accepted_draft": (), "spans": (), "logprobs": (), "drafts": ()}
+    return delta._replace(finish_reason=reason, **empty)
+
+
+def _prompt_alone(output: RequestOutput) -> RequestOutput:
+    return replace(output, token_ids=())
 
 
 class Problem(BaseModel):
