@@ -37,6 +37,7 @@ from serving_stages import Stub, stages
 
 CLIENTS = (1, 4, 16)
 TOGETHER = 8
+PARTS = ("load", "logprobs", "output_path", "stages", "frames")
 PROMPTS = ("edit_function", "completion", "prose", "unique")
 NAIVE = ("--set", "speculative.method=naive", "--set", "speculative.num_speculative_tokens=0")
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
@@ -280,7 +281,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--vllm", type=Path, default=ROOT / "build/engine-venv", metavar="ENVIRONMENT")
-    parser.add_argument("--only", choices=("load", "logprobs", "output_path", "stages", "frames"), help="one part")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
     parser.add_argument("--together", type=int, default=TOGETHER, help="output_path: requests at once")
     parser.add_argument("--clients", type=int, help="output_path: more than run at once, so that some always wait")
     parser.add_argument("--http-workers", type=int, default=1, help="output_path: of the split server")
@@ -292,14 +293,14 @@ def main() -> None:
         engine_alone(args.new_tokens, args.together, args.turns)
         return
     figures: dict[str, Any] = {"new_tokens": args.new_tokens}
-    if args.only in (None, "frames"):
+    if "frames" in args.only:
         figures["frames"] = frames(7 * args.rounds)
         figures["frame_writer"] = writing(7 * args.rounds)
-    if args.only in (None, "stages"):
+    if "stages" in args.only:
         figures["stages"] = stages(args.together, 5)
-    if args.only in (None, "output_path"):
+    if "output_path" in args.only:
         figures["output_path"] = output_path(args)
-    if args.only in (None, "logprobs"):
+    if "logprobs" in args.only:
         with server() as (_, url):
             kinds = {"none": {}, "top_0": {"logprobs": 0}, "top_20": {"logprobs": 20}}
             wanted = {kind: bodies(3 * TOGETHER, args.new_tokens, **more) for kind, more in kinds.items()}
@@ -307,7 +308,7 @@ def main() -> None:
         for kind in ("top_0", "top_20"):
             found[kind]["cost"] = 1 - found[kind]["tokens_per_second"] / found["none"]["tokens_per_second"]
         figures["logprobs"] = found
-    if args.only in (None, "load"):
+    if "load" in args.only:
         figures["load"] = load(args)
     record.write(figures, args.out)
 
