@@ -7,7 +7,8 @@ so that figures of one round share the machine's state. `--vllm` names an enviro
 - `load`: 1, 4 and 16 clients that ask one request after the other, plainly and with n-gram drafts.
 - `logprobs`: 8 clients, without log-probabilities, with each token's, and with 20 alternatives.
 - `output_path`: 8 requests at once in the engine alone, which makes neither text nor frames, in one process with HTTP,
-  and in three processes; on a GPU ``--together 64 --turns 8 --client-processes 8``.
+  and in three processes or more; on a GPU ``--together 64 --turns 8 --client-processes 8 --http-workers 4``.
+- `stages`: what each stage of that path costs by itself (`serving_stages.py`), for as many requests.
 - `frames`: encoding and decoding of one step's output for 256 slots, in microseconds; `frame_writer`: what making the
   frame takes of the engine's step, encoding included.
 """
@@ -32,9 +33,11 @@ from typing import Any
 import numpy as np
 import record
 from serving_load import ROOT, Answer, Clients, closed_loop, server
+from serving_stages import Stub, stages
 
 CLIENTS = (1, 4, 16)
 TOGETHER = 8
+PARTS = ("load", "logprobs", "output_path", "stages", "frames")
 PROMPTS = ("edit_function", "completion", "prose", "unique")
 NAIVE = ("--set", "speculative.method=naive", "--set", "speculative.num_speculative_tokens=0")
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
@@ -128,28 +131,33 @@ def engine_process(new_tokens: int, together: int, turns: int) -> Iterator[Any]:
 
 
 def output_path(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokens per second of so many requests at once: the engine, one process, three."""
+    """Tokens per second of so many requests at once: the engine, one process, and several."""
     new_tokens, together, turns = args.new_tokens, args.together, args.turns
-    slots = ("--set", f"runner.max_num_seqs={together}", "--set", f"runner.max_waiting_requests={2 * together}")
+    clients = args.clients or together
+    keys = (f"runner.max_num_seqs={together}", f"runner.max_waiting_requests={2 * clients}",
+            f"serve.max_concurrent_requests={2 * clients}")  # fmt: skip
+    slots = [word for key in keys for word in ("--set", key)]
     wanted = bodies(turns * together, new_tokens)
-    rates: dict[str, list[float]] = {"engine": [], "one_process": [], "three_processes": []}
+    split = ("--split", "--http-workers", str(args.http_workers))
+    rates: dict[str, list[float]] = {"engine": [], "one_process": [], "split": []}
     with ExitStack() as stack:
-        clients = stack.enter_context(Clients(args.client_processes))
+        asking = stack.enter_context(Clients(args.client_processes))
         engine = stack.enter_context(engine_process(new_tokens, together, turns))
         urls = {
             "one_process": stack.enter_context(server(*slots))[1],
-            "three_processes": stack.enter_context(server("--split", *slots))[1],
+            "split": stack.enter_context(server(*split, *slots))[1],
         }
         for at in range(args.rounds + 1):
             found = {"engine": engine()}
             for name, url in urls.items():
-                answers, seconds = clients.closed_loop(url, wanted, together)
+                answers, seconds = asking.closed_loop(url, wanted, clients)
                 assert all(answer.ok for answer in answers), f"{name}: a request failed"
                 found[name] = sum(sum(answer.tokens) for answer in answers) / seconds
             if at:
                 for name, rate in found.items():
                     rates[name].append(rate)
-    figures: dict[str, Any] = {"requests": together, "client_processes": args.client_processes}
+    figures: dict[str, Any] = {"requests": together, "clients": clients, "client_processes": args.client_processes}
+    figures["http_workers"] = args.http_workers
     figures |= {name: {"tokens_per_second": statistics.median(r), "rounds": r} for name, r in rates.items()}
     base = figures["engine"]["tokens_per_second"]
     for name in urls:
@@ -201,25 +209,12 @@ def frames(repeats: int) -> dict[str, Any]:
     return found
 
 
-class _Stub:
-    """A request under way, as a frame writer sees it."""
-
-    def __init__(self, name: str) -> None:
-        from specdec_hal.runner import SamplingParams
-
-        self.request = SimpleNamespace(request_id=name, params=SamplingParams())
-        self.prompt_len, self.max_new_tokens, self.queue_s, self.finish_reason = 3, 99, 0.0, None
-        self.token_ids, self.accepted_draft, self.logprobs = [1] * 40, [False] * 40, list[Any]()
-        self.prompt_logprobs, self.drafts = list[Any](), list[Any]()
-        self.steps = self.drafted = self.accepted = 0
-
-
 def writing(repeats: int) -> dict[str, Any]:
     """Microseconds of an engine's step that a frame writer takes with 256 slots: told slot by slot, then sent."""
     from specdec_hal.output import FrameWriter
 
     rng, slots, most = np.random.default_rng(0), 256, 4
-    requests = [_Stub(str(slot)) for slot in range(slots)]
+    requests = [Stub(str(slot)) for slot in range(slots)]
     sizes = SimpleNamespace(symbols={"S": most, "M": slots})
     runner: Any = SimpleNamespace(state=sizes, streams=requests, end_tokens=[0])
     writer = FrameWriter(runner, lambda data: True)
@@ -286,8 +281,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--vllm", type=Path, default=ROOT / "build/engine-venv", metavar="ENVIRONMENT")
-    parser.add_argument("--only", choices=("load", "logprobs", "output_path", "frames"), help="one part")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
     parser.add_argument("--together", type=int, default=TOGETHER, help="output_path: requests at once")
+    parser.add_argument("--clients", type=int, help="output_path: more than run at once, so that some always wait")
+    parser.add_argument("--http-workers", type=int, default=1, help="output_path: of the split server")
     parser.add_argument("--turns", type=int, default=3, help="output_path: requests of each client")
     parser.add_argument("--client-processes", type=int, default=1, help="output_path: that share the clients")
     parser.add_argument("--engine-alone", action="store_true", help=argparse.SUPPRESS)
@@ -296,12 +293,14 @@ def main() -> None:
         engine_alone(args.new_tokens, args.together, args.turns)
         return
     figures: dict[str, Any] = {"new_tokens": args.new_tokens}
-    if args.only in (None, "frames"):
+    if "frames" in args.only:
         figures["frames"] = frames(7 * args.rounds)
         figures["frame_writer"] = writing(7 * args.rounds)
-    if args.only in (None, "output_path"):
+    if "stages" in args.only:
+        figures["stages"] = stages(args.together, 5)
+    if "output_path" in args.only:
         figures["output_path"] = output_path(args)
-    if args.only in (None, "logprobs"):
+    if "logprobs" in args.only:
         with server() as (_, url):
             kinds = {"none": {}, "top_0": {"logprobs": 0}, "top_20": {"logprobs": 20}}
             wanted = {kind: bodies(3 * TOGETHER, args.new_tokens, **more) for kind, more in kinds.items()}
@@ -309,7 +308,7 @@ def main() -> None:
         for kind in ("top_0", "top_20"):
             found[kind]["cost"] = 1 - found[kind]["tokens_per_second"] / found["none"]["tokens_per_second"]
         figures["logprobs"] = found
-    if args.only in (None, "load"):
+    if "load" in args.only:
         figures["load"] = load(args)
     record.write(figures, args.out)
 

@@ -7,10 +7,10 @@ end first. --split: HTTP, engine and token processor are processes of their own,
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,6 @@ from specdec_hal.ray_cluster import LOCAL
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from specdec_hal.config import Config
     from specdec_hal.runtime import Runtime
     from specdec_hal.serve.service import Service
     from specdec_hal.serve.split.supervisor import Part
@@ -46,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for key in _KEYS:
         parser.add_argument(f"--{key.replace('_', '-')}", metavar="VALUE", help=f"same as --set serve.{key}=VALUE")
     parser.add_argument("--split", action="store_true", help="same as --set serve.split=true")
+    parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N; with --split")
     parser.add_argument(
         "--replicas",
         type=_replicas,
@@ -82,6 +82,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     args.overrides += [f"serve.{key}={value if key == 'port' else json.dumps(value)}" for key, value in given.items()]
     if args.split:
         args.overrides.append("serve.split=true")
+    if args.http_workers is not None:
+        args.overrides.append(f"serve.http_workers={args.http_workers}")
     runtime = read_runtime(args)
     if args.part is not None:
         return _part(
@@ -94,14 +96,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
         replicas.run(runtime.config, placed, args.api_key, lambda url: _say(output, runtime.config.served_name, url))
         return 0
     template = chat.load_chat_template(runtime.config.model_path, runtime.config.serve.chat_template)
-    with server.listen(runtime.config) as listener:  # before the model is loaded, which takes time
-        if args.api_key is None and not _loopback(listener.getsockname()[0]):
+    with server.listen(runtime.config) as listeners:  # before the model is loaded, which takes time
+        if args.api_key is None and not _loopback(listeners[0].getsockname()[0]):
             complain("whoever reaches this address may use the server; set --api-key")
         if runtime.config.serve.split:
-            command = partial(_command, args, runtime.config, listener.fileno())
+            fds = tuple(listener.fileno() for listener in listeners)
+            command = partial(_command, args, fds)
             if args.api_key is not None:
                 os.environ[API_KEY] = args.api_key  # which no list of processes shows
-            return Supervisor(command, (listener.fileno(),)).run()
+            return Supervisor(command, fds, len(fds)).run()
         from specdec_hal.engine import AsyncEngine
 
         model, tokenizer = load(runtime)
@@ -109,7 +112,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         freeze_heap()
         try:
             service = Service(engine, runtime.config.served_name, runtime.config.serve, template)
-            asyncio.run(_serve(app.make_app(service, args.api_key), service, listener, output))
+            server.run(_serve(app.make_app(service, args.api_key), service, listeners[0], output))
         finally:
             engine.close()
     return 0
@@ -146,16 +149,12 @@ def _replicas(text: str) -> Any:
 # ---- processes of their own
 
 
-def _command(args: argparse.Namespace, config: Config, listener_fd: int, part: Part) -> list[str]:
+def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) -> list[str]:
     """The command line of one of the processes."""
-    from specdec_hal.serve.split.messages import ENGINE
-
+    listener_fd = -1 if part.worker is None else listener_fds[part.worker]
     values = (part.name, part.directory, part.alive_fd, listener_fd, int(part.resume))
     told = [f"--{name}={value}" for name, value in zip(_PART, values, strict=True)]
-    overrides = [*args.overrides]
-    if part.name == ENGINE and config.runner.journal is None:
-        overrides.append(f"runner.journal={json.dumps(str(part.directory / 'journal'))}")
-    settings = [word for override in overrides for word in ("--set", override)]
+    settings = [word for override in args.overrides for word in ("--set", override)]
     where = [] if args.config is None else ["--config", args.config]
     shown = ["--json"] if args.json else []
     return [sys.executable, "-m", "specdec_hal.cli", "serve", *shown, *where, *settings, *told]
@@ -163,7 +162,7 @@ def _command(args: argparse.Namespace, config: Config, listener_fd: int, part: P
 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:
     """Be one of the processes."""
-    from specdec_hal.serve import chat
+    from specdec_hal.serve import chat, server
     from specdec_hal.serve.split import messages, tokens
     from specdec_hal.serve.split.engine import EngineProcess
     from specdec_hal.serve.split.remote import RemoteEngine
@@ -184,13 +183,14 @@ def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part
         template = chat.load_chat_template(config.model_path, config.serve.chat_template)
 
         async def http() -> None:
-            engine = await RemoteEngine.connect(config, runtime.load_tokenizer(), part.directory)
+            engine = await RemoteEngine.connect(config, runtime.load_tokenizer(), part.directory, part.worker or 0)
             with socket(fileno=int(args.listener_fd)) as listener:
-                service = Service(engine, config.served_name, config.serve, template)
-                await _serve(make_app(service, args.api_key), service, listener, None if part.resume else output)
+                engine.local = service = Service(engine, config.served_name, config.serve, template, engine)
+                silent = part.resume or part.worker
+                await _serve(make_app(service, args.api_key), service, listener, None if silent else output)
             engine.close()
 
-        asyncio.run(http())
+        server.run(http())
     return 0
 
 

@@ -294,7 +294,8 @@ class ServeSettings(Section):
     `max_body_bytes` bounds a request's body, `max_concurrent_requests` those that are answered at the same time; more
     are refused. `drain_timeout_s`: how long they may go on once the server is told to end.
 
-    `split`: HTTP, engine and token processor as processes of their own. `output_queue`: frames that may wait for the
+    `split`: HTTP, engine and token processor as processes of their own; `http_workers`: how many speak HTTP then, each
+    with these limits. `output_queue`: frames that may wait for the
     token processor then; `slow_reader`: whether the engine waits when there are as many, or drops requests.
     """
 
@@ -306,6 +307,7 @@ class ServeSettings(Section):
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 256
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0
     split: bool = False
+    http_workers: Annotated[int, Field(ge=1, le=64)] = 1
     output_queue: Annotated[int, Field(ge=1, le=INT32_MAX)] = 64
     slow_reader: Literal["wait", "drop"] = "wait"
 
@@ -386,6 +388,8 @@ def _timed(config: Config) -> Iterator[tuple[str, str]]:
 
 def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     """Keys that are wrong together: (the key to change, message)."""
+    if config.serve.http_workers > 1 and not config.serve.split:
+        yield "serve.http_workers", f"expected 1 without serve.split, got {config.serve.http_workers}; set serve.split"
     speculative, sampling = config.speculative, config.sampling
     if config.engine.tensor_parallel > 1:
         if config.serve.split:

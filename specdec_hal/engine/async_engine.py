@@ -43,6 +43,10 @@ class Aborts(Protocol):
         """Cancel a request; unknown ids are ignored."""
 
 
+Item = StreamDelta | RequestOutput | BaseException | None
+"""What comes of a stream's requests: tokens, an end, the engine's failure, or None once all of them are queued."""
+
+
 class RequestStream:
     """What requests that were submitted together gain, as it comes.
 
@@ -51,27 +55,38 @@ class RequestStream:
 
     def __init__(self, engine: Aborts, names: Sequence[str]) -> None:
         self.outputs: dict[str, RequestOutput] = {}
+        self.loop = asyncio.get_running_loop()
         self._engine, self._names = engine, names
-        self._loop = asyncio.get_running_loop()
-        self._items = asyncio.Queue[StreamDelta | RequestOutput | BaseException | None]()
+        self._news: dict[str, list[StreamDelta]] = {}
+        self._submitted = False
+        self._error: BaseException | None = None
+        self._reader: asyncio.Future[None] | None = None
+        """Resolved when something comes."""
 
     async def read(self) -> list[StreamDelta]:
         """What came since the last call, one delta for each request; empty once every request has ended.
 
         EngineDeadError if the engine has stopped.
         """
-        news: dict[str, list[StreamDelta]] = {}
-        while len(self.outputs) < len(self._names):
-            item = await self._items.get()
-            if isinstance(item, BaseException):
-                raise item
-            if isinstance(item, StreamDelta):
-                news.setdefault(item.request_id, []).append(item)
-            elif item is not None:
-                self.outputs[item.request_id] = item
-            if news and self._items.empty():
-                break
-        return [StreamDelta.joined(deltas) for deltas in news.values()]
+        while not self._news and len(self.outputs) < len(self._names):
+            if self._error is not None:
+                raise self._error
+            await self._something()
+        news, self._news = self._news, {}
+        return [deltas[0] if len(deltas) == 1 else StreamDelta.joined(deltas) for deltas in news.values()]
+
+    def take(self, item: Item) -> None:
+        """Something has come; on the thread of the event loop."""
+        if isinstance(item, StreamDelta):
+            self._news.setdefault(item.request_id, []).append(item)
+        elif isinstance(item, RequestOutput):
+            self.outputs[item.request_id] = item
+        elif item is None:
+            self._submitted = True
+        else:
+            self._error = item
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def close(self) -> None:
         """Cancel the requests that have not ended; :meth:`read` may be called on."""
@@ -81,18 +96,22 @@ class RequestStream:
 
     async def _queued(self) -> None:
         """Wait until the engine has queued the requests; the error that it refused them with."""
-        while (item := await self._items.get()) is not None:  # deltas: of those that were queued before the bad one
-            if isinstance(item, BaseException):
-                raise item
+        while not self._submitted:
+            if self._error is not None:
+                raise self._error
+            await self._something()
 
-    def _push(self, item: StreamDelta | RequestOutput | BaseException | None) -> None:
-        """Take something from the engine's thread."""
-        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+    async def _something(self) -> None:
+        self._reader = self.loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
 
-    def _tell(self, item: RequestOutput | BaseException) -> None:
-        """As `_push`, but a reader whose event loop is closed is nobody's error."""
+    def _fail(self, error: BaseException) -> None:
+        """Tell the reader from any thread; one whose event loop is closed is nobody's error."""
         with suppress(RuntimeError):
-            self._push(item)
+            self.loop.call_soon_threadsafe(self.take, error)
 
 
 class AsyncEngine:
@@ -119,6 +138,8 @@ class AsyncEngine:
         self.runner = make_runner(model, config, tokenizer, registry)
         self._commands: queue.SimpleQueue[Callable[[ModelRunner | None], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
+        self._mail: list[tuple[RequestStream, Item]] = []
+        """What streams have gained since event loops were last told: one wake-up a step, not one a request."""
         self._numbers = count()
         self._lock = threading.Lock()
         self._ended = ""  # why the engine takes no more commands
@@ -215,16 +236,16 @@ class AsyncEngine:
                 for request in requests:
                     if request.request_id in self._streams:
                         raise RequestError(f"request '{request.request_id}': the id is in use; choose another")
-                    runner.add_request(replace(request, callback=stream._push))
+                    runner.add_request(replace(request, callback=lambda delta: self._mail.append((stream, delta))))
                     queued.append(request.request_id)
             except BaseException:
                 for name in queued:
                     runner.cancel(name)
                 raise
             self._streams.update(dict.fromkeys(names, stream))
-            stream._push(None)
+            self._mail.append((stream, None))
 
-        self._send(add, stream._tell)
+        self._send(add, stream._fail)
         try:
             await stream._queued()
         except asyncio.CancelledError:
@@ -266,6 +287,7 @@ class AsyncEngine:
             while self._obey(block=not runner.has_requests):
                 runner.step()
                 self._hand_out(runner)
+                self._post(runner)
         except BaseException as error:
             _log.exception("the engine stops")
             why, failed = f"{type(error).__name__}: {error}", True
@@ -273,10 +295,11 @@ class AsyncEngine:
             self._ended = why
         for name, stream in list(self._streams.items()):
             if failed:
-                stream._tell(self._dead())
+                self._mail.append((stream, self._dead()))
             else:
                 runner.cancel(name)
         self._hand_out(runner)
+        self._post(runner)
         self._refuse_the_rest()
 
     def _hand_out(self, runner: ModelRunner) -> None:
@@ -284,7 +307,21 @@ class AsyncEngine:
         for name, output in runner.take_finished().items():
             stream = self._streams.pop(name, None)
             if stream is not None:
-                stream._tell(output)
+                self._mail.append((stream, output))
+
+    def _post(self, runner: ModelRunner) -> None:
+        """Give streams what they have gained."""
+        loops: dict[asyncio.AbstractEventLoop, list[tuple[RequestStream, Item]]] = {}
+        for stream, item in self._mail:
+            loops.setdefault(stream.loop, []).append((stream, item))
+        self._mail.clear()
+        for loop, mail in loops.items():
+            try:
+                loop.call_soon_threadsafe(_take_all, mail)
+            except RuntimeError:  # the loop is closed: nobody reads these any more
+                for name in {name for stream, _ in mail for name in stream._names}:
+                    if not self._ended:
+                        runner.cancel(name)
 
     def _obey(self, block: bool) -> bool:
         """Carry out what was asked meanwhile; waits for something if `block`. False once the engine is closed."""
@@ -296,6 +333,7 @@ class AsyncEngine:
                 command(self.runner)
                 block = False
         except queue.Empty:
+            self._post(self.runner)
             return True
 
     def _refuse_the_rest(self) -> None:
@@ -304,3 +342,8 @@ class AsyncEngine:
             command = self._commands.get()
             if command is not None:
                 command(None)
+
+
+def _take_all(mail: list[tuple[RequestStream, Item]]) -> None:
+    for stream, item in mail:
+        stream.take(item)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 from specdec_hal.errors import FrameError
@@ -53,6 +52,8 @@ class TokenProcessor:
         self._detokenizer = detokenizer
         self._streams: dict[int, _Stream] = {}
         self._end_tokens: frozenset[int] = frozenset()
+        self._touched: dict[int, _Stream] = {}
+        """Requests that gained something since :meth:`news` was called."""
         self._unpaired: dict[tuple[int, int], tuple[int, ...]] = {}
         """Drafts whose tokens come with the next frame, by number and start."""
         self.totals = StepRecord()
@@ -63,34 +64,41 @@ class TokenProcessor:
     def take(self, frame: OutputFrame) -> list[News]:
         """What requests gained by a frame, in the order of the frame. By drafts they gain nothing until they are paired
         with the next frame's tokens."""
+        self.add(frame)
+        return self.news()
+
+    def add(self, frame: OutputFrame) -> None:
+        """Take a frame; :meth:`news` tells what requests gained by it, and by others before it."""
         if frame.flags == FrameKind.DRAFT and frame.sequence:
             self._unpaired.update(_drafts_of(frame))
-            return []
+            return
         if frame.flags != FrameKind.TARGET:
             raise FrameError(
                 f"flags: expected {FrameKind.TARGET.value}, tokens of the target model, or behind frame 0 "
                 f"{FrameKind.DRAFT.value}, drafts; got {frame.flags}"
             )
         if frame.sequence == 0:
-            self._streams, self._unpaired = {}, {}
+            self._streams, self._unpaired, self._touched = {}, {}, {}
             self._end_tokens = frozenset(frame.end_tokens)
         for start in frame.streams:
             self._begin(start)
         for scores in frame.prompts:
             self._score(scores)
-        touched = dict.fromkeys(start.number for start in frame.streams)
-        touched.update(self._extend(frame))
+        self._extend(frame)
         for end in frame.ended:
             stream = self._stream(end.number)
             output = stream.output
             if output.finish_reason is None:
                 output.finish(end.reason, end.error)
-            touched[end.number] = None
-        news = [found for number in touched for found in self._news(self._stream(number))]
+            self._touched[end.number] = stream
         for number in frame.released:
             self._stream(number)
             del self._streams[number]
-        return news
+
+    def news(self) -> list[News]:
+        """What requests gained by the frames since the last call, each once, in the order of the frames."""
+        touched, self._touched = self._touched, {}
+        return [found for stream in touched.values() for found in self._news(stream)]
 
     def _stream(self, number: int) -> _Stream:
         stream = self._streams.get(number)
@@ -108,7 +116,7 @@ class TokenProcessor:
         output.steps, output.drafted, output.accepted = start.counts
         output.prompt_logprobs = list(start.prompt_logprobs)
         output.drafts = list(start.drafts)
-        self._streams[start.number] = _Stream(output)
+        self._touched[start.number] = self._streams[start.number] = _Stream(output)
 
     def _score(self, scores: PromptScores) -> None:
         output = self._stream(scores.number).output
@@ -117,48 +125,49 @@ class TokenProcessor:
             raise FrameError(f"prompts: request '{output.request.request_id}': {had}; some are missing")
         output.prompt_logprobs += scores.entries
 
-    def _extend(self, frame: OutputFrame) -> dict[int, None]:
-        """Add the tokens of all entries; whom they belong to."""
-        tokens, touched = frame.emitted, dict[int, None]()
-        lengths = [max(count, 0) for count in frame.counts]
-        rows_before = list(accumulate(lengths, initial=0))[:-1]
-        entries = zip(frame.numbers, frame.starts, frame.counts, frame.drafted, rows_before, strict=True)
-        for number, start, count, drafted, at in entries:
+    def _extend(self, frame: OutputFrame) -> None:
+        """Add the tokens of all entries."""
+        tokens, accepted_draft = frame.emitted, list(map(bool, frame.accepted_draft))
+        judged_drafts, accepted_drafts, end = list[int](), list[int](), 0
+        for number, start, count, drafted in zip(frame.numbers, frame.starts, frame.counts, frame.drafted, strict=True):
             stream = self._stream(number)
             output = stream.output
             if count < 0:
                 self.preempted += count == PREEMPTED
                 self.recovered += count != PREEMPTED
                 continue
-            rows = slice(at, at + count)
-            flags = [flag != 0 for flag in frame.accepted_draft[rows]]
-            judged = self._pair(number, start, drafted, tokens[rows], flags)
+            rows = slice(end, end + count)
+            end += count
+            gained, flags = tokens[rows], accepted_draft[rows]
+            wants = output.request.params
+            judged = self._pair(output, number, start, drafted, gained, flags) if wants.return_drafts else []
             if output.finish_reason is not None:
                 continue  # by a stop string, which the engine does not know
             if start != len(output.token_ids):
                 had = f"expected {len(output.token_ids)} tokens before, got {start}"
                 raise FrameError(f"starts: request '{output.request.request_id}': {had}; some are missing")
             output.drafts += judged
-            top = output.request.params.logprobs
-            logprobs = [] if top is None else frame.logprobs(rows, top)
-            output.extend(tokens[rows], flags, logprobs, self._end_tokens)
+            logprobs = [] if wants.logprobs is None else frame.logprobs(rows, wants.logprobs)
+            output.extend(gained, flags, logprobs, self._end_tokens)
             self.totals.emitted += len(output.token_ids) - start
             if drafted >= 0:
                 output.count(drafted, flags)
-                self.totals.count_drafts([drafted], [sum(flags)])
-            touched[number] = None
+                judged_drafts.append(drafted)
+                accepted_drafts.append(sum(flags))
+            self._touched[number] = stream
+        self.totals.count_drafts(judged_drafts, accepted_drafts)
         # The reader was too slow for the tokens of those that end in an error.
         given_up = {end.number for end in frame.ended if end.reason == "error"}
         for number, start in self._unpaired:
             if number not in given_up:
                 raise FrameError(f"drafts: request {number}: expected tokens behind {start} for its drafts, got none")
         self._unpaired = {}
-        return touched
 
-    def _pair(self, number: int, start: int, drafted: int, tokens: list[int], from_draft: list[bool]) -> list[Drafts]:
-        """The drafts that these tokens were judged with, if the request asks for them."""
-        output = self._stream(number).output
-        if drafted < 1 or not output.request.params.return_drafts:
+    def _pair(
+        self, output: OutputStream, number: int, start: int, drafted: int, tokens: list[int], from_draft: list[bool]
+    ) -> list[Drafts]:
+        """The drafts that these tokens of a request that asks for them were judged with."""
+        if drafted < 1:
             return []
         judged = self._unpaired.pop((number, start), ())
         found = [token == draft for token, draft in zip(tokens, judged, strict=False)]
@@ -175,7 +184,8 @@ class TokenProcessor:
         delta = output.delta()
         if delta is None:
             return []
-        stream.shown += len(delta.text)
+        for text, _ in delta.spans:
+            stream.shown += len(text)
         ended = None
         if output.finish_reason is not None:
             stream.closed = True

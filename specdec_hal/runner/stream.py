@@ -7,7 +7,8 @@ ahead. A runner with a tokenizer and a token processor in another process make t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Protocol
 
@@ -59,6 +60,14 @@ class TextStream:
     def push(self, token_id: int, from_draft: bool) -> bool:
         """Add a token; True if a stop string is complete, in which case the text ends before it."""
         return self._add(self._decode(token_id), from_draft)
+
+    def extend(self, token_ids: Sequence[int], from_draft: Sequence[bool]) -> None:
+        """Add tokens where there are no stop strings."""
+        held, pieces, decode = self._held, self._pieces, self._decode
+        for token, flag in zip(token_ids, from_draft, strict=True):
+            if piece := decode(token):
+                pieces.append(piece)
+                held.append((piece, flag))
 
     def _add(self, piece: str, from_draft: bool) -> bool:
         if not piece:
@@ -150,9 +159,21 @@ class OutputStream:
         token_ids: list[int],
         from_draft: list[bool],
         logprobs: list[TokenLogprobs],
-        end_tokens: Collection[int],
+        end_tokens: AbstractSet[int],
     ) -> None:
         """Take over a step's tokens up to the first that ends the request."""
+        if (
+            len(self.token_ids) + len(token_ids) < self.max_new_tokens
+            and not self._text.stop
+            and not self.stop_sequences
+            and min(token_ids, default=0) >= 0
+            and end_tokens.isdisjoint(token_ids)
+        ):  # none of them does, as in nearly every step
+            self.token_ids += token_ids
+            self.accepted_draft += from_draft
+            self.logprobs += logprobs
+            self._text.extend(token_ids, from_draft)
+            return
         for at, token in enumerate(token_ids):
             if token < 0:
                 self.finish("error", "the model gave no distribution for the next token (NaN, or all logits -inf)")

@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 from pydantic import BaseModel
 
 from specdec_hal.models import Tokenizer
@@ -35,6 +37,8 @@ class Answer(ABC):
     model: str
     tokenizer: Tokenizer
     prompts: Sequence[str | Sequence[int]]
+    mark: str = ""
+    """Stands in the id: whose answer it is, where several processes answer."""
     id: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_ids: Sequence[Sequence[int]] = ()
@@ -46,32 +50,43 @@ class Answer(ABC):
     prefix, kind, chunk_kind = "", "", ""
 
     def __post_init__(self) -> None:
-        self.id = f"{self.prefix}-{uuid4().hex}"
+        self.id = f"{self.prefix}-{self.mark}{uuid4().hex}"
 
     def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
         """The answer in one piece; one delta for each choice."""
         choices = [self._choice(index, delta, "message") for index, delta in enumerate(deltas)]
-        told = {"usage": usage(self.request.n, outputs), **self._about_prompt(0, deltas[0])}
+        told = {"usage": self._usage(outputs), **self._about_prompt(0, deltas[0])}
         return self._object(self.kind, choices=choices, **told)
 
-    def chunk(self, index: int, delta: StreamDelta) -> Json:
+    def chunk(self, index: int, delta: StreamDelta) -> bytes:
         """One event of a stream."""
-        last = {"usage": None} if self.request.stream_options.include_usage else {}
-        return self._object(
-            self.chunk_kind, choices=[self._choice(index, delta, "delta")], **last, **self._about_prompt(index, delta)
-        )
+        more = {"usage": None} if self.request.stream_options.include_usage else {}
+        more |= self._about_prompt(index, delta)
+        tail = b"," + encode(more)[1:] if more else b"}"
+        return b"".join((self._head, encode(self._choice(index, delta, "delta")), b"]", tail, b"\n\n"))
 
-    def last_chunk(self, outputs: Iterable[RequestOutput]) -> Json:
+    def last_chunk(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The event that has the usage."""
-        return self._object(self.chunk_kind, choices=[], usage=usage(self.request.n, outputs))
+        return event(self._object(self.chunk_kind, choices=[], usage=self._usage(outputs)))
+
+    def _usage(self, outputs: Iterable[RequestOutput]) -> Json:
+        return usage(self.request.n, map(_prompt_alone, outputs) if not self.request.generates else outputs)
+
+    @cached_property
+    def _head(self) -> bytes:
+        """What all events of a stream begin with, up to their choice."""
+        return b"data: " + encode(self._object(self.chunk_kind, choices=[])).removesuffix(b"]}")
 
     def _object(self, kind: str, **parts: Any) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, **parts}
 
     def _choice(self, index: int, delta: StreamDelta, part: str) -> Json:
+        if not self.request.generates:
+            delta = _without_tokens(delta)
         first = index not in self._started
         self._started.add(index)
-        choice = {"index": index, **self._content(index, delta, part, first)}
+        choice: Json = {"index": index}
+        choice |= self._content(index, delta, part, first)
         if self.request.return_token_ids:
             choice |= {"token_ids": delta.token_ids, "accepted_draft": delta.accepted_draft}
         if self.request.return_drafts:
@@ -79,7 +94,8 @@ class Answer(ABC):
         if self.request.return_spans:
             choice["spans"] = delta.spans
         reason = delta.finish_reason
-        return {**choice, "finish_reason": None if reason is None else _REASONS.get(reason, reason)}
+        choice["finish_reason"] = None if reason is None else _REASONS.get(reason, reason)
+        return choice
 
     @abstractmethod
     def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
@@ -129,9 +145,11 @@ class CompletionAnswer(Answer):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
+        if not delta.logprobs and not delta.prompt_logprobs and not (first and self.request.echo):
+            return {"text": delta.text, "logprobs": None}
         echo = self._prompt(index) if first and self.request.echo else ""
         scored: list[tuple[int, TokenLogprobs | None]] = list(zip(delta.token_ids, delta.logprobs, strict=False))
-        if first and self.request.echo and scored and delta.prompt_logprobs:
+        if first and self.request.echo and self.request.logprobs is not None and delta.prompt_logprobs:
             scored[:0] = zip(self._prompt_tokens(index), delta.prompt_logprobs, strict=True)
         scores = {"logprobs": self._logprobs(index, scored) if scored else None}
         return {"text": echo + delta.text, **scores, **self._prompt_logprobs(index, delta)}
@@ -208,6 +226,17 @@ def usage(n: int, outputs: Iterable[RequestOutput]) -> Json:
     }
 
 
+def _without_tokens(delta: StreamDelta) -> StreamDelta:
+    """Of a request that wants its prompt alone: the engine has drawn one token behind it."""
+    reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
+    empty: Any = {"token_ids": (), "accepted_draft": (), "spans": (), "logprobs": (), "drafts": ()}
+    return delta._replace(finish_reason=reason, **empty)
+
+
+def _prompt_alone(output: RequestOutput) -> RequestOutput:
+    return replace(output, token_ids=())
+
+
 class Problem(BaseModel):
     """What is wrong: `param` names the key of the body, if it is one; `code` repeats the status."""
 
@@ -238,6 +267,16 @@ ERRORS: dict[int | str, Json] = {
     )
 }
 """The errors of every route, for the OpenAPI document."""
+
+
+def encode(data: Json) -> bytes:
+    """As JSON."""
+    return msgspec.json.encode(data)
+
+
+def event(data: Json) -> bytes:
+    """As one server-sent event."""
+    return b"data: " + encode(data) + b"\n\n"
 
 
 def finite(logprob: float) -> float:

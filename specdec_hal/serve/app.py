@@ -51,7 +51,7 @@ class Gate:
         refused = None
         if not self._admits(scope["path"], headers.get(b"authorization", b"")):
             refused = refusal(401, "expected the server's API key as a bearer token", {"WWW-Authenticate": "Bearer"})
-        elif int(headers.get(b"content-length", b"0")) > self._longest:  # h11 has checked that it is a number
+        elif int(headers.get(b"content-length", b"0")) > self._longest:  # the parser has checked that it is a number
             refused = self._too_long()
         if refused is not None:
             return await _refuse(refused)(scope, receive, send)
@@ -111,18 +111,19 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     @app.post("/v1/completions", responses=STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
-        return await service.answer(request, CompletionAnswer(body, service.name, service.tokenizer, body.prompts))
+        answer = CompletionAnswer(body, service.name, service.tokenizer, body.prompts, service.mark)
+        return await service.answer(request, answer)
 
     @app.post("/v1/chat/completions", responses=STREAM)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a chat."""
         prompt = service.template.render([message.plain() for message in body.messages])
-        return await service.answer(request, ChatAnswer(body, service.name, service.tokenizer, [prompt]))
+        return await service.answer(request, ChatAnswer(body, service.name, service.tokenizer, [prompt], service.mark))
 
     @app.post("/abort")
     async def abort(body: AbortRequest) -> Any:
         """End an answer that is under way."""
-        return service.abort(body.request_id)
+        return await service.abort(body.request_id)
 
     @app.get("/v1/models")
     async def models() -> Any:
@@ -136,7 +137,7 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(service.metrics.render(await service.engine.counts()), media_type=CONTENT_TYPE_LATEST)
+        return Response(await service.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/health")
     async def health() -> Any:

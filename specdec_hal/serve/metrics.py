@@ -6,13 +6,16 @@ Counters are asked of the engine; latencies are observed here, as a client would
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from specdec_hal.config.schema import SpeculativeSettings
 from specdec_hal.runner import Counts, RequestOutput, StreamDelta
@@ -29,6 +32,13 @@ _HISTOGRAMS = {
 }
 
 
+class Observed(NamedTuple):
+    """What one of several HTTP processes has observed: of each histogram the counts of its buckets and the sum."""
+
+    histograms: Sequence[tuple[Sequence[int], float]] = ()
+    prompt_tokens: int = 0
+
+
 class ServerMetrics:
     """The metrics of one server."""
 
@@ -38,15 +48,23 @@ class ServerMetrics:
         self._engine = _EngineCollector(labels, speculative.num_speculative_tokens)
         self._registry.register(self._engine)
         self.first_token, self.between_tokens, self.queue, self.whole = (
-            Histogram(f"vllm:{name}", text, LABELS, buckets=_SECONDS, registry=self._registry).labels(*labels)
-            for name, text in _HISTOGRAMS.items()
+            _Seconds(f"vllm:{name}", text, labels) for name, text in _HISTOGRAMS.items()
         )
-        text = "Prompt tokens of requests that were queued, once for each choice."
-        self.prompt_tokens = Counter("vllm:prompt_tokens", text, LABELS, registry=self._registry).labels(*labels)
+        self._histograms = self.first_token, self.between_tokens, self.queue, self.whole
+        for histogram in self._histograms:
+            self._registry.register(histogram)
+        self.prompt_tokens = 0
 
-    def render(self, counts: Counts) -> bytes:
-        """All of them in Prometheus's text format, with these of the engine."""
+    def observed(self) -> Observed:
+        """What this process has observed, for another that renders it."""
+        return Observed([(list(one.counts), one.sum) for one in self._histograms], self.prompt_tokens)
+
+    def render(self, counts: Counts, others: Collection[Observed] = ()) -> bytes:
+        """All of them in Prometheus's text format, with these of the engine, and with what others have observed."""
         self._engine.counts = counts
+        self._engine.prompt_tokens = self.prompt_tokens + sum(other.prompt_tokens for other in others)
+        for at, histogram in enumerate(self._histograms):
+            histogram.others = [other.histograms[at] for other in others if other.histograms]
         return generate_latest(self._registry)
 
 
@@ -68,8 +86,7 @@ class Timing:
             if last is None:
                 self.metrics.first_token.observe(now - self.arrived_s)
             else:
-                for _ in range(count):
-                    self.metrics.between_tokens.observe((now - last) / count)
+                self.metrics.between_tokens.observe((now - last) / count, count)
             self._last[delta.request_id] = now
 
     def ended(self, outputs: Iterable[RequestOutput]) -> None:
@@ -80,12 +97,38 @@ class Timing:
                 self.metrics.queue.observe(output.queue_s)
 
 
+class _Seconds(Collector):
+    """A histogram of seconds that takes equal observations at once: those of a step's tokens are."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
+        self._name, self._text, self._labels = name, text, labels
+        self.counts = [0] * (len(_SECONDS) + 1)
+        self.sum = 0.0
+        self.others: list[tuple[Sequence[int], float]] = []
+        """The same of other processes."""
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """So many observations of the same."""
+        self.counts[bisect_left(_SECONDS, seconds)] += times
+        self.sum += seconds * times
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        family = HistogramMetricFamily(self._name, self._text, labels=LABELS)
+        bounds = [*map(floatToGoString, _SECONDS), "+Inf"]
+        counts = map(sum, zip(self.counts, *(counts for counts, _ in self.others), strict=True))
+        buckets = list(zip(bounds, accumulate(counts), strict=True))
+        family.add_metric(self._labels, buckets, self.sum + sum(other for _, other in self.others))
+        yield family
+
+
 class _EngineCollector(Collector):
     """The counts of an engine, as they were last told."""
 
     def __init__(self, labels: tuple[str, ...], positions: int) -> None:
         self._labels, self._positions = labels, positions
         self.counts: Counts | None = None
+        self.prompt_tokens = 0
 
     def collect(self) -> Iterator[Metric]:
         """One family after the other."""
@@ -100,6 +143,8 @@ class _EngineCollector(Collector):
         positions = {(str(at),): accepted.get(at, 0) for at in range(self._positions)}
         text = "Accepted draft tokens by position; 0 is the first."
         yield self._counters(f"{spec}_accepted_tokens_per_pos", text, ("position",), positions)
+        text = "Prompt tokens of requests that were queued, once for each choice."
+        yield self._counter("vllm:prompt_tokens", text, self.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Generated tokens.", counts.emitted)
         yield self._counter("vllm:num_preemptions", "Preempted requests.", load.preemptions)
         ended = {(reason,): count for reason, count in counts.finished.items()}

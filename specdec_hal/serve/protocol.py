@@ -121,6 +121,11 @@ class GenerationRequest(Body, ABC):
         """The most tokens to generate; None: the configuration's."""
 
     @property
+    def generates(self) -> bool:
+        """Whether anything is generated; else the prompt alone is wanted, with its log-probabilities."""
+        return self.token_limit != 0
+
+    @property
     @abstractmethod
     def alternatives(self) -> int | None:
         """How many alternatives to report with each token's log-probability; None for no log-probabilities."""
@@ -145,7 +150,9 @@ class GenerationRequest(Body, ABC):
             changes["stop"] = [self.stop] if isinstance(self.stop, str) else self.stop
         if self.token_limit is not None:
             changes["max_new_tokens"] = self.token_limit
-        if self.min_tokens is not None:
+        if not self.generates:
+            changes |= {"max_new_tokens": 1, "min_new_tokens": 0}  # which nobody is shown
+        elif self.min_tokens is not None:
             changes["min_new_tokens"] = self.min_tokens
         if self.alternatives is not None:
             changes["logprobs"] = self.alternatives
@@ -155,7 +162,7 @@ class GenerationRequest(Body, ABC):
             changes["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         if self.ignore_eos:
             changes["bad_token_ids"] = [*defaults.bad_token_ids, *end_tokens]
-        if not self._drafts(method):
+        if not self._drafts(method) or not self.generates:
             changes["num_speculative_tokens"] = 0
         params = SamplingParams(**{**dict(defaults), **changes})
         seed = self.seed
@@ -181,7 +188,9 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions. `prompt`: text or token ids, or a list of either."""
 
     prompt: UnicodeText | list[UnicodeText] | list[TokenId] | list[list[TokenId]]
-    max_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    max_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = Field(
+        None, description="0, with `echo` or `prompt_logprobs`: nothing but the prompt, with its log-probabilities"
+    )
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     echo: bool = False
 
@@ -212,6 +221,10 @@ class CompletionRequest(GenerationRequest):
     def _check(self) -> CompletionRequest:
         if not 1 <= len(self.prompts) * self.n <= MAX_CHOICES:
             raise ValueError(f"prompt: expected 1..{MAX_CHOICES} prompts times n, got {len(self.prompts) * self.n}")
+        if not self.generates and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("max_tokens: expected at least 1 without echo and prompt_logprobs, got 0")
+        if not self.generates and self.min_tokens:
+            raise ValueError(f"min_tokens: expected 0 with max_tokens 0, got {self.min_tokens}")
         return self
 
 

@@ -6,8 +6,10 @@ import asyncio
 import math
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -45,12 +47,23 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def listen(config: Config) -> socket.socket:
-    """The socket of `serve.host` and `serve.port`; ConfigError if it is not to be had."""
-    host, port = config.serve.host, config.serve.port
+@contextmanager
+def listen(config: Config) -> Iterator[list[socket.socket]]:
+    """The sockets of `serve.host` and `serve.port`, one for each of `serve.http_workers`, which the kernel shares
+    connections out to; ConfigError if they are not to be had."""
+    with ExitStack() as stack:
+        listeners = list[socket.socket]()
+        for _ in range(config.serve.http_workers):
+            port = listeners[0].getsockname()[1] if listeners else config.serve.port
+            listeners.append(stack.enter_context(_listener(config, port)))
+        yield listeners
+
+
+def _listener(config: Config, port: int) -> socket.socket:
+    host, several = config.serve.host, config.serve.http_workers > 1
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        return socket.create_server(address[:2], family=family, backlog=2048, reuse_port=several)
     except (OSError, UnicodeError) as error:
         key = "serve.host" if isinstance(error, (socket.gaierror, UnicodeError)) else "serve.port"
         reason = getattr(error, "strerror", None) or error
@@ -89,3 +102,12 @@ async def serve(
     )
     started()
     await server.serve([listener])
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """As :func:`asyncio.run`, with uvloop's event loop where that is installed."""
+    try:
+        loop: Any = import_module("uvloop")
+    except ModuleNotFoundError:
+        loop = asyncio
+    loop.run(main)

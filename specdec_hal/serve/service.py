@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -19,13 +18,15 @@ from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.models import Tokenizer
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner import Request as EngineRequest
-from specdec_hal.serve.answers import Answer, Json, error_body
+from specdec_hal.serve.answers import Answer, Json, encode, error_body, event
 from specdec_hal.serve.chat import ChatTemplate
-from specdec_hal.serve.metrics import ServerMetrics, Timing
+from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 
 _log = logging.getLogger("specdec_hal")
 
 FAILED = "the request failed inside the engine; the server's log has the cause"
+_SHORT = 4096
+"""Characters that take less time to encode here, some 0.5 ms, than to hand to another thread and back."""
 STOPPED = "the engine has stopped; the server must be started anew"
 
 
@@ -63,13 +64,35 @@ class ServedEngine(Protocol):
         """What the engine has counted so far; EngineDeadError if it does not answer."""
 
 
+class Peers(Protocol):
+    """The other HTTP processes of one server."""
+
+    @property
+    def mark(self) -> str:
+        """What the ids of this process's answers have."""
+
+    async def observed(self) -> list[Observed]:
+        """What each of the others has observed."""
+
+    async def abort_elsewhere(self, answer_id: str) -> bool:
+        """End an answer of another process; False if there is none of that id."""
+
+
 class Service:
     """An engine behind HTTP: who may use it, how much of it, and what is under way."""
 
-    def __init__(self, engine: ServedEngine, name: str, settings: ServeSettings, template: ChatTemplate) -> None:
+    def __init__(
+        self,
+        engine: ServedEngine,
+        name: str,
+        settings: ServeSettings,
+        template: ChatTemplate,
+        peers: Peers | None = None,
+    ) -> None:
         if engine.tokenizer is None:
             raise RequestError("serving needs a tokenizer; give the engine one")
         self.engine, self.name, self.settings, self.template = engine, name, settings, template
+        self.peers, self.mark = peers, "" if peers is None else peers.mark
         self.tokenizer: Tokenizer = engine.tokenizer
         self.metrics = ServerMetrics(name, engine.info.backend, engine.config.speculative)
         self.live: dict[str, RequestStream] = {}
@@ -106,17 +129,22 @@ class Service:
             self._answering -= 1
 
     async def _submit(self, answer: Answer) -> RequestStream:
-        encode, engine = self.tokenizer.encode, self.engine
-        # Text that is long is encoded elsewhere: everybody else's events would have to wait.
-        token_ids = [await asyncio.to_thread(encode, p) if isinstance(p, str) else p for p in answer.prompts]
-        answer.prompt_ids = token_ids
+        engine = self.engine
+        answer.prompt_ids = token_ids = [
+            await self._encode(prompt) if isinstance(prompt, str) else prompt for prompt in answer.prompts
+        ]
         method = engine.config.speculative.method
         params = list(answer.request.sampling_params(engine.default_params, engine.info.end_tokens, method))
         choices = [(tokens, wanted) for tokens in token_ids for wanted in params]
         requests = [EngineRequest(f"{answer.id}-{index}", *choice) for index, choice in enumerate(choices)]
         stream = await engine.submit(requests)
-        self.metrics.prompt_tokens.inc(sum(len(request.prompt_token_ids) for request in requests))
+        self.metrics.prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         return stream
+
+    async def _encode(self, text: str) -> list[int]:
+        if len(text) <= _SHORT:
+            return self.tokenizer.encode(text)
+        return await asyncio.to_thread(self.tokenizer.encode, text)  # everybody else's events would have to wait
 
     async def _until_gone(self, http: Request, answer: Answer, stream: RequestStream, timing: Timing) -> Response:
         """The whole answer; whoever hangs up before ends the generation."""
@@ -124,7 +152,9 @@ class Service:
         gone = asyncio.ensure_future(_disconnected(http))
         try:
             await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
-            return JSONResponse(whole.result(), headers=_headers(answer)) if whole.done() else Response(status_code=499)
+            if not whole.done():
+                return Response(status_code=499)
+            return Response(encode(whole.result()), headers=_headers(answer), media_type="application/json")
         finally:
             whole.cancel()
             gone.cancel()
@@ -145,13 +175,27 @@ class Service:
 
     # ---- everything else
 
-    def abort(self, request_id: str) -> Json:
+    async def abort(self, request_id: str) -> Json:
         """End an answer with what it has."""
-        stream = self.live.get(request_id)
-        if stream is None:
+        if not self.abort_here(request_id) and not (self.peers and await self.peers.abort_elsewhere(request_id)):
             raise refusal(404, "no such request is under way")
-        stream.close()
         return {"id": request_id, "aborted": True}
+
+    def abort_here(self, request_id: str) -> bool:
+        """End an answer of this process with what it has; False if there is none of that id."""
+        stream = self.live.get(request_id)
+        if stream is not None:
+            stream.close()
+        return stream is not None
+
+    def observed(self) -> Observed:
+        """What another process renders."""
+        return self.metrics.observed()
+
+    async def render_metrics(self) -> bytes:
+        """For Prometheus, of all processes."""
+        others = [] if self.peers is None else await self.peers.observed()
+        return self.metrics.render(await self.engine.counts(), others)
 
     def abort_all(self) -> None:
         """End every answer with what it has."""
@@ -196,28 +240,25 @@ class _Events(StreamingResponse):
         finally:
             self._service.close(self._answer, self._stream, self._timing)
 
-    async def _events(self) -> AsyncIterator[str]:
+    async def _events(self) -> AsyncIterator[bytes]:
         answer, stream = self._answer, self._stream
         try:
             while news := await stream.read():
                 self._timing.gained(news)
-                for delta in news:
-                    if delta.finish_reason not in ("error", "timeout"):
-                        yield _event(answer.chunk(index_of(delta.request_id), delta))
+                yield b"".join(
+                    answer.chunk(index_of(delta.request_id), delta)
+                    for delta in news
+                    if delta.finish_reason not in ("error", "timeout")
+                )
             outputs = in_order(stream)
             failure = next(filter(None, map(failed, outputs)), None)
         except EngineDeadError:
             failure = refusal(503, STOPPED)
         if failure is not None:
-            yield _event(error_body(failure.status_code, failure.detail))
+            yield event(error_body(failure.status_code, failure.detail))
             return
-        if answer.request.stream_options.include_usage:
-            yield _event(answer.last_chunk(outputs))
-        yield "data: [DONE]\n\n"
-
-
-def _event(data: Json) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
+        usage = answer.last_chunk(outputs) if answer.request.stream_options.include_usage else b""
+        yield usage + b"data: [DONE]\n\n"
 
 
 def _headers(answer: Answer) -> dict[str, str]:

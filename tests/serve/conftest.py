@@ -76,7 +76,7 @@ def serving(key: str | None = None, **sections: Any) -> Iterator[Running]:
     service = Service(engine, MODEL, config.serve, ChatTemplate())
     settings = uvicorn.Config(make_app(service, key), lifespan="off", log_config=None, log_level="critical")
     listening = uvicorn.Server(settings)
-    with server.listen(config) as listener:
+    with server.listen(config) as (listener,):
         thread = threading.Thread(target=lambda: asyncio.run(listening.serve([listener])))
         thread.start()
         running = Running(service, model, server.url(listener), key or "none")

@@ -36,6 +36,50 @@ def test_a_completion_is_plain_decoding(running: Running) -> None:
     assert answer.usage.total_tokens == answer.usage.completion_tokens + len(PROMPT)
 
 
+def test_a_prompt_is_scored_without_a_generation(running: Running) -> None:
+    """max_tokens 0 with echo, as those ask who compare answers by their log-probabilities."""
+    prompts = [PROMPT, [7, 8, 7, 8], [1]]
+    wanted: dict[str, Any] = {"model": MODEL, "prompt": prompts, "echo": True, "logprobs": 2, "n": 2}
+    answer = running.openai.completions.create(**wanted, max_tokens=0, extra_body={"min_tokens": 0})
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    more = running.openai.completions.create(**wanted, max_tokens=3)
+    for choice, longer in zip(answer.choices, more.choices, strict=True):
+        prompt = prompts[choice.index // 2]
+        assert choice.text == text(prompt) and choice.finish_reason == "length"
+        scores, others = choice.logprobs, longer.logprobs
+        assert scores is not None and others is not None
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert getattr(scores, name) == getattr(others, name)[: len(prompt)], name
+        assert scores.token_logprobs is not None and len(scores.token_logprobs) == len(prompt)
+        ranks = [entry and entry.rank for entry in scored_prompt(prompt, 2)]
+        assert [value is None for value in scores.token_logprobs] == [rank is None for rank in ranks]
+    usage = answer.usage
+    assert usage is not None and usage.completion_tokens == 0
+    assert usage.prompt_tokens == usage.total_tokens == sum(map(len, prompts))
+    chunks = list(
+        running.openai.completions.create(
+            **wanted,
+            max_tokens=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"prompt_logprobs": 0},
+        )
+    )
+    assert chunks.pop().usage == usage
+    assert {chunk.choices[0].index: chunk.choices[0].text for chunk in chunks} == {
+        choice.index: choice.text for choice in answer.choices
+    }
+    assert len(chunks) == len(answer.choices)
+    alone = running.openai.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=0, extra_body={"prompt_logprobs": 1}
+    )
+    assert alone.choices[0].text == "" and alone.choices[0].logprobs is None
+    found = alone.choices[0].prompt_logprobs  # type: ignore[attr-defined]
+    assert [entry and entry[str(token)]["rank"] for token, entry in zip(PROMPT, found, strict=True)] == [
+        entry and entry.rank for entry in scored_prompt(PROMPT, 1)
+    ]
+
+
 def test_several_prompts_with_several_choices_each(running: Running) -> None:
     prompts = [PROMPT, [7, 8, 7, 8], [1]]
     answer = running.openai.completions.create(model=MODEL, prompt=prompts, n=2, echo=True, **sampled(5, 9))

@@ -34,14 +34,18 @@ from tests.support.split_server import DEADLY
 INFO = EngineInfo("reference", 64, [0])
 
 
-def kills(count: int, seed: int) -> None:
-    outcomes, findings = kill_under_load(count, clients=4, seed=seed)
+def kills(count: int, seed: int, http_workers: int = 1) -> None:
+    outcomes, findings = kill_under_load(count, 4, seed, http_workers)
     assert not findings
     assert outcomes["exact"] >= count and outcomes.keys() <= {"exact", "connection lost"}, outcomes
 
 
 def test_each_process_is_killed_under_load() -> None:
     kills(3, 1)
+
+
+def test_each_process_is_killed_under_load_where_several_speak_http() -> None:
+    kills(4, 3, http_workers=2)
 
 
 @pytest.mark.slow
@@ -181,6 +185,39 @@ def test_health_metrics_and_what_is_aborted(both: tuple[Server, Running]) -> Non
         if float(count) == 4:
             break
     assert float(count) == 4 and 'vllm:num_requests_running{backend="reference"' in metrics
+
+
+def test_processes_that_speak_http_know_of_each_other() -> None:
+    """Whichever of them a connection goes to."""
+    with split_server(3) as server:
+        server.until_ready()
+        body = {"prompt": [1, 2], "max_tokens": 6, "ignore_eos": True}
+        ids = [httpx.post(f"{server.url}/v1/completions", json=body).json()["id"] for _ in range(40)]
+        assert {messages.owner(one) for one in ids} == {0, 1, 2}
+        for _ in range(8):
+            metrics = httpx.get(f"{server.url}/metrics").text
+            for name, count in (("prompt_tokens_total", 80), ("e2e_request_latency_seconds_count", 40)):
+                assert re.search(rf"vllm:{name}{{.*}} {count}\.0", metrics), metrics
+        body |= {"max_tokens": 60, "stream": True}
+        for _ in range(8):
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+                name = {"request_id": answer.headers["X-Request-Id"]}
+                assert httpx.post(f"{server.url}/abort", json=name).status_code == 200
+                assert '"finish_reason":"abort"' in "".join(answer.iter_lines())
+            assert httpx.post(f"{server.url}/abort", json=name).status_code == 404
+
+
+def test_an_engine_waits_for_every_process_that_speaks_http(tmp_path: Path) -> None:
+    engine = EngineProcess(make_runner(), tmp_path, ServeSettings(split=True, http_workers=2), resume=True)
+    try:
+        for name in ("cmpl-aa-0", "cmpl-1-bb-0"):
+            engine.runner.add_request(Request(name, [1, 2]))
+        engine._carry_out(messages.Keep([], 0))
+        assert [one.request.request_id for one in engine.runner.streams] == ["cmpl-1-bb-0"] and not engine.works
+        engine._carry_out(messages.Adopt(1))
+        assert not engine.runner.streams and not engine._unsettled
+    finally:
+        engine.close()
 
 
 # ---- HTTP's end, without processes

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from specdec_hal.runner import SamplingParams
+from specdec_hal.serve.split import messages
 from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import END, LetterTokenizer
 
@@ -67,8 +68,8 @@ class Server:
 
 
 @contextmanager
-def split_server() -> Iterator[Server]:
-    command = [sys.executable, str(SCRIPT)]
+def split_server(http_workers: int = 1) -> Iterator[Server]:
+    command = [sys.executable, str(SCRIPT), str(http_workers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE) as supervisor:
         try:
             assert supervisor.stdout is not None and supervisor.stderr is not None
@@ -156,18 +157,16 @@ class Load:
         return "exact" if error is None else f"error {error['code']}"
 
 
-def kill_under_load(kills: int, clients: int, seed: int) -> tuple[Counter[str], list[str]]:
+def kill_under_load(kills: int, clients: int, seed: int, http_workers: int = 1) -> tuple[Counter[str], list[str]]:
     """What came of the requests, and what was wrong with any."""
-    rng = random.Random(seed)
-    with split_server() as server:
+    rng, names = random.Random(seed), messages.parts(http_workers)
+    with split_server(http_workers) as server:
         server.until_ready()
         load = Load(server.url, clients, seed)
         try:
             for number in range(kills):
                 time.sleep(rng.uniform(0.05, 0.5))
-                name = (
-                    ("engine", "tokens", "http")[number % 3] if kills <= 3 else rng.choice(["engine", "tokens", "http"])
-                )
+                name = names[number] if kills <= len(names) else rng.choice(names)
                 while not server.kill(name):
                     time.sleep(0.01)
                 if rng.random() < 0.7:

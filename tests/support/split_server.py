@@ -1,4 +1,4 @@
-"""A server of three processes over the history model: ``python tests/support/split_server.py`` prints its address.
+"""A split server over the history model: ``python tests/support/split_server.py 1`` prints its address; 1 speaks HTTP.
 
 Steps take a while, so that kills hit requests under way.
 """
@@ -6,13 +6,12 @@ Steps take a while, so that kills hit requests under way.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from socket import create_server, socket
+from socket import socket
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -43,29 +42,29 @@ class SlowModel(HistoryModel):
         return super().forward(batch)
 
 
-def config(directory: Path) -> Config:
+def config(directory: Path, http_workers: int) -> Config:
     return parse(
         {
             "backend": {"name": "reference"},
             "runner": {"max_num_seqs": 4, "journal": str(directory / "journal"), "journal_interval": 8},
             "speculative": {"method": "ngram", "num_speculative_tokens": 3},
-            "serve": {"split": True, "output_queue": 4},
+            "serve": {"port": 0, "split": True, "output_queue": 4, "http_workers": http_workers},
         }
     )
 
 
-async def http(part: Part, listener: socket) -> None:
+async def http(part: Part, settings: Config, listener: socket) -> None:
     tokenizer: Any = LetterTokenizer()
-    engine = await RemoteEngine.connect(config(part.directory), tokenizer, part.directory)
-    service = Service(engine, "letters", engine.config.serve, ChatTemplate())
-    started = lambda: None if part.resume else print(server.url(listener), flush=True)  # noqa: E731
+    engine = await RemoteEngine.connect(settings, tokenizer, part.directory, part.worker or 0)
+    engine.local = service = Service(engine, "letters", settings.serve, ChatTemplate(), engine)
+    started = lambda: None if part.resume or part.worker else print(server.url(listener), flush=True)  # noqa: E731
     await server.serve(make_app(service), listener, engine.config.serve, started, service.abort_all)
 
 
-def be(part: Part, listener: int) -> None:
+def be(part: Part, listeners: list[int]) -> None:
     part.watch()
     tokenizer: Any = LetterTokenizer()
-    settings = config(part.directory)
+    settings = config(part.directory, len(listeners))
     if part.name == messages.ENGINE:
         from specdec_hal.backends.reference.backend import ReferenceBackend
         from specdec_hal.runner import ModelRunner
@@ -76,27 +75,28 @@ def be(part: Part, listener: int) -> None:
     elif part.name == messages.TOKENS:
         tokens.run(tokenizer, part.directory, settings.serve)
     else:
-        asyncio.run(http(part, socket(fileno=listener)))
+        server.run(http(part, settings, socket(fileno=listeners[part.worker or 0])))
 
 
-def supervise() -> int:
-    with create_server(("127.0.0.1", 0)) as listener:
+def supervise(http_workers: int) -> int:
+    with server.listen(config(Path(), http_workers)) as listeners:
+        fds = tuple(listener.fileno() for listener in listeners)
 
         def command(part: Part) -> list[str]:
-            told = [part.name, str(part.directory), str(part.alive_fd), str(int(part.resume)), str(listener.fileno())]
+            told = [part.name, str(part.directory), str(part.alive_fd), str(int(part.resume)), *map(str, fds)]
             return [sys.executable, os.path.abspath(__file__), *told]
 
-        return Supervisor(command, (listener.fileno(),)).run()
+        return Supervisor(command, fds, http_workers).run()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("told", nargs="*")
     told = parser.parse_args().told
-    if not told:
-        return supervise()
-    name, directory, alive, resume, listener = told
-    be(Part(name, Path(directory), int(alive), bool(int(resume))), int(listener))
+    if len(told) == 1:
+        return supervise(int(told[0]))
+    name, directory, alive, resume, *listeners = told
+    be(Part(name, Path(directory), int(alive), bool(int(resume))), list(map(int, listeners)))
     return 0
 
 

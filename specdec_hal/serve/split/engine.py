@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import zmq
@@ -16,7 +15,7 @@ from specdec_hal.output.channel import FrameSender, receiver
 from specdec_hal.runner import ModelRunner, journal
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.split import messages
-from specdec_hal.serve.split.messages import ENGINE, HTTP, TOKENS, Outbox, ToEngine
+from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox, ToEngine
 
 _log = logging.getLogger("specdec_hal")
 
@@ -28,20 +27,23 @@ class EngineProcess:
         self.runner = runner
         self._context = context = zmq.Context()
         self._commands = receiver(context, messages.endpoint(directory, ENGINE), 0)
-        self._http = Outbox(context, directory, HTTP)
+        workers = range(settings.http_workers)
+        self._http = [Outbox(context, directory, messages.http(worker)) for worker in workers]
         frames = FrameSender(
             context, messages.endpoint(directory, TOKENS), settings.output_queue, drop=settings.slow_reader == "drop"
         )
         self._writer = FrameWriter(runner, frames.send)
-        self._settled = not resume
-        """Whether somebody waits for each request. What the journal has may be what killed the engine before."""
+        self._unsettled = set(workers) if resume else set[int]()
+        """HTTP processes that have not said which requests somebody waits for. What the journal has may be what killed
+        the engine before."""
+        own = runner.config.runner.journal is None
+        self._journal = journal.Journal(directory / "journal", None) if own else None
         if resume:
-            self._resume()
+            self._resume(directory / "journal" if own else Path(runner.config.runner.journal or ""))
             self._writer.begin()
 
-    def _resume(self) -> None:
-        path = self.runner.config.runner.journal
-        if path is None or not os.path.exists(path):
+    def _resume(self, path: Path) -> None:
+        if not path.exists():
             return
         try:
             self.runner.restore(journal.read(path))
@@ -54,22 +56,25 @@ class EngineProcess:
 
     def run(self) -> None:
         """Until the process is ended."""
-        self._hello()
+        for worker in range(len(self._http)):
+            self._hello(worker)
         while True:
             self._obey(wait=not self.works)
             if self.works:
                 self.runner.step()
+                if self._journal is not None:
+                    self._journal.step(self.runner.snapshot)
             self._writer.flush()
 
     @property
     def works(self) -> bool:
         """Whether there is a step to do."""
-        return self._settled and self.runner.has_requests
+        return not self._unsettled and self.runner.has_requests
 
-    def _hello(self) -> None:
+    def _hello(self, worker: int) -> None:
         runner = self.runner
         info = EngineInfo(runner.backend.name, runner.max_model_len, sorted(runner.end_tokens))
-        self._http.send(messages.Hello(info, [stream.request.request_id for stream in runner.streams]))
+        self._http[worker].send(messages.Hello(info, [stream.request.request_id for stream in runner.streams]))
 
     def _obey(self, wait: bool) -> None:
         """Carry out what was asked meanwhile; waits for something if `wait`."""
@@ -89,21 +94,22 @@ class EngineProcess:
             case messages.Release():
                 self._release(command.request_id, command.reason)
             case messages.Keep():
-                self._forget_all_but(set(command.request_ids))
+                self._forget_all_but(set(command.request_ids), command.worker)
             case messages.Attach():
                 self._writer.begin()
             case messages.Adopt():
-                self._forget_all_but(set())
+                self._forget_all_but(set(), command.worker)
                 self._writer.begin()  # so that HTTP hears of the token processor
-                self._hello()
+                self._hello(command.worker)
             case messages.AskCounts():
-                self._http.send(messages.CountsAre(command.number, self.runner.counts()))
+                self._http[command.worker].send(messages.CountsAre(command.number, self.runner.counts()))
 
-    def _forget_all_but(self, wanted: set[str]) -> None:
+    def _forget_all_but(self, wanted: set[str], worker: int) -> None:
         for stream in self.runner.streams:
-            if stream.request.request_id not in wanted:
-                self._release(stream.request.request_id, "cancelled")
-        self._settled = True
+            name = stream.request.request_id
+            if name not in wanted and messages.owner(name) == worker:
+                self._release(name, "cancelled")
+        self._unsettled.discard(worker)
 
     def _submit(self, command: messages.Submit) -> None:
         known = {stream.request.request_id for stream in self.runner.streams}
@@ -117,9 +123,9 @@ class EngineProcess:
             for name in queued:
                 self._release(name, "cancelled")
             late = error.retry_after_s if isinstance(error, QueueFullError) else None
-            self._http.send(messages.Refused(command.number, str(error), late))
+            self._http[command.worker].send(messages.Refused(command.number, str(error), late))
             return
-        self._http.send(messages.Queued(command.number))
+        self._http[command.worker].send(messages.Queued(command.number))
 
     def _release(self, name: str, reason: FinishReason) -> None:
         self.runner.cancel(name, reason)

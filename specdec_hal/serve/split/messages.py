@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,37 @@ from specdec_hal.output import frame
 from specdec_hal.output.processor import News
 from specdec_hal.runner import Counts, Request, SamplingParams
 from specdec_hal.runner.request import FinishReason
+from specdec_hal.serve.metrics import Observed
 
 HTTP, ENGINE, TOKENS = "http", "engine", "tokens"
-PARTS = (HTTP, ENGINE, TOKENS)
-"""The processes, each with a socket of its name that it alone reads."""
+_OWNED = re.compile(r"[a-z]+-(\d{1,3})-")
+
+
+def http(worker: int) -> str:
+    """The name of one of the processes that speak HTTP; the first is 0."""
+    return f"{HTTP}-{worker}" if worker else HTTP
+
+
+def worker_of(part: str) -> int | None:
+    """Which of the processes that speak HTTP a name is; None: another."""
+    kind, _, number = part.partition("-")
+    return int(number or 0) if kind == HTTP else None
+
+
+def parts(http_workers: int) -> list[str]:
+    """The processes, each with a socket of its name that it alone reads."""
+    return [*map(http, range(http_workers)), ENGINE, TOKENS]
+
+
+def owned(worker: int) -> str:
+    """What the part of an id behind its kind begins with, so that everybody knows whose request it is."""
+    return f"{worker}-" if worker else ""
+
+
+def owner(request_id: str) -> int:
+    """The HTTP process that a request, or an answer, belongs to."""
+    found = _OWNED.match(request_id)
+    return int(found[1]) if found else 0
 
 
 def endpoint(directory: Path, part: str) -> str:
@@ -53,6 +81,8 @@ class Submit(msgspec.Struct, array_like=True, tag="submit"):
 
     number: int
     requests: list[Asked]
+    worker: int = 0
+    """The HTTP process that asks."""
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort"):
@@ -69,9 +99,10 @@ class Release(msgspec.Struct, array_like=True, tag="release"):
 
 
 class Keep(msgspec.Struct, array_like=True, tag="keep"):
-    """The answer to Hello: somebody waits for these; the others can be forgotten."""
+    """The answer to Hello: somebody waits for these; other requests of this HTTP process can be forgotten."""
 
     request_ids: list[str]
+    worker: int = 0
 
 
 class Attach(msgspec.Struct, array_like=True, tag="attach"):
@@ -79,13 +110,16 @@ class Attach(msgspec.Struct, array_like=True, tag="attach"):
 
 
 class Adopt(msgspec.Struct, array_like=True, tag="adopt"):
-    """HTTP is new: nobody waits for what there is. Answered by Hello, and by the token processor's Up."""
+    """This HTTP process is new: nobody waits for its requests. Answered by Hello, and by the token processor's Up."""
+
+    worker: int = 0
 
 
 class AskCounts(msgspec.Struct, array_like=True, tag="counts"):
     """Answered by CountsAre."""
 
     number: int
+    worker: int = 0
 
 
 ToEngine = Submit | Abort | Release | Keep | Attach | Adopt | AskCounts
@@ -127,6 +161,22 @@ class Update(msgspec.Struct, array_like=True, tag="news"):
     news: list[News]
 
 
+class AskPeer(msgspec.Struct, array_like=True, tag="ask peer"):
+    """From another HTTP process, which PeerSays goes to; `abort`: an answer of this process to end, if any."""
+
+    number: int
+    worker: int
+    abort: str | None = None
+
+
+class PeerSays(msgspec.Struct, array_like=True, tag="peer says"):
+    """What an HTTP process has observed, and whether it had the answer that should end."""
+
+    number: int
+    observed: Observed
+    aborted: bool
+
+
 class Up(msgspec.Struct, array_like=True, tag="up"):
     """A process works."""
 
@@ -139,7 +189,7 @@ class Down(msgspec.Struct, array_like=True, tag="down"):
     part: str
 
 
-ToHttp = Hello | Queued | Refused | CountsAre | Update | Up | Down
+ToHttp = Hello | Queued | Refused | CountsAre | Update | AskPeer | PeerSays | Up | Down
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

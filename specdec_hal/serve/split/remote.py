@@ -7,8 +7,10 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any, Protocol
 
 import zmq
 import zmq.asyncio
@@ -19,13 +21,16 @@ from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, Requ
 from specdec_hal.models import Tokenizer
 from specdec_hal.output import News
 from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, StreamDelta
+from specdec_hal.serve.metrics import Observed
 from specdec_hal.serve.split import messages
-from specdec_hal.serve.split.messages import ENGINE, HTTP, TOKENS, Outbox, ToHttp
+from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox, ToEngine, ToHttp
 
 _log = logging.getLogger("specdec_hal")
 
 MAX_DEATHS = 5
 """Engines that may die while they compute a request before it is given up: it may be what kills them."""
+_TURN_S = 2e-3
+"""How long messages are read while streams wait for the event loop: what comes in that time, a stream tells at once."""
 _ANSWER_S = 10.0
 """How long the engine may take to answer what takes it no time."""
 
@@ -35,7 +40,7 @@ class _Live:
     """A request under way, and what has come of it."""
 
     request: Request
-    push: Callable[[StreamDelta | RequestOutput], None]
+    stream: RequestStream
     number: int
     """Of the submission that it is part of."""
     deltas: list[StreamDelta] = field(default_factory=list)
@@ -49,15 +54,17 @@ class _Live:
 
         EngineDeadError if something is missing.
         """
-        old_tokens, old_chars = self.tokens - news.token_start, self.chars - news.char_start
+        delta, old_tokens, old_chars = news.delta, self.tokens - news.token_start, self.chars - news.char_start
         if old_tokens < 0 or old_chars < 0:
             raise EngineDeadError("a part of the output is missing")
-        drafts = tuple(one for one in news.delta.drafts if one.start >= self.tokens)
-        delta = _behind(news.delta, old_tokens, old_chars)._replace(drafts=drafts)
+        if old_tokens or old_chars:
+            drafts = tuple(one for one in delta.drafts if one.start >= self.tokens)
+            delta = _behind(delta, old_tokens, old_chars)._replace(drafts=drafts)
         if not (delta.token_ids or delta.spans or delta.finish_reason):
             return None
         self.tokens += len(delta.token_ids)
-        self.chars += len(delta.text)
+        for text, _ in delta.spans:
+            self.chars += len(text)
         self.deltas.append(delta)
         return delta
 
@@ -72,30 +79,49 @@ class _Live:
         )  # fmt: skip
 
 
-class RemoteEngine:
-    """A :class:`~specdec_hal.serve.service.ServedEngine` in other processes. Made by :meth:`connect`."""
+class Local(Protocol):
+    """What an HTTP process has that others ask for."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, directory: Path) -> None:
-        self.config, self.tokenizer = config, tokenizer
+    def observed(self) -> Observed:
+        """See :class:`~specdec_hal.serve.metrics.ServerMetrics`."""
+
+    def abort_here(self, answer_id: str) -> bool:
+        """End an answer with what it has; False if there is none of that id."""
+
+
+class RemoteEngine:
+    """A :class:`~specdec_hal.serve.service.ServedEngine` in other processes. Made by :meth:`connect`.
+
+    `worker`: which of `serve.http_workers` processes this is; the others are asked for what they have observed.
+    """
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, directory: Path, worker: int = 0) -> None:
+        self.config, self.tokenizer, self.worker = config, tokenizer, worker
         self.info = EngineInfo("", 0, [])
         context = zmq.asyncio.Context()
         self._inbox = context.socket(zmq.PULL)
-        self._inbox.bind(messages.endpoint(directory, HTTP))
-        self._engine = Outbox(zmq.Context(context), directory, ENGINE)
+        self._inbox.bind(messages.endpoint(directory, messages.http(worker)))
+        out: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
+        self._engine = Outbox(out, directory, ENGINE)
+        others = set(range(config.serve.http_workers)) - {worker}
+        self._peers = {other: Outbox(out, directory, messages.http(other)) for other in others}
+        self.local: Local | None = None
+        """What other HTTP processes ask for."""
         self._live: dict[str, _Live] = {}
         self._submitted: dict[int, asyncio.Future[None]] = {}
         """Submissions that the engine has not answered. News of their requests may come before the answer."""
-        self._asked: dict[int, asyncio.Future[Counts]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        """Questions that are answered at once: to the engine, and to other HTTP processes."""
         self._numbers = count()
         self._down = {ENGINE, TOKENS}
         self._greeted = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(cls, config: Config, tokenizer: Tokenizer, directory: Path) -> RemoteEngine:
+    async def connect(cls, config: Config, tokenizer: Tokenizer, directory: Path, worker: int = 0) -> RemoteEngine:
         """As soon as the engine answers."""
-        engine = cls(config, tokenizer, directory)
-        engine._engine.send(messages.Adopt())
+        engine = cls(config, tokenizer, directory, worker)
+        engine._engine.send(messages.Adopt(worker))
         engine._reading = asyncio.create_task(engine._read())
         engine._reading.add_done_callback(_reader_ended)
         await engine._greeted.wait()
@@ -106,7 +132,8 @@ class RemoteEngine:
         if self._reading is not None:
             self._reading.cancel()
         self._inbox.close(linger=0)
-        self._engine.close()
+        for outbox in (self._engine, *self._peers.values()):
+            outbox.close()
 
     # ---- what a server asks
 
@@ -131,7 +158,7 @@ class RemoteEngine:
         stream = RequestStream(self, [request.request_id for request in requests])
         self._submitted[number] = queued = asyncio.get_running_loop().create_future()
         for request in requests:
-            self._live[request.request_id] = _Live(request, stream._push, number)
+            self._live[request.request_id] = _Live(request, stream, number)
         self._send(requests, number)
         try:
             await queued
@@ -155,30 +182,72 @@ class RemoteEngine:
 
     async def counts(self) -> Counts:
         """The engine's; EngineDeadError if it does not answer."""
+        found: Counts = await self._ask(self._engine, lambda number: messages.AskCounts(number, self.worker))
+        return found
+
+    @property
+    def mark(self) -> str:
+        """What the ids of this process's answers have."""
+        return messages.owned(self.worker)
+
+    async def observed(self) -> list[Observed]:
+        """By the other HTTP processes; EngineDeadError if one does not answer."""
+        ask = partial(messages.AskPeer, worker=self.worker)
+        told = await asyncio.gather(*(self._ask(peer, ask) for peer in self._peers.values()))
+        return [one.observed for one in told]
+
+    async def abort_elsewhere(self, answer_id: str) -> bool:
+        """End an answer of another HTTP process; False if there is none of that id."""
+        peer = self._peers.get(messages.owner(answer_id))
+        if peer is None:
+            return False
+        told = await self._ask(peer, partial(messages.AskPeer, worker=self.worker, abort=answer_id))
+        return bool(told.aborted)
+
+    async def _ask(self, whom: Outbox, question: Callable[[int], ToEngine | ToHttp]) -> Any:
         number = next(self._numbers)
         self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self._engine.send(messages.AskCounts(number))
+            whom.send(question(number))
             return await asyncio.wait_for(self._asked[number], _ANSWER_S)
         except asyncio.TimeoutError as error:
-            raise EngineDeadError(f"the engine has not answered within {_ANSWER_S:g} s") from error
+            raise EngineDeadError(f"another process has not answered within {_ANSWER_S:g} s") from error
         finally:
             del self._asked[number]
 
+    def _told(self, number: int, answer: Any) -> None:
+        waiting = self._asked.get(number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def _answer_peer(self, question: messages.AskPeer) -> None:
+        local = self.local
+        aborted = local is not None and question.abort is not None and local.abort_here(question.abort)
+        observed = Observed() if local is None else local.observed()
+        self._peers[question.worker].send(messages.PeerSays(question.number, observed, aborted))
+
     def _send(self, requests: Sequence[Request], number: int) -> None:
-        self._engine.send(messages.Submit(number, [messages.Asked.of(request) for request in requests]))
+        self._engine.send(messages.Submit(number, [messages.Asked.of(request) for request in requests], self.worker))
 
     # ---- what the others say
 
     async def _read(self) -> None:
+        now = asyncio.get_running_loop().time
+        turn = now()
         while True:
-            data = await self._inbox.recv()
+            received = asyncio.ensure_future(self._inbox.recv())
+            if not received.done():
+                await received
+                turn = now()
             try:
-                message = messages.for_http(data)
+                message = messages.for_http(received.result())
             except FrameError:
                 _log.exception("a message from another process is not understood")
                 continue
             self._take(message)
+            if now() - turn > _TURN_S:
+                await asyncio.sleep(0)
+                turn = now()
 
     def _take(self, message: ToHttp) -> None:
         match message:
@@ -198,9 +267,11 @@ class RemoteEngine:
             case messages.Hello():
                 self._hello(message)
             case messages.CountsAre():
-                waiting = self._asked.get(message.number)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(message.counts)
+                self._told(message.number, message.counts)
+            case messages.AskPeer():
+                self._answer_peer(message)
+            case messages.PeerSays():
+                self._told(message.number, message)
             case messages.Up():
                 self._down.discard(message.part)
             case messages.Down():
@@ -227,7 +298,7 @@ class RemoteEngine:
         self.info = hello.info
         self._down.discard(ENGINE)
         known = set(hello.request_ids)
-        self._engine.send(messages.Keep(list(self._live)))
+        self._engine.send(messages.Keep(list(self._live), self.worker))
         lost: dict[int, list[Request]] = {}
         for name, live in self._live.items():
             if name not in known:
@@ -255,8 +326,8 @@ class RemoteEngine:
         delta = StreamDelta(name, (), (), (), "error")
         live.deltas.append(delta)
         whole = StreamDelta.joined(live.deltas)
-        live.push(delta)
-        live.push(
+        live.stream.take(delta)
+        live.stream.take(
             RequestOutput(
                 name,
                 len(live.request.prompt_token_ids),
@@ -282,10 +353,10 @@ class RemoteEngine:
             self._fail(name, live, str(error))
             return
         if delta is not None:
-            live.push(delta)
+            live.stream.take(delta)
         if news.ended is not None:
             del self._live[name]
-            live.push(live.output(news))
+            live.stream.take(live.output(news))
             reason = news.delta.finish_reason
             assert reason is not None
             self._engine.send(messages.Release(name, reason))

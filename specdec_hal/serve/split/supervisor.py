@@ -16,7 +16,7 @@ from pathlib import Path
 
 import zmq
 
-from specdec_hal.serve.split.messages import HTTP, PARTS, Down, Outbox
+from specdec_hal.serve.split.messages import Down, Outbox, http, parts, worker_of
 
 _log = logging.getLogger("specdec_hal")
 
@@ -35,6 +35,11 @@ class Part:
     alive_fd: int
     resume: bool
 
+    @property
+    def worker(self) -> int | None:
+        """Which of the HTTP processes it is; None: another."""
+        return worker_of(self.name)
+
     def watch(self) -> None:
         """End this process when the supervisor has ended, however."""
         threading.Thread(target=self._watch, name="supervisor-watch", daemon=True).start()
@@ -51,12 +56,13 @@ class Supervisor:
     What is killed is started anew. What ends by itself on its first start, or three times in a row, ends all.
     """
 
-    def __init__(self, command: Callable[[Part], list[str]], fds: tuple[int, ...]) -> None:
+    def __init__(self, command: Callable[[Part], list[str]], fds: tuple[int, ...], http_workers: int = 1) -> None:
         self._command, self._fds = command, fds
+        self._parts, self._http = parts(http_workers), [http(worker) for worker in range(http_workers)]
         self.directory = Path(tempfile.mkdtemp(prefix="specdec-hal-"))
         self._alive, self._held = os.pipe()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._failures = dict.fromkeys(PARTS, 0)
+        self._failures = dict.fromkeys(self._parts, 0)
         self._stopping = False
 
     def run(self) -> int:
@@ -64,29 +70,35 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        http = Outbox(context, self.directory, HTTP)
+        outboxes = [Outbox(context, self.directory, name) for name in self._http]
+        ended = dict[str, int]()
         try:
-            for name in PARTS:
+            for name in self._parts:
                 self._start(name, resume=False)
             while True:
                 pid, status = os.waitpid(-1, 0)
                 code = os.waitstatus_to_exitcode(status)
                 name = next(name for name, process in self._processes.items() if process.pid == pid)
                 self._processes[name].returncode = code  # waited for above
-                if self._stopping and name == HTTP:
-                    return 0 if code in (0, -signal.SIGTERM) else 1
+                if self._stopping and name in self._http:
+                    ended[name] = code
+                    if len(ended) < len(self._http):
+                        continue
+                    return 0 if all(code in (0, -signal.SIGTERM) for code in ended.values()) else 1
                 if code < 0:
                     self._failures[name] = 0
                 elif not self._may_start_anew(name, code):
                     return code or 1
                 _log.error("the process '%s' has died (%s); another is started", name, code)
-                if name != HTTP:
-                    http.send(Down(name))
+                if name not in self._http:
+                    for outbox in outboxes:
+                        outbox.send(Down(name))
                 time.sleep(_PAUSE_S)
                 self._start(name, resume=True)
         finally:
             self._end()
-            http.close()
+            for outbox in outboxes:
+                outbox.close()
 
     def _may_start_anew(self, name: str, code: int) -> bool:
         """A process has ended by itself: once it has worked, that may be an accident."""
@@ -101,14 +113,15 @@ class Supervisor:
         self._processes[name] = subprocess.Popen(
             self._command(part), pass_fds=(self._alive, *self._fds), start_new_session=True
         )
-        if self._stopping and name == HTTP:  # the signal came while there was none
-            self._processes[HTTP].send_signal(signal.SIGTERM)
+        if self._stopping and name in self._http:  # the signal came while there was none
+            self._processes[name].send_signal(signal.SIGTERM)
 
     def _stop(self, number: int, frame: object) -> None:
         """Let HTTP end its requests first; the second time end everything at once."""
-        http = self._processes.get(HTTP)
-        if http is not None and http.returncode is None:
-            http.send_signal(signal.SIGKILL if self._stopping else signal.SIGTERM)
+        for name in self._http:
+            process = self._processes.get(name)
+            if process is not None and process.returncode is None:
+                process.send_signal(signal.SIGKILL if self._stopping else signal.SIGTERM)
         self._stopping = True
 
     def _end(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import zmq
@@ -10,35 +11,63 @@ import zmq
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.errors import FrameError
 from specdec_hal.models import Tokenizer
-from specdec_hal.output import FrameReader, TokenProcessor
+from specdec_hal.output import FrameReader, News, TokenProcessor
 from specdec_hal.output.channel import receiver
 from specdec_hal.serve.split import messages
-from specdec_hal.serve.split.messages import ENGINE, HTTP, TOKENS, Outbox
+from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox
 
 _log = logging.getLogger("specdec_hal")
+
+_MOST = 8
+"""Frames whose news go to HTTP together, where so many wait."""
 
 
 def run(tokenizer: Tokenizer, directory: Path, settings: ServeSettings) -> None:
     """Until the process is ended. HTTP that reads slowly holds up the engine, through two bounded queues."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     frames = receiver(context, messages.endpoint(directory, TOKENS), settings.output_queue)
-    http = Outbox(context, directory, HTTP, settings.output_queue)
+    workers = range(settings.http_workers)
+    http = [Outbox(context, directory, messages.http(worker), settings.output_queue) for worker in workers]
     engine = Outbox(context, directory, ENGINE)
     reader, processor = FrameReader(), TokenProcessor(tokenizer.detokenizer)
     engine.send(messages.Attach())
     while True:
-        data = frames.recv()
-        try:
-            frame = reader.feed(data)
-            if frame is None:
+        began = False
+        for data in _waiting(frames):
+            try:
+                frame = reader.feed(data)
+                if frame is None:
+                    continue
+                processor.add(frame)
+            except FrameError:
+                _log.exception("the engine's output cannot be followed; it is asked to begin again")
+                reader = FrameReader()
+                processor.news()  # of a part of the frame: all of it comes again
+                engine.send(messages.Attach())
                 continue
-            news = processor.take(frame)
-        except FrameError:
-            _log.exception("the engine's output cannot be followed; it is asked to begin again")
-            reader = FrameReader()
-            engine.send(messages.Attach())
-            continue
-        if frame.sequence == 0:
-            http.send(messages.Up(TOKENS))
-        if news:
-            http.send(messages.Update(news))
+            began |= frame.sequence == 0
+        if began:
+            for outbox in http:
+                outbox.send(messages.Up(TOKENS))
+        shares = [processor.news()] if len(http) == 1 else _shared_out(processor.news(), len(http))
+        for outbox, news in zip(http, shares, strict=True):
+            if news:
+                outbox.send(messages.Update(news))
+
+
+def _shared_out(news: list[News], workers: int) -> list[list[News]]:
+    """By the HTTP process that each belongs to."""
+    shares: list[list[News]] = [[] for _ in range(workers)]
+    for one in news:
+        shares[messages.owner(one.delta.request_id)].append(one)
+    return shares
+
+
+def _waiting(frames: zmq.Socket[bytes]) -> Iterator[bytes]:
+    """The next frame, as soon as it is there, and those behind it that are there already."""
+    yield frames.recv()
+    for _ in range(_MOST - 1):
+        try:
+            yield frames.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
