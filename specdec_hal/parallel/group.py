@@ -46,6 +46,7 @@ class ProcessGroup:
         import torch.distributed as distributed
 
         self.rank, self.size, self._distributed = rank, size, distributed
+        self.lost = False
         self.capturable = device != "cpu" and nccl
         # Its name from PyTorch 2.13 on, and the one before.
         self._all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -88,6 +89,15 @@ class ProcessGroup:
         return EngineDeadError(
             f"tensor-parallel rank {self.rank} of {self.size}: another has ended ({describe(error)})"
         )
+
+    def abort(self) -> None:
+        """End what waits for a rank on the GPU, from any thread; :attr:`lost` says so of everything that comes out."""
+        self.lost = True
+        if self.capturable:
+            import torch
+
+            group = self._distributed.distributed_c10d._get_default_group()
+            group._get_backend(torch.device("cuda")).abort()
 
     def close(self) -> None:
         """Leave the group."""

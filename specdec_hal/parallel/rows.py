@@ -100,11 +100,10 @@ class VocabularyRows(RowLogits):
 
 
 @lru_cache(4096)
-def _work_of(vocab_size: int, *filters: float) -> Work:
-    """What a row with such a temperature, top_p, top_k and min_p needs."""
-    floats = (torch.tensor([value], dtype=torch.float32) for value in filters)
-    nothing = torch.zeros(1, dtype=torch.int64)
-    return Work.of(RowParams(*floats, seed=nothing, position=nothing), vocab_size)
+def _work_of(vocab_size: int, temperature: float, top_p: float, top_k: int, min_p: float) -> Work:
+    """What a row with these parameters needs."""
+    values = (torch.tensor([value], dtype=torch.float32) for value in (temperature, top_p, top_k, min_p, 0, 0))
+    return Work.of(RowParams(*values), vocab_size)
 
 
 def _tensor(x: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,7 @@ def main(folder: str, rank: int, size: int, rendezvous: str, place: str, transpo
         for name in ("hidden", "tap", "logits"):
             np.testing.assert_allclose(found["chunks"][name], found["whole"][name], rtol=0, atol=1e-4)
     if rank == 0:
-        np.savez(Path(out), **found["whole"])
+        np.savez(out, **found["whole"])
     group.close()
 
 

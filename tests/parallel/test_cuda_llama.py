@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,12 @@ import pytest
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.weights import load_weights, read_weights
 from specdec_hal.parallel.weights import WeightsPart
-from tests.models.conftest import Shape, triton_place as triton_place, write_checkpoint
+from tests.models.conftest import Shape, write_checkpoint
+from tests.models.conftest import triton_place as triton_place
+from tests.parallel.cuda_ranks import run_ranks
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).parents[2]
 SHAPES = {
     "tied": Shape(vocab_size=1500, hidden_size=48, num_attention_heads=4, num_key_value_heads=4),
     "shared KV heads": Shape(
@@ -28,33 +27,19 @@ SHAPES = {
 }
 
 
-def ranks_of(folder: Path, size: int, out: Path, place: str = "cpu", transport: str = "gloo") -> dict[str, Any]:
-    """What `size` processes compute, all the same; 0: the model that nobody has split."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if place == "cpu":
-        environment["TRITON_INTERPRET"] = "1"
-    places = [f"cuda:{rank}" if place == "each" else place for rank in range(max(size, 1))]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.parallel.cuda_llama_rank", folder, str(rank), str(size)]
-            + [str(out.with_suffix(".meet")), place, transport, str(out)],
-            cwd=ROOT,
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, place in enumerate(places)
-    ]
-    try:
-        errors = [process.communicate(timeout=500)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert not any(process.returncode for process in ranks), "\n".join(errors)
-    return dict(np.load(out))
+SMALL = Shape(
+    vocab_size=1500,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=1,
+    head_dim=8,
+    num_nextn_predict_layers=0,
+    bos_token_id=0,
+    eos_token_id=0,
+)
 
 
-def check(split: dict[str, Any], whole: dict[str, Any]) -> None:
+def check(split: Mapping[str, Any], whole: Mapping[str, Any]) -> None:
     """Close to the model that nobody has split, whose sums are rounded elsewhere."""
     assert set(split) == {"hidden", "tap", "logits", "drafts"} == set(whole)
     for name, tensor in split.items():
@@ -69,14 +54,25 @@ TOLERANCE = 2e-3
 @pytest.mark.parametrize(("shape", "size"), [("tied", 2), ("shared KV heads", 4)])
 def test_ranks_compute_the_model(tmp_path: Path, triton_place: str, shape: str, size: int) -> None:
     folder = write_checkpoint(tmp_path / "checkpoint", SHAPES[shape])
-    whole = ranks_of(folder, 0, tmp_path / "whole.npz", triton_place)
-    check(ranks_of(folder, size, tmp_path / "split.npz", triton_place), whole)
+    whole = np.load(run_ranks("cuda_llama_rank", folder, 0, tmp_path / "whole.npz", triton_place))
+    check(np.load(run_ranks("cuda_llama_rank", folder, size, tmp_path / "split.npz", triton_place)), whole)
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_runners_over_device_tensors(tmp_path: Path, triton_place: str, ranks: int) -> None:
+    """The same tokens from gathered logits and from parts of them, plain and drafted, as from one process."""
+    folder = write_checkpoint(tmp_path / "checkpoint", SMALL)
+    whole, split = (
+        json.loads(run_ranks("cuda_runner_rank", folder, size, tmp_path / f"{size}.json", triton_place).read_text())
+        for size in (0, ranks)
+    )
+    assert len(whole) >= 4 and split == whole
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_parts_make_up_the_weights(tmp_path: Path, shape: str, size: int) -> None:
-    """Read as parts, or cut from the whole; every row and column is on a rank, those of KV heads on as many as share it."""
+    """Read as parts, or cut from the whole; every row and column is on a rank, and a KV head on all that share it."""
     folder = write_checkpoint(tmp_path / "checkpoint", SHAPES[shape])
     config = read_config(folder)
     whole = read_weights(folder, config)

@@ -61,7 +61,7 @@ def sum_norm(
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`residual` += the sum of `parts` [PARTS, capacity, D], added in their order and rounded once; `out` = its norm."""
+    """`residual` += the sum of `parts` [PARTS, capacity, D] in their order, rounded once; `out` = its norm."""
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     if row >= min(capacity, tl.load(count)):
