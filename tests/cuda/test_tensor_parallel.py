@@ -113,5 +113,4 @@ def test_a_team_until_a_rank_dies(devices: list[int], parts: str) -> None:
         assert not any(rank.is_alive() for rank in runtime.team._ranks)
     finally:
         runtime.team.close()
-        if not runtime.team.group.lost:
-            runtime.team.group.close()
+        runtime.team.group.close()

@@ -20,7 +20,7 @@ from specdec_hal.parallel.group import ProcessGroup
 from specdec_hal.parallel.llama_cuda import load_part
 from specdec_hal.parallel.weights import vocabulary_part
 
-CUTS: dict[str, list[int]] = {"whole": [], "chunks": [5, 6, 9]}
+CUTS: dict[str, list[int]] = {"whole": [], "chunks": [5, 6]}
 LENGTH, BLOCK = 13, 4
 
 

@@ -20,9 +20,14 @@ from tests.parallel.cuda_ranks import run_ranks
 pytestmark = pytest.mark.torch
 
 SHAPES = {
-    "tied": Shape(vocab_size=1500, hidden_size=48, num_attention_heads=4, num_key_value_heads=4),
+    "tied": Shape(vocab_size=1500, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4),
     "shared KV heads": Shape(
-        vocab_size=1500, num_key_value_heads=2, num_attention_heads=8, head_dim=8, tie_word_embeddings=False
+        vocab_size=1500,
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        num_attention_heads=8,
+        head_dim=8,
+        tie_word_embeddings=False,
     ),
 }
 
