@@ -42,8 +42,9 @@ class Counted:
 
     def __init__(self, group: ProcessGroup) -> None:
         self.rank, self.size, self._group, self.sent, self.rounds = group.rank, group.size, group, 0, 0
+        self.capturable = group.capturable
 
-    def gather(self, tensor: Any) -> list[Any]:
+    def gather(self, tensor: Any) -> Any:
         """See Group.gather."""
         self.sent += tensor.nbytes
         self.rounds += 1
@@ -114,7 +115,7 @@ def compare(group: Counted, logits: Any, asked: dict[str, float], device: str, r
     op = backend.bind("sample_target", **{name: _held(tensor) for name, tensor in operands.items()})
 
     def gather() -> None:
-        whole.copy_(torch.cat(group.gather(columns), 1)[:, :vocabulary])
+        whole.copy_(group.gather(columns).transpose(0, 1).flatten(1)[:, :vocabulary])
         op(0 if device == "cpu" else torch.cuda.current_stream().cuda_stream)
 
     part = VocabularyPart(group, vocabulary)

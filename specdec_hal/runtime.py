@@ -41,7 +41,7 @@ class Runtime:
         try:
             backend = self.registry.get_backend(
                 config.backend.name,
-                options=config.backend.options,
+                options=_options(config),
                 fallback=config.fallback.allow,
                 debug=config.runner.debug,
             )
@@ -67,7 +67,7 @@ class Runtime:
             return None
         from specdec_hal.parallel.team import Team
 
-        return Team(self.config, _load_rank)
+        return Team(self.config, _places(self.config, self.backend), _load_rank)
 
     def load_model(self, *, group: Group | None = None) -> TargetModel:
         """The configured model, where the backend works; a part of it on each rank of engine.tensor_parallel.
@@ -113,6 +113,22 @@ class Runtime:
     def naive(self) -> Runtime:
         """The same without speculation, for comparisons."""
         return self.with_config(self.config.naive())
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """Those of the backend; of engine.rank_devices the first is this process's."""
+    devices = config.engine.rank_devices
+    return dict(config.backend.options) if devices is None else {**config.backend.options, "device": devices[0]}
+
+
+def _places(config: Config, backend: Backend) -> list[str]:
+    """Where each rank of engine.tensor_parallel works, if this process's backend is the first's."""
+    kind, _, first = backend.place.partition(":")
+    ranks = config.engine.tensor_parallel
+    if not first:
+        return [kind] * ranks
+    devices = config.engine.rank_devices or range(int(first), int(first) + ranks)
+    return [f"{kind}:{device}" for device in devices]
 
 
 def _load_rank(config: Config, group: Group) -> tuple[Backend, TargetModel, Tokenizer]:

@@ -197,12 +197,15 @@ class EngineSettings(Section):
     """`tensor_parallel`: processes that share one model, each with a part of every weight. They compare what they
     decided every `digest_interval` steps; null: never. `rank_timeout_s`: how long one waits for the others in a step.
     `vocabulary_parallel`: each samples from its own part of the vocabulary, so that no logits are sent; same tokens.
+    `rank_devices`: the GPU of each rank; null: `backend.options.device` and those behind it. Ranks that share one work
+    for tests: what they exchange goes through the host, and steps are not captured.
     """
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     digest_interval: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = 16
     rank_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     vocabulary_parallel: bool = False
+    rank_devices: list[Annotated[int, Field(ge=0, lt=1024)]] | None = None
 
 
 class SpeculativeSettings(Section):
@@ -396,6 +399,9 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
             yield "serve.split", "expected false with engine.tensor_parallel, whose ranks mind stop strings themselves"
         for key, why in _timed(config):
             yield key, f"{why}, which the ranks of engine.tensor_parallel may measure differently; remove it"
+    devices, ranks = config.engine.rank_devices, config.engine.tensor_parallel
+    if devices is not None and len(devices) != ranks:
+        yield "engine.rank_devices", f"expected a device for each of the {ranks} ranks, got {len(devices)}"
     if config.engine.vocabulary_parallel:
         if config.engine.tensor_parallel == 1:
             yield "engine.vocabulary_parallel", "expected false with engine.tensor_parallel 1, which has all logits"

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.rope import rotations
+from specdec_hal.models.weights import EMBEDDING, HEAD
 
 Array = npt.NDArray[np.float32]
 
@@ -99,8 +100,8 @@ def arrange_mtp(weights: Mapping[str, Array], index: int, config: LlamaConfig) -
 
 def arrange(weights: Mapping[str, Array], config: LlamaConfig) -> LlamaWeights:
     """A checkpoint's weights in this module's layout."""
-    embedding = weights["model.embed_tokens.weight"]
-    head = embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+    embedding = weights[EMBEDDING]
+    head = embedding if config.tie_word_embeddings else weights[HEAD]
     modules = config.num_nextn_predict_layers
     return LlamaWeights(
         embedding=embedding,
@@ -122,11 +123,6 @@ def _in_out(weight: Array) -> Array:
 
 def _padded(weight: Array) -> Array:
     return np.pad(weight, ((0, round_up(len(weight), VECTOR) - len(weight)), (0, 0)))
-
-
-def padded_columns(weight: Array) -> Array:
-    """A weight [in, out] with zeros up to a multiple of :data:`VECTOR` columns."""
-    return np.ascontiguousarray(_padded(weight.T).T)
 
 
 def _pair_rotary(weight: Array, head_dim: int) -> Array:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,9 +31,7 @@ from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
 from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, ModelCapabilities
 from specdec_hal.models.rope import rotations
 from specdec_hal.models.triton_kernels.launcher import Heads, Launcher
-from specdec_hal.models.weights import load_weights
-
-_EMBEDDING = "model.embed_tokens.weight"
+from specdec_hal.models.weights import EMBEDDING, HEAD, Slices, load_weights
 
 # Positions of a block where the host interface makes the pool.
 _BLOCK_SIZE = 64
@@ -87,9 +86,9 @@ class LlamaCuda:
         load_mtp: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self.config, self._load_mtp = config, load_mtp
-        self._embedding = weights[_EMBEDDING]
+        self._embedding = weights[EMBEDDING]
         self.device, self.dtype = self._embedding.device, self._embedding.dtype
-        self._head = self._embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
+        self._head = self._embedding if config.tie_word_embeddings else weights.pop(HEAD)
         self._final_norm = weights.pop("model.norm.weight")
         self._layers = [_layer(weights, i, config.head_dim) for i in range(config.num_hidden_layers)]
         self.launcher = Launcher(self.device, self.dtype, _has_pdl(self.device) if pdl is None else pdl)
@@ -153,30 +152,34 @@ class LlamaCuda:
         residual, normed = self.rows("residual", len(final)), self.rows("normed", len(final))
         count, epsilon = batch.cu_seqlens_q[-1:], self.config.rms_norm_eps
         launch.embed_norm(batch.token_ids, self._embedding, residual, first.attention_norm, normed, count, epsilon)
-        for i, layer in enumerate(self._layers):
-            if i > 0:
-                launch.rms_norm(residual, layer.attention_norm, normed, count, epsilon)
-            self._run(layer, pool.layers[i], residual, normed, batch)
+        following = [(layer.attention_norm, normed) for layer in self._layers[1:]] + [(self._final_norm, final)]
+        for i, (layer, (norm, target)) in enumerate(zip(self._layers, following, strict=True)):
+            self._run(layer, pool.layers[i], residual, normed, batch, norm, target)
             if i in out:
                 out[i].copy_(residual)
-        launch.rms_norm(residual, self._final_norm, final, count, epsilon)
 
     def rows(self, name: str, count: int) -> Any:
         """Scratch memory [count, D] of that name."""
         return self.launcher.arena.take(name, (count, self.config.hidden_size), self.dtype)
 
-    def _run(self, layer: _Layer, pool: Any, residual: Any, normed: Any, batch: DeviceBatch) -> None:
-        """One layer behind its first norm, onto the residual; `normed` is overwritten."""
+    def _run(
+        self, layer: _Layer, pool: Any, residual: Any, normed: Any, batch: DeviceBatch, norm: Any, out: Any
+    ) -> None:
+        """One layer behind its first norm, onto the residual; `normed` is overwritten. `out`: the residual's `norm`."""
         launch, config, heads, take = self.launcher, self.config, self._heads, self.launcher.arena.take
         count, width = batch.cu_seqlens_q[-1:], config.num_attention_heads * config.head_dim
         queries, attended = (take(name, (len(residual), width), self.dtype) for name in ("queries", "attended"))
         gated = take("gated", (len(residual), config.intermediate_size), self.dtype)
         launch.qkv(normed, layer.qkv, queries, pool, self._pool_for("forward_device").rotary, batch, heads)
         launch.attention(queries, attended, pool, batch, heads)
-        launch.linear(attended, layer.out, residual, count, add=True)
-        launch.rms_norm(residual, layer.mlp_norm, normed, count, config.rms_norm_eps)
+        self._add_norm(attended, layer.out, residual, layer.mlp_norm, normed, count)
         launch.gate_up(normed, layer.gate_up, gated, count)
-        launch.linear(gated, layer.down, residual, count, add=True)
+        self._add_norm(gated, layer.down, residual, norm, out, count)
+
+    def _add_norm(self, x: Any, weight: Any, residual: Any, norm: Any, out: Any, count: Any) -> None:
+        """`residual` += x weight^T, `out` = its norm. In a tensor-parallel model x and `weight` are a rank's part."""
+        self.launcher.linear(x, weight, residual, count, add=True)
+        self.launcher.rms_norm(residual, norm, out, count, self.config.rms_norm_eps)
 
     def mtp_bytes_per_block(self, block_size: int) -> int:
         """See MTPModel.mtp_bytes_per_block: those of one layer."""
@@ -291,28 +294,44 @@ class LlamaCudaMTP:
         launch.rms_norm(hidden, self._hidden_norm, normed, count, epsilon)
         launch.linear(normed, self._hidden_in, residual, count, add=True)
         launch.rms_norm(residual, self._layer.attention_norm, normed, count, epsilon)
-        model._run(self._layer, self._pool, residual, normed, batch)
-        launch.rms_norm(residual, self._final_norm, out, count, epsilon)
+        model._run(self._layer, self._pool, residual, normed, batch, self._final_norm, out)
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """See DeviceMTPModule.compute_logits_device."""
         self._model.compute_logits_device(hidden, out, num_rows)
 
 
-def load(path: str | Path, config: LlamaConfig, *, device: str = "cuda", dtype: str | None = None) -> LlamaCuda:
-    """The decoder of a checkpoint folder. `dtype`: see :func:`specdec_hal.models.weights.load_weights`."""
+def load(
+    path: str | Path,
+    config: LlamaConfig,
+    *,
+    device: str = "cuda",
+    dtype: str | None = None,
+    make: Callable[..., LlamaCuda] = LlamaCuda,
+    part: Callable[[str], Slices] | None = None,
+    **options: Any,
+) -> LlamaCuda:
+    """The decoder of a checkpoint folder. `dtype` and `part`: see :func:`specdec_hal.models.weights.load_weights`.
+
+    `make` is called as the class is; `options` are its own. `device`: of a GPU, or "cpu" for Triton's interpreter.
+    """
     if dtype not in (None, *DTYPES):
         raise _refused("load_model", "dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
+    place = device if device == "cpu" else _place(device)
+    weights = load_weights(path, config, device=place, dtype=dtype, part=part)
+    # In the decoder's dtype, which the checkpoint's first weight decides where nobody else does.
+    chosen = str(weights[EMBEDDING].dtype).removeprefix("torch.")
+    load_mtp = partial(load_weights, path, config, device=place, dtype=chosen, mtp=True, part=part)
+    return make(config, weights, load_mtp=load_mtp, **options)
+
+
+def _place(device: str) -> str:
     index = torch.device(device).index
     count = torch.cuda.device_count()
     if not count or (index or 0) >= count:
         expected = f"one of the {count} CUDA GPUs that PyTorch sees"
         raise _refused("load_model", "device", expected, repr(device), "use another")
-    place = f"cuda:{torch.cuda.current_device() if index is None else index}"
-    weights = load_weights(path, config, device=place, dtype=dtype)
-    # In the decoder's dtype, which the checkpoint's first weight decides where nobody else does.
-    chosen = str(weights[_EMBEDDING].dtype).removeprefix("torch.")
-    return LlamaCuda(config, weights, load_mtp=lambda: load_weights(path, config, device=place, dtype=chosen, mtp=True))
+    return f"cuda:{torch.cuda.current_device() if index is None else index}"
 
 
 def _layer(weights: dict[str, Any], index: int, head_dim: int) -> _Layer:

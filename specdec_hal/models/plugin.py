@@ -22,7 +22,7 @@ def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = N
         raise _refused("paddle", "dtype", "float32", dtype, "use model.framework torch for others")
     if group is not None:
         raise _refused("paddle", "tensor_parallel", "1", group.size, "use model.framework torch for more")
-    arguments = _read(path)
+    arguments = _arranged(path)
     from specdec_hal.models.llama_paddle import LlamaPaddle
 
     return LlamaPaddle(*arguments, **options)
@@ -30,18 +30,15 @@ def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = N
 
 def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None, **options: Any) -> Any:
     if device == "cpu":
-        arguments = _read(path)
         if group is not None:
             from specdec_hal.parallel.llama import TensorParallelLlama
 
-            return TensorParallelLlama(*arguments, group=group, **options)
+            return TensorParallelLlama(*_read(path), group=group, **options)
         from specdec_hal.models.llama_torch import LlamaTorch
 
-        return LlamaTorch(*arguments, **options)
+        return LlamaTorch(*_arranged(path), **options)
     if not re.fullmatch(r"cuda(:\d+)?", device):
         raise _refused("torch", "device", "cpu, cuda or cuda:N", device, "choose one of them")
-    if group is not None:
-        raise _refused("torch", "tensor_parallel", f"1 on {device}", group.size, "use a backend that works on the CPU")
     if "threads" in options:
         raise _refused("torch", "threads", f"none on {device}", options["threads"], "leave it out (model.num_threads)")
     from specdec_hal.models.checkpoint import read_config
@@ -52,6 +49,10 @@ def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None,
             "expected Triton, which compiles the decoder's kernels for GPUs, got none; pip install triton (PyTorch's "
             "Linux wheels for CUDA bring the version they work with)"
         )
+    if group is not None:
+        from specdec_hal.parallel.llama_cuda import load_part
+
+        return load_part(path, config, group=group, device=device, **options)
     from specdec_hal.models.llama_cuda import load
 
     return load(path, config, device=device, **options)
@@ -67,11 +68,17 @@ def _llama_cpp(path: str | Path, *, group: Group | None = None, **options: Any) 
 
 def _read(path: str | Path) -> tuple[Any, Any]:
     from specdec_hal.models.checkpoint import read_config
-    from specdec_hal.models.layout import arrange
     from specdec_hal.models.weights import read_weights
 
     config = read_config(path)
-    return config, arrange(read_weights(path, config), config)
+    return config, read_weights(path, config)
+
+
+def _arranged(path: str | Path) -> tuple[Any, Any]:
+    from specdec_hal.models.layout import arrange
+
+    config, weights = _read(path)
+    return config, arrange(weights, config)
 
 
 def _refused(framework: str, argument: str, expected: str, got: object, cure: str) -> ArgumentError:

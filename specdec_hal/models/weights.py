@@ -7,7 +7,7 @@ A weight that is not finite is refused: one NaN makes every token of every reque
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ from specdec_hal.models.checkpoint import (
 from specdec_hal.wording import short
 
 Shapes = dict[str, tuple[int, ...]]
+Slices = tuple[slice, ...]
+"""A part of a tensor: the first of its dimensions, cut."""
 
-_EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 INDEX = f"{WEIGHTS}.index.json"
 MAX_INDEX = 64 << 20
 """Bytes of an index of shards."""
@@ -69,22 +71,31 @@ def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArr
 
 
 def load_weights(
-    folder: str | Path, config: LlamaConfig, *, device: str = "cpu", dtype: str | None = None, mtp: bool = False
+    folder: str | Path,
+    config: LlamaConfig,
+    *,
+    device: str = "cpu",
+    dtype: str | None = None,
+    mtp: bool = False,
+    part: Callable[[str], Slices] | None = None,
 ) -> dict[str, Any]:
     """The weights of the decoder, or (`mtp`) of its MTP modules alone, as PyTorch tensors on a device.
 
     `dtype`: one of :data:`specdec_hal.models.checkpoint.DTYPES`; None: that of the checkpoint, from config.json or else
-    of the stored embedding. Each weight goes to the device as it is stored, and is converted there.
+    of the stored embedding. Each weight goes to the device as it is stored, and is converted there. `part`: what of a
+    weight is wanted, by its name; None: all of it.
     """
     import torch
     from safetensors import safe_open
 
     files = _files(Path(folder), config)
-    dtype = dtype or config.dtype or next(s[_EMBEDDING] for s in files.values() if _EMBEDDING in s)
+    dtype = dtype or config.dtype or next(s[EMBEDDING] for s in files.values() if EMBEDDING in s)
     wanted = expected_shapes(config, mtp=False)
     if mtp:
         wanted = {name: shape for name, shape in expected_shapes(config).items() if name not in wanted}
     size = np.dtype("uint16" if dtype == "bfloat16" else dtype).itemsize
+    if part is not None:
+        wanted = {name: _cut(shape, part(name)) for name, shape in wanted.items()}
     free = get_device(device, "torch").free_bytes()
     _require_memory(Path(folder), {f"weights as {dtype}": size * _elements(wanted)}, device, free)
     weights: dict[str, Any] = {}
@@ -93,7 +104,8 @@ def load_weights(
         with safe_open(file, framework="pt", device=device) as shard:
             for name in stored:
                 if name in wanted:
-                    weights[name] = weight = shard.get_tensor(name).to(getattr(torch, dtype))
+                    read = shard.get_tensor(name) if part is None else shard.get_slice(name)[part(name)]
+                    weights[name] = weight = read.to(getattr(torch, dtype))
                     finite[file, name] = weight.isfinite().all()
     flags = torch.stack(list(finite.values())).tolist()  # one look at the device for all
     for (file, name), good in zip(finite, flags, strict=True):
@@ -106,9 +118,9 @@ def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
     """Every weight that the checkpoint of such a model holds, MTP modules included or not."""
     d, ffn = config.hidden_size, config.intermediate_size
     q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    shapes: Shapes = {_EMBEDDING: (config.vocab_size, d), "model.norm.weight": (d,)}
+    shapes: Shapes = {EMBEDDING: (config.vocab_size, d), "model.norm.weight": (d,)}
     if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, d)
+        shapes[HEAD] = (config.vocab_size, d)
     for i in range(config.num_hidden_layers + (config.num_nextn_predict_layers if mtp else 0)):
         layer = f"model.layers.{i}"
         shapes |= {
@@ -139,7 +151,7 @@ def _files(folder: Path, config: LlamaConfig) -> dict[Path, dict[str, str]]:
     for file in _shards(folder):
         files[file] = {}
         for name, (shape, dtype) in _header(file).items():
-            if name.endswith(_DERIVED) or (name == "lm_head.weight" and config.tie_word_embeddings):
+            if name.endswith(_DERIVED) or (name == HEAD and config.tie_word_embeddings):
                 continue
             if name in got:
                 raise checkpoint_error(file, "each weight in one shard", f"{name}, also in {got[name][0].name}", _AGAIN)
@@ -203,6 +215,11 @@ def _check_header(file: Path) -> None:
         text = opened.read(size)
     if text.startswith(b"{") and len(text) == size:  # the library has its own words for the rest
         parse_json(file, text)
+
+
+def _cut(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
+    lengths = [len(range(length)[cut]) for length, cut in zip(shape, slices, strict=False)]
+    return (*lengths, *shape[len(slices) :])
 
 
 def _elements(shapes: Shapes) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable, Iterable
+from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +15,8 @@ from specdec_hal.logit_bias import LogitBias
 from specdec_hal.models.protocol import TargetModel
 from specdec_hal.parallel.group import Group
 from specdec_hal.parallel.sampling import VocabularyPart
-from specdec_hal.parallel.work import RowParams
+from specdec_hal.parallel.work import RowParams, Work
+from specdec_hal.runner.request import SamplingParams
 from specdec_hal.runner.row_logits import Call, RowLogits
 
 _OF_TOKENS = {
@@ -36,6 +39,10 @@ class VocabularyRows(RowLogits):
         """See RowLogits.compute."""
         return self._model.compute_logits_part(hidden)[:, : self.width]  # type: ignore[attr-defined]
 
+    def compute_device(self, hidden: Any, out: Any, num_rows: Any | None) -> None:
+        """See RowLogits.compute_device."""
+        self._model.compute_logits_part_device(hidden, out, num_rows)  # type: ignore[attr-defined]
+
     def add_bias(self, bias: LogitBias, logits: Any, slot_of_row: Any, width: int) -> None:
         """See RowLogits.add_bias: to the tokens that are here."""
         mine, ids, values, slots = map(_tensor, (logits, *bias.entries(width), slot_of_row))
@@ -51,15 +58,27 @@ class VocabularyRows(RowLogits):
         assert not args, args
         if op in _OF_TOKENS:
             return self._bind_shifted(op, logits, operands)
-        tensors = {name: _tensor(value) if hasattr(value, "shape") else value for name, value in operands.items()}
-        mine = _tensor(logits)[:, : self._part.width]
-        if op == "sample_target":
-            params = RowParams(
-                *(tensors.pop(name if name == "position" else f"row_{name}") for name in RowParams._fields)
-            )
-            return lambda stream: self._part.sample_target(mine, params, **tensors)
         assert op == "token_logprobs", op
+        mine, tensors = self._mine(logits, operands)
         return lambda stream: self._part.token_logprobs(mine, **tensors)
+
+    def work_of(self, requests: Iterable[SamplingParams]) -> Hashable:
+        """See RowLogits.work_of: what each row of a step may need."""
+        filters = {(one.temperature, one.top_p, one.top_k, one.min_p) for one in requests}
+        works = [_work_of(self._part.vocab_size, *one) for one in filters]
+        return Work(*(any(getattr(work, field) for work in works) for field in Work._fields))
+
+    def bind_sample_target(self, logits: Any, work: Hashable, **operands: Any) -> Call:
+        """See RowLogits.bind_sample_target."""
+        mine, tensors = self._mine(logits, operands)
+        params = RowParams(*(tensors.pop(name if name == "position" else f"row_{name}") for name in RowParams._fields))
+        wanted = cast(Work | None, work)
+        return lambda stream: self._part.sample_target(mine, params, **tensors, work=wanted)
+
+    def _mine(self, logits: Any, operands: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """This rank's columns, and the other operands, in PyTorch."""
+        tensors = {name: _tensor(value) if hasattr(value, "shape") else value for name, value in operands.items()}
+        return _tensor(logits)[:, : self._part.width], tensors
 
     def _bind_shifted(self, op: str, logits: Any, operands: dict[str, Any]) -> Call:
         """The op itself, which ignores tokens outside the rows that it sees: here, column 0 is this rank's first."""
@@ -78,6 +97,13 @@ class VocabularyRows(RowLogits):
             launch(stream)
 
         return call
+
+
+@lru_cache(4096)
+def _work_of(vocab_size: int, temperature: float, top_p: float, top_k: int, min_p: float) -> Work:
+    """What a row with these parameters needs."""
+    values = (torch.tensor([value], dtype=torch.float32) for value in (temperature, top_p, top_k, min_p, 0, 0))
+    return Work.of(RowParams(*values), vocab_size)
 
 
 def _tensor(x: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from specdec_hal.errors import RankMismatchError, RequestError
+from specdec_hal.errors import EngineDeadError, RankMismatchError, RequestError
 from specdec_hal.parallel.group import Group
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, StreamDelta
 from specdec_hal.runner.journal import Record
@@ -74,11 +74,11 @@ class RankRunner(ModelRunner):
 
 
 class LeadingRunner(RankRunner):
-    """The first rank's. `tell` has the other ranks call a method of theirs."""
+    """The first rank's. `tell` has the other ranks call a method of theirs; `lost`: whether one of them has ended."""
 
-    def __init__(self, *args: Any, tell: Callable[..., None], **options: Any) -> None:
+    def __init__(self, *args: Any, tell: Callable[..., None], lost: Callable[[], bool], **options: Any) -> None:
         super().__init__(*args, **options)
-        self._tell = tell
+        self._tell, self._lost = tell, lost
 
     def add_request(self, request: Request) -> None:
         """See ModelRunner.add_request. RequestError for a deadline: the ranks may not agree when it has passed."""
@@ -106,6 +106,11 @@ class LeadingRunner(RankRunner):
         """See ModelRunner.step. EngineDeadError if a rank has ended."""
         self._tell("step")
         return super().step()
+
+    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> bool:
+        if self._lost():  # so that what came out may lack its part
+            raise EngineDeadError("a tensor-parallel rank has ended; start the engine anew")
+        return super()._take(slot, work, report, record)
 
     def take_finished(self, request_ids: Collection[str] | None = None) -> dict[str, RequestOutput]:
         """See ModelRunner.take_finished."""

@@ -255,7 +255,7 @@ class VocabularyPart:
 
     def _gather(self, tensor: Any) -> Any:
         """Of all ranks [N, ...]."""
-        return torch.stack(self._group.gather(tensor))
+        return self._group.gather(tensor)
 
     def _rank_of(self, logits: Any, chosen: Any) -> Any:
         return self._gather((logits >= chosen[:, None]).sum(1)).sum(0)

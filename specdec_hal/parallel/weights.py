@@ -1,38 +1,30 @@
-"""A rank's part of a decoder, after Shoeybi et al. (Megatron-LM, arXiv:1909.08053).
+"""A rank's part of a checkpoint, after Shoeybi et al. (Megatron-LM, arXiv:1909.08053).
 
-Q, K, V, gate and up are split by columns, so that a rank has whole heads; the products that lead back to the residual
-are split by rows, and what they give is summed over the ranks. The head is split by columns, a stretch of the
-vocabulary each. Embedding, norms and the projections of an MTP module are whole everywhere.
+Q, K, V, gate and up are split by their outputs, so that a rank has whole heads; the products that lead back to the
+residual are split by their inputs, and what they give is summed over the ranks. Where there are fewer KV heads than
+ranks, several ranks hold the same one. The head is split by its outputs, a stretch of the vocabulary each. Embedding,
+norms and the projections of an MTP module are whole everywhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from specdec_hal.backends.reference.primitives import CHUNK
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.layout import VECTOR, Array, LayerWeights, LlamaWeights, padded_columns, round_up
+from specdec_hal.models.layout import round_up
+from specdec_hal.models.weights import EMBEDDING, HEAD, Slices
 
-
-def part_of_config(config: LlamaConfig, size: int) -> LlamaConfig:
-    """What a rank's layers look like. ArgumentError if the sizes cannot be divided."""
-    counts = {
-        name: getattr(config, name) for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size")
-    }
-    for name, count in counts.items():
-        if count % size:
-            raise ArgumentError(
-                op="load_model",
-                backend="torch",
-                argument="tensor_parallel",
-                expected=f"a divisor of {name} = {count}",
-                got=str(size),
-                cure="lower engine.tensor_parallel",
-            )
-    return replace(config, **{name: count // size for name, count in counts.items()})
+_WHOLE = slice(None)
+_QUERIES = ("q_proj", "o_proj")
+_KEYS = ("k_proj", "v_proj")
+_BY_INPUTS = ("o_proj", "down_proj")
+_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 
 
 def vocabulary_part(vocab_size: int, size: int) -> int:
@@ -40,32 +32,73 @@ def vocabulary_part(vocab_size: int, size: int) -> int:
     return round_up(-(-vocab_size // size), CHUNK)
 
 
-def part_of_weights(weights: LlamaWeights, config: LlamaConfig, rank: int, size: int) -> LlamaWeights:
-    """The weights of a rank, for :func:`part_of_config`'s configuration."""
-    width = vocabulary_part(config.vocab_size, size)
-    head = weights.head[:, rank * width : (rank + 1) * width]
-    return replace(
-        weights,
-        layers=tuple(_layer(layer, config, rank, size) for layer in weights.layers),
-        head=np.pad(head, ((0, 0), (0, width - head.shape[1]))),
-        mtp=tuple(replace(module, layer=_layer(module.layer, config, rank, size)) for module in weights.mtp),
-    )
+class WeightsPart:
+    """What one rank holds of a checkpoint's weights, [out, in] as they are stored.
+
+    `config`: what the rank's decoder looks like. ArgumentError if the sizes cannot be divided.
+    """
+
+    def __init__(self, config: LlamaConfig, rank: int, size: int) -> None:
+        self._vocabulary, self._tied = config.vocab_size, config.tie_word_embeddings
+        self._rank, self._size = rank, size
+        kv_heads = config.num_key_value_heads
+        if size % kv_heads and kv_heads % size:
+            raise _indivisible("a divisor or a multiple", "num_key_value_heads", kv_heads, size)
+        for name in ("num_attention_heads", "intermediate_size"):
+            if (count := getattr(config, name)) % size:
+                raise _indivisible("a divisor", name, count, size)
+        self.config = replace(
+            config,
+            num_attention_heads=config.num_attention_heads // size,
+            num_key_value_heads=max(kv_heads // size, 1),
+            intermediate_size=config.intermediate_size // size,
+            tie_word_embeddings=False,
+        )
+        self._first_kv_head = rank * kv_heads // size
+
+    def slices(self, name: str) -> Slices:
+        """Which part of a weight is here; all of the head, which :meth:`cut_head` is for."""
+        config, kind = self.config, name.split(".")[-2]
+        if kind in _QUERIES:
+            mine = self._nth(self._rank, config.num_attention_heads * config.head_dim)
+        elif kind in _KEYS:
+            width = config.num_key_value_heads * config.head_dim
+            mine = slice(start := self._first_kv_head * config.head_dim, start + width)
+        elif kind in _FEED_FORWARD:
+            mine = self._nth(self._rank, config.intermediate_size)
+        else:
+            return (_WHOLE,)
+        return (_WHOLE, mine) if kind in _BY_INPUTS else (mine,)
+
+    def cut(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """What is here of whole weights, the head too."""
+        mine = {name: weight[self.slices(name)] for name, weight in weights.items()}
+        self.cut_head(mine)
+        return mine
+
+    def cut_head(self, weights: MutableMapping[str, Any]) -> None:
+        """Replace the head, NumPy's or PyTorch's, by this rank's stretch, of as many rows as every rank has."""
+        width = vocabulary_part(self._vocabulary, self._size)
+        mine = weights[EMBEDDING if self._tied else HEAD][self._nth(self._rank, width)]
+        missing = width - len(mine)
+        if isinstance(mine, np.ndarray):
+            weights[HEAD] = np.pad(mine, ((0, missing), (0, 0)))
+        else:
+            from torch.nn.functional import pad
+
+            weights[HEAD] = pad(mine, (0, 0, 0, missing))
+
+    @staticmethod
+    def _nth(rank: int, width: int) -> slice:
+        return slice(rank * width, (rank + 1) * width)
 
 
-def _layer(layer: LayerWeights, config: LlamaConfig, rank: int, size: int) -> LayerWeights:
-    q, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
-    ffn = config.intermediate_size
-    queries, keys, values = np.split(layer.qkv[:, : q + 2 * kv], [q, q + kv], axis=1)
-    gate, up = (half[:, :ffn] for half in np.split(layer.gate_up, 2, axis=1))
-
-    def mine(whole: Array, axis: int) -> Array:
-        return np.split(whole, size, axis=axis)[rank]
-
-    down = mine(layer.down[:ffn], 0)
-    return replace(
-        layer,
-        qkv=padded_columns(np.concatenate([mine(part, 1) for part in (queries, keys, values)], axis=1)),
-        out=mine(layer.out[:q], 0).copy(),
-        gate_up=np.concatenate([padded_columns(mine(part, 1)) for part in (gate, up)], axis=1),
-        down=np.pad(down, ((0, round_up(len(down), VECTOR) - len(down)), (0, 0))),
+def _indivisible(relation: str, name: str, count: int, size: int) -> ArgumentError:
+    return ArgumentError(
+        op="load_model",
+        backend="torch",
+        argument="tensor_parallel",
+        expected=f"{relation} of {name} = {count}",
+        got=str(size),
+        cure="lower engine.tensor_parallel",
     )

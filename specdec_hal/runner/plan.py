@@ -14,7 +14,7 @@ the first of them accepted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -43,6 +43,7 @@ class Needs(NamedTuple):
     """What the requests of a step ask for beyond tokens.
 
     `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most tokens whose logits one of them changes.
+    `work`: see :meth:`RowLogits.work_of`.
     """
 
     penalties: bool = False
@@ -51,9 +52,10 @@ class Needs(NamedTuple):
     answer: bool = False
     logprobs: int = 0
     bias: int = 0
+    work: Hashable = None
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence], vocab_size: int) -> Needs:
+    def of(cls, sequences: Iterable[Sequence], vocab_size: int, work: Hashable = None) -> Needs:
         """What these need together. Numbers are rounded up to powers of two, so that there are few plans."""
         wanted = {one.wants for one in sequences}
         top = max((one.top for one in wanted), default=-1)
@@ -65,6 +67,7 @@ class Needs(NamedTuple):
             answer=any(one.answer for one in wanted),
             logprobs=_columns(top, vocab_size),
             bias=_round_up(biased, 1, MAX_LOGIT_BIAS) if biased else 0,
+            work=work,
         )
 
     @property
@@ -192,6 +195,11 @@ class Planner:
             self._plans[bucket] = self._plan(bucket)
 
     # ---- choosing a plan
+
+    def needs(self, sequences: Collection[Sequence]) -> Needs:
+        """What a step of these needs."""
+        work = self._row_logits.work_of(one.request.params for one in sequences) if self.static else None
+        return Needs.of(sequences, self.model.config.vocab_size, work)
 
     def bucket(self, slots: int, tokens: int, context: int, chunked: bool, needs: Needs) -> Bucket:
         """The smallest bucket that a step fits into; sizes are powers of two, so that there are few."""
@@ -329,7 +337,7 @@ class Planner:
         if self._sampling_tells(bucket.needs):
             plan.report = (*REPORT, *ROW_SCORES)
             told = {output: state.report.tensors[name][:rows] for name, output in ROW_SCORES.items()}
-        judged_by = self._judge(logits, sizes, calls, told)
+        judged_by = self._judge(logits, sizes, needs.work, calls, told)
         calls.append((
             "verify",
             bind(
@@ -413,7 +421,12 @@ class Planner:
         return needs.logprobs == 1 and judged_by_token and not (needs.changes_logits or needs.thinking)
 
     def _judge(
-        self, logits: Any, sizes: dict[str, int], calls: list[tuple[str, Call]], told: Mapping[str, Any]
+        self,
+        logits: Any,
+        sizes: dict[str, int],
+        work: Hashable,
+        calls: list[tuple[str, Call]],
+        told: Mapping[str, Any],
     ) -> dict[str, Any]:
         """What the strategy compares drafts with, if the state does not hold it: arguments of verify_draft_tokens.
 
@@ -422,7 +435,7 @@ class Planner:
         backend, state, strategy, rows = self.backend, self.state, self.settings.verify_strategy, sizes["R_cap"]
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
             args = state.args("sample_target", sizes)
-            calls.append(("sample", self._row_logits.bind("sample_target", logits, **args, **told)))
+            calls.append(("sample", self._row_logits.bind_sample_target(logits, work, **args, **told)))
             return {}
         vocabulary = self.model.config.vocab_size
         probs = self._extra("probs", V=vocabulary)[:rows]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, cast
 
 from specdec_hal.backend import Backend
 from specdec_hal.logit_bias import LogitBias
 from specdec_hal.models.protocol import DeviceModel, TargetModel
+from specdec_hal.runner.request import SamplingParams
 
 Call = Callable[[int], None]
 """A part of a step; takes the stream."""
@@ -33,6 +34,14 @@ class RowLogits:
         bias.add(logits, slot_of_row, width)
 
     def bind(self, op: str, logits: Any, *args: Any, **operands: Any) -> Call:
-        """As Backend.bind, of an op that looks for tokens: `apply_penalties`, `reasoning_constraint`, `sample_target`,
-        or `token_logprobs`."""
+        """As Backend.bind, of an op that looks for tokens: `apply_penalties`, `reasoning_constraint`, or
+        `token_logprobs`."""
         return self._backend.bind(op, logits, *args, **operands)
+
+    def work_of(self, requests: Iterable[SamplingParams]) -> Hashable:
+        """What a launch of `sample_target` has to be bound with, that serves these requests whatever the values are."""
+        return None
+
+    def bind_sample_target(self, logits: Any, work: Hashable, **operands: Any) -> Call:
+        """As Backend.bind. `work`: of :meth:`work_of`; None: it may look at values on the host."""
+        return self._backend.bind("sample_target", logits, **operands)

@@ -25,7 +25,7 @@ from specdec_hal.runner.footprint import allocate_cache, check_footprint, checke
 from specdec_hal.runner.guard import Guard, check_cache, claim_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
-from specdec_hal.runner.plan import LaunchedStep, Needs, Planner, StepPlan
+from specdec_hal.runner.plan import LaunchedStep, Planner, StepPlan
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Trials
 from specdec_hal.runner.report import StepReport, StepSink
@@ -309,7 +309,7 @@ class ModelRunner:
     def _enqueue(self, schedule: Schedule, record: StepRecord) -> LaunchedStep:
         if schedule.filled:
             self._proposer.reset(schedule.filled)
-        needs = Needs.of((work.sequence for work in schedule.work.values()), self._vocab_size)
+        needs = self._planner.needs([work.sequence for work in schedule.work.values()])
         bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
         chunks = chunks_of(schedule)

@@ -44,10 +44,15 @@ class Threads:
 
 
 class ThreadRank:
+    capturable = False
+
     def __init__(self, threads: Threads, rank: int) -> None:
         self.rank, self.size, self._threads = rank, threads.size, threads
 
-    def gather(self, tensor: Any) -> list[Any]:
-        return self._threads.exchange(self.rank, tensor)
+    def gather(self, tensor: Any) -> Any:
+        import torch
 
-    gather_objects = gather
+        return torch.stack(self.gather_objects(tensor))
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return self._threads.exchange(self.rank, value)

@@ -234,7 +234,7 @@ def test_ranks_end_with_their_leader_and_refuse_what_the_time_decides(checkpoint
 
 
 def test_sizes_that_cannot_be_divided(checkpoint: Path) -> None:
-    with pytest.raises(Exception, match="a divisor of num_key_value_heads = 4, got 3"):
+    with pytest.raises(Exception, match="a divisor or a multiple of num_key_value_heads = 4, got 3"):
         load_model(checkpoint, "torch", group=Threads(3).rank(0))
     with pytest.raises(Exception, match="'tensor_parallel': expected 1, got 2"):
         load_model(checkpoint, "paddle", group=Threads(2).rank(0))

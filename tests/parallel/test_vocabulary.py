@@ -117,7 +117,7 @@ class Counted:
     def __init__(self, group: Any) -> None:
         self.rank, self.size, self._group, self.sent, self.rounds = group.rank, group.size, group, 0, 0
 
-    def gather(self, tensor: Any) -> list[Any]:
+    def gather(self, tensor: Any) -> Any:
         self.sent += tensor.numel() * tensor.element_size()
         self.rounds += 1
         return self._group.gather(tensor)
@@ -206,8 +206,8 @@ def test_a_captured_step_reads_nothing() -> None:
     class Twice:
         rank, size = 1, 2
 
-        def gather(self, tensor: Any) -> list[Any]:
-            return [tensor, tensor]
+        def gather(self, tensor: Any) -> Any:
+            return torch.stack([tensor, tensor])
 
     part, count = VocabularyPart(Twice(), 5000), len(logits) * len(kinds)  # type: ignore[arg-type]
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:

@@ -4,7 +4,7 @@
 - :mod:`.linear`: a projection, stored or added to the residual; also the logits
 - :mod:`.qkv`: the q, k and v projections with rotary embeddings, k and v written to the KV cache
 - :mod:`.gate_up`: the gate and up projections with SwiGLU
-- :mod:`.norm`: RMSNorm, the first one with the embedding
+- :mod:`.norm`: RMSNorm, the first one with the embedding; behind sums over ranks, with these
 - :mod:`.attention`: attention over a paged KV cache, for prefill and decoding together
 - :mod:`.launch`: what every launch shares
 - :mod:`.tiles`: which tile sizes are launched

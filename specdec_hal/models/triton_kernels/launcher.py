@@ -18,7 +18,7 @@ from specdec_hal.models.protocol import DeviceBatch
 from specdec_hal.models.triton_kernels.attention import chunk_count, paged_attention
 from specdec_hal.models.triton_kernels.gate_up import gate_up
 from specdec_hal.models.triton_kernels.linear import linear
-from specdec_hal.models.triton_kernels.norm import embed_norm, rms_norm
+from specdec_hal.models.triton_kernels.norm import embed_norm, rms_norm, sum_norm
 from specdec_hal.models.triton_kernels.qkv import qkv
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
@@ -68,6 +68,11 @@ class Launcher:
         """`out` = RMSNorm of `x` times `weight`."""
         rows, width = x.shape
         rms_norm[(rows,)](x, weight, out, count, rows, epsilon, **self._of_rows(width))
+
+    def sum_norm(self, parts: Any, residual: Any, weight: Any, out: Any, count: Any, epsilon: float) -> None:
+        """`residual` += `parts` [N, rows, width] in their order, rounded once; `out` = its RMSNorm times `weight`."""
+        rows, width = residual.shape
+        sum_norm[(rows,)](parts, residual, weight, out, count, rows, epsilon, PARTS=len(parts), **self._of_rows(width))
 
     def _of_rows(self, width: int) -> dict[str, Any]:
         block = power_of_2(width)

@@ -47,6 +47,37 @@ def embed_norm(
     _normalise(x, weight, out + row * D, epsilon, D, BLOCK_D)
 
 
+@triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
+def sum_norm(
+    parts,
+    residual,
+    weight,
+    out,
+    count,
+    capacity,
+    epsilon,
+    PARTS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`residual` += the sum of `parts` [PARTS, capacity, D] in their order, rounded once; `out` = its norm."""
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    if row >= min(capacity, tl.load(count)):
+        return
+    column = tl.arange(0, BLOCK_D)
+    inside = column < D
+    total = tl.load(parts + row * D + column, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        at = parts + (part * capacity + row) * D
+        total += tl.load(at + column, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(residual + row * D + column, mask=inside, other=0.0).to(tl.float32)
+    x = total.to(residual.dtype.element_ty)
+    tl.store(residual + row * D + column, x, mask=inside)
+    _normalise(x, weight, out + row * D, epsilon, D, BLOCK_D)
+
+
 @triton.jit
 def _normalise(x, weight, out, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr):
     column = tl.arange(0, BLOCK_D)

@@ -1,0 +1,116 @@
+"""Tensor parallelism on GPUs: captured steps over NCCL, ranks that share a GPU over gloo, ranks that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specdec_hal as sd
+from specdec_hal.errors import EngineDeadError
+from specdec_hal.runner import Request, SamplingParams
+from tests.parallel.cuda_ranks import run_ranks
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models/tiny-py-lm"
+TOLERANCE = 2e-3
+"""The checkpoint is float16, and so is what the ranks gather."""
+
+
+def gpus() -> int:
+    return int(pytest.importorskip("torch").cuda.device_count())
+
+
+@pytest.fixture(params=["one rank, NCCL", "two ranks on one GPU, gloo", "a GPU each, NCCL"])
+def ranks(request: pytest.FixtureRequest) -> tuple[int, str, str]:
+    """Number, place and transport."""
+    if request.param == "one rank, NCCL":
+        return 1, "cuda:0", "nccl"
+    if request.param == "two ranks on one GPU, gloo":
+        return 2, "cuda:0", "gloo"
+    if gpus() < 2:
+        pytest.skip(f"needs 2 GPUs, has {gpus()}")
+    return 2, "each", "nccl"
+
+
+def test_ranks_compute_the_model(tmp_path: Path, ranks: tuple[int, str, str]) -> None:
+    """Ranks have the same bits, however a text is cut."""
+    size, place, transport = ranks
+    whole = np.load(run_ranks("cuda_llama_rank", MODEL, 0, tmp_path / "whole.npz", "cuda:0"))
+    split = np.load(run_ranks("cuda_llama_rank", MODEL, size, tmp_path / "split.npz", place, transport))
+    assert set(whole) == {"hidden", "tap", "logits", "drafts"} == set(split)
+    for name, tensor in split.items():
+        np.testing.assert_allclose(tensor, whole[name], rtol=0, atol=TOLERANCE * np.abs(whole[name]).max())
+
+
+def test_runners_deliver_the_same(tmp_path: Path, ranks: tuple[int, str, str]) -> None:
+    """Gathered logits and parts, plain and drafted, captured and launched; one rank gives the tokens of no ranks."""
+    size, place, transport = ranks
+    whole, split = (
+        json.loads(run_ranks("cuda_runner_rank", MODEL, count, tmp_path / f"{count}.json", *how).read_text())
+        for count, *how in ((0, "cuda:0"), (size, place, transport))
+    )
+    same = [name for name, tokens in whole.items() if split[name] == tokens]
+    print(f"{len(same)} of {len(whole)} requests have the tokens of the model that nobody has split")
+    assert len(whole) > 20
+    if size == 1:
+        assert split == whole, "one part, whose float32 sums are rounded alike"
+    else:
+        assert len(same) > 0.8 * len(whole), "float32 sums in another order seldom decide about a token"
+
+
+def load(devices: list[int], **engine: Any) -> Any:
+    overrides = ["model.framework=torch", "model.dtype=float32", f"engine.tensor_parallel={len(devices)}"]
+    overrides += [f"engine.rank_devices={devices}", *(f"engine.{key}={value}" for key, value in engine.items())]
+    return sd.load(ROOT / "configs/cuda.yaml", overrides)
+
+
+def requests(tokens: int) -> list[Request]:
+    rng = np.random.default_rng(2)
+    params = [SamplingParams(max_new_tokens=tokens, temperature=i % 2, seed=i) for i in range(4)]
+    return [Request(f"r{i}", rng.integers(1, 4096, 20).tolist(), one) for i, one in enumerate(params)]
+
+
+def decode(runner: Any) -> dict[str, tuple[int, ...]]:
+    for request in requests(32):
+        runner.add_request(request)
+    return {name: output.token_ids for name, output in runner.run().items()}
+
+
+@pytest.mark.parametrize("devices", [[0, 0], [0, 1]], ids=["one GPU", "two GPUs"])
+@pytest.mark.parametrize("parts", ["false", "true"], ids=["gathered", "parts"])
+def test_a_team_until_a_rank_dies(devices: list[int], parts: str) -> None:
+    """As the command line starts it; the death of a rank ends the others, one error says so."""
+    if gpus() <= max(devices):
+        pytest.skip(f"needs {max(devices) + 1} GPUs, has {gpus()}")
+    runtime = load(devices, vocabulary_parallel=parts)
+    assert runtime.backend.place == "cuda:0"
+    try:
+        runner = runtime.runner()
+        once = decode(runner)
+        assert len(once) == 4 and all(once.values())
+        assert decode(runner) == once
+        captured = len(set(devices)) > 1
+        assert (runner.summary()["graphs"] > 0) == captured and not runner.summary()["graph_failures"]
+        for request in requests(400):
+            runner.add_request(request)
+        for _ in range(5):
+            runner.step()
+        os.kill(runtime.team._ranks[0].pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(EngineDeadError, match="tensor-parallel rank"):
+            while True:
+                runner.step()
+        runtime.team.close()
+        assert time.monotonic() - start < 10
+        assert not any(rank.is_alive() for rank in runtime.team._ranks)
+    finally:
+        runtime.team.close()
+        runtime.team.group.close()

@@ -1,0 +1,104 @@
+"""A rank of the decoder for GPUs: hidden states, logits and drafts of one text, cut in several ways.
+
+Arguments: checkpoint, rank, size, file to meet at, place ("cpu": Triton's interpreter), "nccl" or "gloo", file for what
+was computed. All ranks compare what they have; size 0 means the model that nobody has split.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.llama_cuda import LlamaCuda, load
+from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch
+from specdec_hal.parallel.group import ProcessGroup
+from specdec_hal.parallel.llama_cuda import load_part
+from specdec_hal.parallel.weights import vocabulary_part
+
+CUTS: dict[str, list[int]] = {"whole": [], "chunks": [5, 6]}
+LENGTH, BLOCK = 13, 4
+
+
+def logits_of(model: LlamaCuda, ids: Any, cuts: list[int]) -> dict[str, Any]:
+    """Of slot 1, beside a shorter text in slot 0; blocks in any order, rows to spare."""
+    place, capacity = model.device, 2 * LENGTH + 3
+    upload = partial(torch.as_tensor, device=place)
+    tables = upload(np.random.default_rng(0).permutation(8).reshape(2, 4).astype(np.int32))
+    model.allocate_blocks(8, BLOCK, 16)
+    module = model.mtp_module() if model.capabilities.mtp_modules else None
+    parts: dict[str, list[Any]] = {"hidden": [], "tap": [], "logits": [], "drafts": []}
+    for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True):
+        mine, beside = ids[start:end], ids[start : min(end, 7)][::-1]
+        lengths = [len(beside), len(mine)]
+
+        def batch(first: Any, second: Any, start: int = start, lengths: list[int] = lengths) -> DeviceBatch:
+            packed = np.zeros((capacity, 1), np.int64)
+            packed[: sum(lengths), 0] = np.concatenate([first, second])
+            owners = np.full(capacity, -1, np.int32)
+            owners[: sum(lengths)] = np.repeat([0, 1], lengths)
+            offsets = np.cumsum([0, *lengths]).astype(np.int32)
+            positions = upload(np.array([start, start], np.int32))
+            return DeviceBatch(upload(packed), upload(owners), upload(offsets), positions, tables, 16, capacity)
+
+        one = batch(beside, mine)
+        new = partial(torch.zeros, device=place)
+        hidden, tap, given = (new((capacity, model.config.hidden_size), dtype=model.dtype) for _ in range(3))
+        logits, drafts = (new((capacity, model.config.vocab_size)) for _ in range(2))
+        model.forward_device(one, {FINAL_NORM: hidden, 0: tap})
+        model.compute_logits_device(hidden, logits, one.cu_seqlens_q[-1:])
+        rows = slice(lengths[0], sum(lengths))
+        for name, tensor in (("hidden", hidden), ("tap", tap), ("logits", logits)):
+            parts[name].append(tensor[rows].float().cpu().numpy())
+        if module is not None:
+            module.forward_device(batch(np.roll(beside, -1), np.roll(mine, -1)), hidden, given)
+            module.compute_logits_device(given, drafts)
+            parts["drafts"].append(drafts[rows].cpu().numpy())
+    return {name: np.concatenate(rows) for name, rows in parts.items() if rows}
+
+
+def check_part(model: Any, rank: int, size: int, whole: dict[str, Any]) -> None:
+    """This rank's columns are those of gathered logits, bit for bit."""
+    span, vocab = vocabulary_part(model.config.vocab_size, size), model.config.vocab_size
+    first, last = min(rank * span, vocab), min((rank + 1) * span, vocab)
+    out = torch.full((len(whole["hidden"]), max(last - first, 1)), float("nan"), device=model.device)
+    hidden = torch.from_numpy(whole["hidden"]).to(model.device, model.dtype)
+    model.compute_logits_part_device(hidden, out)
+    np.testing.assert_array_equal(out.cpu().numpy()[:, : last - first], whole["logits"][:, first:last])
+
+
+def main(folder: str, rank: int, size: int, rendezvous: str, place: str, transport: str, out: str) -> None:
+    """Ends with an assertion if ranks, or cuts, differ in a bit."""
+    config = read_config(folder)
+    ids = np.random.default_rng(3).integers(0, config.vocab_size, LENGTH)
+    torch.set_num_threads(1)
+    if size == 0:
+        model = load(folder, config, device=place)
+        np.savez(out, **logits_of(model, ids, []))
+        return
+    group = ProcessGroup(rank, size, rendezvous, 120, place, nccl=transport == "nccl")
+    model = load_part(folder, config, group=group, device=place)
+    assert model.capabilities.static_shapes == (place != "cpu" and transport == "nccl")
+    found = {name: logits_of(model, ids, cuts) for name, cuts in CUTS.items()}
+    check_part(model, rank, size, found["whole"])
+    for other in group.gather_objects(found):
+        for cut, tensors in found.items():
+            for name, tensor in tensors.items():
+                np.testing.assert_array_equal(other[cut][name], tensor, f"ranks differ: {cut}, {name}")
+    if place != "cpu":  # the interpreter multiplies by NumPy, whose order of summation depends on shapes
+        for name in ("hidden", "tap", "logits"):
+            np.testing.assert_array_equal(found["chunks"][name], found["whole"][name], f"cuts differ: {name}")
+    else:
+        for name in ("hidden", "tap", "logits"):
+            np.testing.assert_allclose(found["chunks"][name], found["whole"][name], rtol=0, atol=1e-4)
+    if rank == 0:
+        np.savez(out, **found["whole"])
+    group.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

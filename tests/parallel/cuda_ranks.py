@@ -1,0 +1,42 @@
+"""Processes that are the ranks of a model for GPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_ranks(
+    module: str, folder: Path, size: int, out: Path, place: str = "cpu", transport: str = "gloo", timeout_s: int = 500
+) -> Path:
+    """Run a module of this package on every rank, all of which have to succeed; 0: on the model nobody has split.
+
+    `place`: of all ranks, or "each", a GPU for each. Returns `out`, which the first rank has written.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if place == "cpu":
+        environment["TRITON_INTERPRET"] = "1"
+    places = [f"cuda:{rank}" if place == "each" else place for rank in range(max(size, 1))]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"tests.parallel.{module}"]
+            + [str(one) for one in (folder, rank, size, out.with_suffix(".meet"), where, transport, out)],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, where in enumerate(places)
+    ]
+    try:
+        errors = [process.communicate(timeout=timeout_s)[1] for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    failed = [rank for rank, process in enumerate(ranks) if process.returncode]
+    assert not failed, f"ranks {failed} failed:\n" + "\n".join(errors)
+    return out

@@ -1,0 +1,111 @@
+"""A rank of a runner whose model and state are device tensors: what requests of several kinds get.
+
+Arguments: checkpoint, rank, size, file to meet at, place, "nccl" or "gloo", file for the outputs. With the place "cpu"
+the tensors are PyTorch's on the host and the kernels run in Triton's interpreter, on fewer and shorter requests. Size
+0 means the model that nobody has split. All ranks compare what they have; gathered logits and parts of them, with
+drafts and without, captured (NCCL) and launched, have to give the same.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+import specdec_hal as sd
+from specdec_hal.config import parse
+from specdec_hal.device import TorchDevice
+from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.llama_cuda import load
+from specdec_hal.parallel.group import ProcessGroup
+from specdec_hal.parallel.llama_cuda import load_part
+from specdec_hal.parallel.rows import VocabularyRows
+from specdec_hal.parallel.runner import RankRunner
+from specdec_hal.runner import ModelRunner, Request, SamplingParams
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.8, "logprobs": 0},
+    {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "logprobs": 2},
+    {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {3: 2.0, 70: 2.5}, "prompt_logprobs": 1},
+    {"temperature": 1.2, "top_p": 0.95},
+    {"temperature": 1, "min_p": 0.05, "frequency_penalty": 0.2},
+    {"temperature": 1, "top_k": 100, "logprobs": 1},
+]
+
+
+def requests(vocab: int, short: bool) -> Iterator[Request]:
+    """Some with a prompt that repeats itself, so that drafts are accepted."""
+    rng = np.random.default_rng(5)
+    for i, kind in enumerate(KINDS[:4] if short else KINDS * 3):
+        ids = rng.integers(1, vocab, 3 + 2 * (i % 4)).tolist() * (1 if short else 4)
+        yield Request(f"r{i}", ids, SamplingParams(max_new_tokens=2 if short else 24, seed=i, **kind))
+
+
+class PartsRunner(RankRunner):
+    """Samples from parts of the vocabulary, however many ranks there are."""
+
+    def _row_logits(self) -> Any:
+        return VocabularyRows(self.backend, self.model, self._group)
+
+
+def main(folder: str, rank: int, size: int, rendezvous: str, place: str, transport: str, out: str) -> None:
+    """Ends with an assertion where any two ways differ."""
+    torch.set_num_threads(1)
+    short = place == "cpu"
+    backend = sd.get_backend("reference") if short else sd.get_backend("cuda", options={"device": int(place[5:])})
+    if short:
+        from specdec_hal.runner import runner as module
+
+        module.get_device = lambda place, framework: TorchDevice("cpu")  # type: ignore[assignment]
+    config, options = read_config(folder), {"device": place, "dtype": "float32"}
+    group = ProcessGroup(rank, size, rendezvous, 120, place, nccl=transport == "nccl") if size else None
+    model = load(folder, config, **options) if group is None else load_part(folder, config, group=group, **options)
+
+    def outputs(k: int, graph: bool, kind: type[ModelRunner], **more: Any) -> dict[str, Any]:
+        method = {"method": "ngram", "num_speculative_tokens": k} if k else {}
+        settings = parse({
+            "model": {"path": folder, "framework": "torch"},
+            "engine": {"tensor_parallel": max(size, 1), "digest_interval": 4},
+            "runner": {"max_num_seqs": 3, "max_model_len": 128, "graph": graph, "block_size": 16},
+            "speculative": method,
+        })  # fmt: skip
+        runner = kind(settings, backend, model, **more)
+        for request in requests(config.vocab_size, short):
+            runner.add_request(request)
+        found = {
+            name: (one.token_ids, one.logprobs, one.prompt_logprobs, one.finish_reason)
+            for name, one in runner.run().items()
+        }
+        summary = runner.summary()
+        assert summary["failed_steps"] == summary["graph_failures"] == 0, summary
+        assert (summary["graphs"] > 0) == (graph and transport == "nccl"), "captured where that was asked"
+        assert not k or short or summary["accepted_tokens"] > 0, "drafts were accepted"
+        return found
+
+    if group is None:
+        found = outputs(0, False, ModelRunner)
+    else:
+        found = outputs(0, False, RankRunner, group=group)
+        ways = [(3, False)] if short else [(0, True), (3, False), (3, True)]
+        for k, graph in ways:
+            others = [outputs(k, graph, RankRunner, group=group)] if not short else []
+            others.append(outputs(k, graph, PartsRunner, group=group))
+            for other in others:
+                assert short or other == found, f"K = {k}, graph {graph}"
+                tokens = {name: one[0] for name, one in other.items()}
+                assert tokens == {name: one[0] for name, one in found.items()}
+        assert all(other == found for other in group.gather_objects(found)), "ranks differ"
+    if rank == 0:
+        with open(out, "w") as file:
+            json.dump({name: one[0] for name, one in found.items()}, file)
+    if group is not None:
+        group.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
