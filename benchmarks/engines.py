@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import signal
 import time
@@ -26,7 +27,7 @@ from serving_load import family
 
 from specdec_hal.bench.timing import Figures
 
-K, LONGEST, SHORTEST = 8, 4, 2  # drafts, and the n-grams looked up, on every side
+K, LONGEST, SHORTEST = 8, 4, 2  # drafts on every side, and the n-grams that the engines' own look-ups take
 Tokens = list[list[int]]
 Decode = Callable[[Tokens], Tokens]
 """Continues a batch of prompts, greedily, by the run's number of tokens."""
@@ -69,7 +70,8 @@ def transformers(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[An
 def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[str, Decode], dict[str, str]]]:
     """vLLM plain, with its n-gram look-up, and with this project's proposers: an engine each, one of which runs.
 
-    The processes of the others are stopped: their threads would take turns with its on the same cores.
+    The processes of the others are stopped: their threads would take turns with its on the same cores. The prompts come
+    again in every turn, hence nobody may draft from earlier requests. vLLM asks for Intel's OpenMP in LD_PRELOAD.
     """
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
@@ -79,6 +81,7 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[
     theirs = {"method": "ngram", "prompt_lookup_max": LONGEST, "prompt_lookup_min": SHORTEST}
     ours = {"method": "custom_class", "model": "specdec_hal.compat.vllm.NgramProposer"}
     suffix = {"method": "custom_class", "model": "specdec_hal.compat.vllm.SuffixProposer"}
+    no_memory = {"specdec_hal": {"max_cached_requests": 0, "max_depth": 16, "max_factor": 3.0}}
     engines, processes = dict[str, Any](), dict[str, list[int]]()
     for name, method in {PLAIN: None, THEIRS: theirs, OURS: ours, "ours, suffix": suffix}.items():
         before = set(family(os.getpid()))
@@ -89,6 +92,7 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[
             max_num_seqs=4,
             gpu_memory_utilization=0.15,  # of the machine's memory, in the CPU build
             enable_prefix_caching=False,
+            hf_overrides=no_memory if method is suffix else {},
             speculative_config=None if method is None else {**method, "num_speculative_tokens": K},
         )
         processes[name] = [pid for pid in family(os.getpid()) if pid not in before]
@@ -111,7 +115,9 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
     decoders = {name: decoder(name) for name in engines}
     try:
-        yield tokenizer, decoders, {THEIRS: "vLLM's n-gram", "vllm": importlib.metadata.version("vllm-cpu")}
+        preloaded = [Path(file).name for file in os.environ.get("LD_PRELOAD", "").split(":") if file]
+        about = {"vllm": importlib.metadata.version("vllm-cpu"), "preloaded": " ".join(preloaded) or "nothing"}
+        yield tokenizer, decoders, {THEIRS: "vLLM's n-gram", **about}
     finally:
         signal_all(engines, signal.SIGCONT)
         for engine in engines.values():
@@ -159,16 +165,18 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, 
 
         return decode
 
-    # A pass of nine rows costs five times one of one row here, so that drafts have to be long and sure.
-    drafts, ngram = 16, {"max_ngram_size": LONGEST, "min_ngram_size": LONGEST, "use_index": True}
+    # A row more costs a third of a pass here, so that as many are drafted as the match vouches for. Nothing is kept of
+    # earlier requests, since the prompts come again in every turn.
+    drafts = 16
+    suffix = {"max_depth": 16, "max_factor": 1.5, "min_probability": 0.4, "max_cached_requests": 0}
     yield (
         lambda text: {"input_ids": tokenizer.encode(text)},
         {
             PLAIN: loop,
             "plain in the runner": run({"method": "naive"}),
-            OURS: run({"method": "ngram", "num_speculative_tokens": drafts, "ngram": ngram}),
+            OURS: run({"method": "suffix", "num_speculative_tokens": drafts, "suffix": suffix}),
         },
-        {"xllamacpp": importlib.metadata.version("xllamacpp"), "drafts, n-grams": f"{drafts}, {LONGEST}"},
+        {"xllamacpp": importlib.metadata.version("xllamacpp"), "suffix": f"{drafts} drafts, {json.dumps(suffix)}"},
     )
 
 
@@ -231,7 +239,7 @@ def main() -> None:
     models = zip(found.items(), args.new_tokens, strict=True)
     wanted = [(name, path, tokens) for (name, path), tokens in models if not args.models or name in args.models]
     figures = {name: run(args.engine, path, tokens, args) for name, path, tokens in wanted}
-    write({"threads": args.threads, "drafts": K, "ngrams": [LONGEST, SHORTEST], **figures}, args.out)
+    write({"threads": args.threads, "drafts": K, "their n-grams": [LONGEST, SHORTEST], **figures}, args.out)
 
 
 if __name__ == "__main__":
