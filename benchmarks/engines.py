@@ -168,7 +168,7 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, 
     # A row more costs a third of a pass here, so that as many are drafted as the match vouches for. Nothing is kept of
     # earlier requests, since the prompts come again in every turn.
     drafts = 16
-    suffix = {"max_depth": 16, "max_factor": 1.5, "min_probability": 0.4, "max_cached_requests": 0}
+    suffix = {"max_factor": 1.5, "min_probability": 0.6, "max_cached_requests": 0}
     yield (
         lambda text: {"input_ids": tokenizer.encode(text)},
         {
