@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import signal
 import time
@@ -26,16 +27,18 @@ from serving_load import family
 
 from specdec_hal.bench.timing import Figures
 
-K, LONGEST, SHORTEST = 8, 4, 2  # drafts, and the n-grams looked up, on every side
+K, LONGEST, SHORTEST = 8, 4, 2  # drafts on every side, and the n-grams that the engines' own look-ups take
 Tokens = list[list[int]]
 Decode = Callable[[Tokens], Tokens]
 """Continues a batch of prompts, greedily, by the run's number of tokens."""
+Opened = tuple[Any, dict[str, Decode], dict[str, str], Callable[[str], object]]
+"""A tokenizer, ways of decoding, what to record of them, and what to do, untimed, before one has its turn."""
 LLAMA_CPP = "llama.cpp"
 PLAIN, THEIRS, OURS = "plain", "theirs", "ours"
 
 
 @contextmanager
-def transformers(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[str, Decode], dict[str, str]]]:
+def transformers(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
     """`generate` plain, with prompt look-up (one request only), and with this project's."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -62,14 +65,16 @@ def transformers(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[An
             OURS: lambda p: decode(p, custom_generate=generate, num_speculative_tokens=K),
         },
         {THEIRS: "prompt look-up", "transformers": importlib.metadata.version("transformers")},
+        lambda name: None,
     )
 
 
 @contextmanager
-def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[str, Decode], dict[str, str]]]:
+def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
     """vLLM plain, with its n-gram look-up, and with this project's proposers: an engine each, one of which runs.
 
-    The processes of the others are stopped: their threads would take turns with its on the same cores.
+    The processes of the others are stopped: their threads would take turns with its on the same cores. The prompts come
+    again in every turn, hence nobody may draft from earlier requests. vLLM asks for Intel's OpenMP in LD_PRELOAD.
     """
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
@@ -79,6 +84,7 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[
     theirs = {"method": "ngram", "prompt_lookup_max": LONGEST, "prompt_lookup_min": SHORTEST}
     ours = {"method": "custom_class", "model": "specdec_hal.compat.vllm.NgramProposer"}
     suffix = {"method": "custom_class", "model": "specdec_hal.compat.vllm.SuffixProposer"}
+    no_memory = {"specdec_hal": {"max_cached_requests": 0, "max_depth": 16, "max_factor": 3.0}}
     engines, processes = dict[str, Any](), dict[str, list[int]]()
     for name, method in {PLAIN: None, THEIRS: theirs, OURS: ours, "ours, suffix": suffix}.items():
         before = set(family(os.getpid()))
@@ -89,6 +95,7 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[
             max_num_seqs=4,
             gpu_memory_utilization=0.15,  # of the machine's memory, in the CPU build
             enable_prefix_caching=False,
+            hf_overrides=no_memory if method is suffix else {},
             speculative_config=None if method is None else {**method, "num_speculative_tokens": K},
         )
         processes[name] = [pid for pid in family(os.getpid()) if pid not in before]
@@ -98,10 +105,14 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[
         for pid in (pid for name in names for pid in processes[name]):
             os.kill(pid, what)
 
+    def ready(name: str) -> None:
+        signal_all(engines.keys() - {name}, signal.SIGSTOP)
+        signal_all([name], signal.SIGCONT)
+        # A process that was stopped may sleep for seconds before it sees the first request.
+        engines[name].generate([{"prompt_token_ids": [1]}], SamplingParams(max_tokens=2), use_tqdm=False)
+
     def decoder(name: str) -> Decode:
         def decode(prompts: Tokens) -> Tokens:
-            signal_all(engines.keys() - {name}, signal.SIGSTOP)
-            signal_all([name], signal.SIGCONT)
             requests = [{"prompt_token_ids": prompt} for prompt in prompts]
             done = engines[name].generate(requests, sampling, use_tqdm=False)
             return [list(out.outputs[0].token_ids) for out in done]
@@ -111,7 +122,9 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"))
     decoders = {name: decoder(name) for name in engines}
     try:
-        yield tokenizer, decoders, {THEIRS: "vLLM's n-gram", "vllm": importlib.metadata.version("vllm-cpu")}
+        preloaded = [Path(file).name for file in os.environ.get("LD_PRELOAD", "").split(":") if file]
+        about = {"vllm": importlib.metadata.version("vllm-cpu"), "preloaded": " ".join(preloaded) or "nothing"}
+        yield tokenizer, decoders, {THEIRS: "vLLM's n-gram", **about}, ready
     finally:
         signal_all(engines, signal.SIGCONT)
         for engine in engines.values():
@@ -119,7 +132,7 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[
 
 
 @contextmanager
-def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, dict[str, Decode], dict[str, str]]]:
+def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
     """llama.cpp in a loop of one token a pass, and this project's runner over it, without drafts and with them."""
     import numpy as np
 
@@ -159,25 +172,31 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[tuple[Any, 
 
         return decode
 
-    # A pass of nine rows costs five times one of one row here, so that drafts have to be long and sure.
-    drafts, ngram = 16, {"max_ngram_size": LONGEST, "min_ngram_size": LONGEST, "use_index": True}
+    # A row more costs a third of a pass here, so that as many are drafted as the match vouches for. Nothing is kept of
+    # earlier requests, since the prompts come again in every turn.
+    drafts = 16
+    suffix = {"max_factor": 1.5, "min_probability": 0.6, "max_cached_requests": 0}
     yield (
         lambda text: {"input_ids": tokenizer.encode(text)},
         {
             PLAIN: loop,
             "plain in the runner": run({"method": "naive"}),
-            OURS: run({"method": "ngram", "num_speculative_tokens": drafts, "ngram": ngram}),
+            OURS: run({"method": "suffix", "num_speculative_tokens": drafts, "suffix": suffix}),
         },
-        {"xllamacpp": importlib.metadata.version("xllamacpp"), "drafts, n-grams": f"{drafts}, {LONGEST}"},
+        {"xllamacpp": importlib.metadata.version("xllamacpp"), "suffix": f"{drafts} drafts, {json.dumps(suffix)}"},
+        lambda name: None,
     )
 
 
-def compare(decoders: dict[str, Decode], batches: list[Tokens], repeat: int) -> dict[str, Any]:
+def compare(
+    decoders: dict[str, Decode], ready: Callable[[str], object], batches: list[Tokens], repeat: int
+) -> dict[str, Any]:
     """Every way of decoding over all batches, in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in decoders}
     outputs: dict[str, list[Tokens]] = {}
     for turn in range(repeat + 1):  # the first warms up
         for name, decode in decoders.items():
+            ready(name)
             start = time.perf_counter()
             outputs[name] = [decode(batch) for batch in batches]
             if turn:
@@ -202,7 +221,7 @@ def run(engine: str, path: Path, new_tokens: int, args: argparse.Namespace) -> d
     """One engine with one model: both sets of prompts, alone and in batches of four."""
     opened = {"transformers": transformers, "vllm": vllm, LLAMA_CPP: llama_cpp}[engine](path, new_tokens, args.threads)
     figures: dict[str, Any] = {}
-    with opened as (tokenizer, decoders, about):
+    with opened as (tokenizer, decoders, about, ready):
         for group, texts in engine_inputs.prompts().items():
             prompts = [tokenizer(text)["input_ids"] for text in texts[: args.prompts]]
             for size in (1, 4) if engine != LLAMA_CPP else (1,):
@@ -211,7 +230,7 @@ def run(engine: str, path: Path, new_tokens: int, args: argparse.Namespace) -> d
                 able = {
                     n: d for n, d in decoders.items() if not (engine == "transformers" and size > 1 and n == THEIRS)
                 }
-                figures[f"{group}, {size} at a time"] = compare(able, batches, args.repeat)
+                figures[f"{group}, {size} at a time"] = compare(able, ready, batches, args.repeat)
                 print(group, size, {k: v for k, v in figures[f"{group}, {size} at a time"].items() if "against" in k})
     return {**about, "new_tokens": new_tokens, **figures}
 
@@ -231,7 +250,7 @@ def main() -> None:
     models = zip(found.items(), args.new_tokens, strict=True)
     wanted = [(name, path, tokens) for (name, path), tokens in models if not args.models or name in args.models]
     figures = {name: run(args.engine, path, tokens, args) for name, path, tokens in wanted}
-    write({"threads": args.threads, "drafts": K, "ngrams": [LONGEST, SHORTEST], **figures}, args.out)
+    write({"threads": args.threads, "drafts": K, "their n-grams": [LONGEST, SHORTEST], **figures}, args.out)
 
 
 if __name__ == "__main__":

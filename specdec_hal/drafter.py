@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.backend import Backend
 from specdec_hal.device import Device, HostDevice, download, get_device
-from specdec_hal.errors import ArgumentError, UnsupportedError
+from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView, StepBounds, StepView
 from specdec_hal.registry import Registry, or_default
 from specdec_hal.state import DecodeState
@@ -37,6 +37,8 @@ class Drafter:
     `num_speculative_tokens` K, the most drafts per request and call (0..31). `settings` are the keys of the method's
     section in a configuration (``max_ngram_size``, ``min_ngram_size``, ``match_policy``, ...). A look-up ends where the
     history does; with `continue_cycles`, drafts that are the history's last tokens go round until there are enough.
+    With `match_factor` (method ngram), a match of n tokens gives at most that many times n drafts, as `max_factor` says
+    for method suffix: what follows a short match is right less often.
     On a GPU, `framework` ("torch", "paddle", "cupy") holds the buffers. Raises ConfigError for settings, and what
     `get_backend` raises.
 
@@ -62,6 +64,7 @@ class Drafter:
         *,
         num_speculative_tokens: int = 8,
         continue_cycles: bool = False,
+        match_factor: int | None = None,
         framework: str = "torch",
         registry: Registry | None = None,
         **settings: Any,
@@ -73,11 +76,17 @@ class Drafter:
         if settings:
             speculative[method] = settings
         config = parse({"speculative": speculative}, source="Drafter", registry=registry)
+        if match_factor is not None and (method != "ngram" or match_factor < 1):
+            raise ConfigError(
+                f"Drafter: match_factor: expected at least 1, and method 'ngram', got {match_factor} and '{method}'; "
+                "leave it out, or give method 'suffix' a max_factor"
+            )
         self.backend = backend if isinstance(backend, Backend) else registry.get_backend(backend)
         self.num_speculative_tokens = num_speculative_tokens
-        self._continue_cycles = continue_cycles
+        self._continue_cycles, self._match_factor = continue_cycles, match_factor
         device = get_device(self.backend.place, framework)
         section = config.speculative.settings
+        self._longest = getattr(section, "max_ngram_size", 0)
 
         def slots(use_index: bool) -> _Slots:
             indexed = hasattr(section, "use_index")
@@ -113,9 +122,12 @@ class Drafter:
             self._once.clear()
         else:
             drafts = self._kept.propose(self._names(request_ids, len(rows)), rows, wanted)
+        most = wanted or [self.num_speculative_tokens] * len(rows)
         if self._continue_cycles:
-            most = wanted or [self.num_speculative_tokens] * len(rows)
             drafts = list(map(_continued, rows, drafts, most))
+        if (factor := self._match_factor) is not None:
+            most = [min(-(-len(ids) // factor), self._longest) for ids in drafts]
+            drafts = [ids and ids[: factor * _matched(row, n)] for row, ids, n in zip(rows, drafts, most, strict=True)]
         return drafts
 
     def forget(self, request_id: Hashable) -> bool:
@@ -354,6 +366,19 @@ def _continued(history: Any, drafts: list[int], most: int) -> list[int]:
     if not 0 < period < most or list(history[-period:]) != drafts:
         return drafts
     return (drafts * (most // period + 1))[:most]
+
+
+def _matched(history: Any, most: int) -> int:
+    """How many of the history's last tokens, up to `most`, occur before; at least one does."""
+    text = np.asarray(history)
+    ends, n = np.flatnonzero(text[:-1] == text[-1]), 1
+    while n < most:
+        ends = ends[ends >= n]
+        ends = ends[text[ends - n] == text[-1 - n]]
+        if not len(ends):
+            break
+        n += 1
+    return n
 
 
 def _power(count: int) -> int:

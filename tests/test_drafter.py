@@ -151,6 +151,20 @@ def test_drafts_that_reach_the_end_go_round(history: list[int], wanted: int, nam
         assert drafts == found
 
 
+@given(TEXTS.filter(bool), st.integers(0, K), st.integers(1, 3))
+def test_short_matches_give_few_drafts(history: list[int], wanted: int, factor: int) -> None:
+    (drafts,) = make(match_factor=factor).propose([history], num_speculative_tokens=wanted)
+    text = "".join(map(str, history))
+    matched = max(n for n in range(SIZES[0] + 1) if n < len(text) and text[len(text) - n :] in text[:-1])
+    assert drafts == expected(history, wanted)[: factor * matched]
+
+
+@pytest.mark.parametrize(("method", "factor"), [("suffix", 2), ("ngram", 0)])
+def test_a_factor_without_a_meaning_is_refused(method: str, factor: int) -> None:
+    with pytest.raises(ConfigError, match=f"match_factor: expected at least 1, and method 'ngram', got {factor}"):
+        sd.Drafter(method, "reference", match_factor=factor)
+
+
 def test_nothing_is_kept_of_a_history_without_a_name() -> None:
     drafter = make()
     assert drafter.propose([[1, 2, 3]]) == [[]]

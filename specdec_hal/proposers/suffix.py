@@ -33,7 +33,7 @@ class SuffixSettings(Section):
     min_probability: Annotated[float, Field(gt=0, le=1)] = 0.1
 
 
-@dataclass
+@dataclass(slots=True)
 class _Node:
     """What followed a context: how often each token did, the one that came last at the end, and in which text last."""
 
@@ -64,8 +64,11 @@ class SuffixCounts:
 
     def add(self, text: Sequence[int], start: int = 0, source: int = 0) -> None:
         """Count the tokens of a text from `start` on, each behind those before it. `source`: a number of the text."""
+        nodes = self._nodes
         for context, token in self._edges(text, start):
-            node = self._nodes.setdefault(context, _Node())
+            node = nodes.get(context)
+            if node is None:
+                node = nodes[context] = _Node()
             node.followers[token] = node.followers.pop(token, 0) + 1
             node.source = source
 
