@@ -53,22 +53,23 @@ SPECDEC_VECTOR int32_t chunk_top(const typename L::Bits* x, int count, float* la
   for (int j = 0; j < kLanes; ++j) lane[j] = -detail::kFloatInf;
   for (int j = 0; j < kLanes; ++j) unordered[j] = 0;
   each_block<L>(x, count, [&](const Block& value, int) {
+    for (int j = 0; j < kLanes; ++j) {
+      unordered[j] |= 0u - static_cast<uint32_t>(__builtin_isunordered(value[j], value[kLanes + j]));
+    }
     for (int half = 0; half < kBlock; half += kLanes) {
-      for (int j = 0; j < kLanes; ++j) {
-        unordered[j] |= 0u - static_cast<uint32_t>(value[half + j] != value[half + j]);
-      }
       for (int j = 0; j < kLanes; ++j) lane[j] = value[half + j] > lane[j] ? value[half + j] : lane[j];
     }
     return true;
   });
-  float top = -detail::kFloatInf;
-  uint32_t any = 0;
-  for (int j = 0; j < kLanes; ++j) top = lane[j] > top ? lane[j] : top;
-  for (int j = 0; j < kLanes; ++j) any |= unordered[j];
   before.load(lanes);
   for (int j = 0; j < kLanes; ++j) before[j] = lane[j] > before[j] ? lane[j] : before[j];
   before.store(lanes);
-  return any != 0 ? kKeyNan : order_key(top);
+  uint32_t any = 0;
+  for (int j = 0; j < kLanes; ++j) any |= unordered[j];
+  for (int width = kLanes / 2; width > 0; width /= 2) {  // by halves: one after the other, each waits for the one before
+    for (int j = 0; j < width; ++j) lane[j] = lane[width + j] > lane[j] ? lane[width + j] : lane[j];
+  }
+  return any != 0 ? kKeyNan : order_key(lane[0]);
 }
 
 // The index of the first element that equals `wanted`, which there is.
