@@ -9,7 +9,10 @@
 namespace specdec::cuda {
 
 constexpr unsigned kStopThreads = 128;
-constexpr int kTogether = 8;  // tokens of a sequence
+constexpr int kTogether = 4;  // tokens of a sequence
+
+// Pairs of a slot are counted in 32 bits.
+constexpr Limit kStopLimits[] = {{"M", served::kM}, {"S", served::kS}, {"L", served::kL}, {"Q", 1 << 20}};
 
 __global__ void __launch_bounds__(kStopThreads)
     set_stop_sequences_kernel(const __grid_constant__ SetStopSequencesArgs a) {
@@ -20,23 +23,25 @@ __global__ void __launch_bounds__(kStopThreads)
   const EmittedTokens emitted(a.prompt_lens[b], a.step_idx[b], a.min_dec_len[b], a.accept_num[b], a.L, a.S);
   int64_t* accepted = a.accept_tokens + b * a.S;
   const SlotText text = {a.token_ids_all + b * a.L + emitted.prompt_end, accepted, emitted.step};
-  const int64_t pairs = (emitted.count - emitted.first) * a.Q;
-  for (int64_t low = 0;; low += kWarp) {
+  const int64_t end = a.end_at_stop && a.E > 0 ? a.end_tokens[0] : -1;
+  const auto width = static_cast<uint32_t>(a.Q), pairs = static_cast<uint32_t>(emitted.count - emitted.first) * width;
+  for (uint32_t low = 0;; low += kWarp) {
     // Loaded before it is known whether there are so many pairs, and so together with the state of the slot.
-    const int64_t pair = low + lane_id(), at = b * a.Q + pair % a.Q;
+    const uint32_t pair = low + lane_id();
+    const int64_t at = b * a.Q + pair % width;
     const int64_t size = clamp64(a.stop_seqs_lens[at], 0, a.Z);
     if (low >= pairs) return;
-    const int64_t i = emitted.first + pair / a.Q;
+    const int64_t i = emitted.first + pair / width;
     const int64_t* sequence = a.stop_seqs + at * a.Z;
     const bool found = pair < pairs && ends_with<kTogether>(text, emitted.generated(i), sequence, size);
     const uint32_t lanes = __ballot_sync(kAllLanes, found);
     if (lanes == 0) continue;
-    const int64_t stop = emitted.first + (low + __ffs(static_cast<int>(lanes)) - 1) / a.Q;
+    const int64_t stop = emitted.first + (low + __ffs(static_cast<int>(lanes)) - 1) / width;
     for (int64_t k = stop + 1 + lane_id(); k < a.S; k += kWarp) accepted[k] = -1;
     if (lane_id() == 0) {
       a.accept_num[b] = static_cast<int32_t>(stop + 1);
       a.max_dec_len[b] = emitted.generated(stop);
-      if (a.end_at_stop && a.E > 0) accepted[stop] = a.end_tokens[0];
+      if (a.end_at_stop && a.E > 0) accepted[stop] = end;
     }
     return;
   }
@@ -46,6 +51,6 @@ void set_stop_sequences(const SetStopSequencesArgs& a, cudaStream_t stream) {
   launch("set_stop_sequences", stream, {blocks_for(a.M, kStopThreads / kWarp), kStopThreads}, set_stop_sequences_kernel,
          a);
 }
-SPECDEC_OP(set_stop_sequences, kLimits)
+SPECDEC_OP(set_stop_sequences, kStopLimits)
 
 }  // namespace specdec::cuda
