@@ -1,9 +1,12 @@
-"""The engine on a CPU beside an older commit and `transformers`, each in processes of its own, in turns.
+"""The engine on a CPU beside an older commit, `transformers` and vLLM's CPU build, in turns, in processes of their own.
 
-``python benchmarks/cpu_engine.py --before FOLDER --out benchmarks/results/NAME.json``. FOLDER is a clone of the older
-commit with an environment in `.venv`; without it only this commit and `transformers` are timed. Greedy, the four
-example prompts: one after the other for 1 request at once, together for 4, four times with different ends for 16.
-Tokens per second of the fastest of REPEATS rounds, prefill included; loading and one round to warm up are not.
+``python benchmarks/cpu_engine.py --before FOLDER --vllm PYTHON --out benchmarks/results/NAME.json``. FOLDER is a clone
+of the older commit with an environment in `.venv`, PYTHON that of an environment with vLLM (`make engine-test` makes
+one: build/engine-venv); either may be left out. Greedy, on all cores. The embedded model takes the four example
+prompts: one after the other for 1 request at once, together for 4, four times with different ends for 16;
+SmolLM2-135M-Instruct, which is downloaded and converted, the first two, alone. Tokens per second of the fastest of
+several rounds, prefill included; loading and one round to warm up are not. What has been measured of the same commit
+stands in the output and is not measured again, so that a run can be taken in parts (`--minutes`).
 """
 
 from __future__ import annotations
@@ -14,36 +17,62 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+OURS, BEFORE, TRANSFORMERS, VLLM = "this commit", "before", "transformers", "vllm"
+Tokens = list[list[int]]
+Decode = Callable[[list[str]], Tokens]
 PROMPTS = ("edit_function", "completion", "prose", "unique")
-REPEATS = 3
+EMBEDDED, SMOLLM2 = "tiny-py-lm", "SmolLM2-135M-Instruct"
+CASES = [
+    *((EMBEDDED, requests, drafts) for requests in (1, 4, 16) for drafts in (0, 8)),
+    *((SMOLLM2, 1, drafts) for drafts in (0, 8)),
+]
+"""Model, requests at once, drafts."""
+REPEATS = {EMBEDDED: 3, SMOLLM2: 1}
+THREADS = len(os.sched_getaffinity(0))
 
 
-def texts(count: int) -> list[str]:
-    """So many prompts, and at least one of each: those that come again end earlier."""
+@dataclass(frozen=True)
+class Case:
+    """What a process measures."""
+
+    engine: str
+    model: str
+    path: str
+    requests: int
+    drafts: int
+    new_tokens: int
+    framework: str
+
+
+def texts(model: str, requests: int) -> list[str]:
+    """Prompts, more than one at least: those that come again end earlier."""
     known = [(ROOT / f"examples/prompts/{name}.txt").read_text().removesuffix("\n") for name in PROMPTS]
-    return [known[i % 4][: len(known[i % 4]) - 7 * (i // 4)] for i in range(max(count, len(known)))]
+    if model == SMOLLM2:
+        return known[:2]
+    return [known[i % 4][: len(known[i % 4]) - 7 * (i // 4)] for i in range(max(requests, len(known)))]
 
 
-def ours(requests: int, drafts: int, new_tokens: int, framework: str) -> Any:
+def ours(case: Case) -> Decode:
     """A function that decodes a group of prompts, by the package that is in the working directory."""
     from specdec_hal import load
     from specdec_hal.runner import ModelRunner, Request, SamplingParams
 
-    keys = [f"model.framework={framework}", f"runner.max_num_seqs={requests}"]
-    runtime = load(
-        "configs/reference.yaml", [*keys, *([f"speculative.num_speculative_tokens={drafts}"] if drafts else [])]
-    )
+    keys = [f"model.path={case.path}", f"model.framework={case.framework}", f"runner.max_num_seqs={case.requests}"]
+    drafts = [f"speculative.num_speculative_tokens={case.drafts}"] if case.drafts else []
+    runtime = load("configs/reference.yaml", [*keys, *drafts])
     runtime = runtime if drafts else runtime.naive()
     older = getattr(ModelRunner, "from_config", None)  # commits in which load() gave a configuration
     runner: Any = runtime.runner() if older is None else older(runtime)
     assert runner.tokenizer is not None
-    encode, params = runner.tokenizer.encode, SamplingParams(max_new_tokens=new_tokens)
+    encode, params = runner.tokenizer.encode, SamplingParams(max_new_tokens=case.new_tokens)
 
-    def decode(group: list[str]) -> list[list[int]]:
+    def decode(group: list[str]) -> Tokens:
         for name, text in enumerate(group):
             runner.add_request(Request(str(name), encode(text), params))
         outputs = runner.run()
@@ -52,93 +81,141 @@ def ours(requests: int, drafts: int, new_tokens: int, framework: str) -> Any:
     return decode
 
 
-def transformers(requests: int, drafts: int, new_tokens: int, framework: str) -> Any:
-    """The same by `generate`, on all cores; drafts by its prompt look-up."""
+def transformers(case: Case) -> Decode:
+    """The same by `generate`; drafts by its prompt look-up."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = ROOT / "models/tiny-py-lm"
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)  # its end token
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    more = {"prompt_lookup_num_tokens": drafts} if drafts else {}
+    torch.set_num_threads(THREADS)
+    tokenizer = AutoTokenizer.from_pretrained(case.path, padding_side="left")
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)  # an end token of both models
+    model = AutoModelForCausalLM.from_pretrained(case.path, dtype=torch.float32)
+    more = {"prompt_lookup_num_tokens": case.drafts} if case.drafts else {}
 
-    def decode(group: list[str]) -> list[list[int]]:
+    def decode(group: list[str]) -> Tokens:
         inputs = tokenizer(group, return_tensors="pt", padding=True, add_special_tokens=False)
         inputs.pop("token_type_ids", None)
         with torch.inference_mode():
-            out = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False, **more)
+            out = model.generate(**inputs, max_new_tokens=case.new_tokens, do_sample=False, **more)
         return [[t for t in row if t != tokenizer.pad_token_id] for row in out[:, inputs.input_ids.shape[1] :].tolist()]
 
     return decode
 
 
-def child(engine: str, requests: int, drafts: int, new_tokens: int, framework: str) -> None:
+def vllm(case: Case) -> Decode:
+    """The same by vLLM's CPU build; drafts by its n-gram look-up, of the sizes that configs/reference.yaml has."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{THREADS - 1}")
+    from tokenizers import Tokenizer
+    from vllm import LLM, SamplingParams
+
+    drafts = {"method": "ngram", "num_speculative_tokens": case.drafts, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    engine = LLM(
+        case.path,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=2048,
+        max_num_seqs=case.requests,
+        gpu_memory_utilization=0.15,  # of the machine's memory, in the CPU build
+        enable_prefix_caching=False,
+        speculative_config=drafts if case.drafts else None,
+    )
+    tokenizer = Tokenizer.from_file(f"{case.path}/tokenizer.json")
+    params = SamplingParams(temperature=0, max_tokens=case.new_tokens, detokenize=False, stop_token_ids=[0])
+
+    def decode(group: list[str]) -> Tokens:
+        prompts = [{"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False).ids} for text in group]
+        return [list(out.outputs[0].token_ids) for out in engine.generate(prompts, params, use_tqdm=False)]
+
+    return decode
+
+
+def child(case: Case) -> None:
     """One process: print what it measured."""
-    decode = (transformers if engine == "transformers" else ours)(requests, drafts, new_tokens, framework)
-    prompts = texts(requests)
-    groups = [prompts] if requests > 1 else [[text] for text in prompts]
+    decode = {TRANSFORMERS: transformers, VLLM: vllm}.get(case.engine, ours)(case)
+    prompts = texts(case.model, case.requests)
+    groups = [prompts] if case.requests > 1 else [[text] for text in prompts]
     best = [float("inf")] * len(groups)
-    tokens: list[list[int]] = []
-    for turn in range(REPEATS + 1):
+    tokens: Tokens = []
+    for turn in range(REPEATS[case.model] + 1):
         tokens = []
         for at, group in enumerate(groups):
             start = time.perf_counter()
             tokens += decode(group)
             if turn:
                 best[at] = min(best[at], time.perf_counter() - start)
-    print(json.dumps({"tokens_per_s": sum(map(len, tokens)) / sum(best), "tokens": tokens}))
+    print(json.dumps({"tokens_per_s": sum(map(len, tokens)) / sum(best), "tokens": tokens}), flush=True)
 
 
-def measure(place: Path, python: str, arguments: list[str]) -> Any:
+def measure(place: Path, python: str, case: Case) -> Any:
     """A process in `place`."""
-    environment = {**os.environ, "PYTHONPATH": str(place), "GLOG_minloglevel": "3"}
-    command = [python, str(Path(__file__).resolve()), "--child", *arguments]
+    environment = {**os.environ, "GLOG_minloglevel": "3", "VLLM_LOGGING_LEVEL": "ERROR"}
+    if case.engine != VLLM:
+        environment["PYTHONPATH"] = str(place)
+    command = [python, str(Path(__file__).resolve()), "--child", json.dumps(asdict(case))]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"tokens_per_s"')))
+
+
+def row_of(engines: dict[str, tuple[Path, str]], case: tuple[str, int, int], paths: Any, args: Any) -> dict[str, Any]:
+    """Every engine that can, in turns."""
+    model, requests, drafts = case
+    found: dict[str, Any] = {}
+    for _ in range(args.rounds):
+        for name, (place, python) in engines.items():
+            if name == TRANSFORMERS and drafts and requests > 1:
+                continue  # its assisted decoding takes one request
+            path = paths[model]
+            if model == EMBEDDED and name not in (TRANSFORMERS, VLLM):
+                path = place / "models" / EMBEDDED
+            new_tokens = args.new_tokens if model == EMBEDDED else args.new_tokens // 2
+            result = measure(place, python, Case(name, model, str(path), requests, drafts, new_tokens, args.framework))
+            if name not in found or result["tokens_per_s"] > found[name]["tokens_per_s"]:
+                found[name] = result
+    row = {"model": model, "requests": requests, "drafts": drafts}
+    row |= {name: round(result["tokens_per_s"], 1) for name, result in found.items()}
+    row["equal_tokens"] = len({json.dumps(found[n]["tokens"]) for n in found if n in (OURS, BEFORE)}) == 1
+    return row
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path)
+    parser.add_argument("--vllm", type=Path)
     parser.add_argument("--framework", default="paddle", choices=("paddle", "torch"))
-    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int, default=128, help="half as many for SmolLM2")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each kind; the fastest counts")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        engine, requests, drafts, new_tokens, framework = args.child
-        child(engine, int(requests), int(drafts), int(new_tokens), framework)
+        child(Case(**json.loads(args.child)))
         return
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    from record import write
+    from engine_inputs import models
+    from record import document, write
 
-    engines = {"this commit": (ROOT, sys.executable), "transformers": (ROOT, sys.executable)}
+    engines = {OURS: (ROOT, sys.executable), TRANSFORMERS: (ROOT, sys.executable)}
+    if args.vllm is not None:
+        engines[VLLM] = (ROOT, str(args.vllm.absolute()))
     if args.before is not None:
-        engines["before"] = (args.before.resolve(), str(args.before.resolve() / ".venv/bin/python"))
-    rows = []
-    for requests in (1, 4, 16):
-        for drafts in (0, 8):
-            found: dict[str, Any] = {}
-            for _ in range(args.rounds):
-                for name, (place, python) in engines.items():
-                    if name == "transformers" and drafts and requests > 1:
-                        continue  # its assisted decoding takes one request
-                    kind = "transformers" if name == "transformers" else "ours"
-                    values = [kind, str(requests), str(drafts), str(args.new_tokens), args.framework]
-                    result = measure(place, python, values)
-                    if name not in found or result["tokens_per_s"] > found[name]["tokens_per_s"]:
-                        found[name] = result
-            row = {"requests": requests, "drafts": drafts}
-            row |= {name: round(result["tokens_per_s"], 1) for name, result in found.items()}
-            row["equal_tokens"] = len({json.dumps(found[n]["tokens"]) for n in found if n != "transformers"}) == 1
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-    write({"framework": args.framework, "new_tokens": args.new_tokens, "rows": rows}, args.out)
+        engines[BEFORE] = (args.before.resolve(), str(args.before.resolve() / ".venv/bin/python"))
+    about = {"framework": args.framework, "new_tokens": args.new_tokens, "threads": THREADS}
+    known = json.loads(args.out.read_text()) if args.out is not None and args.out.exists() else {}
+    same = known.get("commit") == document({})["commit"] and about.items() <= known["figures"].items()
+    rows, end = known["figures"]["rows"] if same else [], time.monotonic() + 60 * args.minutes
+    for case in CASES:
+        if time.monotonic() < end and case not in {(r["model"], r["requests"], r["drafts"]) for r in rows}:
+            rows.append(row_of(engines, case, models(), args))
+            print(json.dumps(rows[-1]), flush=True)
+            if args.out is not None:
+                write({**about, "rows": rows}, args.out)
+    if args.out is None:
+        write({**about, "rows": rows}, None)
 
 
 if __name__ == "__main__":
