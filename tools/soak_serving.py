@@ -81,6 +81,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0, help="under more load than the server takes")
     parser.add_argument("--split", action="store_true", help="with HTTP, engine and token processor apart")
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--http-workers", type=int, default=1, help="of the server that is killed")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
     parser.add_argument("--out", type=Path, help="record the figures with their circumstances")
     args = parser.parse_args()
@@ -89,8 +90,13 @@ def main() -> int:
         found["overload"] = overloaded(args.seconds, *(["--split"] if args.split else []))
     findings = list[str]()
     if args.kills:
-        outcomes, findings = kill_under_load(args.kills, clients=6, seed=args.seed)
-        found["kills"] = {"kills": args.kills, "outcomes": dict(outcomes), "findings": findings}
+        outcomes, findings = kill_under_load(args.kills, 6, args.seed, args.http_workers)
+        found["kills"] = {
+            "kills": args.kills,
+            "http_workers": args.http_workers,
+            "outcomes": dict(outcomes),
+            "findings": findings,
+        }
     record.write(found, args.out)
     return 1 if findings else 0
 

@@ -22,8 +22,9 @@ from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.staging import Fetched, Field, Outputs
 from specdec_hal.state import DecodeState
 
-_LEAST_BLOCK = 64
-"""Rows that are turned into logits at once where decode steps have fewer."""
+_LEAST_BLOCK, _MOST_BLOCK = 64, 256
+"""Rows that are turned into logits at once, where decode steps have fewer, and more. A model may need memory of their
+size besides; a block of many rows is no faster than one of a few hundred."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class PromptScorer:
     def __init__(self, backend: Backend, row_logits: RowLogits, state: DecodeState, logits: Any) -> None:
         self._backend, self._held, self._state = backend, row_logits, state
         size, device = state.symbols, state.device
-        self._block = block = max(size["R_cap"], min(_LEAST_BLOCK, size["T_cap"]))
+        self._block = block = min(max(size["R_cap"], min(_LEAST_BLOCK, size["T_cap"])), _MOST_BLOCK)
         blocks = -(-size["T_cap"] // block)
         self._capacity = rows = blocks * block
         self._inputs = device.inputs(
@@ -95,7 +96,8 @@ class PromptScorer:
                 "ends": Field((blocks, 2), "int32"),
             }
         )
-        self._logits = logits if block == size["R_cap"] else device.zeros((block, row_logits.width), "float32")
+        lent = block <= size["R_cap"]
+        self._logits = logits[:block] if lent else device.zeros((block, row_logits.width), "float32")
         self._rows = device.upload(np.arange(block, dtype=state.field("rows", A_cap=block).numpy_dtype))
         self._outputs: dict[int, Outputs] = {}
 

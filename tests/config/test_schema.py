@@ -104,6 +104,7 @@ def test_defaults(read: Read) -> None:
             "max_concurrent_requests": 256,
             "drain_timeout_s": 30.0,
             "split": False,
+            "http_workers": 1,
             "output_queue": 64,
             "slow_reader": "wait",
         },
@@ -289,6 +290,11 @@ def test_combinations_are_all_reported_too(problems: Problems) -> None:
 def test_ranks_and_a_split_server_exclude_each_other(problems: Problems) -> None:
     (line,) = problems("engine: {tensor_parallel: 2}\nserve: {split: true}\n")
     assert "c.yaml:serve.split: expected false with engine.tensor_parallel" in line
+
+
+def test_only_a_split_server_has_several_processes_for_http(problems: Problems) -> None:
+    (line,) = problems("serve: {http_workers: 2}\n")
+    assert "c.yaml:serve.http_workers: expected 1 without serve.split, got 2; set serve.split" in line
 
 
 def test_parts_of_a_vocabulary_need_ranks_and_tokens_to_compare(problems: Problems) -> None:

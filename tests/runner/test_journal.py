@@ -129,6 +129,24 @@ class TestFiles:
             with pytest.raises(JournalError):
                 journal.read(path)
 
+    def test_one_without_an_interval_takes_a_fiftieth_of_the_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now, written = [100.0], list[float]()
+        monkeypatch.setattr("specdec_hal.runner.journal.time.monotonic", lambda: now[0])
+        file = journal.Journal(tmp_path / "journal", None)
+
+        def snapshot() -> list[journal.Record]:
+            written.append(now[0])
+            now[0] += 2.0
+            return []
+
+        for _ in range(400):
+            file.step(snapshot)
+            now[0] += 1.0
+        assert written == [100.0, 200.0, 300.0, 400.0, 500.0]
+        assert journal.read(file.path) == []
+
     def test_a_full_disk_stops_nobody(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -43,13 +43,16 @@ def scored() -> dict[str, Any]:
     return {name: scored_prompt(prompt, WANTED[name]) for name, prompt in PROMPTS.items()}
 
 
-@pytest.mark.parametrize("block", [1, 64])
+@pytest.mark.parametrize("blocks", [(1, 256), (64, 256), (1, 2)])
 @pytest.mark.parametrize(
     "where", ["host", "host, frugal", "host, prefill first", "device", "device, overlapped", "device, few blocks"]
 )
 @pytest.mark.parametrize("strategy", ["target_match", "rejection"])
-def test_prompts_are_scored(block: int, where: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_logprobs, "_LEAST_BLOCK", block)
+def test_prompts_are_scored(
+    blocks: tuple[int, int], where: str, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_logprobs, "_LEAST_BLOCK", blocks[0])
+    monkeypatch.setattr(prompt_logprobs, "_MOST_BLOCK", blocks[1])
     runner = make_runner(
         prefill_first="prefill first" in where,
         model=DeviceHistoryModel() if "device" in where else Frugal() if "frugal" in where else HistoryModel(),

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.serve.metrics import _SECONDS, _Seconds
 from tests.runner.conftest import make_runner
 from tests.serve.conftest import MODEL, Running, serving
 
@@ -25,6 +27,23 @@ def scrape(running: Running) -> Callable[..., float]:
         return found[name, tuple(sorted({**LABELS, **labels}.items()))]
 
     return value
+
+
+def test_histograms_are_prometheus_s() -> None:
+    registry, names = CollectorRegistry(), ("a", "b", "c")
+    whole = Histogram("vllm:x", "x", LABELS, buckets=_SECONDS, registry=registry).labels(*names)
+    mine, other = (_Seconds("vllm:x", "x", names) for _ in range(2))
+    for at, (seconds, times) in enumerate([(0.0, 1), (0.001, 3), (0.0011, 2), (0.5, 7), (640.0, 1), (641.0, 2)]):
+        (other if at % 2 else mine).observe(seconds, times)
+        for _ in range(times):
+            whole.observe(seconds)
+    mine.others = [(other.counts, other.sum)]
+    found, expected = (
+        {(s.name, s.labels.get("le")): s.value for family in families for s in family.samples}
+        for families in (mine.collect(), registry.collect())
+    )
+    assert found.keys() == {key for key in expected if key[0] != "vllm:x_created"} and len(found) == len(_SECONDS) + 3
+    assert all(math.isclose(value, expected[key]) for key, value in found.items())
 
 
 def test_counters_are_those_of_the_answers(running: Running) -> None:

@@ -114,6 +114,7 @@ SAMPLED = {"temperature": 0.9, "seed": 5, "max_tokens": 30}
             **SAMPLED,
         },
         {"prompt": [3, 5, 3], "method": "none", "max_tokens": 9},
+        {"prompt": [[3, 5, 6], [1]], "echo": True, "logprobs": 1, "max_tokens": 0},
         {"messages": [{"role": "user", "content": "abab"}], "logprobs": True, "top_logprobs": 2, "max_tokens": 9},
         {"prompt": [99]},
         {"prompt": [1] * 64},
@@ -377,6 +378,21 @@ def test_messages_are_what_they_were(tmp_path: Path) -> None:
     scored = news("a", "b")
     scored = scored._replace(delta=scored.delta._replace(logprobs=(TokenLogprobs(-0.5, 2, ((1, -0.25),)),)))
     assert messages.for_http(messages._encoder.encode(messages.Update([scored]))) == messages.Update([scored])
+
+
+def test_an_engine_has_a_journal_of_its_own(tmp_path: Path) -> None:
+    for resume in (False, True):
+        engine = EngineProcess(make_runner(), tmp_path, ServeSettings(split=True), resume=resume)
+        try:
+            if not resume:
+                engine.runner.add_request(Request("a", [1, 2], SamplingParams(max_new_tokens=30, bad_token_ids=[0])))
+                engine.runner.step()
+                assert engine._journal is not None
+                engine._journal.step(engine.runner.snapshot)
+            (stream,) = engine.runner.streams
+            assert stream.request.request_id == "a" and len(stream.token_ids) == 1
+        finally:
+            engine.close()
 
 
 def test_an_engine_that_resumes_computes_nothing_before_it_knows_who_waits(tmp_path: Path) -> None:
