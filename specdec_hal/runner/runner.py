@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -309,6 +309,8 @@ class ModelRunner:
     def _enqueue(self, schedule: Schedule, record: StepRecord) -> LaunchedStep:
         if schedule.filled:
             self._proposer.reset(schedule.filled)
+            if self._lengths is not None:
+                self._set_limits(schedule.work[slot].sequence for slot in schedule.filled)
         needs = self._planner.needs([work.sequence for work in schedule.work.values()])
         bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
@@ -408,11 +410,15 @@ class ModelRunner:
         """Choose every request's draft length anew, behind a step that only decoded."""
         assert self._lengths is not None
         self._lengths.stepped(decoded, float(record.seconds.total()))
+        self._set_limits(one.sequence for one in decoded)
+
+    def _set_limits(self, sequences: Iterable[Sequence]) -> None:
+        """Tell a proposer on the device how many drafts these requests get at most."""
         wanted = self.state.request.host["draft_token_num"]
         before = wanted.copy()
-        for one in decoded:
-            if one.sequence.slot is not None:
-                wanted[one.sequence.slot] = self._draft_limit(one.sequence)
+        for sequence in sequences:
+            if sequence.slot is not None:
+                wanted[sequence.slot] = self._draft_limit(sequence)
         if (wanted != before).any():
             self.state.request.upload()
 

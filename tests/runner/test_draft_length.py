@@ -64,7 +64,7 @@ def test_it_never_loses(rate: float, slope: float, found: float, batch: int, noi
         return decode(lambda step: rate, slope, fixed=fixed, found=found, batch=batch, noise=noise)
 
     adaptive, fixed = decoded(None), [decoded(k) for k in (0, 1, 2, 4, 8)]
-    assert adaptive >= 0.975 * fixed[0]
+    assert adaptive >= 0.97 * fixed[0]
     assert adaptive >= (0.85 if noise else 0.9) * max(fixed)
 
 
@@ -92,7 +92,7 @@ def test_it_stops_within_few_steps() -> None:
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
-    cost = Cost()
+    cost = Cost(K)
     assert cost(3) == 0
     cost.add(1, 2.0)
     assert cost(1) == 2 and cost(3) > 2
@@ -105,11 +105,18 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     # With another number of requests, steps take otherwise, and a draft costs as much.
     cost.add(0, 7.0, 4)
     assert cost(0, 4) == cost(0, 3) == 7
-    assert cost(2, 4) - cost(0, 4) == pytest.approx(cost(2) - cost(0))
+    assert cost(2, 4) - cost(0, 4) == pytest.approx(2 * cost.slope)
     for _ in range(99):
         cost.add(9, 1.5)  # shorter than steps of fewer tokens: that is noise
     assert 0 < cost(1) < cost(9)
-    fresh = Cost()
+    bent = Cost(K)
+    for size in (0, 1, 2, 3, 4, 5, 6, 7, 8) * 9:
+        bent.add(size, 1.0 + 0.2 * min(size, 3))  # no line
+    assert [bent(size) for size in (0, 3, 8)] == pytest.approx([1, 1.6, 1.6], rel=0.12)
+    for _ in range(200):
+        bent.add(0, 1.0)
+    assert bent(8) == pytest.approx(1.6, rel=0.1)  # what is not tried is remembered
+    fresh = Cost(K)
     for seconds in (9.0, 0.2, 0.2):  # the first one took part in compiling
         fresh.add(1, seconds)
     assert fresh(1) == pytest.approx(0.2)
