@@ -30,7 +30,9 @@ class TestWhatIsAsked:
             *(b"abc", bytearray(b"abc"), "abc", {1: 2}, {1, 2}, iter([1]), None, 7),
             *([1.0, 2.0], [1, "2"], [1, 2.0], [1, None], [1, 1 << 70], [1, [2]], [[1, 2]], [True], [True, False]),
         ],
-        ids=repr,
+        ids=lambda prompt: (
+            repr(prompt) if hasattr(prompt, "__len__") else type(prompt).__name__
+        ),  # repr may hold an address
     )
     def test_prompt(self, prompt: Any) -> None:
         self.refused(Request("a", prompt), r"request 'a': prompt: expected a flat list of integers, got .*; pass token")
