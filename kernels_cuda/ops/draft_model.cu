@@ -1,5 +1,5 @@
-// draft_model_preprocess: lanes of a slot. draft_model_update and draft_model_postprocess: a thread a slot; the former is
-// one block, because has_running, and the places of the draft model's tokens, are results of all slots.
+// draft_model_preprocess: several lanes a slot. draft_model_update and draft_model_postprocess: a thread a slot; the
+// former is one block, because has_running, and the places of the draft model's tokens, are results of all slots.
 #include "slot_launch.cuh"
 #include "specdec/draft_model.h"
 #include "specdec_ops/draft_model_postprocess.h"

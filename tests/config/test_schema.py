@@ -58,6 +58,7 @@ def test_defaults(read: Read) -> None:
             "digest_interval": 16,
             "rank_timeout_s": 60.0,
             "vocabulary_parallel": False,
+            "rank_devices": None,
         },
         "speculative": {
             "method": "naive",

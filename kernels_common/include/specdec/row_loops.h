@@ -66,7 +66,7 @@ SPECDEC_VECTOR int32_t chunk_top(const typename L::Bits* x, int count, float* la
   before.store(lanes);
   uint32_t any = 0;
   for (int j = 0; j < kLanes; ++j) any |= unordered[j];
-  for (int width = kLanes / 2; width > 0; width /= 2) {  // by halves: one after the other, each waits for the one before
+  for (int width = kLanes / 2; width > 0; width /= 2) {  // by halves: one lane after the other is a chain
     for (int j = 0; j < width; ++j) lane[j] = lane[width + j] > lane[j] ? lane[width + j] : lane[j];
   }
   return any != 0 ? kKeyNan : order_key(lane[0]);
