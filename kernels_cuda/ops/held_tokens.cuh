@@ -20,6 +20,8 @@ struct HeldTokens {
     for (int i = 0; i < kHeld; ++i) held[i] = i < width ? row[i] : -1;
   }
 
+  __device__ __forceinline__ int64_t operator[](int64_t i) const { return i < kHeld ? held[i] : row[i]; }
+
   // body(i, token) for i in [first, end), end <= width.
   template <typename Body>
   __device__ __forceinline__ void each(int64_t first, int64_t end, Body body) const {
@@ -31,23 +33,14 @@ struct HeldTokens {
   }
 };
 
-// For a warp: any number of tokens, of which the first are loaded at once. All lanes ask for the same.
-struct WarpTokens {
-  int64_t own;
-  const int64_t* tokens;
-
-  __device__ __forceinline__ WarpTokens(const int64_t* tokens_, int64_t count)
-      : own(lane_id() < count ? tokens_[lane_id()] : -1), tokens(tokens_) {}
-  __device__ __forceinline__ int64_t operator[](int64_t i) const {
-    return i < kWarp ? __shfl_sync(kAllLanes, own, static_cast<int>(i)) : tokens[i];
-  }
-};
-
-// The rules' `contains` (specdec/phases.h) by a warp.
-__device__ __forceinline__ bool contains(const WarpTokens& set, int64_t count, int64_t token) {
-  bool found = lane_id() < count && set.own == token;
-  for (int64_t i = kWarp + lane_id(); i < count; i += kWarp) found = found || set.tokens[i] == token;
-  return __any_sync(kAllLanes, found) != 0;
+// The rules' `contains` (specdec/phases.h), without branches over the first tokens.
+template <int kHeld>
+__device__ __forceinline__ bool contains(const HeldTokens<kHeld>& tokens, int64_t count, int64_t token) {
+  bool found = false;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) found |= (i < count) & (tokens.held[i] == token);
+  for (int64_t i = kHeld; i < count && !found; ++i) found = tokens.row[i] == token;
+  return found;
 }
 
 }  // namespace specdec::cuda

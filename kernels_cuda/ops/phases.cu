@@ -1,6 +1,5 @@
-// limit_thinking: a warp a slot, whose lanes do the same: they load together, and no slot waits for another's branches.
-// reasoning_constraint: a block a slot, which masks the slot's row where there is one
-// to mask, once in a request.
+// limit_thinking: a warp a slot, of which one lane works, so that no slot waits for another's branches.
+// reasoning_constraint: a block a slot, which masks the slot's rows where there are any to mask, once in a request.
 #include "held_tokens.cuh"
 #include "launch.cuh"
 #include "ops.h"
@@ -13,28 +12,30 @@
 namespace specdec::cuda {
 
 constexpr unsigned kLimitThreads = 128;
-static_assert(served::kS <= kWarp, "a lane for each token of a step, a bit for each row");
 
 __global__ void __launch_bounds__(kLimitThreads) limit_thinking_kernel(const __grid_constant__ LimitThinkingArgs a) {
   wait_for_previous();
   let_next_start();
   const int64_t b = int64_t{blockIdx.x} * (kLimitThreads / kWarp) + warp_id();
-  if (b >= a.M) return;
+  if (b >= a.M || lane_id() != 0) return;
   int64_t* tokens = a.accept_tokens + b * a.S;
-  const WarpTokens accepted(tokens, a.S), ends(a.end_tokens, a.E), inject(a.inject_token_ids, a.J);
+  const HeldTokens<> accepted(tokens, a.S);
+  const HeldTokens<2> ends(a.end_tokens, a.E);
   const ThinkingLimits limits = {a.think_end_id, a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b]};
   const int64_t count = clamp64(a.accept_num[b], 0, a.S), step = a.step_idx[b];
   int32_t status = a.limit_status[b];
   if (a.stop_flags[b] || !limits.any() || count == 0) return;
+  const int64_t* inject = a.inject_token_ids;
   const Replacement replaced = limit_thinking_slot(&status, limits, step, count, accepted, ends, inject);
-  const int64_t lane = lane_id();
-  if (lane == 0) a.limit_status[b] = status;
+  a.limit_status[b] = status;
   if (replaced.at == count) return;
-  if (lane >= replaced.at && lane < a.S) tokens[lane] = lane == replaced.at ? replaced.token : -1;
-  if (lane == 0) a.accept_num[b] = static_cast<int32_t>(replaced.at + 1);
+  tokens[replaced.at] = replaced.token;
+  for (int64_t i = replaced.at + 1; i < a.S; ++i) tokens[i] = -1;
+  a.accept_num[b] = static_cast<int32_t>(replaced.at + 1);
 }
 
 constexpr unsigned kMaskThreads = 512;
+static_assert(served::kS <= 32, "a bit for each row of a slot");
 
 // Masks rows of logits, whose bits are set, but for the allowed tokens. All threads of the block; `allowed` is token
 // threadIdx.x % H of them. The allowed logits wait in registers while rows are written whole: to ask of every token
