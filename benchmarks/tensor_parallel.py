@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,6 +17,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from ranks import first_of
 from record import write
 
 import specdec_hal as sd
@@ -91,24 +90,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     figures: dict[str, Any] = {"dtype": args.dtype, "layers": args.layers, "prompt": PROMPT, "new_tokens": NEW_TOKENS}
-    with tempfile.TemporaryDirectory() as folder:
-        for ranks in dict.fromkeys((1, args.ranks)):
-            figures[f"{ranks} ranks"] = on_ranks(ranks, args, Path(folder))
+    for ranks in dict.fromkeys((1, args.ranks)):
+        figures[f"{ranks} ranks"] = first_of(ranks, work, ranks, args)
     write(figures, args.out)
-
-
-def on_ranks(size: int, args: argparse.Namespace, folder: Path) -> Any:
-    """The first rank's figures."""
-    result = folder / f"{size}.json"
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=work, args=(rank, size, args, folder, result)) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    if failed := [rank for rank, process in enumerate(ranks) if process.exitcode]:
-        raise SystemExit(f"ranks {failed} of {size} failed; what they said stands above")
-    return json.loads(result.read_text())
 
 
 def work(rank: int, size: int, args: argparse.Namespace, folder: Path, result: Path) -> None:
@@ -116,7 +100,7 @@ def work(rank: int, size: int, args: argparse.Namespace, folder: Path, result: P
     place = f"cuda:{rank}"
     torch.cuda.set_device(place)
     config = LlamaConfig(**{**vars(SHAPE), "num_hidden_layers": args.layers})
-    group = ProcessGroup(rank, size, str(folder / f"meet-{size}"), 300, place) if size > 1 else None
+    group = ProcessGroup(rank, size, str(folder / "meet"), 300, place) if size > 1 else None
     found = measure(config, args, place, sd.get_backend("cuda", options={"device": rank}), group)
     if rank == 0:
         result.write_text(json.dumps(found))

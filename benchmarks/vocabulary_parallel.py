@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from ranks import first_of
 from record import write
 
 import specdec_hal as sd
@@ -66,23 +65,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "figures.json")
-        ranks = [context.Process(target=work, args=(rank, args, folder, result)) for rank in range(args.ranks)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if failed := [rank for rank, process in enumerate(ranks) if process.exitcode]:
-            raise SystemExit(f"ranks {failed} of {args.ranks} failed; what they said stands above")
-        write(json.loads(result.read_text()), args.out)
+    write(first_of(args.ranks, work, args), args.out)
 
 
-def work(rank: int, args: argparse.Namespace, folder: str, result: Path) -> None:
+def work(rank: int, args: argparse.Namespace, folder: Path, result: Path) -> None:
     """The life of a rank; the first writes the figures."""
     device = f"cuda:{rank}" if args.device == "cuda" else "cpu"
-    group = ProcessGroup(rank, args.ranks, str(Path(folder, "rendezvous")), timeout_s=300, device=device)
+    group = ProcessGroup(rank, args.ranks, str(folder / "meet"), timeout_s=300, device=device)
     if device == "cpu":
         torch.set_num_threads(1)
     logits = torch.randn(args.rows, args.vocabulary, generator=torch.Generator().manual_seed(0)) * args.spread

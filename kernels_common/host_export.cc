@@ -15,6 +15,13 @@
 #include "specdec/widen.h"
 #include "specdec_ffi/operands.h"
 
+namespace specdec {
+
+// For a mass that is the integer part of a float.
+inline float mass_ratio_by_reciprocal(uint64_t mass, uint64_t total) { return MassRatio(total).of(u64_to_f32(mass)); }
+
+}  // namespace specdec
+
 namespace {
 
 using tvm::ffi::TensorView;
@@ -55,6 +62,7 @@ SPECDEC_EXPORT_MAP(prob_mass)
 SPECDEC_EXPORT_MAP(fraction_mass)
 SPECDEC_EXPORT_MAP(threshold)
 SPECDEC_EXPORT_MAP(mass_ratio)
+SPECDEC_EXPORT_MAP(mass_ratio_by_reciprocal)
 SPECDEC_EXPORT_MAP(mulhi64)
 SPECDEC_EXPORT_MAP(accept_test)
 SPECDEC_EXPORT_MAP(log2_q32)

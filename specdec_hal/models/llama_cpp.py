@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError, CheckpointError, UnsupportedError
+from specdec_hal.models import cpu_threads
 from specdec_hal.models import llama_cpp_api as api
 from specdec_hal.models.batch import Limits, check_hidden_layers
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
@@ -108,6 +109,7 @@ class LlamaCpp:
         for argument, (got, known) in choices.items():
             if got not in known:
                 raise _refused("load_model", argument, " or ".join(known), repr(got), "choose one of them")
+        cpu_threads.check(threads, FRAMEWORK)
         self._file = Gguf(path)
         self._file.check()
         self.config, self._api = self._file.config, self._file.api

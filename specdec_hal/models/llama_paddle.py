@@ -25,9 +25,9 @@ from paddle.base.core import set_num_threads
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.models import cpu_threads
 from specdec_hal.models.attention import Attention
 from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.cpu_threads import available
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
 from specdec_hal.models.paddle_attention import DeviceAttention
@@ -74,12 +74,11 @@ class LlamaPaddle(Llama):
             raise _argument_error("bit_stable", "False on a GPU", "True", "leave it out: Paddle's attention is no such")
         if threads is not None and not on_host:
             raise _argument_error("threads", "none on a GPU", str(threads), "leave it out")
-        if threads is not None and threads < 1:
-            raise _argument_error("threads", "an integer >= 1", str(threads), "leave it out, or ask for more")
+        cpu_threads.check(threads, self.framework)
         self._threads = self._product_threads = 1
         self._asked_threads = threads
         if on_host:
-            self._product_threads = available() if threads is None else threads
+            self._product_threads = cpu_threads.available() if threads is None else threads
             choose_mkl_kernels(Path("/proc/cpuinfo"), os.environ)
             # Milliseconds for which a thread that has nothing to do keeps its core; 200 if nobody says.
             os.environ.setdefault("KMP_BLOCKTIME", "1")

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from specdec_hal.errors import ArgumentError
+from specdec_hal.models import cpu_threads
 from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
 from specdec_hal.models.layout import LlamaWeights
 from specdec_hal.models.llama import Llama
@@ -46,9 +47,8 @@ class LlamaTorch(Llama):
     ) -> None:
         if dtype not in DTYPES:
             raise _argument_error("dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
+        cpu_threads.check(threads, self.framework)
         if threads is not None:
-            if threads < 1:
-                raise _argument_error("threads", "an integer >= 1", str(threads), "leave it out, or ask for more")
             torch.set_num_threads(threads)
         self._dtype = getattr(torch, dtype)
         exact = self._dtype is torch.float32

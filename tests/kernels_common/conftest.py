@@ -19,6 +19,7 @@ class Native:
         "fraction_mass": ("f4", "u8"),
         "threshold": ("f4", "u8", "u8"),
         "mass_ratio": ("u8", "u8", "f4"),
+        "mass_ratio_by_reciprocal": ("u8", "u8", "f4"),
         "mulhi64": ("u8", "u8", "u8"),
         "accept_test": ("u4", "u8", "u8", "?"),
         "log2_q32": ("u8", "i8"),

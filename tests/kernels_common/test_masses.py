@@ -102,6 +102,19 @@ def test_mass_ratio_edges(native):
     assert ratio[0] == ratio[-1] == 0 and ratio[7] == 1
 
 
+def test_many_masses_over_one_total(native):
+    """The division that processed_probs writes with, whose corrections must give the rounded quotient's bits."""
+    rng = np.random.default_rng(0)
+    weights = np.concatenate([rng.random(200_000, np.float32) * np.exp2(-rng.integers(0, 40, 200_000)), [0, 1]])
+    mass = np.floor(np.ldexp(weights.astype(np.float32), 40)).astype(np.uint64)
+    random = rng.integers(1, 1 << 58, len(mass), dtype=np.uint64) >> rng.integers(0, 57, len(mass), dtype=np.uint64)
+    ones = np.uint64(2**24 - 1) << rng.integers(0, 34, len(mass), dtype=np.uint64)  # a mantissa of ones
+    for total in (np.maximum(random, 1), ones, np.zeros_like(mass)):
+        mine = np.where(total == 0, 0, mass)
+        found = native.map("mass_ratio_by_reciprocal", mine, total)
+        np.testing.assert_array_equal(found.view(np.uint32), p.mass_ratio(mine, total).view(np.uint32))
+
+
 def test_every_bfloat16_widens_exactly(native):
     bits = np.arange(2**16, dtype=np.uint16)
     expected = (bits.astype(np.uint32) << 16).view(np.float32)
