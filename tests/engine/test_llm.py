@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.engine import LLM, AsyncEngine
 from specdec_hal.errors import EngineDeadError, RequestError
+from specdec_hal.models.protocol import ForwardBatch
 from specdec_hal.runner import Request, SamplingParams, StreamDelta
 from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import HistoryModel, LetterTokenizer
@@ -30,8 +32,26 @@ def llm(**more: Any) -> LLM:
     return LLM(HistoryModel(), parse({**CONFIG, **more}), tokenizer=LetterTokenizer())  # type: ignore[arg-type]
 
 
-def engine() -> AsyncEngine:
-    return AsyncEngine(HistoryModel(), parse(CONFIG), tokenizer=LetterTokenizer())  # type: ignore[arg-type]
+def engine(model: HistoryModel | None = None) -> AsyncEngine:
+    return AsyncEngine(model or HistoryModel(), parse(CONFIG), tokenizer=LetterTokenizer())  # type: ignore[arg-type]
+
+
+class HeldModel(HistoryModel):
+    """Computes three steps; each further one waits for a permit, so that no request ends before the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.permits = threading.Semaphore(3)
+        self.waiting = threading.Event()
+
+    def forward(self, batch: ForwardBatch) -> dict[int, Any]:
+        if not self.permits.acquire(blocking=False):
+            self.waiting.set()
+            assert self.permits.acquire(timeout=60)
+        return super().forward(batch)
+
+    def let_go(self) -> None:
+        self.permits.release(1000)
 
 
 class TestLLM:
@@ -67,6 +87,12 @@ async def collect(streaming: AsyncEngine, prompt: list[int], params: SamplingPar
     return [delta async for delta in streaming.generate(prompt, params)]
 
 
+async def asked(streaming: AsyncEngine) -> None:
+    """Until something was asked of an engine whose model waits."""
+    while streaming._commands.empty():
+        await asyncio.sleep(0.001)
+
+
 class TestAsyncEngine:
     def test_streams_of_many_tasks(self) -> None:
         async def body() -> list[list[StreamDelta]]:
@@ -82,11 +108,13 @@ class TestAsyncEngine:
 
     def test_a_stream_that_is_left_early_cancels_its_request(self) -> None:
         async def body() -> None:
-            async with engine() as streaming:
+            model = HeldModel()
+            async with engine(model) as streaming:
                 params = SamplingParams(max_new_tokens=40, bad_token_ids=[0])
                 stream = streaming.generate([1, 2], params, "left")
                 await anext(stream)
                 await stream.aclose()
+                model.let_go()
                 await collect(streaming, [1, 2], SamplingParams(max_new_tokens=2))
                 assert streaming.runner.metrics.requests["cancelled"] == 1
             assert not streaming._streams and not streaming.runner.has_requests
@@ -95,15 +123,21 @@ class TestAsyncEngine:
 
     def test_refusals_and_duplicates(self) -> None:
         async def body() -> None:
-            async with engine() as streaming:
+            model = HeldModel()
+            async with engine(model) as streaming:
                 with pytest.raises(RequestError, match="empty prompt"):
                     await collect(streaming, [], SamplingParams())
                 first = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]), "same")
                 await anext(first)
+                await asyncio.to_thread(model.waiting.wait)
+                second = asyncio.ensure_future(anext(streaming.generate([1], None, "same")))
+                await asked(streaming)
+                model.permits.release()  # requests are queued between steps
                 with pytest.raises(RequestError, match="the id is in use"):
-                    await anext(streaming.generate([1], None, "same"))
+                    await second
                 streaming.abort("same")
                 streaming.abort("nobody")
+                model.let_go()
                 assert [delta.finish_reason async for delta in first][-1] == "cancelled"
 
         run(body())
@@ -119,10 +153,15 @@ class TestAsyncEngine:
 
     def test_closing_ends_every_stream(self) -> None:
         async def body() -> None:
-            streaming = engine()
+            model = HeldModel()
+            streaming = engine(model)
             stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
             await anext(stream)
-            await asyncio.to_thread(streaming.close)
+            await asyncio.to_thread(model.waiting.wait)
+            closing = asyncio.ensure_future(asyncio.to_thread(streaming.close))
+            await asked(streaming)
+            model.let_go()
+            await closing
             assert [delta.finish_reason async for delta in stream][-1] == "cancelled"
             with pytest.raises(EngineDeadError, match="has stopped: it was closed"):
                 await collect(streaming, [1], SamplingParams())
@@ -131,10 +170,12 @@ class TestAsyncEngine:
 
     def test_an_engine_that_dies_says_so_on_every_stream(self, caplog: pytest.LogCaptureFixture) -> None:
         async def body() -> None:
-            streaming = engine()
+            model = HeldModel()
+            streaming = engine(model)
             stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
             await anext(stream)
             streaming.runner.step = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+            model.let_go()
             with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
                 async for _ in stream:
                     pass
