@@ -92,7 +92,8 @@ TENSORS: list[Mutation] = [
     lambda r, x: np.zeros(x.shape, r.choice(["datetime64[s]", "timedelta64[s]", "V8", "S4"])),
     lambda r, x: strided(x),
     lambda r, x: x[::-1],
-    lambda r, x: np.asfortranarray(np.stack([x, x], -1)[..., 0]),
+    # Stacked as plain arrays: of matrices with one element, NumPy 2.4 reads memory that is not theirs.
+    lambda r, x: np.asfortranarray(np.stack([np.asarray(x)] * 2, -1)[..., 0]),
     lambda r, x: misaligned(x),
     lambda r, x: read_only(x),
     lambda r, x: x[None],
