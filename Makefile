@@ -64,7 +64,8 @@ soak: $(VENV)/.installed
 FUZZ_SECONDS ?= 30
 
 fuzz: $(VENV)/.installed
-	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) tests/fuzz $(PYTEST_ARGS)
+	rm -rf build/fuzz
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PYTEST) tests/fuzz $(PYTEST_ARGS) || { tail -v -n 1 build/fuzz/*; exit 1; }
 
 gpu-test: $(VENV)/.installed
 	PYTHON=$(BIN)/python tools/gpu_check.sh
