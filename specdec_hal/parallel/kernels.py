@@ -25,7 +25,7 @@ def kernels_of(backend: Any) -> PartBackend | None:
 
 
 class KernelRows(LocalRows):
-    """See LocalRows. `logits` have at least one column; places among them that are cut by a search are left to it."""
+    """See LocalRows. `logits` have at least one column. A search for a cut goes through operators."""
 
     def __init__(self, backend: PartBackend, logits: Any, columns: Columns, asked: Asked | None = None) -> None:
         super().__init__(logits.contiguous(), columns, asked)
@@ -147,7 +147,7 @@ class KernelRows(LocalRows):
 
     @property
     def _chunk_count(self) -> int:
-        return -(-self._logits.shape[1] // CHUNK)
+        return -(-int(self._logits.shape[1]) // CHUNK)
 
     def _empty(self, *shape: int, dtype: Any = torch.int64) -> Any:
         return torch.empty(self._rows, *shape, dtype=dtype, device=self._logits.device)

@@ -1,5 +1,5 @@
-// Rows of which several ranks have a part each: what they tell each other, and what follows from it. The rules are those
-// of row_rules.h. `first_of_ranks`: of every rank the places of its first elements, descending.
+// Rows of which several ranks have a part each: what they tell each other, and what follows from it by row_rules.h.
+// `first_of_ranks`: of every rank the places of its first elements, descending.
 #pragma once
 
 #include "specdec/row_rules.h"
