@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
   list_row<L>(part, s, min64(a.Listed, a.V), [&](int64_t at, int n) {
     const int i = static_cast<int>(threadIdx.x);
     if (i >= n) return;
-    a.first[row * a.Listed + at + i] =
-        place_at(order_key(s.top.sorted_value[i]), a.first_token + s.top.sorted_id[i]);
+    a.first[row * a.Listed + at + i] = place_at(order_key(s.top.sorted_value[i]), a.first_token + s.top.sorted_id[i]);
   });
   if (!leads) return;
   for (int64_t i = a.V + threadIdx.x; i < a.Listed; i += kRowThreads) {

@@ -27,8 +27,7 @@ __global__ void __launch_bounds__(kWarp) part_shares_kernel(const __grid_constan
   uint64_t sum = 0;
   for (int64_t c = threadIdx.x; c < a.Chunks; c += kWarp) {
     const int64_t at = r * a.Chunks + c;
-    const uint64_t share =
-        used ? chunk_share(row, {a.chunk_tops[at], static_cast<uint64_t>(a.chunk_masses[at])}) : 0;
+    const uint64_t share = used ? chunk_share(row, {a.chunk_tops[at], static_cast<uint64_t>(a.chunk_masses[at])}) : 0;
     a.shares[at] = static_cast<int64_t>(share);
     sum += share;
   }

@@ -66,9 +66,8 @@ __global__ void __launch_bounds__(kToldThreads) part_listed_kernel(const __grid_
   __syncthreads();
   const int last = static_cast<int>(min64(params.top_k, n)) - 1;
   const uint64_t counted = s.upto[filters.by_count ? last : n - 1];
-  const uint64_t need = nucleus(params.top_p, filters.by_count || a.totals == nullptr
-                                                  ? counted
-                                                  : static_cast<uint64_t>(a.totals[r]));
+  const uint64_t need =
+      nucleus(params.top_p, filters.by_count || a.totals == nullptr ? counted : static_cast<uint64_t>(a.totals[r]));
   if (i < n && s.upto[i] >= need && (i == 0 || s.upto[i - 1] < need)) s.reached = i;
   __syncthreads();
   const int end = filters.by_mass ? s.reached : last;
