@@ -2,7 +2,8 @@
 
 ``python benchmarks/vocabulary_parallel.py`` takes a GPU a rank, NCCL and captured graphs; with ``--device cpu`` gloo
 and the clock. Gathered rows go to the backend's `sample_target`. Times are the first rank's, communication included;
-both have to give the same tokens.
+both have to give the same tokens. ``--local`` needs one GPU: what a rank computes between exchanges, captured, by
+kernels and by operators of PyTorch; the other ranks are taken to have told the same.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from record import write
 import specdec_hal as sd
 from specdec_hal.bench.timing import Figures
 from specdec_hal.parallel.group import ProcessGroup
+from specdec_hal.parallel.kernels import kernels_of
 from specdec_hal.parallel.sampling import VocabularyPart
 from specdec_hal.parallel.work import RowParams, Work
 
@@ -34,6 +37,24 @@ KINDS: dict[str, dict[str, float]] = {
 """What all rows ask for."""
 
 Launch = Callable[[], None]
+
+
+class Alone:
+    """A rank whose companions say what it says."""
+
+    rank = 0
+    capturable = True
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def gather(self, tensor: Any) -> Any:
+        """See Group.gather."""
+        return tensor.expand(self.size, *tensor.shape).contiguous()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """See Group.gather_objects."""
+        return [value] * self.size
 
 
 class Counted:
@@ -64,8 +85,34 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=3.0, help="standard deviation of the logits")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--local", action="store_true", help="what a rank computes by itself, on one GPU")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="with --local")
     args = parser.parse_args()
-    write(first_of(args.ranks, work, args), args.out)
+    write(local(args) if args.local else first_of(args.ranks, work, args), args.out)
+
+
+def local(args: argparse.Namespace) -> dict[str, Any]:
+    """One rank's work between exchanges: by kernels where there are any, and by operators."""
+    device = "cuda:0" if args.device == "cuda" else "cpu"
+    group, kernels = Alone(args.ranks), kernels_of(_backend(device))
+    logits = torch.randn(args.rows, args.vocabulary, generator=torch.Generator().manual_seed(0)) * args.spread
+    kinds: dict[str, Any] = {}
+    for name, asked in KINDS.items():
+        params, found, tokens = params_of(asked, args.rows, device), {}, []
+        for way, having in (("operators", None), *([("kernels", kernels)] if kernels else [])):
+            part = VocabularyPart(group, args.vocabulary, having)
+            mine = logits[:, part.first : part.first + part.width].to(device, getattr(torch, args.dtype)).contiguous()
+            tokens.append(torch.zeros(args.rows, dtype=torch.int64, device=device))
+            needed = Work.of(params, args.vocabulary)
+
+            launch = partial(part.sample_target, mine, params, tokens[-1], work=needed)
+            launch()
+            found[way] = {"us": measure(launch, group, device, args.repeats).rounded()}
+        if not all(torch.equal(tokens[0], other) for other in tokens):
+            raise SystemExit(f"{name}: expected the same tokens from kernels and operators, got others")
+        kinds[name] = found
+    names = ("device", "ranks", "rows", "vocabulary", "spread", "dtype")
+    return {**{name: getattr(args, name) for name in names}, "local": kinds}
 
 
 def work(rank: int, args: argparse.Namespace, folder: Path, result: Path) -> None:
@@ -85,20 +132,14 @@ def work(rank: int, args: argparse.Namespace, folder: Path, result: Path) -> Non
 def compare(group: Counted, logits: Any, asked: dict[str, float], device: str, repeats: int) -> dict[str, Any]:
     """Both ways with the same parameters in all rows."""
     (rows, vocabulary), size = logits.shape, group.size
-    plain = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "seed": 5, "position": 1000, **asked}
-    whole_numbers = {"top_k": torch.int32, "seed": torch.int64, "position": torch.int64}
-    params = RowParams(**{
-        name: torch.full((rows,), value, dtype=whole_numbers.get(name, torch.float32), device=device)
-        for name, value in plain.items()
-    })  # fmt: skip
-    params.position.copy_(1000 + torch.arange(rows))
+    params = params_of(asked, rows, device)
     tokens = torch.zeros(2, rows, dtype=torch.int64, device=device)
 
     # Parts of one width, as they have to be to be gathered.
     width = -(-vocabulary // size)
     columns = torch.nn.functional.pad(logits, (0, width * size - vocabulary))[:, group.rank * width :][:, :width]
     columns, whole = columns.contiguous().to(device), torch.empty(rows, vocabulary, device=device)
-    backend = sd.get_backend("xpu_sim") if device == "cpu" else sd.get_backend("cuda", options={"device": group.rank})
+    backend = _backend(device)
     operands = {name if name == "position" else f"row_{name}": tensor for name, tensor in params._asdict().items()}
     operands |= {"logits": whole, "target_tokens": tokens[0]}
     op = backend.bind("sample_target", **{name: _held(tensor) for name, tensor in operands.items()})
@@ -107,7 +148,7 @@ def compare(group: Counted, logits: Any, asked: dict[str, float], device: str, r
         whole.copy_(group.gather(columns).transpose(0, 1).flatten(1)[:, :vocabulary])
         op(0 if device == "cpu" else torch.cuda.current_stream().cuda_stream)
 
-    part = VocabularyPart(group, vocabulary)
+    part = VocabularyPart(group, vocabulary, kernels_of(backend))
     needed = None if device == "cpu" else Work.of(params, vocabulary)  # as a host works, and a captured step
     mine = logits[:, part.first : part.first + part.width].contiguous().to(device)
 
@@ -126,7 +167,19 @@ def compare(group: Counted, logits: Any, asked: dict[str, float], device: str, r
     return found
 
 
-def measure(launch: Launch, group: Counted, device: str, repeats: int) -> Figures:
+def params_of(asked: dict[str, float], rows: int, device: str) -> RowParams:
+    """The same in all rows, but for their positions."""
+    plain = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "seed": 5, "position": 1000, **asked}
+    whole_numbers = {"top_k": torch.int32, "seed": torch.int64, "position": torch.int64}
+    params = RowParams(*(
+        torch.full((rows,), plain[name], dtype=whole_numbers.get(name, torch.float32), device=device)
+        for name in RowParams._fields
+    ))  # fmt: skip
+    params.position.copy_(1000 + torch.arange(rows))
+    return params
+
+
+def measure(launch: Launch, group: Counted | Alone, device: str, repeats: int) -> Figures:
     """Microseconds: of a captured graph by events, on a host by its clock. Ranks begin together."""
     if device == "cpu":
         return Figures.of([_clocked(launch, group) for _ in range(repeats)])
@@ -150,11 +203,17 @@ def measure(launch: Launch, group: Counted, device: str, repeats: int) -> Figure
     return Figures.of(times)
 
 
-def _clocked(launch: Launch, group: Counted) -> float:
+def _clocked(launch: Launch, group: Counted | Alone) -> float:
     group.gather_objects(None)
     start = time.perf_counter()
     launch()
     return 1e6 * (time.perf_counter() - start)
+
+
+def _backend(device: str) -> sd.Backend:
+    """Of a rank on that device."""
+    number = int(device.partition(":")[2] or 0)
+    return sd.get_backend("xpu_sim") if device == "cpu" else sd.get_backend("cuda", options={"device": number})
 
 
 def _held(tensor: Any) -> Any:

@@ -17,7 +17,8 @@ from specdec_hal.device import current_stream_of, download
 from specdec_hal.errors import ArgumentError
 from specdec_hal.native import load_library
 from specdec_hal.ops import TokenOrder
-from specdec_hal.ops.validate import Call
+from specdec_hal.ops.parts import PART_OPS
+from specdec_hal.ops.validate import Call, check_call
 from specdec_hal.tensors import describe, dlpack_view, framework_of
 
 _NATIVE = ("torch", "paddle")
@@ -55,6 +56,12 @@ class CudaBackend(IndexBackend):
         attrs = native_ops.attributes(call)
         launch: Launch = self.exports[call.op.name](*map(_exchangeable, call.tensors.values()), *attrs)
         return launch
+
+    def bind_part(self, op: str, **operands: Any) -> Callable[[], None]:
+        """A call of an op of `specdec_hal.ops.parts`, on the current stream: checked, not shadowed."""
+        call = check_call(PART_OPS[op], (), operands, backend=self.name, device=self.device)
+        launch, stream = self.plan(call), self.stream_of(call)
+        return lambda: launch(stream())
 
     def index_bytes(self, rows: int, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
         """As the kernels lay it out; next to nothing for rows that `index_from` says to search."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from specdec_hal.ops import OPS
 from specdec_hal.ops.enums import ENUMERATIONS
 from specdec_hal.ops.ngram import MAX_NGRAM_SIZE
+from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.ops.spec import FLOATS, AttrSpec, Dim, Operand, OpSpec, Role, When
 from specdec_hal.ops.vocabulary import MAXIMUM, MINIMUM, SERVED, SYMBOLS
 
@@ -42,7 +43,7 @@ _INT64 = (-(2**63), 2**63 - 1)
 def headers() -> dict[Path, str]:
     """Every generated header by its path from the repository's root."""
     pages = {INCLUDE / "specdec" / "contract.h": render_contract()}
-    for spec in OPS.values():
+    for spec in (*OPS.values(), *PART_OPS.values()):
         pages[INCLUDE / "specdec_ops" / f"{spec.name}.h"] = render_op(spec)
     return pages
 
@@ -79,7 +80,7 @@ constexpr int kMaxNgramSize = {MAX_NGRAM_SIZE};
 
 def render_op(spec: OpSpec) -> str:
     """The header of one op. An op with the same arguments as one before it shares that one's struct."""
-    model = next(other for other in OPS.values() if _arguments(other) == _arguments(spec))
+    model = next((other for other in OPS.values() if _arguments(other) == _arguments(spec)), spec)
     args = f"{_camel(spec.name)}Args"
     if model is not spec:
         include, struct = f"specdec_ops/{model.name}.h", f"using {args} = {_camel(model.name)}Args;\n"

@@ -14,6 +14,7 @@ from specdec_hal.backend import Backend
 from specdec_hal.logit_bias import LogitBias
 from specdec_hal.models.protocol import TargetModel
 from specdec_hal.parallel.group import Group
+from specdec_hal.parallel.kernels import kernels_of
 from specdec_hal.parallel.sampling import VocabularyPart
 from specdec_hal.parallel.work import RowParams, Work
 from specdec_hal.runner.request import SamplingParams
@@ -31,7 +32,7 @@ class VocabularyRows(RowLogits):
 
     def __init__(self, backend: Backend, model: TargetModel, group: Group) -> None:
         super().__init__(backend, model)
-        self._part = VocabularyPart(group, model.config.vocab_size)
+        self._part = VocabularyPart(group, model.config.vocab_size, kernels_of(backend))
         self.width = max(self._part.width, 1)
         self._shifted: dict[str, Any] = {}
 

@@ -11,6 +11,7 @@ import pytest
 
 from specdec_hal.ops import OPS, cpp
 from specdec_hal.ops.enums import ENUMERATIONS
+from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.ops.spec import Role
 from specdec_hal.ops.vocabulary import SERVED
 
@@ -35,7 +36,7 @@ def test_the_module_writes_them_and_removes_what_is_gone(tmp_path):
     (folder / "signature.h").write_text("// written by hand\n")
     subprocess.run([sys.executable, "-m", "specdec_hal.ops.cpp"], cwd=tmp_path, check=True)
     assert all((tmp_path / path).read_text() == text for path, text in HEADERS.items())
-    assert {path.name for path in folder.iterdir()} == {"signature.h", *(f"{op}.h" for op in OPS)}
+    assert {path.name for path in folder.iterdir()} == {"signature.h", *(f"{op}.h" for op in (*OPS, *PART_OPS))}
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -196,6 +196,17 @@ def test_benchmark(tmp_path: Path) -> None:
     }
 
 
+def test_benchmark_of_one_rank() -> None:
+    """On a CPU there are no kernels to compare with."""
+    sizes = ["--rows", "3", "--vocabulary", "3000", "--repeats", "1", "--dtype", "bfloat16"]
+    command = [sys.executable, "benchmarks/vocabulary_parallel.py", "--device", "cpu", "--local", *sizes]
+    run = subprocess.run(command, cwd=ROOT, env=ONE_THREAD, capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    assert {kind: set(told) for kind, told in json.loads(run.stdout)["figures"]["local"].items()} == {
+        kind: {"operators"} for kind in ("greedy", "unfiltered", "top_k 20, top_p 0.9", "top_p 0.9", "min_p 0.05")
+    }
+
+
 def test_a_captured_step_reads_nothing() -> None:
     """Fake tensors have shapes and no values: whoever asks for one fails."""
     logits, kinds = rows_of(5000), list(KINDS)

@@ -1,0 +1,119 @@
+// part_listed: a block a row, a thread an element that some rank has told. ln_totals: a thread a total.
+#include <string>
+
+#include "launch.cuh"
+#include "ops.h"
+#include "specdec/philox.h"
+#include "specdec/row_parts.h"
+#include "specdec_ops/ln_totals.h"
+#include "specdec_ops/part_listed.h"
+#include "warp.cuh"
+
+namespace specdec::cuda {
+
+constexpr int kToldThreads = 256;
+
+// Elements in the row's order, and what they weigh: each, all up to each, and what is kept of each.
+struct Told {
+  int64_t unordered[kToldThreads], place[kToldThreads];
+  uint64_t upto[kToldThreads], kept[kToldThreads];
+  uint64_t parts[2][kToldThreads / kWarp];
+  int complete, reached;  // elements behind which another rank may have more; the first that reaches top_p's share
+};
+
+__global__ void __launch_bounds__(kToldThreads) part_listed_kernel(const __grid_constant__ PartListedArgs a) {
+  __shared__ Told s;
+  wait_for_previous();
+  let_next_start();
+  const int64_t r = blockIdx.x;
+  const int i = static_cast<int>(threadIdx.x), n = static_cast<int>(a.Ranks * a.Listed);
+  if (i == 0) {
+    a.drawn[r] = kNowhere;
+    a.total[r] = 0;
+    a.settled[r] = false;
+    s.complete = 0;
+    s.reached = n;
+  }
+  const SamplingParams params = params_of(a, r);
+  const Filters filters(params, a.vocab_size);
+  const int64_t position = a.position[r];
+  if (position < 0 || is_greedy(params) || !(filters.by_count || filters.by_mass)) return;
+  int64_t known = kNowhere;  // no rank has another element above it
+  for (int64_t rank = 0; rank < a.Ranks; ++rank) {
+    known = max64(known, a.first_of_ranks[(rank * a.R_cap + r + 1) * a.Listed - 1]);
+  }
+  if (i < n) s.unordered[i] = a.first_of_ranks[(i / a.Listed * a.R_cap + r) * a.Listed + i % a.Listed];
+  __syncthreads();
+  if (i < n) {
+    const int64_t own = s.unordered[i];
+    int before = 0;
+    for (int j = 0; j < n; ++j) before += s.unordered[j] > own || (s.unordered[j] == own && j < i) ? 1 : 0;
+    s.place[before] = own;
+  }
+  __syncthreads();
+
+  if (!has_distribution(place_key(s.place[0]))) {
+    if (i == 0) a.settled[r] = true;
+    return;
+  }
+  const Softmax softmax = {place_value(s.place[0]), drawn_at(params.temperature)};
+  const int64_t place = i < n ? s.place[i] : kNowhere;
+  const uint64_t mass = i < n ? softmax(place_value(place)) : 0;
+  uint64_t all;
+  const uint64_t in_warp = warp_inclusive(mass);
+  s.upto[i] = block_warps_below(__shfl_sync(kAllLanes, in_warp, kWarp - 1), s.parts[0], &all) + in_warp;
+  if (i < n && place >= known && (i == n - 1 || s.place[i + 1] < known)) s.complete = i + 1;
+  __syncthreads();
+  const int last = static_cast<int>(min64(params.top_k, n)) - 1;
+  const uint64_t counted = s.upto[filters.by_count ? last : n - 1];
+  const uint64_t need =
+      nucleus(params.top_p, filters.by_count || a.totals == nullptr ? counted : static_cast<uint64_t>(a.totals[r]));
+  if (i < n && s.upto[i] >= need && (i == 0 || s.upto[i - 1] < need)) s.reached = i;
+  __syncthreads();
+  const int end = filters.by_mass ? s.reached : last;
+  if ((filters.by_count && params.top_k > s.complete) || end >= s.complete) return;
+
+  const uint64_t kept = i <= end && mass >= filters.least ? mass : 0;
+  s.kept[i] = kept;
+  uint64_t total;
+  block_warps_below(warp_sum(kept), s.parts[1], &total);
+  if (i == 0) {
+    a.total[r] = static_cast<int64_t>(total);
+    a.settled[r] = true;
+  }
+  if (kept == 0) return;
+  const uint64_t point = draw_point(philox_words(a.row_seed[r], position, a.purpose).u64(), total);
+  const int64_t token = place_token(place);
+  uint64_t before = 0;
+  for (int j = 0; j <= end; ++j) {
+    if (place_token(s.place[j]) < token) before += s.kept[j];
+  }
+  if (before <= point && point - before < kept) a.drawn[r] = place;
+}
+
+constexpr unsigned kTotalsThreads = 128;
+
+__global__ void __launch_bounds__(kTotalsThreads) ln_totals_kernel(const __grid_constant__ LnTotalsArgs a) {
+  wait_for_previous();
+  let_next_start();
+  const int64_t r = int64_t{blockIdx.x} * kTotalsThreads + threadIdx.x;
+  if (r < a.R_cap) a.logarithms[r] = ln_ratio(static_cast<uint64_t>(a.totals[r]));
+}
+
+void part_listed(const PartListedArgs& a, cudaStream_t stream) {
+  if (a.Ranks < 1 || a.Listed < 1 || a.Ranks * a.Listed > kToldThreads) {
+    throw std::invalid_argument("first_of_ranks: expected 1 to " + std::to_string(kToldThreads) +
+                                " elements of all ranks for a row, got " + std::to_string(a.Ranks) + " times " +
+                                std::to_string(a.Listed) + "; let ranks tell fewer");
+  }
+  if (a.R_cap == 0) return;
+  launch("part_listed", stream, {dim3(static_cast<unsigned>(a.R_cap)), dim3(kToldThreads)}, part_listed_kernel, a);
+}
+SPECDEC_OP(part_listed, kLimits)
+
+void ln_totals(const LnTotalsArgs& a, cudaStream_t stream) {
+  launch("ln_totals", stream, {blocks_for(a.R_cap, kTotalsThreads), kTotalsThreads}, ln_totals_kernel, a);
+}
+SPECDEC_OP(ln_totals, kLimits)
+
+}  // namespace specdec::cuda

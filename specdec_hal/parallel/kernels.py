@@ -1,0 +1,163 @@
+"""What one rank computes of some rows, by the kernels of :mod:`specdec_hal.ops.parts`: bits as in `local`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from specdec_hal.backends.reference.primitives import CHUNK
+from specdec_hal.ops.parts import PART_OPS
+from specdec_hal.parallel.local import Asked, Columns, Draw, LocalRows, Needed
+
+
+class PartBackend(Protocol):
+    """A backend that has these kernels."""
+
+    def bind_part(self, op: str, **operands: Any) -> Callable[[], None]:
+        """A call of an op of :data:`specdec_hal.ops.parts.PART_OPS`, checked; on the current stream."""
+
+
+def kernels_of(backend: Any) -> PartBackend | None:
+    """The backend, if it has them."""
+    return backend if hasattr(backend, "bind_part") else None
+
+
+class KernelRows(LocalRows):
+    """See LocalRows. `logits` have at least one column. A search for a cut goes through operators."""
+
+    def __init__(self, backend: PartBackend, logits: Any, columns: Columns, asked: Asked | None = None) -> None:
+        super().__init__(logits.contiguous(), columns, asked)
+        self._backend, self._rows = backend, len(logits)
+        self._position = asked.params.position if asked is not None else self._zeros()
+        self._tops_here: Any = None
+        self._masses: Any = None
+        self._raw_masses: Any = None
+        self._amounts: Any = None
+        self._last: Any = None
+
+    def first(self, count: int, needed: Needed) -> Any:
+        """See LocalRows.first. Tops and masses of chunks come from the same read."""
+        places = self._empty(count)
+        tempered = needed.shares and self._asked is not None
+        if any(needed):
+            self._tops_here = self._empty(self._chunk_count, dtype=torch.float32)
+            masses = self._empty(self._chunk_count)
+            if tempered:
+                self._masses = masses
+            else:
+                self._raw_masses = masses
+            self._read(tempered, chunk_tops=self._tops_here, chunk_masses=masses, first=places)
+            if tempered and needed.raw:
+                self._raw_masses = self._empty(self._chunk_count)
+                self._read(False, chunk_masses=self._raw_masses)
+        else:
+            self._read(False, first=places)
+        return places
+
+    def _read(self, tempered: bool, **outputs: Any) -> None:
+        given = {"logits": self._logits, "position": self._position, "first_token": self.columns.start}
+        if tempered:
+            given["row_temperature"] = self._params("row_temperature")["row_temperature"]
+        self._run("part_chunks", **given, **outputs)
+
+    def shares(self) -> Any:
+        """See LocalRows.shares."""
+        sums, self._amounts = self._shares_of(self._masses, self._params("row_temperature"))
+        return sums
+
+    def raw_shares(self) -> Any:
+        """See LocalRows.raw_shares."""
+        return self._shares_of(self._raw_masses, {})[0]
+
+    def _shares_of(self, masses: Any, temperature: dict[str, Any]) -> tuple[Any, Any]:
+        sums, amounts = self._empty(), self._empty(self._chunk_count)
+        found = {"chunk_masses": masses, "shares": amounts, "sums": sums}
+        self._run("part_shares", position=self._position, **temperature, **self._met, **found)
+        return sums, amounts
+
+    def draw_listed(self, totals: Any) -> tuple[Draw, Any]:
+        """See LocalRows.draw_listed."""
+        drawn, total, settled = self._empty(), self._empty(), self._empty(dtype=torch.bool)
+        self._run(
+            "part_listed",
+            **self._params(*_FILTERED, "row_seed", "position"),
+            first_of_ranks=self.lists,
+            totals=totals,
+            drawn=drawn,
+            total=total,
+            settled=settled,
+            **self._drawing,
+        )
+        return Draw(drawn, total), settled
+
+    def keep(self, last: Any) -> Any:
+        """See LocalRows.keep."""
+        if self._amounts is None:
+            self._amounts = self._zeros(self._chunk_count)
+        self._last = last
+        given = {"logits": self._logits, "last_kept": last, "shares": self._amounts}
+        del (drawing := self._drawing)["purpose"]
+        self._run("part_kept", **given, **self._params(*_FILTERED, "position"), **self._met, **self._columns, **drawing)
+        return self._amounts.sum(1)
+
+    def draw(self, sums_of_ranks: Any, rank: int) -> Any:
+        """See LocalRows.draw."""
+        drawn = self._empty()
+        self._run(
+            "part_draw",
+            logits=self._logits,
+            last_kept=self._last,
+            shares=self._amounts,
+            sums_of_ranks=sums_of_ranks.contiguous(),
+            drawn=drawn,
+            rank=rank,
+            **self._params(*_FILTERED, "row_seed", "position"),
+            **self._met,
+            **self._columns,
+            **self._drawing,
+        )
+        return drawn
+
+    def logarithms(self, totals: Any) -> Any:
+        """See LocalRows.logarithms."""
+        found = self._empty(dtype=torch.float32)
+        self._run("ln_totals", totals=totals.contiguous(), logarithms=found)
+        return found
+
+    # ---- operands
+
+    @property
+    def _met(self) -> dict[str, Any]:
+        return {"chunk_tops": self._tops_here, "first_of_ranks": self.lists}
+
+    @property
+    def _columns(self) -> dict[str, Any]:
+        return {"first_token": self.columns.start}
+
+    @property
+    def _drawing(self) -> dict[str, Any]:
+        assert self._asked is not None
+        return {"vocab_size": self.columns.vocab_size, "purpose": self._asked.purpose}
+
+    def _params(self, *names: str) -> dict[str, Any]:
+        assert self._asked is not None
+        return {name: getattr(self._asked.params, name.removeprefix("row_")) for name in names}
+
+    @property
+    def _chunk_count(self) -> int:
+        return -(-int(self._logits.shape[1]) // CHUNK)
+
+    def _empty(self, *shape: int, dtype: Any = torch.int64) -> Any:
+        return torch.empty(self._rows, *shape, dtype=dtype, device=self._logits.device)
+
+    def _zeros(self, *shape: int) -> Any:
+        return torch.zeros(self._rows, *shape, dtype=torch.int64, device=self._logits.device)
+
+    def _run(self, op: str, **operands: Any) -> None:
+        assert op in PART_OPS
+        self._backend.bind_part(op, **operands)()
+
+
+_FILTERED = ("row_temperature", "row_top_p", "row_top_k", "row_min_p")
