@@ -95,17 +95,12 @@ SamplingParams params_of(const Args& a, int64_t r) {
 }
 
 struct TokenSink {
-  int64_t *out, *out_rank;
-  float* out_logprob;
+  const SampleTargetArgs& a;
+  int64_t row;
 
-  void token(int64_t id) { *out = id; }
-  void logprob(float value) { *out_logprob = value; }
-  void rank(int64_t value) { *out_rank = value; }
-  void nothing(float value) {
-    token(-1);
-    if (out_logprob != nullptr) logprob(value);
-    if (out_rank != nullptr) rank(-1);
-  }
+  void token(int64_t id) { a.target_tokens[row] = id; }
+  void logprob(float value) { a.logprobs[row] = value; }
+  void rank(int64_t value) { a.ranks[row] = value; }
 };
 
 void sample_target(const SampleTargetArgs& a, const Split& split) {
@@ -115,10 +110,9 @@ void sample_target(const SampleTargetArgs& a, const Split& split) {
     run_team(split[0], [&](Team& team, Shared& shared) {
       int turn = 0;
       for (int64_t r = 0; r < a.R_cap; ++r) {
-        TokenSink sink{a.target_tokens + r, asked.rank ? a.ranks + r : nullptr,
-                       asked.logprob ? a.logprobs + r : nullptr};
+        TokenSink sink{a, r};
         if (a.position[r] < 0) {
-          if (team.rank() == 0) sink.nothing(0.0f);
+          if (team.rank() == 0) tell_nothing(asked, 0.0f, sink);
           continue;
         }
         HostRow<L> row(a.logits, r, a.V, team);

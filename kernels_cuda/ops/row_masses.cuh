@@ -72,7 +72,7 @@ __device__ __forceinline__ float largest_of(const uint4 (&x)[Part::kRounds]) {
     }
     return ptx::max_or_nan(ptx::max_or_nan(most[0], most[1]), ptx::max_or_nan(most[2], most[3]));
   } else {
-    uint32_t most = Lowest<L>::word();
+    uint32_t most = kLowest<L>;
 #pragma unroll
     for (int k = 0; k < Part::kRounds; ++k) {
       const uint32_t words[4] = {x[k].x, x[k].y, x[k].z, x[k].w};
@@ -185,10 +185,6 @@ __device__ __forceinline__ void keep_chunks(const Part& part, RowBoard& s, const
   if (g < 0) return;
   s.stripes.top[g] = own.top;
   s.stripes.chunk_mass[g] = own.mass;
-}
-template <class Part>
-__device__ __forceinline__ void keep_no_chunks(const Part& part, RowBoard& s) {
-  keep_chunks(part, s, {INFINITY, 0});
 }
 // Of this lane; without any, a chunk of nothing.
 template <class Part>

@@ -126,6 +126,42 @@ SPECDEC_VECTOR void each_in_range(const typename L::Bits* x, int count, float lo
   });
 }
 
+// M numbers whose integer parts are the masses of the weights 2^t, for t <= 0 or NaN: exp2_mass in stages, each a loop
+// of independent elements that becomes vector code; N at a time. Below 2^-64 they are 0.
+template <int N, int M>
+SPECDEC_HD void exp2_scaled(const Wide<float, M>& t, Wide<float, M>& scaled) {
+  static_assert(M % N == 0, "whole parts");
+  for (int at = 0; at < M; at += N) {
+    Wide<float, N> f, p;
+    Wide<uint32_t, N> power;
+    for (int j = 0; j < N; ++j) {
+      const float rounded = add_rn(t[at + j], detail::kRounder);
+      f[j] = sub_rn(t[at + j], sub_rn(rounded, detail::kRounder));
+      power[j] = (f32_bits(rounded) << 23) + (static_cast<uint32_t>(kMassBits) << 23);
+    }
+    for (int j = 0; j < N; ++j) p[j] = detail::exp2_inner(f[j]);
+    for (int j = 0; j < N; ++j) p[j] = detail::exp2_outer(p[j], f[j]);
+    for (int j = 0; j < N; ++j) {
+      const uint32_t counts = 0u - static_cast<uint32_t>(t[at + j] > -64.0f);
+      scaled[at + j] = f32_from_bits((f32_bits(p[j]) + power[j]) & counts);
+    }
+  }
+}
+
+// Sum of the integer parts of N <= 64 numbers in [0, 2^40], as two sums of 32-bit integers: 2^17 goes into a number
+// exactly `high` times, and what is left is exact.
+template <int N>
+SPECDEC_HD uint64_t scaled_sum(const Wide<float, N>& scaled) {
+  static_assert(N <= 64, "the sums have 31 bits");
+  int32_t high = 0, low = 0;
+  for (int j = 0; j < N; ++j) {
+    const int32_t times = static_cast<int32_t>(mul_rn(scaled[j], 0x1p-17f));
+    high += times;
+    low += static_cast<int32_t>(sub_rn(scaled[j], mul_rn(static_cast<float>(times), 0x1p17f)));
+  }
+  return (static_cast<uint64_t>(static_cast<uint32_t>(high)) << 17) + static_cast<uint32_t>(low);
+}
+
 // Exponents of a block of logits, and numbers whose integer parts are their masses. Of logits at -inf the mass is 0.
 struct SoftmaxBlock {
   Block t, scaled;

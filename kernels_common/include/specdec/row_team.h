@@ -13,7 +13,6 @@
 namespace specdec {
 
 constexpr int kMostChunks = static_cast<int>(served::kV >> kChunkBits);  // of a row that a team takes
-constexpr int kBuckets = 128;
 constexpr int kListed = 64;         // elements of the short list
 constexpr int kRoom = 2 * kListed;  // it has room for, since a guess at its length may be wrong
 
@@ -53,14 +52,15 @@ struct RowShared {
   float chosen[2];
 };
 
-// body(x, count, chunk) for the chunks of this rank whose largest logit is at least `least`, until it returns false.
+// body(x, count, first id, sum) for the chunks of this rank whose largest logit is at least `least`, until it returns
+// false.
 template <class Row, class Shared, class Body>
-SPECDEC_HD void each_chunk(Row& row, Shared& s, float least, Body body) {
+SPECDEC_HD void each_chunk(Row& row, const Shared& s, float least, Body body) {
   for (int c = row.begin(); c < row.end(); ++c) {
     if (!(s.chunk[c].top >= least)) continue;
     int count;
     const auto* x = row.load(c, &count);
-    if (!body(x, count, c)) return;
+    if (!body(x, count, int64_t{c} << kChunkBits, s.chunk[c])) return;
   }
 }
 
@@ -73,7 +73,7 @@ struct RowTop {
 };
 
 // The one read: the largest logit and, for 1/temperature >= 0, the mass of each chunk (s.chunk), and this rank's
-// largest elements by lanes (s.lane). also(x, count, c) is called for each chunk.
+// largest elements by lanes (s.lane). also(x, count, largest) is called for each chunk.
 template <class L, class Team, class Row, class Shared, class Also>
 SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float inv_temperature, Also also) {
   const int rank = team.rank(), ranks = team.size();
@@ -89,7 +89,7 @@ SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float i
     const Softmax softmax{key_value(key), inv_temperature};
     s.chunk[c].top = softmax.row_max;
     s.chunk[c].mass = inv_temperature >= 0.0f ? chunk_mass<L>(x, count, softmax, 0) : 0;
-    also(x, count, c);
+    also(x, count, softmax.row_max);
   }
   for (int j = 0; j < kLanes; ++j) s.lane[rank][j] = lanes[j];
   s.rank_key[turn][rank] = own;
@@ -103,7 +103,7 @@ SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float i
 
 struct NothingElse {
   template <class Bits>
-  SPECDEC_HD void operator()(const Bits*, int, int) const {}
+  SPECDEC_HD void operator()(const Bits*, int, float) const {}
 };
 constexpr float kNoMasses = -1.0f;  // for 1/temperature
 
