@@ -291,11 +291,9 @@ class RowPart {
     return {words[0], words[1], words[2], words[3]};
   }
 
-  __device__ __forceinline__ uint4 vector_at(int vector) const {
-    return __ldg(reinterpret_cast<const uint4*>(row_ + id(vector)));
-  }
   __device__ __forceinline__ uint4 fetch(int vector) const {
-    return whole(vector) ? vector_at(vector) : fetch_edge(row_, size_, id(vector));
+    return whole(vector) ? __ldg(reinterpret_cast<const uint4*>(row_ + id(vector)))
+                         : fetch_edge(row_, size_, id(vector));
   }
   static __device__ __forceinline__ uint32_t word_of(float x) { return __float_as_uint(x); }
   static __device__ __forceinline__ uint32_t word_of(uint16_t x) { return x; }
@@ -355,6 +353,13 @@ __device__ __forceinline__ Published gather(const T* own) {
     if (w < self) sums.before += value;
   }
   return {warp_sum(sums.before), warp_sum(sums.total)};
+}
+
+// Both, with a Cluster::sync() between.
+__device__ __forceinline__ Published meet_sums(uint64_t* own, uint64_t value) {
+  publish(own, value);
+  Cluster::sync();
+  return gather(own);
 }
 
 }  // namespace specdec::cuda

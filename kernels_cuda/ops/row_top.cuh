@@ -160,9 +160,8 @@ __device__ __forceinline__ bool settle_top(const Part& part, RowBoard& s, int ne
   int count = 0;
   each_element(part, ~0u, [&](float x, int) { count += order_key(x) == pivot ? 1 : 0; });
   count = warp_sum(count);
-  publish(s.published[0], static_cast<uint64_t>(count));
-  Cluster::sync();
-  const int before = static_cast<int>(gather(s.published[0]).before), missing = need - above;
+  const int before = static_cast<int>(meet_sums(s.published[0], static_cast<uint64_t>(count)).before);
+  const int missing = need - above;
   for (int n = 1; n <= min(count, missing - before); ++n) {
     const int warp = static_cast<int>(warp_id()), id = nth_tie(part, part.begin(warp), part.end(warp), pivot, n);
     if (lane_id() == 0) {

@@ -12,27 +12,16 @@ constexpr float kLog2E = 0x1.715476p+0f;
 
 namespace detail {
 
-// floor(x * 2^(bits - down)) of the float32 x in [0, 2) with the given bits, 0 <= bits <= 40, 0 <= down <= 64.
-SPECDEC_HD uint64_t floor_scaled(uint32_t x, int bits, int down) {
+// floor(x * 2^bits) of the float32 x in [0, 2) with the given bits, 0 <= bits <= 40.
+SPECDEC_HD uint64_t floor_scaled(uint32_t x, int bits) {
   // x = mantissa * 2^(exponent - 150). A denormal wrongly gets the leading 1; the shift discards all of it.
   const uint64_t mantissa = static_cast<uint64_t>((x & 0x7FFFFFu) | 0x800000u) << 17;
-  const int shift = 167 - bits - static_cast<int>(x >> 23) + down;
+  const int shift = 167 - bits - static_cast<int>(x >> 23);
   return mantissa >> (shift < 63 ? shift : 63);
 }
 
 constexpr uint32_t kOneBits = 0x3F800000u;
 constexpr uint32_t kInfBits = 0x7F800000u;
-
-}  // namespace detail
-
-// Base-2 exponent of a softmax weight: <= 0, or NaN. Exactly 0 at the row's maximum, which may be +inf, as may
-// inv_temperature.
-SPECDEC_HD float softmax_t(float logit, float row_max, float inv_temperature) {
-  const float t = mul_rn(mul_rn(sub_rn(logit, row_max), inv_temperature), kLog2E);
-  return f32_from_bits(f32_bits(t) & (static_cast<uint32_t>(logit == row_max) - 1u));
-}
-
-namespace detail {
 
 // 2^f for f in [-0.5, 0.5]: minimax in relative error under p(0) = 1; at most 2^-23.39 off, evaluated as here. In two
 // parts, for loops over many: the first half of the polynomial, and the rest.
@@ -53,6 +42,13 @@ SPECDEC_HD float exp2_polynomial(float f) { return exp2_outer(exp2_inner(f), f);
 constexpr float kRounder = 0x1.8p23f;
 
 }  // namespace detail
+
+// Base-2 exponent of a softmax weight: <= 0, or NaN. Exactly 0 at the row's maximum, which may be +inf, as may
+// inv_temperature.
+SPECDEC_HD float softmax_t(float logit, float row_max, float inv_temperature) {
+  const float t = mul_rn(mul_rn(sub_rn(logit, row_max), inv_temperature), kLog2E);
+  return f32_from_bits(f32_bits(t) & (static_cast<uint32_t>(logit == row_max) - 1u));
+}
 
 // Mass of the weight 2^t for t <= 0; NaN and -inf give 0, t > 0 counts as 0. Clamped as integers, without branches.
 SPECDEC_HD uint64_t exp2_mass(float t) {
@@ -107,7 +103,7 @@ SPECDEC_HD uint64_t prob_mass(float weight) {
 #else
   const uint32_t x = f32_bits(weight);  // as integers: no dependence on a device's treatment of denormals
   if (x > detail::kInfBits) return 0;   // NaN, or the sign bit
-  return x >= detail::kOneBits ? kMassOne : detail::floor_scaled(x, kMassBits, 0);
+  return x >= detail::kOneBits ? kMassOne : detail::floor_scaled(x, kMassBits);
 #endif
 }
 
@@ -122,7 +118,7 @@ SPECDEC_HD uint64_t threshold(float fraction, uint64_t total) {
   if (magnitude > detail::kInfBits) return total;
   if (x != magnitude) return 0;
   if (x >= detail::kOneBits) return total;
-  const uint64_t steps = detail::floor_scaled(x, 24, 0);
+  const uint64_t steps = detail::floor_scaled(x, 24);
   // total = high * 2^24 + low: both products fit 64 bits, and the first has no part to cut off.
   return steps * (total >> 24) + (steps * (total & 0xFFFFFFu) >> 24);
 }

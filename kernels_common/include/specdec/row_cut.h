@@ -71,15 +71,12 @@ SPECDEC_HD int nucleus_floor(float top_p, uint64_t total, int64_t size) {
 struct Search {
   Goal goal;
   uint64_t need;
-  Weight above;     // of the elements above the bucket
-  Weight inside;    // of the elements in it
-  int bucket;       // the cut is in here
-  uint64_t own;     // mass of this rank's elements above the bucket; in the end, of those that are kept
-  Cut cut;          // the result
-  uint64_t kept;    // and the mass of what it keeps
-
-  SPECDEC_HD Search(Goal of, uint64_t least)
-      : goal(of), need(least), above{0, 0}, inside{0, 0}, bucket(0), own(0), cut(keep_all()), kept(0) {}
+  Weight above = {0, 0};   // of the elements above the bucket
+  Weight inside = {0, 0};  // of the elements in it
+  int bucket = 0;          // the cut is in here
+  uint64_t own = 0;        // mass of this rank's elements above the bucket; in the end, of those that are kept
+  Cut cut = keep_all();    // the result
+  uint64_t kept = 0;       // and the mass of what it keeps
 };
 
 template <class Shared>
@@ -250,7 +247,7 @@ SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const 
     for (int j = 0; j < kBlock; ++j) bucket[j] = grid.bucket_of(masses.t[j]);
     for (int j = 0; j < kBlock; ++j) all &= bucket[j];
     if (all == SoftmaxGrid::kLast) {
-      table[SoftmaxGrid::kLast] += scaled_sum(masses.scaled) + kBlock * kOne;
+      table[SoftmaxGrid::kLast] += masses.sum() + kBlock * kOne;
     } else {
       for (int j = 0; j < kBlock; ++j) table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
     }

@@ -25,7 +25,7 @@ SPECDEC_VECTOR void load_first(const Shared& s, const SamplingParams& params, co
   masses.load(softmax, logit, 0);
   int count = most;
   if (filters.by_mass) {
-    const uint64_t need = nucleus(params.top_p, scaled_sum(masses.scaled));
+    const uint64_t need = nucleus(params.top_p, masses.sum());
     uint64_t running = f32_to_u64(masses.scaled[0]);
     for (count = 1; running < need; ++count) running += f32_to_u64(masses.scaled[count]);
   }
@@ -124,7 +124,7 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   result->by = DrawBy::kMasses;
   uint64_t own = 0;  // the mass of what this rank keeps, once something is cut
   if (filters.by_count) {
-    Search search(Goal::kCount, static_cast<uint64_t>(params.top_k));
+    Search search{Goal::kCount, static_cast<uint64_t>(params.top_k)};
     find_cut<L>(team, row, s, search, softmax, kNoMassBelow);
     kept.cut = search.cut;
     own = search.own;
@@ -134,7 +134,7 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   }
   if (filters.by_mass) {
     const int deepest = filters.by_count ? kNoMassBelow : nucleus_floor(params.top_p, result->total, row.size());
-    Search search(Goal::kMass, nucleus(params.top_p, result->total));
+    Search search{Goal::kMass, nucleus(params.top_p, result->total)};
     find_cut<L>(team, row, s, search, softmax, deepest);
     kept.cut = search.cut;
     own = search.own;
@@ -249,7 +249,7 @@ SPECDEC_APART void tell_probability(Team& team, Row& row, Shared& s, int turn, c
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, const RowSeed& seed,
                            const AskedLogprob& asked, Sink& sink) {
-  const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()), NothingElse{});
+  const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()));
   if (!has_distribution(top.key)) {
     if (team.rank() == 0) tell_nothing(asked, kLowestLogprob, sink);
     return;
@@ -292,7 +292,7 @@ SPECDEC_VECTOR void chunk_probs(const typename L::Bits* x, int count, const Kept
 // nothing, if the row has no distribution.
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD bool row_probs(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, Sink& sink) {
-  const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()), NothingElse{});
+  const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()));
   if (!has_distribution(top.key)) return false;
   RowDraw from;
   filtered_row<L>(team, row, s, turn, params, top, true, &from);

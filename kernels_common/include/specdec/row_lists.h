@@ -10,7 +10,7 @@ namespace specdec {
 template <class Team, class Row, class Shared, class Sink>
 SPECDEC_HD void row_candidates(Team& team, Row& row, Shared& s, int turn, int64_t count, float top_p, Sink& sink) {
   const uint64_t wanted = fraction_mass(top_p);
-  const RowTop top = read_row<Probability>(team, row, s, turn, kNoMasses, NothingElse{});
+  const RowTop top = read_row<Probability>(team, row, s, turn, kNoMasses);
   uint64_t running = 0;
   int64_t reached = 0;
   list_row<Probability>(team, row, s, top.key, kProbabilityShift, count, [&](int64_t at, int n) {
@@ -28,16 +28,12 @@ SPECDEC_HD void row_candidates(Team& team, Row& row, Shared& s, int turn, int64_
 // token's logit.
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD void row_logprobs(Team& team, Row& row, Shared& s, int turn, float chosen, int64_t top, Sink& sink) {
-  uint64_t own_count = 0;
-  const auto count_chunk = [&](const typename L::Bits* x, int count, float chunk_top) {
-    if (chunk_top >= chosen) own_count += static_cast<uint64_t>(count_at_least<L>(x, count, chosen));
-  };
-  const RowTop largest = read_row<L>(team, row, s, turn, 1.0f, count_chunk);
+  const RowTop largest = read_row<L>(team, row, s, turn, 1.0f, chosen);
   if (!has_distribution(largest.key)) {
     if (team.rank() == 0) sink.undefined();
     return;
   }
-  s.rank_count[turn][team.rank()] = own_count;
+  s.rank_count[turn][team.rank()] = largest.own_count;
   const uint64_t total = share_mass(team, s, turn, own_shares(row, s, {largest.value(), 1.0f})).total;
   RowLogprobs logprobs{largest.value(), 0.0f};
   if (team.rank() == 0) {

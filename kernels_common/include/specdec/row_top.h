@@ -94,7 +94,7 @@ SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, int32_t top, int s
     if (floor != kKeyNan) size = list_above<L>(team, row, s, floor, from, keep_all());
   }
   if (size < 0) {
-    Search search(Goal::kCount, static_cast<uint64_t>(want));
+    Search search{Goal::kCount, static_cast<uint64_t>(want)};
     range_histogram<L>(team, row, s, range, grid, from, NoMass{});
     find_bucket(team, s, search);
     cut_bucket<L>(team, row, s, search, range.cell(grid, search.bucket), from, NoMass{});
