@@ -12,7 +12,7 @@
 #include "specdec/mass.h"
 #include "specdec/philox.h"
 #include "specdec/platform.h"
-#include "specdec/widen.h"
+#include "specdec/row_floats.h"
 #include "specdec_ffi/operands.h"
 
 namespace specdec {

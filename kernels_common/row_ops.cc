@@ -66,6 +66,18 @@ void run_team(int64_t ranks, Body body) {
   pthread_barrier_destroy(&barrier);
 }
 
+// body(float type, team, shared, turn, row) for the rows of logits of the arguments `a`, on every rank; it changes the
+// turn with each row that it reads.
+template <class Args, class Body>
+void each_row(const Args& a, int64_t rows, const Split& split, Body body) {
+  with_float_type(a.logits_type, [&](auto type) {
+    run_team(split[0], [&](Team& team, Shared& shared) {
+      int turn = 0;
+      for (int64_t r = 0; r < rows; ++r) body(type, team, shared, turn, r);
+    });
+  });
+}
+
 template <class L>
 struct HostRow {
   const typename L::Bits* data;
@@ -95,37 +107,26 @@ SamplingParams params_of(const Args& a, int64_t r) {
 }
 
 struct TokenSink {
-  int64_t *out, *out_rank;
-  float* out_logprob;
+  const SampleTargetArgs& a;
+  int64_t row;
 
-  void token(int64_t id) { *out = id; }
-  void logprob(float value) { *out_logprob = value; }
-  void rank(int64_t value) { *out_rank = value; }
-  void nothing(float value) {
-    token(-1);
-    if (out_logprob != nullptr) logprob(value);
-    if (out_rank != nullptr) rank(-1);
-  }
+  void token(int64_t id) { a.target_tokens[row] = id; }
+  void logprob(float value) { a.logprobs[row] = value; }
+  void rank(int64_t value) { a.ranks[row] = value; }
 };
 
 void sample_target(const SampleTargetArgs& a, const Split& split) {
   const AskedLogprob asked{a.logprobs != nullptr, a.ranks != nullptr, a.logprob_mode};
-  with_float_type(a.logits_type, [&](auto kind) {
-    using L = decltype(kind);
-    run_team(split[0], [&](Team& team, Shared& shared) {
-      int turn = 0;
-      for (int64_t r = 0; r < a.R_cap; ++r) {
-        TokenSink sink{a.target_tokens + r, asked.rank ? a.ranks + r : nullptr,
-                       asked.logprob ? a.logprobs + r : nullptr};
-        if (a.position[r] < 0) {
-          if (team.rank() == 0) sink.nothing(0.0f);
-          continue;
-        }
-        HostRow<L> row(a.logits, r, a.V, team);
-        const RowSeed seed{a.row_seed[r], a.position[r], a.purpose};
-        sample_row<L>(team, row, shared, turn ^= 1, params_of(a, r), seed, asked, sink);
-      }
-    });
+  each_row(a, a.R_cap, split, [&](auto type, Team& team, Shared& shared, int& turn, int64_t r) {
+    using L = decltype(type);
+    TokenSink sink{a, r};
+    if (a.position[r] < 0) {
+      if (team.rank() == 0) tell_nothing(asked, 0.0f, sink);
+      return;
+    }
+    HostRow<L> row(a.logits, r, a.V, team);
+    const RowSeed seed{a.row_seed[r], a.position[r], a.purpose};
+    sample_row<L>(team, row, shared, turn ^= 1, params_of(a, r), seed, asked, sink);
   });
 }
 SPECDEC_OP(sample_target, kChunks)
@@ -139,7 +140,7 @@ void row_draw(TensorView logits, TensorView points, TensorView found) {
   auto* out = op.data<int64_t>("found", found, {count});
   run_team(1, [&](Team& team, Shared& shared) {
     HostRow<Float32> row(data, 0, v, team);
-    const RowTop top = read_row<Float32>(team, row, shared, 0, 1.0f, NothingElse{});
+    const RowTop top = read_row<Float32>(team, row, shared, 0, 1.0f);
     RowDraw from;
     filtered_row<Float32>(team, row, shared, 0, {1.0f, 1.0f, 0.0f, 0}, top, true, &from);
     for (int64_t i = 0; i < count; ++i) out[i] = draw_row<Float32>(team, row, shared, from, wanted[i]).id;
@@ -157,18 +158,13 @@ struct ProbsSink {
 };
 
 void processed_probs(const ProcessedProbsArgs& a, const Split& split) {
-  with_float_type(a.logits_type, [&](auto kind) {
-    using L = decltype(kind);
-    run_team(split[0], [&](Team& team, Shared& shared) {
-      int turn = 0;
-      for (int64_t r = 0; r < a.R_cap; ++r) {
-        HostRow<L> row(a.logits, r, a.V, team);
-        const int64_t begin = int64_t{row.begin()} << kChunkBits, end = min64(int64_t{row.end()} << kChunkBits, a.V);
-        ProbsSink sink{a.probs + r * a.V + begin};
-        if (a.position[r] >= 0 && row_probs<L>(team, row, shared, turn ^= 1, params_of(a, r), sink)) continue;
-        for (int64_t i = begin; i < end; ++i) a.probs[r * a.V + i] = 0.0f;
-      }
-    });
+  each_row(a, a.R_cap, split, [&](auto type, Team& team, Shared& shared, int& turn, int64_t r) {
+    using L = decltype(type);
+    HostRow<L> row(a.logits, r, a.V, team);
+    const int64_t begin = int64_t{row.begin()} << kChunkBits, end = min64(int64_t{row.end()} << kChunkBits, a.V);
+    ProbsSink sink{a.probs + r * a.V + begin};
+    if (a.position[r] >= 0 && row_probs<L>(team, row, shared, turn ^= 1, params_of(a, r), sink)) return;
+    for (int64_t i = begin; i < end; ++i) a.probs[r * a.V + i] = 0.0f;
   });
 }
 SPECDEC_OP(processed_probs, kChunks)
@@ -221,24 +217,19 @@ struct LogprobSink {
 
 void token_logprobs(const TokenLogprobsArgs& a, const Split& split) {
   const int64_t accepted = clamp64(a.cu_batch_token_offset[a.B], 0, a.A_cap);
-  with_float_type(a.logits_type, [&](auto kind) {
-    using L = decltype(kind);
-    run_team(split[0], [&](Team& team, Shared& shared) {
-      int turn = 0;
-      for (int64_t entry = 0; entry < a.A_cap; ++entry) {
-        LogprobSink sink{a.ids + entry * a.N, a.logprobs + entry * a.N, a.ranks + entry, a.N};
-        const int64_t r = a.rows[entry], token = a.token_ids[entry];
-        const bool computed = entry < accepted && r >= 0 && r < a.R_cap && token >= 0 && token < a.V;
-        if (team.rank() == 0) {
-          for (int64_t i = 0; i < a.N; ++i) sink.ids[i] = -1, sink.logprobs[i] = 0.0f;
-          if (computed) sink.ids[0] = token;
-          *sink.rank = -1;
-        }
-        if (!computed) continue;
-        HostRow<L> row(a.logits, r, a.V, team);
-        row_logprobs<L>(team, row, shared, turn ^= 1, L::widen(row.data[token]), a.N - 1, sink);
-      }
-    });
+  each_row(a, a.A_cap, split, [&](auto type, Team& team, Shared& shared, int& turn, int64_t entry) {
+    using L = decltype(type);
+    LogprobSink sink{a.ids + entry * a.N, a.logprobs + entry * a.N, a.ranks + entry, a.N};
+    const int64_t r = a.rows[entry], token = a.token_ids[entry];
+    const bool computed = entry < accepted && r >= 0 && r < a.R_cap && token >= 0 && token < a.V;
+    if (team.rank() == 0) {
+      for (int64_t i = 0; i < a.N; ++i) sink.ids[i] = -1, sink.logprobs[i] = 0.0f;
+      if (computed) sink.ids[0] = token;
+      *sink.rank = -1;
+    }
+    if (!computed) return;
+    HostRow<L> row(a.logits, r, a.V, team);
+    row_logprobs<L>(team, row, shared, turn ^= 1, L::widen(row.data[token]), a.N - 1, sink);
   });
 }
 SPECDEC_OP(token_logprobs, kChunks)
@@ -280,15 +271,9 @@ struct HostLogits {
 
 // Rows in place, and all of a history for each tile of ids.
 template <class L>
-struct HostPenaltyTile {
-  const int64_t* ids;
-  int64_t end, step;
+struct HostPenaltyTile : HostHistory {
   HostLogits<L> logits;
 
-  template <class Visitor>
-  void visit(Visitor& v) {
-    for (int64_t at = 0; at < end; at += step) v.tile(ids + at, at, static_cast<int>(min64(step, end - at)));
-  }
   typename L::Bits* load(int64_t row, int64_t id, int) { return logits.data + row * logits.width + id; }
   void store(int64_t, int64_t, int) {}
 };
@@ -311,7 +296,7 @@ void apply_penalties(const ApplyPenaltiesArgs& a, const Split& split) {
         if (params.any()) {
           const History bounds = history_bounds(a.L, a.prompt_lens[b], a.step_idx[b]);
           if (window == 0) {
-            HostPenaltyTile<L> part{text, bounds.end, tile, values};
+            HostPenaltyTile<L> part{{text, drafts, 0, bounds.end, tile}, values};
             for (int64_t id = team.rank() * kPenaltyTile; id < a.V; id += team.size() * kPenaltyTile) {
               penalize_tile<L>(id, static_cast<int>(min64(kPenaltyTile, a.V - id)), part, bounds.prompt_end, params,
                                mine, part, drafts);

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "simt.h"
-#include "specdec/widen.h"
+#include "specdec/row_floats.h"
 
 namespace specdec::cuda::ptx {
 

@@ -84,13 +84,6 @@ __global__ void __launch_bounds__(kPenaltyThreads, 1)
   forbid(values, a.end_tokens, a.E, window.first, window.size, rows, step_idx, a.min_dec_len[b], false);
 }
 
-namespace {
-
-template <class L>
-struct Tag {};
-
-}  // namespace
-
 void apply_penalties(const ApplyPenaltiesArgs& a, cudaStream_t stream) {
   const int64_t rows = a.R_cap, vocabulary = a.V;
   if (rows == 0 || vocabulary == 0 || a.B == 0) return;
@@ -103,7 +96,8 @@ void apply_penalties(const ApplyPenaltiesArgs& a, cudaStream_t stream) {
   shape.shared_bytes = static_cast<size_t>(window) * sizeof(int32_t);
   with_float_type(a.logits_type, [&](auto type) {
     using L = decltype(type);
-    allow_shared<Tag<L>>(kOp, device, apply_penalties_kernel<L>, static_cast<int>(most * int64_t{sizeof(int32_t)}));
+    static OfDevices allowed;
+    allow_shared(kOp, device, allowed, apply_penalties_kernel<L>);
     launch(kOp, stream, shape, apply_penalties_kernel<L>, a, static_cast<typename L::Bits*>(a.logits), window);
   });
 }

@@ -11,19 +11,38 @@
 
 namespace specdec::cuda {
 
-// An attribute of the current device that is never 0; asked for once.
-template <cudaDeviceAttr kAttribute>
-int device_attribute(const char* op) {
-  constexpr int kDevices = 64;
-  static std::array<std::atomic<int>, kDevices> known = {};
+inline int current_device(const char* op) {
   int device = 0;
   check(op, cudaGetDevice(&device));
-  int value = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
-  if (value == 0) {
-    check(op, cudaDeviceGetAttribute(&value, kAttribute, device));
-    if (device < kDevices) known[device].store(value, std::memory_order_relaxed);
+  return device;
+}
+
+// A number of each device that is never 0; ask() is called for it once.
+class OfDevices {
+ public:
+  template <typename Ask>
+  int get(int device, Ask ask) {
+    if (device >= kDevices) return ask();
+    int value = known_[device].load(std::memory_order_acquire);
+    if (value == 0) known_[device].store(value = ask(), std::memory_order_release);
+    return value;
   }
-  return value;
+
+ private:
+  static constexpr int kDevices = 64;
+  std::array<std::atomic<int>, kDevices> known_ = {};
+};
+
+// An attribute of the current device that is never 0.
+template <cudaDeviceAttr kAttribute>
+int device_attribute(const char* op) {
+  static OfDevices known;
+  const int device = current_device(op);
+  return known.get(device, [&] {
+    int value = 0;
+    check(op, cudaDeviceGetAttribute(&value, kAttribute, device));
+    return value;
+  });
 }
 
 // Major compute capability: 9 has thread block clusters and overlapping launches.

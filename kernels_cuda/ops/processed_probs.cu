@@ -98,21 +98,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   write_kept(part, s, out(), kept_by(s, found.cut), total);
 }
 
-namespace {
-
-template <class L>
-struct Kernels {
-  static constexpr auto resident = processed_probs_kernel<L, true>, streaming = processed_probs_kernel<L, false>;
-};
-
-}  // namespace
-
 void processed_probs(const ProcessedProbsArgs& a, cudaStream_t stream) {
-  if (a.R_cap == 0) return;
-  with_float_type(a.logits_type, [&](auto type) {
-    using L = decltype(type);
-    launch_rows<Kernels<L>>("processed_probs", stream, a.R_cap, a.V, sizeof(typename L::Bits), a,
-                            static_cast<const typename L::Bits*>(a.logits));
+  launch_logit_rows("processed_probs", stream, a.R_cap, a, [](auto type, auto resident) {
+    return processed_probs_kernel<decltype(type), decltype(resident)::value>;
   });
 }
 SPECDEC_OP(processed_probs, kLimits)

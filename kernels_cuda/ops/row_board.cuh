@@ -11,49 +11,6 @@ constexpr int kSorted = 80;       // elements of a sorted one: most first elemen
 constexpr int kMostBlockStripes = kRowWarps * kMostStripes;
 static_assert(kSorted <= kRowGroups, "a pivot is a maximum of a group");
 
-// Keys in buckets of 2^shift, from `top` down; the outer buckets take what lies beyond.
-constexpr int kBuckets = 128;
-struct KeyGrid {
-  int32_t top;
-  int shift;
-
-  __device__ __forceinline__ int bucket(int32_t key) const {
-    const uint32_t b = (static_cast<uint32_t>(top) - static_cast<uint32_t>(key)) >> shift;
-    return key >= top ? 0 : static_cast<int>(min(b, kBuckets - 1u));
-  }
-};
-
-// Inclusive range of keys.
-struct KeyRange {
-  int32_t low, high;
-
-  __device__ __forceinline__ bool has(int32_t key) const { return key >= low && key <= high; }
-  // The part of this range in one bucket of a grid.
-  __device__ __forceinline__ KeyRange cell(const KeyGrid& grid, int bucket) const {
-    const int64_t first = int64_t{grid.top} - (int64_t{bucket} << grid.shift);
-    const int64_t last = first - (int64_t{1} << grid.shift) + 1;
-    return {bucket == kBuckets - 1 ? low : static_cast<int32_t>(max64(last, low)),
-            bucket == 0 ? high : static_cast<int32_t>(min64(first, high))};
-  }
-  // The finest grid that covers this range.
-  __device__ __forceinline__ KeyGrid grid() const {
-    const uint32_t width = static_cast<uint32_t>(high) - static_cast<uint32_t>(low);
-    int shift = 0;
-    while (width >> shift >= static_cast<uint32_t>(kBuckets)) ++shift;
-    return {high, shift};
-  }
-};
-
-// What a cut is to reach, counted from the top of the order.
-enum class Goal { kCount, kMass };
-
-struct Weight {
-  uint64_t count, mass;
-
-  __device__ __forceinline__ uint64_t of(Goal goal) const { return goal == Goal::kCount ? count : mass; }
-  __device__ __forceinline__ Weight plus(Weight other) const { return {count + other.count, mass + other.mass}; }
-};
-
 // Elements in no order. `count` goes on beyond kShort, the rest does not.
 struct ShortList {
   uint32_t count;
@@ -228,7 +185,8 @@ __device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key) {
   const int blocks = Cluster::size(), rank = Cluster::rank(), tid = static_cast<int>(threadIdx.x);
   const int lanes = 32 / (kMostCluster / blocks), groups = kRowGroups / blocks;
   s.top.thread_key[tid] = own_key;
-  const int32_t key = group_max(own_key, lanes);
+  int32_t key = own_key;
+  for (int d = lanes / 2; d >= 1; d /= 2) key = max(key, __shfl_xor_sync(kAllLanes, key, d));
   if (tid % lanes == 0) s.top.staged_key[tid / lanes] = key;
   __syncthreads();
   Cluster::wait();

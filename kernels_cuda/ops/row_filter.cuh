@@ -45,7 +45,7 @@ __device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, const Sampl
       return top;
     }
     NoChunks no_chunks;
-    keep_no_chunks(part, s);
+    keep_chunks(part, s, {INFINITY, 0});  // not known
     return load_tops<L>(part, s, no_chunks);
   }
   ChunkSums<Part, Temperatures::kAll> sums{inverse_temperature(params.temperature)};

@@ -21,11 +21,9 @@ struct RowDevice {
 
 inline RowDevice row_device(const char* op) {
   constexpr int kReserved = 1024, kBoard = static_cast<int>(sizeof(RowBoard)) + 128;
-  int device = 0;
-  check(op, cudaGetDevice(&device));
   const int most = device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(op);
   const int both = device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>(op);
-  return {device, device_generation(op), device_processors(op), most - kBoard,
+  return {current_device(op), device_generation(op), device_processors(op), most - kBoard,
           (both / 2 - kReserved - kBoard) / 16 * 16};
 }
 
@@ -47,14 +45,13 @@ constexpr RowShape kRowShapes[] = {{8, true}, {4, true}, {8, false}, {4, false},
 constexpr int kRowShapeCount = static_cast<int>(sizeof kRowShapes / sizeof *kRowShapes);
 static_assert(kRowShapes[0].blocks == kMostCluster, "no shape has more");
 
-// Lets a kernel have much dynamic shared memory on the current device; once for each. `Tag`: the kernel's.
-template <class Tag, typename Kernel>
-void allow_shared(const char* op, const RowDevice& device, Kernel kernel, int bytes) {
-  static std::atomic<uint64_t> done = {0};
-  const uint64_t bit = uint64_t{1} << (device.index % 64);
-  if (done.load(std::memory_order_acquire) & bit) return;
-  check(op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  done.fetch_or(bit, std::memory_order_release);
+// Lets kernels have as much dynamic shared memory on the current device as there is; once for each in `allowed`.
+template <typename... Kernels>
+void allow_shared(const char* op, const RowDevice& device, OfDevices& allowed, Kernels... kernels) {
+  allowed.get(device.index, [&] {
+    (check(op, cudaFuncSetAttribute(kernels, cudaFuncAttributeMaxDynamicSharedMemorySize, device.most_bytes)), ...);
+    return 1;
+  });
 }
 
 inline LaunchShape launch_shape(const RowDevice& device, const RowShape& shape, int64_t rows) {
@@ -65,43 +62,49 @@ inline LaunchShape launch_shape(const RowDevice& device, const RowShape& shape, 
 // Rows of a shape that are on the current device at once, which is less than its processors have room for: a cluster
 // lies within one of the device's parts. The same for all kernels of rows, of which one is given.
 inline int rows_at_once(const char* op, const RowDevice& device, int shape, const void* kernel) {
-  constexpr int kDevices = 64;
-  static std::array<std::array<std::atomic<int>, kRowShapeCount>, kDevices> known = {};
-  const bool remembered = device.index < kDevices;
-  if (remembered) {
-    if (const int rows = known[device.index][shape].load(std::memory_order_relaxed); rows > 0) return rows - 1;
-  }
-  int rows = 0;
-  const LaunchConfig config(op, nullptr, launch_shape(device, kRowShapes[shape], 1));
-  check(op, cudaOccupancyMaxActiveClusters(&rows, kernel, config.get()));
-  if (remembered) known[device.index][shape].store(rows + 1, std::memory_order_relaxed);
-  return rows;
+  static OfDevices known[kRowShapeCount];  // and 1
+  return known[shape].get(device.index, [&] {
+    int rows = 0;
+    const LaunchConfig config(op, nullptr, launch_shape(device, kRowShapes[shape], 1));
+    check(op, cudaOccupancyMaxActiveClusters(&rows, kernel, config.get()));
+    return rows + 1;
+  }) - 1;
 }
 
-// Launches a kernel of rows of `size` elements, a cluster a row, in the first shape in which all rows are on the device
-// at once, if the rows are worth as many blocks. `Kernels` has it for rows that stay in shared memory as `resident`,
-// and else as `streaming`.
-template <class Kernels, typename... A>
-void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, int64_t element_bytes,
+// Launches a kernel of rows of `size` elements of type L, a cluster a row, in the first shape in which all rows are on
+// the device at once, if the rows are worth as many blocks. `kernel_of(std::bool_constant)`: the kernel for rows that
+// stay in shared memory, or for others.
+template <class L, class KernelOf, typename... A>
+void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, KernelOf kernel_of,
                  const A&... args) {
-  constexpr int64_t kLeastShare = 4 * 1024;
+  if (rows == 0) return;
+  constexpr int64_t kLeastShare = 4 * 1024, kElement = sizeof(typename L::Bits);
+  static OfDevices allowed;
   const RowDevice device = row_device(op);
-  const int64_t bytes = size * element_bytes;
-  allow_shared<std::integral_constant<decltype(Kernels::resident), Kernels::resident>>(op, device, Kernels::resident,
-                                                                                       device.most_bytes);
-  allow_shared<std::integral_constant<decltype(Kernels::streaming), Kernels::streaming>>(op, device, Kernels::streaming,
-                                                                                         device.most_bytes);
-  const auto kernel_of = [&](const RowShape& shape) {
-    return shape.holds(device, size, element_bytes) ? Kernels::resident : Kernels::streaming;
+  const auto resident = kernel_of(std::true_type{}), streaming = kernel_of(std::false_type{});
+  allow_shared(op, device, allowed, resident, streaming);
+  const auto fitting = [&](const RowShape& shape) {
+    return shape.holds(device, size, kElement) ? resident : streaming;
   };
   int at = device.generation >= 9 ? 0 : kRowShapeCount - 1;
   for (; at + 1 < kRowShapeCount; ++at) {
     const RowShape& shape = kRowShapes[at];
-    if (rows * shape.blocks > 2 * device.processors || bytes <= kLeastShare * shape.blocks) continue;
-    if (rows <= rows_at_once(op, device, at, reinterpret_cast<const void*>(kernel_of(shape)))) break;
+    if (rows * shape.blocks > 2 * device.processors || size * kElement <= kLeastShare * shape.blocks) continue;
+    if (rows <= rows_at_once(op, device, at, reinterpret_cast<const void*>(fitting(shape)))) break;
   }
   const RowShape& shape = kRowShapes[at];
-  launch(op, stream, launch_shape(device, shape, rows), kernel_of(shape), args...);
+  launch(op, stream, launch_shape(device, shape, rows), fitting(shape), args...);
+}
+
+// The same for a.logits of any type: kernel_of(type, std::bool_constant) takes `a`, the logits and `more`.
+template <class Args, class KernelOf, typename... More>
+void launch_logit_rows(const char* op, cudaStream_t stream, int64_t rows, const Args& a, KernelOf kernel_of,
+                       const More&... more) {
+  with_float_type(a.logits_type, [&](auto type) {
+    using L = decltype(type);
+    launch_rows<L>(op, stream, rows, a.V, [&](auto resident) { return kernel_of(type, resident); }, a,
+                   static_cast<const typename L::Bits*>(a.logits), more...);
+  });
 }
 
 }  // namespace specdec::cuda

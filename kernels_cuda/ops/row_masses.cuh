@@ -72,7 +72,7 @@ __device__ __forceinline__ float largest_of(const uint4 (&x)[Part::kRounds]) {
     }
     return ptx::max_or_nan(ptx::max_or_nan(most[0], most[1]), ptx::max_or_nan(most[2], most[3]));
   } else {
-    uint32_t most = Lowest<L>::word();
+    uint32_t most = kLowest<L>;
 #pragma unroll
     for (int k = 0; k < Part::kRounds; ++k) {
       const uint32_t words[4] = {x[k].x, x[k].y, x[k].z, x[k].w};
@@ -186,10 +186,6 @@ __device__ __forceinline__ void keep_chunks(const Part& part, RowBoard& s, const
   s.stripes.top[g] = own.top;
   s.stripes.chunk_mass[g] = own.mass;
 }
-template <class Part>
-__device__ __forceinline__ void keep_no_chunks(const Part& part, RowBoard& s) {
-  keep_chunks(part, s, {INFINITY, 0});
-}
 // Of this lane; without any, a chunk of nothing.
 template <class Part>
 __device__ __forceinline__ ChunkSum own_chunk(const Part& part, const RowBoard& s) {
@@ -207,9 +203,7 @@ __device__ __forceinline__ uint32_t stripes_with(const Part& part, const RowBoar
 // The row's total from its chunks, and what comes before this warp's; after the row's largest is known, with a
 // Cluster::sync() in it.
 __device__ __forceinline__ Published chunk_totals(RowBoard& s, const Softmax& row, const ChunkSum& own) {
-  publish(s.published[2], warp_sum(chunk_share(row, own)));
-  Cluster::sync();
-  return gather(s.published[2]);
+  return meet_sums(s.published[2], warp_sum(chunk_share(row, own)));
 }
 
 // The row's total, with what each of its chunks has of it in s.stripes.share and all in s.guess.row_total.
@@ -303,17 +297,6 @@ __device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, c
   return total;
 }
 
-// A draw by the kept masses of an ordered set of a block's parts: the part whose masses `own`, one a thread in the
-// order of ids, hold the point `rest`. In that thread true, with `rest` less what is before.
-__device__ __forceinline__ bool holds_point(RowBoard& s, uint64_t own, uint64_t& rest) {
-  const uint64_t up_to = warp_inclusive(own);
-  uint64_t total;
-  const uint64_t below = block_warps_below(__shfl_sync(kAllLanes, up_to, 31), s.warp_part, &total) + up_to - own;
-  if (below > rest || rest - below >= own) return false;
-  rest -= below;
-  return true;
-}
-
 // The token in a warp's stripe at which the kept masses, summed in the order of ids, exceed `rest`; -1 in all threads
 // of the block but one.
 template <class Part, class Masses>
@@ -323,7 +306,10 @@ __device__ __forceinline__ int drawn_in_stripe(const Part& part, RowBoard& s, co
   const int v = first + static_cast<int>(threadIdx.x);
   const auto elements = part[min(v, last - 1)];
   const uint64_t sum = v < last ? masses.sum(elements, part.id(v)) : 0;
-  if (!holds_point(s, sum, rest)) return -1;
+  uint64_t total;
+  const uint64_t below = block_below(sum, s.warp_part, &total);
+  if (below > rest || rest - below >= sum) return -1;
+  rest -= below;
 #pragma unroll
   for (int j = 0; j < Part::kLength; ++j) {
     const uint64_t mass = masses.of(elements.x[j], part.id(v) + j);
@@ -385,9 +371,7 @@ __device__ __forceinline__ int draw_from_chunks(const Part& part, RowBoard& s) {
     sum += mass[j] = in_chunk(real ? part.value(first + j) : -INFINITY);
   }
   if (begin >= kChunkIds) sum = 0;
-  const uint64_t up_to = warp_inclusive(sum);
-  uint64_t total;
-  uint64_t prefix = block_warps_below(__shfl_sync(kAllLanes, up_to, 31), s.warp_part, &total) + up_to - sum;
+  uint64_t total, prefix = block_below(sum, s.warp_part, &total);
   if (draw_reached(prefix, weight, rest) || !draw_reached(prefix + sum, weight, rest)) return -1;
   int before = 0;
 #pragma unroll

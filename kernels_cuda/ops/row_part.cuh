@@ -25,23 +25,13 @@ static_assert(served::kV / kChunkIds + 1 <= kMostStripes * kRowWarps,
 // Behind the parameters of a large lambda: as a call it would have what it captures in memory.
 #define SPECDEC_INLINED __attribute__((always_inline))
 
-// -inf as it stands in memory: what fills vectors beyond the ends of a row.
+// -inf as a word of memory has it: what fills vectors beyond the ends of a row.
 template <class L>
-struct Lowest;
+constexpr uint32_t kLowest = 0xFF800000u;
 template <>
-struct Lowest<Float32> {
-  static __device__ uint32_t word() { return 0xFF800000u; }
-};
+constexpr uint32_t kLowest<Float16> = 0xFC00FC00u;
 template <>
-struct Lowest<Probability> : Lowest<Float32> {};
-template <>
-struct Lowest<Float16> {
-  static __device__ uint32_t word() { return 0xFC00FC00u; }
-};
-template <>
-struct Lowest<BFloat16> {
-  static __device__ uint32_t word() { return 0xFF80FF80u; }
-};
+constexpr uint32_t kLowest<BFloat16> = 0xFF80FF80u;
 
 // Elements of a vector, and of a word of it.
 template <class L>
@@ -54,6 +44,7 @@ template <class L>
 struct Elements {
   float x[kVector<L>];
 
+  Elements() = default;
   __device__ __forceinline__ explicit Elements(uint4 v) {
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
@@ -287,10 +278,7 @@ class RowPart {
   __device__ int held_vectors() const { return kResident ? extent().share : 0; }
 
   // A vector of -inf.
-  static __device__ __forceinline__ uint4 nothing() {
-    const uint32_t word = Lowest<L>::word();
-    return {word, word, word, word};
-  }
+  static __device__ __forceinline__ uint4 nothing() { return {kLowest<L>, kLowest<L>, kLowest<L>, kLowest<L>}; }
   // `x` with -inf in place of its first n elements, which are not all.
   static __device__ __forceinline__ uint4 without_first(uint4 x, int n) {
     uint32_t words[4] = {x.x, x.y, x.z, x.w};
@@ -298,23 +286,21 @@ class RowPart {
     for (int i = 0; i < 4; ++i) {
       const int taken = n - i * kInWord<L>;
       const uint32_t mask = taken <= 0 ? 0u : taken >= kInWord<L> ? ~0u : 0xFFFFu;
-      words[i] = (words[i] & ~mask) | (Lowest<L>::word() & mask);
+      words[i] = (words[i] & ~mask) | (kLowest<L> & mask);
     }
     return {words[0], words[1], words[2], words[3]};
   }
 
-  __device__ __forceinline__ uint4 vector_at(int vector) const {
-    return __ldg(reinterpret_cast<const uint4*>(row_ + id(vector)));
-  }
   __device__ __forceinline__ uint4 fetch(int vector) const {
-    return whole(vector) ? vector_at(vector) : fetch_edge(row_, size_, id(vector));
+    return whole(vector) ? __ldg(reinterpret_cast<const uint4*>(row_ + id(vector)))
+                         : fetch_edge(row_, size_, id(vector));
   }
   static __device__ __forceinline__ uint32_t word_of(float x) { return __float_as_uint(x); }
   static __device__ __forceinline__ uint32_t word_of(uint16_t x) { return x; }
   // A vector that is not whole. What would be members is not: a call would have them in memory.
   static __device__ __noinline__ uint4 fetch_edge(const Bits* row, int size, int first) {
     const auto bits = [&](int id) {
-      return static_cast<uint32_t>(id) < static_cast<uint32_t>(size) ? word_of(row[id]) : Lowest<L>::word();
+      return static_cast<uint32_t>(id) < static_cast<uint32_t>(size) ? word_of(row[id]) : kLowest<L>;
     };
     uint32_t words[4];
 #pragma unroll
@@ -332,33 +318,17 @@ class RowPart {
   int size_, first_id_;
 };
 
-// Vectors that a thread looks at in turn and that take 8 registers.
-template <class Part>
-constexpr int kBatch = 8 / Part::kLength;
-
 // `kCount` vectors of a part, vector(0) and on, which are all loaded before any is looked at.
 template <class Part, int kCount>
 struct VectorBatch {
-  struct {
-    float x[Part::kLength];
-  } of[kCount];
+  Elements<typename Part::Type> of[kCount];
 
   template <class F>
   __device__ __forceinline__ explicit VectorBatch(F vector) {
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      const auto elements = vector(k);
-#pragma unroll
-      for (int j = 0; j < Part::kLength; ++j) of[k].x[j] = elements.x[j];
-    }
+    for (int k = 0; k < kCount; ++k) of[k] = vector(k);
   }
 };
-
-// Maximum over `lanes` neighbouring lanes, a power of two.
-__device__ __forceinline__ int32_t group_max(int32_t key, int lanes) {
-  for (int d = lanes / 2; d >= 1; d /= 2) key = max(key, __shfl_xor_sync(kAllLanes, key, d));
-  return key;
-}
 
 // A value of every warp of the row: what each warp stored is in all blocks after the next Cluster::sync().
 // `own` is the shared array of kRowGroups of this block; all lanes have the value.
@@ -383,6 +353,13 @@ __device__ __forceinline__ Published gather(const T* own) {
     if (w < self) sums.before += value;
   }
   return {warp_sum(sums.before), warp_sum(sums.total)};
+}
+
+// Both, with a Cluster::sync() between.
+__device__ __forceinline__ Published meet_sums(uint64_t* own, uint64_t value) {
+  publish(own, value);
+  Cluster::sync();
+  return gather(own);
 }
 
 }  // namespace specdec::cuda

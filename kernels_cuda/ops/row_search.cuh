@@ -31,10 +31,6 @@ __device__ __forceinline__ KeyRange possible_keys(KeyRange range) {
   return {low < range.low ? low + kStep : low, kStep * (range.high >> kKeyShift<L>)};
 }
 
-struct NoMass {
-  __device__ uint64_t operator()(float) const { return 0; }
-};
-
 // Adds an element to a histogram.
 template <class MassOf>
 __device__ __forceinline__ void count_cell(Cells& cells, int bucket, const MassOf& mass_of, float x) {

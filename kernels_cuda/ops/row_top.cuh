@@ -63,7 +63,7 @@ __device__ __forceinline__ void each_element(const Part& part, uint32_t wanted, 
 template <class Part, class F>
 __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, F f) {
   const int tid = static_cast<int>(threadIdx.x), rounds = part.rounds(), count = s.top.owners * rounds;
-  constexpr int kAhead = kBatch<Part>;
+  constexpr int kAhead = 8 / Part::kLength;  // vectors that take 8 registers
 #pragma unroll 1
   for (int i = tid; i < count; i += kAhead * kRowThreads) {
     int v[kAhead];  // -1: none
@@ -144,17 +144,8 @@ __device__ __forceinline__ int nth_tie(const Part& part, int begin, int end, int
   return -1;
 }
 
-// How many of this lane's elements have a key.
-template <class Part>
-__device__ __forceinline__ int count_ties(const Part& part, int32_t key) {
-  int count = 0;
-  each_element(part, ~0u, [&](float x, int) { count += order_key(x) == key ? 1 : 0; });
-  return count;
-}
-
 // After collect_top and a Cluster::sync(): whether the leader's lists hold the first `need` elements, perhaps with
-// more.
-// All blocks call it and get the same.
+// more. All blocks call it and get the same.
 template <class Part>
 __device__ __forceinline__ bool settle_top(const Part& part, RowBoard& s, int need, int32_t pivot) {
   RowBoard* leader = Cluster::of(&s, 0);
@@ -166,10 +157,11 @@ __device__ __forceinline__ bool settle_top(const Part& part, RowBoard& s, int ne
   }
   if (above >= need || ties <= kShort) return true;
   // Too many are equal to the pivot: only the first of them count, which are in the first warps that have any.
-  const int count = warp_sum(count_ties(part, pivot));
-  publish(s.published[0], static_cast<uint64_t>(count));
-  Cluster::sync();
-  const int before = static_cast<int>(gather(s.published[0]).before), missing = need - above;
+  int count = 0;
+  each_element(part, ~0u, [&](float x, int) { count += order_key(x) == pivot ? 1 : 0; });
+  count = warp_sum(count);
+  const int before = static_cast<int>(meet_sums(s.published[0], static_cast<uint64_t>(count)).before);
+  const int missing = need - above;
   for (int n = 1; n <= min(count, missing - before); ++n) {
     const int warp = static_cast<int>(warp_id()), id = nth_tie(part, part.begin(warp), part.end(warp), pivot, n);
     if (lane_id() == 0) {

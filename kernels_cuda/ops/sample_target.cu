@@ -88,21 +88,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   if (a.logprobs != nullptr || a.ranks != nullptr) tell_of<L>(a, part, s, token);
 }
 
-namespace {
-
-template <class L>
-struct Kernels {
-  static constexpr auto resident = sample_target_kernel<L, true>, streaming = sample_target_kernel<L, false>;
-};
-
-}  // namespace
-
 void sample_target(const SampleTargetArgs& a, cudaStream_t stream) {
-  if (a.R_cap == 0) return;
-  with_float_type(a.logits_type, [&](auto type) {
-    using L = decltype(type);
-    launch_rows<Kernels<L>>("sample_target", stream, a.R_cap, a.V, sizeof(typename L::Bits), a,
-                            static_cast<const typename L::Bits*>(a.logits));
+  launch_logit_rows("sample_target", stream, a.R_cap, a, [](auto type, auto resident) {
+    return sample_target_kernel<decltype(type), decltype(resident)::value>;
   });
 }
 SPECDEC_OP(sample_target, kLimits)

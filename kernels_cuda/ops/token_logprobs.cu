@@ -71,22 +71,10 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
   });
 }
 
-namespace {
-
-template <class L>
-struct Kernels {
-  static constexpr auto resident = token_logprobs_kernel<L, true>, streaming = token_logprobs_kernel<L, false>;
-};
-
-}  // namespace
-
 void token_logprobs(const TokenLogprobsArgs& a, cudaStream_t stream) {
-  if (a.A_cap == 0) return;
-  with_float_type(a.logits_type, [&](auto type) {
-    using L = decltype(type);
-    launch_rows<Kernels<L>>("token_logprobs", stream, a.A_cap, a.V, sizeof(typename L::Bits), a,
-                            static_cast<const typename L::Bits*>(a.logits), a.cu_batch_token_offset + a.B);
-  });
+  launch_logit_rows("token_logprobs", stream, a.A_cap, a, [](auto type, auto resident) {
+    return token_logprobs_kernel<decltype(type), decltype(resident)::value>;
+  }, a.cu_batch_token_offset + a.B);
 }
 SPECDEC_OP(token_logprobs, kLimits)
 

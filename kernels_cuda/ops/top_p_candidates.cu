@@ -46,17 +46,10 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks) top_p_candidates_ker
   });
 }
 
-namespace {
-
-struct Kernels {
-  static constexpr auto resident = top_p_candidates_kernel<true>, streaming = top_p_candidates_kernel<false>;
-};
-
-}  // namespace
-
 void top_p_candidates(const TopPCandidatesArgs& a, cudaStream_t stream) {
-  if (a.R_cap == 0) return;
-  launch_rows<Kernels>("top_p_candidates", stream, a.R_cap, a.V, sizeof(float), a);
+  launch_rows<Probability>("top_p_candidates", stream, a.R_cap, a.V, [](auto resident) {
+    return top_p_candidates_kernel<decltype(resident)::value>;
+  }, a);
 }
 SPECDEC_OP(top_p_candidates, kLimits)
 

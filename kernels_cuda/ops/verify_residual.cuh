@@ -156,16 +156,6 @@ struct ResidualShared {
   int chunk;
 };
 
-// Block-wide largest value, in all threads.
-__device__ inline uint64_t block_max(uint64_t value, uint64_t* parts) {
-  value = warp_max(value);
-  if (lane_id() == 0) parts[warp_id()] = value;
-  __syncthreads();
-  for (unsigned k = 0; k < kResidualWarps; ++k) value = parts[k] > value ? parts[k] : value;
-  __syncthreads();
-  return value;
-}
-
 // The token at `point` in a chunk, before which there is the mass `before`. All threads of the block; the one that
 // finds it returns it, the others -1.
 __device__ inline int64_t find_token(const ResidualRow& row, int chunk, uint64_t point, uint64_t before,
@@ -176,9 +166,7 @@ __device__ inline int64_t find_token(const ResidualRow& row, int chunk, uint64_t
   uint64_t mass[kEach], own = 0, total;
 #pragma unroll
   for (int k = 0; k < kEach; ++k) own += mass[k] = v + k < high ? row.mass(v + k) : 0;
-  const uint64_t inclusive = warp_inclusive(own);
-  uint64_t sum = before + block_warps_below(__shfl_sync(kAllLanes, inclusive, kWarp - 1), parts, &total);
-  sum += inclusive - own;
+  uint64_t sum = before + block_below(own, parts, &total);
 #pragma unroll
   for (int k = 0; k < kEach; ++k) {
     if (point >= sum && point < sum + mass[k]) return v + k;
@@ -187,14 +175,19 @@ __device__ inline int64_t find_token(const ResidualRow& row, int chunk, uint64_t
   return -1;
 }
 
-// The argmax of p over this block's part, as `best_order`.
+// The argmax of p over this block's part, as `best_order`; in all threads.
 __device__ inline uint64_t best_of(const ResidualRow& row, int64_t low, int64_t high, uint64_t* parts) {
   uint64_t best = 0;
   for (int64_t v = low + threadIdx.x; v < high; v += kResidualThreads) {
     const uint64_t order = best_order(prob_mass(row.p[v]), v);
     best = order > best ? order : best;
   }
-  return block_max(best, parts);
+  best = warp_max(best);
+  if (lane_id() == 0) parts[warp_id()] = best;
+  __syncthreads();
+  for (unsigned k = 0; k < kResidualWarps; ++k) best = parts[k] > best ? parts[k] : best;
+  __syncthreads();
+  return best;
 }
 
 // Draws a token; returned by one thread of the cluster, the others get -1. All threads of the cluster.

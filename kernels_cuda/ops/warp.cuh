@@ -94,4 +94,11 @@ __device__ __forceinline__ T block_warps_below(T warp_total, T* parts, T* total)
   return warp_sum(lane_id() < warp_id() ? part : T(0));
 }
 
+// The sum over the threads below this one; as above.
+template <typename T>
+__device__ __forceinline__ T block_below(T own, T* parts, T* total) {
+  const T upto = warp_inclusive(own);
+  return block_warps_below(__shfl_sync(kAllLanes, upto, kWarp - 1), parts, total) + upto - own;
+}
+
 }  // namespace specdec::cuda

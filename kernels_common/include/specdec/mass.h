@@ -3,7 +3,6 @@
 #pragma once
 
 #include "specdec/platform.h"
-#include "specdec/wide.h"
 
 namespace specdec {
 
@@ -13,27 +12,16 @@ constexpr float kLog2E = 0x1.715476p+0f;
 
 namespace detail {
 
-// floor(x * 2^(bits - down)) of the float32 x in [0, 2) with the given bits, 0 <= bits <= 40, 0 <= down <= 64.
-SPECDEC_HD uint64_t floor_scaled(uint32_t x, int bits, int down) {
+// floor(x * 2^bits) of the float32 x in [0, 2) with the given bits, 0 <= bits <= 40.
+SPECDEC_HD uint64_t floor_scaled(uint32_t x, int bits) {
   // x = mantissa * 2^(exponent - 150). A denormal wrongly gets the leading 1; the shift discards all of it.
   const uint64_t mantissa = static_cast<uint64_t>((x & 0x7FFFFFu) | 0x800000u) << 17;
-  const int shift = 167 - bits - static_cast<int>(x >> 23) + down;
+  const int shift = 167 - bits - static_cast<int>(x >> 23);
   return mantissa >> (shift < 63 ? shift : 63);
 }
 
 constexpr uint32_t kOneBits = 0x3F800000u;
 constexpr uint32_t kInfBits = 0x7F800000u;
-
-}  // namespace detail
-
-// Base-2 exponent of a softmax weight: <= 0, or NaN. Exactly 0 at the row's maximum, which may be +inf, as may
-// inv_temperature.
-SPECDEC_HD float softmax_t(float logit, float row_max, float inv_temperature) {
-  const float t = mul_rn(mul_rn(sub_rn(logit, row_max), inv_temperature), kLog2E);
-  return f32_from_bits(f32_bits(t) & (static_cast<uint32_t>(logit == row_max) - 1u));
-}
-
-namespace detail {
 
 // 2^f for f in [-0.5, 0.5]: minimax in relative error under p(0) = 1; at most 2^-23.39 off, evaluated as here. In two
 // parts, for loops over many: the first half of the polynomial, and the rest.
@@ -55,29 +43,23 @@ constexpr float kRounder = 0x1.8p23f;
 
 }  // namespace detail
 
-// 2^t as p * 2^n for t <= 0, n an integer in [-64, 0]; NaN and -inf give 2^-64, t > 0 counts as 0. Clamped as integers:
-// without branches, so that a loop over it becomes vector code.
-SPECDEC_HD float exp2_split(float t, float* n) {
+// Base-2 exponent of a softmax weight: <= 0, or NaN. Exactly 0 at the row's maximum, which may be +inf, as may
+// inv_temperature.
+SPECDEC_HD float softmax_t(float logit, float row_max, float inv_temperature) {
+  const float t = mul_rn(mul_rn(sub_rn(logit, row_max), inv_temperature), kLog2E);
+  return f32_from_bits(f32_bits(t) & (static_cast<uint32_t>(logit == row_max) - 1u));
+}
+
+// Mass of the weight 2^t for t <= 0; NaN and -inf give 0, t > 0 counts as 0. Clamped as integers, without branches.
+SPECDEC_HD uint64_t exp2_mass(float t) {
   const int32_t bits = static_cast<int32_t>(f32_bits(t)), magnitude = bits & 0x7FFFFFFF;
   const int32_t counts = (bits >> 31) | -static_cast<int32_t>(magnitude > static_cast<int32_t>(detail::kInfBits));
   constexpr int32_t k64 = 0x42800000;
   const float x = f32_from_bits(static_cast<uint32_t>((magnitude < k64 ? magnitude : k64) & counts) | 0x80000000u);
-  *n = sub_rn(add_rn(x, detail::kRounder), detail::kRounder);
-  const float f = sub_rn(x, *n);  // exact, in [-0.5, 0.5]
-  return detail::exp2_polynomial(f);
-}
-
-// p * 2^(n + 40) of exp2_split, whose integer part is the mass: the power of two goes to the exponent, which stays that
-// of a normal number.
-SPECDEC_HD float split_scaled(float p, float n) {
-  return f32_from_bits(f32_bits(p) + (static_cast<uint32_t>(static_cast<int32_t>(n) + kMassBits) << 23));
-}
-
-// Mass of the weight 2^t for t <= 0; NaN and -inf give 0, t > 0 counts as 0.
-SPECDEC_HD uint64_t exp2_mass(float t) {
-  float n;
-  const float p = exp2_split(t, &n);
-  return f32_to_u64(split_scaled(p, n));
+  const float n = sub_rn(add_rn(x, detail::kRounder), detail::kRounder);
+  const float p = detail::exp2_polynomial(sub_rn(x, n));  // of an exact difference in [-0.5, 0.5]
+  // p * 2^(n + 40): the power of two goes to the exponent, which stays that of a normal number.
+  return f32_to_u64(f32_from_bits(f32_bits(p) + (static_cast<uint32_t>(static_cast<int32_t>(n) + kMassBits) << 23)));
 }
 
 // A number whose integer part is exp2_mass of t = -64 * depth, for a depth in [0, 1]; in fewer operations: clamping is
@@ -91,42 +73,6 @@ SPECDEC_HD float exp2_scaled_at(float depth) {
   return f32_from_bits(f32_bits(p) + (f32_bits(rounded) << 23));
 }
 SPECDEC_HD uint64_t exp2_mass_at(float depth) { return f32_to_u64(exp2_scaled_at(depth)); }
-
-// M numbers whose integer parts are the masses of the weights 2^t, for t <= 0 or NaN: exp2_mass in stages, each a loop
-// of independent elements that becomes vector code; N at a time. Below 2^-64 they are 0.
-template <int N, int M>
-SPECDEC_HD void exp2_scaled(const Wide<float, M>& t, Wide<float, M>& scaled) {
-  static_assert(M % N == 0, "whole parts");
-  for (int at = 0; at < M; at += N) {
-    Wide<float, N> f, p;
-    Wide<uint32_t, N> power;
-    for (int j = 0; j < N; ++j) {
-      const float rounded = add_rn(t[at + j], detail::kRounder);
-      f[j] = sub_rn(t[at + j], sub_rn(rounded, detail::kRounder));
-      power[j] = (f32_bits(rounded) << 23) + (static_cast<uint32_t>(kMassBits) << 23);
-    }
-    for (int j = 0; j < N; ++j) p[j] = detail::exp2_inner(f[j]);
-    for (int j = 0; j < N; ++j) p[j] = detail::exp2_outer(p[j], f[j]);
-    for (int j = 0; j < N; ++j) {
-      const uint32_t counts = 0u - static_cast<uint32_t>(t[at + j] > -64.0f);
-      scaled[at + j] = f32_from_bits((f32_bits(p[j]) + power[j]) & counts);
-    }
-  }
-}
-
-// Sum of the integer parts of N <= 64 numbers in [0, 2^40], as two sums of 32-bit integers: 2^17 goes into a number
-// exactly `high` times, and what is left is exact.
-template <int N>
-SPECDEC_HD uint64_t scaled_sum(const Wide<float, N>& scaled) {
-  static_assert(N <= 64, "the sums have 31 bits");
-  int32_t high = 0, low = 0;
-  for (int j = 0; j < N; ++j) {
-    const int32_t times = static_cast<int32_t>(mul_rn(scaled[j], 0x1p-17f));
-    high += times;
-    low += static_cast<int32_t>(sub_rn(scaled[j], mul_rn(static_cast<float>(times), 0x1p17f)));
-  }
-  return (static_cast<uint64_t>(static_cast<uint32_t>(high)) << 17) + static_cast<uint32_t>(low);
-}
 
 #if defined(__CUDACC__)
 namespace detail {
@@ -157,7 +103,7 @@ SPECDEC_HD uint64_t prob_mass(float weight) {
 #else
   const uint32_t x = f32_bits(weight);  // as integers: no dependence on a device's treatment of denormals
   if (x > detail::kInfBits) return 0;   // NaN, or the sign bit
-  return x >= detail::kOneBits ? kMassOne : detail::floor_scaled(x, kMassBits, 0);
+  return x >= detail::kOneBits ? kMassOne : detail::floor_scaled(x, kMassBits);
 #endif
 }
 
@@ -172,7 +118,7 @@ SPECDEC_HD uint64_t threshold(float fraction, uint64_t total) {
   if (magnitude > detail::kInfBits) return total;
   if (x != magnitude) return 0;
   if (x >= detail::kOneBits) return total;
-  const uint64_t steps = detail::floor_scaled(x, 24, 0);
+  const uint64_t steps = detail::floor_scaled(x, 24);
   // total = high * 2^24 + low: both products fit 64 bits, and the first has no part to cut off.
   return steps * (total >> 24) + (steps * (total & 0xFFFFFFu) >> 24);
 }

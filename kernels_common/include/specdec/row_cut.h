@@ -7,31 +7,6 @@
 
 namespace specdec {
 
-// Inclusive range of keys, and its division into buckets of 2^shift keys from `high` down. `low` may lie below the last
-// bucket's, which takes what is there.
-struct KeyRange {
-  int32_t low, high;
-  int shift;
-
-  SPECDEC_HD int bucket(int32_t key) const {
-    const uint32_t b = (static_cast<uint32_t>(high) - static_cast<uint32_t>(key)) >> shift;
-    return static_cast<int>(b < kBuckets ? b : kBuckets - 1u);
-  }
-
-  // One bucket, divided as finely as buckets can.
-  SPECDEC_HD KeyRange part(int bucket) const {
-    const int64_t top = int64_t{high} - (int64_t{bucket} << shift);
-    const int64_t bottom = bucket == kBuckets - 1 ? low : max64(top - (int64_t{1} << shift) + 1, low);
-    return even(static_cast<int32_t>(bottom), static_cast<int32_t>(top));
-  }
-  static SPECDEC_HD KeyRange even(int32_t low, int32_t high) {
-    const uint32_t width = static_cast<uint32_t>(high) - static_cast<uint32_t>(low);
-    int shift = 0;
-    while (width >> shift >= static_cast<uint32_t>(kBuckets)) ++shift;
-    return {low, high, shift};
-  }
-};
-
 // Buckets of equal width in t down to `floor`; the last takes what is below. A larger logit is never in a later bucket,
 // because rounding never reverses an order.
 struct SoftmaxGrid {
@@ -50,7 +25,7 @@ struct SoftmaxGrid {
   }
   // The keys of a bucket that is not the last.
   SPECDEC_HD KeyRange range(int bucket) const {
-    return KeyRange::even(first_key(bucket), bucket == 0 ? order_key(softmax.row_max) : first_key(bucket - 1) - 1);
+    return {first_key(bucket), bucket == 0 ? order_key(softmax.row_max) : first_key(bucket - 1) - 1};
   }
 
  private:
@@ -92,29 +67,16 @@ SPECDEC_HD int nucleus_floor(float top_p, uint64_t total, int64_t size) {
   return static_cast<int>(clamp64((rest < 0 ? rest : 0) + excess - bits - 2, kNoMassBelow, -1));
 }
 
-// What a cut is to reach, counted from the top of the order.
-enum class Goal : int { kCount = 0, kMass = 1 };
-
-struct Weight {
-  uint64_t count, mass;
-
-  SPECDEC_HD uint64_t of(Goal goal) const { return goal == Goal::kCount ? count : mass; }
-  SPECDEC_HD Weight plus(Weight other) const { return {count + other.count, mass + other.mass}; }
-};
-
 // A search for the shortest beginning of the order that reaches `need` (1 or more); each rank has one.
 struct Search {
   Goal goal;
   uint64_t need;
-  Weight above;     // of the elements above the bucket
-  Weight inside;    // of the elements in it
-  int bucket;       // the cut is in here
-  uint64_t own;     // mass of this rank's elements above the bucket; in the end, of those that are kept
-  Cut cut;          // the result
-  uint64_t kept;    // and the mass of what it keeps
-
-  SPECDEC_HD Search(Goal of, uint64_t least)
-      : goal(of), need(least), above{0, 0}, inside{0, 0}, bucket(0), own(0), cut(keep_all()), kept(0) {}
+  Weight above = {0, 0};   // of the elements above the bucket
+  Weight inside = {0, 0};  // of the elements in it
+  int bucket = 0;          // the cut is in here
+  uint64_t own = 0;        // mass of this rank's elements above the bucket; in the end, of those that are kept
+  Cut cut = keep_all();    // the result
+  uint64_t kept = 0;       // and the mass of what it keeps
 };
 
 template <class Shared>
@@ -154,22 +116,30 @@ SPECDEC_APART void find_bucket(Team& team, Shared& s, Search& search) {
   }
 }
 
-// A rank's elements of a range and behind `from`: counts and masses by bucket.
-template <class L, class MassOf, class Team, class Row, class Shared>
-SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, const KeyRange& range, Cut from, MassOf mass_of) {
-  const int rank = team.rank();
+// body(key, id, value) for a rank's elements of a range that `from` does not keep, by ascending id.
+template <class L, class Row, class Shared, class Body>
+SPECDEC_HD void each_behind(Row& row, const Shared& s, const KeyRange& range, Cut from, Body body) {
   const float low = key_value(range.low), high = key_value(range.high);
-  clear_histogram(s, rank);
-  each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int c) {
+  each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
     auto element = [&](int i, float value) {
       const int32_t key = order_key(value);
-      if (from.keeps(key, (int64_t{c} << kChunkBits) + i)) return;
-      const int b = range.bucket(key);
-      s.count[rank][b] += 1;
-      s.mass[rank][b] += mass_of(value);
+      if (!from.keeps(key, first + i)) body(key, first + i, value);
     };
     each_in_range<L>(x, count, low, high, element);
     return true;
+  });
+}
+
+// Counts and masses of these by bucket.
+template <class L, class MassOf, class Team, class Row, class Shared>
+SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, const KeyRange& range, const KeyGrid& grid, Cut from,
+                                MassOf mass_of) {
+  const int rank = team.rank();
+  clear_histogram(s, rank);
+  each_behind<L>(row, s, range, from, [&](int32_t key, int64_t, float value) {
+    const int b = grid.bucket(key);
+    s.count[rank][b] += 1;
+    s.mass[rank][b] += mass_of(value);
   });
 }
 
@@ -218,29 +188,22 @@ template <class L, class MassOf, class Team, class Row, class Shared>
 SPECDEC_APART void cut_bucket(Team& team, Row& row, Shared& s, Search& search, KeyRange range, Cut from,
                               MassOf mass_of) {
   while (search.inside.count > kListed && range.low < range.high) {
-    range_histogram<L>(team, row, s, range, from, mass_of);
+    const KeyGrid grid = range.grid();
+    range_histogram<L>(team, row, s, range, grid, from, mass_of);
     find_bucket(team, s, search);
-    range = range.part(search.bucket);
+    range = range.cell(grid, search.bucket);
   }
   const int rank = team.rank();
   const uint64_t inside = s.count[rank][search.bucket];
   uint64_t before = 0;
   for (int r = 0; r < rank; ++r) before += s.count[r][search.bucket];
-  const float low = key_value(range.low), high = key_value(range.high);
   const auto list = [&](auto place_of) {
-    each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int c) {
-      auto element = [&](int i, float value) {
-        const int64_t id = (int64_t{c} << kChunkBits) + i;
-        if (from.keeps(order_key(value), id)) return;
-        const int place = place_of();
-        if (place < 0) return;
-        s.list_key[place] = order_key(value);
-        s.list_value[place] = value;
-        s.list_id[place] = id;
-        s.list_mass[place] = mass_of(value);
-      };
-      each_in_range<L>(x, count, low, high, element);
-      return true;
+    each_behind<L>(row, s, range, from, [&](int32_t key, int64_t id, float value) {
+      const int place = place_of();
+      if (place < 0) return;
+      s.list_key[place] = key;
+      s.list_id[place] = id;
+      s.list_mass[place] = mass_of(value);
     });
   };
   if (search.inside.count <= kListed) {
@@ -255,7 +218,7 @@ SPECDEC_APART void cut_bucket(Team& team, Row& row, Shared& s, Search& search, K
     return;
   }
   // Equal keys, of which the first ids are kept: the last of them is the list.
-  const uint64_t mass = mass_of(low), missing = search.need - search.above.of(search.goal);
+  const uint64_t mass = mass_of(key_value(range.low)), missing = search.need - search.above.of(search.goal);
   const uint64_t wanted = search.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
   const uint64_t own = wanted <= before ? 0 : wanted - before < inside ? wanted - before : inside;
   uint64_t at = before;
@@ -284,7 +247,7 @@ SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const 
     for (int j = 0; j < kBlock; ++j) bucket[j] = grid.bucket_of(masses.t[j]);
     for (int j = 0; j < kBlock; ++j) all &= bucket[j];
     if (all == SoftmaxGrid::kLast) {
-      table[SoftmaxGrid::kLast] += scaled_sum(masses.scaled) + kBlock * kOne;
+      table[SoftmaxGrid::kLast] += masses.sum() + kBlock * kOne;
     } else {
       for (int j = 0; j < kBlock; ++j) table.at[bucket[j]] += f32_to_u64(masses.scaled[j]) + kOne;
     }
@@ -301,7 +264,7 @@ SPECDEC_APART void find_cut(Team& team, Row& row, Shared& s, Search& search, con
   const SoftmaxGrid grid(softmax, deepest);
   const int rank = team.rank();
   clear_histogram(s, rank);
-  each_chunk(row, s, -detail::kFloatInf, [&](const typename L::Bits* x, int count, int) {
+  each_chunk(row, s, -detail::kFloatInf, [&](const typename L::Bits* x, int count, int64_t, const ChunkSum&) {
     chunk_histogram<L>(x, count, grid, s.count[rank], s.mass[rank]);
     return true;
   });

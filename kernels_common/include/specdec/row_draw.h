@@ -25,7 +25,7 @@ SPECDEC_VECTOR void load_first(const Shared& s, const SamplingParams& params, co
   masses.load(softmax, logit, 0);
   int count = most;
   if (filters.by_mass) {
-    const uint64_t need = nucleus(params.top_p, scaled_sum(masses.scaled));
+    const uint64_t need = nucleus(params.top_p, masses.sum());
     uint64_t running = f32_to_u64(masses.scaled[0]);
     for (count = 1; running < need; ++count) running += f32_to_u64(masses.scaled[count]);
   }
@@ -95,8 +95,8 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
     result->total = kMassOne;
     kept.cut = keep_none();
     if (team.rank() != top.rank) return;
-    each_chunk(row, s, top.value(), [&](const typename L::Bits* x, int count, int c) {
-      kept.cut = {top.key, (int64_t{c} << kChunkBits) + first_equal<L>(x, count, top.value())};
+    each_chunk(row, s, top.value(), [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
+      kept.cut = {top.key, first + first_equal<L>(x, count, top.value())};
       return false;
     });
     return;
@@ -124,7 +124,7 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   result->by = DrawBy::kMasses;
   uint64_t own = 0;  // the mass of what this rank keeps, once something is cut
   if (filters.by_count) {
-    Search search(Goal::kCount, static_cast<uint64_t>(params.top_k));
+    Search search{Goal::kCount, static_cast<uint64_t>(params.top_k)};
     find_cut<L>(team, row, s, search, softmax, kNoMassBelow);
     kept.cut = search.cut;
     own = search.own;
@@ -134,7 +134,7 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   }
   if (filters.by_mass) {
     const int deepest = filters.by_count ? kNoMassBelow : nucleus_floor(params.top_p, result->total, row.size());
-    Search search(Goal::kMass, nucleus(params.top_p, result->total));
+    Search search{Goal::kMass, nucleus(params.top_p, result->total)};
     find_cut<L>(team, row, s, search, softmax, deepest);
     kept.cut = search.cut;
     own = search.own;
@@ -146,8 +146,8 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   }
   if (kept.least > 0 || !(filters.by_count || filters.by_mass)) {
     own = 0;
-    each_chunk(row, s, kept.lowest(), [&](const typename L::Bits* x, int count, int c) {
-      own += chunk_mass<L>(x, count, kept, int64_t{c} << kChunkBits);
+    each_chunk(row, s, kept.lowest(), [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
+      own += chunk_mass<L>(x, count, kept, first);
       return true;
     });
   }
@@ -181,20 +181,20 @@ SPECDEC_APART DrawnToken draw_row(Team& team, Row& row, Shared& s, const RowDraw
   }
   if (!from.sums.has(point)) return drawn;
   uint64_t below = from.sums.before;
-  each_chunk(row, s, from.kept.lowest(), [&](const typename L::Bits* x, int count, int c) {
+  each_chunk(row, s, from.kept.lowest(), [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum& sum) {
     int found;
     if (from.by == DrawBy::kChunks) {
-      const uint64_t share = chunk_share(from.kept.softmax, s.chunk[c]), rest = point - below;
+      const uint64_t share = chunk_share(from.kept.softmax, sum), rest = point - below;
       below += share;
       if (rest >= share) return true;
-      const Softmax inside{s.chunk[c].top, from.kept.softmax.inv_temperature};
+      const Softmax inside{sum.top, from.kept.softmax.inv_temperature};
       uint64_t prefix = 0;
       found = chunk_draw<L>(x, count, inside, 0, chunk_weight(from.kept.softmax, inside.row_max), rest, &prefix);
     } else {
-      found = chunk_draw<L>(x, count, from.kept, int64_t{c} << kChunkBits, kMassOne, point, &below);
+      found = chunk_draw<L>(x, count, from.kept, first, kMassOne, point, &below);
       if (found < 0) return true;
     }
-    drawn = {(int64_t{c} << kChunkBits) + found, L::widen(x[found])};
+    drawn = {first + found, L::widen(x[found])};
     return false;
   });
   return drawn;
@@ -205,6 +205,14 @@ struct AskedLogprob {
   bool logprob, rank;
   LogprobMode mode;
 };
+
+// Of a row that has no token.
+template <class Sink>
+SPECDEC_HD void tell_nothing(const AskedLogprob& asked, float logprob, Sink& sink) {
+  sink.token(-1);
+  if (asked.logprob) sink.logprob(logprob);
+  if (asked.rank) sink.rank(-1);
+}
 
 // Of the token that one rank has: rank 0 calls sink.logprob() and sink.rank() where asked.
 template <class L, class Team, class Row, class Shared, class Sink>
@@ -219,12 +227,11 @@ SPECDEC_APART void tell_probability(Team& team, Row& row, Shared& s, int turn, c
   const Softmax unit{softmax.row_max, 1.0f};
   uint64_t own_total = 0, own_count = 0;
   each_chunk(row, s, asked.logprob && !known ? -detail::kFloatInf : chosen,
-             [&](const typename L::Bits* x, int count, int c) {
+             [&](const typename L::Bits* x, int count, int64_t, const ChunkSum& sum) {
     if (asked.logprob && !known) {
-      const Softmax inside{s.chunk[c].top, 1.0f};
-      own_total += chunk_share(unit, {inside.row_max, chunk_mass<L>(x, count, inside, 0)});
+      own_total += chunk_share(unit, {sum.top, chunk_mass<L>(x, count, Softmax{sum.top, 1.0f}, 0)});
     }
-    if (s.chunk[c].top >= chosen) own_count += static_cast<uint64_t>(count_at_least<L>(x, count, chosen));
+    if (sum.top >= chosen) own_count += static_cast<uint64_t>(count_at_least<L>(x, count, chosen));
     return true;
   });
   s.rank_count[turn][team.rank()] = own_count;
@@ -242,9 +249,9 @@ SPECDEC_APART void tell_probability(Team& team, Row& row, Shared& s, int turn, c
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, const RowSeed& seed,
                            const AskedLogprob& asked, Sink& sink) {
-  const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()), NothingElse{});
+  const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()));
   if (!has_distribution(top.key)) {
-    if (team.rank() == 0) sink.nothing(kLowestLogprob);
+    if (team.rank() == 0) tell_nothing(asked, kLowestLogprob, sink);
     return;
   }
   RowDraw from;
@@ -285,12 +292,12 @@ SPECDEC_VECTOR void chunk_probs(const typename L::Bits* x, int count, const Kept
 // nothing, if the row has no distribution.
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD bool row_probs(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params, Sink& sink) {
-  const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()), NothingElse{});
+  const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()));
   if (!has_distribution(top.key)) return false;
   RowDraw from;
   filtered_row<L>(team, row, s, turn, params, top, true, &from);
-  each_chunk(row, s, -detail::kFloatInf, [&](const typename L::Bits* x, int count, int c) {
-    chunk_probs<L>(x, count, from.kept, int64_t{c} << kChunkBits, from.total, sink);
+  each_chunk(row, s, -detail::kFloatInf, [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
+    chunk_probs<L>(x, count, from.kept, first, from.total, sink);
     return true;
   });
   return true;

@@ -10,22 +10,16 @@ namespace specdec {
 template <class Team, class Row, class Shared, class Sink>
 SPECDEC_HD void row_candidates(Team& team, Row& row, Shared& s, int turn, int64_t count, float top_p, Sink& sink) {
   const uint64_t wanted = fraction_mass(top_p);
-  const RowTop top = read_row<Probability>(team, row, s, turn, kNoMasses, NothingElse{});
+  const RowTop top = read_row<Probability>(team, row, s, turn, kNoMasses);
   uint64_t running = 0;
   int64_t reached = 0;
-  Cut cut = keep_none();
-  for (int64_t at = 0; at < count;) {
-    const int n = static_cast<int>(min64(count - at, kListed));
-    cut = list_first<Probability>(team, row, s, top.key, kProbabilityShift, cut, n);
-    if (team.rank() == 0) {
-      for (int i = 0; i < n && reached == 0; ++i) {
-        running += prob_mass(s.sorted_value[i]);
-        if (running >= wanted) reached = at + i + 1;
-      }
-      sink.block(at, s.sorted_value, s.sorted_id, n);
+  list_row<Probability>(team, row, s, top.key, kProbabilityShift, count, [&](int64_t at, int n) {
+    for (int i = 0; i < n && reached == 0; ++i) {
+      running += prob_mass(s.sorted_value[i]);
+      if (running >= wanted) reached = at + i + 1;
     }
-    at += n;
-  }
+    sink.block(at, s.sorted_value, s.sorted_id, n);
+  });
   if (team.rank() == 0) sink.reached(reached > 0 ? reached : count);
 }
 
@@ -34,29 +28,20 @@ SPECDEC_HD void row_candidates(Team& team, Row& row, Shared& s, int turn, int64_
 // token's logit.
 template <class L, class Team, class Row, class Shared, class Sink>
 SPECDEC_HD void row_logprobs(Team& team, Row& row, Shared& s, int turn, float chosen, int64_t top, Sink& sink) {
-  uint64_t own_count = 0;
-  const auto count_chunk = [&](const typename L::Bits* x, int count, int c) {
-    if (s.chunk[c].top >= chosen) own_count += static_cast<uint64_t>(count_at_least<L>(x, count, chosen));
-  };
-  const RowTop largest = read_row<L>(team, row, s, turn, 1.0f, count_chunk);
+  const RowTop largest = read_row<L>(team, row, s, turn, 1.0f, chosen);
   if (!has_distribution(largest.key)) {
     if (team.rank() == 0) sink.undefined();
     return;
   }
-  s.rank_count[turn][team.rank()] = own_count;
+  s.rank_count[turn][team.rank()] = largest.own_count;
   const uint64_t total = share_mass(team, s, turn, own_shares(row, s, {largest.value(), 1.0f})).total;
   RowLogprobs logprobs{largest.value(), 0.0f};
   if (team.rank() == 0) {
     logprobs.ln_total = ln_ratio(total);
     sink.chosen(logprobs.of(chosen), static_cast<int64_t>(sum_ranks(team, s.rank_count[turn]).total));
   }
-  Cut cut = keep_none();
-  for (int64_t at = 0; at < top;) {
-    const int n = static_cast<int>(min64(top - at, kListed));
-    cut = list_first<L>(team, row, s, largest.key, kLogitShift, cut, n);
-    if (team.rank() == 0) sink.block(at, s.sorted_value, s.sorted_id, n, logprobs);
-    at += n;
-  }
+  list_row<L>(team, row, s, largest.key, kLogitShift, top,
+              [&](int64_t at, int n) { sink.block(at, s.sorted_value, s.sorted_id, n, logprobs); });
 }
 
 }  // namespace specdec

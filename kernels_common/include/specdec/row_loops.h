@@ -29,6 +29,7 @@ SPECDEC_HD void load_block(L, const typename L::Bits* x, int count, Block& block
   }
 }
 
+// Without arrays between: compilers keep them, which takes half as long again.
 SPECDEC_HD void load_block(Float32, const float* x, int count, Block& block) {
   if (count >= kBlock) return block.load(x);
   for (int j = 0; j < kBlock; ++j) block[j] = j < count ? x[j] : -detail::kFloatInf;
@@ -140,7 +141,36 @@ struct SoftmaxBlock {
       for (int j = 0; j < kBlock; ++j) t[j] = softmax.t(logit[j]);
     }
   }
-  SPECDEC_HD void load_scaled() { exp2_scaled<kLanes>(t, scaled); }
+  // exp2_mass in stages, each a loop of independent elements that becomes vector code; half of them at a time. Below
+  // 2^-64 a number is 0.
+  SPECDEC_HD void load_scaled() {
+    for (int at = 0; at < kBlock; at += kLanes) {
+      Wide<float, kLanes> f, p;
+      Wide<uint32_t, kLanes> power;
+      for (int j = 0; j < kLanes; ++j) {
+        const float rounded = add_rn(t[at + j], detail::kRounder);
+        f[j] = sub_rn(t[at + j], sub_rn(rounded, detail::kRounder));
+        power[j] = (f32_bits(rounded) << 23) + (static_cast<uint32_t>(kMassBits) << 23);
+      }
+      for (int j = 0; j < kLanes; ++j) p[j] = detail::exp2_inner(f[j]);
+      for (int j = 0; j < kLanes; ++j) p[j] = detail::exp2_outer(p[j], f[j]);
+      for (int j = 0; j < kLanes; ++j) {
+        const uint32_t counts = 0u - static_cast<uint32_t>(t[at + j] > -64.0f);
+        scaled[at + j] = f32_from_bits((f32_bits(p[j]) + power[j]) & counts);
+      }
+    }
+  }
+  // Sum of the masses, as two sums of 32-bit integers: 2^17 goes into a number in [0, 2^40] exactly `high` times, and
+  // what is left is exact.
+  SPECDEC_HD uint64_t sum() const {
+    int32_t high = 0, low = 0;  // 31 bits are enough for 64 numbers
+    for (int j = 0; j < kBlock; ++j) {
+      const int32_t times = static_cast<int32_t>(mul_rn(scaled[j], 0x1p-17f));
+      high += times;
+      low += static_cast<int32_t>(sub_rn(scaled[j], mul_rn(static_cast<float>(times), 0x1p17f)));
+    }
+    return (static_cast<uint64_t>(static_cast<uint32_t>(high)) << 17) + static_cast<uint32_t>(low);
+  }
 
   // Loads the masses of a block whose first id is `first`; false if there are none, and then all of it is void. Masses
   // that are not kept are 0.
@@ -187,7 +217,7 @@ SPECDEC_VECTOR uint64_t chunk_mass(const typename L::Bits* x, int count, const M
   uint64_t total = 0;
   each_block<L>(x, count, [&](const Block& logit, int i) {
     SoftmaxBlock masses;
-    if (masses.load(from, logit, first + i)) total += scaled_sum(masses.scaled);
+    if (masses.load(from, logit, first + i)) total += masses.sum();
     return true;
   });
   return total;
@@ -204,7 +234,7 @@ SPECDEC_VECTOR int chunk_draw(const typename L::Bits* x, int count, const Masses
   each_block<L>(x, count, [&](const Block& logit, int i) {
     SoftmaxBlock masses;
     if (!masses.load(from, logit, first + i)) return true;
-    const uint64_t sum = scaled_sum(masses.scaled);
+    const uint64_t sum = masses.sum();
     if (!draw_reached(before + sum, weight, rest)) {
       before += sum;
       return true;

@@ -28,6 +28,48 @@ struct Cut {
 SPECDEC_HD Cut keep_none() { return {kKeyNan, -1}; }  // of a row without NaN
 SPECDEC_HD Cut keep_all() { return {-kKeyNan, 0}; }
 
+// An inclusive range of keys is cut into buckets of 2^shift, from `top` down; the outer ones take what lies beyond.
+constexpr int kBuckets = 128;
+struct KeyGrid {
+  int32_t top;
+  int shift;
+
+  SPECDEC_HD int bucket(int32_t key) const {
+    const uint32_t b = (static_cast<uint32_t>(top) - static_cast<uint32_t>(key)) >> shift;
+    return key >= top ? 0 : static_cast<int>(b < kBuckets - 1u ? b : kBuckets - 1u);
+  }
+};
+
+struct KeyRange {
+  int32_t low, high;
+
+  SPECDEC_HD bool has(int32_t key) const { return key >= low && key <= high; }
+  // The part of this range in one bucket of a grid.
+  SPECDEC_HD KeyRange cell(const KeyGrid& grid, int bucket) const {
+    const int64_t first = int64_t{grid.top} - (int64_t{bucket} << grid.shift);
+    const int64_t last = first - (int64_t{1} << grid.shift) + 1;
+    return {bucket == kBuckets - 1 ? low : static_cast<int32_t>(max64(last, low)),
+            bucket == 0 ? high : static_cast<int32_t>(min64(first, high))};
+  }
+  // The finest grid that covers this range.
+  SPECDEC_HD KeyGrid grid() const {
+    const uint32_t width = static_cast<uint32_t>(high) - static_cast<uint32_t>(low);
+    int shift = 0;
+    while (width >> shift >= static_cast<uint32_t>(kBuckets)) ++shift;
+    return {high, shift};
+  }
+};
+
+// What a cut is to reach, counted from the top of the order.
+enum class Goal : int { kCount, kMass };
+
+struct Weight {
+  uint64_t count, mass;
+
+  SPECDEC_HD uint64_t of(Goal goal) const { return goal == Goal::kCount ? count : mass; }
+  SPECDEC_HD Weight plus(Weight other) const { return {count + other.count, mass + other.mass}; }
+};
+
 // Whether a row has tokens to draw, by its largest key: no NaN, and not all of it -inf.
 SPECDEC_HD bool has_distribution(int32_t top) { return top != kKeyNan && top != -kKeyInf; }
 
@@ -39,6 +81,11 @@ struct Softmax {
 
   SPECDEC_HD float t(float logit) const { return softmax_t(logit, row_max, inv_temperature); }
   SPECDEC_HD uint64_t operator()(float logit) const { return exp2_mass(t(logit)); }
+};
+
+// Where only counts are asked for.
+struct NoMass {
+  SPECDEC_HD uint64_t operator()(float) const { return 0; }
 };
 
 // Of a temperature above 0.
@@ -124,13 +171,6 @@ struct KeptMasses {
   SPECDEC_HD bool uncut() const { return cut.key == keep_all().key; }
   // No smaller logit is kept.
   SPECDEC_HD float lowest() const { return key_value(uncut() ? -kKeyInf : cut.key); }
-  // Nothing is cut off, and none is too light.
-  SPECDEC_HD bool everything() const { return uncut() && least == 0; }
-
-  // `mass`, or 0 if the element is not kept; without branches.
-  SPECDEC_HD uint64_t of(int32_t key, int64_t id, uint64_t mass) const {
-    return mass & (uint64_t{0} - static_cast<uint64_t>(cut.keeps(key, id) & (mass >= least)));
-  }
 
   // Elements with a mass of `least` have a t above this: logarithms are above the line between powers of two, which the
   // bits of a float are read as. The rest makes up for the rounding of t and of the mass.

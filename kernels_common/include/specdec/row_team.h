@@ -13,7 +13,6 @@
 namespace specdec {
 
 constexpr int kMostChunks = static_cast<int>(served::kV >> kChunkBits);  // of a row that a team takes
-constexpr int kBuckets = 128;
 constexpr int kListed = 64;         // elements of the short list
 constexpr int kRoom = 2 * kListed;  // it has room for, since a guess at its length may be wrong
 
@@ -53,33 +52,37 @@ struct RowShared {
   float chosen[2];
 };
 
-// body(x, count, chunk) for the chunks of this rank whose largest logit is at least `least`, until it returns false.
+// body(x, count, first id, sum) for the chunks of this rank whose largest logit is at least `least`, until it returns
+// false.
 template <class Row, class Shared, class Body>
-SPECDEC_HD void each_chunk(Row& row, Shared& s, float least, Body body) {
+SPECDEC_HD void each_chunk(Row& row, const Shared& s, float least, Body body) {
   for (int c = row.begin(); c < row.end(); ++c) {
     if (!(s.chunk[c].top >= least)) continue;
     int count;
     const auto* x = row.load(c, &count);
-    if (!body(x, count, c)) return;
+    if (!body(x, count, int64_t{c} << kChunkBits, s.chunk[c])) return;
   }
 }
 
-// The largest key of a row, and the first rank that has it.
+// The largest key of a row, the first rank that has it, and how many of this rank's elements are `least` or more.
 struct RowTop {
   int32_t key;
   int rank;
+  uint64_t own_count;
 
   SPECDEC_HD float value() const { return key_value(key); }
 };
 
 // The one read: the largest logit and, for 1/temperature >= 0, the mass of each chunk (s.chunk), and this rank's
-// largest elements by lanes (s.lane). also(x, count, c) is called for each chunk.
-template <class L, class Team, class Row, class Shared, class Also>
-SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float inv_temperature, Also also) {
+// largest elements by lanes (s.lane). Without `least` (NaN) none are counted.
+template <class L, class Team, class Row, class Shared>
+SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float inv_temperature,
+                              float least = __builtin_nanf("")) {
   const int rank = team.rank(), ranks = team.size();
   float lanes[kLanes];
   for (int j = 0; j < kLanes; ++j) lanes[j] = -detail::kFloatInf;
   int32_t own = -kKeyInf;
+  uint64_t own_count = 0;
   for (int c = row.begin(); c < row.end(); ++c) {
     int count;
     const auto* x = row.load(c, &count);
@@ -89,22 +92,18 @@ SPECDEC_APART RowTop read_row(Team& team, Row& row, Shared& s, int turn, float i
     const Softmax softmax{key_value(key), inv_temperature};
     s.chunk[c].top = softmax.row_max;
     s.chunk[c].mass = inv_temperature >= 0.0f ? chunk_mass<L>(x, count, softmax, 0) : 0;
-    also(x, count, c);
+    if (softmax.row_max >= least) own_count += static_cast<uint64_t>(count_at_least<L>(x, count, least));
   }
   for (int j = 0; j < kLanes; ++j) s.lane[rank][j] = lanes[j];
   s.rank_key[turn][rank] = own;
   team.sync();
-  RowTop top{s.rank_key[turn][0], 0};
+  RowTop top{s.rank_key[turn][0], 0, own_count};
   for (int r = 1; r < ranks; ++r) {
-    if (s.rank_key[turn][r] > top.key) top = {s.rank_key[turn][r], r};
+    if (s.rank_key[turn][r] > top.key) top = {s.rank_key[turn][r], r, own_count};
   }
   return top;
 }
 
-struct NothingElse {
-  template <class Bits>
-  SPECDEC_HD void operator()(const Bits*, int, int) const {}
-};
 constexpr float kNoMasses = -1.0f;  // for 1/temperature
 
 // This rank's part of the total by chunks.

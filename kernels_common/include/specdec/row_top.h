@@ -5,50 +5,40 @@
 
 namespace specdec {
 
-struct NoMass {
-  SPECDEC_HD uint64_t operator()(float) const { return 0; }
-};
-
 // Keys of a bucket, as a power of two, for a guess at where a row's largest elements are: 32 buckets an octave are
 // right for logits of usual size, 4 for probabilities; for others they are only slower.
 constexpr int kLogitShift = 18, kProbabilityShift = 21;
 
 // A key that at least `want` elements reach, and seldom many more: as many lanes (read_row) do. kKeyNan: none is known.
 template <class Shared>
-SPECDEC_APART int32_t lane_floor(const Shared& s, int ranks, int want, const KeyRange& range) {
+SPECDEC_APART int32_t lane_floor(const Shared& s, int ranks, int want, const KeyRange& range, const KeyGrid& grid) {
   Wide<uint32_t, kBuckets> count;
   for (int b = 0; b < kBuckets; ++b) count[b] = 0;
   for (int r = 0; r < ranks; ++r) {
     Wide<float, kLanes> lane;
     lane.load(s.lane[r]);
-    for (int j = 0; j < kLanes; ++j) count.at[range.bucket(order_key(lane[j]))] += 1;
+    for (int j = 0; j < kLanes; ++j) count.at[grid.bucket(order_key(lane[j]))] += 1;
   }
   uint32_t reached = 0;
   for (int b = 0; b < kBuckets - 1; ++b) {
     reached += count[b];
-    if (reached >= static_cast<uint32_t>(want)) return range.part(b).low;
+    if (reached >= static_cast<uint32_t>(want)) return range.cell(grid, b).low;
   }
   return kKeyNan;
 }
 
-// Lists this rank's elements at or above `low` that `from` does not keep and `cut` does; all ranks' in all, or -1 if
-// they do not fit. In every rank's sight.
+// Lists this rank's elements with keys from `low` on that `from` does not keep and `cut` does; all ranks' in all, or -1
+// if they do not fit. In every rank's sight.
 template <class L, class Team, class Row, class Shared>
-SPECDEC_APART int list_above(Team& team, Row& row, Shared& s, float low, Cut from, Cut cut) {
+SPECDEC_APART int list_above(Team& team, Row& row, Shared& s, int32_t low, Cut from, Cut cut) {
   static_assert(kRoom <= kBuckets, "a rank's masses have room for its part");
   const int rank = team.rank(), ranks = team.size();
   const int64_t begin = int64_t{row.begin()} << kChunkBits;
   uint32_t own = 0;
-  each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int c) {
-    auto element = [&](int i, float value) {
-      const int64_t id = (int64_t{c} << kChunkBits) + i;
-      const int32_t key = order_key(value);
-      if (from.keeps(key, id) || !cut.keeps(key, id)) return;
-      if (own < kRoom) s.mass[rank][own] = static_cast<uint64_t>(id - begin) << 32 | f32_bits(value);
-      ++own;
-    };
-    each_in_range<L>(x, count, low, detail::kFloatInf, element);
-    return true;
+  each_behind<L>(row, s, {low, kKeyInf}, from, [&](int32_t key, int64_t id, float value) {
+    if (!cut.keeps(key, id)) return;
+    if (own < kRoom) s.mass[rank][own] = static_cast<uint64_t>(id - begin) << 32 | f32_bits(value);
+    ++own;
   });
   s.count[rank][0] = own;
   team.sync();
@@ -94,20 +84,21 @@ SPECDEC_VECTOR void sort_list(Shared& s, int size, int rank, int ranks, int want
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, int32_t top, int shift, Cut from, int want) {
   const int rank = team.rank(), ranks = team.size();
+  const KeyRange range{-kKeyInf, from.key < top ? from.key : top};
+  const KeyGrid grid{range.high, shift};
   int size = -1;
   if (from.key == keep_none().key) {
-    if (rank == 0) s.floor = lane_floor(s, ranks, want, {-kKeyInf, top, shift});
+    if (rank == 0) s.floor = lane_floor(s, ranks, want, range, grid);
     team.sync();
     const int32_t floor = s.floor;
-    if (floor != kKeyNan) size = list_above<L>(team, row, s, key_value(floor), from, keep_all());
+    if (floor != kKeyNan) size = list_above<L>(team, row, s, floor, from, keep_all());
   }
   if (size < 0) {
-    Search search(Goal::kCount, static_cast<uint64_t>(want));
-    const KeyRange range{-kKeyInf, from.key < top ? from.key : top, shift};
-    range_histogram<L>(team, row, s, range, from, NoMass{});
+    Search search{Goal::kCount, static_cast<uint64_t>(want)};
+    range_histogram<L>(team, row, s, range, grid, from, NoMass{});
     find_bucket(team, s, search);
-    cut_bucket<L>(team, row, s, search, range.part(search.bucket), from, NoMass{});
-    size = list_above<L>(team, row, s, key_value(search.cut.key), from, search.cut);
+    cut_bucket<L>(team, row, s, search, range.cell(grid, search.bucket), from, NoMass{});
+    size = list_above<L>(team, row, s, search.cut.key, from, search.cut);
   }
   if (size <= kListed) {
     sort_list<kListed>(s, size, rank, ranks, want);
@@ -116,6 +107,18 @@ SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, int32_t top, int s
   }
   team.sync();
   return {order_key(s.sorted_value[want - 1]), s.sorted_id[want - 1]};
+}
+
+// Behind read_row, the first `count` elements in stretches: emit(at, n) on rank 0, with elements at .. at + n - 1 in
+// s.sorted_value and s.sorted_id.
+template <class L, class Team, class Row, class Shared, class Emit>
+SPECDEC_HD void list_row(Team& team, Row& row, Shared& s, int32_t top, int shift, int64_t count, Emit emit) {
+  Cut cut = keep_none();
+  for (int64_t at = 0; at < count; at += kListed) {
+    const int n = static_cast<int>(min64(count - at, kListed));
+    cut = list_first<L>(team, row, s, top, shift, cut, n);
+    if (team.rank() == 0) emit(at, n);
+  }
 }
 
 }  // namespace specdec

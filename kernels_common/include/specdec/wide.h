@@ -1,4 +1,4 @@
-// Arrays moved by vectors: one access where checked builds look at each.
+// Arrays moved by vectors: one access where checked builds look at each. Not for CUDA.
 #pragma once
 
 #include "specdec/platform.h"
@@ -11,9 +11,7 @@ constexpr int kWideBytes = 64;
 #else
 constexpr int kWideBytes = 32;  // a CPU's, for which g++ would make four pieces of 64
 #endif
-#if !defined(__CUDACC__)
 typedef uint32_t WideWords __attribute__((vector_size(kWideBytes), may_alias, aligned(2)));
-#endif
 }  // namespace detail
 
 // N elements for which a function has a name, so that they need no memory; a multiple of 64 bytes.
@@ -21,41 +19,27 @@ template <class T, int N>
 union Wide {
   static_assert((N & (N - 1)) == 0, "a power of two");
   T at[N];
-#if !defined(__CUDACC__)
   static_assert(sizeof(T) * N % sizeof(detail::WideWords) == 0, "whole vectors");
   detail::WideWords words[sizeof(T) * N / sizeof(detail::WideWords)];
-#endif
 
   // Modulo N: nothing to do where an index is known to be inside, and nothing to check.
   SPECDEC_HD T& operator[](int i) { return at[i & (N - 1)]; }
   SPECDEC_HD const T& operator[](int i) const { return at[i & (N - 1)]; }
 
   SPECDEC_HD void load(const T* from) {
-#if defined(__CUDACC__)
-    for (int j = 0; j < N; ++j) at[j] = from[j];
-#else
     const detail::WideWords* vectors = reinterpret_cast<const detail::WideWords*>(from);
     for (unsigned k = 0; k < sizeof(words) / sizeof(words[0]); ++k) words[k] = vectors[k];
-#endif
   }
   // The first `count` elements, and 0 behind them.
   SPECDEC_HD void load(const T* from, int count) {
-#if defined(__CUDACC__)
-    for (int j = 0; j < N; ++j) at[j] = j < count ? from[j] : T{};
-#else
     const detail::WideWords* vectors = reinterpret_cast<const detail::WideWords*>(from);
     constexpr int kEach = sizeof(words[0]) / sizeof(T);
     for (int k = 0; k < N / kEach; ++k) words[k] = (k + 1) * kEach <= count ? vectors[k] : detail::WideWords{};
     for (int j = count / kEach * kEach; j < count; ++j) at[j] = from[j];
-#endif
   }
   SPECDEC_HD void store(T* to) const {
-#if defined(__CUDACC__)
-    for (int j = 0; j < N; ++j) to[j] = at[j];
-#else
     detail::WideWords* vectors = reinterpret_cast<detail::WideWords*>(to);
     for (unsigned k = 0; k < sizeof(words) / sizeof(words[0]); ++k) vectors[k] = words[k];
-#endif
   }
 };
 
