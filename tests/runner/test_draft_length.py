@@ -91,6 +91,28 @@ def test_it_stops_within_few_steps() -> None:
     assert 0 < sum(limit > 0 for limit in limits[16:]) <= 3  # tried again, and given up again
 
 
+@pytest.mark.parametrize("slots", [1, 9, 40])
+def test_any_number_of_requests_has_limits(slots: int) -> None:
+    lengths, sequences = DraftLengths(K), [sequence() for _ in range(slots)]
+    for _ in range(200):
+        drafts = [lengths.limit(one) for one in sequences]
+        assert all(0 <= limit <= K for limit in drafts)
+        # Every other request has all accepted, the others none.
+        decoded = [Drafted(one, n, n * (at % 2)) for at, (one, n) in enumerate(zip(sequences, drafts, strict=True))]
+        lengths.stepped(decoded, 1 + 0.05 * sum(drafts))
+    limits = [lengths.limit(one) for one in sequences]
+    assert max(limits[::2]) <= 1
+    assert all(limit >= K - 1 for limit in limits[1::2])
+
+
+def test_sums_stay_finite() -> None:
+    lengths, one = DraftLengths(K), sequence()
+    for _ in range(30_000):  # the weight of a step has grown beyond what a float holds, were it not scaled down
+        limit = lengths.limit(one)
+        lengths.stepped([Drafted(one, limit, limit)], 1 + 0.05 * limit)
+    assert lengths.limit(one) == K
+
+
 def test_costs_between_and_beyond_what_was_measured() -> None:
     cost = Cost(K)
     assert cost(3) == 0
