@@ -99,7 +99,7 @@ def test_any_number_of_requests_has_limits(slots: int) -> None:
         assert all(0 <= limit <= K for limit in drafts)
         # Every other request has all accepted, the others none.
         decoded = [Drafted(one, n, n * (at % 2)) for at, (one, n) in enumerate(zip(sequences, drafts, strict=True))]
-        lengths.stepped(decoded, 1 + 0.05 * sum(drafts))
+        lengths.stepped(decoded, slots + 0.05 * sum(drafts))
     limits = [lengths.limit(one) for one in sequences]
     assert max(limits[::2]) <= 1
     assert all(limit >= K - 1 for limit in limits[1::2])
