@@ -11,7 +11,7 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.runner.draft_length import Cost, Drafted, DraftLengths
+from specdec_hal.runner.draft_length import PROBE, Cost, Drafted, DraftLengths
 from specdec_hal.runner.sequence import Sequence
 from tests.runner.conftest import make_runner
 
@@ -156,6 +156,16 @@ def test_tokens_stay_and_a_request_keeps_its_own_limit() -> None:
         outputs.append(runner.run())
     assert {n: o.token_ids for n, o in outputs[0].items()} == {n: o.token_ids for n, o in outputs[1].items()}
     assert outputs[1]["5"].drafted <= outputs[1]["5"].steps
+
+
+def test_a_request_has_its_limit_before_its_first_step() -> None:
+    speculative = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": True}
+    runner = make_runner(runner={"max_num_seqs": 2}, speculative=speculative)
+    params = SamplingParams(max_new_tokens=12, return_drafts=True)
+    runner.add_request(Request("a", [3, 4, 5] * 4, params))
+    drafts = runner.run()["a"].drafts
+    assert drafts[0].start == 1
+    assert len(drafts[0].token_ids) == PROBE  # no step was measured yet; the prompt's look-up gives more
 
 
 def test_padded_drafts_have_no_length_to_choose() -> None:
