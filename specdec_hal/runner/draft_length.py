@@ -13,8 +13,8 @@ which doubles each time that it comes to nothing.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -30,7 +30,7 @@ POOLED = 0.99
 HOPES = np.array([0.6, 0.9]), np.array([0.85, 0.92])
 """Acceptance of the first draft, and of one behind an accepted one, before anything was seen: that of n-gram look-ups
 in code and prose. The second number is for steps behind one whose drafts were all accepted."""
-HOPED_FIRST, TRUST_FIRST = 4.0, 3.0
+HOPED_FIRST, TRUST_FIRST = 4.0, 8.0
 HOPED, TRUST, ALIKE = 20.0, 8.0, 24.0
 """Observations that these count for, of the first draft and of the others, and those that the requests before count
 for; `ALIKE`: what is seen at all positions behind the first, for each of them."""
@@ -45,13 +45,16 @@ BEND, PARTS = 1.0, 32
 """Steps that the line counts for against those measured near a size; parts that the sizes of a group are cut into."""
 KERNEL = np.array([1, 2, 3, 2, 1]) / 3
 """What a step counts for in the parts beside its own."""
-OFTEN = 8
+OFTEN = 16
 """Measured steps behind which their curve is drawn anew; the first ones at once."""
 FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
 """Steps without drafts before drafting is tried again, and with how many drafts."""
+AT_ONCE = 16
+"""Requests whose chances are worked out anew in a step: the others keep theirs for some steps."""
+LARGE = 1e9
+"""Weight of a step from which on the sums are scaled down."""
 
 Floats = npt.NDArray[np.floating[Any]]
-Integers = npt.NDArray[np.int64]
 
 
 class Drafted(NamedTuple):
@@ -63,19 +66,28 @@ class Drafted(NamedTuple):
 
 
 class _Group:
-    """Decayed sums of what was measured with one number of requests: weight, drafts, seconds.
+    """Decayed sums of what was measured with one number of requests: weight, sizes, seconds.
 
-    `near` [3, parts]: the same sums by parts of the sizes, whose middles are `at`. `curve`: see :meth:`Cost.curve`;
-    `due`: measurements until it is drawn anew.
+    `near` [parts][3]: the same sums by parts of the sizes, whose middles are `at`, in units of `unit`. `curve`: see
+    :meth:`Cost.seconds`; `due`: measurements until it is drawn anew.
     """
 
-    def __init__(self, part: int, parts: int) -> None:
+    def __init__(self, most: int) -> None:
         self.weight = self.size = self.seconds = 0.0
-        self.part = part
-        self.near: Floats = np.zeros((3, parts))
-        self.at = np.arange(parts) * part + (part - 1) / 2
-        self.curve: tuple[Floats, Floats] | None = None
+        self.most, self.part = most, -(-most // PARTS)
+        self.at = np.arange(PARTS + 1) * self.part + (self.part - 1) / 2
+        self.near, self.unit = [[0.0, 0.0, 0.0] for _ in self.at], 1.0
+        self.curve: list[float] = []
         self.due = 0
+
+    def add_near(self, size: int, seconds: float) -> None:
+        """Count a measurement for the sizes near to it."""
+        self.unit /= KEPT
+        if self.unit > LARGE:
+            self.near, self.unit = [[one / self.unit for one in sums] for sums in self.near], 1.0
+        at, unit = min(size // self.part, PARTS), self.unit
+        weight, sizes, total = self.near[at]
+        self.near[at] = [weight * RECENT + unit, sizes * RECENT + unit * size, total * RECENT + unit * seconds]
 
 
 class Cost:
@@ -109,98 +121,162 @@ class Cost:
         held = self._groups.get(group)
         if held is None:
             held = self._new(group)
-        expected = self(size, group)
-        if self._guarded and held.weight > 5:
-            seconds = min(seconds, 2 * expected)
-        elif self._guarded and seconds < expected / 3:  # what was seen before took part in compiling
-            held = self._new(group)
-            self._spread = self._together = 0.0
+        if self._guarded and held.weight:
+            expected = self(size, group)
+            if held.weight > 5:
+                seconds = min(seconds, 2 * expected)
+            elif seconds < expected / 3:  # what was seen before took part in compiling
+                held = self._new(group)
+                self._spread = self._together = 0.0
         before = held.weight * STEADY
-        mean, typical = (held.size / held.weight, held.seconds / held.weight) if held.weight else (size, seconds)
-        share = before / (before + 1)
-        self._spread = self._spread * STEADY + share * (size - mean) ** 2
-        self._together = self._together * STEADY + share * (size - mean) * (seconds - typical)
+        if held.weight:
+            off, share = size - held.size / held.weight, before / (before + 1)
+            self._spread = self._spread * STEADY + share * off * off
+            self._together = self._together * STEADY + share * off * (seconds - held.seconds / held.weight)
         held.weight, held.size, held.seconds = before + 1, held.size * STEADY + size, held.seconds * STEADY + seconds
-        held.near *= KEPT
-        at = min(size // held.part, PARTS)
-        held.near[:, at] = held.near[:, at] * RECENT + (1.0, size, seconds)
+        held.add_near(size, seconds)
         held.due -= 1
         if held.due <= 0:
-            held.curve, held.due = None, min(int(held.weight) + 1, OFTEN)
+            held.curve, held.due = [], min(int(held.weight) + 1, OFTEN)
 
     def _new(self, group: int) -> _Group:
-        made = self._groups[group] = _Group(-(-self._most * group // PARTS), PARTS + 1)
+        made = self._groups[group] = _Group(self._most * group)
         return made
 
-    def __call__(self, size: float, group: int = 1) -> float:
-        """The expected seconds, of the group that is nearest to this one; 0 before the first measurement."""
-        return float(np.interp(size, *self.curve(group)))
+    def __call__(self, size: int, group: int = 1) -> float:
+        """The expected seconds of one size; see :meth:`seconds`."""
+        curve = self.seconds(group)
+        return curve[min(size, len(curve) - 1)]
 
-    def curve(self, group: int) -> tuple[Floats, Floats]:
-        """Sizes, and the expected seconds at them. Drawn anew now and then."""
+    def seconds(self, group: int) -> list[float]:
+        """The expected seconds of every size that so many requests can have, and of one more.
+
+        Of the group that is nearest to this one, if it was not measured; 0 before the first measurement.
+        """
         known = self._groups.get(group)
         if known is None or not known.weight:
             others = [number for number, one in self._groups.items() if one.weight]
             if not others:
-                return np.array([0.0, 1.0]), np.zeros(2)
-            known = self._groups[min(others, key=lambda number: abs(number - group))]
-        if known.curve is None:
-            known.curve = self._draw(known)
+                return [0.0] * (self._most * group + 2)
+            nearest = self._groups[min(others, key=lambda number: abs(number - group))]
+            return self._draw(nearest, self._most * group)
+        if not known.curve:
+            known.curve = self._draw(known, known.most)
         return known.curve
 
-    def _draw(self, held: _Group) -> tuple[Floats, Floats]:
-        slope, (weight, sizes, seconds) = self.slope, held.near
+    def _draw(self, held: _Group, most: int) -> list[float]:
+        slope, (weight, sizes, seconds) = self.slope, np.array(held.near).T / held.unit
         line = held.seconds / held.weight - slope * held.size / held.weight
         above: Floats = np.convolve(seconds - line * weight - slope * sizes, KERNEL, "same")
         bent = above / (np.convolve(weight, KERNEL, "same") + BEND)
         curve, least = np.maximum(line + slope * held.at + bent, 0.0), self.least * held.at
-        return held.at, np.minimum.accumulate((curve - least)[::-1])[::-1] + least  # what rises as it must
+        rising = np.minimum.accumulate((curve - least)[::-1])[::-1] + least  # as it must
+        drawn = np.interp(np.arange(most + 2), held.at, rising).tolist()
+        return list[float](drawn)
 
 
-class _Table:
-    """What is known of requests, a row for each.
+class _Counts:
+    """How often each position was drafted and judged, and how often accepted; how often drafts were allowed, and found.
 
-    `seen` [rows, 2, 2, k + 1], newer steps weigh more: by kind of step (behind others; behind one that accepted all),
-    how often each position was drafted, and how often accepted; in the last column, how often drafts were allowed, and
-    how often there were any. `kind`: of the next step. `limit`: the most drafts now; `pause`: steps without any left;
-    `next_pause`.
+    A newer step weighs more, by a growing `unit`, so that older ones need not be touched.
     """
 
-    def __init__(self, k: int, rows: int) -> None:
-        self.seen: Floats = np.zeros((rows, 2, 2, k + 1))
-        self.kind, self.limit, self.pause, self.next_pause = (np.zeros(rows, np.int64) for _ in range(4))
+    def __init__(self, k: int, keep: float) -> None:
+        self._keep, self.unit = keep, 1.0
+        self.judged, self.accepted = [0.0] * k, [0.0] * k
+        self.asked = self.found = 0.0
 
-    def clear(self, row: int) -> None:
-        """A row for another request."""
-        for one in vars(self).values():
-            one[row] = 0
-        self.next_pause[row] = FIRST_PAUSE
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count a step that was allowed to draft. A position behind a rejected draft tells nothing."""
+        self.unit /= self._keep
+        if self.unit > LARGE:
+            self._rescale()
+        unit, judged = self.unit, self.judged
+        self.asked += unit
+        if drafted:
+            self.found += unit
+        for i in range(accepted):
+            judged[i] += unit
+            self.accepted[i] += unit
+        if accepted < drafted:
+            judged[accepted] += unit
 
-    def grow(self) -> None:
-        """Twice as many rows."""
-        for name, one in vars(self).items():
-            setattr(self, name, np.concatenate([one, np.zeros_like(one)]))
+    def _rescale(self) -> None:
+        self.judged, self.accepted = ([one / self.unit for one in some] for some in (self.judged, self.accepted))
+        self.asked, self.found, self.unit = self.asked / self.unit, self.found / self.unit, 1.0
+
+
+class _Pooled:
+    """What all requests together had accepted behind steps of one kind, and what is usual by that."""
+
+    def __init__(self, k: int, first: float, later: float) -> None:
+        self._counts, self._hopes = _Counts(k, POOLED), (first, later)
+        self.usual, self.every = later, [first] + [later] * (k - 1)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count what a request did."""
+        self._counts.add(drafted, accepted)
+
+    def refresh(self) -> None:
+        """Work out what is usual: `usual`, a draft's acceptance behind the first, and `every`, by position."""
+        counts, unit, (first, later) = self._counts, self._counts.unit, self._hopes
+        judged, accepted, hoped = counts.judged, counts.accepted, HOPED * unit
+        self.usual = usual = (sum(accepted) - accepted[0] + hoped * later) / (sum(judged) - judged[0] + hoped)
+        alike = ALIKE * unit
+        self.every = [(a + alike * usual) / (j + alike) for a, j in zip(accepted, judged, strict=True)]
+        self.every[0] = (accepted[0] + HOPED_FIRST * unit * first) / (judged[0] + HOPED_FIRST * unit)
+
+
+class _Request:
+    """What is known of a request.
+
+    `kind` of its next step: 1 behind one that accepted all of its drafts. `limit`: the most drafts now; `pause`: steps
+    without any left; `next_pause`. `gains`: by kind, see :meth:`expect`, and the step until which they serve.
+    """
+
+    def __init__(self, k: int) -> None:
+        self._seen = _Counts(k, RECENT), _Counts(k, RECENT)
+        self.kind = self.limit = self.pause = 0
+        self.next_pause = FIRST_PAUSE
+        self.gains: list[tuple[int, float, list[float]]] = [(0, 0.0, [])] * 2
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count a step that was allowed to draft."""
+        self._seen[self.kind].add(drafted, accepted)
+
+    def expect(self, pooled: _Pooled) -> tuple[float, list[float]]:
+        """Of its next drafts: how likely there are any, and that each of them gives a token."""
+        seen, usual = self._seen[self.kind], pooled.usual
+        unit, judged, accepted = seen.unit, seen.judged, seen.accepted
+        trust, alike, half = TRUST * unit, ALIKE * unit, ALIKE * unit / 2
+        here = (sum(accepted) - accepted[0] + trust * usual) / (sum(judged) - judged[0] + trust)
+        found = (seen.found + trust) / (seen.asked + trust)
+        first = TRUST_FIRST * unit
+        chance = found * (accepted[0] + first * pooled.every[0]) / (judged[0] + first)
+        gains = [chance]
+        for i in range(1, len(judged)):
+            chance *= (accepted[i] + half * (pooled.every[i] + here)) / (judged[i] + alike)
+            gains.append(chance)
+        return found, gains
 
 
 class DraftLengths:
     """Chooses the draft length of every request between 0 and `k`."""
 
     def __init__(self, k: int) -> None:
-        self._k, self._positions = k, np.arange(k)
+        self._k = k
         self._steps, self._proposals = Cost(k), Cost(k, 0.05, guarded=False)
-        self._table, self._free = _Table(k, 8), list(range(8))
-        self._rows: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
-        self._slots, self._asks = 1, False
+        self._requests: WeakKeyDictionary[Sequence, _Request] = WeakKeyDictionary()
+        self._slots, self._asks, self._step = 1, False, 0
         self.forget()
 
     def forget(self) -> None:
         """Let what requests had accepted so far count for none of the next ones."""
-        self._pooled: Floats = np.zeros((2, 2, self._k + 1))
-        self._usual = self._expected()
+        self._pooled = [_Pooled(self._k, first, later) for first, later in zip(*HOPES, strict=True)]
 
     def limit(self, sequence: Sequence) -> int:
         """The most drafts that a request gets in its next step."""
-        return int(self._table.limit[self._row(sequence)])
+        return self._known(sequence).limit
 
     def proposed(self, longest: int, seconds: float) -> None:
         """A proposer on the host took so long for drafts of up to `longest` tokens."""
@@ -212,90 +288,78 @@ class DraftLengths:
         slots = list(slots)
         if not slots:
             return
-        rows = np.array([self._row(one.sequence) for one in slots])
-        drafted, accepted = (np.array([one[i] for one in slots]) for i in (1, 2))
-        total, table = int(drafted.sum()), self._table
+        requests = [self._known(one.sequence) for one in slots]
+        total, changed = sum(one.drafted for one in slots), len(slots) != self._slots
+        self._slots, self._step = len(slots), self._step + 1
         self._steps.add(total, seconds, len(slots))
-        before, limit = table.kind[rows], table.limit[rows]
-        asked = limit > 0
-        table.pause[rows] -= ~asked
-        if asked.any():
-            self._count(rows[asked], drafted[asked], accepted[asked])
-        if total or len(slots) != self._slots or (table.kind[rows] != before).any():  # else it would choose the same
-            self._slots = len(slots)
-            limit = np.where(asked, self._best(rows, asked), 0)
-            stopped, told = rows[asked & (limit == 0)], rows[asked & (drafted > 0)]
-            table.pause[stopped] = table.next_pause[stopped]
-            waits = table.next_pause[told] * np.where(limit[asked & (drafted > 0)] == 0, 2.0, 0.5)
-            table.next_pause[told] = np.clip(waits, FIRST_PAUSE, LONGEST_PAUSE)
-        table.limit[rows] = np.where(~asked & (table.pause[rows] <= 0), min(PROBE, self._k), limit)
-
-    def _count(self, rows: Integers, drafted: Integers, accepted: Integers) -> None:
-        """Count what requests that were allowed to draft did. A position behind a rejected draft tells nothing."""
-        table, at = self._table, (rows, self._table.kind[rows])
-        marks = np.ones((len(rows), 2, self._k + 1))
-        marks[:, 0, :-1] = self._positions < np.minimum(accepted + 1, drafted)[:, None]
-        marks[:, 1, :-1] = self._positions < accepted[:, None]
-        marks[:, 1, -1] = drafted > 0
-        table.seen[at] = table.seen[at] * RECENT + marks
-        for kind in set(at[1].tolist()):
-            mine = marks[at[1] == kind]
-            self._pooled[kind] = self._pooled[kind] * POOLED ** len(mine) + mine.sum(0)
-        self._usual = self._expected()
-        table.kind[rows] = (drafted > 0) & (drafted == accepted)
-
-    def _row(self, sequence: Sequence) -> int:
-        row = self._rows.get(sequence)
-        if row is None:
-            if not self._free:
-                have = len(self._table.limit)
-                self._table.grow()
-                self._free = list(range(have, 2 * have))
-            row = self._rows[sequence] = self._free.pop()
-            weakref.finalize(sequence, self._free.append, row).atexit = False
-            self._table.clear(row)
-            if self._steps(0.0, self._slots):
-                rows = np.full(self._slots, row)
-                self._table.limit[row] = self._best(rows, np.full(self._slots, True)).max()
+        asked = []
+        for request, (_, drafted, accepted) in zip(requests, slots, strict=True):
+            if request.limit > 0:
+                asked.append((request, drafted))
+                request.add(drafted, accepted)
+                self._pooled[request.kind].add(drafted, accepted)
+                kind = int(0 < drafted == accepted)
+                changed |= kind != request.kind
+                request.kind = kind
             else:
-                self._table.limit[row] = min(PROBE, self._k)
-        return row
+                request.pause -= 1
+                if request.pause <= 0:
+                    request.limit = min(PROBE, self._k)
+        if not asked or not (total or changed):  # else it would choose the same
+            return
+        for pooled in self._pooled:
+            pooled.refresh()
+        for (request, drafted), best in zip(asked, self._best([one for one, _ in asked]), strict=True):
+            request.limit = best
+            if best == 0:
+                request.pause = request.next_pause
+            if drafted:
+                waits = request.next_pause // 2 if best else request.next_pause * 2
+                request.next_pause = min(max(waits, FIRST_PAUSE), LONGEST_PAUSE)
 
-    def _expected(self) -> tuple[Floats, Floats]:
-        """What is usual, by kind of step: a draft's acceptance behind the first [2], and by position [2, k]."""
-        drafted, accepted = self._pooled[:, 0, :-1], self._pooled[:, 1, :-1]
-        first, later = HOPES
-        usual = (accepted[:, 1:].sum(1) + HOPED * later) / (drafted[:, 1:].sum(1) + HOPED)
-        every = (accepted + ALIKE * usual[:, None]) / (drafted + ALIKE)
-        every[:, 0] = (accepted[:, 0] + HOPED_FIRST * first) / (drafted[:, 0] + HOPED_FIRST)
-        return usual, every
+    def _known(self, sequence: Sequence) -> _Request:
+        request = self._requests.get(sequence)
+        if request is None:
+            request = self._requests[sequence] = _Request(self._k)
+            if self._steps(0, self._slots):
+                request.limit = self._best([request] * self._slots)[0]
+            else:
+                request.limit = min(PROBE, self._k)
+        return request
 
-    def _chances(self, rows: Integers) -> tuple[Floats, Floats]:
-        """Of these requests' next drafts: how likely there are any [n, 1], and each one accepted then [n, k]."""
-        kind = self._table.kind[rows]
-        seen = self._table.seen[rows, kind]
-        usual, every = self._usual[0][kind], self._usual[1][kind]
-        drafted, accepted = seen[:, 0, :-1], seen[:, 1, :-1]
-        here = (accepted[:, 1:].sum(1) + TRUST * usual) / (drafted[:, 1:].sum(1) + TRUST)
-        rates = (accepted + ALIKE / 2 * (every + here[:, None])) / (drafted + ALIKE)
-        rates[:, 0] = (accepted[:, 0] + TRUST_FIRST * every[:, 0]) / (drafted[:, 0] + TRUST_FIRST)
-        found = (seen[:, 1, -1:] + TRUST) / (seen[:, 0, -1:] + TRUST)
-        return found, rates.cumprod(1)
+    def _gains(self, request: _Request) -> tuple[float, list[float]]:
+        """See :meth:`_Request.expect`. Of many requests, some are worked out anew in a step."""
+        until, found, gains = request.gains[request.kind]
+        if until <= self._step:
+            found, gains = request.expect(self._pooled[request.kind])
+            request.gains[request.kind] = self._step + max(self._slots // AT_ONCE, 1), found, gains
+        return found, gains
 
-    def _best(self, rows: Integers, asked: npt.NDArray[np.bool_]) -> Integers:
-        """The numbers of drafts that make a step of these requests give the most tokens a second.
-
-        0 for those that are not `asked`.
-        """
-        slots, (found, chance) = len(rows), self._chances(rows)
-        gain = (found * asked[:, None] * chance).ravel()
-        order = np.argsort(-gain, kind="stable") if slots > 1 else self._positions
-        tokens, fed = np.empty(len(gain) + 1), np.zeros(len(gain) + 1)
-        tokens[0], tokens[1:], fed[1:] = slots, gain[order], found[order // self._k, 0]
-        tokens, fed = tokens.cumsum(), fed.cumsum()
-        seconds = np.interp(fed, *self._steps.curve(slots))
-        if self._asks:
-            longest = np.concatenate([[0], np.maximum.accumulate(order % self._k + 1)])
-            seconds += np.interp(longest, *self._proposals.curve(1))
-        best = int((tokens / seconds).argmax())
-        return np.bincount(order[:best] // self._k, minlength=slots)
+    def _best(self, requests: list[_Request]) -> list[int]:
+        """The numbers of drafts of these requests that make a step of all slots give the most tokens a second."""
+        drafts = []
+        for at, request in enumerate(requests):
+            found, gains = self._gains(request)
+            drafts += [(gain, found, at) for gain in gains]
+        if len(requests) > 1:
+            drafts.sort(key=itemgetter(0), reverse=True)  # those of a request stay in their order
+        seconds, counts = self._steps.seconds(self._slots), [0] * len(requests)
+        asking = self._proposals.seconds(1) if self._asks else None
+        tokens, fed, longest = float(self._slots), 0.0, 0
+        speed, best = tokens / seconds[0], 0
+        for number, (gain, found, at) in enumerate(drafts, 1):
+            tokens += gain
+            fed += found
+            whole = int(fed)
+            before = seconds[whole]
+            taken = before + (fed - whole) * (seconds[whole + 1] - before)
+            if asking is not None:
+                counts[at] += 1
+                longest = max(longest, counts[at])
+                taken += asking[longest]
+            if tokens > speed * taken:
+                speed, best = tokens / taken, number
+        limits = [0] * len(requests)
+        for _, _, at in drafts[:best]:
+            limits[at] += 1
+        return limits

@@ -11,7 +11,7 @@ import pytest
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.runner.draft_length import Cost, Drafted, DraftLengths
+from specdec_hal.runner.draft_length import PROBE, Cost, Drafted, DraftLengths
 from specdec_hal.runner.sequence import Sequence
 from tests.runner.conftest import make_runner
 
@@ -91,6 +91,28 @@ def test_it_stops_within_few_steps() -> None:
     assert 0 < sum(limit > 0 for limit in limits[16:]) <= 3  # tried again, and given up again
 
 
+@pytest.mark.parametrize("slots", [1, 9, 40])
+def test_any_number_of_requests_has_limits(slots: int) -> None:
+    lengths, sequences = DraftLengths(K), [sequence() for _ in range(slots)]
+    for _ in range(200):
+        drafts = [lengths.limit(one) for one in sequences]
+        assert all(0 <= limit <= K for limit in drafts)
+        # Every other request has all accepted, the others none.
+        decoded = [Drafted(one, n, n * (at % 2)) for at, (one, n) in enumerate(zip(sequences, drafts, strict=True))]
+        lengths.stepped(decoded, slots + 0.05 * sum(drafts))
+    limits = [lengths.limit(one) for one in sequences]
+    assert max(limits[::2]) <= 1
+    assert all(limit >= K - 1 for limit in limits[1::2])
+
+
+def test_sums_stay_finite() -> None:
+    lengths, one = DraftLengths(K), sequence()
+    for _ in range(30_000):  # the weight of a step has grown beyond what a float holds, were it not scaled down
+        limit = lengths.limit(one)
+        lengths.stepped([Drafted(one, limit, limit)], 1 + 0.05 * limit)
+    assert lengths.limit(one) == K
+
+
 def test_costs_between_and_beyond_what_was_measured() -> None:
     cost = Cost(K)
     assert cost(3) == 0
@@ -134,6 +156,16 @@ def test_tokens_stay_and_a_request_keeps_its_own_limit() -> None:
         outputs.append(runner.run())
     assert {n: o.token_ids for n, o in outputs[0].items()} == {n: o.token_ids for n, o in outputs[1].items()}
     assert outputs[1]["5"].drafted <= outputs[1]["5"].steps
+
+
+def test_a_request_has_its_limit_before_its_first_step() -> None:
+    speculative = {"method": "ngram", "num_speculative_tokens": 4, "adaptive": True}
+    runner = make_runner(runner={"max_num_seqs": 2}, speculative=speculative)
+    params = SamplingParams(max_new_tokens=12, return_drafts=True)
+    runner.add_request(Request("a", [3, 4, 5] * 4, params))
+    drafts = runner.run()["a"].drafts
+    assert drafts[0].start == 1
+    assert len(drafts[0].token_ids) == PROBE  # no step was measured yet; the prompt's look-up gives more
 
 
 def test_padded_drafts_have_no_length_to_choose() -> None:
