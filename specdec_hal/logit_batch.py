@@ -125,6 +125,7 @@ class LogitBatch:
         self._spread = backend.bind("build_sampling_params", **state.args("build_sampling_params"))
         self._bound: dict[Any, BoundOp] = {}
         self._written: dict[str, Any] = {}
+        self._numbers: dict[str, tuple[type, float, Any]] = {}
 
     def _fail(self, argument: str, expected: str, got: str, cure: str) -> NoReturn:
         raise ArgumentError(
@@ -189,9 +190,15 @@ class LogitBatch:
 
     def _set(self, argument: str, name: str, values: Any, *, integers: bool = False) -> Any:
         """Write one value for all requests, or one for each; gives them."""
-        values = self._tensor(argument, values, integers=integers)
-        self._write(name, values)
-        return values
+        last = self._numbers.pop(name, None)
+        if last is not None and type(values) is last[0] and values == last[1]:  # most calls leave most of them alone
+            self._numbers[name] = last
+            return last[2]
+        tensor = self._tensor(argument, values, integers=integers)
+        self._write(name, tensor)
+        if type(values) in (int, float):
+            self._numbers[name] = type(values), values, tensor
+        return tensor
 
     def _write(self, name: str, values: Any) -> None:
         """Write, unless the same values of the host are there: most calls repeat them, and on a GPU a write costs."""
@@ -233,14 +240,15 @@ class LogitBatch:
         state = self.state
         if strategy is not Strategy.REJECTION and draft_probs is not None:
             self._fail("draft_probs", "nothing unless strategy 'rejection'", "a tensor", "leave them out")
-        args = state.args("verify_draft_tokens", strategy=strategy, verify_window=window)
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
             self.target_tokens()
             bound = self._bound.get(strategy)
             if bound is None:
+                args = state.args("verify_draft_tokens", strategy=strategy, verify_window=window)
                 bound = self._bound[strategy] = self.backend.bind("verify_draft_tokens", **args)
             bound()
             return
+        args = state.args("verify_draft_tokens", strategy=strategy, verify_window=window)
         self._spread()
         probs = state.allocate("probs", V=self.vocabulary)
         if strategy is Strategy.REJECTION:

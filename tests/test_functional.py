@@ -334,6 +334,22 @@ def test_wrong_arguments_are_one_clear_error_and_change_nothing(wrong: Any, name
     assert after.token_ids.tolist() == before.token_ids.tolist()
 
 
+def test_a_number_is_written_again_after_other_values() -> None:
+    logits = np.tile(np.linspace(0, 1, 64, dtype=np.float32), (8, 1))
+    seeds, positions = np.arange(8), np.full(8, 5)
+
+    def draw(temperature: Any, top_k: Any) -> list[int]:
+        out = sd.sample(logits, temperature=temperature, top_k=top_k, seeds=seeds, positions=positions)
+        tokens: list[int] = out.token_ids.tolist()
+        return tokens
+
+    free = draw(1.0, 0)
+    assert len(set(free)) > 1
+    for temperature, top_k in ((np.zeros(8), 0), (0, 0), (1.0, [1] * 8), (1.0, 1)):
+        assert draw(temperature, top_k) == [63] * 8
+        assert draw(1.0, 0) == free
+
+
 def test_an_unknown_backend_is_the_registrys_error() -> None:
     with pytest.raises(sd.SpecDecError, match="unknown backend 'xpu_simm'; did you mean 'xpu_sim'"):
         sd.sample(GOOD["logits"][:, 0], backend="xpu_simm")

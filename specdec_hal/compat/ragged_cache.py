@@ -80,8 +80,9 @@ class RaggedCache(Cache):  # type: ignore[misc]
         place, device = self.place, self._pads.device
         place.starts, place.width, place.index = starts, width, None
         even, padded = min(starts) == max(starts), bool(self._pads.any())
-        if even and not padded and width == 1:
-            return None
+        if even and not padded:  # one mask for all rows
+            end = starts[0] + width
+            return None if width == 1 else torch.ones(1, 1, width, end, dtype=torch.bool, device=device).tril(starts[0])
         first = torch.tensor(starts, device=device)[:, None]
         columns = first + torch.arange(width, device=device)
         if not even:
