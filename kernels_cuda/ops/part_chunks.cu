@@ -84,15 +84,6 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
   }
 }
 
-namespace {
-
-template <class L>
-struct Kernels {
-  static constexpr auto resident = part_chunks_kernel<L, true>, streaming = part_chunks_kernel<L, false>;
-};
-
-}  // namespace
-
 void part_chunks(const PartChunksArgs& a, cudaStream_t stream) {
   if (a.R_cap == 0) return;
   const bool chunks = a.chunk_tops != nullptr || a.chunk_masses != nullptr;
@@ -101,10 +92,8 @@ void part_chunks(const PartChunksArgs& a, cudaStream_t stream) {
                                 " chunks of rows of " + std::to_string(a.V) + ", got " + std::to_string(a.Chunks) +
                                 "; allocate one for every " + std::to_string(kChunkIds) + " columns begun");
   }
-  with_float_type(a.logits_type, [&](auto type) {
-    using L = decltype(type);
-    launch_rows<Kernels<L>>("part_chunks", stream, a.R_cap, a.V, sizeof(typename L::Bits), a,
-                            static_cast<const typename L::Bits*>(a.logits));
+  launch_logit_rows("part_chunks", stream, a.R_cap, a, [](auto type, auto resident) {
+    return part_chunks_kernel<decltype(type), decltype(resident)::value>;
   });
 }
 SPECDEC_OP(part_chunks, kLimits)

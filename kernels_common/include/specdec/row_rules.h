@@ -172,6 +172,11 @@ struct KeptMasses {
   // No smaller logit is kept.
   SPECDEC_HD float lowest() const { return key_value(uncut() ? -kKeyInf : cut.key); }
 
+  // `mass`, or 0 if the element is not kept; without branches.
+  SPECDEC_HD uint64_t of(int32_t key, int64_t id, uint64_t mass) const {
+    return mass & (uint64_t{0} - static_cast<uint64_t>(cut.keeps(key, id) & (mass >= least)));
+  }
+
   // Elements with a mass of `least` have a t above this: logarithms are above the line between powers of two, which the
   // bits of a float are read as. The rest makes up for the rounding of t and of the mass.
   SPECDEC_HD float deepest() const {
