@@ -121,11 +121,7 @@ template <class L, class Row, class Shared, class Body>
 SPECDEC_HD void each_behind(Row& row, const Shared& s, const KeyRange& range, Cut from, Body body) {
   const float low = key_value(range.low), high = key_value(range.high);
   each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
-    auto element = [&](int i, float value) {
-      const int32_t key = order_key(value);
-      if (!from.keeps(key, first + i)) body(key, first + i, value);
-    };
-    each_in_range<L>(x, count, low, high, element);
+    each_in_range<L>(x, count, first, low, high, from, body);
     return true;
   });
 }

@@ -101,9 +101,11 @@ SPECDEC_VECTOR int count_at_least(const typename L::Bits* x, int count, float le
   return all;
 }
 
-// body(index, value) for every element in [low, high], in order. Most blocks have none.
+// body(key, id, value) for every element in [low, high] that `from` does not keep, in order; the first one has the id
+// `first`. Most blocks have none.
 template <class L, class Body>
-SPECDEC_VECTOR void each_in_range(const typename L::Bits* x, int count, float low, float high, Body& body) {
+SPECDEC_VECTOR void each_in_range(const typename L::Bits* x, int count, int64_t first, float low, float high, Cut from,
+                                  Body& body) {
   Wide<uint32_t, kLanes> bit;  // from memory because not all vector units shift lanes by different amounts
   for (int j = 0; j < kLanes; ++j) bit[j] = 1u << j;
   each_block<L>(x, count, [&](const Block& value, int i) {
@@ -120,7 +122,8 @@ SPECDEC_VECTOR void each_in_range(const typename L::Bits* x, int count, float lo
     for (int half = 0; half < kBlock / kLanes; ++half) {
       for (uint32_t left = hits[half]; left != 0; left &= left - 1) {
         const int j = half * kLanes + count_trailing_ones(~left);
-        if (i + j < count) body(i + j, value[j]);
+        const int32_t key = order_key(value[j]);
+        if (i + j < count && !from.keeps(key, first + i + j)) body(key, first + i + j, value[j]);
       }
     }
     return true;
