@@ -50,6 +50,15 @@ def bodies(count: int, new_tokens: int, **more: Any) -> list[dict[str, Any]]:
     return [{"prompt": texts[at % len(texts)], **whole} for at in range(count)]
 
 
+def uneven(count: int, new_tokens: int) -> list[dict[str, Any]]:
+    """As `bodies`, but for so many tokens on average, from half to one and a half times as many.
+
+    Requests that all end in the same step let the engine alone read the next prompts in one step too, as no server can.
+    """
+    lengths = np.random.default_rng(0).integers(new_tokens // 2, 3 * new_tokens // 2, count, endpoint=True)
+    return [{**body, "max_tokens": int(most)} for body, most in zip(bodies(count, new_tokens), lengths, strict=True)]
+
+
 def spread(values: list[float]) -> dict[str, float]:
     """Median, and what one in a hundred exceeds, in ms."""
     return {"p50_ms": 1e3 * float(np.percentile(values, 50)), "p99_ms": 1e3 * float(np.percentile(values, 99))}
@@ -102,11 +111,13 @@ def engine_alone(new_tokens: int, together: int, turns: int) -> None:
     runtime = sd.load(ROOT / "configs/serve.yaml", slots)
     tokenizer = runtime.load_tokenizer()
     runner = ModelRunner(runtime.config, runtime.backend, runtime.load_model(), registry=runtime.registry)
-    params = SamplingParams(max_new_tokens=new_tokens)
-    prompts = [tokenizer.encode(body["prompt"]) for body in bodies(turns * together, new_tokens)]
+    asked = [
+        (tokenizer.encode(body["prompt"]), SamplingParams(max_new_tokens=body["max_tokens"]))
+        for body in uneven(turns * together, new_tokens)
+    ]
     for _ in sys.stdin:
         start = time.perf_counter()
-        for at, prompt in enumerate(prompts):
+        for at, (prompt, params) in enumerate(asked):
             runner.add_request(Request(str(at), prompt, params))
         tokens = sum(len(output.token_ids) for output in runner.run().values())
         print(tokens / (time.perf_counter() - start), flush=True)
@@ -137,7 +148,7 @@ def output_path(args: argparse.Namespace) -> dict[str, Any]:
     keys = (f"runner.max_num_seqs={together}", f"runner.max_waiting_requests={2 * clients}",
             f"serve.max_concurrent_requests={2 * clients}")  # fmt: skip
     slots = [word for key in keys for word in ("--set", key)]
-    wanted = bodies(turns * together, new_tokens)
+    wanted = uneven(turns * together, new_tokens)
     split = ("--split", "--http-workers", str(args.http_workers))
     rates: dict[str, list[float]] = {"engine": [], "one_process": [], "split": []}
     with ExitStack() as stack:

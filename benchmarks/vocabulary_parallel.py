@@ -2,17 +2,18 @@
 
 ``python benchmarks/vocabulary_parallel.py`` takes a GPU a rank, NCCL and captured graphs; with ``--device cpu`` gloo
 and the clock. Gathered rows go to the backend's `sample_target`. Times are the first rank's, communication included;
-both have to give the same tokens. ``--local`` needs one GPU: what a rank computes between exchanges, captured, by
-kernels and by operators of PyTorch; the other ranks are taken to have told the same.
+both have to give the same tokens. ``--local`` needs one GPU: what the first rank computes between exchanges, captured,
+by kernels and by operators of PyTorch; it hears what the others told it once.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from record import write
 import specdec_hal as sd
 from specdec_hal.bench.timing import Figures
 from specdec_hal.parallel.group import ProcessGroup
-from specdec_hal.parallel.kernels import kernels_of
+from specdec_hal.parallel.kernels import PartBackend, kernels_of
 from specdec_hal.parallel.sampling import VocabularyPart
 from specdec_hal.parallel.work import RowParams, Work
 
@@ -39,18 +40,44 @@ KINDS: dict[str, dict[str, float]] = {
 Launch = Callable[[], None]
 
 
-class Alone:
-    """A rank whose companions say what it says."""
-
-    rank = 0
-    capturable = True
+class Exchange:
+    """Threads that are ranks of one GPU: each puts a value down, all meet, all read."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self._values, self._barrier = [None] * size, threading.Barrier(size, timeout=60)
+
+    def of_all(self, rank: int, value: Any) -> list[Any]:
+        """The values of all ranks."""
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+
+class Recorded:
+    """A rank that hears what the others said when all ran together, so that one can be timed by itself."""
+
+    capturable = True
+
+    def __init__(self, exchange: Exchange, rank: int, size: int) -> None:
+        self.rank, self.size, self._exchange = rank, size, exchange
+        self._heard, self._next, self._together = list[Any](), 0, True
+
+    def alone(self) -> None:
+        """From here on nobody else runs."""
+        self._together = False
+
+    def begin(self) -> None:
+        """The same calls come again."""
+        self._next = 0
 
     def gather(self, tensor: Any) -> Any:
         """See Group.gather."""
-        return tensor.expand(self.size, *tensor.shape).contiguous()
+        if self._together:
+            self._heard.append(torch.stack(self._exchange.of_all(self.rank, tensor.clone())))
+        self._next += 1
+        return self._heard[self._next - 1]
 
     def gather_objects(self, value: Any) -> list[Any]:
         """See Group.gather_objects."""
@@ -92,27 +119,68 @@ def main() -> None:
 
 
 def local(args: argparse.Namespace) -> dict[str, Any]:
-    """One rank's work between exchanges: by kernels where there are any, and by operators."""
+    """The first rank's work between exchanges: by kernels where there are any, and by operators."""
     device = "cuda:0" if args.device == "cuda" else "cpu"
-    group, kernels = Alone(args.ranks), kernels_of(_backend(device))
+    backend = _backend(device)
     logits = torch.randn(args.rows, args.vocabulary, generator=torch.Generator().manual_seed(0)) * args.spread
+    logits = logits.to(device, getattr(torch, args.dtype))
     kinds: dict[str, Any] = {}
     for name, asked in KINDS.items():
-        params, found, tokens = params_of(asked, args.rows, device), {}, []
-        for way, having in (("operators", None), *([("kernels", kernels)] if kernels else [])):
-            part = VocabularyPart(group, args.vocabulary, having)
-            mine = logits[:, part.first : part.first + part.width].to(device, getattr(torch, args.dtype)).contiguous()
-            tokens.append(torch.zeros(args.rows, dtype=torch.int64, device=device))
-            needed = Work.of(params, args.vocabulary)
-
-            launch = partial(part.sample_target, mine, params, tokens[-1], work=needed)
-            launch()
-            found[way] = {"us": measure(launch, group, device, args.repeats).rounded()}
-        if not all(torch.equal(tokens[0], other) for other in tokens):
-            raise SystemExit(f"{name}: expected the same tokens from kernels and operators, got others")
+        params, found, ways = (
+            params_of(asked, args.rows, device),
+            {},
+            {"operators": None, "kernels": kernels_of(backend)},
+        )
+        expected = _of_whole_rows(backend, logits, params)
+        for way, kernels in ways.items():
+            if way == "operators" or kernels is not None:
+                found[way] = {"us": _alone(logits, params, kernels, expected, args).rounded()}
         kinds[name] = found
     names = ("device", "ranks", "rows", "vocabulary", "spread", "dtype")
     return {**{name: getattr(args, name) for name in names}, "local": kinds}
+
+
+def _alone(
+    logits: Any, params: RowParams, kernels: PartBackend | None, expected: Any, args: argparse.Namespace
+) -> Figures:
+    """All ranks once, as threads, then the first by itself; both have to give the expected tokens."""
+    exchange, needed = Exchange(args.ranks), Work.of(params, args.vocabulary)
+    groups = [Recorded(exchange, rank, args.ranks) for rank in range(args.ranks)]
+    tokens = [torch.zeros_like(expected) for _ in groups]
+
+    def call_of(rank: int) -> Launch:
+        part = VocabularyPart(groups[rank], args.vocabulary, kernels)
+        mine = logits[:, part.first : part.first + part.width].contiguous()
+
+        def launch() -> None:
+            groups[rank].begin()
+            part.sample_target(mine, params, tokens[rank], work=needed)
+
+        return launch
+
+    launches = [call_of(rank) for rank in range(args.ranks)]
+    with ThreadPoolExecutor(args.ranks) as pool:
+        list(pool.map(lambda launch: launch(), launches))
+    groups[0].alone()
+    figures = measure(launches[0], groups[0], str(logits.device), args.repeats)
+    if not all(torch.equal(expected, one) for one in tokens):
+        raise SystemExit("expected the tokens of whole rows, got others")
+    return figures
+
+
+def _of_whole_rows(backend: sd.Backend, logits: Any, params: RowParams) -> Any:
+    """What `sample_target` gives where a rank has all columns."""
+    tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    _sampler(backend, logits, params, tokens)()
+    return tokens
+
+
+def _sampler(backend: sd.Backend, logits: Any, params: RowParams, tokens: Any) -> Launch:
+    """A call of `sample_target` over whole rows."""
+    operands = {name if name == "position" else f"row_{name}": tensor for name, tensor in params._asdict().items()}
+    operands |= {"logits": logits, "target_tokens": tokens}
+    op = backend.bind("sample_target", **{name: _held(tensor) for name, tensor in operands.items()})
+    return lambda: op(torch.cuda.current_stream().cuda_stream if logits.is_cuda else 0)
 
 
 def work(rank: int, args: argparse.Namespace, folder: Path, result: Path) -> None:
@@ -140,13 +208,11 @@ def compare(group: Counted, logits: Any, asked: dict[str, float], device: str, r
     columns = torch.nn.functional.pad(logits, (0, width * size - vocabulary))[:, group.rank * width :][:, :width]
     columns, whole = columns.contiguous().to(device), torch.empty(rows, vocabulary, device=device)
     backend = _backend(device)
-    operands = {name if name == "position" else f"row_{name}": tensor for name, tensor in params._asdict().items()}
-    operands |= {"logits": whole, "target_tokens": tokens[0]}
-    op = backend.bind("sample_target", **{name: _held(tensor) for name, tensor in operands.items()})
+    sample = _sampler(backend, whole, params, tokens[0])
 
     def gather() -> None:
         whole.copy_(group.gather(columns).transpose(0, 1).flatten(1)[:, :vocabulary])
-        op(0 if device == "cpu" else torch.cuda.current_stream().cuda_stream)
+        sample()
 
     part = VocabularyPart(group, vocabulary, kernels_of(backend))
     needed = None if device == "cpu" else Work.of(params, vocabulary)  # as a host works, and a captured step
@@ -179,7 +245,7 @@ def params_of(asked: dict[str, float], rows: int, device: str) -> RowParams:
     return params
 
 
-def measure(launch: Launch, group: Counted | Alone, device: str, repeats: int) -> Figures:
+def measure(launch: Launch, group: Counted | Recorded, device: str, repeats: int) -> Figures:
     """Microseconds: of a captured graph by events, on a host by its clock. Ranks begin together."""
     if device == "cpu":
         return Figures.of([_clocked(launch, group) for _ in range(repeats)])
@@ -203,7 +269,7 @@ def measure(launch: Launch, group: Counted | Alone, device: str, repeats: int) -
     return Figures.of(times)
 
 
-def _clocked(launch: Launch, group: Counted | Alone) -> float:
+def _clocked(launch: Launch, group: Counted | Recorded) -> float:
     group.gather_objects(None)
     start = time.perf_counter()
     launch()
