@@ -265,17 +265,20 @@ def in_turns(runs: dict[str, Callable[[], dict[str, Any]]], turns: int) -> dict[
     return {name: {**row, "all_tokens_per_s": [r["tokens_per_s"] for r in rows[name]]} for name, row in best.items()}
 
 
-def write_large(folder: Path) -> None:
-    """A checkpoint of 1.2 B random parameters, in the shape of a Llama of that size."""
+def write_large(folder: Path, vocab_size: int = 128_256) -> None:
+    """A checkpoint of random parameters in the shape of a Llama of 1.2 B; 1 B of them are not of its vocabulary.
+
+    The last two tokens begin and end a text.
+    """
     import torch
     from safetensors.torch import save_file
 
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256, "hidden_size": 2048,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab_size, "hidden_size": 2048,
         "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
         "head_dim": 64, "max_position_embeddings": 8192, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5,
-        "hidden_act": "silu", "tie_word_embeddings": True, "bos_token_id": 128_000, "eos_token_id": 128_001,
-        "torch_dtype": "bfloat16",
+        "hidden_act": "silu", "tie_word_embeddings": True, "bos_token_id": vocab_size - 2,
+        "eos_token_id": vocab_size - 1, "torch_dtype": "bfloat16",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator(device="cuda").manual_seed(0)
@@ -284,7 +287,7 @@ def write_large(folder: Path) -> None:
         values = torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32)
         return (values * 0.02 if len(shape) > 1 else 1 + values * 0.02).to(torch.bfloat16).cpu()
 
-    weights = {"model.embed_tokens.weight": random(128_256, 2048), "model.norm.weight": random(2048)}
+    weights = {"model.embed_tokens.weight": random(vocab_size, 2048), "model.norm.weight": random(2048)}
     for i in range(16):
         layer = f"model.layers.{i}."
         shapes = {

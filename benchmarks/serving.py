@@ -7,7 +7,8 @@ so that figures of one round share the machine's state. `--vllm` names an enviro
 - `load`: 1, 4 and 16 clients that ask one request after the other, plainly and with n-gram drafts.
 - `logprobs`: 8 clients, without log-probabilities, with each token's, and with 20 alternatives.
 - `output_path`: 8 requests at once in the engine alone, which makes neither text nor frames, in one process with HTTP,
-  and in three processes or more; on a GPU ``--together 64 --turns 8 --client-processes 8 --http-workers 4``.
+  and in three processes or more; answers have uneven lengths. On a GPU ``--together 64 --clients 128 --turns 36
+  --client-processes 8 --http-workers 6``, and ``--large`` for a model that a GPU has to work for.
 - `stages`: what each stage of that path costs by itself (`serving_stages.py`), for as many requests.
 - `frames`: encoding and decoding of one step's output for 256 slots, in microseconds; `frame_writer`: what making the
   frame takes of the engine's step, encoding included.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -102,13 +104,31 @@ def loaded(urls: dict[str, str], clients: int, wanted: dict[str, list[dict[str, 
 # ---- the engine alone
 
 
-def engine_alone(new_tokens: int, together: int, turns: int) -> None:
+@contextmanager
+def large_model() -> Iterator[Path]:
+    """A checkpoint of 1 B random parameters, with the embedded model's tokenizer."""
+    from engine import write_large
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_large(Path(folder), 4096)
+        shutil.copy(ROOT / "models/tiny-py-lm/tokenizer.json", folder)
+        yield Path(folder)
+
+
+def model_keys(folder: Path | None) -> list[str]:
+    """What sets another model than the embedded one."""
+    if folder is None:
+        return []
+    return [f"model.path={folder}", "model.framework=torch", "model.dtype=bfloat16", "runner.max_model_len=2048"]
+
+
+def engine_alone(new_tokens: int, together: int, turns: int, model: Path | None) -> None:
     """A process that decodes as many requests whenever it gets a line, and prints tokens per second."""
     import specdec_hal as sd
     from specdec_hal.runner import ModelRunner, Request, SamplingParams
 
     slots = [f"runner.max_num_seqs={together}", f"runner.max_waiting_requests={turns * together}"]
-    runtime = sd.load(ROOT / "configs/serve.yaml", slots)
+    runtime = sd.load(ROOT / "configs/serve.yaml", [*slots, *model_keys(model)])
     tokenizer = runtime.load_tokenizer()
     runner = ModelRunner(runtime.config, runtime.backend, runtime.load_model(), registry=runtime.registry)
     asked = [
@@ -124,10 +144,11 @@ def engine_alone(new_tokens: int, together: int, turns: int) -> None:
 
 
 @contextmanager
-def engine_process(new_tokens: int, together: int, turns: int) -> Iterator[Any]:
+def engine_process(new_tokens: int, together: int, turns: int, model: Path | None) -> Iterator[Any]:
     """A function that has the engine alone decode once: tokens per second."""
     command = [sys.executable, __file__, "--engine-alone", "--new-tokens", str(new_tokens)]
     command += ["--together", str(together), "--turns", str(turns)]
+    command += [] if model is None else ["--model", str(model)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         sent, got = process.stdin, process.stdout
@@ -147,13 +168,14 @@ def output_path(args: argparse.Namespace) -> dict[str, Any]:
     clients = args.clients or together
     keys = (f"runner.max_num_seqs={together}", f"runner.max_waiting_requests={2 * clients}",
             f"serve.max_concurrent_requests={2 * clients}")  # fmt: skip
-    slots = [word for key in keys for word in ("--set", key)]
     wanted = uneven(turns * together, new_tokens)
     split = ("--split", "--http-workers", str(args.http_workers))
     rates: dict[str, list[float]] = {"engine": [], "one_process": [], "split": []}
     with ExitStack() as stack:
+        model = stack.enter_context(large_model()) if args.large else None
+        slots = [word for key in (*keys, *model_keys(model)) for word in ("--set", key)]
         asking = stack.enter_context(Clients(args.client_processes))
-        engine = stack.enter_context(engine_process(new_tokens, together, turns))
+        engine = stack.enter_context(engine_process(new_tokens, together, turns, model))
         urls = {
             "one_process": stack.enter_context(server(*slots))[1],
             "split": stack.enter_context(server(*split, *slots))[1],
@@ -168,7 +190,7 @@ def output_path(args: argparse.Namespace) -> dict[str, Any]:
                 for name, rate in found.items():
                     rates[name].append(rate)
     figures: dict[str, Any] = {"requests": together, "clients": clients, "client_processes": args.client_processes}
-    figures["http_workers"] = args.http_workers
+    figures |= {"http_workers": args.http_workers, "model": "1 B random parameters" if args.large else "embedded"}
     figures |= {name: {"tokens_per_second": statistics.median(r), "rounds": r} for name, r in rates.items()}
     base = figures["engine"]["tokens_per_second"]
     for name in urls:
@@ -298,10 +320,12 @@ def main() -> None:
     parser.add_argument("--http-workers", type=int, default=1, help="output_path: of the split server")
     parser.add_argument("--turns", type=int, default=3, help="output_path: requests of each client")
     parser.add_argument("--client-processes", type=int, default=1, help="output_path: that share the clients")
+    parser.add_argument("--large", action="store_true", help="output_path: with 1 B random parameters; needs a GPU")
     parser.add_argument("--engine-alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine_alone:
-        engine_alone(args.new_tokens, args.together, args.turns)
+        engine_alone(args.new_tokens, args.together, args.turns, args.model)
         return
     figures: dict[str, Any] = {"new_tokens": args.new_tokens}
     if "frames" in args.only:

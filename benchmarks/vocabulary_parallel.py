@@ -179,7 +179,7 @@ def _sampler(backend: sd.Backend, logits: Any, params: RowParams, tokens: Any) -
     """A call of `sample_target` over whole rows."""
     operands = {name if name == "position" else f"row_{name}": tensor for name, tensor in params._asdict().items()}
     operands |= {"logits": logits, "target_tokens": tokens}
-    op = backend.bind("sample_target", **{name: _held(tensor) for name, tensor in operands.items()})
+    op = backend.bind("sample_target", **operands)
     return lambda: op(torch.cuda.current_stream().cuda_stream if logits.is_cuda else 0)
 
 
@@ -280,11 +280,6 @@ def _backend(device: str) -> sd.Backend:
     """Of a rank on that device."""
     number = int(device.partition(":")[2] or 0)
     return sd.get_backend("xpu_sim") if device == "cpu" else sd.get_backend("cuda", options={"device": number})
-
-
-def _held(tensor: Any) -> Any:
-    """As the backend takes it: on a host, NumPy's."""
-    return tensor if tensor.is_cuda else tensor.numpy()
 
 
 if __name__ == "__main__":

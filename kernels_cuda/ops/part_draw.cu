@@ -68,23 +68,11 @@ __global__ void __launch_bounds__(kWarp)
   if (threadIdx.x == 0) a.shares[at] = static_cast<int64_t>(sum);
 }
 
-// Of a block: which thread's `own`, summed in their order, hold a point.
-struct Scan {
-  uint64_t parts[kDrawThreads / kWarp];
-
-  // The sum before this thread's.
-  __device__ __forceinline__ uint64_t before(uint64_t own) {
-    uint64_t total;
-    const uint64_t upto = warp_inclusive(own);
-    return block_warps_below(__shfl_sync(kAllLanes, upto, kWarp - 1), parts, &total) + upto - own;
-  }
-};
-
 // A block a row.
 template <class L>
 __global__ void __launch_bounds__(kDrawThreads)
     part_draw_kernel(const __grid_constant__ PartDrawArgs a, const typename L::Bits* logits) {
-  __shared__ Scan by_chunk, by_thread;
+  __shared__ uint64_t parts[2][kDrawThreads / kWarp];
   __shared__ int found;
   __shared__ uint64_t rest_in_chunk;
   wait_for_previous();
@@ -110,7 +98,8 @@ __global__ void __launch_bounds__(kDrawThreads)
   __syncthreads();  // `found` is there
 
   const uint64_t share = tid < a.Chunks ? static_cast<uint64_t>(a.shares[r * a.Chunks + tid]) : 0;
-  const uint64_t below = before + by_chunk.before(share);
+  uint64_t all;
+  const uint64_t below = before + block_below(share, parts[0], &all);
   if (point >= below && point - below < share) {
     found = tid;
     rest_in_chunk = point - below;
@@ -136,7 +125,7 @@ __global__ void __launch_bounds__(kDrawThreads)
     if (filtered) mass[j] = kept.of(order_key(logit[j]), a.first_token + first + j, mass[j]);
     sum += mass[j];
   }
-  uint64_t prefix = by_thread.before(sum);
+  uint64_t prefix = block_below(sum, parts[1], &all);
   if (draw_reached(prefix, weight, rest) || !draw_reached(prefix + sum, weight, rest)) return;
 #pragma unroll
   for (int j = 0; j < kDrawEach; ++j) {

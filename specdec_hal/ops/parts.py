@@ -40,6 +40,8 @@ _LAST_KEPT = _tensor(
 _TEMPERATURE = _tensor(Role.IN, "row_temperature", F32, "R_cap", doc="As in `sample_target`; absent: 1.", optional=True)
 _FIRST_TOKEN = AttrSpec("first_token", int, "The token of column 0.", 0, 0, 2**31 - 1)
 _VOCAB_SIZE = AttrSpec("vocab_size", int, "Tokens of all ranks.", None, 1, MAXIMUM["V"])
+_SETTLED = _tensor(Role.IN, "settled", ("bool",), "R_cap", doc="Rows that need no cut.", optional=True)
+_BY_MASS = AttrSpec("by_mass", int, "1: top_p cuts, by what elements weigh; 0: top_k, by their number.", None, 0, 1)
 _PURPOSE = AttrSpec("purpose", Purpose, "What the random numbers are drawn for.", Purpose.SAMPLE)
 
 PART_CHUNKS = op(
@@ -128,6 +130,50 @@ PART_LISTED = op(
     attrs=(_VOCAB_SIZE, _PURPOSE),
 )
 
+PART_SEARCH = op(
+    "part_search",
+    3,
+    "One digit of the search for the key that a cut ends with.",
+    """
+    A key is 32 bits, in digits of 4. histogram gains what this rank's elements weigh whose keys begin with the digits
+    known so far, by the digit at `shift`, descending; at shift -4, after the last, the number of elements that have the
+    key. state: the key so far, what larger ones weigh, and what is to be reached; it follows from state_before and what
+    the ranks found one digit earlier. Rows without such a cut, settled rows and those without a distribution stay as
+    they are. What top_p keeps a part of is `totals`, or where top_k cuts the sum of the first histogram.
+    """,
+    inp("logits", "row_temperature", "row_top_p", "row_top_k", "row_min_p", "position"),
+    _TOPS,
+    _FIRST_OF_RANKS,
+    _SETTLED,
+    _tensor(Role.IN, "totals", I64, "R_cap", doc="Total of each row by its chunks.", optional=True),
+    _LAST_KEPT,
+    _tensor(Role.IN, "state_before", I64, "R_cap", "State", doc="State of the call before.", optional=True),
+    _tensor(Role.IN, "histograms_of_ranks", I64, "Ranks", "R_cap", "Digits", doc="Of that call.", optional=True),
+    _tensor(Role.OUT, "state", I64, "R_cap", "State", doc="Three numbers."),
+    _tensor(Role.INOUT, "histogram", I64, "R_cap", "Digits", doc="Sums of 16 digits; zeros before."),
+    attrs=(_FIRST_TOKEN, _VOCAB_SIZE, AttrSpec("shift", int, "Bits behind the digit.", None, -4, 28), _BY_MASS),
+)
+
+PART_CUT = op(
+    "part_cut",
+    3,
+    "The end of that search: the place of the last element that is kept.",
+    """
+    Of elements with the key, the first by token are kept: ties_of_ranks says how many every rank has. Where none of
+    this rank's is kept, last_kept is the place behind those with larger keys. Rows that were not searched get
+    kept_before, or -2^63.
+    """,
+    inp("logits", "row_temperature", "row_top_p", "row_top_k", "row_min_p", "position"),
+    _TOPS,
+    _FIRST_OF_RANKS,
+    _SETTLED,
+    _tensor(Role.IN, "kept_before", I64, "R_cap", doc="What top_k keeps.", optional=True),
+    _tensor(Role.IN, "state", I64, "R_cap", "State", doc="Of the last call of `part_search`."),
+    _tensor(Role.IN, "ties_of_ranks", I64, "Ranks", "R_cap", doc="Elements of every rank that have the key."),
+    _tensor(Role.OUT, "last_kept", I64, "R_cap", doc="Place of the last that is kept here."),
+    attrs=(_FIRST_TOKEN, _VOCAB_SIZE, AttrSpec("rank", int, "This rank's number.", None, 0, 2**31 - 1), _BY_MASS),
+)
+
 LN_TOTALS = op(
     "ln_totals",
     3,
@@ -139,6 +185,5 @@ LN_TOTALS = op(
     _tensor(Role.OUT, "logarithms", F32, "R_cap", doc="Natural logarithms."),
 )
 
-PART_OPS: Mapping[str, OpSpec] = {
-    spec.name: spec for spec in (PART_CHUNKS, PART_SHARES, PART_KEPT, PART_DRAW, PART_LISTED, LN_TOTALS)
-}
+_OPS = (PART_CHUNKS, PART_SHARES, PART_KEPT, PART_DRAW, PART_LISTED, PART_SEARCH, PART_CUT, LN_TOTALS)
+PART_OPS: Mapping[str, OpSpec] = {spec.name: spec for spec in _OPS}

@@ -9,7 +9,9 @@ import torch
 
 from specdec_hal.backends.reference.primitives import CHUNK
 from specdec_hal.ops.parts import PART_OPS
-from specdec_hal.parallel.local import Asked, Columns, Draw, LocalRows, Needed
+from specdec_hal.parallel.group import Group
+from specdec_hal.parallel.local import DIGIT_BITS, Asked, Columns, Draw, LocalRows, Needed
+from specdec_hal.parallel.work import Work
 
 
 class PartBackend(Protocol):
@@ -25,7 +27,7 @@ def kernels_of(backend: Any) -> PartBackend | None:
 
 
 class KernelRows(LocalRows):
-    """See LocalRows. `logits` have at least one column. A search for a cut goes through operators."""
+    """See LocalRows. `logits` have at least one column."""
 
     def __init__(self, backend: PartBackend, logits: Any, columns: Columns, asked: Asked | None = None) -> None:
         super().__init__(logits.contiguous(), columns, asked)
@@ -35,6 +37,7 @@ class KernelRows(LocalRows):
         self._masses: Any = None
         self._raw_masses: Any = None
         self._amounts: Any = None
+        self._settled: Any = None
         self._last: Any = None
 
     def first(self, count: int, needed: Needed) -> Any:
@@ -79,6 +82,7 @@ class KernelRows(LocalRows):
 
     def draw_listed(self, totals: Any) -> tuple[Draw, Any]:
         """See LocalRows.draw_listed."""
+        assert self._asked is not None
         drawn, total, settled = self._empty(), self._empty(), self._empty(dtype=torch.bool)
         self._run(
             "part_listed",
@@ -88,9 +92,32 @@ class KernelRows(LocalRows):
             drawn=drawn,
             total=total,
             settled=settled,
-            **self._drawing,
+            vocab_size=self.columns.vocab_size,
+            purpose=self._asked.purpose,
         )
+        self._settled = settled
         return Draw(drawn, total), settled
+
+    def last_kept(self, group: Group, work: Work, totals: Any) -> Any:
+        """See LocalRows.last_kept. Rows that candidates have settled are not searched."""
+        last = self._cut(group, None, None, by_mass=0) if work.by_count else None
+        return self._cut(group, totals, last, by_mass=1) if work.by_mass else last
+
+    def _cut(self, group: Group, totals: Any, last: Any, by_mass: int) -> Any:
+        shifts = range(32 - DIGIT_BITS, -DIGIT_BITS - 1, -DIGIT_BITS)
+        histograms = self._zeros(len(shifts), 1 << DIGIT_BITS).view(len(shifts), self._rows, -1)
+        given = {"logits": self._logits, **self._params(*_FILTERED, "position"), **self._met, **self._columns}
+        given |= {"settled": self._settled, "by_mass": by_mass}
+        state, heard = None, None
+        for shift, histogram in zip(shifts, histograms, strict=True):
+            before, state = {"state_before": state, "histograms_of_ranks": heard}, self._empty(3)
+            found = {"state": state, "histogram": histogram}
+            self._run("part_search", **given, **before, **found, totals=totals, last_kept=last, shift=shift)
+            heard = group.gather(histogram if shift >= 0 else histogram[:, 0].contiguous())
+        kept = self._empty()
+        found = {"state": state, "ties_of_ranks": heard, "last_kept": kept}
+        self._run("part_cut", **given, **found, kept_before=last, rank=group.rank)
+        return kept
 
     def keep(self, last: Any) -> Any:
         """See LocalRows.keep."""
@@ -98,12 +125,12 @@ class KernelRows(LocalRows):
             self._amounts = self._zeros(self._chunk_count)
         self._last = last
         given = {"logits": self._logits, "last_kept": last, "shares": self._amounts}
-        del (drawing := self._drawing)["purpose"]
-        self._run("part_kept", **given, **self._params(*_FILTERED, "position"), **self._met, **self._columns, **drawing)
+        self._run("part_kept", **given, **self._params(*_FILTERED, "position"), **self._met, **self._columns)
         return self._amounts.sum(1)
 
     def draw(self, sums_of_ranks: Any, rank: int) -> Any:
         """See LocalRows.draw."""
+        assert self._asked is not None
         drawn = self._empty()
         self._run(
             "part_draw",
@@ -113,10 +140,10 @@ class KernelRows(LocalRows):
             sums_of_ranks=sums_of_ranks.contiguous(),
             drawn=drawn,
             rank=rank,
+            purpose=self._asked.purpose,
             **self._params(*_FILTERED, "row_seed", "position"),
             **self._met,
             **self._columns,
-            **self._drawing,
         )
         return drawn
 
@@ -134,12 +161,7 @@ class KernelRows(LocalRows):
 
     @property
     def _columns(self) -> dict[str, Any]:
-        return {"first_token": self.columns.start}
-
-    @property
-    def _drawing(self) -> dict[str, Any]:
-        assert self._asked is not None
-        return {"vocab_size": self.columns.vocab_size, "purpose": self._asked.purpose}
+        return {"first_token": self.columns.start, "vocab_size": self.columns.vocab_size}
 
     def _params(self, *names: str) -> dict[str, Any]:
         assert self._asked is not None

@@ -5,6 +5,7 @@ Here by PyTorch's operators, on any device; :mod:`specdec_hal.parallel.kernels` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -13,12 +14,14 @@ import torch.nn.functional as F
 
 from specdec_hal.backends.reference.primitives import CHUNK, MASS_ONE
 from specdec_hal.ops import Purpose
+from specdec_hal.parallel.group import Group
 from specdec_hal.parallel.masses import (
     KEY_INF,
     KEY_NAN,
     NOWHERE,
     exp2_mass,
     key_at,
+    key_value,
     ln_ratio,
     logit_at,
     mass_product,
@@ -30,7 +33,10 @@ from specdec_hal.parallel.masses import (
     threshold,
     token_at,
 )
-from specdec_hal.parallel.work import Filters, RowParams
+from specdec_hal.parallel.work import Filters, RowParams, Work
+
+DIGIT_BITS = 4
+"""Of the keys that a search for a cut goes through."""
 
 
 class Draw(NamedTuple):
@@ -140,6 +146,66 @@ class LocalRows:
         ends = masses.gather(1, by_id).cumsum(1)
         drawn = (ends <= mulhi64(self._random, total)[:, None]).sum(1).clamp(max=places.shape[1] - 1)
         return Draw(pick(places, pick(by_id, drawn)), total), settled
+
+    def last_kept(self, group: Group, work: Work, totals: Any) -> Any:
+        """The place of the last that top_k and top_p keep of this part [R], found by all ranks together.
+
+        `totals` as in :meth:`draw_listed`. Of rows that nothing cuts: the last of all.
+        """
+        assert self._asked is not None
+        params, filters, _ = self._asked
+        ordered = (~self.places()).sort(1).values
+        counts = torch.arange(ordered.shape[1] + 1, device=ordered.device).expand(len(ordered), -1)
+        sums = F.pad(self.mass(logit_at(~ordered)).cumsum(1), (1, 0))
+        kept = counts[:, -1]
+        if work.by_count:
+            top_k = params.top_k.to(torch.int64)
+            first = self._search(group, ordered, counts, lambda all_: top_k, torch.ones_like)
+            kept = torch.where(filters.by_count, first, kept)
+            sums = torch.minimum(sums, pick(sums, kept)[:, None])
+        if work.by_mass:
+
+            def need_of(all_: Any) -> Any:
+                of = all_ if totals is None else torch.where(filters.by_count, all_, totals)
+                return threshold(params.top_p, of).clamp(min=1)
+
+            first = self._search(group, ordered, sums, need_of, lambda key: self.mass(key_value(key.to(torch.int32))))
+            kept = torch.where(filters.by_mass, first, kept)
+        return ~pick(F.pad(ordered, (1, 0), value=NOWHERE), kept)
+
+    def _search(
+        self, group: Group, ordered: Any, sums: Any, need_of: Callable[[Any], Any], weigh: Callable[[Any], Any]
+    ) -> Any:
+        """How many of this rank's elements [R] are in the shortest beginning of the order that reaches what it has to.
+
+        All of them if none does. `ordered` [R, span]: inverted places, ascending; `sums` [R, span + 1]: what the first
+        of them weigh; `need_of`: what is to be reached [R], by what all elements of all ranks weigh [R]; `weigh`: what
+        an element of a key [R] does. Digit by digit of the key that the beginning ends with: what the elements weigh
+        whose keys begin with the digits so far, by the next digit.
+        """
+        digits = torch.arange((1 << DIGIT_BITS) - 1, -1, -1, device=sums.device)
+        need = above = above_here = torch.zeros_like(sums[:, 0])
+        key = torch.full_like(above, -(1 << 31))
+        for shift in range(32 - DIGIT_BITS, -1, -DIGIT_BITS):
+            least = (key[:, None] + (digits << shift)) << 32  # places of these keys and no token
+            reach_here = sums.gather(1, torch.searchsorted(ordered, ~least, right=True))
+            reach = group.gather(reach_here.diff(dim=1, prepend=above_here[:, None])).sum(0).cumsum(1) + above[:, None]
+            if shift == 32 - DIGIT_BITS:
+                need = need_of(reach[:, -1])
+            need = torch.minimum(need, reach[:, -1])  # all there is
+            digit = (reach < need[:, None]).sum(1)
+            above, above_here = (
+                pick(torch.cat([before[:, None], upto], 1), digit)
+                for before, upto in ((above, reach), (above_here, reach_here))
+            )
+            key = key + ((len(digits) - 1 - digit) << shift)
+        ends = torch.searchsorted(ordered, ~(torch.stack([key + 1, key], 1) << 32), right=True)
+        larger, ties = ends[:, 0], ends[:, 1] - ends[:, 0]
+        before = group.gather(ties)[: group.rank].sum(0)
+        weight = weigh(key)
+        # No search ends with an element without weight; rows that nobody asks about must not divide by it.
+        wanted = torch.div(need - above + weight - 1, weight + (weight == 0), rounding_mode="floor")
+        return larger + torch.minimum((wanted - before).clamp(min=0), ties)
 
     def keep(self, last: Any) -> Any:
         """What filters keep of this rank's part [R], of rows without any nobody knows what.

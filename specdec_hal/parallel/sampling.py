@@ -25,11 +25,9 @@ What a rank computes between exchanges is in :mod:`local`, and on GPUs in :mod:`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from specdec_hal.backends.reference.primitives import MASS_ONE
 from specdec_hal.backends.reference.sampling import LOWEST
@@ -39,19 +37,15 @@ from specdec_hal.parallel.kernels import KernelRows, PartBackend
 from specdec_hal.parallel.local import Asked, Columns, Draw, LocalRows, Needed, pick
 from specdec_hal.parallel.masses import (
     NOWHERE,
-    key_value,
     logit_at,
     order_key,
     place,
-    threshold,
     token_at,
 )
 from specdec_hal.parallel.weights import vocabulary_part
 from specdec_hal.parallel.work import LISTED, Filters, RowParams, Work
 
 _LOWEST = float(LOWEST)
-_DIGIT = 4
-_BUCKETS = 1 << _DIGIT
 
 
 class VocabularyPart:
@@ -107,7 +101,7 @@ class VocabularyPart:
             if look:
                 work = work.without(settled, filters)
         if work.drawn:
-            finished = self._draw(rows, params, filters, shares_of_ranks, work)
+            finished = self._draw(rows, filters, shares_of_ranks, work)
             drawn = finished.where(filters.sampled & ~settled, drawn)
 
         used = params.position >= 0
@@ -182,59 +176,17 @@ class VocabularyPart:
 
     # ---- draws
 
-    def _draw(self, rows: LocalRows, params: RowParams, filters: Filters, by_rank: Any, work: Work) -> Draw:
+    def _draw(self, rows: LocalRows, filters: Filters, by_rank: Any, work: Work) -> Draw:
         """Draw by what the chunks amount to: their shares, or in filtered rows what these keep of their masses.
 
         `by_rank` [N, R]: the ranks' shares; None where there are none.
         """
         if work.by_count or work.by_mass or work.light:
-            last = self._last_kept(rows, params, filters, by_rank, work) if work.by_count or work.by_mass else None
+            totals = None if by_rank is None else by_rank.sum(0)
+            last = rows.last_kept(self._group, work, totals) if work.by_count or work.by_mass else None
             kept = self._gather(rows.keep(last))
             by_rank = kept if by_rank is None else torch.where(filters.unfiltered, by_rank, kept)
         return Draw(self._gather(rows.draw(by_rank, self._group.rank)).amax(0), by_rank.sum(0))
-
-    def _last_kept(self, rows: LocalRows, params: RowParams, filters: Filters, shares_of_ranks: Any, work: Work) -> Any:
-        """The place of the last that top_k and top_p keep of this rank's part [R], by histograms."""
-        places = rows.places()
-        ordered = (~places).sort(1).values
-        counts = torch.arange(places.shape[1] + 1, device=places.device).expand(len(places), -1)
-        sums = F.pad(rows.mass(logit_at(~ordered)).cumsum(1), (1, 0))
-        kept, total = counts[:, -1], None if shares_of_ranks is None else shares_of_ranks.sum(0)
-        if work.by_count:
-            first = self._search(ordered, counts, params.top_k.to(torch.int64), lambda logit: 1)
-            kept = torch.where(filters.by_count, first, kept)
-            sums = torch.minimum(sums, pick(sums, kept)[:, None])
-            if work.by_mass:
-                counted = self._gather(sums[:, -1]).sum(0)
-                total = counted if total is None else torch.where(filters.by_count, counted, total)
-        if work.by_mass:
-            first = self._search(ordered, sums, threshold(params.top_p, total).clamp(min=1), rows.mass)
-            kept = torch.where(filters.by_mass, first, kept)
-        return ~pick(F.pad(ordered, (1, 0), value=NOWHERE), kept)
-
-    def _search(self, ordered: Any, sums: Any, need: Any, weigh: Callable[[Any], Any]) -> Any:
-        """How many of this rank's elements [R] are in the shortest beginning of the order that reaches `need` [R].
-
-        All of them if none does. `ordered` [R, span]: inverted places, ascending; `sums` [R, span + 1]: what the first
-        of them weigh; `weigh`: what an element does, by its logit [R]. Digit by digit of the key that the beginning
-        ends with: what the elements weigh whose keys are no smaller, by the next digit.
-        """
-        digits = torch.arange(_BUCKETS - 1, -1, -1, device=need.device)
-        key, above = torch.full_like(need, -(1 << 31)), torch.zeros_like(need)
-        for shift in range(32 - _DIGIT, -1, -_DIGIT):
-            least = (key[:, None] + (digits << shift)) << 32  # places of these keys and no token
-            reach = self._gather(sums.gather(1, torch.searchsorted(ordered, ~least, right=True))).sum(0)
-            need = torch.minimum(need, reach[:, -1])  # all there is
-            bucket = (reach < need[:, None]).sum(1)
-            above = pick(torch.cat([above[:, None], reach], 1), bucket)
-            key = key + ((_BUCKETS - 1 - bucket) << shift)
-        ends = torch.searchsorted(ordered, ~(torch.stack([key + 1, key], 1) << 32), right=True)
-        larger, ties = ends[:, 0], ends[:, 1] - ends[:, 0]
-        before = self._gather(ties)[: self._group.rank].sum(0)
-        weight = weigh(key_value(key.to(torch.int32)))
-        # No search ends with an element without weight; rows that nobody asks about must not divide by it.
-        wanted = torch.div(need - above + weight - 1, weight + (weight == 0), rounding_mode="floor")
-        return larger + torch.minimum((wanted - before).clamp(min=0), ties)
 
 
 def _logprob(logits: Any, top: Any, inverse: Any, logarithm: Any) -> Any:

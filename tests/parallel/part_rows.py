@@ -10,7 +10,8 @@ import torch
 from specdec_hal.ops import Purpose
 from specdec_hal.parallel.kernels import KernelRows
 from specdec_hal.parallel.local import Asked, Columns, LocalRows, Needed
-from specdec_hal.parallel.work import Filters, RowParams
+from specdec_hal.parallel.work import Filters, RowParams, Work
+from tests.parallel.ranks import Threads
 from tests.parallel.test_vocabulary import KINDS, params_of, rows_of, tensors
 
 PARTS = 3
@@ -112,6 +113,17 @@ def compare(kernels: Any, width: int, dtype: Any, count: int, number: int = 0, d
     same(settled[used], known[used], "settled")
     same(found.place[known & defined], draw.place[known & defined], "listed")
     same(found.total[known & defined], draw.total[known & defined], "total of the listed")
+
+    work = Work.of(asked, vocab)
+    if work.by_count or work.by_mass:
+        for rows in (mine, wanted):
+            ranks = [others[0], rows, others[2]]
+            cut = Threads(PARTS).run(lambda group, ranks=ranks: ranks[group.rank].last_kept(group, work, totals))[1]
+            kept = rows.keep(cut)
+            if rows is mine:
+                found = kept
+        searched = sampled & drawing.filters.cut & ~settled
+        same(found[searched], kept[searched], "kept behind a search")
 
     rng = np.random.default_rng(width)
     cuts = torch.from_numpy(rng.integers(0, width, len(used))).to(device)[:, None]
