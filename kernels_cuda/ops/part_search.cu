@@ -15,6 +15,7 @@ constexpr int kSearchWarps = kSearchThreads / static_cast<int>(kWarp);
 constexpr int kDigitBits = 4;
 constexpr int kDigits = 1 << kDigitBits;
 constexpr int kFirstShift = 32 - kDigitBits;
+constexpr int kListShift = 16;  // where some hundredths of a row that is not peaked are left
 
 // Elements of the digits that are known and larger ones are not beyond the cut: `key` begins with these digits, `above`
 // is what larger keys weigh, and `need` what is to be reached.
@@ -54,11 +55,27 @@ __device__ __forceinline__ CutSearch with_digit(const PartSearchArgs& a, int64_t
           static_cast<int64_t>(need)};
 }
 
-// `splits` blocks a row. Sums of a thread are its own until the end.
+// Elements of chunk c of a row by one warp: f(logit, id).
+template <class L, class F>
+__device__ __forceinline__ void read_chunk(const typename L::Bits* row, int64_t size, int64_t c, F f) {
+  constexpr int kAhead = 8;
+  const int64_t first = c * kChunkIds + static_cast<int>(lane_id());
+  for (int64_t from = first; from < first + kChunkIds; from += kAhead * kWarp) {
+    typename L::Bits bits[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) bits[k] = row[min64(from + k * kWarp, size - 1)];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (from + k * kWarp < size) f(L::widen(bits[k]), from + k * kWarp);
+    }
+  }
+}
+
+// `splits` blocks a row. Sums of a thread are its own until the end. Once few elements are left they are listed, and
+// the first block looks at those alone.
 template <class L>
 __global__ void __launch_bounds__(kSearchThreads)
     part_search_kernel(const __grid_constant__ PartSearchArgs a, const typename L::Bits* logits, int splits) {
-  constexpr int kAhead = 8;
   __shared__ uint64_t sums[kDigits][kSearchThreads];
   __shared__ int64_t key_so_far;
   wait_for_previous();
@@ -68,6 +85,8 @@ __global__ void __launch_bounds__(kSearchThreads)
   const SamplingParams params = params_of(a, r);
   const Softmax softmax = {top_of_ranks(a, r), drawn_at(params.temperature)};
   if (!is_searched(a, r, params, softmax.row_max)) return;
+  const int64_t listed = a.shift < kListShift ? a.listed[r] : a.Room + 1;
+  if (listed <= a.Room && split > 0) return;
   if (warp_id() == 0) {
     const CutSearch state = a.histograms_of_ranks == nullptr ? CutSearch{INT32_MIN, 0, params.top_k}
                                                              : with_digit(a, r, params, a.shift + kDigitBits);
@@ -80,33 +99,34 @@ __global__ void __launch_bounds__(kSearchThreads)
   for (int d = 0; d < kDigits; ++d) sums[d][tid] = 0;
   __syncthreads();
 
-  const int64_t least = key_so_far;
+  const int32_t least = static_cast<int32_t>(key_so_far);
   const bool ties = a.shift < 0;  // of the whole key
   const int shift = ties ? 0 : a.shift;
   const uint32_t digits = ties ? 1 : kDigits;
-  const bool weighs = a.by_mass != 0 && !ties;
+  const bool weighs = a.by_mass != 0 && !ties, lists = a.shift == kListShift;
   const int64_t last = a.last_kept == nullptr ? kNowhere : a.last_kept[r];
-  const Cut cut = {place_key(last), place_token(last)};
-  for (int64_t c = split * kSearchWarps + static_cast<int>(warp_id()); c < a.Chunks; c += splits * kSearchWarps) {
-    const float chunk_top = a.chunk_tops[r * a.Chunks + c];
-    if (order_key(chunk_top) < least || (weighs && softmax(chunk_top) == 0)) continue;
-    const int64_t first = c * kChunkIds;
-    const int count = static_cast<int>(min64(a.V - first, kChunkIds));
-    const typename L::Bits* x = logits + r * a.V + first;
-    for (int i = static_cast<int>(lane_id()); i < count; i += kAhead * static_cast<int>(kWarp)) {
-      typename L::Bits bits[kAhead];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) bits[k] = x[min(i + k * static_cast<int>(kWarp), count - 1)];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        const int j = i + k * static_cast<int>(kWarp);
-        const float logit = L::widen(bits[k]);
-        const int32_t key = order_key(logit);
-        const uint32_t digit = (static_cast<uint32_t>(key) - static_cast<uint32_t>(least)) >> shift;
-        if (j >= count || digit >= digits) continue;
-        if (weighs && last != kNowhere && !cut.keeps(key, a.first_token + first + j)) continue;
-        sums[digits - 1 - digit][tid] += weighs ? softmax(logit) : 1;
-      }
+  const auto look_at = [&](int32_t key, int64_t token) {
+    const uint32_t digit = (static_cast<uint32_t>(key) - static_cast<uint32_t>(least)) >> shift;
+    if (digit >= digits) return;
+    const int64_t place = place_at(key, token);
+    if (lists) {
+      const uint64_t at = atomicAdd(reinterpret_cast<unsigned long long*>(a.listed + r), 1);
+      if (at < static_cast<uint64_t>(a.Room)) a.list[r * a.Room + static_cast<int64_t>(at)] = place;
+    }
+    if (weighs && place < last) return;
+    sums[digits - 1 - digit][tid] += weighs ? softmax(key_value(key)) : 1;
+  };
+  if (listed <= a.Room) {
+    for (int64_t i = tid; i < listed; i += kSearchThreads) {
+      const int64_t place = a.list[r * a.Room + i];
+      look_at(place_key(place), place_token(place));
+    }
+  } else {
+    for (int64_t c = split * kSearchWarps + static_cast<int>(warp_id()); c < a.Chunks; c += splits * kSearchWarps) {
+      const float chunk_top = a.chunk_tops[r * a.Chunks + c];
+      if (order_key(chunk_top) < least || (weighs && softmax(chunk_top) == 0)) continue;
+      read_chunk<L>(logits + r * a.V, a.V, c,
+                    [&](float logit, int64_t id) { look_at(order_key(logit), a.first_token + id); });
     }
   }
   __syncthreads();
@@ -178,7 +198,8 @@ void check_search(const Args& a) {
 
 void part_search(const PartSearchArgs& a, cudaStream_t stream) {
   check_search(a);
-  if (a.Digits != kDigits || a.State != 3 || (a.histograms_of_ranks == nullptr) != (a.shift == kFirstShift) ||
+  if (a.Room < 1 || a.Digits != kDigits || a.State != 3 ||
+      (a.histograms_of_ranks == nullptr) != (a.shift == kFirstShift) ||
       (a.state_before == nullptr) != (a.shift == kFirstShift)) {
     throw std::invalid_argument(
         "shift, state, histogram: expected 28 without, or less with what the call before and "

@@ -136,10 +136,12 @@ PART_SEARCH = op(
     "One digit of the search for the key that a cut ends with.",
     """
     A key is 32 bits, in digits of 4. histogram gains what this rank's elements weigh whose keys begin with the digits
-    known so far, by the digit at `shift`, descending; at shift -4, after the last, the number of elements that have the
-    key. state: the key so far, what larger ones weigh, and what is to be reached; it follows from state_before and what
-    the ranks found one digit earlier. Rows without such a cut, settled rows and those without a distribution stay as
-    they are. What top_p keeps a part of is `totals`, or where top_k cuts the sum of the first histogram.
+    known so far, by the digit at `shift`, descending; at shift -4, after the last, the number of elements that have
+    the key. From shift 16 on, list has the elements whose keys begin so, as places, and listed their number, unless
+    there is no room for them. state: the key so far, what larger ones weigh, and what is to be reached; it follows
+    from state_before and what the ranks found one digit earlier. Rows without such a cut, settled rows and those
+    without a distribution stay as they are. What top_p keeps a part of is `totals`, or where top_k cuts the sum of
+    the first histogram.
     """,
     inp("logits", "row_temperature", "row_top_p", "row_top_k", "row_min_p", "position"),
     _TOPS,
@@ -151,6 +153,8 @@ PART_SEARCH = op(
     _tensor(Role.IN, "histograms_of_ranks", I64, "Ranks", "R_cap", "Digits", doc="Of that call.", optional=True),
     _tensor(Role.OUT, "state", I64, "R_cap", "State", doc="Three numbers."),
     _tensor(Role.INOUT, "histogram", I64, "R_cap", "Digits", doc="Sums of 16 digits; zeros before."),
+    _tensor(Role.INOUT, "list", I64, "R_cap", "Room", doc="Elements in no order."),
+    _tensor(Role.INOUT, "listed", I64, "R_cap", doc="How many there are; zero before."),
     attrs=(_FIRST_TOKEN, _VOCAB_SIZE, AttrSpec("shift", int, "Bits behind the digit.", None, -4, 28), _BY_MASS),
 )
 

@@ -108,11 +108,12 @@ class KernelRows(LocalRows):
         histograms = self._zeros(len(shifts), 1 << DIGIT_BITS).view(len(shifts), self._rows, -1)
         given = {"logits": self._logits, **self._params(*_FILTERED, "position"), **self._met, **self._columns}
         given |= {"settled": self._settled, "by_mass": by_mass}
+        lists = {"list": self._empty(_ROOM), "listed": self._zeros()}
         state, heard = None, None
         for shift, histogram in zip(shifts, histograms, strict=True):
             before, state = {"state_before": state, "histograms_of_ranks": heard}, self._empty(3)
             found = {"state": state, "histogram": histogram}
-            self._run("part_search", **given, **before, **found, totals=totals, last_kept=last, shift=shift)
+            self._run("part_search", **given, **lists, **before, **found, totals=totals, last_kept=last, shift=shift)
             heard = group.gather(histogram if shift >= 0 else histogram[:, 0].contiguous())
         kept = self._empty()
         found = {"state": state, "ties_of_ranks": heard, "last_kept": kept}
@@ -182,4 +183,6 @@ class KernelRows(LocalRows):
         self._backend.bind_part(op, **operands)()
 
 
+_ROOM = 4096
+"""Elements of a part that a search for a cut lists."""
 _FILTERED = ("row_temperature", "row_top_p", "row_top_k", "row_min_p")

@@ -12,7 +12,7 @@ top_k <= 32, whatever else             256: its first 32
 top_p, if 32 of each rank settle it    264: also its shares
 top_p else                             1,312: also 8 histograms of 16 masses, ties, the mass it keeps, the token
 top_k > 32                             1,304: the same without shares; 256 if 32 of each rank settle it
-top_k > 32 with top_p                  2,344: two such searches, and the mass that top_k keeps
+top_k > 32 with top_p                  2,336: two such searches
 min_p alone                            24: the first, the mass it keeps, the token
 log-probability and rank of the token  8 to 16 more: the shares at temperature 1 unless known, a count
 token_logprobs, N columns              8 * max(N - 1, 1) + 24

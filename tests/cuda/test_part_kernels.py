@@ -26,6 +26,12 @@ def test_every_step(count: int, width: int, dtype: Any, cuda: Any) -> None:
     compare(cuda, width, dtype, count, WIDTHS.index(width) if width in WIDTHS else 0, "cuda")
 
 
+def test_a_search_whose_elements_are_too_many_to_be_listed(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_hal.parallel.kernels._ROOM", 100)
+    for number, dtype in enumerate(TYPES):
+        compare(cuda, 64_512, dtype, 32, number, "cuda")
+
+
 @pytest.mark.parametrize("rows", [1, 6, 384])
 def test_as_many_rows_as_a_step_has(rows: int, cuda: Any) -> None:
     """In clusters of every size."""

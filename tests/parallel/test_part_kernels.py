@@ -88,6 +88,13 @@ def test_every_step(width: int, dtype: Any) -> None:
     compare(OneAtATime(ARCHS[number % 2], number), width, dtype, (32, 1)[number // 2 % 2], number)
 
 
+@pytest.mark.parametrize("room", [1, 40])
+def test_a_search_whose_elements_are_too_many_to_be_listed(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_hal.parallel.kernels._ROOM", room)
+    for number, dtype in enumerate(TYPES):
+        compare(OneAtATime(ARCHS[number % 2], number), 1025, dtype, 32, number)
+
+
 def test_a_wide_part_and_a_long_list() -> None:
     """More chunks than a warp has lanes, and more places than are found at once."""
     rng = np.random.default_rng(3)

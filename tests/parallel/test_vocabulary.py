@@ -283,7 +283,7 @@ BYTES = {
     "all": (256, 256, 1),
     "top_p": (264, 1312, 13),
     "top_p wide": (1312, 1312, 13),
-    "large top_k and top_p": (2344, 2344, 22),
+    "large top_k and top_p": (2336, 2336, 21),
     "min_p": (24, 24, 3),
     "top_p and min_p": (1312, 1312, 13),
 }

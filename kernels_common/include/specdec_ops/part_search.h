@@ -24,8 +24,10 @@ struct PartSearchArgs {
   const int64_t* histograms_of_ranks;  // [Ranks, R_cap, Digits], may be null
   int64_t* state;  // [R_cap, State]
   int64_t* histogram;  // [R_cap, Digits]
+  int64_t* list;  // [R_cap, Room]
+  int64_t* listed;  // [R_cap]
   FloatType logits_type;
-  int64_t R_cap, V, Chunks, Ranks, Listed, State, Digits;
+  int64_t R_cap, V, Chunks, Ranks, Listed, State, Digits, Room;
   int32_t first_token;
   int32_t vocab_size;
   int32_t shift;
@@ -36,7 +38,7 @@ struct PartSearchArgs {
 namespace detail::part_search {
 struct Tables {
   using Args = PartSearchArgs;
-  enum : int { R_cap, V, Chunks, Ranks, Listed, State, Digits };
+  enum : int { R_cap, V, Chunks, Ranks, Listed, State, Digits, Room };
   enum : int { first_token, vocab_size, shift, by_mass };
   static constexpr SymbolInfo symbols[] = {
       {"R_cap", 0, INT64_MAX, offsetof(Args, R_cap)},
@@ -46,6 +48,7 @@ struct Tables {
       {"Listed", 0, INT64_MAX, offsetof(Args, Listed)},
       {"State", 0, INT64_MAX, offsetof(Args, State)},
       {"Digits", 0, INT64_MAX, offsetof(Args, Digits)},
+      {"Room", 0, INT64_MAX, offsetof(Args, Room)},
   };
   static constexpr OperandInfo operands[] = {
       OperandInfo{"logits", Cell::kFloat, Access::kRead, offsetof(Args, logits), {{R_cap}, {V}}}
@@ -68,6 +71,8 @@ struct Tables {
           .or_null(),
       OperandInfo{"state", Cell::kInt64, Access::kWrite, offsetof(Args, state), {{R_cap}, {State}}},
       OperandInfo{"histogram", Cell::kInt64, Access::kWrite, offsetof(Args, histogram), {{R_cap}, {Digits}}},
+      OperandInfo{"list", Cell::kInt64, Access::kWrite, offsetof(Args, list), {{R_cap}, {Room}}},
+      OperandInfo{"listed", Cell::kInt64, Access::kWrite, offsetof(Args, listed), {{R_cap}}},
   };
   static constexpr AttributeInfo attributes[] = {
       {"first_token", 0, 2147483647, offsetof(Args, first_token), 4},
