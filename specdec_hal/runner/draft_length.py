@@ -38,9 +38,8 @@ STEADY = 0.97
 """What a measured step still counts for behind the next one with as many requests."""
 SAME = 0.5
 """A size as far as this from the mean tells nothing of the slope, which is then not forgotten either."""
-DISTURBED = 1.25
-"""A step counts as having taken so many times what was expected at most, and tells nothing of the slope then: whatever
-disturbs steps for a while would otherwise be taken for the cost of the drafts that were fed meanwhile."""
+DISTURBED = 1.5
+"""A step counts as having taken so many times what was expected at most: whatever disturbs steps makes them longer."""
 FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
 """Steps without drafts before drafting is tried again, and with how many drafts."""
 AT_ONCE = 16
@@ -109,11 +108,9 @@ class Cost:
         held = self._groups.get(group)
         if held is None:
             held = self._groups[group] = _Group()
-        disturbed = False
         if self._of_steps and held.weight:
             expected = self(size, group)
             if held.weight > 5:
-                disturbed = seconds > DISTURBED * expected
                 seconds = min(seconds, DISTURBED * expected)
             elif seconds < expected / 3:  # what was seen before took part in compiling
                 held = self._groups[group] = _Group()
@@ -122,7 +119,6 @@ class Cost:
         if held.weight:
             off, share = size - held.size / held.weight, before / (before + 1)
             keep = STEADY if abs(off) > SAME else 1.0
-            share = 0.0 if disturbed else share
             self._spread = self._spread * keep + share * off * off
             self._together = self._together * keep + share * off * (seconds - held.seconds / held.weight)
         held.weight, held.size, held.seconds = before + 1, held.size * STEADY + size, held.seconds * STEADY + seconds
