@@ -2,9 +2,10 @@
 
 ``python benchmarks/draft_length.py --out benchmarks/results/NAME.json [--turns N] [PART...]``. Parts: lengths (each
 example prompt by itself and four times at once, greedy and sampled: plain decoding, K = 1 to 8, adaptive), mtp (seconds
-of a draft over those of a plain step, with 1 slot and with 4). Every engine has a model of its own, decodes a prompt
-untimed before the turns, and forgets it before each of them. Ratios are medians over the turns, each within one turn.
-``--clock cpu`` counts the processor time of the process, for a machine that does other work too.
+of a draft over those of a plain step, with 1 slot and with 4, and of the products with weights in both). Every engine
+has a model of its own, decodes a prompt untimed before the turns, and forgets it before each of them. Ratios are
+medians over the turns, each within one turn. ``--clock cpu`` counts the processor time of the process, for a machine
+that does other work too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from statistics import geometric_mean, mean, median
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from record import write
 
 from specdec_hal import hookimpl, load
@@ -141,10 +143,39 @@ class Bench:
                     elif turn >= 0:
                         steps[name].append(median(one.seconds["propose"] for one in drafted) / MTP_DRAFTS)
             share = median(a / b for a, b in zip(steps["mtp"], steps["plain"], strict=True))
+            proposer: Any = sides["mtp"][0]._proposer
+            products = self._products(sides["mtp"][0].model, proposer._module, slots)
             self.note(
                 part="mtp", slots=slots, drafts=MTP_DRAFTS, draft_s=median(steps["mtp"]),
-                plain_step_s=median(steps["plain"]), share=share,
+                plain_step_s=median(steps["plain"]), share=share, **products,
             )  # fmt: skip
+
+    def _products(self, model: Any, module: Any, rows: int) -> dict[str, float]:
+        """Seconds of the products with weights alone: of a plain step, of a draft, and of the head, which both have.
+
+        Each weight once a round, as a step has it.
+        """
+        layer, inner = model.config.hidden_size, model.config.intermediate_size
+
+        def of_layer(one: Any) -> list[tuple[Any, int]]:
+            return [(one.qkv, layer), (one.out, layer), (one.gate_up, layer), (one.down, inner)]
+
+        head, enter = [(model._head, layer)], [(module._embedding_in, layer), (module._hidden_in, layer)]
+        sides = {
+            "plain": [part for one in model._layers for part in of_layer(one)] + head,
+            "draft": [*enter, *of_layer(module._model._layers[0]), *head],
+            "head": head,
+        }
+        inputs = {width: model._upload(np.ones((rows, width), np.float32)) for width in (layer, inner)}
+        taken: dict[str, list[float]] = {name: [] for name in sides}
+        with model._inference():
+            for _ in range(200):
+                for name, products in sides.items():
+                    start = self.clock()
+                    for weight, width in products:
+                        model._project(inputs[width], weight, rows)
+                    taken[name].append(self.clock() - start)
+        return {f"{name}_products_s": median(some) for name, some in taken.items()}
 
 
 def _keeping(records: list[Any]) -> Callable[..., None]:

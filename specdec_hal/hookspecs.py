@@ -14,7 +14,7 @@ that module and answering these hooks must load no accelerator library: everythi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from specdec_hal.backend import BackendSpec
-    from specdec_hal.proposers.protocol import Proposer, ProposerContext
+    from specdec_hal.models.protocol import ModelMemory
+    from specdec_hal.proposers.protocol import MemoryContext, Proposer, ProposerContext
     from specdec_hal.runner.metrics import StepRecord
 
 ANY_ARCHITECTURE = "*"
@@ -44,8 +45,8 @@ class ProposerSpec:
     pydantic model of the section ``speculative.<name>`` (derive it from :class:`specdec_hal.config.Section`), or a
     function that returns it, so that a plug-in's import stays light; None: the proposer has no settings. `pads_drafts`
     says of these settings whether drafts are padded to K whatever is left of the request, so that they may stand up to
-    K positions past the length limit: the KV cache then gets that room. `uses_mtp`: it asks the target for its MTP
-    module, whose memory is counted with the runner's.
+    K positions past the length limit: the KV cache then gets that room. `memory`: bytes of what the factory would
+    allocate, by what they are for; they are counted with the runner's before anything is allocated.
     """
 
     name: str
@@ -53,7 +54,7 @@ class ProposerSpec:
     settings: type[BaseModel] | Callable[[], type[BaseModel]] | None = None
     doc: str = ""
     pads_drafts: Callable[[Any], bool] = lambda settings: False
-    uses_mtp: bool = False
+    memory: Callable[[MemoryContext], Mapping[str, int]] = lambda context: {}
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,14 @@ class ModelSpec:
     nobody else announces; `framework` what computes it ("paddle", "torch" or another), as ``model.framework`` says.
 
     `loader(path, device=..., **options)` builds the :class:`specdec_hal.models.TargetModel` of a checkpoint folder,
-    whose config.json has been read already, in the memory of a place ("cpu", "cuda:0").
+    whose config.json has been read already, in the memory of a place ("cpu", "cuda:0"). `memory(path, device=...)`
+    tells what that would take, for a draft model that may not fit beside its target; None: nobody knows before.
     """
 
     name: str
     framework: str
     loader: Callable[..., Any]
+    memory: Callable[..., ModelMemory] | None = None
 
 
 @hookspec

@@ -26,8 +26,8 @@ from specdec_hal.suggest import did_you_mean
 from specdec_hal.wording import describe, short
 
 if TYPE_CHECKING:
-    from specdec_hal.models.protocol import TargetModel
-    from specdec_hal.proposers.protocol import Proposer, ProposerContext
+    from specdec_hal.models.protocol import ModelMemory, TargetModel
+    from specdec_hal.proposers.protocol import MemoryContext, Proposer, ProposerContext
     from specdec_hal.runner.metrics import StepRecord
 
 BUILTINS = (
@@ -332,6 +332,11 @@ class Registry:
         plugin, spec = self._proposer(name)
         return bool(call(f"proposer '{name}' of {plugin.label}", "pads_drafts", spec.pads_drafts, settings))
 
+    def draft_memory(self, name: str, context: MemoryContext) -> dict[str, int]:
+        """Bytes that a proposer would allocate, by what they are for; raises as :meth:`get_proposer`."""
+        plugin, spec = self._proposer(name)
+        return dict(call(f"proposer '{name}' of {plugin.label}", "memory", spec.memory, context))
+
     def disable_proposers(self, plugin: Plugin, error: str) -> None:
         """Take a plug-in's proposers away for a fault that shows after loading, which stays its own."""
         plugin.proposers, plugin.error = (), error
@@ -381,6 +386,15 @@ class Registry:
         values = ("config", "framework", "capabilities")
         check_members(what, model, methods=("allocate", "forward", "compute_logits"), values=values)
         return model
+
+    def model_memory(self, name: str, framework: str, path: str | os.PathLike[str], device: str) -> ModelMemory | None:
+        """What a model would take in that place; None where nobody knows. Raises as :meth:`build_model`."""
+        plugin, spec = self._model(name, framework)
+        if spec.memory is None:
+            return None
+        what = f"model '{name}' ({framework}) of {plugin.label}"
+        need: ModelMemory | None = call(what, "memory", spec.memory, path, device=device)
+        return need
 
     def _model(self, name: str, framework: str) -> tuple[Plugin, ModelSpec]:
         every = [(plugin, spec) for plugin in self.plugins() for spec in plugin.models]

@@ -47,6 +47,11 @@ class LlamaConfig(ModelConfig):
     rope_scaling: RopeScaling | None = None
     dtype: str | None = None
 
+    @property
+    def kv_width(self) -> int:
+        """Numbers that a layer keeps of a position: its keys and values."""
+        return 2 * self.num_key_value_heads * self.head_dim
+
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

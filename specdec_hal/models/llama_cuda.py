@@ -183,8 +183,7 @@ class LlamaCuda:
 
     def mtp_bytes_per_block(self, block_size: int) -> int:
         """See MTPModel.mtp_bytes_per_block: those of one layer."""
-        line: int = self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
-        return 2 * block_size * line
+        return block_size * self.config.kv_width * int(self.dtype.itemsize)
 
     def mtp_module(self) -> LlamaCudaMTP:
         """See MTPModel.mtp_module."""

@@ -10,7 +10,7 @@ from specdec_hal.backend import AUTO
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
 from specdec_hal.models import llama_cpp_api
 from specdec_hal.models.checkpoint import CONFIG, read_json
-from specdec_hal.models.protocol import TargetModel
+from specdec_hal.models.protocol import ModelMemory, TargetModel
 from specdec_hal.registry import Registry, or_default
 
 if TYPE_CHECKING:
@@ -34,6 +34,19 @@ def load_model(
     no plug-in knows; PluginError for a plug-in's loader that fails.
     """
     registry = or_default(registry)
+    return registry.build_model(*_announced(path, framework, registry), path, **options)
+
+
+def checkpoint_memory(
+    path: str | Path, framework: str = AUTO, *, registry: Registry | None = None, device: str = "cpu"
+) -> ModelMemory | None:
+    """What :func:`load_model` would take; None where nobody knows before. Errors as there."""
+    registry = or_default(registry)
+    return registry.model_memory(*_announced(path, framework, registry), path, device)
+
+
+def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[str, str]:
+    """Architecture and framework by which the registry knows a checkpoint's model."""
     if framework != AUTO and framework not in (known := registry.frameworks()):
         raise ArgumentError(
             op="load_model",
@@ -51,14 +64,14 @@ def load_model(
                 cure="leave it out, or convert the file with tools/gguf_to_hf.py",
             )  # fmt: skip
         chosen = llama_cpp_api.FRAMEWORK if framework == AUTO else framework
-        return registry.build_model("GGUF", chosen, path, **options)
+        return "GGUF", chosen
     if framework == llama_cpp_api.FRAMEWORK:
-        return registry.build_model("GGUF", framework, path, **options)  # which says what it wants instead
+        return "GGUF", framework  # whose loader says what it wants instead
     raw = read_json(path, CONFIG)
     chosen = _installed(BUILTIN_FRAMEWORKS if framework == AUTO else (framework,))
     names = raw.get("architectures")
     architecture = names[0] if isinstance(names, list) and names else "LlamaForCausalLM"
-    return registry.build_model(str(architecture), chosen, path, **options)
+    return str(architecture), chosen
 
 
 def is_gguf(path: str | Path) -> bool:

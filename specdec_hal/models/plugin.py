@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
 from specdec_hal.hookspecs import ANY_ARCHITECTURE, ModelSpec, hookimpl
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
+from specdec_hal.models.protocol import ModelMemory
+from specdec_hal.staging import Field
 
 if TYPE_CHECKING:
     from specdec_hal.parallel.group import Group
@@ -66,6 +68,27 @@ def _llama_cpp(path: str | Path, *, group: Group | None = None, **options: Any) 
     return LlamaCpp(path, **options)
 
 
+def _host_memory(path: str | Path, *, device: str) -> ModelMemory:
+    """The models on CPUs keep everything in float32, and a cache that grows."""
+    from specdec_hal.models.checkpoint import read_config
+    from specdec_hal.models.weights import read_memory
+
+    config = read_config(path)
+    return ModelMemory(read_memory(path, config), 0, Field((config.hidden_size,), "float32").nbytes)
+
+
+def _torch_memory(path: str | Path, *, device: str) -> ModelMemory:
+    if device == "cpu":
+        return _host_memory(path, device=device)
+    from specdec_hal.models.checkpoint import read_config
+    from specdec_hal.models.weights import loaded_memory
+
+    config = read_config(path)
+    dtype, weights = loaded_memory(path, config)
+    cache = Field((config.num_hidden_layers, config.kv_width), dtype)
+    return ModelMemory(weights, cache.nbytes, Field((config.hidden_size,), dtype).nbytes)
+
+
 def _read(path: str | Path) -> tuple[Any, Any]:
     from specdec_hal.models.checkpoint import read_config
     from specdec_hal.models.weights import read_weights
@@ -91,7 +114,7 @@ def _refused(framework: str, argument: str, expected: str, got: object, cure: st
 def specdec_models() -> list[ModelSpec]:
     """A Llama-style decoder in PaddlePaddle, and in PyTorch, which has another one for CUDA GPUs; any GGUF file."""
     return [
-        ModelSpec(ARCHITECTURE, "paddle", _paddle),
-        ModelSpec(ARCHITECTURE, "torch", _torch),
+        ModelSpec(ARCHITECTURE, "paddle", _paddle, _host_memory),
+        ModelSpec(ARCHITECTURE, "torch", _torch, _torch_memory),
         ModelSpec(ANY_ARCHITECTURE, FRAMEWORK, _llama_cpp),
     ]

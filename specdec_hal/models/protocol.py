@@ -47,6 +47,19 @@ class ModelCapabilities:
     hidden_dtype: str = "float32"
 
 
+@dataclass(frozen=True)
+class ModelMemory:
+    """Bytes that a checkpoint takes once it is loaded: `weights`, by what they are for, reading them included.
+
+    `kv_position`: of a position in a pool of KV blocks, all layers; 0 for a cache that grows with its contexts.
+    `hidden_row`: of a token's hidden state.
+    """
+
+    weights: Mapping[str, int]
+    kv_position: int
+    hidden_row: int
+
+
 @dataclass
 class Segment:
     """Tokens ``[start, start + length)`` of a packed batch: `slot`'s, at ``position .. position + length - 1``.

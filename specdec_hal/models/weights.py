@@ -8,7 +8,6 @@ A weight that is not finite is refused: one NaN makes every token of every reque
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from specdec_hal.models.checkpoint import (
     parse_json,
     read_json,
 )
+from specdec_hal.staging import Field
 from specdec_hal.wording import short
 
 Shapes = dict[str, tuple[int, ...]]
@@ -50,15 +50,7 @@ def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArr
     from safetensors import deserialize
 
     files = _files(Path(folder), config)
-    _require_memory(
-        Path(folder),
-        {
-            "weights as float32": 4 * _elements(expected_shapes(config)),
-            "the largest file": max(file.stat().st_size for file in files),
-        },
-        "cpu",
-        host_free(),
-    )
+    _require_memory(Path(folder), _widened_memory(files, config), "cpu", host_free())
     weights = {}
     for file, stored in files.items():
         for name, info in deserialize(file.read_bytes()):
@@ -68,6 +60,18 @@ def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArr
                 if bad:
                     raise _not_finite(file, name, f"{bad} that are not")
     return weights
+
+
+def read_memory(folder: str | Path, config: LlamaConfig) -> dict[str, int]:
+    """Bytes that :func:`read_weights` takes, by what they are for."""
+    return _widened_memory(_files(Path(folder), config), config)
+
+
+def _widened_memory(files: Mapping[Path, Any], config: LlamaConfig) -> dict[str, int]:
+    return {
+        "weights as float32": _bytes(expected_shapes(config), "float32"),
+        "largest file": max(file.stat().st_size for file in files),
+    }
 
 
 def load_weights(
@@ -89,15 +93,14 @@ def load_weights(
     from safetensors import safe_open
 
     files = _files(Path(folder), config)
-    dtype = dtype or config.dtype or next(s[EMBEDDING] for s in files.values() if EMBEDDING in s)
+    dtype = dtype or _dtype(files, config)
     wanted = expected_shapes(config, mtp=False)
     if mtp:
         wanted = {name: shape for name, shape in expected_shapes(config).items() if name not in wanted}
-    size = np.dtype("uint16" if dtype == "bfloat16" else dtype).itemsize
     if part is not None:
         wanted = {name: _cut(shape, part(name)) for name, shape in wanted.items()}
     free = get_device(device, "torch").free_bytes()
-    _require_memory(Path(folder), {f"weights as {dtype}": size * _elements(wanted)}, device, free)
+    _require_memory(Path(folder), {f"weights as {dtype}": _bytes(wanted, dtype)}, device, free)
     weights: dict[str, Any] = {}
     finite: dict[tuple[Path, str], Any] = {}
     for file, stored in files.items():
@@ -112,6 +115,16 @@ def load_weights(
         if not good:
             raise _not_finite(file, f"{name} as {dtype}", "some that are not")
     return weights
+
+
+def loaded_memory(folder: str | Path, config: LlamaConfig) -> tuple[str, dict[str, int]]:
+    """The checkpoint's dtype, and bytes that :func:`load_weights` takes for its decoder, by what they are for."""
+    dtype = _dtype(_files(Path(folder), config), config)
+    return dtype, {f"weights as {dtype}": _bytes(expected_shapes(config, mtp=False), dtype)}
+
+
+def _dtype(files: Mapping[Path, Mapping[str, str]], config: LlamaConfig) -> str:
+    return config.dtype or next(stored[EMBEDDING] for stored in files.values() if EMBEDDING in stored)
 
 
 def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
@@ -222,8 +235,8 @@ def _cut(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
     return (*lengths, *shape[len(slices) :])
 
 
-def _elements(shapes: Shapes) -> int:
-    return sum(prod(shape) for shape in shapes.values())
+def _bytes(shapes: Shapes, dtype: str) -> int:
+    return sum(Field(shape, dtype).nbytes for shape in shapes.values())
 
 
 def _require_memory(folder: Path, parts: Mapping[str, int], place: str, free: int | None) -> None:

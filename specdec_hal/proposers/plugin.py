@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specdec_hal.hookspecs import ProposerSpec, hookimpl
 
 if TYPE_CHECKING:
-    from specdec_hal.proposers.protocol import Proposer, ProposerContext
+    from specdec_hal.proposers.protocol import MemoryContext, Proposer, ProposerContext
 
 
 def _settings(module: str, name: str) -> Callable[[], Any]:
@@ -22,6 +22,14 @@ def _proposer(module: str, name: str) -> Callable[[ProposerContext], Proposer]:
         return proposer
 
     return make
+
+
+def _memory(name: str) -> Callable[[MemoryContext], dict[str, int]]:
+    def count(context: MemoryContext) -> dict[str, int]:
+        parts: dict[str, int] = getattr(import_module("specdec_hal.proposers.memory"), name)(context)
+        return parts
+
+    return count
 
 
 def _pads(settings: Any) -> bool:
@@ -45,7 +53,7 @@ def specdec_proposers() -> list[ProposerSpec]:
             "mtp",
             _proposer("mtp", "MTPProposer"),
             doc="the checkpoint's multi-token-prediction module, chained for K drafts",
-            uses_mtp=True,
+            memory=_memory("mtp_memory"),
         ),
         ProposerSpec(
             "hybrid",
@@ -53,7 +61,7 @@ def specdec_proposers() -> list[ProposerSpec]:
             _settings("hybrid", "HybridSettings"),
             "drafts of the MTP module, continued by n-gram look-up",
             _pads,
-            uses_mtp=True,
+            memory=_memory("hybrid_memory"),
         ),
         ProposerSpec(
             "suffix",
@@ -66,5 +74,6 @@ def specdec_proposers() -> list[ProposerSpec]:
             _proposer("draft_model", "draft_model_proposer"),
             _settings("draft_model", "DraftModelSettings"),
             "a second, smaller model of the same vocabulary drafts",
+            memory=_memory("draft_model_memory"),
         ),
     ]

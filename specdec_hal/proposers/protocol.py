@@ -13,7 +13,7 @@ from specdec_hal.errors import UnsupportedError
 if TYPE_CHECKING:
     from specdec_hal.backend import Backend
     from specdec_hal.config.schema import Config
-    from specdec_hal.models.protocol import TargetModel
+    from specdec_hal.models.protocol import ModelMemory, TargetModel
     from specdec_hal.models.tokenizer import Tokenizer
     from specdec_hal.state import DecodeState
 
@@ -37,6 +37,22 @@ class ProposerContext:
     config: Config
     load_model: Callable[[str], TargetModel]
     kv_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class MemoryContext:
+    """What a :class:`~specdec_hal.hookspecs.ProposerSpec`'s `memory` counts from: nothing is allocated yet.
+
+    `symbols`: sizes of the runner's tensors, by their names in the op vocabulary. `checkpoint_memory(path)`: what
+    `load_model(path)` of the :class:`ProposerContext` would take; None if nobody knows before. The others as there.
+    """
+
+    model: TargetModel
+    settings: Any
+    config: Config
+    symbols: Mapping[str, int]
+    kv_blocks: int
+    checkpoint_memory: Callable[[str], ModelMemory | None]
 
 
 @dataclass(frozen=True)

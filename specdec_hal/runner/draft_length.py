@@ -1,9 +1,9 @@
 """How many tokens to draft for each request: as many as give the most tokens a second, by what was measured so far.
 
 A step is expected to give a token for each request, and for each draft the probability that it and those before it are
-accepted; and to take as long as steps with as many requests and as many drafts took. Both sides are measured while
-decoding. The drafts of all requests are ranked by that probability, and as many of them are fed as make the ratio
-largest: a step's time is no line, so that drafts which would not pay one by one may pay together.
+accepted; and to take as long as steps with as many requests and as many drafts took lately. Both sides are measured
+while decoding. The drafts of all requests are ranked by that probability, and as many of them are fed as make the ratio
+largest.
 
 Texts repeat in stretches. Acceptance is therefore counted apart for steps behind one whose drafts were all accepted,
 and few observations say little against what is usual: a position that was rejected once is not given up, or nobody
@@ -15,19 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
-
-import numpy as np
-import numpy.typing as npt
 
 from specdec_hal.runner.sequence import Sequence
 
-RECENT = 0.97
-"""What an observation of a request still counts for behind the next one: some thirty of them decide."""
+RECENT = 0.98
+"""What an observation of a request still counts for behind the next one: some fifty of them decide."""
 POOLED = 0.99
 """The same for all requests together, from whose acceptance a new one starts."""
-HOPES = np.array([0.6, 0.9]), np.array([0.85, 0.92])
+HOPES = (0.6, 0.9), (0.85, 0.92)
 """Acceptance of the first draft, and of one behind an accepted one, before anything was seen: that of n-gram look-ups
 in code and prose. The second number is for steps behind one whose drafts were all accepted."""
 HOPED_FIRST, TRUST_FIRST = 4.0, 8.0
@@ -37,24 +34,18 @@ for; `ALIKE`: what is seen at all positions behind the first, for each of them."
 SLOPE, SPREAD = 0.05, 2.0
 """What a token more costs of a request's share of a step before steps with other numbers of drafts were seen, and what
 that counts for: as steps would whose squared distances from their mean are as large together."""
-STEADY = 0.99
+STEADY = 0.97
 """What a measured step still counts for behind the next one with as many requests."""
-KEPT = 0.998
-"""What steps measured near a size still count for behind the next step: sizes that are not tried are remembered."""
-BEND, PARTS = 1.0, 32
-"""Steps that the line counts for against those measured near a size; parts that the sizes of a group are cut into."""
-KERNEL = np.array([1, 2, 3, 2, 1]) / 3
-"""What a step counts for in the parts beside its own."""
-OFTEN = 16
-"""Measured steps behind which their curve is drawn anew; the first ones at once."""
+SAME = 0.5
+"""A size as far as this from the mean tells nothing of the slope, which is then not forgotten either."""
+DISTURBED = 1.5
+"""A step counts as having taken so many times what was expected at most: whatever disturbs steps makes them longer."""
 FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
 """Steps without drafts before drafting is tried again, and with how many drafts."""
 AT_ONCE = 16
 """Requests whose chances are worked out anew in a step: the others keep theirs for some steps."""
 LARGE = 1e9
 """Weight of a step from which on the sums are scaled down."""
-
-Floats = npt.NDArray[np.floating[Any]]
 
 
 class Drafted(NamedTuple):
@@ -66,53 +57,49 @@ class Drafted(NamedTuple):
 
 
 class _Group:
-    """Decayed sums of what was measured with one number of requests: weight, sizes, seconds.
+    """Decayed sums of what was measured with one number of requests: weight, sizes, seconds."""
 
-    `near` [parts][3]: the same sums by parts of the sizes, whose middles are `at`, in units of `unit`. `curve`: see
-    :meth:`Cost.seconds`; `due`: measurements until it is drawn anew.
-    """
-
-    def __init__(self, most: int) -> None:
+    def __init__(self) -> None:
         self.weight = self.size = self.seconds = 0.0
-        self.most, self.part = most, -(-most // PARTS)
-        self.at = np.arange(PARTS + 1) * self.part + (self.part - 1) / 2
-        self.near, self.unit = [[0.0, 0.0, 0.0] for _ in self.at], 1.0
-        self.curve: list[float] = []
-        self.due = 0
 
-    def add_near(self, size: int, seconds: float) -> None:
-        """Count a measurement for the sizes near to it."""
-        self.unit /= KEPT
-        if self.unit > LARGE:
-            self.near, self.unit = [[one / self.unit for one in sums] for sums in self.near], 1.0
-        at, unit = min(size // self.part, PARTS), self.unit
-        weight, sizes, total = self.near[at]
-        self.near[at] = [weight * RECENT + unit, sizes * RECENT + unit * size, total * RECENT + unit * seconds]
+
+class Line(NamedTuple):
+    """Seconds of a step by its size."""
+
+    start: float
+    slope: float
+
+    def __call__(self, size: float) -> float:
+        """Seconds of that size."""
+        return self.start + self.slope * size
 
 
 class Cost:
-    """Seconds by size: along a line for each group of measurements, parallel to the others, and bent to what is near.
+    """Seconds by size: along a line for each group of measurements, all lines parallel.
 
-    Groups are steps with as many requests, whose number costs more than its tokens do. Lines, because what disturbs a
-    step on a busy machine is larger than what bends them; where many steps were measured, they tell. `most`: sizes of
-    one request. `spread`: what :data:`SLOPE` counts for. `guarded`: measurements that are out of all proportion do not
+    Groups are steps with as many requests, whose number costs more than its tokens do. What was measured last counts
+    most, since requests differ: the lines touch the curve, if it is one, at the sizes that are used. `spread`: what
+    :data:`SLOPE` counts for. `of_steps`: size 0 takes time too, and measurements that are out of all proportion do not
     count as such.
     """
 
-    def __init__(self, most: int, spread: float = SPREAD, *, guarded: bool = True) -> None:
-        self._most, self._prior, self._guarded = most, spread, guarded
+    def __init__(self, spread: float = SPREAD, *, of_steps: bool = True) -> None:
+        self._prior, self._of_steps = spread, of_steps
         self._groups: dict[int, _Group] = {}
         self._spread = self._together = 0.0
 
     @property
     def least(self) -> float:
         """Seconds that one more costs at least: not nothing, or nobody would try fewer and find out."""
-        weight = sum(one.weight for one in self._groups.values())
-        return SLOPE / 4 * sum(one.seconds / number for number, one in self._groups.items()) / (weight or 1.0)
+        weight = share = 0.0
+        for number, one in self._groups.items():
+            weight += one.weight
+            share += one.seconds / number
+        return SLOPE / 4 * share / (weight or 1.0)
 
     @property
     def slope(self) -> float:
-        """Seconds that one more costs, of the lines."""
+        """Seconds that one more costs."""
         least = self.least
         return max((self._together + 4 * least * self._prior) / (self._spread + self._prior), least)
 
@@ -120,59 +107,39 @@ class Cost:
         """Count a measurement."""
         held = self._groups.get(group)
         if held is None:
-            held = self._new(group)
-        if self._guarded and held.weight:
+            held = self._groups[group] = _Group()
+        if self._of_steps and held.weight:
             expected = self(size, group)
             if held.weight > 5:
-                seconds = min(seconds, 2 * expected)
+                seconds = min(seconds, DISTURBED * expected)
             elif seconds < expected / 3:  # what was seen before took part in compiling
-                held = self._new(group)
+                held = self._groups[group] = _Group()
                 self._spread = self._together = 0.0
         before = held.weight * STEADY
         if held.weight:
             off, share = size - held.size / held.weight, before / (before + 1)
-            self._spread = self._spread * STEADY + share * off * off
-            self._together = self._together * STEADY + share * off * (seconds - held.seconds / held.weight)
+            keep = STEADY if abs(off) > SAME else 1.0
+            self._spread = self._spread * keep + share * off * off
+            self._together = self._together * keep + share * off * (seconds - held.seconds / held.weight)
         held.weight, held.size, held.seconds = before + 1, held.size * STEADY + size, held.seconds * STEADY + seconds
-        held.add_near(size, seconds)
-        held.due -= 1
-        if held.due <= 0:
-            held.curve, held.due = [], min(int(held.weight) + 1, OFTEN)
 
-    def _new(self, group: int) -> _Group:
-        made = self._groups[group] = _Group(self._most * group)
-        return made
+    def __call__(self, size: float, group: int = 1) -> float:
+        """The expected seconds of one size."""
+        return self.line(group)(size)
 
-    def __call__(self, size: int, group: int = 1) -> float:
-        """The expected seconds of one size; see :meth:`seconds`."""
-        curve = self.seconds(group)
-        return curve[min(size, len(curve) - 1)]
+    def line(self, group: int) -> Line:
+        """The expected seconds of so many requests: of the group that is nearest to this one, if it was not measured.
 
-    def seconds(self, group: int) -> list[float]:
-        """The expected seconds of every size that so many requests can have, and of one more.
-
-        Of the group that is nearest to this one, if it was not measured; 0 before the first measurement.
+        0 before the first measurement.
         """
-        known = self._groups.get(group)
-        if known is None or not known.weight:
-            others = [number for number, one in self._groups.items() if one.weight]
-            if not others:
-                return [0.0] * (self._most * group + 2)
-            nearest = self._groups[min(others, key=lambda number: abs(number - group))]
-            return self._draw(nearest, self._most * group)
-        if not known.curve:
-            known.curve = self._draw(known, known.most)
-        return known.curve
-
-    def _draw(self, held: _Group, most: int) -> list[float]:
-        slope, (weight, sizes, seconds) = self.slope, np.array(held.near).T / held.unit
-        line = held.seconds / held.weight - slope * held.size / held.weight
-        above: Floats = np.convolve(seconds - line * weight - slope * sizes, KERNEL, "same")
-        bent = above / (np.convolve(weight, KERNEL, "same") + BEND)
-        curve, least = np.maximum(line + slope * held.at + bent, 0.0), self.least * held.at
-        rising = np.minimum.accumulate((curve - least)[::-1])[::-1] + least  # as it must
-        drawn = np.interp(np.arange(most + 2), held.at, rising).tolist()
-        return list[float](drawn)
+        if not self._groups:
+            return Line(0.0, 0.0)
+        nearest = group if group in self._groups else min(self._groups, key=lambda number: abs(number - group))
+        known = self._groups[nearest]
+        mean, seconds = known.size / known.weight, known.seconds / known.weight
+        own = nearest if self._of_steps else 0  # a request's own token costs as much as a draft, at least
+        slope = min(self.slope, seconds / (mean + own or 1.0))
+        return Line(seconds - slope * mean, slope)
 
 
 class _Counts:
@@ -265,7 +232,7 @@ class DraftLengths:
 
     def __init__(self, k: int) -> None:
         self._k = k
-        self._steps, self._proposals = Cost(k), Cost(k, 0.05, guarded=False)
+        self._steps, self._proposals = Cost(), Cost(0.05, of_steps=False)
         self._requests: WeakKeyDictionary[Sequence, _Request] = WeakKeyDictionary()
         self._slots, self._asks, self._step = 1, False, 0
         self.forget()
@@ -343,20 +310,19 @@ class DraftLengths:
             drafts += [(gain, found, at) for gain in gains]
         if len(requests) > 1:
             drafts.sort(key=itemgetter(0), reverse=True)  # those of a request stay in their order
-        seconds, counts = self._steps.seconds(self._slots), [0] * len(requests)
-        asking = self._proposals.seconds(1) if self._asks else None
-        tokens, fed, longest = float(self._slots), 0.0, 0
-        speed, best = tokens / seconds[0], 0
+        start, slope = self._steps.line(self._slots)
+        asking = self._proposals.line(1) if self._asks else None
+        counts, longest = [0] * len(requests), 0
+        tokens, taken = float(self._slots), start
+        speed, best = tokens / taken, 0
         for number, (gain, found, at) in enumerate(drafts, 1):
             tokens += gain
-            fed += found
-            whole = int(fed)
-            before = seconds[whole]
-            taken = before + (fed - whole) * (seconds[whole + 1] - before)
+            taken += found * slope
             if asking is not None:
                 counts[at] += 1
-                longest = max(longest, counts[at])
-                taken += asking[longest]
+                if counts[at] > longest:
+                    longest += 1
+                    taken += asking.slope if longest > 1 else asking(1)
             if tokens > speed * taken:
                 speed, best = tokens / taken, number
         limits = [0] * len(requests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 from typing import Any, cast
 
 from specdec_hal.backend import Backend
@@ -10,8 +11,11 @@ from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
 from specdec_hal.measuring import MeasuringDevice
 from specdec_hal.memory import require
-from specdec_hal.models.protocol import DeviceModel, MTPModel, TargetModel
+from specdec_hal.models.loader import checkpoint_memory
+from specdec_hal.models.protocol import DeviceModel, TargetModel
 from specdec_hal.ops import Strategy
+from specdec_hal.proposers.protocol import MemoryContext
+from specdec_hal.registry import Registry, or_default
 from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_SEQUENCES
 from specdec_hal.runner.blocks import BlockPool
 from specdec_hal.state import DecodeState
@@ -74,11 +78,17 @@ def state_sizes(config: Config, model: TargetModel, max_model_len: int, position
 
 
 def footprint(
-    config: Config, model: TargetModel, max_model_len: int, positions: int, *, mtp: bool = False
+    config: Config,
+    model: TargetModel,
+    max_model_len: int,
+    positions: int,
+    *,
+    registry: Registry | None = None,
+    place: str = "cpu",
 ) -> dict[str, int]:
-    """Bytes by what they are for, without the weights, a cache that grows with its contexts, and workspaces of ops.
+    """Bytes by what they are for, without the target's weights, a cache that grows with its contexts, and workspaces.
 
-    `mtp`: the proposer runs the model's MTP module.
+    `registry`: what the proposer of ``speculative.method`` says that it takes is asked of; None: that of this process.
     """
     device = MeasuringDevice()
     size = DecodeState(**state_sizes(config, model, max_model_len, positions), device=device).symbols
@@ -100,22 +110,17 @@ def footprint(
         columns = (rows, config.sampling.logprobs + 1)
         # The raw logits are kept where a request has penalties too, which any may have.
         count("log-probabilities", ((rows, vocabulary), "float32"), (columns, "int64"), (columns, "float32"))
+    blocks = kv_blocks(config, model, positions)
     if model.capabilities.device_lengths:
-        blocks, per_block = kv_blocks(config, model, positions), cast(DeviceModel, model).bytes_per_block
-        parts["KV cache"] = blocks * per_block(config.runner.block_size)
-    if mtp and model.capabilities.mtp_modules:
-        fed = 2 if model.capabilities.device_lengths else 4
-        rows = fed * size["T_cap"] + 2 * size["M"]
-        count("MTP module's hidden states", ((rows, width), dtype))
-        if model.capabilities.device_lengths:
-            parts["MTP module's KV cache"] = blocks * cast(MTPModel, model).mtp_bytes_per_block(
-                config.runner.block_size
-            )
-    return parts
+        parts["KV cache"] = blocks * cast(DeviceModel, model).bytes_per_block(config.runner.block_size)
+    registry, speculative = or_default(registry), config.speculative
+    load = partial(checkpoint_memory, framework=config.model.framework, registry=registry, device=place)
+    context = MemoryContext(model, speculative.settings, config, size, blocks, load)
+    return parts | registry.draft_memory(speculative.method, context)
 
 
 def check_footprint(
-    config: Config, backend: Backend, model: TargetModel, max_model_len: int, positions: int, *, mtp: bool
+    config: Config, backend: Backend, model: TargetModel, max_model_len: int, positions: int, *, registry: Registry
 ) -> None:
     """InsufficientMemoryError, before anything is allocated, if a runner of these sizes does not fit."""
     free = get_device(backend.place, model.framework).free_bytes()
@@ -125,7 +130,8 @@ def check_footprint(
 
     def need(slots: int) -> dict[str, int]:
         fewer = config.runner.model_copy(update={"max_num_seqs": slots})
-        return footprint(config.model_copy(update={"runner": fewer}), model, max_model_len, positions, mtp=mtp)
+        changed = config.model_copy(update={"runner": fewer})
+        return footprint(changed, model, max_model_len, positions, registry=registry, place=backend.place)
 
     slots = config.runner.max_num_seqs
     parts = need(slots)
@@ -137,4 +143,5 @@ def check_footprint(
     )
     if model.capabilities.device_lengths:
         cure += f", runner.num_kv_blocks ({kv_blocks(config, model, positions)})"
-    require("runner", parts, backend.place, room, f"lower {cure} or speculative.num_speculative_tokens")
+    other = "" if fits else ", or use another speculative.method or draft model"
+    require("runner", parts, backend.place, room, f"lower {cure} or speculative.num_speculative_tokens{other}")

@@ -77,7 +77,7 @@ class ModelRunner:
         self._vocab_size = model.config.vocab_size
         self._headroom = headroom
         positions = max_model_len + headroom
-        check_footprint(config, backend, model, max_model_len, positions, mtp=spec.uses_mtp)
+        check_footprint(config, backend, model, max_model_len, positions, registry=self._registry)
         pool = allocate_cache(config, model, positions)
         claim_cache(model, self)
         sizes = state_sizes(config, model, max_model_len, positions)

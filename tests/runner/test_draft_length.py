@@ -114,7 +114,7 @@ def test_sums_stay_finite() -> None:
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
-    cost = Cost(K)
+    cost = Cost()
     assert cost(3) == 0
     cost.add(1, 2.0)
     assert cost(1) == 2 and cost(3) > 2
@@ -131,17 +131,54 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     for _ in range(99):
         cost.add(9, 1.5)  # shorter than steps of fewer tokens: that is noise
     assert 0 < cost(1) < cost(9)
-    bent = Cost(K)
-    for size in (0, 1, 2, 3, 4, 5, 6, 7, 8) * 9:
-        bent.add(size, 1.0 + 0.2 * min(size, 3))  # no line
-    assert [bent(size) for size in (0, 3, 8)] == pytest.approx([1, 1.6, 1.6], rel=0.12)
-    for _ in range(200):
-        bent.add(0, 1.0)
-    assert bent(8) == pytest.approx(1.6, rel=0.1)  # what is not tried is remembered
-    fresh = Cost(K)
+    bent = Cost()
+    for size in (5, 6, 7, 8) * 20:
+        bent.add(size, 1.0 + 0.2 * min(size, 6))  # no line: it is followed where it was measured last
+    assert [bent(size) for size in (6, 7, 8)] == pytest.approx([2.2, 2.2, 2.2], rel=0.05)
+    fresh = Cost()
     for seconds in (9.0, 0.2, 0.2):  # the first one took part in compiling
         fresh.add(1, seconds)
     assert fresh(1) == pytest.approx(0.2)
+
+
+def test_what_disturbs_steps_counts_little_and_not_for_long() -> None:
+    cost = Cost()
+    for size in (4, 12, 20, 28) * 20:
+        cost.add(size, 3.0 + 0.15 * size, 4)
+    for _ in range(3):
+        cost.add(28, 5 * (3.0 + 0.15 * 28), 4)  # another program ran
+    assert cost(28, 4) < 1.25 * (3.0 + 0.15 * 28)
+    for size in (8, 16, 24) * 20:
+        cost.add(size, 3.0 + 0.15 * size, 4)
+    assert [cost(size, 4) for size in (0, 28)] == pytest.approx([3.0, 7.2], rel=0.1)
+
+
+def test_a_wrong_idea_of_the_cost_is_given_up() -> None:
+    """While few drafts are fed, since they seem to cost much."""
+    cost = Cost()
+    for size in (0, 12) * 20:
+        cost.add(size, 2.7 + 0.52 * size, 4)
+    for size in (0, 0, 1, 5, 5) * 12:
+        cost.add(size, 4.1 + 0.17 * size, 4)
+    assert [cost(size, 4) for size in (0, 5)] == pytest.approx([4.1, 4.95], rel=0.1)
+
+
+def test_it_follows_requests_of_another_kind() -> None:
+    """Sampling a token takes as long as a part of the model, and only some requests are sampled."""
+    cost = Cost()
+    for start, slope in ((3.0, 0.15), (3.8, 0.3)):
+        for size in (4, 8, 16, 24) * 20:
+            cost.add(size, start + slope * size, 4)
+        assert [cost(size, 4) for size in (0, 16, 32)] == pytest.approx(
+            [start + slope * size for size in (0, 16, 32)], rel=0.1
+        )
+
+
+def test_a_step_without_drafts_takes_something() -> None:
+    cost = Cost()
+    for size in (2, 20) * 9:
+        cost.add(size, 0.1 * size)  # as if drafts were all that takes time
+    assert cost(0) > 0
 
 
 def test_tokens_stay_and_a_request_keeps_its_own_limit() -> None:

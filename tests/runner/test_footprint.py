@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.device import HostDevice
 from specdec_hal.errors import InsufficientMemoryError
+from specdec_hal.hookspecs import ModelSpec, hookimpl
+from specdec_hal.models import load_model
+from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.protocol import ModelMemory
+from specdec_hal.models.weights import expected_shapes
+from specdec_hal.registry import BUILTINS, Registry
+from specdec_hal.runner import ModelRunner
 from specdec_hal.runner.footprint import footprint
 from tests.runner.conftest import make_runner
 from tests.support.bounded import bounded
 from tests.support.history_model import DeviceHistoryModel, HistoryModel
 
 SLOTS = 64
+DRAFT = Path(__file__).parents[2] / "models/tiny-py-lm-draft"
 
 
 def sections(**changes: Any) -> dict[str, Any]:
@@ -105,7 +117,7 @@ def test_the_mtp_module_counts(kind: type[HistoryModel], free: Any) -> None:
     wanted = sections()
     wanted["speculative"] = {"method": "mtp", "num_speculative_tokens": 4}
     runner = make_runner(model=kind(), **wanted)
-    parts = footprint(parse(wanted), runner.model, 64, 64, mtp=True)
+    parts = footprint(parse(wanted), runner.model, 64, 64)
     proposer: Any = runner._proposer
     rows = [proposer._raw, proposer._hidden, proposer._fed, proposer._given, proposer._last, proposer._next]
     assert parts["MTP module's hidden states"] == sum(tensor.nbytes for tensor in rows)
@@ -114,3 +126,51 @@ def test_the_mtp_module_counts(kind: type[HistoryModel], free: Any) -> None:
     free(sum(parts.values()) - 1)
     with pytest.raises(InsufficientMemoryError, match="MTP module's hidden states"):
         make_runner(model=kind(), **wanted)
+
+
+def with_draft_model(strategy: str, **model: str) -> dict[str, Any]:
+    drafts = {"method": "draft_model", "num_speculative_tokens": 4, "draft_model": {"path": str(DRAFT)}}
+    return {**sections(), "speculative": {**drafts, "verify_strategy": strategy}, "model": model}
+
+
+@pytest.mark.parametrize("strategy", ["target_match", "rejection"])
+def test_the_draft_model_counts(strategy: str, free: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits without its draft model is refused before its weights are read or a tensor is made."""
+    wanted = with_draft_model(strategy, framework="paddle")
+    model = load_model(DRAFT, "paddle")
+    parts = footprint(parse(wanted), model, 64, 64)
+    proposer: Any = ModelRunner(parse(wanted), ReferenceBackend(), model)._proposer
+    assert parts["drafts' logits"] == proposer._sampler.logits.nbytes
+    if strategy == "rejection":
+        drawn = proposer._sampler.probs.nbytes + proposer._sampler._drawn_from.nbytes
+        assert parts["drafts' probabilities"] == drawn
+    stored = sum(math.prod(shape) for shape in expected_shapes(read_config(DRAFT)).values())
+    assert parts["draft model's weights as float32"] == 4 * stored
+    assert parts["draft model's largest file"] == (DRAFT / "model.safetensors").stat().st_size
+    without = footprint(parse(sections()), model, 64, 64)
+    assert sum(without.values()) + (1 << 20) < sum(parts.values()) - 1
+    for size in (sum(parts.values()) - 1, sum(without.values()) + (1 << 20)):
+        free(size)
+        monkeypatch.setattr(model, "allocate", lambda *sizes: pytest.fail("allocated"))
+        with pytest.raises(InsufficientMemoryError, match=r"^runner: .*draft model's weights as float32 "):
+            ModelRunner(parse(wanted), ReferenceBackend(), model)
+
+
+def test_a_draft_model_in_blocks_counts() -> None:
+    """Where the target keeps blocks, the draft model has as many, of its own size; None: nobody knows which."""
+    need = ModelMemory({"weights": 1000}, kv_position=48, hidden_row=64)
+    for memory in (None, lambda path, device: need):
+        models = ModelSpec("LlamaForCausalLM", "other", lambda path, device: DeviceHistoryModel(), memory)
+        registry = Registry(builtins=BUILTINS, entry_points=(), environ={})
+        registry.register(SimpleNamespace(specdec_models=hookimpl(lambda models=models: models)), "other")
+        config = parse(with_draft_model("target_match", framework="other"), registry=registry)
+        model = DeviceHistoryModel()
+        parts = footprint(config, model, 64, 64, registry=registry)
+        if memory is None:
+            assert not any(name.startswith("draft model's") for name in parts)
+            continue
+        proposer: Any = ModelRunner(config, ReferenceBackend(), model, registry=registry)._proposer
+        blocks, block_size = proposer._model.cache.shape
+        assert parts["draft model's weights"] == 1000
+        assert parts["draft model's KV cache"] == blocks * block_size * 48
+        assert parts["draft model's hidden states"] == (len(proposer._given) + len(proposer._last)) * 64

@@ -1,0 +1,54 @@
+"""What the built-in proposers that run a model would allocate, counted before they do: `memory` of their specs."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from specdec_hal.models.protocol import MTPModel
+from specdec_hal.ops import Strategy
+from specdec_hal.proposers.protocol import MemoryContext
+from specdec_hal.staging import Field
+
+
+def mtp_memory(context: MemoryContext) -> dict[str, int]:
+    """Of drafts by the target's MTP module, without its weights."""
+    capabilities, size = context.model.capabilities, context.symbols
+    if capabilities.mtp_modules < 1:
+        return {}  # which the factory refuses
+    on_device = capabilities.device_lengths
+    rows = (2 if on_device else 4) * size["T_cap"] + 2 * size["M"]
+    hidden = Field((rows, context.model.config.hidden_size), capabilities.hidden_dtype)
+    parts = {"MTP module's hidden states": hidden.nbytes, **_sampler(context)}
+    if on_device:
+        per_block = cast(MTPModel, context.model).mtp_bytes_per_block(context.config.runner.block_size)
+        parts["MTP module's KV cache"] = context.kv_blocks * per_block
+    return parts
+
+
+def hybrid_memory(context: MemoryContext) -> dict[str, int]:
+    """Of :func:`mtp_memory`, but the distributions that its drafts have none of."""
+    return {name: size for name, size in mtp_memory(context).items() if name != _PROBABILITIES}
+
+
+def draft_model_memory(context: MemoryContext) -> dict[str, int]:
+    """Of drafts by a second checkpoint; without what only the loaded model knows, if nobody else tells."""
+    parts, size = _sampler(context), context.symbols
+    need = context.checkpoint_memory(context.settings.path)
+    if need is not None:
+        parts |= {f"draft model's {name}": part for name, part in need.weights.items()}
+        parts["draft model's KV cache"] = context.kv_blocks * context.config.runner.block_size * need.kv_position
+        if context.model.capabilities.device_lengths:
+            parts["draft model's hidden states"] = (size["T_cap"] + size["M"]) * need.hidden_row
+    return parts
+
+
+_PROBABILITIES = "drafts' probabilities"
+
+
+def _sampler(context: MemoryContext) -> dict[str, int]:
+    """Of :class:`specdec_hal.proposers.draft_sampler.DraftSampler`."""
+    slots, drafts, vocabulary = context.symbols["M"], context.symbols["S"] - 1, context.model.config.vocab_size
+    parts = {"drafts' logits": Field((slots, vocabulary), "float32").nbytes}
+    if context.config.speculative.verify_strategy is Strategy.REJECTION:
+        parts[_PROBABILITIES] = Field((slots, drafts + 1, vocabulary), "float32").nbytes
+    return parts
