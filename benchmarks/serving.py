@@ -4,7 +4,7 @@
 so that figures of one round share the machine's state. `--vllm` names an environment with vLLM's CPU build
 (`make engine-test` makes build/engine-venv); where it is missing the document says so.
 
-- `load`: 1, 4 and 16 clients that ask one request after the other, plainly and with n-gram drafts.
+- `load`: 1, 4 and 16 clients (`--load-clients`) that ask one request after the other, plainly and with n-gram drafts.
 - `logprobs`: 8 clients, without log-probabilities, with each token's, and with 20 alternatives.
 - `output_path`: 8 requests at once in the engine alone, which makes neither text nor frames, in one process with HTTP,
   and in three processes or more; answers have uneven lengths. On a GPU ``--together 64 --clients 128 --turns 36
@@ -38,6 +38,8 @@ from serving_load import ROOT, Answer, Clients, closed_loop, server
 from serving_stages import Stub, stages
 
 CLIENTS = (1, 4, 16)
+SETTLE_S = 1.5
+"""Between loads: vLLM's processes poll for a second behind their last message, on cores that the next server needs."""
 TOGETHER = 8
 PARTS = ("load", "logprobs", "output_path", "stages", "frames")
 PROMPTS = ("edit_function", "completion", "prose", "unique")
@@ -95,6 +97,7 @@ def loaded(urls: dict[str, str], clients: int, wanted: dict[str, list[dict[str, 
     measured = {kind: Measured() for kind in wanted}
     for at in range(rounds + 1):
         for kind, requests in wanted.items():
+            time.sleep(SETTLE_S)
             answers, seconds = asyncio.run(closed_loop(urls[kind], requests, clients))
             if at:  # the first warms up
                 measured[kind].add(answers, seconds)
@@ -286,8 +289,8 @@ def vllm(folder: Path, checkpoint: Path, *arguments: str) -> Iterator[str]:
 
     port = 8100 + len(arguments)
     command = [folder / "bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", checkpoint,
-               "--served-model-name", "tiny-py-lm", "--port", str(port), "--dtype", "float32", "--max-num-seqs", "16",
-               "--max-model-len", "2048", "--gpu-memory-utilization", "0.2",
+               "--served-model-name", "tiny-py-lm", "--port", str(port), "--dtype", "float32",
+               "--max-num-seqs", str(max(CLIENTS)), "--max-model-len", "2048", "--gpu-memory-utilization", "0.2",
                "--no-enable-prefix-caching",  # the same prompts come again and again
                *arguments]  # fmt: skip
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
@@ -315,6 +318,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--vllm", type=Path, default=ROOT / "build/engine-venv", metavar="ENVIRONMENT")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
+    parser.add_argument("--load-clients", type=int, nargs="+", default=CLIENTS, metavar="N", help="load: so many")
     parser.add_argument("--together", type=int, default=TOGETHER, help="output_path: requests at once")
     parser.add_argument("--clients", type=int, help="output_path: more than run at once, so that some always wait")
     parser.add_argument("--http-workers", type=int, default=1, help="output_path: of the split server")
@@ -349,7 +353,7 @@ def main() -> None:
 
 
 def load(args: argparse.Namespace) -> dict[str, Any]:
-    """CLIENTS, plainly and with drafts, here and in vLLM."""
+    """So many clients, plainly and with drafts, here and in vLLM."""
     slots = ("--set", f"runner.max_num_seqs={max(CLIENTS)}")
     with ExitStack() as stack:
         urls = {
@@ -366,7 +370,7 @@ def load(args: argparse.Namespace) -> dict[str, Any]:
         found: dict[str, Any] = {
             "vllm": "measured" if peer else f"not measured: no {args.vllm}/bin/vllm; make engine-test"
         }
-        for clients in CLIENTS:
+        for clients in args.load_clients:
             requests = bodies(max(4, 2 * clients), args.new_tokens)
             found[str(clients)] = loaded(urls, clients, dict.fromkeys(urls, requests), args.rounds)
     return found

@@ -297,9 +297,9 @@ class ServeSettings(Section):
     `max_body_bytes` bounds a request's body, `max_concurrent_requests` those that are answered at the same time; more
     are refused. `drain_timeout_s`: how long they may go on once the server is told to end.
 
-    `split`: HTTP, engine and token processor as processes of their own; `http_workers`: how many speak HTTP then, each
-    with these limits. `output_queue`: frames that may wait for the
-    token processor then; `slow_reader`: whether the engine waits when there are as many, or drops requests.
+    `split`: HTTP, engine and token processor as processes of their own; `http_workers`: how many speak HTTP then, which
+    share these limits. `output_queue`: frames that may wait for the token processor then; `slow_reader`: whether the
+    engine waits when there are as many, or drops requests.
     """
 
     host: Text = "127.0.0.1"

@@ -21,6 +21,7 @@ from specdec_hal.runner import Request as EngineRequest
 from specdec_hal.serve.answers import Answer, Json, encode, error_body, event
 from specdec_hal.serve.chat import ChatTemplate
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
+from specdec_hal.serve.places import Places
 
 _log = logging.getLogger("specdec_hal")
 
@@ -71,6 +72,10 @@ class Peers(Protocol):
     def mark(self) -> str:
         """What the ids of this process's answers have."""
 
+    @property
+    def places(self) -> Places:
+        """What they share `serve.max_concurrent_requests` by."""
+
     async def observed(self) -> list[Observed]:
         """What each of the others has observed."""
 
@@ -97,24 +102,21 @@ class Service:
         self.metrics = ServerMetrics(name, engine.info.backend, engine.config.speculative)
         self.live: dict[str, RequestStream] = {}
         """By the id of their answers."""
-        self._answering = 0
+        self._places = Places(settings.max_concurrent_requests) if peers is None else peers.places
 
     # ---- generation
 
     async def answer(self, http: Request, answer: Answer) -> Response:
         """Generate, as a stream of events or in one piece."""
         self._check_model(answer.request.model)
-        if self._answering >= self.settings.max_concurrent_requests:
-            most = self.settings.max_concurrent_requests
-            raise refusal(
-                429, f"expected at most {most} requests at the same time; try again later", {"Retry-After": "1"}
-            )
-        self._answering += 1
+        if not self._places.take():
+            most = f"expected at most {self._places.most} requests at the same time; try again later"
+            raise refusal(429, most, {"Retry-After": "1"})
         timing = Timing(self.metrics)
         try:
             stream = await self._submit(answer)
         except BaseException:
-            self._answering -= 1
+            self._places.give()
             raise
         self.live[answer.id] = stream
         if answer.request.stream:
@@ -126,7 +128,7 @@ class Service:
         stream.close()
         timing.ended(stream.outputs.values())
         if self.live.pop(answer.id, None) is not None:
-            self._answering -= 1
+            self._places.give()
 
     async def _submit(self, answer: Answer) -> RequestStream:
         engine = self.engine
@@ -215,7 +217,7 @@ class Service:
 
     def ready(self) -> Json:
         """503 while new requests would be refused."""
-        if self._answering >= self.settings.max_concurrent_requests:
+        if self._places.full:
             raise refusal(503, "as many requests are under way as may be")
         if self.engine.unready:
             raise refusal(503, self.engine.unready)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,17 @@ def test_the_same_answer_as_of_one_process(both: tuple[Server, Running], body: d
     assert first
 
 
+def test_a_streams_first_event_has_the_log_probabilities_of_its_prompt(both: tuple[Server, Running]) -> None:
+    """While the request goes on: nobody waits for them until it ends."""
+    body = {"prompt": [[3, 5, 6], [1, 2]], "prompt_logprobs": 1, "stream": True, "max_tokens": 40, "ignore_eos": True}
+    for one in both:
+        chunks = events(httpx.post(one.url + "/v1/completions", json=body, timeout=60))
+        for index in range(2):
+            parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == index]
+            assert len(parts[0]["prompt_logprobs"]) == 3 - index and parts[0]["finish_reason"] is None
+            assert len(parts) > 2 and not any("prompt_logprobs" in part for part in parts[1:])
+
+
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
     if not answer.headers["Content-Type"].startswith("text/event-stream"):
         return [answer.json()]
@@ -202,10 +214,46 @@ def test_processes_that_speak_http_know_of_each_other() -> None:
         body |= {"max_tokens": 60, "stream": True}
         for _ in range(8):
             with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
-                name = {"request_id": answer.headers["X-Request-Id"]}
-                assert httpx.post(f"{server.url}/abort", json=name).status_code == 200
+                named = {"request_id": answer.headers["X-Request-Id"]}
+                assert httpx.post(f"{server.url}/abort", json=named).status_code == 200
                 assert '"finish_reason":"abort"' in "".join(answer.iter_lines())
-            assert httpx.post(f"{server.url}/abort", json=name).status_code == 404
+            assert httpx.post(f"{server.url}/abort", json=named).status_code == 404
+
+
+def test_processes_that_speak_http_share_the_limit_of_concurrent_requests() -> None:
+    """Whichever of them is asked, and whoever of them is killed."""
+    body = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with split_server(2, max_concurrent_requests=2) as server, ExitStack() as held:
+        server.until_ready()
+        server.kill("tokens", signal.SIGSTOP)  # so that no request ends
+        held.callback(server.kill, "tokens")
+
+        def ask() -> httpx.Response:
+            request = httpx.Request("POST", f"{server.url}/v1/completions", json=body)
+            return held.enter_context(httpx.Client(timeout=60)).send(request, stream=True)  # a connection of its own
+
+        answers = dict[int, httpx.Response]()
+        while answers.keys() != {0, 1}:  # one of each process
+            answer = ask()
+            assert answer.status_code == 200
+            if (owner := messages.owner(answer.headers["X-Request-Id"])) in answers:
+                answer.close()
+                server.until_ready()
+            else:
+                answers[owner] = answer
+        for _ in range(12):
+            refused = ask()
+            assert refused.status_code == 429 and "at most 2 requests" in refused.read().decode()
+            assert httpx.get(f"{server.url}/ready").status_code == 503
+        server.kill("engine")
+        while httpx.get(f"{server.url}/metrics", timeout=60).status_code != 200:  # of the next engine
+            pass
+        assert ask().status_code == 429  # what HTTP has taken, it still has
+        server.kill("http-1")
+        server.until_ready()  # with the place of the one that was killed
+        assert [ask().status_code for _ in range(2)] == [200, 429]
+        answers[0].close()
+        server.until_ready()
 
 
 def test_an_engine_waits_for_every_process_that_speaks_http(tmp_path: Path) -> None:

@@ -46,12 +46,12 @@ class Server:
                 return int(child)
         return None
 
-    def kill(self, name: str) -> bool:
-        """Kill -9; False if it is not there."""
+    def kill(self, name: str, how: int = signal.SIGKILL) -> bool:
+        """Send a signal; False if it is not there."""
         pid = self.part(name)
         if pid is None:
             return False
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, how)
         return True
 
     def until_ready(self) -> None:
@@ -68,8 +68,9 @@ class Server:
 
 
 @contextmanager
-def split_server(http_workers: int = 1) -> Iterator[Server]:
-    command = [sys.executable, str(SCRIPT), str(http_workers)]
+def split_server(http_workers: int = 1, **serve: Any) -> Iterator[Server]:
+    """`serve`: more keys of the section."""
+    command = [sys.executable, str(SCRIPT), json.dumps({"http_workers": http_workers, **serve})]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE) as supervisor:
         try:
             assert supervisor.stdout is not None and supervisor.stderr is not None

@@ -1,4 +1,4 @@
-"""A split server over the history model: ``python tests/support/split_server.py 1`` prints its address; 1 speaks HTTP.
+"""A split server over the history model: ``split_server.py '{"http_workers": 2}'`` prints its address.
 
 Steps take a while, so that kills hit requests under way.
 """
@@ -6,6 +6,7 @@ Steps take a while, so that kills hit requests under way.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -42,13 +43,13 @@ class SlowModel(HistoryModel):
         return super().forward(batch)
 
 
-def config(directory: Path, http_workers: int) -> Config:
+def config(directory: Path, serve: dict[str, Any]) -> Config:
     return parse(
         {
             "backend": {"name": "reference"},
             "runner": {"max_num_seqs": 4, "journal": str(directory / "journal"), "journal_interval": 8},
             "speculative": {"method": "ngram", "num_speculative_tokens": 3},
-            "serve": {"port": 0, "split": True, "output_queue": 4, "http_workers": http_workers},
+            "serve": {"port": 0, "split": True, "output_queue": 4, **serve},
         }
     )
 
@@ -61,10 +62,10 @@ async def http(part: Part, settings: Config, listener: socket) -> None:
     await server.serve(make_app(service), listener, engine.config.serve, started, service.abort_all)
 
 
-def be(part: Part, listeners: list[int]) -> None:
+def be(part: Part, serve: dict[str, Any], listeners: list[int]) -> None:
     part.watch()
     tokenizer: Any = LetterTokenizer()
-    settings = config(part.directory, len(listeners))
+    settings = config(part.directory, serve)
     if part.name == messages.ENGINE:
         from specdec_hal.backends.reference.backend import ReferenceBackend
         from specdec_hal.runner import ModelRunner
@@ -78,25 +79,26 @@ def be(part: Part, listeners: list[int]) -> None:
         server.run(http(part, settings, socket(fileno=listeners[part.worker or 0])))
 
 
-def supervise(http_workers: int) -> int:
-    with server.listen(config(Path(), http_workers)) as listeners:
+def supervise(serve: dict[str, Any]) -> int:
+    with server.listen(config(Path(), serve)) as listeners:
         fds = tuple(listener.fileno() for listener in listeners)
 
         def command(part: Part) -> list[str]:
             told = [part.name, str(part.directory), str(part.alive_fd), str(int(part.resume)), *map(str, fds)]
-            return [sys.executable, os.path.abspath(__file__), *told]
+            return [sys.executable, os.path.abspath(__file__), json.dumps(serve), *told]
 
-        return Supervisor(command, fds, http_workers).run()
+        return Supervisor(command, fds, len(fds)).run()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("serve", type=json.loads, help="keys of the section, as JSON")
     parser.add_argument("told", nargs="*")
-    told = parser.parse_args().told
-    if len(told) == 1:
-        return supervise(int(told[0]))
-    name, directory, alive, resume, *listeners = told
-    be(Part(name, Path(directory), int(alive), bool(int(resume))), list(map(int, listeners)))
+    args = parser.parse_args()
+    if not args.told:
+        return supervise(args.serve)
+    name, directory, alive, resume, *listeners = args.told
+    be(Part(name, Path(directory), int(alive), bool(int(resume))), args.serve, list(map(int, listeners)))
     return 0
 
 

@@ -22,6 +22,7 @@ from specdec_hal.models import Tokenizer
 from specdec_hal.output import News
 from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.serve.metrics import Observed
+from specdec_hal.serve.places import Places
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox, ToEngine, ToHttp
 
@@ -103,7 +104,9 @@ class RemoteEngine:
         self._inbox.bind(messages.endpoint(directory, messages.http(worker)))
         out: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
         self._engine = Outbox(out, directory, ENGINE)
-        others = set(range(config.serve.http_workers)) - {worker}
+        workers, most = config.serve.http_workers, config.serve.max_concurrent_requests
+        self.places = Places(most, directory / "places", worker, workers)
+        others = set(range(workers)) - {worker}
         self._peers = {other: Outbox(out, directory, messages.http(other)) for other in others}
         self.local: Local | None = None
         """What other HTTP processes ask for."""
