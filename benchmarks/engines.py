@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import signal
 import time
@@ -141,10 +140,10 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
     import numpy as np
 
     import specdec_hal as sd
-    from specdec_hal.config import parse
+    from specdec_hal.config import load
     from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model, load_tokenizer
 
-    backend, tokenizer = "xpu_sim", load_tokenizer(path)
+    tokenizer = load_tokenizer(path)
     bare = load_model(path, threads=threads, bit_stable=False)
     bare.allocate(1, 2048)
 
@@ -161,11 +160,15 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
             outputs.append(text[len(prompt) :])
         return outputs
 
-    def run(speculative: dict[str, Any]) -> Decode:
-        config = parse({"speculative": speculative, "runner": {"max_num_seqs": 4, "max_model_len": 2048}})
+    # Nothing is kept of earlier requests, since the prompts come again in every turn.
+    settings = ["speculative.suffix.max_cached_requests=0", "runner.max_model_len=2048"]
+    configuration = "configs/llama_cpp.yaml"
+
+    def run(*more: str) -> Decode:
+        config = load(engine_inputs.ROOT / configuration, [*settings, *more])
         model = load_model(path, threads=threads)
         model.config = replace(model.config, eos_token_ids=())  # all requests are equally long
-        runner = sd.ModelRunner(config, sd.get_backend(backend), model, tokenizer)
+        runner = sd.ModelRunner(config, sd.get_backend(config.backend.name), model, tokenizer)
 
         def decode(prompts: Tokens) -> Tokens:
             for at, prompt in enumerate(prompts):
@@ -176,18 +179,14 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
 
         return decode
 
-    # A row more costs a third of a pass here, so that as many are drafted as the match vouches for. Nothing is kept of
-    # earlier requests, since the prompts come again in every turn.
-    drafts = 16
-    suffix = {"max_factor": 1.5, "min_probability": 0.6, "max_cached_requests": 0}
     yield (
         lambda text: {"input_ids": tokenizer.encode(text)},
         {
             PLAIN: loop,
-            "plain in the runner": run({"method": "naive"}),
-            OURS: run({"method": "suffix", "num_speculative_tokens": drafts, "suffix": suffix}),
+            "plain in the runner": run("speculative.method=naive", "speculative.num_speculative_tokens=0"),
+            OURS: run(),
         },
-        {"xllamacpp": importlib.metadata.version("xllamacpp"), "suffix": f"{drafts} drafts, {json.dumps(suffix)}"},
+        {"xllamacpp": importlib.metadata.version("xllamacpp"), "configuration": " ".join([configuration, *settings])},
         lambda name: None,
     )
 
