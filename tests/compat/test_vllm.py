@@ -68,7 +68,7 @@ def test_each_row_gets_the_drafts_of_its_text_wherever_it_stood_before(
     steps: list[list[list[int]]], data: st.DataObject
 ) -> None:
     runner = Runner(adapter.NgramProposer(vllm_config()))
-    drafter = default_drafter(K, match_factor=2)
+    drafter = default_drafter(K)
     for texts in steps:
         decoding = [data.draw(st.booleans()) for _ in texts]
         drafts = runner.step(texts, decoding)

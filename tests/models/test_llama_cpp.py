@@ -156,6 +156,19 @@ def test_a_configuration_names_the_file(file: Path, monkeypatch: pytest.MonkeyPa
     assert output.text == runner.tokenizer.decode([t for t in output.token_ids if t not in runner.end_tokens])
 
 
+def test_its_configuration_drafts_plain_tokens(file: Path) -> None:
+    outputs = []
+    for speculative in ([], ["speculative.method=naive", "speculative.num_speculative_tokens=0"]):
+        settings = [f"model.path={file}", "model.bit_stable=true", "model.num_threads=1", *speculative]
+        runner = sd.load(ROOT / "configs/llama_cpp.yaml", settings).runner()
+        prompt = runner.tokenizer.encode("def add(a, b):\n")
+        runner.add_request(sd.Request("a", prompt, sd.SamplingParams(max_new_tokens=64)))
+        outputs.append(runner.run()["a"])
+    drafted, plain = outputs
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.accepted > 20 and not plain.accepted
+
+
 def test_proposers_that_want_hidden_states_are_refused(file: Path) -> None:
     model = load_model(file, threads=1)
     model.allocate(1, 64)
