@@ -44,6 +44,7 @@ class TextStream:
     """Text of a request, with stop strings cut off and possible beginnings of them held back."""
 
     def __init__(self, detokenizer: Detokenizer | None, stop: Collection[str]) -> None:
+        self._silent = detokenizer is None
         self._decode = (detokenizer or _NoText()).push
         self._finish = (detokenizer or _NoText()).finish
         self.stop = tuple(stop)
@@ -63,6 +64,8 @@ class TextStream:
 
     def extend(self, token_ids: Sequence[int], from_draft: Sequence[bool]) -> None:
         """Add tokens where there are no stop strings."""
+        if self._silent:
+            return
         held, pieces, decode = self._held, self._pieces, self._decode
         for token, flag in zip(token_ids, from_draft, strict=True):
             if piece := decode(token):
