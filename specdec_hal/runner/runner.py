@@ -268,7 +268,8 @@ class ModelRunner:
         """Launch a step, and read the one that is due; what requests gained, or ended with, since the last call.
 
         Callbacks have been called. Without overlap the two are the same step. A step that fails is taken apart
-        (:mod:`.recovery`), and is not raised.
+        (:mod:`.recovery`), and is not raised. With a :attr:`sink`, which is told all of this, only requests with a
+        callback have deltas.
         """
         with self._guard.driving("step"):
             for sequence, late in self._deadlines.passed():
@@ -390,7 +391,13 @@ class ModelRunner:
         if sequence.finish_reason is not None:
             self._retire(sequence)
             return True
-        return self._delivery.add(sequence)
+        self._show(sequence)
+        return gained > 0
+
+    def _show(self, sequence: Sequence) -> None:
+        """Queue what is new of a request, where somebody reads it: a sink has been told."""
+        if self.sink is None or sequence.request.callback is not None:
+            self._delivery.add(sequence)
 
     def _failed(self, schedule: Schedule, error: Exception) -> None:
         """A step could not be launched: read what is under way, send everybody back, and find out whose fault it is."""
@@ -447,4 +454,4 @@ class ModelRunner:
         self._deadlines.ended()
         if self.sink is not None:
             self.sink.ended(sequence)
-        self._delivery.add(sequence)
+        self._show(sequence)
