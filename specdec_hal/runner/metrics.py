@@ -38,9 +38,10 @@ class StepRecord:
     def count_drafts(self, drafted: list[int], accepted: list[int]) -> None:
         """Count the drafts of this step: how many each decoding slot had, and accepted."""
         for counter, lengths in ((self.drafted, drafted), (self.accepted, accepted)):
-            for length, slots in Counter(lengths).items():
-                for position in range(length):
-                    counter[position] += slots
+            slots, reaching = Counter(lengths), len(lengths)
+            for position in range(max(lengths, default=0)):
+                reaching -= slots.get(position, 0)
+                counter[position] = counter.get(position, 0) + reaching
 
     @contextmanager
     def stage(self, name: str, call: object = None) -> Iterator[None]:
