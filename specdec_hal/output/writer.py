@@ -84,7 +84,9 @@ class FrameWriter:
 
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
-        step, number, start = self._step, self._number(sequence), len(sequence.token_ids)
+        step, number, start = self._step, self._numbers.get(sequence), len(sequence.token_ids)
+        if number is None:
+            number = self._number(sequence)
         step.sequences.append(sequence)
         step.slots.append(slot)
         step.entries.append((number, start, len(from_draft), -1 if drafted is None else drafted))

@@ -393,7 +393,7 @@ class ModelRunner:
         gained = len(sequence.token_ids) - before
         record.emitted += gained
         if drafted is not None:
-            sequence.count(drafted, flags)
+            sequence.count(drafted, flags.count(True))
             record.decode_slots += 1
             record.decode_tokens += gained
         if sequence.finish_reason is not None:
