@@ -172,10 +172,10 @@ class FrameWriter:
 
     def _send_frame(self, n: int, ids: memoryview, scores: memoryview, ranks: memoryview) -> None:
         step, first = self._step, self._sequence == 0
-        columns = map(list, zip(*step.entries, strict=True)) if step.entries else ([], [], [], [])
+        numbers, starts, counts, drafted = ([entry[column] for entry in step.entries] for column in range(4))
         frame = OutputFrame(
-            self._session, self._sequence, FrameKind.TARGET, n, self._max_tokens, *columns, bytes(step.accepted_draft),
-            ids, scores, ranks, self._streams, self._ended, self._released,
+            self._session, self._sequence, FrameKind.TARGET, n, self._max_tokens, numbers, starts, counts, drafted,
+            bytes(step.accepted_draft), ids, scores, ranks, self._streams, self._ended, self._released,
             sorted(self._runner.end_tokens) if first else [], self._prompts,
         )  # fmt: skip
         self._step = _Step()
