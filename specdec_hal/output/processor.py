@@ -151,9 +151,10 @@ class TokenProcessor:
             output.extend(gained, flags, logprobs, self._end_tokens)
             self.totals.emitted += len(output.token_ids) - start
             if drafted >= 0:
-                output.count(drafted, flags)
+                accepted = sum(flags)
+                output.count(drafted, accepted)
                 judged_drafts.append(drafted)
-                accepted_drafts.append(sum(flags))
+                accepted_drafts.append(accepted)
             self._touched[number] = stream
         self.totals.count_drafts(judged_drafts, accepted_drafts)
         # The reader was too slow for the tokens of those that end in an error.

@@ -40,14 +40,12 @@ class _Judged(NamedTuple):
 
 @dataclass
 class _Step:
-    """Entries of a frame that is being made, as columns."""
+    """What a frame that is being made says. `entries`: number, start, count and drafts of each; `sequences` and `slots`
+    of those that have tokens."""
 
     sequences: list[Sequence] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    drafted: list[int] = field(default_factory=list)
+    entries: list[tuple[int, int, int, int]] = field(default_factory=list)
     accepted_draft: bytearray = field(default_factory=bytearray)
     judged: list[_Judged] = field(default_factory=list)
 
@@ -86,16 +84,15 @@ class FrameWriter:
 
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
-        step = self._step
+        step, number, start = self._step, self._numbers.get(sequence), len(sequence.token_ids)
+        if number is None:
+            number = self._number(sequence)
         step.sequences.append(sequence)
         step.slots.append(slot)
-        step.numbers.append(self._number(sequence))
-        step.starts.append(len(sequence.token_ids))
-        step.counts.append(len(from_draft))
-        step.drafted.append(-1 if drafted is None else drafted)
-        step.accepted_draft += bytes(from_draft)
+        step.entries.append((number, start, len(from_draft), -1 if drafted is None else drafted))
+        step.accepted_draft.extend(from_draft)
         if drafted and sequence.request.params.return_drafts:
-            step.judged.append(_Judged(step.numbers[-1], slot, step.starts[-1]))
+            step.judged.append(_Judged(number, slot, start))
 
     def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
@@ -103,11 +100,8 @@ class FrameWriter:
 
     def resumes(self, sequence: Sequence, *, failed: bool) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
-        step = self._step
-        step.numbers.append(self._number(sequence))
-        step.starts.append(len(sequence.token_ids))
-        step.counts.append(RECOVERY if failed else PREEMPTED)
-        step.drafted.append(-1)
+        kind = RECOVERY if failed else PREEMPTED
+        self._step.entries.append((self._number(sequence), len(sequence.token_ids), kind, -1))
 
     def ended(self, sequence: Sequence) -> None:
         """See :class:`~specdec_hal.runner.report.StepSink`."""
@@ -172,16 +166,17 @@ class FrameWriter:
 
     def flush(self) -> None:
         """Send what has been told outside of steps, if anything."""
-        if self._sequence == 0 or self._step.numbers or self._ended or self._released:
+        if self._sequence == 0 or self._step.entries or self._ended or self._released:
             assert not self._step.slots, "tokens go with their step"
             self._send_frame(1, NOTHING, NOTHING, NOTHING)
 
     def _send_frame(self, n: int, ids: memoryview, scores: memoryview, ranks: memoryview) -> None:
         step, first = self._step, self._sequence == 0
+        numbers, starts, counts, drafted = ([entry[column] for entry in step.entries] for column in range(4))
         frame = OutputFrame(
-            self._session, self._sequence, FrameKind.TARGET, n, self._max_tokens, step.numbers, step.starts,
-            step.counts, step.drafted, bytes(step.accepted_draft), ids, scores, ranks, self._streams, self._ended,
-            self._released, sorted(self._runner.end_tokens) if first else [], self._prompts,
+            self._session, self._sequence, FrameKind.TARGET, n, self._max_tokens, numbers, starts, counts, drafted,
+            bytes(step.accepted_draft), ids, scores, ranks, self._streams, self._ended, self._released,
+            sorted(self._runner.end_tokens) if first else [], self._prompts,
         )  # fmt: skip
         self._step = _Step()
         if self._send(frame.encode()):
@@ -192,7 +187,7 @@ class FrameWriter:
 
     def _lose(self, step: _Step) -> None:
         """The tokens of a step are lost to the reader: end its requests."""
-        lost = set(step.numbers)
+        lost = {number for number, *_ in step.entries}
         self._ended = [StreamEnd(e.number, "error", TOO_SLOW) if e.number in lost else e for e in self._ended]
         for sequence in step.sequences:
             if sequence.finish_reason is None:

@@ -28,17 +28,16 @@ class Delivery:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, sequence: Sequence) -> bool:
-        """Queue what is new of a request; False if nothing is. Together with what waits already, if it has ended."""
+    def add(self, sequence: Sequence) -> None:
+        """Queue what is new of a request, if anything. Together with what waits already, if it has ended."""
         delta = sequence.delta()
         if delta is None:
-            return False
+            return
         if delta.finish_reason is not None:
             earlier = [waiting for other, waiting in self._waiting if other is sequence]
             self._waiting = deque(item for item in self._waiting if item[0] is not sequence)
             delta = StreamDelta.joined([*earlier, delta])
         self._waiting.append((sequence, delta))
-        return True
 
     def run(self) -> None:
         """Call the callbacks, unless a callback is what asks for it: those who called it go on behind it."""

@@ -69,11 +69,7 @@ class StepReport:
 
     def from_draft(self, slot: int, tokens: list[int]) -> list[bool]:
         """Which of a decoding slot's tokens are accepted drafts."""
-        start, end = self._offsets[slot] + 1, self._offsets[slot + 1]
-        if start >= end:
-            return [False] * len(tokens)
-        flags = [token == draft for token, draft in zip(tokens, self._inputs[start:end], strict=False)]
-        return flags + [False] * (len(tokens) - len(flags))
+        return self._as_drafted[slot][: len(tokens)]
 
     def logprobs(self, slot: int, count: int, top: int) -> list[TokenLogprobs]:
         """Of the slot's first `count` tokens, with `top` alternatives each."""
@@ -92,6 +88,15 @@ class StepReport:
         if "row_logprobs" in self._values:
             return _by_token(self._values)
         return self._values if "ids" in self._values else None
+
+    @cached_property
+    def _as_drafted(self) -> list[list[bool]]:
+        """[M, S]: which tokens equal the drafts at their places, if there were any."""
+        offsets, ids = self._values["cu_seqlens_q"], self._values["ids_remove_padding"][:, 0]
+        at = offsets[:-1, None] + np.arange(1, self.emitted.shape[1] + 1)
+        drafts = ids[np.minimum(at, len(ids) - 1)]
+        flags: list[list[bool]] = ((self.emitted == drafts) & (at < offsets[1:, None])).tolist()
+        return flags
 
     @cached_property
     def _inputs(self) -> list[int]:

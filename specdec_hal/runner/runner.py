@@ -156,7 +156,7 @@ class ModelRunner:
 
     def _sequence(self, request: Request) -> Sequence:
         copy, prompt, limit = self._rules.check(request, self.tokenizer or self.sink)
-        if self._scheduler.find(copy.request_id) is not None or copy.request_id in self._finished:
+        if self.find(copy.request_id) is not None:
             name = f"request '{copy.request_id}'"
             raise RequestError(f"{name}: the id is in use; choose another, or take the finished output first")
         tokenizer = self.tokenizer if self.sink is None else None
@@ -192,6 +192,10 @@ class ModelRunner:
         """The outputs finished since the last call, or those of them that are named; their ids are free again."""
         names = list(self._finished) if request_ids is None else [n for n in request_ids if n in self._finished]
         return {name: self._finished.pop(name).output() for name in names}
+
+    def find(self, request_id: str) -> Sequence | None:
+        """The request of that id whose output nobody has taken, if there is one: it waits, runs, or has ended."""
+        return self._scheduler.find(request_id) or self._finished.get(request_id)
 
     @property
     def streams(self) -> list[Sequence]:
@@ -268,7 +272,8 @@ class ModelRunner:
         """Launch a step, and read the one that is due; what requests gained, or ended with, since the last call.
 
         Callbacks have been called. Without overlap the two are the same step. A step that fails is taken apart
-        (:mod:`.recovery`), and is not raised.
+        (:mod:`.recovery`), and is not raised. With a :attr:`sink`, which is told all of this, only requests with a
+        callback have deltas.
         """
         with self._guard.driving("step"):
             for sequence, late in self._deadlines.passed():
@@ -328,18 +333,22 @@ class ModelRunner:
             if step.prompts is not None:
                 step.prompts.read(self._tell_scored)
             report = StepReport(values)
-            decoded, inputs, rows = list[Drafted](), 0, 0
+            decoded, drafted, accepted, inputs, rows = list[Drafted](), list[int](), list[int](), 0, 0
             for slot, work in step.schedule.work.items():
                 sequence, before, fed = work.sequence, work.sequence.accepted, report.fed(slot)
                 sequence.in_flight -= 1
                 inputs += fed
                 rows += min(fed, 1) if work.chunk else fed
-                if self._take(slot, work, report, record) and not work.chunk and (fed > 1 or self._lengths is not None):
-                    decoded.append(Drafted(sequence, fed - 1, sequence.accepted - before))
+                if not self._take(slot, work, report, record) or work.chunk:
+                    continue
+                drafted.append(fed - 1)
+                accepted.append(sequence.accepted - before)
+                if self._lengths is not None:
+                    decoded.append(Drafted(sequence, drafted[-1], accepted[-1]))
             record.input_tokens, record.output_rows = inputs, rows
             if step.schedule.chunked:
                 record.prefill_slots = sum(work.chunk > 0 for work in step.schedule.work.values())
-            record.count_drafts([one.drafted for one in decoded], [one.accepted for one in decoded])
+            record.count_drafts(drafted, accepted)
             if self._lengths is not None and not record.prefill_slots:
                 self._adapt(decoded, record)
         preempted = self._scheduler.take_preempted()
@@ -384,13 +393,19 @@ class ModelRunner:
         gained = len(sequence.token_ids) - before
         record.emitted += gained
         if drafted is not None:
-            sequence.count(drafted, flags)
+            sequence.count(drafted, flags.count(True))
             record.decode_slots += 1
             record.decode_tokens += gained
         if sequence.finish_reason is not None:
             self._retire(sequence)
             return True
-        return self._delivery.add(sequence)
+        self._show(sequence)
+        return gained > 0
+
+    def _show(self, sequence: Sequence) -> None:
+        """Queue what is new of a request, where somebody reads it: a sink has been told."""
+        if self.sink is None or sequence.request.callback is not None:
+            self._delivery.add(sequence)
 
     def _failed(self, schedule: Schedule, error: Exception) -> None:
         """A step could not be launched: read what is under way, send everybody back, and find out whose fault it is."""
@@ -447,4 +462,4 @@ class ModelRunner:
         self._deadlines.ended()
         if self.sink is not None:
             self.sink.ended(sequence)
-        self._delivery.add(sequence)
+        self._show(sequence)

@@ -44,6 +44,7 @@ class TextStream:
     """Text of a request, with stop strings cut off and possible beginnings of them held back."""
 
     def __init__(self, detokenizer: Detokenizer | None, stop: Collection[str]) -> None:
+        self._silent = detokenizer is None
         self._decode = (detokenizer or _NoText()).push
         self._finish = (detokenizer or _NoText()).finish
         self.stop = tuple(stop)
@@ -63,6 +64,8 @@ class TextStream:
 
     def extend(self, token_ids: Sequence[int], from_draft: Sequence[bool]) -> None:
         """Add tokens where there are no stop strings."""
+        if self._silent:
+            return
         held, pieces, decode = self._held, self._pieces, self._decode
         for token, flag in zip(token_ids, from_draft, strict=True):
             if piece := decode(token):
@@ -142,12 +145,11 @@ class OutputStream:
         """Tokens that deltas have shown."""
         self._text = TextStream(detokenizer, request.params.stop)
 
-    def count(self, drafted: int, from_draft: Collection[bool]) -> None:
-        """Count a decode step that had so many drafts, and accepted those marked."""
+    def count(self, drafted: int, accepted: int) -> None:
+        """Count a decode step that had so many drafts, and accepted so many of them."""
         self.steps += 1
-        if drafted:
-            self.drafted += drafted
-            self.accepted += sum(from_draft)
+        self.drafted += drafted
+        self.accepted += accepted
 
     def _at_stop_sequence(self) -> bool:
         if len(self.token_ids) < self.request.params.min_new_tokens:
@@ -166,7 +168,7 @@ class OutputStream:
             len(self.token_ids) + len(token_ids) < self.max_new_tokens
             and not self._text.stop
             and not self.stop_sequences
-            and min(token_ids, default=0) >= 0
+            and (not token_ids or min(token_ids) >= 0)
             and end_tokens.isdisjoint(token_ids)
         ):  # none of them does, as in nearly every step
             self.token_ids += token_ids

@@ -112,13 +112,12 @@ class EngineProcess:
         self._unsettled.discard(worker)
 
     def _submit(self, command: messages.Submit) -> None:
-        known = {stream.request.request_id for stream in self.runner.streams}
+        new = [asked for asked in command.requests if self.runner.find(asked.request_id) is None]
         queued = list[str]()
         try:
-            for asked in command.requests:
-                if asked.request_id not in known:
-                    self.runner.add_request(asked.request())
-                    queued.append(asked.request_id)
+            for asked in new:
+                self.runner.add_request(asked.request())
+                queued.append(asked.request_id)
         except RequestError as error:
             for name in queued:
                 self._release(name, "cancelled")
@@ -129,7 +128,6 @@ class EngineProcess:
 
     def _release(self, name: str, reason: FinishReason) -> None:
         self.runner.cancel(name, reason)
-        for stream in self.runner.streams:
-            if stream.request.request_id == name:
-                self._writer.released(stream)
+        if (stream := self.runner.find(name)) is not None:
+            self._writer.released(stream)
         self.runner.take_finished([name])
