@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -328,6 +329,7 @@ def main() -> None:
     parser.add_argument("--engine-alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # servers end with it
     if args.engine_alone:
         engine_alone(args.new_tokens, args.together, args.turns, args.model)
         return
