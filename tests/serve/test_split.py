@@ -223,7 +223,8 @@ def test_processes_that_speak_http_know_of_each_other() -> None:
 def test_processes_that_speak_http_share_the_limit_of_concurrent_requests() -> None:
     """Whichever of them is asked, and whoever of them is killed."""
     body = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True}
-    with split_server(2, max_concurrent_requests=2) as server, ExitStack() as held:
+    room = 1000  # frames for the stopped token processor: an engine waits while its queue is full
+    with split_server(2, max_concurrent_requests=2, output_queue=room) as server, ExitStack() as held:
         server.until_ready()
         server.kill("tokens", signal.SIGSTOP)  # so that no request ends
         held.callback(server.kill, "tokens")
