@@ -79,7 +79,9 @@ class Replica:
     def _request(self, number: int, wanted: Wanted, defaults: SamplingParams) -> Request:
         tokenizer = self._llm.runner.tokenizer
         assert tokenizer is not None  # LLM has loaded it
-        tokens = tokenizer.encode(wanted.prompt) if wanted.prompt is not None else wanted.prompt_token_ids
+        tokens = wanted.prompt_token_ids
+        if wanted.prompt is not None:
+            tokens = tokenizer.encode(wanted.prompt, wanted.add_special_tokens)
         assert tokens is not None  # read_row has seen to it
         return Request(str(number), tokens, params_of(wanted, defaults, number))
 

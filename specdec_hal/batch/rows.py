@@ -19,13 +19,15 @@ Row = dict[str, Any]
 
 class Wanted(BaseModel):
     """A line of the input: a prompt as text or as token ids, `params` as in the configuration's section `sampling`
-    (and `num_speculative_tokens`), and an `id` of the user's own."""
+    (and `num_speculative_tokens`), and an `id` of the user's own. `add_special_tokens`: whether a text gets the
+    tokenizer's own special tokens."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     id: str | None = None
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
+    add_special_tokens: bool = True
     params: dict[str, Any] = {}
 
     @model_validator(mode="after")

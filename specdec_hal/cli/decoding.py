@@ -70,16 +70,17 @@ def decode(
 
     `saved`: requests of a journal; a prompt of the same name goes on from there.
     """
-    from specdec_hal.runner import Request, SamplingParams
+    from specdec_hal.runner import Request
 
     assert runner.tokenizer is not None
-    params = SamplingParams(**dict(runner.config.sampling))
+    params = runner.default_params
     index = {prompt.name: at for at, prompt in enumerate(prompts)}
     runner.restore(list(saved))
     known = {record["request_id"] for record in saved}
     for prompt in prompts:
         if prompt.name not in known:
-            runner.add_request(Request(prompt.name, runner.tokenizer.encode(prompt.text), params))
+            tokens = runner.tokenizer.encode(prompt.text, prompt.add_special_tokens)
+            runner.add_request(Request(prompt.name, tokens, params))
     start = time.perf_counter()
     while runner.has_requests:
         for delta in runner.step():

@@ -21,10 +21,11 @@ class Prompt:
 
     name: str
     text: str
+    add_special_tokens: bool = True
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--prompt``, ``--prompt-file`` and ``--max-new-tokens``."""
+    """``--prompt``, ``--prompt-file``, ``--add-special-tokens`` and ``--max-new-tokens``."""
     parser.add_argument(
         "--prompt",
         dest="prompts",
@@ -42,6 +43,12 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         help="file with the text to continue, '-' for stdin; the line break at its end is not part of the prompt; "
         "may be repeated and mixed with --prompt",
     )
+    parser.add_argument(
+        "--add-special-tokens",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="add the tokenizer's own special tokens, such as a BOS, to each prompt (default: yes)",
+    )
     parser.add_argument("--max-new-tokens", metavar="N", help="same as --set sampling.max_new_tokens=N")
 
 
@@ -57,7 +64,8 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
     for kind, value in sources:
         name, text = ("prompt", _checked(value)) if kind == "text" else _read(value)
         names[name] += 1
-        prompts.append(Prompt(name if names[name] == 1 else f"{name} #{names[name]}", text))
+        name = name if names[name] == 1 else f"{name} #{names[name]}"
+        prompts.append(Prompt(name, text, args.add_special_tokens))
     return prompts
 
 

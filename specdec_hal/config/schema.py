@@ -134,6 +134,8 @@ class ModelSettings(Section):
     weights and KV cache; "auto": float32 on CPUs, the checkpoint's own on GPUs (of PyTorch; Paddle's model has float32
     alone; with llama.cpp it is that of the KV cache, "auto" float16). `bit_stable`: a token's bits depend neither on
     drafts nor on other requests; null: as the model's implementation has it (llama.cpp: no; the others on CPUs: yes).
+    `generation_config`: "auto" takes sampling defaults from the checkpoint's generation_config.json for keys that the
+    section `sampling` leaves out; "none" ignores them. Its end tokens count in both cases.
     `num_threads`: the most that compute the model on a CPU; null: as its implementation has it (one for each core that
     the process may use, with Paddle and PyTorch no more than OMP_NUM_THREADS).
     `think_end_id`: the token with which the model ends thinking (null: it does not think); `think_end_text`: the tokens
@@ -146,6 +148,7 @@ class ModelSettings(Section):
     framework: FrameworkChoice = AUTO
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     bit_stable: bool | None = None
+    generation_config: Literal["auto", "none"] = "auto"
     num_threads: Annotated[int | None, Field(ge=1, le=1024)] = None
     think_end_id: TokenId | None = None
     think_end_text: list[TokenId] = Field(default_factory=list)

@@ -163,12 +163,14 @@ class AsyncEngine:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        add_special_tokens: bool = True,
         timeout_s: float | None = None,
         ttft_timeout_s: float | None = None,
     ) -> AsyncIterator[StreamDelta]:
         """What the steps add to a request, as it comes.
 
-        `params` None: the configuration's. `timeout_s`, `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`.
+        `params` None: :attr:`default_params`. `add_special_tokens`: whether a text gets the tokenizer's own special
+        tokens, such as a BOS. `timeout_s`, `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`.
         RequestError if the request cannot be served, EngineDeadError if the engine has stopped.
         """
         name = f"async-{next(self._numbers)}" if request_id is None else request_id
@@ -176,7 +178,7 @@ class AsyncEngine:
         if isinstance(prompt, str):
             if tokenizer is None:
                 raise RequestError(f"request '{name}': text needs a tokenizer; pass token ids")
-            prompt = tokenizer.encode(prompt)
+            prompt = tokenizer.encode(prompt, add_special_tokens)
         wanted = self.default_params if params is None else params
         stream = await self.submit([Request(name, prompt, wanted, timeout_s=timeout_s, ttft_timeout_s=ttft_timeout_s)])
         try:
@@ -188,8 +190,8 @@ class AsyncEngine:
 
     @property
     def default_params(self) -> SamplingParams:
-        """What the configuration's section `sampling` says."""
-        return SamplingParams(**dict(self.runner.config.sampling))
+        """What a request gets that has no parameters: see :meth:`SamplingParams.default`."""
+        return self.runner.default_params
 
     @property
     def config(self) -> Config:

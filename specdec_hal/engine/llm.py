@@ -69,20 +69,22 @@ class LLM:
 
     @property
     def default_params(self) -> SamplingParams:
-        """What the configuration's section `sampling` says."""
-        return SamplingParams(**dict(self.runner.config.sampling))
+        """What a prompt gets that has no parameters: see :meth:`SamplingParams.default`."""
+        return self.runner.default_params
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        add_special_tokens: bool = True,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Decode every prompt; one output each, in the order of the prompts.
 
-        `sampling_params`: for all prompts, or one for each; None: :attr:`default_params`. `progress` draws a bar on a
-        terminal. RequestError, with nothing decoded, if a prompt cannot be served.
+        `sampling_params`: for all prompts, or one for each; None: :attr:`default_params`. `add_special_tokens`: whether
+        texts get the tokenizer's own special tokens, such as a BOS. `progress` draws a bar on a terminal. RequestError,
+        with nothing decoded, if a prompt cannot be served.
         """
         texts: Sequence[Prompt] = [prompts] if _is_prompt(prompts) else prompts  # type: ignore[list-item, assignment]
         params = self._per_prompt(sampling_params, len(texts))
@@ -91,7 +93,7 @@ class LLM:
         with _bar(len(texts), progress) as advance:
             try:
                 for name, text, wanted in zip(names, texts, params, strict=True):
-                    self.runner.add_request(Request(name, self._encode(text), wanted, advance))
+                    self.runner.add_request(Request(name, self._encode(text, add_special_tokens), wanted, advance))
                     queued.append(name)
                 while self.runner.has_requests:
                     self.runner.step()
@@ -103,12 +105,12 @@ class LLM:
         finished = self.runner.take_finished()
         return [finished[name] for name in names]
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
+    def _encode(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
         if not isinstance(prompt, str):
             return prompt
         if self.runner.tokenizer is None:
             raise RequestError("a prompt of text needs a tokenizer; pass token ids, or give LLM a tokenizer")
-        return self.runner.tokenizer.encode(prompt)
+        return self.runner.tokenizer.encode(prompt, add_special_tokens)
 
     def _per_prompt(
         self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int

@@ -54,6 +54,7 @@ class LlamaConfig(ModelConfig):
 
 
 CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 
 MAX_CONFIG = 4 << 20
@@ -62,6 +63,9 @@ MAX_SIZE = (1 << 31) - 1
 """The largest of its numbers that count something."""
 MAX_NUMBER = 1e30
 """The largest of the others: float32 holds its inverse and its square root."""
+
+# What transformers' LlamaConfig takes where a key is missing: Llama-2's config.json has no rope_theta.
+_DEFAULT_ROPE_THETA, _DEFAULT_RMS_NORM_EPS, _DEFAULT_POSITIONS = 10000.0, 1e-6, 2048
 
 # Keys that change the arithmetic, and the one value of each that this project computes.
 _FIXED = {
@@ -178,6 +182,12 @@ class _Fields:
             raise self.error(key, f"a number <= {MAX_NUMBER:.0e}")
         return float(value)
 
+    def number(self, key: str, default: float | None = None, most: float = MAX_NUMBER) -> float:
+        value = self._raw.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+            raise self.error(key, f"a number in 0..{most:g}")
+        return float(value)
+
     def boolean(self, key: str, default: bool) -> bool:
         value = self._raw.get(key, default)
         if not isinstance(value, bool):
@@ -186,10 +196,10 @@ class _Fields:
 
     def token_ids(self) -> TokenIds:
         vocab_size = self.integer("vocab_size")
-        bos, ends = (self._token_ids(key, vocab_size) for key in ("bos_token_id", "eos_token_id"))
+        bos, ends = (self.token_id_list(key, vocab_size) for key in ("bos_token_id", "eos_token_id"))
         return TokenIds(vocab_size, bos[0] if bos else None, ends)
 
-    def _token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
+    def token_id_list(self, key: str, vocab_size: int) -> tuple[int, ...]:
         value = self._raw.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token in ids:
@@ -200,7 +210,44 @@ class _Fields:
 
 def read_token_ids(folder: str | Path) -> TokenIds:
     """Vocabulary size, bos and eos ids of a checkpoint of any architecture."""
-    return _Fields(Path(folder) / CONFIG, read_json(folder, CONFIG)).token_ids()
+    return _token_ids(folder, _Fields(Path(folder) / CONFIG, read_json(folder, CONFIG)))
+
+
+def _token_ids(folder: str | Path, fields: _Fields) -> TokenIds:
+    """Those of config.json; end tokens of generation_config.json come first, as `transformers` and vLLM have it."""
+    tokens = fields.token_ids()
+    generation = _generation_fields(folder)
+    if "eos_token_id" not in generation:
+        return tokens
+    ends = generation.token_id_list("eos_token_id", tokens.vocab_size)
+    return replace(tokens, eos_token_ids=tuple(dict.fromkeys((*ends, *tokens.eos_token_ids))))
+
+
+def _generation_fields(folder: str | Path) -> _Fields:
+    """generation_config.json; empty where a checkpoint has none."""
+    file = Path(folder) / GENERATION_CONFIG
+    return _Fields(file, read_json(folder, GENERATION_CONFIG) if file.exists() else {})
+
+
+def read_generation_defaults(path: str | Path) -> dict[str, Any]:
+    """Sampling defaults in the generation_config.json beside a checkpoint, under the names of the section `sampling`.
+
+    As `transformers` reads it: without ``do_sample: true`` decoding is greedy, so temperature and filters are not
+    taken; with it a missing temperature is 1. Empty for a checkpoint without the file, and for a GGUF file.
+    CheckpointError for a value out of range.
+    """
+    if not Path(path).is_dir():
+        return {}
+    fields = _generation_fields(path)
+    found: dict[str, Any] = {}
+    if "repetition_penalty" in fields:
+        found["repetition_penalty"] = fields.positive("repetition_penalty")
+    if fields.boolean("do_sample", default=False):
+        found["temperature"] = fields.number("temperature", 1.0)
+        found |= {key: fields.number(key, most=1.0) for key in ("top_p", "min_p") if key in fields}
+        if "top_k" in fields:
+            found["top_k"] = fields.integer("top_k", minimum=0)
+    return found
 
 
 def read_config(folder: str | Path) -> LlamaConfig:
@@ -209,7 +256,7 @@ def read_config(folder: str | Path) -> LlamaConfig:
     fields.one_of("model_type", ("llama",), "llama", "use a Llama-style checkpoint")
     for key, value in _FIXED.items():
         fields.only(key, value)
-    tokens, hidden_size = fields.token_ids(), fields.integer("hidden_size")
+    tokens, hidden_size = _token_ids(folder, fields), fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -217,7 +264,7 @@ def read_config(folder: str | Path) -> LlamaConfig:
     head_dim = fields.integer("head_dim", default=hidden_size // heads)
     if head_dim % 2:
         raise fields.error("head_dim", "an even number, for rotary embeddings")
-    positions = fields.integer("max_position_embeddings")
+    positions = fields.integer("max_position_embeddings", default=_DEFAULT_POSITIONS)
     rope_theta, rope_scaling = _rope(fields, positions)
     return LlamaConfig(
         vocab_size=tokens.vocab_size,
@@ -230,7 +277,7 @@ def read_config(folder: str | Path) -> LlamaConfig:
         max_position_embeddings=positions,
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
-        rms_norm_eps=fields.positive("rms_norm_eps"),
+        rms_norm_eps=fields.positive("rms_norm_eps", _DEFAULT_RMS_NORM_EPS),
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
         num_nextn_predict_layers=fields.integer("num_nextn_predict_layers", default=0, minimum=0),
         dtype=_dtype(fields),
@@ -252,7 +299,7 @@ def _rope(fields: _Fields, positions: int) -> tuple[float, RopeScaling | None]:
     rope = next(
         (fields.section(key) for key in ("rope_scaling", "rope_parameters") if key in fields), _Fields(Path(), {})
     )
-    theta = (rope if "rope_theta" in rope else fields).positive("rope_theta")
+    theta = (rope if "rope_theta" in rope else fields).positive("rope_theta", _DEFAULT_ROPE_THETA)
     rope.only("partial_rotary_factor", 1.0)
     key = "rope_type" if "rope_type" in rope else "type"
     kind = rope.one_of(key, ROPE_TYPES, "default", "use a checkpoint with one of these")

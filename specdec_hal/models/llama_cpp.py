@@ -301,11 +301,13 @@ class GgufTokenizer(Tokenizer):
         self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
         self._piece = cache(self._read_piece)
 
-    def encode(self, text: str) -> list[int]:
-        """See Tokenizer.encode."""
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """See Tokenizer.encode. The file's `add_bos_token` and `add_eos_token` say which tokens are added."""
         data = text.encode("utf-8")
         ids = (c_int32 * (len(data) + 8))()
-        count = self._file.api.llama_tokenize(self._file.vocab, data, len(data), ids, len(ids), False, False)
+        count = self._file.api.llama_tokenize(
+            self._file.vocab, data, len(data), ids, len(ids), add_special_tokens, True
+        )
         return ids[:count]
 
     def decode(self, ids: Sequence[int]) -> str:

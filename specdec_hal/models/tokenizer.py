@@ -60,9 +60,13 @@ class Tokenizer:
             if self._library.id_to_token(token) is None:
                 raise checkpoint_error(file, f"a token for id {token} (bos or eos in config.json)", "none", cure)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with no special token added."""
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Special tokens written out in it become one token each.
+
+        `add_special_tokens`: whether the post-processor of tokenizer.json adds its own, such as a BOS; False for a
+        rendered chat template.
+        """
+        ids: list[int] = self._library.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from specdec_hal.backend import AUTO
 from specdec_hal.config.problems import problems
-from specdec_hal.config.schema import MAX_DRAFTS, SamplingSettings
+from specdec_hal.config.schema import MAX_DRAFTS, Config, SamplingSettings
 from specdec_hal.errors import RequestError
+from specdec_hal.models.checkpoint import read_generation_defaults
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
@@ -33,6 +35,19 @@ class SamplingParams(SamplingSettings):
         except ValidationError as error:
             found = problems(error, type(self))
             raise RequestError("; ".join(f"sampling parameter {key}: {message}" for key, message in found)) from error
+
+    @classmethod
+    def default(cls, config: Config) -> SamplingParams:
+        """What a request gets that gives no parameters: the section `sampling` of a configuration.
+
+        Keys that the section leaves out come from the checkpoint's generation_config.json, unless
+        ``model.generation_config`` is "none". CheckpointError if that file is broken.
+        """
+        values = dict(config.sampling)
+        if config.model.path is not None and config.model.generation_config == AUTO:
+            found = read_generation_defaults(config.model.path)
+            values |= {key: value for key, value in found.items() if key not in config.sampling.model_fields_set}
+        return cls(**values)
 
     def copied(self) -> SamplingParams:
         """A copy with lists of its own: what else it holds cannot be changed."""

@@ -29,7 +29,15 @@ from specdec_hal.runner.plan import LaunchedStep, Planner, StepPlan
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Trials
 from specdec_hal.runner.report import StepReport, StepSink
-from specdec_hal.runner.request import Drafts, FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
+from specdec_hal.runner.request import (
+    Drafts,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    StreamDelta,
+    TokenLogprobs,
+)
 from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
@@ -71,6 +79,7 @@ class ModelRunner:
             raise config.error("speculative.adaptive", message)
         max_model_len = checked_length(config, model, headroom)
         self.config, self.backend, self.model, self.tokenizer = config, backend, model, tokenizer
+        self.default_params = SamplingParams.default(config)
         self.max_model_len = max_model_len
         self.metrics = Metrics()
         self.end_tokens = frozenset(model.config.eos_token_ids)

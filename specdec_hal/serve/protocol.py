@@ -120,6 +120,8 @@ class GenerationRequest(Body, ABC):
     def token_limit(self) -> int | None:
         """The most tokens to generate; None: the configuration's."""
 
+    add_special_tokens: bool
+
     @property
     def generates(self) -> bool:
         """Whether anything is generated; else the prompt alone is wanted, with its log-probabilities."""
@@ -193,6 +195,9 @@ class CompletionRequest(GenerationRequest):
     )
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     echo: bool = False
+    add_special_tokens: bool = Field(
+        True, description="add the tokenizer's own special tokens, such as a BOS, to prompts of text"
+    )
 
     @property
     def token_limit(self) -> int | None:
@@ -252,6 +257,9 @@ class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    add_special_tokens: bool = Field(
+        False, description="add the tokenizer's own special tokens to the rendered template, which mostly has them"
+    )
     max_completion_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
     max_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
     logprobs: bool = False

@@ -133,7 +133,8 @@ class Service:
     async def _submit(self, answer: Answer) -> RequestStream:
         engine = self.engine
         answer.prompt_ids = token_ids = [
-            await self._encode(prompt) if isinstance(prompt, str) else prompt for prompt in answer.prompts
+            await self._encode(prompt, answer.request.add_special_tokens) if isinstance(prompt, str) else prompt
+            for prompt in answer.prompts
         ]
         method = engine.config.speculative.method
         params = list(answer.request.sampling_params(engine.default_params, engine.info.end_tokens, method))
@@ -143,10 +144,12 @@ class Service:
         self.metrics.prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         return stream
 
-    async def _encode(self, text: str) -> list[int]:
+    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) <= _SHORT:
-            return self.tokenizer.encode(text)
-        return await asyncio.to_thread(self.tokenizer.encode, text)  # everybody else's events would have to wait
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(
+            self.tokenizer.encode, text, add_special_tokens
+        )  # everybody else's events would have to wait
 
     async def _until_gone(self, http: Request, answer: Answer, stream: RequestStream, timing: Timing) -> Response:
         """The whole answer; whoever hangs up before ends the generation."""

@@ -30,7 +30,7 @@ class CharTokenizer:
     eos_token_id = 0
     eos_token_ids = (0,)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(letter) for letter in text]
 
     def decode(self, ids: Any) -> str:

@@ -31,6 +31,7 @@ def test_defaults(read: Read) -> None:
             "framework": "auto",
             "dtype": "auto",
             "bit_stable": None,
+            "generation_config": "auto",
             "num_threads": None,
             "think_end_id": None,
             "think_end_text": [],

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdec_hal.config import parse
 from specdec_hal.errors import CheckpointError
-from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.checkpoint import read_config, read_generation_defaults, read_token_ids
 from specdec_hal.models.weights import expected_shapes, read_weights
+from specdec_hal.runner import SamplingParams
 
 Make = Callable[..., Path]
 
@@ -106,7 +108,7 @@ def test_config(make_checkpoint: Make) -> None:
         ({"num_key_value_heads": 3}, r"num_key_value_heads: a divisor of num_attention_heads \(4\), got 3"),
         ({"head_dim": 15}, "head_dim: an even number, for rotary embeddings, got 15"),
         ({"rms_norm_eps": 0}, "rms_norm_eps: a number > 0, got 0"),
-        ({"rope_theta": None}, "rope_theta: a number > 0, got no such key"),
+        ({"rope_theta": 0}, "rope_theta: a number > 0, got 0"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: true or false, got 'yes'"),
         ({"eos_token_id": 131}, "eos_token_id: token ids in 0..130, got 131"),
         ({"eos_token_id": [2, "x"]}, r"eos_token_id: token ids in 0..130, got \[2, 'x'\]"),
@@ -115,6 +117,75 @@ def test_config(make_checkpoint: Make) -> None:
 )
 def test_bad_config(make_checkpoint: Make, changes: dict[str, Any], message: str) -> None:
     refused(configure(make_checkpoint(), **changes), rf"config\.json: expected {message}")
+
+
+def test_keys_that_transformers_gives_a_default_may_be_missing(make_checkpoint: Make) -> None:
+    keys = ("rope_theta", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "hidden_act")
+    folder = configure(make_checkpoint(tie_word_embeddings=False), **dict.fromkeys(keys))
+    config = read_config(folder)
+    found = (config.rope_theta, config.rms_norm_eps, config.max_position_embeddings, config.tie_word_embeddings)
+    assert found == (10000.0, 1e-6, 2048, False)
+
+
+@pytest.mark.torch
+def test_defaults_are_those_of_transformers() -> None:
+    from transformers import LlamaConfig
+
+    theirs = LlamaConfig()
+    rope = theirs.rope_parameters["rope_theta"]
+    assert (rope, theirs.rms_norm_eps, theirs.max_position_embeddings) == (10000.0, 1e-6, 2048)
+
+
+def write_generation_config(folder: Path, **keys: Any) -> Path:
+    (folder / "generation_config.json").write_text(json.dumps(keys))
+    return folder
+
+
+def test_end_tokens_of_generation_config_come_first(make_checkpoint: Make) -> None:
+    folder = write_generation_config(make_checkpoint(), eos_token_id=[7, 9])
+    assert read_config(folder).eos_token_ids == (7, 9, 2)
+    assert read_token_ids(folder).eos_token_ids == (7, 9, 2)
+    refused(write_generation_config(folder, eos_token_id=131), r"generation_config\.json: expected eos_token_id: token")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, {}),
+        ({"temperature": 0.6, "top_p": 0.9}, {}),  # without do_sample: greedy
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1},
+            {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1},
+        ),
+        ({"do_sample": True, "top_k": 64, "top_p": None}, {"temperature": 1.0, "top_k": 64}),
+        ({"repetition_penalty": 1.05}, {"repetition_penalty": 1.05}),
+    ],
+)
+def test_sampling_defaults_of_generation_config(
+    make_checkpoint: Make, keys: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    folder = write_generation_config(make_checkpoint(), **keys)
+    assert read_generation_defaults(folder) == expected
+    config = parse({"model": {"path": str(folder)}, "sampling": {"top_p": 0.5}})
+    params = SamplingParams.default(config)
+    assert params == SamplingParams(**{**expected, "top_p": 0.5})  # what the configuration sets stays
+    ignored = parse({"model": {"path": str(folder), "generation_config": "none"}})
+    assert SamplingParams.default(ignored) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"do_sample": "yes"}, "do_sample: true or false, got 'yes'"),
+        ({"do_sample": True, "top_p": 1.5}, r"top_p: a number in 0\.\.1, got 1.5"),
+        ({"do_sample": True, "temperature": -1}, r"temperature: a number in 0\.\.1e\+30, got -1"),
+        ({"repetition_penalty": 0}, "repetition_penalty: a number > 0, got 0"),
+    ],
+)
+def test_bad_generation_config(make_checkpoint: Make, keys: dict[str, Any], message: str) -> None:
+    folder = write_generation_config(make_checkpoint(), **keys)
+    with pytest.raises(CheckpointError, match=rf"generation_config\.json: expected {message}"):
+        read_generation_defaults(folder)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,40 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(write_tokenizer(folder))
 
 
+def add_bos(folder: Path) -> Path:
+    """Give the tokenizer a post-processor that puts <s> first, as Llama's has."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import processors
+
+    library = Library.from_file(str(folder / "tokenizer.json"))
+    library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    library.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_special_tokens_are_added_as_the_post_processor_says(folder: Path) -> None:
+    plain = load_tokenizer(folder).encode(TEXT)
+    tokenizer = load_tokenizer(add_bos(folder))
+    assert tokenizer.encode(TEXT) == [1, *plain] and tokenizer.encode("") == [1]
+    assert tokenizer.encode(TEXT, add_special_tokens=False) == plain
+    assert tokenizer.encode("<s>a", add_special_tokens=False) == tokenizer.encode("a")
+
+
+@pytest.mark.torch
+def test_special_tokens_are_those_of_transformers(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    names = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    for _ in range(2):
+        ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+        for text in (TEXT, "", "<s>x</s>", " x"):
+            for added in (True, False):
+                expected = theirs(text, add_special_tokens=added).input_ids
+                assert ours.encode(text, add_special_tokens=added) == expected
+        add_bos(folder)
+
+
 def test_ids(tokenizer: Tokenizer) -> None:
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.eos_token_ids) == (1, 2, (2, 1))
     assert tokenizer.vocab_size == VOCABULARY

@@ -185,7 +185,7 @@ class LetterDetokenizer:
 class LetterTokenizer:
     """Token t is the letter number t."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(letter) - ord("a") for letter in text]
 
     def decode(self, ids: Sequence[int]) -> str:

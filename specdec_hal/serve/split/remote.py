@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,10 +140,10 @@ class RemoteEngine:
 
     # ---- what a server asks
 
-    @property
+    @cached_property
     def default_params(self) -> SamplingParams:
-        """What the configuration's section `sampling` says."""
-        return SamplingParams(**dict(self.config.sampling))
+        """What a request gets that has no parameters: see :meth:`SamplingParams.default`."""
+        return SamplingParams.default(self.config)
 
     @property
     def alive(self) -> bool:
