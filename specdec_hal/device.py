@@ -7,7 +7,9 @@ with margins around them: :mod:`specdec_hal.conformance.guarded`.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.capturing import capturing, refuse_in_capture
-from specdec_hal.errors import UnsupportedError
+from specdec_hal.errors import CaptureError, UnsupportedError
 from specdec_hal.memory import host_free
 from specdec_hal.staging import (
     Fields,
@@ -34,6 +36,33 @@ from specdec_hal.tensors import as_numpy, dlpack_view, framework_of
 
 Stream = Callable[[], int]
 """Asks for the current stream, as the integer that a launch takes."""
+
+_capture_lock = threading.RLock()
+"""PyTorch keeps books of graphs that it does not guard against captures and ends of graphs on several threads."""
+_working: defaultdict[tuple[int, int], threading.RLock] = defaultdict(threading.RLock)
+"""By device and stream. PyTorch hands out 32 streams in turn, so that engines may share one: what one of them launched
+while another captures would be part of that graph."""
+
+
+class DeviceGraph:
+    """A captured step; a call enqueues it again, on the current stream."""
+
+    def __init__(self, replay: Callable[[], None], free: Callable[[], None] | None = None) -> None:
+        self._replay, self._free = replay, free
+
+    def __call__(self) -> None:
+        """Enqueue it."""
+        self._replay()
+
+    def release(self) -> None:
+        """Free it, which the communicators of its collectives wait for. A later call is a CaptureError."""
+        free, self._free, self._replay = self._free, None, _refuse_released
+        if free is not None:
+            free()
+
+
+def _refuse_released() -> None:
+    raise CaptureError("expected a captured step, got one that was released with its runner; make another runner")
 
 
 class Device(ABC):
@@ -111,12 +140,12 @@ class Device(ABC):
         """Entered around everything that an engine enqueues: the stream that its steps run on is the current one."""
         return nullcontext()
 
-    def capture(self, launch: Callable[[], None]) -> Callable[[], None] | None:
+    def capture(self, launch: Callable[[], None]) -> DeviceGraph | None:
         """What `launch` enqueues as one device graph to be replayed; None where this place has no graphs.
 
         Runs inside :meth:`working`. Nothing is executed, and `launch` must have run before, so that whatever compiles
         or allocates on first use has done so. The current stream is the captured one while `launch` runs; a read or
-        write of a tensor by the host in it, and an op on another stream, is refused.
+        write of a tensor by the host in it, and an op on another stream, is refused. Other threads go on meanwhile.
         """
         return None
 
@@ -265,10 +294,10 @@ class TorchDevice(Device):
             if self._work is None:
                 self._work = self._torch.cuda.Stream(self._device)
                 self._work.wait_stream(self._torch.cuda.current_stream(self._device))
-            with self._torch.cuda.stream(self._work):
+            with _working[self.index, self._work.cuda_stream], self._torch.cuda.stream(self._work):
                 yield
 
-    def capture(self, launch: Callable[[], None]) -> Callable[[], None] | None:
+    def capture(self, launch: Callable[[], None]) -> DeviceGraph | None:
         """One CUDA graph, of the model's kernels and the ops' alike."""
         if self._device.type != "cuda":
             return None
@@ -276,15 +305,22 @@ class TorchDevice(Device):
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        with capturing(self.stream()):
+        with _capture_lock, capturing(self.stream()) as capture:
             # thread_local: other threads may allocate and copy meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 launch()
             finally:
                 graph.capture_end()
-        replay: Callable[[], None] = graph.replay
-        return replay
+
+        def free() -> None:
+            with _capture_lock:
+                graph.reset()
+
+        captured = DeviceGraph(graph.replay, free)
+        for graphs in capture.users:
+            graphs.add(captured)
+        return captured
 
 
 class PaddleDevice(Device):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec_hal.backend import Backend, BoundOp, Launch
+from specdec_hal.capturing import capturing
 from specdec_hal.errors import ArgumentError, UnsupportedError
 from specdec_hal.tensors import describe
 
@@ -44,8 +45,9 @@ def capture(backend: Any, plans: Sequence[BoundOp]) -> StepGraph:
         _check_graph_safe(plan, backend)
 
     def run(stream: int) -> None:
-        for plan in kept:
-            plan.launch(stream)
+        with capturing(stream):
+            for plan in kept:
+                plan.launch(stream)
 
     launch = backend.exports["capture_graph"](run, int(places.pop().partition(":")[2]))
     return StepGraph(kept, launch)

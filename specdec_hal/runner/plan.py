@@ -23,6 +23,7 @@ import numpy as np
 
 from specdec_hal.backend import Backend
 from specdec_hal.config.schema import ModelSettings, SpeculativeSettings
+from specdec_hal.device import DeviceGraph
 from specdec_hal.errors import PluginError
 from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
@@ -96,7 +97,7 @@ class StepPlan:
     report: tuple[str, ...] = REPORT
     logprobs: Outputs | None = None
     view: Callable[[int], StepView] = field(init=False)
-    replay: Callable[[], None] | None = None
+    replay: DeviceGraph | None = None
     launches: int = 0
 
     def run(self, stream: int, record: StepRecord) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.capturing import capturing, refuse_in_capture
 from specdec_hal.config import parse
-from specdec_hal.device import HostDevice
+from specdec_hal.device import DeviceGraph, HostDevice
 from specdec_hal.proposers.protocol import StepView
 from specdec_hal.registry import Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
@@ -32,12 +33,15 @@ class GraphDevice(HostDevice):
         refuse_in_capture("written")
         super().write(tensor, index, values)
 
-    def capture(self, launch: Callable[[], None]) -> Callable[[], None]:
+    def capturing(self) -> AbstractContextManager[Any]:
+        return capturing(self.stream())
+
+    def capture(self, launch: Callable[[], None]) -> DeviceGraph:
         def replay() -> None:
-            with capturing(0):
+            with self.capturing():
                 launch()
 
-        return replay
+        return DeviceGraph(replay)
 
 
 class LaunchingBackend(ReferenceBackend):
@@ -70,6 +74,14 @@ def decode(runner: ModelRunner, turn: int = 0) -> list[tuple[int, ...]]:
         runner.add_request(Request(f"{turn}.{number}", prompt, params))
     outputs = runner.run()
     return [outputs[f"{turn}.{number}"].token_ids for number in range(len(PROMPTS))]
+
+
+def plain_tokens(prompt: list[int], params: SamplingParams) -> tuple[int, ...]:
+    """Without speculation, graphs or other requests."""
+    tokenizer: Any = LetterTokenizer()
+    runner = ModelRunner(parse({"runner": {"max_num_seqs": 1}}), ReferenceBackend(), HistoryModel(), tokenizer)
+    runner.add_request(Request("plain", prompt, params))
+    return runner.run()["plain"].token_ids
 
 
 def plain() -> list[tuple[int, ...]]:
