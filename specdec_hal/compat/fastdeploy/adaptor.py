@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Integral
 from operator import itemgetter
@@ -14,7 +15,7 @@ import numpy as np
 import paddle
 
 from specdec_hal.backend import Backend
-from specdec_hal.compat.fastdeploy.plan import KeptPlan, Plan, Tensor, data_ptr
+from specdec_hal.compat.fastdeploy.plan import KeptPlan, Plan, Tensor, data_ptr, dtype_of
 from specdec_hal.errors import ArgumentError
 from specdec_hal.logit_batch import backend_for
 from specdec_hal.registry import get_backend
@@ -60,15 +61,18 @@ _KINDS: dict[str, tuple[type, ...]] = {"int": (Integral,), "bool": (bool, np.boo
 
 
 class _Form:
-    """One signature of an op: the function that plans a call of it."""
+    """One signature of an op: the function that plans a call of it; `dtypes` of tensors that tell it from others."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], dtypes: Mapping[str, str]) -> None:
         parameters = list(inspect.signature(function).parameters.values())[1:]
+        annotations = [str(parameter.annotation) for parameter in parameters]
         self.function = function
         self.names = [parameter.name for parameter in parameters]
-        self.is_tensor = [str(parameter.annotation).startswith("Tensor") for parameter in parameters]
-        self.optional = [str(parameter.annotation).endswith("None") for parameter in parameters]
-        self.kinds = [_KINDS.get(str(parameter.annotation)) for parameter in parameters]
+        self.is_tensor = [annotation.startswith("Tensor") for annotation in annotations]
+        self.optional = [annotation.endswith("None") for annotation in annotations]
+        self.is_int = [annotation == "int" for annotation in annotations]
+        self.kinds = [_KINDS.get(annotation) for annotation in annotations]
+        self.dtypes = {self.names.index(name): dtype for name, dtype in dtypes.items()}
         self.most = len(parameters)
         self.least = sum(parameter.default is inspect.Parameter.empty for parameter in parameters)
         self.defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
@@ -76,12 +80,18 @@ class _Form:
     def takes(self, count: int) -> bool:
         return self.least <= count <= self.most
 
-    def fits(self, args: tuple[Any, ...]) -> bool:
-        """Whether tensors stand where it has tensors, and nowhere else."""
+    def fits(self, args: tuple[Any, ...], ints: bool) -> bool:
+        """Whether tensors of its dtypes stand where it has tensors, and nowhere else; with `ints`, or numbers."""
         return all(
-            isinstance(arg, paddle.Tensor) if wanted and not optional else wanted or not isinstance(arg, paddle.Tensor)
-            for arg, wanted, optional in zip(args, self.is_tensor, self.optional, strict=False)
-        )
+            is_tensor if wanted and not optional else wanted or not is_tensor or (ints and number)
+            for is_tensor, wanted, optional, number in zip(
+                map(_is_tensor, args), self.is_tensor, self.optional, self.is_int, strict=False
+            )
+        ) and all(args[i] is None or dtype_of(args[i]) == dtype for i, dtype in self.dtypes.items())
+
+
+def _is_tensor(arg: Any) -> bool:
+    return isinstance(arg, paddle.Tensor)
 
 
 def _picked(positions: list[int]) -> Callable[[tuple[Any, ...]], Any]:
@@ -93,21 +103,24 @@ class _Look:
     """Calls whose arguments are of the same types: what form they have, and where their tensors are."""
 
     def __init__(self, form: _Form, args: tuple[Any, ...]) -> None:
-        tensors = [i for i, arg in enumerate(args) if isinstance(arg, paddle.Tensor)]
+        tensors = [i for i, arg in enumerate(args) if _is_tensor(arg)]
         others = [i for i in range(len(args)) if i not in tensors]
         self.form = form
         self.repeats = len(tensors) > 1  # else `itemgetter` gives no tuple
         self.tensors, self.others = _picked(tensors), _picked(others)
+        self.numbers = [i for i in tensors if form.is_int[i]]
+        """Where a tensor of one element stands for an int."""
 
 
 class Adaptor:
     """One FastDeploy op as a callable with its positional arguments, in-place outputs and return value."""
 
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], dtypes: Mapping[str, str]) -> None:
         self.__name__, self.__doc__ = name, function.__doc__
-        self.forms = [_Form(function)]
+        self.forms = [_Form(function, dtypes)]
         self._plans: dict[tuple[int, ...], KeptPlan] = {}
-        self._looks: dict[tuple[type, ...], _Look] = {}
+        self._looks: dict[tuple[Any, ...], _Look] = {}
+        self._deciding = tuple(self.forms[0].dtypes)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the op; what it returns is FastDeploy's, None for ops that work in place."""
@@ -127,19 +140,28 @@ class Adaptor:
         plan.take(form.names, args)
         return form.function(plan, *args)
 
+    def add(self, form: _Form) -> None:
+        """Know another version's signature."""
+        self.forms.append(form)
+        self._deciding = tuple(sorted({*self._deciding, *form.dtypes}))
+
     def forget(self) -> None:
         """Drop the plans."""
         self._plans.clear()
 
     def _first(self, args: tuple[Any, ...]) -> Any:
         """Plan a call, run it, and keep the plan if FastDeploy's op returns nothing."""
-        kinds = tuple(map(type, args))
+        kinds: tuple[Any, ...] = tuple(map(type, args))
+        if self._deciding:
+            kinds += tuple(getattr(args[i], "dtype", None) for i in self._deciding if i < len(args))
         look = self._looks.get(kinds)
         form = self._form(args) if look is None else look.form
         plan = Plan(self.__name__, _backend_of(args), form.names, args)
         if look is None:
             self._check(form, args, plan)
             look = self._looks[kinds] = _Look(form, args)
+        if look.numbers:
+            args = self._numbers(form, args, plan, look.numbers)
         result = form.function(plan, *args)
         plan.launch()
         if result is None and plan.keep and look.repeats:
@@ -163,15 +185,26 @@ class Adaptor:
                 f"{len(args)}, as of another version of FastDeploy",
                 "see docs/fastdeploy.md for the versions that are served",
             )
-        return next((form for form in forms if form.fits(args)), forms[0])
+        fitting = (form for ints in (False, True) for form in forms if form.fits(args, ints))
+        return next(fitting, forms[0])
+
+    def _numbers(self, form: _Form, args: tuple[Any, ...], plan: Plan, positions: list[int]) -> tuple[Any, ...]:
+        """Arguments with the values of tensors that stand for ints; such a plan is not kept, as they may change."""
+        plan.keep, values = False, list(args)
+        for i in positions:
+            if math.prod(args[i].shape) != 1 or dtype_of(args[i]) not in ("int32", "int64"):
+                plan.fail(form.names[i], "an int, or an int tensor of one element", short(args[i]), "pass the number")
+            values[i] = int(args[i].item())
+        plan.take(form.names, values)
+        return tuple(values)
 
     def _check(self, form: _Form, args: tuple[Any, ...], plan: Plan) -> None:
-        for name, wanted, optional, kind, arg in zip(
-            form.names, form.is_tensor, form.optional, form.kinds, args, strict=False
+        for name, wanted, optional, number, kind, arg in zip(
+            form.names, form.is_tensor, form.optional, form.is_int, form.kinds, args, strict=False
         ):
-            if wanted and not isinstance(arg, paddle.Tensor) and not (optional and arg is None):
+            if wanted and not _is_tensor(arg) and not (optional and arg is None):
                 plan.fail(name, "a paddle.Tensor" + " or None" * optional, short(arg), "pass the tensor")
-            if kind is not None and not isinstance(arg, kind):
+            if kind is not None and not isinstance(arg, kind) and not (number and _is_tensor(arg)):
                 expected = "int" if Integral in kind else "bool"
                 plan.fail(name, expected, short(arg), f"pass the attribute as Python's {expected}")
 
@@ -196,11 +229,14 @@ class Adaptor:
         return f"<FastDeploy op {self.__name__} of specdec_hal>"
 
 
-def adaptor(*platforms: str, name: str = "") -> Callable[[Callable[..., Any]], Adaptor]:
-    """Serve the FastDeploy op of that name, else the function's, in these op packages ("gpu", "xpu")."""
+def adaptor(*platforms: str, name: str = "", **dtypes: str) -> Callable[[Callable[..., Any]], Adaptor]:
+    """Serve the FastDeploy op of that name, else the function's, in these op packages ("gpu", "xpu").
+
+    `dtypes`, by parameter, are needed only where another version has as many arguments: see :func:`older`.
+    """
 
     def register(function: Callable[..., Any]) -> Adaptor:
-        served = Adaptor(name or function.__name__, function)
+        served = Adaptor(name or function.__name__, function, dtypes)
         for platform in platforms:
             ADAPTORS[platform][served.__name__] = served
         return served
@@ -208,11 +244,11 @@ def adaptor(*platforms: str, name: str = "") -> Callable[[Callable[..., Any]], A
     return register
 
 
-def older(newest: Adaptor) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Serve, or refuse, another version's signature of an op; of those of one length, tensors decide."""
+def older(newest: Adaptor, **dtypes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Serve, or refuse, another version's signature of an op; of those of one length, tensors and `dtypes` decide."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        newest.forms.append(_Form(function))
+        newest.add(_Form(function, dtypes))
         return function
 
     return register

@@ -69,8 +69,40 @@ def speculate_pre_process(
     return [*(out[name] for name in names), out["batch_id_per_token_output"], out["num_tokens"][1:]]
 
 
-@adaptor("gpu", "xpu")
+_PACKED = ("ids_remove_padding", "batch_id_per_token", "cu_seqlens_q", "cu_seqlens_k")
+
+
+@adaptor("gpu", "xpu", seq_lens_encoder="int32")
 def get_padding_offset(
+    plan: Plan,
+    input_ids: Tensor,
+    seq_len: Tensor,
+    seq_lens_encoder: Tensor,
+    seq_lens_decoder: Tensor,
+    draft_tokens: Tensor | None,
+    token_num_cpu: int,
+) -> list[Tensor]:
+    """x_remove_padding, batch_id_per_token, cu_seqlens_q, and cu_seqlens_k, which counts cached tokens as well."""
+    return _unpadded(plan, input_ids, seq_len, draft_tokens, seq_lens_encoder, seq_lens_decoder, token_num_cpu)
+
+
+def _unpadded(
+    plan: Plan, input_ids: Tensor, lens: Tensor, drafts: Tensor | None, enc: Tensor | None, dec: Tensor | None,
+    capacity: int,
+) -> list[Tensor]:  # fmt: skip
+    slots = lens.shape[0]
+    if drafts is None or enc is None:  # lengths in the place of prompt lengths: all tokens are those of input_ids
+        enc, drafts = lens, plan.constant(0, [slots, 1], "int64")
+    cached = plan.constant(0, [slots], "int32") if dec is None else plan.first(slots, dec)
+    out = pack(plan, lens, enc, cached, input_ids, drafts, capacity, 0)
+    if dec is not None:  # FastDeploy counts what idle slots have cached, too
+        fed, kept, ends = plan.alias(plan.flat(lens)), plan.alias(plan.flat(cached)), out["cu_seqlens_k"][1:]
+        plan.step(lambda: paddle.assign(paddle.cumsum(fed + kept, dtype="int32"), ends))
+    return [out[name] for name in _PACKED]
+
+
+@older(get_padding_offset, draft_tokens="int64", seq_lens_encoder="int32")
+def _get_padding_offset_6(
     plan: Plan,
     input_ids: Tensor,
     seq_len: Tensor,
@@ -79,13 +111,8 @@ def get_padding_offset(
     seq_lens_decoder: Tensor | None,
     cpu_token_num: int,
 ) -> list[Tensor]:
-    """x_remove_padding, batch_id_per_token, cu_seqlens_q and cu_seqlens_k, which counts cached tokens if it is told."""
-    slots = seq_len.shape[0]
-    if draft_tokens is None:  # lengths in the place of prompt lengths: all tokens are those of input_ids
-        seq_lens_encoder, draft_tokens = seq_len, plan.constant(0, [slots, 1], "int64")
-    cached = plan.constant(0, [slots], "int32") if seq_lens_decoder is None else seq_lens_decoder
-    out = pack(plan, seq_len, seq_lens_encoder, cached, input_ids, draft_tokens, cpu_token_num, 0)
-    return [out[name] for name in ("ids_remove_padding", "batch_id_per_token", "cu_seqlens_q", "cu_seqlens_k")]
+    """As PR #7727 had it for two days, until #7766: lengths may be left out, and drafts stand before them."""
+    return _unpadded(plan, input_ids, seq_len, draft_tokens, seq_lens_encoder, seq_lens_decoder, cpu_token_num)
 
 
 @older(get_padding_offset)
@@ -98,7 +125,7 @@ def _get_padding_offset_5(
     cpu_token_num: int,
 ) -> list[Tensor]:
     """As the runners of early 2026 and the XPU op call it."""
-    return list(get_padding_offset.plan(plan, input_ids, seq_len, draft_tokens, seq_lens_encoder, None, cpu_token_num))
+    return _unpadded(plan, input_ids, seq_len, draft_tokens, seq_lens_encoder, None, cpu_token_num)
 
 
 @older(get_padding_offset)
@@ -106,10 +133,26 @@ def _get_padding_offset_4(
     plan: Plan, input_ids: Tensor, cum_offsets: Tensor, token_num: Tensor, seq_len: Tensor
 ) -> list[Tensor]:
     """As in 2025: the number of tokens is a tensor."""
-    return list(get_padding_offset.plan(plan, input_ids, seq_len, None, None, None, token_num.item()))
+    return _unpadded(plan, input_ids, seq_len, None, None, None, token_num.item())
 
 
-@adaptor("gpu", "xpu")
+@older(get_padding_offset)
+def _get_padding_offset_3(plan: Plan, input_ids: Tensor, seq_len: Tensor, token_num: int) -> list[Tensor]:
+    """As XPU's op of 2025, which gives cum_offsets_out as the second of five tensors."""
+    packed = _unpadded(plan, input_ids, seq_len, None, None, None, token_num)
+    return _with_cum_offsets(plan, packed, paddle.cumsum(input_ids.shape[1] - plan.flat(seq_len)))
+
+
+def _with_cum_offsets(plan: Plan, packed: list[Tensor], cum_offsets: Tensor) -> list[Tensor]:
+    """XPU's second tensor among the others: how many places are empty in the rows of input_ids before each slot's."""
+    ends = plan.alias(plan.flat(cum_offsets))
+    out = paddle.zeros(ends.shape, "int32")
+    if len(ends) > 1:
+        plan.step(lambda: paddle.assign(ends[:-1].astype("int32"), out[1:]))
+    return [packed[0], out, *packed[1:]]
+
+
+@adaptor("gpu")
 def speculate_get_padding_offset(
     plan: Plan,
     input_ids: Tensor,
@@ -120,9 +163,22 @@ def speculate_get_padding_offset(
     seq_lens_encoder: Tensor,
 ) -> list[Tensor]:
     """x_remove_padding, batch_id_per_token, cu_seqlens_q, cu_seqlens_k: what came before `speculate_pre_process`."""
-    no_history = plan.constant(0, seq_len.shape[:1], "int32")
-    out = pack(plan, seq_len, seq_lens_encoder, no_history, input_ids, draft_tokens, token_num.item(), 0)
-    return [out[name] for name in ("ids_remove_padding", "batch_id_per_token", "cu_seqlens_q", "cu_seqlens_k")]
+    return _unpadded(plan, input_ids, seq_len, draft_tokens, seq_lens_encoder, None, token_num.item())
+
+
+@adaptor("xpu", name="speculate_get_padding_offset")
+def _speculate_get_padding_offset_xpu(
+    plan: Plan,
+    input_ids: Tensor,
+    draft_tokens: Tensor,
+    cum_offsets: Tensor,
+    token_num: Tensor,
+    seq_len: Tensor,
+    seq_lens_encoder: Tensor,
+) -> list[Tensor]:
+    """As on GPUs, with cum_offsets_out as the second of five tensors."""
+    packed = speculate_get_padding_offset.plan(plan)
+    return _with_cum_offsets(plan, packed, cum_offsets)
 
 
 @adaptor("gpu", "xpu")

@@ -110,7 +110,7 @@ class Plan:
 
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
         """An input in another dtype; the plan is then not kept."""
-        if not isinstance(tensor, paddle.Tensor) or _dtype(tensor) == dtype:
+        if not isinstance(tensor, paddle.Tensor) or dtype_of(tensor) == dtype:
             return tensor
         self.keep = False
         return self._derived(tensor, tensor.astype(dtype))
@@ -200,5 +200,6 @@ def _place(tensor: Tensor) -> str:
     return "cpu" if tensor.place.is_cpu_place() else f"gpu:{tensor.place.gpu_device_id()}"
 
 
-def _dtype(tensor: Tensor) -> str:
+def dtype_of(tensor: Tensor) -> str:
+    """As NumPy calls it."""
     return str(tensor.dtype).rpartition(".")[2]

@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from tests.compat.fastdeploy import models
-from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
+from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors
 
 ROUNDS = range(12)
 
@@ -51,45 +51,6 @@ def test_an_upper_bound_of_the_tokens_leaves_a_defined_tail(gpu: Any) -> None:
     out = gpu.speculate_pre_process(6, *tensors(ids, lens, ids, lens * 0, lens))
     equal(out[0], [1, 2, 5, 0, 0, 0])
     equal(out[1], [0, 0, 1, -1, -1, -1])
-
-
-@pytest.mark.parametrize("with_drafts", [False, True])
-def test_get_padding_offset(gpu: Any, rng: Any, with_drafts: bool) -> None:
-    for _ in ROUNDS:
-        b = Batch(rng)
-        lens = b.slt if with_drafts else np.minimum(b.slt, b.chunk)
-        drafts = b.drafts if with_drafts else np.zeros((b.slots, 0), np.int64)
-        wanted = models.pre_process(b.input_ids, lens, drafts, b.enc)
-        given = tensors(b.drafts, b.enc, b.dec) if with_drafts else [None, None, None]
-        ids, slots, cu_q, cu_k = gpu.get_padding_offset(*tensors(b.input_ids, lens), *given, int(lens.sum()))
-        equal(ids, wanted["ids"])
-        equal(slots, wanted["slots"])
-        equal(cu_q, wanted["cu_q"])
-        cached = np.where(lens > 0, lens + b.dec, 0) if with_drafts else lens
-        equal(cu_k, models.prefix(cached.tolist()))
-
-
-def test_get_padding_offset_of_other_versions(gpu: Any, xpu: Any) -> None:
-    ids, lens = np.arange(12).reshape(3, 4), np.array([2, 0, 3], np.int32)
-    today = gpu.get_padding_offset(*tensors(ids, lens), None, None, None, 5)
-    for served in (gpu, xpu):
-        five = served.get_padding_offset(*tensors(ids, lens), None, None, 5)
-        four = served.get_padding_offset(*tensors(ids, np.cumsum(4 - lens), np.array([5]), lens))
-        for now, early, earliest in zip(today, five, four, strict=True):
-            equal(early, values(now))
-            equal(earliest, values(now))
-
-
-def test_speculate_get_padding_offset(gpu: Any, rng: Any) -> None:
-    for _ in ROUNDS:
-        b = Batch(rng)
-        wanted = models.pre_process(b.input_ids, b.slt, b.drafts, b.enc)
-        cum_offsets = np.cumsum(b.chunk - b.slt)
-        out = gpu.speculate_get_padding_offset(
-            *tensors(b.input_ids, b.drafts, cum_offsets, np.array([b.tokens]), b.slt, b.enc)
-        )
-        for given, name in zip(out, ("ids", "slots", "cu_q", "cu_q"), strict=True):
-            equal(given, wanted[name])
 
 
 def test_speculate_get_seq_lens_output(gpu: Any, rng: Any) -> None:
