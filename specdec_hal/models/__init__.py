@@ -7,7 +7,7 @@
 - :mod:`.llama`: the decoder, written once; :mod:`.llama_paddle` and :mod:`.llama_torch` are its primitives
 - :mod:`.llama_cpp`: GGUF files, computed by llama.cpp through :mod:`.llama_cpp_api`
 - :mod:`.cpu_threads`: how many threads they take
-- :mod:`.tokenizer`: text to token ids and back, also piece by piece
+- :mod:`.tokenizer`: text to token ids and back; :mod:`.detokenizer`: back piece by piece
 - :mod:`.loader`: ``load_model`` and ``load_tokenizer``
 
 Names below are resolved on first use, so that nothing here imports a framework.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from specdec_hal.models import cpu_threads as cpu_threads  # before Paddle, see there
 
 if TYPE_CHECKING:
+    from specdec_hal.models.detokenizer import Detokenizer
     from specdec_hal.models.loader import load_model, load_tokenizer
     from specdec_hal.models.protocol import (
         FINAL_NORM,
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
         Segment,
         TargetModel,
     )
-    from specdec_hal.models.tokenizer import Detokenizer, Tokenizer
+    from specdec_hal.models.tokenizer import Tokenizer
 
 _HOME = {
     "FINAL_NORM": "protocol",
-    "Detokenizer": "tokenizer",
+    "Detokenizer": "detokenizer",
     "DeviceBatch": "protocol",
     "DeviceModel": "protocol",
     "ForwardBatch": "protocol",

@@ -16,7 +16,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from ctypes import c_int32, create_string_buffer
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from specdec_hal.errors import ArgumentError, BackendUnavailableError, Checkpoin
 from specdec_hal.models import cpu_threads
 from specdec_hal.models import llama_cpp_api as api
 from specdec_hal.models.batch import Limits, check_hidden_layers
+from specdec_hal.models.detokenizer import ByteDetokenizer, Detokenizer
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
 from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig, Segment
 from specdec_hal.models.rows import RowSizes, agreeing
@@ -299,7 +300,7 @@ class GgufTokenizer(Tokenizer):
         self.vocab_size, self.bos_token_id = config.vocab_size, config.bos_token_id
         self.eos_token_ids = config.eos_token_ids
         self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
-        self._piece = cache(self._read_piece)
+        self._bytes_of = cache(self.token_bytes)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See Tokenizer.encode. The file's `add_bos_token` and `add_eos_token` say which tokens are added."""
@@ -312,10 +313,19 @@ class GgufTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer.decode."""
-        return b"".join(map(self._piece, ids)).decode("utf-8", "replace")
+        return b"".join(map(self._bytes_of, ids)).decode("utf-8", "replace")
 
-    def _read_piece(self, token_id: int) -> bytes:
-        """The bytes of a token; none for an id that is outside the vocabulary."""
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """See Tokenizer.special_ids."""
+        is_control = self._file.api.llama_vocab_is_control
+        return frozenset(token for token in range(self.vocab_size) if is_control(self._file.vocab, token))
+
+    def _detokenizer(self, silent: frozenset[int]) -> Detokenizer:
+        return ByteDetokenizer(self.vocab_size, silent, self._bytes_of)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See Tokenizer.token_bytes."""
         if not 0 <= token_id < self.vocab_size:
             return b""
         buffer = create_string_buffer(256)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from specdec_hal.models.checkpoint import checkpoint_error, parse_json, read_file, read_token_ids
+from specdec_hal.models.detokenizer import LONGEST, ByteDetokenizer, Detokenizer, Ids, PrefixDetokenizer, byte_letters
 from specdec_hal.wording import one_line, short
 
 TOKENIZER = "tokenizer.json"
@@ -17,14 +19,10 @@ MAX_TOKENIZER = 128 << 20
 
 _PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"')
 
-# What the library decodes an incomplete or invalid UTF-8 sequence to.
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-# Pairs of tokens whose text is remembered: at most some 20 MiB.
 _PIECES = 1 << 16
+"""Texts of tokens after other tokens that are remembered: at most some 20 MiB."""
 
-Advance = tuple[str, tuple[int, ...], int]
-"""New text, the tokens that what follows is decoded with, and how many of them are context."""
+_BYTE_OF_LETTER = byte_letters()
 
 
 class Tokenizer:
@@ -74,24 +72,75 @@ class Tokenizer:
         text: str = self._library.decode(ids, skip_special_tokens=False)
         return text
 
+    def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = False) -> Detokenizer:
+        """Decodes one stream of tokens piece by piece, as the continuation of `prompt`."""
+        made = self._detokenizer(self.special_ids if skip_special_tokens else frozenset())
+        made.prime(prompt)
+        return made
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text that has begun, in UTF-8 or a part of it; none for an id without a token."""
+        text = self._library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        if text is None:
+            return b""
+        if self._byte_level:
+            try:
+                return bytes(map(_BYTE_OF_LETTER.__getitem__, text))
+            except KeyError:  # an added token is its text
+                return str(text).encode("utf-8")
+        if token_id in self._byte_of:
+            return bytes([self._byte_of[token_id]])
+        return self._added((token_id,), (token_id,)).encode("utf-8")
+
     @cached_property
-    def advance(self) -> Callable[[tuple[int, ...], int], Advance]:
-        """What one token more adds to a text, remembered: two tokens in a row come again and again.
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text, but mean something to the model, such as its end tokens."""
+        tokens = self._library.get_added_tokens_decoder()
+        return frozenset(id_ for id_, token in tokens.items() if token.special)
 
-        Takes the tokens and how many of them are context, whose text has been shown. Returns the text that is certain
-        now, and the same of what is left.
-        """
-        return lru_cache(_PIECES)(self._advance)
+    def _detokenizer(self, silent: frozenset[int]) -> Detokenizer:
+        if self._byte_level:
+            return ByteDetokenizer(self.vocab_size, silent, self._bytes_of)
+        patience = LONGEST - 1 if "ByteLevel" in self._decoders else 0
+        return PrefixDetokenizer(self.vocab_size, silent, self._added, self._byte_of, patience)
 
-    def _advance(self, ids: tuple[int, ...], context: int) -> Advance:
-        text = self.decode(ids)
-        if text.endswith(_REPLACEMENT):
-            return "", ids, context
-        return text[len(self.decode(ids[:context])) :], ids[context:], len(ids) - context
+    @cached_property
+    def _decoders(self) -> list[str]:
+        """The types of the library's decoders, in order."""
+        return [] if self._library.decoder is None else list(_types(json.loads(self._library.decoder.__getstate__())))
 
-    def detokenizer(self) -> Detokenizer:
-        """Decodes one stream of tokens piece by piece."""
-        return Detokenizer(self)
+    @cached_property
+    def _byte_level(self) -> bool:
+        return {*self._decoders} - {"Fuse"} == {"ByteLevel"}
+
+    @cached_property
+    def _byte_of(self) -> dict[int, int]:
+        """The bytes that tokens of byte fallback stand for."""
+        if "ByteFallback" not in self._decoders:
+            return {}
+        names = ((f"<0x{byte:{form}}>", byte) for byte in range(256) for form in ("02X", "02x"))
+        found = ((self._library.token_to_id(name), byte) for name, byte in names)
+        return {id_: byte for id_, byte in found if id_ is not None}
+
+    @cached_property
+    def _bytes_of(self) -> Callable[[int], bytes]:
+        return cache(self.token_bytes)
+
+    @cached_property
+    def _added(self) -> Callable[[Ids, Ids], str]:
+        """What tokens add to a text that ends in other tokens, remembered: two in a row come again and again."""
+
+        def added(context: Ids, ids: Ids) -> str:
+            return self.decode((*context, *ids))[len(self.decode(context)) :]
+
+        return lru_cache(_PIECES)(added)
+
+
+def _types(decoder: dict[str, Any]) -> Iterator[str]:
+    if decoder["type"] != "Sequence":
+        yield decoder["type"]
+    for part in decoder.get("decoders", ()):
+        yield from _types(part)
 
 
 def _check_merges(file: Path, text: bytes) -> None:
@@ -109,28 +158,3 @@ def _check_merges(file: Path, text: bytes) -> None:
         if not (isinstance(parts, list) and parts and isinstance(parts[-1], str) and parts[-1].startswith(prefix)):
             expected = f"merges whose second part starts with continuing_subword_prefix {short(prefix)}"
             raise checkpoint_error(file, expected, short(merge), "download it again")
-
-
-class Detokenizer:
-    """Decodes token by token; the pieces joined are :meth:`Tokenizer.decode` of all tokens.
-
-    A piece never ends inside a character: bytes that may still become one are kept until it is complete, or known to be
-    none. Each call decodes the tokens since the last complete character, and those of the piece before as context.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decode, self._advance = tokenizer.decode, tokenizer.advance
-        self._ids: tuple[int, ...] = ()  # the context, then the tokens that are not emitted yet
-        self._context = 0
-
-    def push(self, token_id: int) -> str:
-        """The text that is certain after one more token; "" if there is none yet."""
-        piece, self._ids, self._context = self._advance((*self._ids, token_id), self._context)
-        return piece
-
-    def finish(self) -> str:
-        """The rest; an incomplete character is U+FFFD."""
-        rest = self._decode(self._ids)[len(self._decode(self._ids[: self._context])) :]
-        self._ids = self._ids[self._context :]
-        self._context = len(self._ids)
-        return rest

@@ -7,6 +7,7 @@ ahead. A runner with a tokenizer and a token processor in another process make t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -40,18 +41,53 @@ class _NoText:
         return ""
 
 
+class _StopString:
+    """A stop string, and how many of its characters the text ends with (Knuth, Morris, Pratt: linear in the text)."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        self._borders = [0, 0]
+        """Of the first n characters: how many of them they both begin and end with, as far as it was needed."""
+
+    def feed(self, piece: str) -> int:
+        """Where in a piece of the text that follows the stop string is complete; 0 if it is not."""
+        text, matched, at = self.text, self.matched, 0
+        while at < len(piece):
+            if not matched and (at := piece.find(text[0], at)) < 0:
+                break
+            char = piece[at]
+            while matched and text[matched] != char:
+                matched = self._border(matched)
+            matched += text[matched] == char
+            at += 1
+            if matched == len(text):
+                return at
+        self.matched = matched
+        return 0
+
+    def _border(self, length: int) -> int:
+        text, borders = self.text, self._borders
+        while len(borders) <= length:
+            border, char = borders[-1], text[len(borders) - 1]
+            while border and text[border] != char:
+                border = borders[border]
+            borders.append(border + (text[border] == char))
+        return borders[length]
+
+
 class TextStream:
-    """Text of a request, with stop strings cut off and possible beginnings of them held back."""
+    """Text of a request, with stop strings cut off, and what may be the beginning of one held back."""
 
     def __init__(self, detokenizer: Detokenizer | None, stop: Collection[str]) -> None:
         self._silent = detokenizer is None
         self._decode = (detokenizer or _NoText()).push
         self._finish = (detokenizer or _NoText()).finish
-        self.stop = tuple(stop)
-        self.hold = max((len(s) for s in stop), default=1) - 1
+        self.stop = tuple(map(_StopString, stop))
+        self._stopped = False
         self._pieces: list[str] = []
-        self._tail = ""  # the last `hold` characters, in which a stop string may have begun
-        self._held: list[Span] = []
+        self._held: deque[Span] = deque()
+        self._held_chars = 0
 
     @property
     def text(self) -> str:
@@ -60,7 +96,8 @@ class TextStream:
 
     def push(self, token_id: int, from_draft: bool) -> bool:
         """Add a token; True if a stop string is complete, in which case the text ends before it."""
-        return self._add(self._decode(token_id), from_draft)
+        self._add(self._decode(token_id), from_draft)
+        return self._stopped
 
     def extend(self, token_ids: Sequence[int], from_draft: Sequence[bool]) -> None:
         """Add tokens where there are no stop strings."""
@@ -71,52 +108,52 @@ class TextStream:
             if piece := decode(token):
                 pieces.append(piece)
                 held.append((piece, flag))
+                self._held_chars += len(piece)
 
-    def _add(self, piece: str, from_draft: bool) -> bool:
+    def _add(self, piece: str, from_draft: bool) -> None:
         if not piece:
-            return False
+            return
         self._pieces.append(piece)
         self._held.append((piece, from_draft))
-        return bool(self.stop) and self._stopped(piece)
-
-    def _stopped(self, piece: str) -> bool:
-        searched = self._tail + piece
-        found = min((at for at in map(searched.find, self.stop) if at >= 0), default=len(searched))
-        self._tail = searched[max(found - self.hold, 0) : found]
-        if found == len(searched):
-            return False
-        self._drop(len(searched) - found)
-        return True
+        self._held_chars += len(piece)
+        starts = [end - len(stop.text) for stop in self.stop if (end := stop.feed(piece))]
+        if starts:
+            self._stopped = True
+            self._drop(len(piece) - min(starts))
 
     def _drop(self, count: int) -> None:
         self._pieces = [self.text[:-count]]
+        self._held_chars -= count
         while count:
             piece, flag = self._held.pop()
-            kept = piece[: max(len(piece) - count, 0)]
-            count -= len(piece) - len(kept)
-            if kept:
-                self._held.append((kept, flag))
+            if len(piece) > count:
+                self._held.append((piece[:-count], flag))
+            count -= min(len(piece), count)
 
     def release(self, final: bool) -> tuple[Span, ...]:
-        """The spans that can be shown now: all but the held-back end, or everything if the request has ended."""
-        if final or not self.hold:
+        """The spans that can be shown now: all if the request has ended, else all but what may begin a stop string."""
+        begun = max((stop.matched for stop in self.stop), default=0)
+        if final or not begun:
             shown = tuple(self._held)
             self._held.clear()
+            self._held_chars = 0
             return shown
-        excess = sum(len(piece) for piece, _ in self._held) - self.hold
+        excess = self._held_chars - begun
+        self._held_chars = begun
         out: list[Span] = []
-        while self._held and excess > 0:
-            piece, flag = self._held.pop(0)
+        while excess:
+            piece, flag = self._held.popleft()
             if len(piece) > excess:
-                self._held.insert(0, (piece[excess:], flag))
+                self._held.appendleft((piece[excess:], flag))
                 piece = piece[:excess]
             excess -= len(piece)
             out.append((piece, flag))
         return tuple(out)
 
     def finish(self) -> None:
-        """Decode what is left. An incomplete character cannot complete a stop string by itself."""
-        self._add(self._finish(), False)
+        """Decode what is left, unless the text has ended at a stop string."""
+        if not self._stopped:
+            self._add(self._finish(), False)
 
 
 class OutputStream:

@@ -129,7 +129,6 @@ def test_pieces_joined_are_the_whole(tokenizer: Tokenizer, ids: list[int]) -> No
     """Any tokens: invalid UTF-8, special tokens, ids without a token."""
     detokenizer = tokenizer.detokenizer()
     pieces = [detokenizer.push(i) for i in ids]
-    assert not any(piece.endswith("\ufffd") for piece in pieces)
     assert "".join(pieces) + detokenizer.finish() == tokenizer.decode(ids)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import time
+
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec_hal.runner.stream import TextStream
@@ -21,11 +24,20 @@ class Pieces:
         return ""
 
 
+def begun(text: str, stop: list[str]) -> int:
+    """How many characters the text ends with that may be the beginning of a stop string."""
+    return max((n for s in stop for n in range(len(s)) if text.endswith(s[:n])), default=0)
+
+
 @given(
     pieces=st.lists(st.text("abc", max_size=4), max_size=12),
     stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
     release_every=st.integers(1, 3),
 )
+@example(pieces=["ab", "ab", "ac"], stop=["ababac", "abac"], release_every=1)
+@example(pieces=["aa", "ab"], stop=["aab"], release_every=1)
+@example(pieces=["aabaaa", "baaac"], stop=["aabaaac"], release_every=1)
+@example(pieces=["ab", "aba", "bac"], stop=["ababac"], release_every=1)
 def test_against_the_whole_text(pieces: list[str], stop: list[str], release_every: int) -> None:
     stream = TextStream(Pieces(pieces), stop)
     shown = ""
@@ -37,7 +49,8 @@ def test_against_the_whole_text(pieces: list[str], stop: list[str], release_ever
             break
         if token % release_every == 0:
             shown += "".join(text for text, _ in stream.release(False))
-            assert not any(s in shown for s in stop)
+            text = "".join(pieces[: token + 1])
+            assert shown == text[: len(text) - begun(text, stop)]
     stream.finish()
     shown += "".join(text for text, _ in stream.release(True))
 
@@ -50,9 +63,50 @@ def test_against_the_whole_text(pieces: list[str], stop: list[str], release_ever
 
 
 def test_flags_stay_with_their_characters() -> None:
-    stream = TextStream(Pieces(["ab", "cd", "ef"]), ["xyz"])
+    stream = TextStream(Pieces(["ab", "cd", "ef"]), ["defg"])
     for token in range(3):
         stream.push(token, token == 1)
-    assert stream.release(False) == (("ab", False), ("cd", True))
+    assert stream.release(False) == (("ab", False), ("c", True))
     stream.finish()
-    assert stream.release(True) == (("ef", False),)
+    assert stream.release(True) == (("d", True), ("ef", False))
+
+
+def test_a_long_stop_string_holds_back_only_its_beginning() -> None:
+    """Of 200 characters, 199 were held back."""
+    words = [f"word {n} " for n in range(100)]
+    stream = TextStream(Pieces([*words, "wor", "se"]), ["w" + "x" * 199])
+    for token in range(100):
+        assert not stream.push(token, False)
+        assert stream.release(False) == ((words[token], False),)
+    stream.push(100, False)
+    assert stream.release(False) == (("wor", False),)
+
+
+class Bytes:
+    """A detokenizer with an incomplete character at its end."""
+
+    def push(self, token_id: int) -> str:
+        return "a\nb"
+
+    def finish(self) -> str:
+        return "\N{REPLACEMENT CHARACTER}"
+
+
+def test_nothing_comes_after_a_stop_string() -> None:
+    stream = TextStream(Bytes(), ["\n"])
+    assert stream.push(0, False)
+    stream.finish()
+    assert stream.release(True) == (("a", False),) and stream.text == "a"
+
+
+@pytest.mark.parametrize("letter", ["a", "b"])
+def test_time_is_linear(letter: str) -> None:
+    """Whatever the stop string and the text have in common."""
+    stream = TextStream(Pieces(["a", letter]), ["a" * 20_000 + "c"])
+    start = time.perf_counter()
+    for token in range(40_000):
+        assert not stream.push(token % 2, False)
+        stream.release(False)
+    assert time.perf_counter() - start < 4
+    stream.finish()
+    assert len(stream.text) == 40_000

@@ -1,0 +1,152 @@
+"""Token ids to text, piece by piece: in time linear in their number, with a bounded number of them at hand.
+
+The pieces joined are what `tokenizers` decodes all tokens to. One exception: where a run of byte-fallback tokens is
+not UTF-8 as a whole, `tokenizers` makes every byte of it U+FFFD, also those of characters that have been shown. Here
+only bytes that belong to no character become U+FFFD, one for each, as SentencePiece decodes them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from codecs import utf_8_decode
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from itertools import islice
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+LONGEST = 4
+"""Bytes of the longest character in UTF-8, hence tokens that one can be spread over."""
+
+Ids = tuple[int, ...]
+
+
+@dataclass
+class Detokenizer(ABC):
+    """Decodes one stream of tokens. A piece never ends inside a character.
+
+    Bytes that may become a character are held back until it is complete; bytes that no longer can are U+FFFD at once.
+    Tokens in `silent` and ids outside 0..`vocab_size` - 1 have no text.
+    """
+
+    vocab_size: int
+    silent: AbstractSet[int]
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain after one more token; "" if there is none yet."""
+        return "" if token_id in self.silent or not 0 <= token_id < self.vocab_size else self._push(token_id)
+
+    def finish(self) -> str:
+        """The rest: U+FFFD for an incomplete character."""
+        return self._finish()
+
+    def prime(self, prompt: Sequence[int]) -> None:
+        """Go on after a prompt, whose text is not repeated."""
+        spoken = (token for token in reversed(prompt) if token not in self.silent and 0 <= token < self.vocab_size)
+        for token in reversed(list(islice(spoken, 2 * LONGEST))):  # at least one character, even of byte tokens
+            self._push(token)
+
+    @abstractmethod
+    def _push(self, token_id: int) -> str: ...
+
+    @abstractmethod
+    def _finish(self) -> str: ...
+
+
+@dataclass
+class ByteDetokenizer(Detokenizer):
+    """Of tokens that are bytes of UTF-8 wherever they stand: byte-level BPE, and GGUF files.
+
+    Invalid bytes become one U+FFFD for each maximal part of a character (Unicode 3.9, as Rust and Python do).
+    """
+
+    bytes_of: Callable[[int], bytes]
+    _rest: bytes = b""
+
+    def _push(self, token_id: int) -> str:
+        data = self._rest + self.bytes_of(token_id) if self._rest else self.bytes_of(token_id)
+        text, used = utf_8_decode(data, "replace")
+        self._rest = data[used:]
+        return text + self._finish() if _half_surrogate(self._rest) else text
+
+    def _finish(self) -> str:
+        rest, self._rest = self._rest, b""
+        return rest.decode("utf-8", "replace")
+
+
+@dataclass
+class PrefixDetokenizer(Detokenizer):
+    """Of tokens whose text depends on those before them: Metaspace, WordPiece, byte fallback.
+
+    A token's text is what it adds to the text of the token before, as vLLM and `tokenizers.decoders.DecodeStream` have
+    it. `added(context, ids)`: what `ids` add after `context`. `byte_of`: the tokens of byte fallback. `patience`: how
+    many tokens a text that ends in U+FFFD may wait for.
+    """
+
+    added: Callable[[Ids, Ids], str]
+    byte_of: Mapping[int, int]
+    patience: int = 0
+    _context: Ids = ()
+    _held: Ids = field(default=())
+    """Byte tokens of an incomplete character, or tokens that wait."""
+    _broken: bool = False
+    """Whether the context is a byte of no character: it would make the bytes after it U+FFFD, too."""
+
+    def _push(self, token_id: int) -> str:
+        if token_id in self.byte_of:
+            return self._push_byte((*self._held, token_id))
+        if not self.patience:
+            return (self._finish() if self._held else "") + self._take((token_id,))
+        ids = (*self._held, token_id)
+        if len(ids) <= self.patience and self.added(self._context, ids).endswith(REPLACEMENT):
+            self._held = ids
+            return ""
+        self._held = ()
+        return self._take(ids)
+
+    def _finish(self) -> str:
+        held, self._held = self._held, ()
+        if not held:
+            return ""
+        return self._take(held) if self.patience else self._lose(held)
+
+    def _take(self, ids: Ids) -> str:
+        text = self.added(self._context, ids)
+        self._context, self._broken = ids, False
+        return text
+
+    def _lose(self, ids: Ids) -> str:
+        self._context, self._broken = ids[-1:], True
+        return REPLACEMENT * len(ids)
+
+    def _push_byte(self, held: Ids) -> str:
+        text = ""
+        while held:
+            data = bytes(map(self.byte_of.__getitem__, held))
+            try:
+                char, used = utf_8_decode(data, "strict", _half_surrogate(data))
+            except UnicodeDecodeError as error:
+                text += self._lose(held[: error.end])
+                held = held[error.end :]
+                continue
+            if not used:
+                break
+            if self._broken:
+                self._context, self._broken = held, False
+            else:
+                char = self._take(held)
+            text, held = text + char, ()
+        self._held = held
+        return text
+
+
+def _half_surrogate(data: bytes) -> bool:
+    """Whether bytes are the first two of a surrogate, which Python takes for the beginning of a character."""
+    return len(data) == 2 and data[0] == 0xED and data[1] >= 0xA0
+
+
+def byte_letters() -> dict[str, int]:
+    """The letters that byte-level BPE writes bytes with (GPT-2's `bytes_to_unicode`)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
