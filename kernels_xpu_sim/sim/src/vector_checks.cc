@@ -24,6 +24,8 @@ bool masked_stores_write_zero() {
   return !launch || launch->options->model.masked_stores_write_zero;
 }
 
+void no_such_cast() {}
+
 void cast_needs_room(const void* from, long long from_bytes, void* to, long long to_bytes, Site site) {
   if (!checker || from_bytes <= 0) return;
   Core* const core = enter(site, XPU_SIM_CALLER);

@@ -3,6 +3,8 @@ docs/xpu_builtins.md."""
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import re
 import subprocess
 import sys
@@ -12,6 +14,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 INCLUDE = ROOT / "kernels_xpu_sim" / "sim" / "include"
 PAGE = ROOT / "docs" / "xpu_builtins.md"
+SOURCES = Path(__file__).parent / "builtins" / "sources.txt"
+KINDS = {
+    "header": "Public headers of the vendor's, as open repositories have them",
+    "guide": "The vendor's programming guides",
+    "kernel": "Published kernels and wrappers, by what they compute",
+    "guess": "Guessed, by the name and by what hardware usually does; [what exactly](kunlun.md#guessed)",
+}
 
 VECTORS = ("int8x64", "uint8x64", "int16x32", "uint16x32", "int32x16", "uint32x16", "float16x32", "float32x16")
 _TYPED = re.compile(rf"(\w+?)_({'|'.join(VECTORS)})(_m[zh])?")
@@ -33,6 +42,13 @@ Comparisons give a mask. The count of a shift (`sll`, `srl`, `sra`) is the first
 are `float32x16_t`, they convert; `_unordered` may permute the lanes, and a store undoes what the load did.
 """
 
+_SOURCES_TEXT = """\
+## Where the semantics come from
+
+What each does is as sure as its source. `{a,b}` stands for each; what goes by the type of an argument has it in
+parentheses.
+"""
+
 
 @dataclass(frozen=True)
 class Builtin:
@@ -47,6 +63,16 @@ class Builtin:
     def __str__(self) -> str:
         return f"{self.name}({', '.join(self.parameters)})"
 
+    @property
+    def source_name(self) -> str:
+        """The name in sources.txt: of what goes by the type of an argument, with that type."""
+        place = _place(self)
+        if place is None or _TYPED.fullmatch(self.name):
+            return self.name
+        family, vector, form = place
+        family, _, memory = family.partition("` of `")
+        return f"{family}{form}({memory or vector})"
+
     def call(self, number: int) -> str:
         """A function that calls this one, to be compiled; not for templates."""
         names = [f"a{i}" for i in range(len(self.parameters))]
@@ -54,6 +80,27 @@ class Builtin:
         parameters = ", ".join(f"{kind} {name}" for kind, name in zip(declared, names, strict=True))
         back = "" if self.result == "void" else "return "
         return f"{self.result} entry_{number}({parameters}) {{ {back}{self.name}({', '.join(names)}); }}"
+
+
+def expand(word: str) -> list[str]:
+    """{a,b}c is ac and bc, as in a shell."""
+    parts = [part.split(",") if i % 2 else [part] for i, part in enumerate(re.split(r"\{(.*?)\}", word))]
+    return ["".join(choice) for choice in itertools.product(*parts)]
+
+
+def source_lines() -> list[tuple[str, str]]:
+    """The kind and the names, unexpanded, of each line of sources.txt."""
+    lines = SOURCES.read_text().splitlines()
+    pairs = (line.partition(":") for line in lines if line and not line.startswith("#"))
+    return [(kind, names.strip()) for kind, _, names in pairs]
+
+
+def source_of(one: Builtin) -> str:
+    """Where its semantics come from: a key of KINDS."""
+    for kind, names in source_lines():
+        if any(fnmatch.fnmatchcase(one.source_name, name) for word in names.split() for name in expand(word)):
+            return kind
+    raise KeyError(one.source_name)
 
 
 def builtins() -> list[Builtin]:
@@ -124,6 +171,10 @@ def render(all_builtins: list[Builtin]) -> str:
         for name, parameters in names.items():
             shown = "<br>".join(f"`{one}`" for one in parameters)
             lines.append(f"| `{header}` | `{name}` | {shown} |")
+    lines += ["", _SOURCES_TEXT, "| from | builtins |", "|---|---|"]
+    for kind, names in source_lines():
+        shown = "all others" if names == "*" else " ".join(f"`{word}`" for word in names.split())
+        lines.append(f"| {KINDS[kind]} | {shown} |")
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import fnmatch
 import re
 import subprocess
 from pathlib import Path
@@ -16,18 +16,12 @@ from tests.xpu_sim.sim import dialect_table
 WORD = re.compile(r"(?:xpu_std::|std::)?[A-Za-z_]\w*(?:\.w\b)?")
 
 
-def expand(word: str) -> list[str]:
-    """{a,b}c is ac and bc, as in a shell."""
-    parts = [part.split(",") if i % 2 else [part] for i, part in enumerate(re.split(r"\{(.*?)\}", word))]
-    return ["".join(choice) for choice in itertools.product(*parts)]
-
-
 def read_list() -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for line in (SOURCES / "builtins" / "dialect.txt").read_text().splitlines():
         if line and not line.startswith("#"):
             kind, words = line.split(":", 1)
-            names.setdefault(kind, []).extend(name for word in words.split() for name in expand(word))
+            names.setdefault(kind, []).extend(name for word in words.split() for name in dialect_table.expand(word))
     return names
 
 
@@ -103,6 +97,31 @@ def test_no_name_is_missing_from_the_list():
 
 def test_the_page_is_rendered():
     assert dialect_table.PAGE.read_text() == dialect_table.render(dialect_table.builtins())
+
+
+def guessed() -> list[str]:
+    """The names that the table of docs/kunlun.md says are guessed, as patterns."""
+    page = (dialect_table.ROOT / "docs" / "kunlun.md").read_text()
+    section = page[page.index("## Guessed") :].partition("\n## ")[0]
+    rows = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+    return [name for row in rows for word in re.findall(r"`(.*?)`", row) for name in dialect_table.expand(word)]
+
+
+def test_each_builtin_has_a_source_and_each_guess_is_on_the_page():
+    every = dialect_table.builtins()
+    assert {dialect_table.source_of(one) for one in every} == set(dialect_table.KINDS)
+    named = {one.source_name for one in every}
+    for kind, words in dialect_table.source_lines():
+        stale = [word for word in words.split() for name in dialect_table.expand(word) if not fits(name, named)]
+        assert kind == "guess" or stale == [], stale
+    patterns = guessed()
+    guesses = {one.source_name for one in every if dialect_table.source_of(one) == "guess"}
+    assert [name for name in sorted(guesses) if not any(fnmatch.fnmatchcase(name, p) for p in patterns)] == []
+    assert [pattern for pattern in patterns if not fits(pattern, guesses)] == []
+
+
+def fits(pattern: str, names: set[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
 @pytest.mark.parametrize("mode", MODES_ASAN_SLOW)

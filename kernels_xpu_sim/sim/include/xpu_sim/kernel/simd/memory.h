@@ -1,6 +1,7 @@
 // Loads and stores. Addresses must be multiples of 64 bytes.
 #pragma once
 
+#include "xpu_sim/kernel/convert.h"
 #include "xpu_sim/kernel/simd/types.h"
 #include "xpu_sim/site.h"
 
@@ -78,8 +79,8 @@ template <class H>
 XPU_SIM_SIMD void narrow(H* p, const float32x16_t& v0, const float32x16_t& v1, int second, int step, Site site) {
   H h[32];
   for (int i = 0; i < 16; ++i) {
-    h[step * i] = static_cast<H>(v0[i]);
-    h[second + step * i] = static_cast<H>(v1[i]);
+    h[step * i] = converted<H>(v0[i]);
+    h[second + step * i] = converted<H>(v1[i]);
   }
   uint16x32_t line;
   __builtin_memcpy(&line, h, sizeof line);
