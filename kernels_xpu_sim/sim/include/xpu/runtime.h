@@ -7,6 +7,10 @@
 
 #include "xpu_sim/site.h"
 
+#ifndef DLL_EXPORT
+#define DLL_EXPORT __attribute__((visibility("default")))
+#endif
+
 typedef void* XPUStream;
 typedef void* XPUEvent;
 

@@ -3,14 +3,26 @@
 // wrappers call on the way. The checks of arguments are in xpu/refactor/impl_public/wrapper_check.h.
 #pragma once
 
+// Wrappers rely on the vendor's headers for these.
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "xpu/runtime.h"
+#include "xpu_sim/kernel/convert.h"
 #include "xpu_sim/kernel/types.h"
+
+// The device's own integers, to which wrappers cast pointers. Its int64_t is `long long`; here it is the host's, so that
+// kernels are found by the linker.
+namespace xpu3 {
+using ::int64_t;
+using ::uint64_t;
+}  // namespace xpu3
 
 namespace baidu::xpu::api {
 
@@ -111,6 +123,45 @@ struct XPUIndexType {
   using type = T;
 };
 
+namespace xpu_sim::wrapper {
+// INVALID_PARAM unless `count` elements are there: in GM, or, on kCPU, anywhere. It says what is wrong; `where` is the
+// wrapper's line.
+int check_memory(const baidu::xpu::api::Context* ctx, const void* p, int64_t count, size_t element, const char* name,
+                 Site where);
+}  // namespace xpu_sim::wrapper
+
 namespace baidu::xpu::api {
+
 using ::XPUIndexType;
+
+// `n` elements of x as another type, also in place. Floats become integers toward zero; to float16 and bfloat16 they are
+// rounded to the nearest, ties to even.
+template <class X, class Y>
+int cast(Context* ctx, const X* x, Y* y, int64_t n, XPU_SIM_SITE) {
+  int error = xpu_sim::wrapper::check_memory(ctx, x, n, sizeof(X), "x", xpu_sim_site);
+  if (!error) error = xpu_sim::wrapper::check_memory(ctx, y, n, sizeof(Y), "y", xpu_sim_site);
+  if (error) return error;
+  const auto one = [x, y](int64_t i) {
+    if constexpr (std::is_arithmetic_v<Y>) {
+      y[i] = xpu_sim::detail::converted<Y>(x[i]);
+    } else {
+      y[i] = static_cast<Y>(static_cast<float>(x[i]));
+    }
+  };
+  if constexpr (sizeof(Y) > sizeof(X)) {
+    for (int64_t i = n - 1; i >= 0; --i) one(i);
+  } else {
+    for (int64_t i = 0; i < n; ++i) one(i);
+  }
+  return SUCCESS;
 }
+
+// `n` elements of the value.
+template <class T>
+int constant(Context* ctx, T* x, int64_t n, std::common_type_t<T> value, XPU_SIM_SITE) {
+  const int error = xpu_sim::wrapper::check_memory(ctx, x, n, sizeof(T), "x", xpu_sim_site);
+  for (int64_t i = 0; i < n && !error; ++i) x[i] = value;
+  return error;
+}
+
+}  // namespace baidu::xpu::api

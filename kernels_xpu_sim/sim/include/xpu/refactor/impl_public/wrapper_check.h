@@ -14,10 +14,23 @@ namespace xpu_sim::wrapper {
 
 using baidu::xpu::api::Context;
 
-// Both say what is wrong; `where` is the wrapper's line.
+// Says what is wrong; `where` is the wrapper's line. Gives the error.
 int complain(int error, Site where, const std::string& message);
-// INVALID_PARAM unless `count` elements are there: in GM, or, on kCPU, anywhere.
-int check_memory(const Context* ctx, const void* p, int64_t count, size_t element, const char* name, Site where);
+
+template <class NAMED, class POINTED>
+[[deprecated(
+    "the type that WRAPPER_CHECK_PTR names is not the one that the pointer points to, so that it looks at "
+    "another number of bytes, or at other values")]]
+constexpr void checked_as_another_type() {}
+
+template <class NAMED, class P>
+constexpr void check_type(const P&) {
+  using POINTED = std::remove_cv_t<std::remove_pointer_t<std::decay_t<P>>>;
+  if constexpr (std::is_pointer_v<std::decay_t<P>> && !std::is_void_v<POINTED> &&
+                !std::is_same_v<std::remove_cv_t<NAMED>, POINTED>) {
+    checked_as_another_type<NAMED, POINTED>();
+  }
+}
 
 template <class T>
 std::string shown(const T& value) {
@@ -61,10 +74,11 @@ inline int elements(int64_t* count, const std::vector<int64_t>& shape) {
 
 }  // namespace xpu_sim::wrapper
 
+// Wrappers write these with a semicolon behind them or without.
 #define XPU_SIM_RETURN_IF(WRONG, ERROR, MESSAGE)                                                                  \
-  do {                                                                                                            \
+  {                                                                                                               \
     if (WRONG) return ::xpu_sim::wrapper::complain(::baidu::xpu::api::ERROR, ::xpu_sim::Site::here(), (MESSAGE)); \
-  } while (false)
+  }
 #define XPU_SIM_ASSERT(A, SIGN, B)                                                                      \
   XPU_SIM_RETURN_IF(!((A)SIGN(B)), INVALID_PARAM,                                                       \
                     "expected " #A " " #SIGN " " #B ", got " + ::xpu_sim::wrapper::shown(A) + " and " + \
@@ -72,24 +86,22 @@ inline int elements(int64_t* count, const std::vector<int64_t>& shape) {
 
 #define WRAPPER_CHECK_CTX(CTX) XPU_SIM_RETURN_IF((CTX) == nullptr, INVALID_PARAM, "expected a context, got nullptr")
 #define WRAPPER_CHECK_PTR(CTX, T, COUNT, P)                                                                            \
-  do {                                                                                                                 \
+  {                                                                                                                    \
+    ::xpu_sim::wrapper::check_type<T>(P);                                                                              \
     const int xpu_sim_error =                                                                                          \
         ::xpu_sim::wrapper::check_memory(CTX, P, static_cast<int64_t>(COUNT), sizeof(T), #P, ::xpu_sim::Site::here()); \
     if (xpu_sim_error) return xpu_sim_error;                                                                           \
-  } while (false)
+  }
 #define WRAPPER_CHECK_PTR_OR_NULL(CTX, T, COUNT, P)          \
-  do {                                                       \
+  {                                                          \
     if ((P) != nullptr) WRAPPER_CHECK_PTR(CTX, T, COUNT, P); \
-  } while (false)
+  }
 #define WRAPPER_CHECK_2PTRS(CTX, T, COUNT, P, ...) \
-  WRAPPER_CHECK_PTR(CTX, T, COUNT, P);             \
-  WRAPPER_CHECK_PTR(CTX, T, COUNT, __VA_ARGS__)
+  WRAPPER_CHECK_PTR(CTX, T, COUNT, P) WRAPPER_CHECK_PTR(CTX, T, COUNT, __VA_ARGS__)
 #define WRAPPER_CHECK_3PTRS(CTX, T, COUNT, P, ...) \
-  WRAPPER_CHECK_PTR(CTX, T, COUNT, P);             \
-  WRAPPER_CHECK_2PTRS(CTX, T, COUNT, __VA_ARGS__)
+  WRAPPER_CHECK_PTR(CTX, T, COUNT, P) WRAPPER_CHECK_2PTRS(CTX, T, COUNT, __VA_ARGS__)
 #define WRAPPER_CHECK_4PTRS(CTX, T, COUNT, P, ...) \
-  WRAPPER_CHECK_PTR(CTX, T, COUNT, P);             \
-  WRAPPER_CHECK_3PTRS(CTX, T, COUNT, __VA_ARGS__)
+  WRAPPER_CHECK_PTR(CTX, T, COUNT, P) WRAPPER_CHECK_3PTRS(CTX, T, COUNT, __VA_ARGS__)
 #define WRAPPER_CHECK_SHAPE(CTX, COUNT, ...)                                                                       \
   XPU_SIM_RETURN_IF(::xpu_sim::wrapper::elements(COUNT, __VA_ARGS__) != ::baidu::xpu::api::SUCCESS, INVALID_PARAM, \
                     "expected positive sizes in " #__VA_ARGS__)
@@ -103,10 +115,10 @@ inline int elements(int64_t* count, const std::vector<int64_t>& shape) {
 #define WRAPPER_ASSERT_WORKSPACE(CTX, P) XPU_SIM_RETURN_IF((P) == nullptr, NO_ENOUGH_WORKSPACE, "expected room for " #P)
 // Another wrapper's result.
 #define WRAPPER_ASSERT_SUCCESS(CTX, RESULT)                                \
-  do {                                                                     \
+  {                                                                        \
     const int xpu_sim_error = (RESULT);                                    \
     if (xpu_sim_error != ::baidu::xpu::api::SUCCESS) return xpu_sim_error; \
-  } while (false)
+  }
 // A launch's value.
 #define KERNEL_ASSERT_SUCCESS(CTX, RESULT)        \
   XPU_SIM_RETURN_IF((RESULT) != 0, RUNTIME_ERROR, \
@@ -116,15 +128,26 @@ inline int elements(int64_t* count, const std::vector<int64_t>& shape) {
                     "expected a device that is implemented here, got type " + \
                         ::xpu_sim::wrapper::shown(static_cast<int>((CTX)->dev().type())))
 
-#define WRAPPER_DUMP_FUNCTION(CTX, NAME) ::xpu_sim::wrapper::begin_call(CTX, NAME, {})
-#define WRAPPER_DUMP_FUNCTION_T1(CTX, NAME, A) ::xpu_sim::wrapper::begin_call(CTX, NAME, {#A})
-#define WRAPPER_DUMP_FUNCTION_T2(CTX, NAME, A, B) ::xpu_sim::wrapper::begin_call(CTX, NAME, {#A, #B})
-#define WRAPPER_DUMP_FUNCTION_T3(CTX, NAME, A, B, C) ::xpu_sim::wrapper::begin_call(CTX, NAME, {#A, #B, #C})
-#define WRAPPER_DUMP_FUNCTION_T4(CTX, NAME, A, B, C, D) ::xpu_sim::wrapper::begin_call(CTX, NAME, {#A, #B, #C, #D})
-#define WRAPPER_DUMP_PARAM1 ::xpu_sim::wrapper::add_parameters
-#define WRAPPER_DUMP_PARAM2 ::xpu_sim::wrapper::add_parameters
-#define WRAPPER_DUMP_PARAM3 ::xpu_sim::wrapper::add_parameters
-#define WRAPPER_DUMP_PARAM4 ::xpu_sim::wrapper::add_parameters
-#define WRAPPER_DUMP_PARAM5 ::xpu_sim::wrapper::add_parameters
-#define WRAPPER_DUMP_PARAM6 ::xpu_sim::wrapper::add_parameters
-#define WRAPPER_DUMP(CTX) ::xpu_sim::wrapper::write_call(CTX)
+#define XPU_SIM_BEGIN_CALL(CTX, NAME, ...)                    \
+  {                                                           \
+    ::xpu_sim::wrapper::begin_call(CTX, NAME, {__VA_ARGS__}); \
+  }
+#define WRAPPER_DUMP_FUNCTION(CTX, NAME) XPU_SIM_BEGIN_CALL(CTX, NAME)
+#define WRAPPER_DUMP_FUNCTION_T1(CTX, NAME, A) XPU_SIM_BEGIN_CALL(CTX, NAME, #A)
+#define WRAPPER_DUMP_FUNCTION_T2(CTX, NAME, A, B) XPU_SIM_BEGIN_CALL(CTX, NAME, #A, #B)
+#define WRAPPER_DUMP_FUNCTION_T3(CTX, NAME, A, B, C) XPU_SIM_BEGIN_CALL(CTX, NAME, #A, #B, #C)
+#define WRAPPER_DUMP_FUNCTION_T4(CTX, NAME, A, B, C, D) XPU_SIM_BEGIN_CALL(CTX, NAME, #A, #B, #C, #D)
+#define XPU_SIM_ADD_PARAMETERS(...)                  \
+  {                                                  \
+    ::xpu_sim::wrapper::add_parameters(__VA_ARGS__); \
+  }
+#define WRAPPER_DUMP_PARAM1(...) XPU_SIM_ADD_PARAMETERS(__VA_ARGS__)
+#define WRAPPER_DUMP_PARAM2(...) XPU_SIM_ADD_PARAMETERS(__VA_ARGS__)
+#define WRAPPER_DUMP_PARAM3(...) XPU_SIM_ADD_PARAMETERS(__VA_ARGS__)
+#define WRAPPER_DUMP_PARAM4(...) XPU_SIM_ADD_PARAMETERS(__VA_ARGS__)
+#define WRAPPER_DUMP_PARAM5(...) XPU_SIM_ADD_PARAMETERS(__VA_ARGS__)
+#define WRAPPER_DUMP_PARAM6(...) XPU_SIM_ADD_PARAMETERS(__VA_ARGS__)
+#define WRAPPER_DUMP(CTX)                \
+  {                                      \
+    ::xpu_sim::wrapper::write_call(CTX); \
+  }
