@@ -82,9 +82,9 @@ def _paddle_info(tensor: Any) -> TensorInfo:
     place = tensor.place
     device = "cpu" if place.is_cpu_place() else f"cuda:{place.gpu_device_id()}" if place.is_gpu_place() else str(place)
     shape = tuple(tensor.shape)
-    return TensorInfo(
-        dtype, shape, device, tensor.is_contiguous(), tensor.stop_gradient, tensor.data_ptr(), _bytes(dtype, shape)
-    )
+    size = _bytes(dtype, shape)
+    contiguous = size == 0 or tensor.is_contiguous()  # Paddle denies it of reshaped tensors without elements
+    return TensorInfo(dtype, shape, device, contiguous, tensor.stop_gradient, tensor.data_ptr(), size)
 
 
 class _Unsynchronised:

@@ -156,7 +156,7 @@ def speculate_get_token_penalty_multi_scores(
         **plan.given(repetition="penalty_scores", frequency="frequency_scores", presence="presence_scores"),
         **plan.given(end_tokens="eos_token_id", min_dec_len="min_len"),
         bad_tokens=_bad_tokens(plan, slots, bad_tokens, bad_tokens_len),
-        draft_tokens=plan.constant(-1, [slots, 1], "int64"),
+        draft_tokens=plan.constant(-1, [slots, WIDEST_STEP], "int64"),  # no row counts drafts as text
         cu_seqlens_q_output=plan.first(used + 1, cu_seqlens_q_output),
         batch_id_per_token_output=row_slots,
     )

@@ -19,7 +19,7 @@ import pytest
 import specdec_hal.compat.fastdeploy as package
 from specdec_hal.compat.fastdeploy import adaptor as adaptor_module
 from specdec_hal.compat.fastdeploy.names import LEFT
-from tests.compat.fastdeploy.batches import Batch, equal, tensors
+from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors
 
 OPS = "fastdeploy.model_executor.ops"
 
@@ -344,3 +344,14 @@ def test_adaptors_are_thin(platform: str) -> None:
             source = inspect.getsource(form.function)
             body = source[source.index(") ->") :].splitlines()[2:]
             assert len(body) <= 20, f"{served.__name__} has {len(body)} lines"
+
+
+def test_a_column_without_elements_is_taken(gpu: Any) -> None:
+    """Paddle calls it strided; a thinking limit without inject tokens comes like this."""
+    tokens, counts, one = *tensors(np.array([[7, 8]]), np.array([2], np.int32)), np.array([[1]], np.int32)
+    state = tensors(99 * one, -one, np.array([[9]]), 0 * one)
+    ends, inject = tensors(np.array([[2]]), np.zeros((0, 1), np.int64))
+    gpu.speculate_limit_thinking_content_length(
+        tokens, *state, counts, tensor(np.array([[False]])), ends, inject, 3, False
+    )
+    equal(tokens, [[7, 8]])

@@ -109,7 +109,9 @@ def penalised(
             if token in generated:
                 x -= generated.count(token) * pen[1][slot] + pen[2][slot]
             out[r, token] = x
-        forbidden = [t for t in bad[slot] if t >= 0] + (b.ends.tolist() if s < least[slot] else [])
+        drafts_before = r - int(b.cu_out[slot])
+        too_short = s + drafts_before < least[slot]
+        forbidden = [t for t in bad[slot] if t >= 0] + (b.ends.tolist() if too_short else [])
         out[r, forbidden] = -np.inf
         out[r] /= temp[slot]
     return out
