@@ -70,6 +70,8 @@ def test_there_and_back(tool: Any, tmp_path: Path, tied: bool) -> None:
     assert {**config, **known} == config
     assert len(known) >= 15
     ours, theirs = load_tokenizer(tmp_path / "hf"), byte_level()
+    template = (MODEL / "chat_template.jinja").read_text()
+    assert json.loads((tmp_path / "hf/tokenizer_config.json").read_text())["chat_template"] == template
     prompts = [file.read_text() for file in (ROOT / "examples/prompts").glob("*.txt")]
     assert len(prompts) >= 4
     for prompt in prompts:

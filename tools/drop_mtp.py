@@ -27,7 +27,7 @@ def convert(folder: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    for file in folder.glob("tokenizer*.json"):
+    for file in (*folder.glob("tokenizer*.json"), *folder.glob("chat_template.jinja")):
         shutil.copyfile(file, target / file.name)
 
 

@@ -137,6 +137,9 @@ def convert(source: Path, folder: Path, dtype: str = "float16") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     ends = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
     names = {name: fields("tokenizer.ggml.tokens")[fields(f"tokenizer.ggml.{key}")] for name, key in ends.items()}
+    template = fields("tokenizer.chat_template", "")
+    if template:
+        names["chat_template"] = template
     files = {
         "config.json": configuration(fields, tensors, dtype),
         "tokenizer.json": tokenizer(fields),

@@ -57,6 +57,9 @@ def convert(folder: Path, target: Path, dtype: str = "float32", *, architecture:
     _add_tokenizer(file, folder)
     file.add_bos_token_id(config["bos_token_id"])
     file.add_eos_token_id(config["eos_token_id"])
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        file.add_chat_template(template.read_text(encoding="utf-8"))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, array in load_file(folder / "model.safetensors").items():

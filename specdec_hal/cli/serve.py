@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Serve until told to end."""
     try:
-        from specdec_hal.serve import app, chat, server
+        from specdec_hal.models import chat
+        from specdec_hal.serve import app, server
         from specdec_hal.serve.service import Service
         from specdec_hal.serve.split.supervisor import Part, Supervisor
     except ModuleNotFoundError as error:
@@ -162,7 +163,8 @@ def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) 
 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:
     """Be one of the processes."""
-    from specdec_hal.serve import chat, server
+    from specdec_hal.models import chat
+    from specdec_hal.serve import server
     from specdec_hal.serve.split import messages, tokens
     from specdec_hal.serve.split.engine import EngineProcess
     from specdec_hal.serve.split.remote import RemoteEngine

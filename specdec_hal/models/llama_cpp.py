@@ -336,6 +336,18 @@ class GgufTokenizer(Tokenizer):
         return buffer.raw[:count]
 
 
+def read_chat_templates(path: str | Path, names: Sequence[str | None]) -> tuple[dict[str | None, str], dict[str, str]]:
+    """Those chat templates of a GGUF file that it has by these names, None for the file's main one.
+
+    The second dictionary holds its special tokens by the names that templates use.
+    """
+    file = Gguf(path, vocab_only=True)
+    found = {name: file.api.llama_model_chat_template(file.handle, name and name.encode()) for name in names}
+    ids = {"bos_token": file.api.llama_vocab_bos(file.vocab), "eos_token": file.api.llama_vocab_eos(file.vocab)}
+    tokens = {key: file.api.llama_vocab_get_text(file.vocab, id_).decode() for key, id_ in ids.items() if id_ >= 0}
+    return {name: text.decode("utf-8", "replace") for name, text in found.items() if text}, tokens
+
+
 def _free_context(free: Any, context: Any, file: Gguf) -> None:
     """Free a context, which refers to the weights: `file` has lived until here."""
     free(context)

@@ -117,7 +117,7 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     @app.post("/v1/chat/completions", responses=STREAM)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a chat."""
-        prompt = service.template.render([message.plain() for message in body.messages])
+        prompt = await service.chat_prompt(body)
         return await service.answer(request, ChatAnswer(body, service.name, service.tokenizer, [prompt], service.mark))
 
     @app.post("/abort")

@@ -5,6 +5,7 @@ A key that is not served is refused by name. A key that is null is as one that i
 
 from __future__ import annotations
 
+import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
@@ -14,8 +15,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId
 from specdec_hal.errors import RequestError
+from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import SamplingParams
-from specdec_hal.wording import short
+from specdec_hal.wording import one_line, short
 
 MAX_CHOICES = 128
 """Of one request: prompts times `n`."""
@@ -240,23 +242,78 @@ class TextPart(Body):
     text: UnicodeText
 
 
+class FunctionCall(Body):
+    """A function that the assistant called; `arguments` are JSON."""
+
+    name: UnicodeText
+    arguments: UnicodeText = "{}"
+
+
+class ToolCall(Body):
+    """A call in an assistant's message."""
+
+    id: UnicodeText | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def plain(self) -> dict[str, Any]:
+        """As a chat template takes it: the arguments as an object."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"tool_calls.function.arguments: expected JSON, got {one_line(error)}") from error
+        call = {"type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+        return call if self.id is None else {**call, "id": self.id}
+
+
 class Message(Body):
-    """A message of a chat; parts are joined."""
+    """A message of a chat; parts are joined. `content` may be null beside `tool_calls` or a `refusal`."""
 
     role: Annotated[UnicodeText, Field(min_length=1, max_length=64)]
-    content: UnicodeText | list[TextPart]
+    content: UnicodeText | list[TextPart] | None = None
     name: UnicodeText | None = None
+    refusal: UnicodeText | None = None
+    reasoning_content: UnicodeText | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: UnicodeText | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(
+        None, description="taken, as the openai client sends it back, and not used"
+    )
 
-    def plain(self) -> dict[str, str]:
-        """As a chat template takes it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
+    @model_validator(mode="after")
+    def _has_content(self) -> Message:
+        if self.content is None and not self.tool_calls and self.refusal is None:
+            raise ValueError("content: expected text, got none; only tool_calls or a refusal may stand in its place")
+        return self
+
+    def plain(self) -> dict[str, Any]:
+        """As a chat template takes it. RequestError for arguments of a call that are no JSON."""
+        content = self.refusal if self.content is None else self.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content or ())
+        values: dict[str, Any] = {
+            "name": self.name,
+            "reasoning_content": self.reasoning_content,
+            "tool_call_id": self.tool_call_id,
+        }
+        if self.tool_calls:
+            values["tool_calls"] = [call.plain() for call in self.tool_calls]
+        return {"role": self.role, "content": text, **{key: one for key, one in values.items() if one is not None}}
 
 
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = Field(None, description="shown to the chat template")
+    tool_choice: Literal["none"] | None = None
+    documents: list[dict[str, Any]] | None = Field(None, description="shown to the chat template")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables of the chat template, such as enable_thinking"
+    )
+    add_generation_prompt: bool = Field(True, description="the prompt ends where the assistant's answer begins")
+    continue_final_message: bool = Field(
+        False, description="the prompt ends in the last message; add_generation_prompt must be false"
+    )
     add_special_tokens: bool = Field(
         False, description="add the tokenizer's own special tokens to the rendered template, which mostly has them"
     )
@@ -275,8 +332,24 @@ class ChatCompletionRequest(GenerationRequest):
         """`top_logprobs`, if `logprobs` asks for them."""
         return self.top_logprobs if self.logprobs else None
 
+    def prompt(self, template: ChatTemplate) -> str:
+        """The messages by a template. RequestError for what it refuses."""
+        return template.render(
+            [message.plain() for message in self.messages],
+            tools=self.tools,
+            documents=self.documents,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            **(self.chat_template_kwargs or {}),
+        )
+
     @model_validator(mode="after")
     def _check(self) -> ChatCompletionRequest:
+        if self.tools and self.tool_choice is None:
+            raise ValueError("tool_choice: expected 'none' with tools, got nothing; calls are not parsed here")
+        taken = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+        if again := sorted(taken & (self.chat_template_kwargs or {}).keys()):
+            raise ValueError(f"chat_template_kwargs: expected other keys than {again[0]}; give it as a key of its own")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: expected logprobs to be true")
         return self

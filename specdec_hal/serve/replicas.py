@@ -84,8 +84,8 @@ def _application(config: Config, replicas: Replicas, api_key: str | None) -> Any
 def _make_app(settings: dict[str, Any], api_key: str | None) -> Any:
     """The HTTP application of a replica, with an engine of its own."""
     from specdec_hal.engine import AsyncEngine
+    from specdec_hal.models.chat import load_chat_template
     from specdec_hal.serve.app import make_app
-    from specdec_hal.serve.chat import load_chat_template
     from specdec_hal.serve.service import Service
 
     config = parse(settings, source="replica")

@@ -16,12 +16,13 @@ from specdec_hal.config.schema import Config, ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream
 from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.models import Tokenizer
+from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner import Request as EngineRequest
 from specdec_hal.serve.answers import Answer, Json, encode, error_body, event
-from specdec_hal.serve.chat import ChatTemplate
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.places import Places
+from specdec_hal.serve.protocol import ChatCompletionRequest
 
 _log = logging.getLogger("specdec_hal")
 
@@ -91,7 +92,7 @@ class Service:
         engine: ServedEngine,
         name: str,
         settings: ServeSettings,
-        template: ChatTemplate,
+        template: ChatTemplate | None,
         peers: Peers | None = None,
     ) -> None:
         if engine.tokenizer is None:
@@ -143,6 +144,12 @@ class Service:
         stream = await engine.submit(requests)
         self.metrics.prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         return stream
+
+    async def chat_prompt(self, request: ChatCompletionRequest) -> str:
+        """The text that a chat continues. RequestError without a template, and for messages that it refuses."""
+        if self.template is None:
+            raise missing_template(self.name)
+        return request.prompt(self.template)
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) <= _SHORT:

@@ -17,6 +17,7 @@ from specdec_hal.config import parse
 from specdec_hal.errors import ArgumentError, CheckpointError, UnsupportedError
 from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model, load_tokenizer
 from specdec_hal.models import llama_cpp_api as api
+from specdec_hal.models.chat import load_chat_template
 from specdec_hal.tensors import as_numpy
 
 pytestmark = pytest.mark.gguf
@@ -46,6 +47,27 @@ def model(file: Path) -> Any:
     assert model.capabilities.stable_row_counts is None
     model.allocate(3, 700)
     return model
+
+
+def rewritten(source: Path, target: Path, changes: dict[str, Any]) -> Path:
+    """A GGUF file with the vocabulary of another and other metadata; None removes a key."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "llama")
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture" and name not in changes:
+            kinds = field.types
+            writer.add_key_value(name, field.contents(), kinds[0], kinds[-1] if len(kinds) > 1 else None)
+    for name, value in changes.items():
+        if value is not None:
+            kind = gguf.GGUFValueType.BOOL if isinstance(value, bool) else gguf.GGUFValueType.STRING
+            writer.add_key_value(name, value, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
 
 
 def step(model: Any, *parts: tuple[int, int, Sequence[int]]) -> list[Rows]:
@@ -201,6 +223,26 @@ def test_text_goes_there_and_back(file: Path) -> None:
     assert tokenizer.encode("<|endoftext|>") == [0]  # one special token, as Hugging Face's tokenizers have it
     assert tokenizer.decode([0]) == "<|endoftext|>"
     assert tokenizer.decode([-1, 4096]) == ""
+
+
+def test_special_tokens_are_added_as_the_file_says(file: Path, tmp_path: Path) -> None:
+    plain = load_tokenizer(file).encode("def f():")
+    for key in ("add_bos_token", "add_eos_token"):
+        changed = rewritten(file, tmp_path / f"{key}.gguf", {f"tokenizer.ggml.{key}": True})
+        added = load_tokenizer(changed).encode("def f():")
+        assert added == ([0, *plain] if key == "add_bos_token" else [*plain, 0])
+        assert load_tokenizer(changed).encode("def f():", add_special_tokens=False) == plain
+
+
+def test_the_chat_template_of_a_file(file: Path, tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert load_chat_template(file).render(messages) == "hi"  # the embedded model's
+    source = "{{ eos_token }}{{ messages[0].content }}{{ bos_token }}"
+    keys = {"tokenizer.chat_template": source, "tokenizer.chat_template.tool_use": "{{ tools | length }} tools"}
+    changed = load_chat_template(rewritten(file, tmp_path / "own.gguf", keys))
+    assert changed.render(messages) == "<|endoftext|>hi<|endoftext|>"
+    assert changed.render(messages, tools=[{}, {}]) == "2 tools"
+    assert load_chat_template(rewritten(file, tmp_path / "none.gguf", {"tokenizer.chat_template": None})) is None
 
 
 # ---- what is refused

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,13 +16,14 @@ import uvicorn
 
 from specdec_hal.config import parse
 from specdec_hal.engine import AsyncEngine
+from specdec_hal.models.chat import load_chat_template
 from specdec_hal.serve import server
 from specdec_hal.serve.app import make_app
-from specdec_hal.serve.chat import ChatTemplate
 from specdec_hal.serve.service import Service
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
 MODEL = "letters"
+ROOT = Path(__file__).parents[2]
 
 
 class GatedModel(HistoryModel):
@@ -73,7 +75,7 @@ def serving(key: str | None = None, **sections: Any) -> Iterator[Running]:
     )
     model = GatedModel()
     engine = AsyncEngine(model, config, tokenizer=LetterTokenizer())  # type: ignore[arg-type]
-    service = Service(engine, MODEL, config.serve, ChatTemplate())
+    service = Service(engine, MODEL, config.serve, load_chat_template(ROOT / "models/tiny-py-lm"))
     settings = uvicorn.Config(make_app(service, key), lifespan="off", log_config=None, log_level="critical")
     listening = uvicorn.Server(settings)
     with server.listen(config) as (listener,):

@@ -18,9 +18,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from specdec_hal.config import Config, parse
+from specdec_hal.models.chat import load_chat_template
 from specdec_hal.serve import server
 from specdec_hal.serve.app import make_app
-from specdec_hal.serve.chat import ChatTemplate
 from specdec_hal.serve.service import Service
 from specdec_hal.serve.split import messages, tokens
 from specdec_hal.serve.split.engine import EngineProcess
@@ -29,6 +29,7 @@ from specdec_hal.serve.split.supervisor import Part, Supervisor
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
 STEP_S = 0.005
+TEMPLATE = load_chat_template(Path(__file__).parents[2] / "models/tiny-py-lm")
 
 
 DEADLY = [23, 23, 23, 23, 22]
@@ -57,7 +58,7 @@ def config(directory: Path, serve: dict[str, Any]) -> Config:
 async def http(part: Part, settings: Config, listener: socket) -> None:
     tokenizer: Any = LetterTokenizer()
     engine = await RemoteEngine.connect(settings, tokenizer, part.directory, part.worker or 0)
-    engine.local = service = Service(engine, "letters", settings.serve, ChatTemplate(), engine)
+    engine.local = service = Service(engine, "letters", settings.serve, TEMPLATE, engine)
     started = lambda: None if part.resume or part.worker else print(server.url(listener), flush=True)  # noqa: E731
     await server.serve(make_app(service), listener, engine.config.serve, started, service.abort_all)
 

@@ -1,0 +1,210 @@
+"""Messages to a prompt, by the chat template of a checkpoint (Jinja, with the extensions of `transformers`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import Extension
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specdec_hal.errors import CheckpointError, RequestError
+from specdec_hal.files import read_regular
+from specdec_hal.models.checkpoint import parse_json
+from specdec_hal.models.loader import is_gguf
+from specdec_hal.wording import one_line, short
+
+Message = Mapping[str, Any]
+"""`role` and `content`, and whatever else the template reads (`tool_calls`, `name`, ...)."""
+
+MAX_TEMPLATE = 1 << 20
+"""Bytes of a template, and of the file that holds it."""
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of templates: the one that is taken where none is named, and the one for messages with tools."""
+
+# tokenizer_config.json's keys whose texts templates may use.
+_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Where the last message is cut off if it is to be continued; trailing white space shows whether the template trims it.
+_END = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatTemplate:
+    """The templates of a checkpoint by name; CheckpointError if one of them is none.
+
+    `sources`: one template, or several by name, such as :data:`DEFAULT` and :data:`TOOL_USE`. `tokens`: special tokens
+    by the names that templates use.
+    """
+
+    def __init__(self, sources: str | Mapping[str, str], tokens: Mapping[str, str] | None = None) -> None:
+        self._sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(raise_exception=_refuse, strftime_now=_now, **(tokens or {}))
+        try:
+            self._templates = {name: environment.from_string(source) for name, source in self._sources.items()}
+        except TemplateError as error:
+            got = f"expected a Jinja template, got {one_line(error)}"
+            raise CheckpointError(f"chat template: {got}; correct the template") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt, as ``apply_chat_template`` of `transformers` renders it.
+
+        `tools`, `documents` and `kwargs` go to the template. `continue_final_message`: the prompt ends in the last
+        message's content, for the model to go on with. RequestError for messages that the template refuses.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError(
+                "continue_final_message: expected add_generation_prompt to be false, got true; set one of both"
+            )
+        name = self._name(bool(tools))
+        given, last = _as_known(messages, self._sources[name]), ""
+        if continue_final_message:
+            last = given[-1].get("content", "")
+            if not isinstance(last, str) or "content" not in self._sources[name]:
+                where = "text in the last message that the template shows"
+                raise RequestError(f"continue_final_message: expected {where}, got {short(last)}")
+            given[-1]["content"] = last + _END
+        try:
+            text = self._templates[name].render(
+                messages=given, tools=tools or None, documents=documents, add_generation_prompt=add_generation_prompt,
+                **kwargs,
+            )  # fmt: skip
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise RequestError(f"messages: the chat template refuses them: {one_line(error)}") from error
+        return _cut(text, last) if continue_final_message else text
+
+    def _name(self, with_tools: bool) -> str:
+        if with_tools and TOOL_USE in self._templates:
+            return TOOL_USE
+        if DEFAULT in self._templates:
+            return DEFAULT
+        if len(self._templates) == 1:
+            return next(iter(self._templates))
+        names = ", ".join(map(repr, sorted(self._templates)))
+        raise RequestError(f"messages: expected a chat template named '{DEFAULT}', got {names}; name a file of one")
+
+
+def load_chat_template(checkpoint: Path, file: str | None = None) -> ChatTemplate | None:
+    """The template in `file`, or else that of a checkpoint folder or GGUF file; None if it has none.
+
+    CheckpointError for a file that cannot be read or holds no template.
+    """
+    if is_gguf(checkpoint):
+        from specdec_hal.models.llama_cpp import read_chat_templates
+
+        found, tokens = read_chat_templates(checkpoint, (None, TOOL_USE))
+        sources = {name or DEFAULT: source for name, source in found.items()}
+    else:
+        sources, tokens = _read_folder(checkpoint)
+    if file is not None:
+        sources = {DEFAULT: _read(Path(file))}
+    return ChatTemplate(sources, tokens) if sources else None
+
+
+def missing_template(model: str) -> RequestError:
+    """The error for a chat with a model that has no template."""
+    return RequestError(
+        f"messages: the model '{model}' has no chat template; give a Jinja file with serve.chat_template "
+        "(--chat-template FILE), or use completions"
+    )
+
+
+def _read_folder(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Templates and special tokens of a checkpoint folder, from each place where `transformers` stores them."""
+    settings = _json(folder / "tokenizer_config.json")
+    extra = settings.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **{key: settings.get(key) for key in _TOKENS}}
+    tokens = {name: _text(token) for name, token in named.items() if token is not None}
+    file, more = folder / "chat_template.jinja", folder / "additional_chat_templates"
+    if file.is_file():
+        others = {entry.stem: _read(entry) for entry in sorted(more.glob("*.jinja"))}
+        return {DEFAULT: _read(file), **others}, tokens
+    source = settings.get("chat_template", _json(folder / "chat_template.json").get("chat_template"))
+    if isinstance(source, list):
+        entries = [entry for entry in source if isinstance(entry, dict)]
+        found = {str(entry.get("name")): entry.get("template") for entry in entries}
+        return {name: text for name, text in found.items() if isinstance(text, str)}, tokens
+    return {DEFAULT: source} if isinstance(source, str) else {}, tokens
+
+
+def _as_known(messages: Sequence[Message], source: str) -> list[dict[str, Any]]:
+    """The messages in a template's words: the role `developer` is `system` where a template does not know it."""
+    given = [deepcopy(dict(message)) for message in messages]
+    for message in given:
+        if message.get("role") == "developer" and "developer" not in source:
+            message["role"] = "system"
+    return given
+
+
+def _cut(text: str, last: str) -> str:
+    """The prompt up to the end of the last message's content."""
+    at = text.rfind(_END.strip())
+    if at < 0 or last.strip() not in text:
+        raise RequestError("continue_final_message: expected text in the last message that the template shows")
+    return text[:at] if text[at : at + len(_END)] == _END else text[:at].rstrip()
+
+
+class _Generation(Extension):
+    """``{% generation %}``, with which `transformers` marks what an assistant said: its content as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    found = parse_json(path, _read(path).encode())
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: expected an object, got {short(found)}; download it again")
+    return found
+
+
+def _text(token: Any) -> str:
+    """A special token: its text, or an object that has it."""
+    return str(token["content"]) if isinstance(token, dict) and "content" in token else str(token)
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_regular(path, MAX_TEMPLATE).decode("utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: expected UTF-8 text, got {one_line(error)}") from error
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    # jinja2's own filter escapes HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

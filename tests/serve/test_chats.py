@@ -1,0 +1,116 @@
+"""Messages as official clients send them, and what a chat template gets of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from specdec_hal.models.chat import ChatTemplate
+from tests.serve.conftest import MODEL, Running
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "paris", "days": 2}'}}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+
+
+class Recorded(ChatTemplate):
+    """Remembers what it is rendered with. The prompt is one letter of the model's."""
+
+    def __init__(self) -> None:
+        super().__init__("c")
+        self.messages: list[Any] = []
+        self.options: dict[str, Any] = {}
+
+    def render(self, messages: Any, **options: Any) -> str:
+        self.messages, self.options = list(messages), options
+        return super().render(messages, **options)
+
+
+@pytest.fixture
+def template(running: Running) -> Recorded:
+    running.service.template = found = Recorded()
+    return found
+
+
+def chat(running: Running, messages: Any, **more: Any) -> Any:
+    create = running.openai.chat.completions.create
+    return create(model=MODEL, messages=messages, max_completion_tokens=3, **more)
+
+
+def test_every_role_and_kind_of_message(running: Running, template: Recorded) -> None:
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}], "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "annotations": [], "audio": None},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+        {"role": "assistant", "content": "x", "reasoning_content": "thought"},
+        {"role": "assistant", "content": None, "refusal": "no"},
+    ]
+    assert chat(running, messages).choices[0].message.content
+    function = {"name": "look_up", "arguments": {"city": "paris", "days": 2}}
+    assert template.messages == [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": "a b", "name": "ann"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function, "id": "c1"}]},
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "x", "reasoning_content": "thought"},
+        {"role": "assistant", "content": "no"},
+    ]
+
+
+def test_an_answer_of_the_client_can_be_sent_back(running: Running, template: Recorded) -> None:
+    answer = chat(running, [{"role": "user", "content": "a"}]).choices[0].message
+    chat(running, [{"role": "user", "content": "a"}, answer.model_dump(), {"role": "user", "content": "b"}])
+    assert [message["role"] for message in template.messages] == ["user", "assistant", "user"]
+    assert template.messages[1]["content"] == answer.content
+
+
+def test_what_the_template_gets(running: Running, template: Recorded) -> None:
+    more = {"documents": [{"title": "t", "text": "x"}], "chat_template_kwargs": {"enable_thinking": False}}
+    messages = [{"role": "user", "content": "a"}]
+    chat(running, messages, tools=[TOOL], tool_choice="none", extra_body=more)
+    assert template.options == {
+        "tools": [TOOL],
+        "documents": more["documents"],
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "enable_thinking": False,
+    }
+    chat(running, messages, extra_body={"add_generation_prompt": False})
+    assert template.options["add_generation_prompt"] is False and template.options["tools"] is None
+
+
+@pytest.mark.parametrize(
+    ("messages", "more", "message"),
+    [
+        ([{"role": "user"}], {}, "content: expected text, got none"),
+        ([{"role": "user", "content": "a"}], {"tools": [TOOL]}, "tool_choice: expected 'none' with tools"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            {},
+            "tool_calls.function.arguments: expected JSON",
+        ),
+        (
+            [{"role": "user", "content": "a"}],
+            {"extra_body": {"chat_template_kwargs": {"tools": []}}},
+            "chat_template_kwargs: expected other keys than tools",
+        ),
+        (
+            [{"role": "assistant", "content": "a"}],
+            {"extra_body": {"continue_final_message": True}},
+            "continue_final_message: expected add_generation_prompt to be false",
+        ),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], {}, "messages.0.content"),
+    ],
+)
+def test_messages_that_are_refused(running: Running, messages: Any, more: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.APIStatusError, match=message):
+        chat(running, messages, **more)
+
+
+def test_a_model_without_a_template_says_how_to_give_one(running: Running) -> None:
+    running.service.template = None
+    with pytest.raises(openai.APIStatusError, match="has no chat template; give a Jinja file"):
+        chat(running, [{"role": "user", "content": "a"}])
+    assert running.openai.completions.create(model=MODEL, prompt="c", max_tokens=3).choices[0].text
