@@ -13,14 +13,14 @@ WHEEL_ARCHS ?=
 BIN := $(VENV)/bin
 # $(call cmake,ARCHS): how to build. Each environment has build folders of its own, one for each set of architectures.
 cmake = -C build-dir=$(abspath $(VENV))/build/cuda-$(or $(subst ;,-,$1),all) -C cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
-  -C "cmake.define.SPECDEC_CUDA_ARCHS=$1" -C cmake.define.SPECDEC_CUDA_STRICT=ON
+  -C "cmake.define.SPECDEC_CUDA_ARCHS=$1" -C cmake.define.SPECDEC_STRICT=ON
 EDITABLE := $(call cmake,$(CUDA_ARCHS)) -C cmake.define.SPECDEC_CUDA_HOST=ON --no-build-isolation --editable
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NATIVE := CMakeLists.txt $(shell find kernels_* -type f -not -name '*.md' 2>/dev/null)
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help demo test test-slow test-all fuzz soak conformance gpu-test engine-test wheel lint typecheck setup clean distclean
+.PHONY: help demo test test-slow test-all fuzz soak conformance gpu-test engine-test wheel lint typecheck clang setup clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -35,6 +35,7 @@ help:
 	@echo "make conformance  prove the built-in backends and render docs/support.md"
 	@echo "make lint       ruff, clang-format, clang-tidy: format, common mistakes"
 	@echo "make typecheck  mypy --strict"
+	@echo "make clang      compile the native libraries with clang too, warnings being errors"
 	@echo "make setup      only create $(VENV) and install into it"
 	@echo "make clean      remove what was built; distclean removes $(VENV) too"
 
@@ -94,6 +95,12 @@ lint: $(VENV)/.dev
 
 typecheck: $(VENV)/.dev
 	$(BIN)/mypy
+
+# Without CUDA: nvcc takes g++ for the host's part in any case.
+clang: $(VENV)/.build-tools
+	CXX=clang++ $(BIN)/cmake -G Ninja -S . -B $(VENV)/build/clang -DPython_EXECUTABLE=$(abspath $(BIN))/python \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSPECDEC_STRICT=ON -DSPECDEC_CUDA=OFF
+	$(BIN)/cmake --build $(VENV)/build/clang
 
 setup: $(VENV)/.installed
 

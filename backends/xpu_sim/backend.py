@@ -28,7 +28,7 @@ class XpuSimBackend(HostBackend):
         if library_path(library) is None:
             raise ConfigError(
                 f"backend.options.mode: expected a mode whose library is installed, got '{options.mode}' without "
-                f"lib{library}.so; leave the option out, or build that library"
+                f"lib{library}.so; leave the option out, or build that library with g++"
             )
         if options.mode == "asan" and not hasattr(ctypes.CDLL(None), "__asan_init"):
             raise ConfigError(

@@ -29,9 +29,9 @@ static_assert(served::kV / kChunkIds + 1 <= kMostStripes * kRowWarps,
 template <class L>
 constexpr uint32_t kLowest = 0xFF800000u;
 template <>
-constexpr uint32_t kLowest<Float16> = 0xFC00FC00u;
+inline constexpr uint32_t kLowest<Float16> = 0xFC00FC00u;
 template <>
-constexpr uint32_t kLowest<BFloat16> = 0xFF80FF80u;
+inline constexpr uint32_t kLowest<BFloat16> = 0xFF80FF80u;
 
 // Elements of a vector, and of a word of it.
 template <class L>

@@ -19,9 +19,9 @@ constexpr uint32_t kMany = ~0u;  // elements of a range that was not looked at y
 template <class L>
 constexpr int kKeyShift = 0;
 template <>
-constexpr int kKeyShift<Float16> = 13;
+inline constexpr int kKeyShift<Float16> = 13;
 template <>
-constexpr int kKeyShift<BFloat16> = 16;
+inline constexpr int kKeyShift<BFloat16> = 16;
 
 // The keys of a range that elements of the type can have.
 template <class L>

@@ -35,7 +35,7 @@ SPECDEC_HD AcceptedMoves start_drafts(DraftSlot* slot, const BaseSlot& base, int
   const int64_t count = clamp64(base.accept_num, 0, draft_width), enc = clamp64(slot->enc, 0, input_width);
   const bool room = saturating_sub(base.max_dec_len, base.step_idx) >= min_room, feeds = count > 0 || history;
   if (base.stopped || base.draft_token_num <= 0 || !room || (enc == 0 && !feeds)) {
-    *slot = {0, 0, 0, 0, true};
+    *slot = {0, 0, 0, 0, {true}};
     return {0, false, 0};
   }
   slot->stopped = false;

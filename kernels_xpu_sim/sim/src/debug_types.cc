@@ -58,9 +58,10 @@ Scalar DebugInfo::thread_local_scalar(uintptr_t offset) const {
 
 // Those of the function at `code`, of its blocks and of what is inlined there.
 const DebugInfo::Function& DebugInfo::function(uintptr_t code) const {
-  const auto& [entry, is_new] = functions_.try_emplace(code);
-  if (!is_new) return entry->second;
-  each_top_entry(code, [&, found = &entry->second.variables](DwarfReader* in, const Unit& unit, const Entry& top) {
+  const auto [entry, is_new] = functions_.try_emplace(code);
+  Function& function = entry->second;
+  if (!is_new) return function;
+  each_top_entry(code, [&](DwarfReader* in, const Unit& unit, const Entry& top) {
     bool is_function = false;
     for (int depth = top.abbreviation->children ? 1 : 0; depth > 0 && !in->at_end() && !is_function;) {
       const Entry e = read_entry(in, unit);
@@ -72,17 +73,17 @@ const DebugInfo::Function& DebugInfo::function(uintptr_t code) const {
       is_function = e.abbreviation->tag == kTagSubprogram && has_code && covers(e, unit, code);
       if (!e.abbreviation->children) continue;
       if (is_function) {
-        read_variables(in, unit, found);
+        read_variables(in, unit, &function.variables);
       } else if (e.abbreviation->tag == kTagSubprogram) {
         skip_children(in, unit);
       } else {
         ++depth;
       }
     }
-    entry->second.found |= is_function;
+    function.found |= is_function;
     return is_function;
   });
-  return entry->second;
+  return function;
 }
 
 void DebugInfo::read_variables(DwarfReader* in, const Unit& unit, std::vector<Variable>* found) const {

@@ -217,7 +217,7 @@ std::string trace_json() {
   const auto process = [](int launch, int cluster) { return launch * 256 + cluster + 1; };
   if (!trace) return "{\"traceEvents\": []}";
   for (const auto& [where, cores] : trace->cores) {
-    const auto& [launch, cluster] = where;
+    const int launch = where.first, cluster = where.second;
     const auto name = [&](const char* what, int track, const std::string& text) {
       Json one;
       one.add("ph", "M").add("name", what).add("pid", process(launch, cluster));

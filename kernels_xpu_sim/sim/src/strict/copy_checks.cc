@@ -199,7 +199,7 @@ void finish_local(State& s, const InFlight& f) {
 void publish(State& s, const Core& core, const InFlight& f) {
   const auto seen = [&](Space space) {
     const uint16_t who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
-    return [&s, who, fence = s.fences[space][core.id]](Cell& c, auto, size_t) {
+    return [who, fence = s.fences[space][core.id]](Cell& c, auto, size_t) {
       if (c.wcore != who || c.wfence != fence) return;
       --c.wfence;
       c.flags &= static_cast<uint16_t>(~kCellAsync);
