@@ -111,7 +111,7 @@ def build_sampling_params_logprob(
 def top_p_candidates(
     plan: Plan, probs: Tensor, top_p: Tensor, batch_id_per_token_output: Tensor, candidates_len: int, max_seq_len: int
 ) -> list[Tensor]:
-    """Scores, ids and lengths of the most probable tokens of every row."""
+    """Scores, ids and lengths of the most probable tokens of every row; 0 after the last that top_p allows."""
     rows = probs.shape[0]
     scores, ids = (plan.empty([rows, candidates_len], dtype) for dtype in ("float32", "int64"))
     lens = plan.empty([rows], "int32")
@@ -124,6 +124,14 @@ def top_p_candidates(
         candidate_ids=ids,
         candidate_lens=lens,
     )
+    column = paddle.arange(candidates_len, dtype="int32")
+
+    def clear_tails() -> None:  # as FastDeploy's, where the verifier's window looks for a second candidate
+        beyond = column >= lens.unsqueeze(1)
+        for out in (scores, ids):
+            out.masked_fill_(beyond, 0)
+
+    plan.step(clear_tails)
     return [scores, ids, lens]
 
 
