@@ -16,21 +16,26 @@ from specdec_hal.ops import Strategy
 
 
 class SampleOutput(NamedTuple):
-    """`token_ids` int64 [B]: -1 where a row has no distribution (NaN, or all -inf). `logprobs` [B, N] if asked for."""
+    """`token_ids` int64 [B]: -1 where a row has no distribution (NaN, or all -inf). `logprobs` [B, N] if asked for.
+
+    `seeds`: pass them to repeat the call. Those that were given, or int64 [B] drawn ones; None where none were needed.
+    """
 
     token_ids: Any
     logprobs: Logprobs | None
+    seeds: Any
 
 
 class VerifyOutput(NamedTuple):
     """`token_ids` int64 [B, S]: the accepted drafts and one token more, -1 behind them. `counts` int32 [B]: how many.
 
-    `logprobs` [B, S, N] if asked for.
+    `logprobs` [B, S, N] if asked for. `seeds`: as a :class:`SampleOutput` has them.
     """
 
     token_ids: Any
     counts: Any
     logprobs: Logprobs | None
+    seeds: Any
 
 
 def sample(
@@ -40,7 +45,7 @@ def sample(
     top_k: Any = 0,
     top_p: Any = 1.0,
     min_p: Any = 0.0,
-    seeds: Any = 0,
+    seeds: Any = None,
     positions: Any = None,
     logprobs: int | None = None,
     backend: str | Backend | None = None,
@@ -48,7 +53,8 @@ def sample(
     """Draw a token from each row of `logits` [B, V] (float32, float16 or bfloat16; copied if not contiguous).
 
     Sampling parameters are numbers, or one per request [B]: `temperature` 0 means argmax, `top_k` 0 all. `seeds` belong
-    to requests and stay the same; `positions`, needed for sampling, say how many tokens stand before the one drawn.
+    to requests and stay the same; None: a fresh one for each row of this call, which the output reports. `positions`,
+    needed for sampling, say how many tokens stand before the one drawn.
     `logprobs`: how many of the most likely tokens to report besides the one drawn, at temperature 1. `backend` None:
     the best one on the device of `logits`. Raises ArgumentError.
 
@@ -60,9 +66,9 @@ def sample(
     array([1, 1])
     """
     with logit_batch("sample", logits, 2, (), backend) as batch:
-        batch.set_sampling(temperature, top_k, top_p, min_p, seeds, positions)
+        seeds = batch.set_sampling(temperature, top_k, top_p, min_p, seeds, positions)
         tokens = batch.target_tokens()
-        return SampleOutput(batch.give(tokens), batch.logprobs(tokens, logprobs, (batch.size,)))
+        return SampleOutput(batch.give(tokens), batch.logprobs(tokens, logprobs, (batch.size,)), seeds)
 
 
 def verify(
@@ -75,7 +81,7 @@ def verify(
     top_k: Any = 0,
     top_p: Any = 1.0,
     min_p: Any = 0.0,
-    seeds: Any = 0,
+    seeds: Any = None,
     positions: Any = None,
     draft_probs: Any = None,
     end_tokens: Sequence[int] = (),
@@ -102,14 +108,14 @@ def verify(
     >>> logits[:, [0, 1, 2], [7, 8, 9]] = 1
     >>> sd.verify(logits, [[7, 8], [7, 1]], backend="reference")
     VerifyOutput(token_ids=array([[ 7,  8,  9],
-           [ 7,  8, -1]]), counts=array([3, 2], dtype=int32), logprobs=None)
+           [ 7,  8, -1]]), counts=array([3, 2], dtype=int32), logprobs=None, seeds=None)
     """
     with logit_batch("verify", logits, 3, end_tokens, backend) as batch:
-        batch.set_sampling(temperature, top_k, top_p, min_p, seeds, positions)
+        seeds = batch.set_sampling(temperature, top_k, top_p, min_p, seeds, positions)
         how = batch.strategy(strategy)
         batch.set_drafts(drafts, draft_lens)
         batch.set_limit(max_new_tokens)
         batch.verify(how, draft_probs, verify_window, candidates)
         tokens, counts = batch.state["accept_tokens"], batch.state["accept_num"]
         emitted = batch.logprobs(tokens.reshape((-1,)), logprobs, (batch.size, batch.width))
-        return VerifyOutput(batch.give(tokens), batch.give(counts), emitted)
+        return VerifyOutput(batch.give(tokens), batch.give(counts), emitted, seeds)

@@ -17,6 +17,7 @@ from specdec_hal.device import Device, contiguous, get_device, hand_over
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
 from specdec_hal.ops import Strategy
 from specdec_hal.ops.spec import FLOATS
+from specdec_hal.seeds import fresh
 from specdec_hal.state import DecodeState
 from specdec_hal.tensors import as_numpy, describe, framework_of
 
@@ -132,19 +133,22 @@ class LogitBatch:
             op=self.function, backend=self.backend.name, argument=argument, expected=expected, got=got, cure=cure
         )
 
-    def set_sampling(self, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seeds: Any, positions: Any) -> None:
-        """Write the requests' parameters."""
+    def set_sampling(self, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seeds: Any, positions: Any) -> Any:
+        """Write the requests' parameters. Gives the seeds, drawn ones [B] if some are needed and none are given."""
         given = self._set("temperature", "temperature", temperature)
         # What is on a device is not read.
         self._samples = bool((given > 0).any()) if isinstance(given, np.ndarray) else True
         self._set("top_k", "top_k", top_k, integers=True)
         self._set("top_p", "top_p", top_p)
         self._set("min_p", "min_p", min_p)
-        self._set("seeds", "seed", seeds, integers=True)
+        draws = seeds is None and self._samples
+        used = fresh(self.size) if draws else 0 if seeds is None else seeds
+        self._set("seeds", "seed", used, integers=True)
         if positions is None and self._samples:
             cure = "pass how many tokens stand before each, or temperature 0"
             self._fail("positions", "one for each request where tokens are sampled", "nothing", cure)
         self._set("positions", "prompt_lens", 0 if positions is None else positions, integers=True)
+        return self.give(self.state["seed"]) if draws else seeds
 
     def strategy(self, strategy: Strategy | str) -> Strategy:
         """The member of that name; refused where it does not go with the temperature."""

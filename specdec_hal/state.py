@@ -323,7 +323,7 @@ class DecodeState(OpTensors):
             "top_p": params.top_p,
             "top_k": params.top_k,
             "min_p": params.min_p,
-            "seed": params.seed,
+            "seed": params.seed or 0,
             "repetition": params.repetition_penalty,
             "frequency": params.frequency_penalty,
             "presence": params.presence_penalty,

@@ -72,6 +72,29 @@ def drafted(prompts: list[list[int]], how: dict[str, Any], backend: str, data: s
     return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_seeds_each_row_draws_its_own_and_the_output_repeats_them(backend: str) -> None:
+    rows = np.zeros((8, V), np.float32)
+    how: dict[str, Any] = {"temperature": 1.0, "positions": [3] * 8, "backend": backend}
+    one, two = (sd.sample(rows, **how) for _ in range(2))
+    assert one.seeds.dtype == np.int64 and one.seeds.shape == (8,)
+    assert len({*one.seeds.tolist(), *two.seeds.tolist()}) == 16 and len(set(one.token_ids.tolist())) > 2
+    assert sd.sample(rows, **how, seeds=one.seeds).token_ids.tolist() == one.token_ids.tolist()
+    assert sd.sample(rows, **how, seeds=two.seeds).token_ids.tolist() == two.token_ids.tolist()
+    drafts = [[7], []] * 4
+    judged = sd.verify(np.zeros((8, 2, V), np.float32), drafts, **how)
+    again = sd.verify(np.zeros((8, 2, V), np.float32), drafts, **how, seeds=judged.seeds)
+    assert len(set(judged.seeds.tolist())) == 8 and again.token_ids.tolist() == judged.token_ids.tolist()
+
+
+def test_given_seeds_are_reported_as_they_are_and_greedy_rows_draw_none() -> None:
+    rows = np.zeros((2, V), np.float32)
+    assert sd.sample(rows).seeds is None is sd.verify(rows[:, None], [[], []]).seeds
+    assert sd.sample(rows, temperature=[0, 1], positions=3).seeds.shape == (2,)
+    assert sd.sample(rows, temperature=1, positions=3, seeds=7).seeds == 7
+    assert sd.sample(rows, seeds=[1, 2]).seeds == [1, 2]
+
+
 PROMPTS = st.lists(st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=9), min_size=1, max_size=3)
 
 

@@ -11,6 +11,7 @@ from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import raise_combinations
 from specdec_hal.errors import RequestError
 from specdec_hal.runner import RequestOutput, SamplingParams, TokenLogprobs
+from specdec_hal.seeds import derived
 from specdec_hal.wording import describe
 
 Row = dict[str, Any]
@@ -51,11 +52,10 @@ def read_row(line: bytes) -> Wanted:
 
 
 def params_of(wanted: Wanted, defaults: SamplingParams, row: int) -> SamplingParams:
-    """The defaults, changed by the line's own. Rows without a seed of their own get the defaults' plus their number,
-    so that equal prompts have different answers."""
-    lowest, count = -(1 << 63), 1 << 64
-    seed = (defaults.seed + row - lowest) % count + lowest
-    return SamplingParams(**{**dict(defaults), "seed": seed, **wanted.params})
+    """The defaults, changed by the line's own. Rows without a seed of their own get the defaults' (0 if they have none,
+    so that whoever decodes the file again gets the same answers) plus their number, so that equal prompts have
+    different ones."""
+    return SamplingParams(**{**dict(defaults), "seed": derived(defaults.seed or 0, row), **wanted.params})
 
 
 def answer(row: int, name: str | None, output: RequestOutput) -> Row:
@@ -64,6 +64,7 @@ def answer(row: int, name: str | None, output: RequestOutput) -> Row:
         "row": row,
         "id": name,
         "prompt_tokens": output.prompt_tokens,
+        "seed": output.seed,
         "token_ids": list(output.token_ids),
         "text": output.text,
         "finish_reason": output.finish_reason,

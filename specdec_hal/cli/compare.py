@@ -15,7 +15,17 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.cli.decoding import Progress, Run, decode, load, metrics_rows, number, progress_bar, runtime_for
+from specdec_hal.cli.decoding import (
+    Progress,
+    Run,
+    decode,
+    load,
+    metrics_rows,
+    number,
+    params_of,
+    progress_bar,
+    runtime_for,
+)
 from specdec_hal.cli.output import Output, add_config_arguments, output_file, read_runtime, table, writing
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 from specdec_hal.errors import RequestError
@@ -24,7 +34,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from specdec_hal.config import Config
-    from specdec_hal.runner import ModelRunner
+    from specdec_hal.runner import ModelRunner, SamplingParams
     from specdec_hal.runtime import Runtime
 
 Runs = dict[str, list[Run]]
@@ -76,6 +86,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         document |= {
             **_speedups(runs, "spec"),
             "prompts": [prompt.name for prompt in prompts],
+            "seeds": [one.seed for one in runs[NAIVE][0].outputs],
             "method": runtime.config.speculative.method,
             "naive": _figures(runs[NAIVE]),
             "spec": _figures(runs["spec"]),
@@ -87,7 +98,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "strategy": runtime.config.speculative.verify_strategy.name.lower(),
             "temperature": runtime.config.sampling.temperature,
             "rows": [
-                {"prompt": prompt.name, "method": label, **_speedups(runs, label), **_figures(runs[label])}
+                {"prompt": prompt.name, "method": label, "seed": runs[label][0].outputs[0].seed}
+                | {**_speedups(runs, label), **_figures(runs[label])}
                 for prompt, runs in zip(prompts, compared, strict=True)
                 for label in runs
             ],
@@ -133,19 +145,21 @@ class _Sides:
         self.runtimes = {label: runtime.with_config(limited(one.config)) for label, one in sides.items()}
 
     def compare(self, prompts: Sequence[Prompt], repeat: int, progress: Progress) -> Runs:
-        """Decode the prompts as one batch on every side in turn, `repeat` times."""
+        """Decode the prompts as one batch on every side in turn, `repeat` times, each with the same seed."""
         runs: Runs = {label: [] for label in self.runtimes}
+        params = params_of(self.runtimes[NAIVE].config, prompts)
         for _ in range(repeat):
             for label, runtime in self.runtimes.items():
-                runs[label].append(decode(self._warm(runtime, prompts), prompts, progress=progress))
+                runner = self._warm(runtime, prompts, params)
+                runs[label].append(decode(runner, prompts, progress=progress, params=params))
         return runs
 
-    def _warm(self, runtime: Runtime, prompts: Sequence[Prompt]) -> ModelRunner:
+    def _warm(self, runtime: Runtime, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> ModelRunner:
         """A runner that has decoded the prompts, and remembers nothing of them."""
         runner = self._runner(runtime)
-        decode(runner, prompts)
+        decode(runner, prompts, params=params)
         if runner.summary()["graphs"]:
-            decode(runner, prompts)  # a plan is captured when it is used for the second time
+            decode(runner, prompts, params=params)  # a plan is captured when it is used for the second time
         runner.forget()
         gc.collect()  # the runner before this one, and its graphs, are not to go while this one is timed
         return runner

@@ -15,8 +15,9 @@ from specdec_hal.cli.output import read_runtime
 from specdec_hal.cli.prompts import Prompt
 
 if TYPE_CHECKING:
+    from specdec_hal.config import Config
     from specdec_hal.models import TargetModel, Tokenizer
-    from specdec_hal.runner import ModelRunner, RequestOutput, StreamDelta
+    from specdec_hal.runner import ModelRunner, RequestOutput, SamplingParams, StreamDelta
     from specdec_hal.runner.journal import Record
     from specdec_hal.runtime import Runtime
 
@@ -59,28 +60,37 @@ def load(runtime: Runtime) -> tuple[TargetModel, Tokenizer]:
     return model, runtime.load_tokenizer()
 
 
+def params_of(config: Config, prompts: Sequence[Prompt]) -> list[SamplingParams]:
+    """What a configuration says of each prompt's sampling, with a seed of its own where tokens are sampled."""
+    from specdec_hal.runner import SamplingParams
+
+    return [SamplingParams.default(config).seeded() for _ in prompts]
+
+
 def decode(
     runner: ModelRunner,
     prompts: Sequence[Prompt],
     on_delta: Callable[[int, StreamDelta], None] | None = None,
     progress: Progress | None = None,
     saved: Sequence[Record] = (),
+    params: Sequence[SamplingParams] | None = None,
 ) -> Run:
     """Decode all prompts as one batch; `on_delta` gets the prompt's index and what one step added to it.
 
-    `saved`: requests of a journal; a prompt of the same name goes on from there.
+    `saved`: requests of a journal; a prompt of the same name goes on from there. `params`: of each prompt; None: the
+    configuration's.
     """
     from specdec_hal.runner import Request
 
     assert runner.tokenizer is not None
-    params = runner.default_params
+    params = params_of(runner.config, prompts) if params is None else params
     index = {prompt.name: at for at, prompt in enumerate(prompts)}
     runner.restore(list(saved))
     known = {record["request_id"] for record in saved}
-    for prompt in prompts:
+    for prompt, wanted in zip(prompts, params, strict=True):
         if prompt.name not in known:
             tokens = runner.tokenizer.encode(prompt.text, prompt.add_special_tokens)
-            runner.add_request(Request(prompt.name, tokens, params))
+            runner.add_request(Request(prompt.name, tokens, wanted))
     start = time.perf_counter()
     while runner.has_requests:
         for delta in runner.step():

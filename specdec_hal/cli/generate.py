@@ -144,6 +144,7 @@ def _document(runtime: Runtime, prompts: Sequence[Prompt], result: Run) -> dict[
             {
                 "name": prompt.name,
                 "prompt_tokens": one.prompt_tokens,
+                "seed": one.seed,
                 "text": one.text,
                 "token_ids": list(one.token_ids),
                 "accepted_draft": list(one.accepted_draft),

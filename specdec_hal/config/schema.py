@@ -30,6 +30,7 @@ from specdec_hal.backend import AUTO
 from specdec_hal.errors import ConfigError, SpecDecError
 from specdec_hal.ops.enums import Strategy
 from specdec_hal.ops.vocabulary import SERVED
+from specdec_hal.seeds import SEEDS
 
 MAX_DRAFTS = SERVED["S"] - 1
 DEFAULT_DRAFTS = 5
@@ -259,18 +260,19 @@ class ThinkingSettings(Section):
 
 
 class SamplingSettings(Section):
-    """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `logprobs`: how many
-    alternatives to report per token besides the chosen one (null: no log-probabilities at all), `prompt_logprobs` those
-    of the prompt's tokens. `stop_token_ids` and `stop_sequences` (of token ids) end a generation once it has
-    `min_new_tokens`, `bad_token_ids` are never produced. `logit_bias`: what is added to the logits of these tokens,
-    before penalties. `thinking`: limits of a request that thinks before it answers (null: none).
+    """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `seed` null: a request
+    that is sampled draws its own. `logprobs`: how many alternatives to report per token besides the chosen one (null:
+    no log-probabilities at all), `prompt_logprobs` those of the prompt's tokens. `stop_token_ids` and `stop_sequences`
+    (of token ids) end a generation once it has `min_new_tokens`, `bad_token_ids` are never produced. `logit_bias`: what
+    is added to the logits of these tokens, before penalties. `thinking`: limits of a request that thinks before it
+    answers (null: none).
     """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)] = 0
+    seed: Annotated[int | None, Field(ge=-SEEDS, le=SEEDS - 1)] = None
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0

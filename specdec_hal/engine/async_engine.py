@@ -14,7 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specdec_hal.config import Config
-from specdec_hal.engine.llm import Prompt, make_runner
+from specdec_hal.engine.llm import Prompt, make_runner, requests_of
 from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.runner import Counts, ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 
@@ -169,9 +169,10 @@ class AsyncEngine:
     ) -> AsyncIterator[StreamDelta]:
         """What the steps add to a request, as it comes.
 
-        `params` None: :attr:`default_params`. `add_special_tokens`: whether a text gets the tokenizer's own special
-        tokens, such as a BOS. `timeout_s`, `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`.
-        RequestError if the request cannot be served, EngineDeadError if the engine has stopped.
+        `params` None: :attr:`default_params`. With `n` choices, the deltas are those of all of them; choice i has the id
+        `request_id`-i. `add_special_tokens`: whether a text gets the tokenizer's own special tokens, such as a BOS.
+        `timeout_s`, `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`. RequestError if the request cannot be
+        served, EngineDeadError if the engine has stopped.
         """
         name = f"async-{next(self._numbers)}" if request_id is None else request_id
         tokenizer = self.runner.tokenizer
@@ -180,7 +181,8 @@ class AsyncEngine:
                 raise RequestError(f"request '{name}': text needs a tokenizer; pass token ids")
             prompt = tokenizer.encode(prompt, add_special_tokens)
         wanted = self.default_params if params is None else params
-        stream = await self.submit([Request(name, prompt, wanted, timeout_s=timeout_s, ttft_timeout_s=ttft_timeout_s)])
+        requests = requests_of(name, prompt, wanted, timeout_s=timeout_s, ttft_timeout_s=ttft_timeout_s)
+        stream = await self.submit(requests)
         try:
             while deltas := await stream.read():
                 for delta in deltas:

@@ -49,6 +49,12 @@ def make_runner(
     return runtime.runner(model=loaded, tokenizer=tokenizer)
 
 
+def requests_of(name: str, prompt: Sequence[int], params: SamplingParams, **options: Any) -> list[Request]:
+    """A request for each of the `n` choices: `name`, or `name`-0, `name`-1, ... of several. `options`: of each."""
+    names = [name] if params.n == 1 else [f"{name}-{choice}" for choice in range(params.n)]
+    return [Request(one, prompt, wanted, **options) for one, wanted in zip(names, params.choices(), strict=True)]
+
+
 class LLM:
     """Decodes batches of prompts.
 
@@ -80,21 +86,22 @@ class LLM:
         add_special_tokens: bool = True,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Decode every prompt; one output each, in the order of the prompts.
+        """Decode every prompt; `n` outputs each (:class:`SamplingParams`), in the order of the prompts.
 
-        `sampling_params`: for all prompts, or one for each; None: :attr:`default_params`. `add_special_tokens`: whether
-        texts get the tokenizer's own special tokens, such as a BOS. `progress` draws a bar on a terminal. RequestError,
-        with nothing decoded, if a prompt cannot be served.
+        `sampling_params`: for all prompts, or one for each; None: :attr:`default_params`. Without a seed, each prompt
+        that is sampled draws one. `add_special_tokens`: whether texts get the tokenizer's own special tokens, such as a
+        BOS. `progress` draws a bar on a terminal. RequestError, with nothing decoded, if a prompt cannot be served.
         """
         texts: Sequence[Prompt] = [prompts] if _is_prompt(prompts) else prompts  # type: ignore[list-item, assignment]
         params = self._per_prompt(sampling_params, len(texts))
-        names = [f"llm-{next(self._numbers)}" for _ in texts]
         queued: list[str] = []
-        with _bar(len(texts), progress) as advance:
+        with _bar(sum(wanted.n for wanted in params), progress) as advance:
             try:
-                for name, text, wanted in zip(names, texts, params, strict=True):
-                    self.runner.add_request(Request(name, self._encode(text, add_special_tokens), wanted, advance))
-                    queued.append(name)
+                for text, wanted in zip(texts, params, strict=True):
+                    name, tokens = f"llm-{next(self._numbers)}", self._encode(text, add_special_tokens)
+                    for request in requests_of(name, tokens, wanted, callback=advance):
+                        self.runner.add_request(request)
+                        queued.append(request.request_id)
                 while self.runner.has_requests:
                     self.runner.step()
             except BaseException:
@@ -103,7 +110,7 @@ class LLM:
                 self.runner.take_finished()
                 raise
         finished = self.runner.take_finished()
-        return [finished[name] for name in names]
+        return [finished[name] for name in queued]
 
     def _encode(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
         if not isinstance(prompt, str):

@@ -85,7 +85,9 @@ class LeadingRunner(RankRunner):
         if request.timeout_s is not None or request.ttft_timeout_s is not None:
             raise RequestError(f"request '{request.request_id}': expected no deadline with engine.tensor_parallel")
         super().add_request(request)
-        self._tell("add_request", replace(request, callback=None))
+        admitted = self.find(request.request_id)
+        assert admitted is not None
+        self._tell("add_request", replace(admitted.request, callback=None))  # with the seed that was drawn here
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
         """See ModelRunner.cancel."""

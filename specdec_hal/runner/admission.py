@@ -49,6 +49,8 @@ class RequestRules:
         """
         name = _check_types(request)
         params, prompt = request.params, prompt_array(name, request.prompt_token_ids)
+        if params.n != 1:
+            raise RequestError(f"{name}: n: expected 1, got {params.n}; add a request for each of params.choices()")
         limit = self.state.room(name, prompt, params)
         given = request.prompt_token_ids
         listed = isinstance(given, (list, tuple))  # whose elements nobody can change; the array is new then
@@ -92,7 +94,7 @@ class RequestRules:
         copy = Request(
             request.request_id,
             tuple(given) if listed else tuple(tokens.tolist()),
-            params.copied(),
+            params.seeded().copied(),
             request.callback,
             request.timeout_s,
             request.ttft_timeout_s,

@@ -78,7 +78,10 @@ def _sequence(
     record: Record, make: Callable[[Request], running.Sequence], end_tokens: frozenset[int]
 ) -> running.Sequence:
     names = ("request_id", "prompt_token_ids", "timeout_s", "ttft_timeout_s")
-    sequence = make(Request(params=SamplingParams(**record["params"]), **{name: record[name] for name in names}))
+    params = SamplingParams(**record["params"])
+    if params.seeded() is not params:  # another one would change its tokens in the middle
+        raise ValueError("seed: expected one for a request that is sampled, got none")
+    sequence = make(Request(params=params, **{name: record[name] for name in names}))
     tokens, flags, entries = record["token_ids"], record["accepted_draft"], list(map(_logprob, record["logprobs"]))
     sequence.extend(tokens, flags, entries, end_tokens)
     for one in record.get("drafts", ()):  # not in journals of older versions

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from specdec_hal import seeds
 from specdec_hal.backend import AUTO
 from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import MAX_DRAFTS, Config, SamplingSettings
@@ -22,10 +23,12 @@ FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 class SamplingParams(SamplingSettings):
     """How one request is sampled and when it ends: the keys of the configuration's `sampling` section, per request.
 
+    `n`: how many choices to generate for a prompt, each a request of its own (:meth:`choices`).
     `num_speculative_tokens` lowers the runner's K for this request (0: no drafts); None takes the runner's.
     `return_drafts`: report what was drafted, the rejected tokens too. Raises RequestError for a value out of range.
     """
 
+    n: Annotated[int, Field(ge=1, le=1 << 14)] = 1
     num_speculative_tokens: Annotated[int | None, Field(ge=0, le=MAX_DRAFTS)] = None
     return_drafts: bool = False
 
@@ -48,6 +51,27 @@ class SamplingParams(SamplingSettings):
             found = read_generation_defaults(config.model.path)
             values |= {key: value for key, value in found.items() if key not in config.sampling.model_fields_set}
         return cls(**values)
+
+    def seeded(self) -> SamplingParams:
+        """The same with a fresh seed, if tokens are sampled and it has none.
+
+        Called where a request is admitted, once: its tokens depend on the seed, so whoever computes it again, or on
+        another rank, needs the one that was drawn.
+        """
+        if self.seed is not None or self.temperature == 0:
+            return self
+        return self.model_copy(update={"seed": int(seeds.fresh(1)[0])})
+
+    def choices(self) -> list[SamplingParams]:
+        """Those of each of the `n` choices, whose n is 1: choice i has `seed` + i (:func:`specdec_hal.seeds.derived`).
+
+        Greedy choices without a seed have none, and are equal.
+        """
+        own = self.seeded()
+        if self.n == 1:
+            return [own]
+        drawn = (None if own.seed is None else seeds.derived(own.seed, choice) for choice in range(self.n))
+        return [own.model_copy(update={"n": 1, "seed": seed}) for seed in drawn]
 
     def copied(self) -> SamplingParams:
         """A copy with lists of its own: what else it holds cannot be changed."""
@@ -174,6 +198,7 @@ class RequestOutput:
     `steps` counts decode steps (prefill excluded), `drafted` and `accepted` draft tokens. `error` says what went wrong
     where `finish_reason` is "error" or "timeout". `queue_s`: seconds until it had a slot; None if it never had.
     `prompt_logprobs`: as a :class:`StreamDelta` has them; empty also where a request ended before its prompt was read.
+    `seed`: given or drawn, with which the request can be repeated; None where nothing was sampled and none was given.
     """
 
     request_id: str
@@ -190,3 +215,4 @@ class RequestOutput:
     queue_s: float | None = field(default=None, compare=False)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     drafts: tuple[Drafts, ...] = ()
+    seed: int | None = None

@@ -274,4 +274,5 @@ class OutputStream:
             self.queue_s,
             self._scored_prompt(),
             tuple(self.drafts),
+            self.request.params.seed,
         )

@@ -43,6 +43,8 @@ class Answer(ABC):
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_ids: Sequence[Sequence[int]] = ()
     """The prompts' tokens, once they are known."""
+    seeds: Sequence[int | None] = ()
+    """Of each choice, once they are drawn; None where nothing is sampled and none was given."""
     _started: set[int] = field(default_factory=set)
     _texts: dict[int, str] = field(default_factory=dict)
     """Of single tokens, many of which come again and again as alternatives."""
@@ -87,6 +89,8 @@ class Answer(ABC):
         self._started.add(index)
         choice: Json = {"index": index}
         choice |= self._content(index, delta, part, first)
+        if first:
+            choice["seed"] = self.seeds[index]
         if self.request.return_token_ids:
             choice |= {"token_ids": delta.token_ids, "accepted_draft": delta.accepted_draft}
         if self.request.return_drafts:

@@ -6,9 +6,8 @@ A key that is not served is refused by name. A key that is null is as one that i
 from __future__ import annotations
 
 import json
-import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -17,6 +16,7 @@ from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import SamplingParams
+from specdec_hal.seeds import SEEDS
 from specdec_hal.wording import one_line, short
 
 MAX_CHOICES = 128
@@ -36,8 +36,9 @@ _AS_THEY_ARE = (
     "repetition_penalty",
     "stop_token_ids",
     "num_speculative_tokens",
+    "seed",
+    "n",
 )
-_SEEDS = 1 << 63
 
 
 def _encodable(text: str) -> str:
@@ -70,8 +71,9 @@ class StreamOptions(Body):
 class GenerationRequest(Body, ABC):
     """What both kinds of requests have in common.
 
-    What is left out is the configuration's (section `sampling`), but a request that is sampled without a `seed` gets a
-    random one. `user`, `metadata` and `store` are accepted and not used.
+    What is left out is the configuration's (section `sampling`). Choice i of the `n` of a prompt has the seed `seed` +
+    i; without a seed one is drawn for each prompt that is sampled, and every choice reports its own. `user`, `metadata`
+    and `store` are accepted and not used.
     """
 
     model: str | None = None
@@ -79,7 +81,7 @@ class GenerationRequest(Body, ABC):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     stop: UnicodeText | Annotated[list[UnicodeText], Field(max_length=64)] | None = None
-    seed: Annotated[int | None, Field(ge=-_SEEDS, lt=_SEEDS)] = None
+    seed: Annotated[int | None, Field(ge=-SEEDS, le=SEEDS - 1)] = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
@@ -139,13 +141,8 @@ class GenerationRequest(Body, ABC):
         """How many alternatives are needed for each token of the prompt; None for no log-probabilities of it."""
         return self.prompt_logprobs
 
-    def sampling_params(
-        self, defaults: SamplingParams, end_tokens: Collection[int], method: str
-    ) -> Iterator[SamplingParams]:
-        """Those of each of the `n` choices; choice i is seeded with `seed` + i. RequestError for a bad value.
-
-        `method`: the configured one.
-        """
+    def sampling_params(self, defaults: SamplingParams, end_tokens: Collection[int], method: str) -> SamplingParams:
+        """Those of a prompt, for all of its `n` choices. `method`: the configured one. RequestError for a bad value."""
         changes: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
         changes["return_drafts"] = self.return_drafts
         if self.top_k is not None:
@@ -168,12 +165,7 @@ class GenerationRequest(Body, ABC):
             changes["bad_token_ids"] = [*defaults.bad_token_ids, *end_tokens]
         if not self._drafts(method) or not self.generates:
             changes["num_speculative_tokens"] = 0
-        params = SamplingParams(**{**dict(defaults), **changes})
-        seed = self.seed
-        if seed is None:
-            seed = secrets.randbits(63) if params.temperature > 0 else params.seed
-        for choice in range(self.n):
-            yield params.model_copy(update={"seed": (seed + choice + _SEEDS) % (2 * _SEEDS) - _SEEDS})
+        return SamplingParams(**{**dict(defaults), **changes})
 
     def _drafts(self, configured: str) -> bool:
         """Whether its `method` allows drafts."""

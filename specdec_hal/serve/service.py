@@ -138,8 +138,9 @@ class Service:
             for prompt in answer.prompts
         ]
         method = engine.config.speculative.method
-        params = list(answer.request.sampling_params(engine.default_params, engine.info.end_tokens, method))
-        choices = [(tokens, wanted) for tokens in token_ids for wanted in params]
+        params = answer.request.sampling_params(engine.default_params, engine.info.end_tokens, method)
+        choices = [(tokens, wanted) for tokens in token_ids for wanted in params.choices()]
+        answer.seeds = [wanted.seed for _, wanted in choices]
         requests = [EngineRequest(f"{answer.id}-{index}", *choice) for index, choice in enumerate(choices)]
         stream = await engine.submit(requests)
         self.metrics.prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)

@@ -26,6 +26,15 @@ def compare(capsys: Capture, *options: str, status: int = 0) -> Any:
     return json.loads(captured.out)
 
 
+def test_both_sides_are_sampled_with_the_same_drawn_seeds(model: Model, capsys: Capture) -> None:
+    sampling = ("--set", "sampling.temperature=3", "--repeat", "1")
+    document = compare(capsys, *model().ngram, *PROMPTS, *sampling)
+    assert document["identical"] is True and len(set(document["seeds"])) == 2
+    rows = compare(capsys, *model().ngram, *PROMPTS, *sampling, "--method", "ngram")["rows"]
+    assert [row["method"] for row in rows] == ["naive", "ngram"] * 2
+    assert rows[0]["seed"] == rows[1]["seed"] != rows[2]["seed"] == rows[3]["seed"]
+
+
 @pytest.mark.parametrize("sampling", [[], ["--set", "sampling.temperature=0.8", "--set", "sampling.seed=7"]])
 def test_identical(model: Model, capsys: Capture, sampling: list[str]) -> None:
     document = compare(capsys, *model().ngram, *PROMPTS, *sampling, "--repeat", "2")
@@ -33,6 +42,7 @@ def test_identical(model: Model, capsys: Capture, sampling: list[str]) -> None:
     assert document["differences"] == []
     assert document["speedup"] > 0
     assert (document["backend"], document["method"], document["repeat"]) == ("reference", "ngram", 2)
+    assert document["seeds"] == ([7, 7] if sampling else [None, None])
     naive, spec = document["naive"], document["spec"]
     assert naive["tokens"] == spec["tokens"] == 80
     assert naive["tokens_per_step"] == 1

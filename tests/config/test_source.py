@@ -30,7 +30,7 @@ class TestFiles:
             load(tmp_path / "c.yaml", registry=registry)
 
     def test_comments_only(self, read: Read) -> None:
-        assert read("# nothing\n").sampling.seed == 0
+        assert read("# nothing\n").sampling.seed is None
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,11 @@ def test_processes_give_the_tokens_of_one_process_until_one_dies(checkpoint: Pat
         first.forget()
         assert first.metrics.steps == 0
         assert tokens_of(first) == naive[0], "and the ranks compare the same steps"
+        free = SamplingParams(max_new_tokens=25, temperature=1.0)
+        first.add_request(Request("free", [5, 6, 7], free))
+        drawn = first.run()["free"]
+        first.add_request(Request("again", [5, 6, 7], free.model_copy(update={"seed": drawn.seed})))
+        assert first.run()["again"].token_ids == drawn.token_ids, "every rank has the seed that the first one drew"
         # Other configurations, with the model that the ranks hold already.
         assert outputs_of(runner(vocabulary_parallel=True)) == gathered(checkpoint, ranks)
         if ranks == 2:

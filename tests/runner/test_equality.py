@@ -59,7 +59,7 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
             f32(params.top_p),
             np.array([params.top_k], np.int32),
             f32(params.min_p),
-            np.array([params.seed]),
+            np.array([params.seed or 0]),
             np.array([len(prompt) + len(generated)]),
             target,
         )

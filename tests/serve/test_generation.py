@@ -206,6 +206,32 @@ def test_requests_that_are_sampled_without_a_seed_differ(running: Running) -> No
     create = running.openai.completions.create
     texts = {create(model=MODEL, prompt=PROMPT, temperature=1.5, max_tokens=20).choices[0].text for _ in range(4)}
     assert len(texts) > 1
+    together = create(model=MODEL, prompt=[PROMPT] * 4, temperature=1.5, max_tokens=20).choices
+    assert len({choice.text for choice in together}) > 1, "prompts of one request, too"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_choice_reports_the_seed_that_repeats_it(running: Running, stream: bool) -> None:
+    wanted: dict[str, Any] = {"model": MODEL, "prompt": [PROMPT, PROMPT], "n": 2, "temperature": 1.5, "max_tokens": 12}
+    texts, drawn = {index: "" for index in range(4)}, dict[int, int]()
+    answer = running.openai.completions.create(**wanted, stream=stream)
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+            if hasattr(choice, "seed"):
+                assert choice.index not in drawn, "once, with the first chunk of a choice"
+                drawn[choice.index] = choice.seed
+    assert drawn[1] == drawn[0] + 1 and drawn[3] == drawn[2] + 1 and len(set(drawn.values())) == 4
+    for index, seed in drawn.items():
+        assert texts[index] == expected(PROMPT, temperature=1.5, seed=seed, max_new_tokens=12)
+        again = running.openai.completions.create(**{**wanted, "prompt": PROMPT, "n": 1}, seed=seed)
+        assert again.choices[0].text == texts[index]
+
+
+def test_a_greedy_choice_has_no_seed(running: Running) -> None:
+    assert running.post({"prompt": PROMPT, "max_tokens": 2}).json()["choices"][0]["seed"] is None
+    chat = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2, "seed": 3}
+    assert running.post(chat, "/v1/chat/completions").json()["choices"][0]["seed"] == 3
 
 
 @pytest.mark.parametrize(

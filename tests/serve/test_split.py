@@ -383,6 +383,23 @@ def test_a_new_engine_gets_what_was_not_in_the_journal(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_new_engine_gets_the_seed_that_was_drawn(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with remote(tmp_path) as (engine, sent):
+            waiting = asyncio.create_task(engine.submit([Request("a", [1, 2], SamplingParams(temperature=1.0))]))
+            await asyncio.sleep(0)
+            first = sent[-1].requests[0].request()
+            engine._take(messages.Hello(INFO, []))
+            second = sent[-1].requests[0].request()
+            assert first == second and first.params.seed is not None
+            engine._take(messages.Queued(sent[-1].number))
+            stream = await waiting
+            engine._take(messages.Update([news("a", "b", ended=True)]))
+            assert stream.outputs["a"].seed == first.params.seed
+
+    asyncio.run(run())
+
+
 def test_a_request_that_engines_die_of_is_given_up(tmp_path: Path) -> None:
     async def run() -> None:
         async with remote(tmp_path) as (engine, sent):

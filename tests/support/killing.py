@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,18 +82,24 @@ def split_server(http_workers: int = 1, **serve: Any) -> Iterator[Server]:
             supervisor.kill()
 
 
-def wanted(number: int) -> tuple[dict[str, Any], str, list[int | None]]:
-    """A request's body, and the text and the ranks of its prompt's tokens that it must get."""
+def wanted(number: int) -> tuple[dict[str, Any], Callable[[int | None], str], list[int | None]]:
+    """A request's body, the text that it must get with the seed that its answer reports, and the ranks of its prompt's
+    tokens."""
     rng = random.Random(number)
     prompt = [rng.randrange(1, 24) for _ in range(rng.randint(1, 6))] * 2
-    sampling = {"temperature": rng.choice([0.0, 0.9]), "seed": number}
+    sampling: dict[str, Any] = {"temperature": rng.choice([0.0, 0.9])}
+    own = {"seed": number} if rng.random() < 0.5 else {}
     stop = rng.choice([[], [], ["ab"], ["g"]])
     bias = rng.choice([{}, {5: 2.0, 9: -3.0}])
-    expected = plain_decoding(prompt, SamplingParams(max_new_tokens=40, stop=stop, logit_bias=bias, **sampling))
-    text = LetterTokenizer().decode([token for token in expected.tokens if token != END])
-    for end in stop:
-        text = text.split(end)[0]
-    body = {"prompt": prompt, "max_tokens": 40, "stop": stop, "logprobs": rng.choice([None, 2]), **sampling}
+
+    def text(seed: int | None) -> str:
+        params = SamplingParams(max_new_tokens=40, stop=stop, logit_bias=bias, seed=own.get("seed", seed), **sampling)
+        found = LetterTokenizer().decode([token for token in plain_decoding(prompt, params).tokens if token != END])
+        for end in stop:
+            found = found.split(end)[0]
+        return found
+
+    body = {"prompt": prompt, "max_tokens": 40, "stop": stop, "logprobs": rng.choice([None, 2]), **sampling, **own}
     body |= {"logit_bias": bias, "prompt_logprobs": rng.choice([None, 0, 1])}
     return body, text, [entry and entry.rank for entry in scored_prompt(prompt, body["prompt_logprobs"])]
 
@@ -127,8 +133,8 @@ class Load:
                     time.sleep(0.05)
 
     def _ask(self, http: httpx.Client, number: int, *, stream: bool) -> str:
-        body, expected, ranks = wanted(number)
-        got, error, ended, scores = "", None, False, list[Any]()
+        body, text, ranks = wanted(number)
+        got, error, ended, scores, seed = "", None, False, list[Any](), None
         if stream:
             with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
                 for line in answer.iter_lines():
@@ -139,15 +145,18 @@ class Load:
                         event = json.loads(data)
                         error = error or event.get("error")
                         got += "" if "error" in event else event["choices"][0]["text"]
+                        seed = seed if "error" in event else event["choices"][0].get("seed", seed)
                         scores += [] if "error" in event else event["choices"][0].get("prompt_logprobs", [])
         else:
             answer = http.post("/v1/completions", json=body)
             error = answer.json().get("error")
             ended = True
             got = "" if error else answer.json()["choices"][0]["text"]
+            seed = None if error else answer.json()["choices"][0]["seed"]
             scores = [] if error else answer.json()["choices"][0].get("prompt_logprobs", [])
         if error is None and not ended:
             return "connection lost"
+        expected = text(seed)
         if error is None and got != expected:
             self.findings.append(f"request {number}: expected {expected!r}, got {got!r}")
         found = [entry and entry[str(token)]["rank"] for token, entry in zip(body["prompt"], scores, strict=False)]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -76,7 +76,7 @@ class _Live:
         return RequestOutput(
             whole.request_id, ended.prompt_tokens, whole.token_ids, whole.accepted_draft, whole.text,
             whole.finish_reason, ended.error, whole.logprobs, ended.steps, ended.drafted, ended.accepted, ended.queue_s,
-            whole.prompt_logprobs, whole.drafts,
+            whole.prompt_logprobs, whole.drafts, self.request.params.seed,
         )  # fmt: skip
 
 
@@ -158,6 +158,8 @@ class RemoteEngine:
     async def submit(self, requests: Sequence[Request]) -> RequestStream:
         """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but it waits for an engine that is being started anew."""
         number = next(self._numbers)
+        # An engine that is started again must get the same seeds.
+        requests = [replace(request, params=request.params.seeded()) for request in requests]
         stream = RequestStream(self, [request.request_id for request in requests])
         self._submitted[number] = queued = asyncio.get_running_loop().create_future()
         for request in requests:
