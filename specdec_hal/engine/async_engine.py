@@ -169,8 +169,8 @@ class AsyncEngine:
     ) -> AsyncIterator[StreamDelta]:
         """What the steps add to a request, as it comes.
 
-        `params` None: :attr:`default_params`. With `n` choices, the deltas are those of all of them; choice i has the id
-        `request_id`-i. `add_special_tokens`: whether a text gets the tokenizer's own special tokens, such as a BOS.
+        `params` None: :attr:`default_params`. With `n` choices, the deltas are those of all of them; choice i has the
+        id `request_id`-i. `add_special_tokens`: whether a text gets the tokenizer's own special tokens, such as a BOS.
         `timeout_s`, `ttft_timeout_s`: see :class:`~specdec_hal.runner.Request`. RequestError if the request cannot be
         served, EngineDeadError if the engine has stopped.
         """

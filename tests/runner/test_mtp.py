@@ -132,8 +132,8 @@ def test_a_slot_that_was_fed_after_it_had_stopped() -> None:
         runner={"max_num_seqs": 2, "prefill_chunk": 1, "overlap": True},
         speculative={"method": "hybrid", "num_speculative_tokens": 1, "hybrid": {"num_model_steps": 1}},
     )
-    runner.add_request(sd.Request("ends", [1], sd.SamplingParams(temperature=1.0, max_new_tokens=2)))
+    runner.add_request(sd.Request("ends", [1], sd.SamplingParams(temperature=1.0, max_new_tokens=2, seed=0)))
     runner.step()
-    runner.add_request(sd.Request("goes on", [1], sd.SamplingParams(temperature=1.0, max_new_tokens=5)))
+    runner.add_request(sd.Request("goes on", [1], sd.SamplingParams(temperature=1.0, max_new_tokens=5, seed=0)))
     runner.run()
     assert runner.summary()["failed_proposals"] == 0
