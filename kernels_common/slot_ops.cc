@@ -366,16 +366,17 @@ struct StopSequences {
 
 void set_stop_sequences(const SetStopSequencesArgs& a, const Split&) {
   for (int64_t b = 0; b < a.M; ++b) {
-    const EmittedTokens emitted(a.prompt_lens[b], a.step_idx[b], a.min_dec_len[b], a.accept_num[b], a.L, a.S);
+    const bool ends = a.end_after_stop && a.E > 0;
+    const EmittedTokens emitted(a.prompt_lens[b], a.step_idx[b], a.min_dec_len[b], a.accept_num[b], ends, a.L, a.S);
     int64_t* accepted = a.accept_tokens + b * a.S;
     const SlotText text{a.token_ids_all + b * a.L + emitted.prompt_end, accepted, emitted.step};
     const StopSequences sequences{a.stop_seqs + b * a.Q * a.Z, a.stop_seqs_lens + b * a.Q, a.Z};
     const int64_t stop = first_stop(emitted, text, sequences, a.Q);
     if (stop == emitted.count) continue;
-    for (int64_t i = stop + 1; i < a.S; ++i) accepted[i] = -1;
+    for (int64_t i = stop + 1; i < a.S && !a.keep_tail; ++i) accepted[i] = -1;
     a.accept_num[b] = static_cast<int32_t>(stop + 1);
-    a.max_dec_len[b] = emitted.generated(stop);
-    if (a.end_at_stop && a.E > 0) accepted[stop] = a.end_tokens[0];
+    a.max_dec_len[b] = emitted.step + stop + 1;
+    if (ends) accepted[stop] = a.end_tokens[0];
   }
 }
 SPECDEC_OP(set_stop_sequences, kUnlimited)
@@ -394,15 +395,16 @@ SPECDEC_OP(write_accepted, kUnlimited)
 void limit_thinking(const LimitThinkingArgs& a, const Split&) {
   const int64_t *ends = a.end_tokens, *inject = a.inject_token_ids;
   for (int64_t b = 0; b < a.M; ++b) {
-    const ThinkingLimits limits = {a.think_end_id, a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b]};
+    const ThinkingLimits limits = {a.think_end_id,      a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b],
+                                   a.fastdeploy};
     const int64_t count = clamp64(a.accept_num[b], 0, a.S);
     if (a.stop_flags[b] || !limits.any() || count == 0) continue;
     int64_t* tokens = a.accept_tokens + b * a.S;
-    const Replacement replaced =
-        limit_thinking_slot(a.limit_status + b, limits, a.step_idx[b], count, tokens, ends, inject);
+    const Replacement replaced = limit_thinking_slot(a.limit_status + b, a.max_reply_lens + b, limits, a.step_idx[b],
+                                                     count, tokens, ends, inject);
     if (replaced.at == count) continue;
     tokens[replaced.at] = replaced.token;
-    for (int64_t i = replaced.at + 1; i < a.S; ++i) tokens[i] = -1;
+    for (int64_t i = replaced.at + 1; i < a.S && !a.keep_tail; ++i) tokens[i] = -1;
     a.accept_num[b] = static_cast<int32_t>(replaced.at + 1);
   }
 }

@@ -19,6 +19,10 @@ THINKING, THINK_END_SEEN, CONSTRAINED, FINISHED = range(4)
 """Values of `reasoning_status`."""
 
 
+ALLOWANCE = 2
+"""What FastDeploy adds to the limit of an answer whose thought ended by itself."""
+
+
 def limit_thinking(
     step_idx: I64,
     max_think_lens: I32,
@@ -30,9 +34,11 @@ def limit_thinking(
     accept_num: I32,
     limit_status: I32,
     think_end_id: int,
+    fastdeploy: bool,
+    keep_tail: bool,
 ) -> None:
     """End thinking and answers at their limits."""
-    text = [int(token) for token in inject_token_ids] or [think_end_id]
+    text = [int(token) for token in inject_token_ids] or [think_end_id] * (not fastdeploy)
     ends = {int(token) for token in end_tokens}
     for b in range(len(accept_num)):
         max_think, max_reply = int(max_think_lens[b]), int(max_reply_lens[b])
@@ -45,10 +51,15 @@ def limit_thinking(
             if status == 0:
                 if token == think_end_id:
                     status = len(text) + 1
+                    if fastdeploy and max_reply >= 0:
+                        max_reply = min(max_reply + ALLOWANCE, INT32_MAX)
                     continue
-                if max_think < 0 or (step + i < max_think and token not in ends):
+                full = step + i == max_think if fastdeploy and max_think > 0 else step + i >= max_think
+                if max_think < 0 or not (full or (token in ends and text)):
                     continue
                 status = 1
+                if not text:
+                    continue
             if status <= len(text):
                 token = text[status - 1]
                 status += 1
@@ -58,10 +69,11 @@ def limit_thinking(
                 status = min(status + 1, INT32_MAX)
             if token != emitted:
                 accept_tokens[b, i] = token
-                accept_tokens[b, i + 1 :] = -1
+                if not keep_tail:
+                    accept_tokens[b, i + 1 :] = -1
                 accept_num[b] = i + 1
                 break
-        limit_status[b] = status
+        limit_status[b], max_reply_lens[b] = status, max_reply
 
 
 def reasoning_constraint(

@@ -57,17 +57,19 @@ def set_stop_sequences(
     accept_num: I32,
     max_dec_len: I64,
     end_tokens: I64 | None,
-    end_at_stop: bool,
+    end_after_stop: bool,
+    keep_tail: bool,
 ) -> None:
-    """Cut the emitted tokens behind the first stop sequence."""
+    """Cut the emitted tokens after the first stop sequence."""
+    end = int(end_tokens[0]) if end_after_stop and end_tokens is not None and len(end_tokens) else None
     row_width, widest = token_ids_all.shape[1], stop_seqs.shape[2]
     for b in range(len(accept_num)):
         count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])
-        first, end = history_bounds(row_width, prompt_lens[b], step_idx[b])
-        text = np.concatenate([token_ids_all[b, first:end], accept_tokens[b, :count]])
+        first, behind = history_bounds(row_width, prompt_lens[b], step_idx[b])
+        text = np.concatenate([token_ids_all[b, first:behind], accept_tokens[b, :count]])
         sizes = np.clip(stop_seqs_lens[b], 0, widest)
         for i in range(count):
-            generated = end - first + i + 1
+            generated = behind - first + i + (end is None)
             if generated < min_dec_len[b]:
                 continue
             tail = text[:generated]
@@ -76,10 +78,11 @@ def set_stop_sequences(
                 for n, s in zip(sizes, stop_seqs[b], strict=True)
             ):
                 accept_num[b] = i + 1
-                accept_tokens[b, i + 1 :] = -1
-                max_dec_len[b] = generated
-                if end_at_stop and end_tokens is not None and len(end_tokens):
-                    accept_tokens[b, i] = end_tokens[0]
+                max_dec_len[b] = behind - first + i + 1
+                if not keep_tail:
+                    accept_tokens[b, i + 1 :] = -1
+                if end is not None:
+                    accept_tokens[b, i] = end
                 break
 
 

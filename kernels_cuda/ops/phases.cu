@@ -21,16 +21,17 @@ __global__ void __launch_bounds__(kLimitThreads) limit_thinking_kernel(const __g
   int64_t* tokens = a.accept_tokens + b * a.S;
   const HeldTokens<> accepted(tokens, a.S);
   const HeldTokens<2> ends(a.end_tokens, a.E);
-  const ThinkingLimits limits = {a.think_end_id, a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b]};
+  const ThinkingLimits limits = {a.think_end_id, a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b], a.fastdeploy};
   const int64_t count = clamp64(a.accept_num[b], 0, a.S), step = a.step_idx[b];
-  int32_t status = a.limit_status[b];
+  int32_t status = a.limit_status[b], max_reply = limits.max_reply;
   if (a.stop_flags[b] || !limits.any() || count == 0) return;
   const int64_t* inject = a.inject_token_ids;
-  const Replacement replaced = limit_thinking_slot(&status, limits, step, count, accepted, ends, inject);
+  const Replacement replaced = limit_thinking_slot(&status, &max_reply, limits, step, count, accepted, ends, inject);
   a.limit_status[b] = status;
+  if (max_reply != limits.max_reply) a.max_reply_lens[b] = max_reply;
   if (replaced.at == count) return;
   tokens[replaced.at] = replaced.token;
-  for (int64_t i = replaced.at + 1; i < a.S; ++i) tokens[i] = -1;
+  for (int64_t i = replaced.at + 1; i < a.S && !a.keep_tail; ++i) tokens[i] = -1;
   a.accept_num[b] = static_cast<int32_t>(replaced.at + 1);
 }
 

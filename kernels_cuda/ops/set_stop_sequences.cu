@@ -20,10 +20,11 @@ __global__ void __launch_bounds__(kStopThreads)
   let_next_start();
   const int64_t b = int64_t{blockIdx.x} * (kStopThreads / kWarp) + warp_id();
   if (b >= a.M || a.Q == 0) return;
-  const EmittedTokens emitted(a.prompt_lens[b], a.step_idx[b], a.min_dec_len[b], a.accept_num[b], a.L, a.S);
+  const bool ends = a.end_after_stop && a.E > 0;
+  const EmittedTokens emitted(a.prompt_lens[b], a.step_idx[b], a.min_dec_len[b], a.accept_num[b], ends, a.L, a.S);
   int64_t* accepted = a.accept_tokens + b * a.S;
   const SlotText text = {a.token_ids_all + b * a.L + emitted.prompt_end, accepted, emitted.step};
-  const int64_t end = a.end_at_stop && a.E > 0 ? a.end_tokens[0] : -1;
+  const int64_t end = ends ? a.end_tokens[0] : -1;
   const auto width = static_cast<uint32_t>(a.Q), pairs = static_cast<uint32_t>(emitted.count - emitted.first) * width;
   for (uint32_t low = 0;; low += kWarp) {
     // Loaded before it is known whether there are so many pairs, and so together with the state of the slot.
@@ -37,11 +38,11 @@ __global__ void __launch_bounds__(kStopThreads)
     const uint32_t lanes = __ballot_sync(kAllLanes, found);
     if (lanes == 0) continue;
     const int64_t stop = emitted.first + (low + __ffs(static_cast<int>(lanes)) - 1) / width;
-    for (int64_t k = stop + 1 + lane_id(); k < a.S; k += kWarp) accepted[k] = -1;
+    for (int64_t k = stop + 1 + lane_id(); k < a.S && !a.keep_tail; k += kWarp) accepted[k] = -1;
     if (lane_id() == 0) {
       a.accept_num[b] = static_cast<int32_t>(stop + 1);
-      a.max_dec_len[b] = emitted.generated(stop);
-      if (a.end_at_stop && a.E > 0) accepted[stop] = end;
+      a.max_dec_len[b] = emitted.step + stop + 1;
+      if (ends) accepted[stop] = end;
     }
     return;
   }

@@ -19,7 +19,7 @@ _DECODE: Mapping[str, Any] = {**_SIZES, "states": ("decode",)}
 _ROWS = {**_DECODE, "D": 4096, "dtype": "bfloat16"}
 _OPS: Mapping[str, Mapping[str, Any]] = {
     "schedule_slots": {**_SIZES, "states": ("decode", "prefill"), "I_cap": 512},
-    "set_stop_sequences": {**_DECODE, "Q": 4, "Z": 8, "end_at_stop": True},
+    "set_stop_sequences": {**_DECODE, "Q": 4, "Z": 8, "end_after_stop": True},
     "limit_thinking": {**_DECODE, "V": 32_000},
     "reasoning_constraint": {**_DECODE, "V": 1_000, "dtype": "float32", "nan": False},
     "write_accepted": _DECODE,

@@ -34,14 +34,26 @@ LIMIT_THINKING = op(
     In the answer: with max_reply_lens[b] >= 0, t is replaced by end_tokens[0] if r >= max_reply_lens[b], t is no end
     token and E > 0 [#reply-limit]; otherwise t stays and r grows by one [#reply].
 
-    Where a token is replaced by another one, accept_num = i + 1 and the tokens behind become -1, as those were drawn
-    behind another text [#cut]; a token that is the same already cuts nothing [#same]. So a step of many tokens ends as
-    as many steps of one token do. Slots that emitted nothing keep their status [#nothing]. Source: FastDeploy's
-    `speculate_limit_thinking_content_length`, whose runners start a request with status 0.
+    Where a token is replaced by another one, accept_num = i + 1 and the tokens after it become -1, as those were drawn
+    after another text [#cut], or stay with `keep_tail` [#tail]; a token that is the same already cuts nothing [#same].
+    So a step of many tokens ends as many steps of one token do. Slots that emitted nothing keep their status
+    [#nothing].
+
+    With `fastdeploy`, max_think_lens[b] > 0 ends thought only where exactly so many tokens stand before t [#exact];
+    where thought ends by itself, max_reply_lens[b] >= 0 grows by 2, for the tokens between thought and answer
+    [#allowance]; and where J is 0 the text has no token: n = 0, at the limit t stands and the status becomes 1, and an
+    end token changes nothing [#no-text]. Source: FastDeploy's `speculate_limit_thinking_content_length`, whose runners
+    start a request with status 0.
     """,
-    inp("step_idx", "max_think_lens", "max_reply_lens", "stop_flags", "end_tokens", "inject_token_ids"),
+    inp("step_idx", "max_think_lens"),
+    inout("max_reply_lens"),
+    inp("stop_flags", "end_tokens", "inject_token_ids"),
     inout("accept_tokens", "accept_num", "limit_status"),
-    attrs=(_THINK_END,),
+    attrs=(
+        _THINK_END,
+        AttrSpec("fastdeploy", bool, "FastDeploy's rules where they differ.", default=False),
+        AttrSpec("keep_tail", bool, "Tokens after the cut stay as they were.", default=False),
+    ),
 )
 
 REASONING_CONSTRAINT = op(

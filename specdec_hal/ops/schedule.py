@@ -42,9 +42,13 @@ SET_STOP_SEQUENCES = op(
     the clamped step_idx. It ends the request if g >= min_dec_len [#minimum] and the text ends with stop_seqs[b, q, :n],
     n = stop_seqs_lens[b, q] clamped to [0, Z], for any q with 0 < n <= g [#match], also where the sequence began in
     earlier steps [#history], but never in the prompt [#prompt]. The first such i decides [#first]: accept_num = i + 1,
-    the tokens behind become -1 [#cut], and max_dec_len = g, so that `update_model_status` stops the slot [#limit]. With
-    `end_at_stop`, for readers who know the end of a request by an end token alone, that token becomes end_tokens[0], if
-    E > 0 [#end-token].
+    the tokens after it become -1 [#cut], or stay with `keep_tail` [#tail], and max_dec_len = step_idx + i + 1, so that
+    `update_model_status` stops the slot [#limit].
+
+    With `end_after_stop` and E > 0, for readers who know the end of a request by an end token alone, one follows the
+    sequence: the text before accept_tokens[b, i], of g = step_idx + i tokens, is the one that ends with a sequence, and
+    accept_tokens[b, i] becomes end_tokens[0] [#end-token]. A sequence that ends with the newest token ends the request
+    in the next step [#wait].
 
     Slots without a match, and slots that emitted nothing, are untouched [#untouched]. A stop token is a sequence of
     length 1. Source: FastDeploy's `speculative_set_stop_value_multi_seqs`.
@@ -52,7 +56,10 @@ SET_STOP_SEQUENCES = op(
     inp("token_ids_all", "prompt_lens", "step_idx", "min_dec_len", "stop_seqs", "stop_seqs_lens"),
     inout("accept_tokens", "accept_num", "max_dec_len"),
     inp("end_tokens", optional=True),
-    attrs=(AttrSpec("end_at_stop", bool, "An end token takes the place of the sequence's last token.", default=False),),
+    attrs=(
+        AttrSpec("end_after_stop", bool, "An end token follows the sequence: FastDeploy's rule.", default=False),
+        AttrSpec("keep_tail", bool, "Tokens after the cut stay as they were.", default=False),
+    ),
 )
 
 WRITE_ACCEPTED = op(

@@ -77,7 +77,7 @@ def test_renaming_tokens_renames_the_drafts(policy):
 
 
 @settings(max_examples=100)
-@given(op_inputs("set_stop_sequences", end_at_stop=False, end_tokens=False))
+@given(op_inputs("set_stop_sequences"))
 def test_a_step_of_many_tokens_stops_where_plain_decoding_stops(inputs):
     """Feeding the emitted tokens one a step, until one ends a stop sequence."""
     out = run("set_stop_sequences", inputs)
@@ -86,7 +86,8 @@ def test_a_step_of_many_tokens_stops_where_plain_decoding_stops(inputs):
         start = int(inputs["prompt_lens"][b] + inputs["step_idx"][b])
         if start + count > length:
             continue  # plain decoding has no room for that history
-        plain = {n: v[b : b + 1].copy() for n, v in inputs.items() if n != "end_at_stop"}
+        shared = ("end_tokens", "end_after_stop", "keep_tail")
+        plain = {n: v if n in shared else v[b : b + 1].copy() for n, v in inputs.items()}
         plain["accept_num"][:] = 1
         kept, limit = count, inputs["max_dec_len"][b]
         for i, token in enumerate(inputs["accept_tokens"][b, :count]):
@@ -104,7 +105,7 @@ def test_a_step_of_many_tokens_stops_where_plain_decoding_stops(inputs):
 def test_a_step_of_many_tokens_is_limited_as_plain_decoding_is(inputs):
     """Feeding the emitted tokens one a step, until another one takes the place of one."""
     out = run("limit_thinking", inputs)
-    shared = ("end_tokens", "inject_token_ids", "think_end_id")
+    shared = ("end_tokens", "inject_token_ids", "think_end_id", "fastdeploy", "keep_tail")
     for b, count in enumerate(inputs["accept_num"]):
         plain = {n: v if n in shared else v[b : b + 1].copy() for n, v in inputs.items()}
         plain["accept_num"][:] = 1
@@ -113,12 +114,13 @@ def test_a_step_of_many_tokens_is_limited_as_plain_decoding_is(inputs):
             plain["accept_tokens"][0, 0] = token
             step = run("limit_thinking", plain)
             emitted.append(step["accept_tokens"][0, 0])
-            plain["limit_status"] = step["limit_status"]
+            plain |= {name: step[name] for name in ("limit_status", "max_reply_lens")}
             plain["step_idx"] += 1
             if emitted[-1] != token:
                 break
         assert out["accept_tokens"][b, : len(emitted)].tolist() == emitted
         assert (out["accept_num"][b], out["limit_status"][b]) == (len(emitted), plain["limit_status"][0])
+        assert out["max_reply_lens"][b] == plain["max_reply_lens"][0]
 
 
 @settings(max_examples=60)

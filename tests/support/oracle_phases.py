@@ -70,9 +70,11 @@ class ThinkingRequest:
     """One request token by token, as plain decoding sees it. Negative limits: none."""
 
     def __init__(
-        self, text: list[int], end_id: int, ends: list[int], max_think: int, max_reply: int, status: int = 0
-    ) -> None:
-        self.text, self.end_id, self.ends = text or [end_id], end_id, ends
+        self, text: list[int], end_id: int, ends: list[int], max_think: int, max_reply: int, status: int = 0,
+        fastdeploy: bool = False,
+    ) -> None:  # fmt: skip
+        self.text, self.end_id, self.ends = text if text or fastdeploy else [end_id], end_id, ends
+        self.fastdeploy = fastdeploy
         self.max_think, self.max_reply = max_think, max_reply
         status = max(status, 0)
         self.thinking = status == 0
@@ -83,9 +85,14 @@ class ThinkingRequest:
         """The token that is emitted where `token` was drawn behind `before` others."""
         if self.thinking and token == self.end_id:
             self.thinking = False
+            if self.fastdeploy and self.max_reply >= 0:
+                self.max_reply = min(self.max_reply + 2, 2**31 - 1)
             return token
-        if self.thinking and self.max_think >= 0 and (before >= self.max_think or token in self.ends):
+        past = before == self.max_think or (before > self.max_think and not (self.fastdeploy and self.max_think))
+        if self.thinking and self.max_think >= 0 and (past or (token in self.ends and self.text)):
             self.thinking, self.left = False, list(self.text)
+            if not self.text:
+                return token
         if self.thinking:
             return token
         if self.left:
@@ -119,11 +126,11 @@ def awaits_answer(generated: list[int], thinks: bool, end_id: int, line_break: i
 
 
 def limit_thinking(a: Inputs) -> dict[str, Any]:
-    now = {n: a[n].tolist() for n in ("accept_tokens", "accept_num", "limit_status")}
+    now = {n: a[n].tolist() for n in ("accept_tokens", "accept_num", "limit_status", "max_reply_lens")}
     for b, count in enumerate(a["accept_num"].tolist()):
         limits = int(a["max_think_lens"][b]), int(a["max_reply_lens"][b]), int(a["limit_status"][b])
         text, ends = a["inject_token_ids"].tolist(), a["end_tokens"].tolist()
-        request = ThinkingRequest(text, a["think_end_id"], ends, *limits)
+        request = ThinkingRequest(text, a["think_end_id"], ends, *limits, a["fastdeploy"])
         if a["stop_flags"][b] or count == 0 or (request.max_think < 0 and request.max_reply < 0):
             continue
         emitted: list[int] = []
@@ -131,9 +138,10 @@ def limit_thinking(a: Inputs) -> dict[str, Any]:
             emitted.append(request.next(token, int(a["step_idx"][b]) + i))
             if emitted[-1] != token:
                 now["accept_num"][b] = i + 1
-                now["accept_tokens"][b] = emitted + [-1] * (a["accept_tokens"].shape[1] - i - 1)
+                tail = now["accept_tokens"][b][i + 1 :]
+                now["accept_tokens"][b] = emitted + (tail if a["keep_tail"] else [-1] * len(tail))
                 break
-        now["limit_status"][b] = request.status
+        now["limit_status"][b], now["max_reply_lens"][b] = request.status, request.max_reply
     return now
 
 

@@ -249,17 +249,15 @@ def set_stop_sequences(a: Inputs) -> dict[str, Any]:
             for tokens, length in zip(a["stop_seqs"][b].tolist(), a["stop_seqs_lens"][b].tolist(), strict=True)
             if length
         ]
-        emitted: list[int] = []
-        for token in now["accept_tokens"][b][:count]:
-            emitted.append(token)
-            text = older + emitted
+        ends = a["end_tokens"].tolist()[:1] if a["end_after_stop"] and a.get("end_tokens") is not None else []
+        row = now["accept_tokens"][b]
+        for last in range(count):
+            text = older + (row[:last] if ends else row[: last + 1])
             stops = any(text[max(len(text) - len(s), 0) :] == s for s in sequences)
             if stops and len(text) >= a["min_dec_len"][b]:
-                now["accept_num"][b] = len(emitted)
-                now["accept_tokens"][b] = emitted + [-1] * (a["accept_tokens"].shape[1] - len(emitted))
-                now["max_dec_len"][b] = len(text)
-                ends = a["end_tokens"] if a["end_at_stop"] and a.get("end_tokens") is not None else []
-                now["accept_tokens"][b][len(emitted) - 1 : len(emitted)] = [token if not len(ends) else int(ends[0])]
+                now["accept_num"][b], now["max_dec_len"][b] = last + 1, len(older) + last + 1
+                tail = row[last + 1 :] if a["keep_tail"] else [-1] * len(row[last + 1 :])
+                now["accept_tokens"][b] = row[:last] + (ends or [row[last]]) + tail
                 break
     return now
 

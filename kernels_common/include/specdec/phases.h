@@ -18,43 +18,52 @@ SPECDEC_HD bool contains(Tokens& tokens, int64_t count, int64_t token) {
 struct ThinkingLimits {
   int64_t think_end_id, inject_count, end_count;
   int32_t max_think, max_reply;
+  bool fastdeploy;
 
   SPECDEC_HD bool any() const { return max_think >= 0 || max_reply >= 0; }
   // Tokens of the text that ends thinking.
-  SPECDEC_HD int64_t text_size() const { return max64(inject_count, 1); }
+  SPECDEC_HD int64_t text_size() const { return fastdeploy ? inject_count : max64(inject_count, 1); }
+  // Whether thinking ends where `step + i` tokens were generated.
+  SPECDEC_HD bool full(int64_t step, int64_t i) const {
+    const int64_t before = min64(step, int64_t{kInt32Max} + 1) + i;  // more are past every limit
+    return fastdeploy && max_think > 0 ? before == max_think : before >= max_think;
+  }
 };
+
+// What FastDeploy adds to the limit of an answer whose thought ended by itself.
+constexpr int64_t kReplyAllowance = 2;
 
 // `token` takes the place of the emitted one at `at`; the number of emitted tokens if none is replaced.
 struct Replacement {
   int64_t at, token;
 };
 
-// Inout: `status`, the slot's limit_status. `tokens[i]`, i < count, are the tokens emitted behind `step` others;
-// `ends` the end tokens, `inject` the text.
+// Inout: `status`, the slot's limit_status, and max_reply. `tokens[i]`, i < count, are the tokens emitted after `step`
+// others; `ends` the end tokens, `inject` the text.
 template <typename Tokens, typename Ends, typename Inject>
-SPECDEC_HD Replacement limit_thinking_slot(int32_t* status, const ThinkingLimits& limits, int64_t step, int64_t count,
-                                           Tokens& tokens, Ends& ends, Inject& inject) {
+SPECDEC_HD Replacement limit_thinking_slot(int32_t* status, int32_t* max_reply, const ThinkingLimits& limits,
+                                           int64_t step, int64_t count, Tokens& tokens, Ends& ends, Inject& inject) {
   const int64_t size = limits.text_size();
-  int64_t now = max64(*status, 0);
+  int64_t now = max64(*status, 0), reply = limits.max_reply;
   Replacement replaced = {count, 0};
   for (int64_t i = 0; i < count && replaced.at == count; ++i) {
     const int64_t token = tokens[i];
     if (now == 0) {
       if (token == limits.think_end_id) {
         now = size + 1;
+        if (limits.fastdeploy && reply >= 0) reply = min64(reply + kReplyAllowance, kInt32Max);
         continue;
       }
       if (limits.max_think < 0) continue;
-      // Steps beyond an int32 are behind every limit.
-      const bool full = min64(step, kInt32Max) + i >= limits.max_think;
-      if (!full && !contains(ends, limits.end_count, token)) continue;
+      if (!limits.full(step, i) && (size == 0 || !contains(ends, limits.end_count, token))) continue;
       now = 1;
+      if (size == 0) continue;
     }
     int64_t wanted = token;
     if (now <= size) {
       wanted = limits.inject_count > 0 ? inject[now - 1] : limits.think_end_id;
       ++now;
-    } else if (limits.max_reply >= 0 && now - size - 1 >= limits.max_reply && limits.end_count > 0 &&
+    } else if (reply >= 0 && now - size - 1 >= reply && limits.end_count > 0 &&
                !contains(ends, limits.end_count, token)) {
       wanted = ends[0];
     } else {
@@ -63,6 +72,7 @@ SPECDEC_HD Replacement limit_thinking_slot(int32_t* status, const ThinkingLimits
     if (wanted != token) replaced = {i, wanted};
   }
   *status = static_cast<int32_t>(now);
+  *max_reply = static_cast<int32_t>(reply);
   return replaced;
 }
 

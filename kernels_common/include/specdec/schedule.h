@@ -45,22 +45,25 @@ SPECDEC_HD void schedule_slot(ScheduledSlot* slot, SlotAction action, const Pref
   }
 }
 
-// The tokens that a slot emitted, behind the `step` that it had generated. Behind those in [first, count) a stop
-// sequence counts: min_dec_len tokens are generated there.
+// The tokens that a slot emitted after the `step` that it had generated. For those in [first, count) a stop sequence
+// counts: min_dec_len tokens are generated there. `end_after`: an end token takes the place of the one after it.
 struct EmittedTokens {
   int64_t prompt_end, step, first, count;
+  bool end_after;
 
   SPECDEC_HD EmittedTokens(int64_t prompt_len, int64_t step_idx, int64_t min_dec_len, int32_t accept_num,
-                           int64_t row_width, int64_t draft_width) {
+                           bool end_after_stop, int64_t row_width, int64_t draft_width)
+      : end_after(end_after_stop) {
     const History history = history_bounds(row_width, prompt_len, step_idx);
     prompt_end = history.prompt_end;
     step = history.end - history.prompt_end;
     count = clamp64(accept_num, 0, draft_width);
-    first = clamp64(saturating_sub(min_dec_len, step + 1), 0, count);
+    first = clamp64(saturating_sub(min_dec_len, generated(0)), 0, count);
   }
 
-  // Generated tokens up to and with the emitted one at i.
-  SPECDEC_HD int64_t generated(int64_t i) const { return step + i + 1; }
+  // Generated tokens of which the last ends a sequence if the emitted one at i is the request's last: with it, or
+  // before it.
+  SPECDEC_HD int64_t generated(int64_t i) const { return step + i + (end_after ? 0 : 1); }
 };
 
 // Whether [0, length) of a text ends with [0, size) of a sequence. From the last token on: most differ there. A device

@@ -11,7 +11,7 @@ namespace specdec {
 struct LimitThinkingArgs {
   const int64_t* step_idx;  // [M]
   const int32_t* max_think_lens;  // [M]
-  const int32_t* max_reply_lens;  // [M]
+  int32_t* max_reply_lens;  // [M]
   const Flag* stop_flags;  // [M]
   const int64_t* end_tokens;  // [E]
   const int64_t* inject_token_ids;  // [J]
@@ -20,6 +20,8 @@ struct LimitThinkingArgs {
   int32_t* limit_status;  // [M]
   int64_t M, E, J, S;
   int64_t think_end_id;
+  bool fastdeploy;
+  bool keep_tail;
 };
 
 // clang-format off
@@ -27,7 +29,7 @@ namespace detail::limit_thinking {
 struct Tables {
   using Args = LimitThinkingArgs;
   enum : int { M, E, J, S };
-  enum : int { think_end_id };
+  enum : int { think_end_id, fastdeploy, keep_tail };
   static constexpr SymbolInfo symbols[] = {
       {"M", 1, INT64_MAX, offsetof(Args, M)},
       {"E", 0, INT64_MAX, offsetof(Args, E)},
@@ -37,7 +39,7 @@ struct Tables {
   static constexpr OperandInfo operands[] = {
       OperandInfo{"step_idx", Cell::kInt64, Access::kRead, offsetof(Args, step_idx), {{M}}},
       OperandInfo{"max_think_lens", Cell::kInt32, Access::kRead, offsetof(Args, max_think_lens), {{M}}},
-      OperandInfo{"max_reply_lens", Cell::kInt32, Access::kRead, offsetof(Args, max_reply_lens), {{M}}},
+      OperandInfo{"max_reply_lens", Cell::kInt32, Access::kWrite, offsetof(Args, max_reply_lens), {{M}}},
       OperandInfo{"stop_flags", Cell::kBool, Access::kRead, offsetof(Args, stop_flags), {{M}}},
       OperandInfo{"end_tokens", Cell::kInt64, Access::kRead, offsetof(Args, end_tokens), {{E}}},
       OperandInfo{"inject_token_ids", Cell::kInt64, Access::kRead, offsetof(Args, inject_token_ids), {{J}}},
@@ -47,6 +49,8 @@ struct Tables {
   };
   static constexpr AttributeInfo attributes[] = {
       {"think_end_id", INT64_MIN, INT64_MAX, offsetof(Args, think_end_id), 8},
+      {"fastdeploy", 0, 1, offsetof(Args, fastdeploy), 1},
+      {"keep_tail", 0, 1, offsetof(Args, keep_tail), 1},
   };
   static constexpr List<Order> symbol_orders = {};
   static constexpr List<Order> attribute_orders = {};

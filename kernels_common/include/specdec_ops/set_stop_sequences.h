@@ -19,7 +19,8 @@ struct SetStopSequencesArgs {
   int64_t* max_dec_len;  // [M]
   const int64_t* end_tokens;  // [E], may be null
   int64_t M, L, Q, Z, S, E;
-  bool end_at_stop;
+  bool end_after_stop;
+  bool keep_tail;
 };
 
 // clang-format off
@@ -27,7 +28,7 @@ namespace detail::set_stop_sequences {
 struct Tables {
   using Args = SetStopSequencesArgs;
   enum : int { M, L, Q, Z, S, E };
-  enum : int { end_at_stop };
+  enum : int { end_after_stop, keep_tail };
   static constexpr SymbolInfo symbols[] = {
       {"M", 1, INT64_MAX, offsetof(Args, M)},
       {"L", 1, INT64_MAX, offsetof(Args, L)},
@@ -49,7 +50,8 @@ struct Tables {
       OperandInfo{"end_tokens", Cell::kInt64, Access::kRead, offsetof(Args, end_tokens), {{E}}}.or_null(),
   };
   static constexpr AttributeInfo attributes[] = {
-      {"end_at_stop", 0, 1, offsetof(Args, end_at_stop), 1},
+      {"end_after_stop", 0, 1, offsetof(Args, end_after_stop), 1},
+      {"keep_tail", 0, 1, offsetof(Args, keep_tail), 1},
   };
   static constexpr List<Order> symbol_orders = {};
   static constexpr List<Order> attribute_orders = {};

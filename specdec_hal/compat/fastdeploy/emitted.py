@@ -24,7 +24,7 @@ def speculate_set_stop_value_multi_seqs(
     end_ids: Tensor,
     min_tokens: Tensor,
 ) -> None:
-    """Cut accept_tokens behind the first stop sequence, whose last token becomes an end token."""
+    """Put an end token after the first stop sequence in accept_tokens; what follows it is not counted, and stays."""
     slots = accept_num.shape[0]
     texts = plan.given("token_ids_all", "prompt_lens", "step_idx", "stop_seqs", min_dec_len="min_tokens")
     plan.run(
@@ -33,7 +33,8 @@ def speculate_set_stop_value_multi_seqs(
         stop_seqs_lens=plan.first(slots, stop_seqs_len),
         accept_tokens=plan.first(slots, accept_tokens),
         max_dec_len=plan.scratch([slots], "int64"),
-        end_at_stop=True,
+        end_after_stop=True,
+        keep_tail=True,
         **plan.given("accept_num", end_tokens="end_ids"),
     )
 
@@ -53,7 +54,7 @@ def speculate_limit_thinking_content_length(
     think_end_id: int,
     splitwise_role_is_decode: bool,
 ) -> None:
-    """End thinking and answers at their limits, in next_tokens and accept_num."""
+    """End thinking and answers at their limits, in next_tokens and accept_num; max_reply_lens may grow."""
     slots = next_tokens.shape[0]
     state = plan.given("max_think_lens", "max_reply_lens", "step_idx", "limit_status", "accept_num", "stop_flags")
     plan.run(
@@ -63,6 +64,8 @@ def speculate_limit_thinking_content_length(
         end_tokens=plan.flat(eos_token_ids),
         inject_token_ids=plan.flat(inject_token_ids),
         think_end_id=think_end_id,
+        fastdeploy=True,
+        keep_tail=True,
     )
 
 

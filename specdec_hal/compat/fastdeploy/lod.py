@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor
+from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
 from specdec_hal.ops import TokenOrder
 
 I32 = NDArray[np.int32]
@@ -66,8 +66,48 @@ def adjust_batch(
     return _permuted(plan, "adjust_batch", x, _Slots(plan, "idx"))
 
 
+@older(adjust_batch)
+def _adjust_batch_13(
+    plan: Plan,
+    x: Tensor,
+    cum_offsets: Tensor,
+    encoder_seq_lod: Tensor,
+    decoder_seq_lod: Tensor,
+    encoder_batch_idx: Tensor,
+    decoder_batch_idx: Tensor,
+    encoder_seq_lod_cpu: Tensor,
+    decoder_seq_lod_cpu: Tensor,
+    encoder_batch_idx_cpu: Tensor,
+    decoder_batch_idx_cpu: Tensor,
+    len_info_cpu: Tensor,
+    output_padding_offset: Tensor | None,
+    max_input_length: int,
+) -> Tensor:
+    """Before PR #7180, with cum_offsets, which nothing needs."""
+    return adjust_batch.plan(plan)
+
+
 @adaptor("xpu")
 def recover_batch_sequence(
+    plan: Plan,
+    x: Tensor,
+    cum_offsets: Tensor | None,
+    encoder_seq_lod: Tensor,
+    decoder_seq_lod: Tensor,
+    encoder_batch_map: Tensor,
+    decoder_batch_map: Tensor,
+    encoder_seq_lod_cpu: Tensor,
+    decoder_seq_lod_cpu: Tensor,
+    encoder_batch_map_cpu: Tensor,
+    decoder_batch_map_cpu: Tensor,
+    len_info_cpu: Tensor,
+) -> Tensor:
+    """The inverse of `adjust_batch`; cum_offsets are not needed."""
+    return _permuted(plan, "recover_batch", x, _Slots(plan, "map"))
+
+
+@older(recover_batch_sequence)
+def _recover_batch_sequence_10(
     plan: Plan,
     x: Tensor,
     encoder_seq_lod: Tensor,
@@ -80,7 +120,7 @@ def recover_batch_sequence(
     decoder_batch_map_cpu: Tensor,
     len_info_cpu: Tensor,
 ) -> Tensor:
-    """The inverse of `adjust_batch`."""
+    """Without cum_offsets."""
     return _permuted(plan, "recover_batch", x, _Slots(plan, "map"))
 
 
@@ -101,6 +141,31 @@ def gather_next_token(
     max_bsz: int,
 ) -> Tensor:
     """The rows of an adjusted batch that predict a token, in slot order: packed, or one for each of max_bsz slots."""
+    return _predicting_rows(plan, x, is_speculative, max_bsz)
+
+
+@older(gather_next_token)
+def _gather_next_token_13(
+    plan: Plan,
+    x: Tensor,
+    cum_offsets: Tensor,
+    encoder_seq_lod: Tensor,
+    decoder_seq_lod: Tensor,
+    encoder_batch_map: Tensor,
+    decoder_batch_map: Tensor,
+    encoder_seq_lod_cpu: Tensor,
+    decoder_seq_lod_cpu: Tensor,
+    encoder_batch_map_cpu: Tensor,
+    decoder_batch_map_cpu: Tensor,
+    len_info_cpu: Tensor,
+    output_padding_offset: Tensor | None,
+    max_input_length: int,
+) -> Tensor:
+    """Before PR #7180, where an offset means drafts and cum_offsets has an entry a slot."""
+    return _predicting_rows(plan, x, output_padding_offset is not None, cum_offsets.shape[0])
+
+
+def _predicting_rows(plan: Plan, x: Tensor, is_speculative: bool, max_bsz: int) -> Tensor:
     slots = _Slots(plan, "map", max_bsz)
     rows = np.where(slots.enc > 0, 1, slots.lens)
     row_slots = np.repeat(np.arange(len(rows), dtype=np.int32), rows if is_speculative else 0)

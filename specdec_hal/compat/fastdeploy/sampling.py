@@ -15,14 +15,17 @@ _SEED_STEP = 4
 """Between the seeds of neighbouring rows of a slot."""
 
 
-def _spread(plan: Plan, lens: Tensor, enc: Tensor, rows: int, **given: Any) -> dict[str, Any]:
-    """Add `build_sampling_params` for `rows` rows; gives its outputs. A row's `position` is its number in its slot."""
+def _spread(plan: Plan, lens: Tensor, enc: Tensor, rows: int, *, column: bool = False, **given: Any) -> dict[str, Any]:
+    """Add `build_sampling_params` for `rows` rows; gives its outputs [rows], or [rows, 1] as a `column`.
+
+    A row's `position` is its number in its slot.
+    """
     slots = lens.shape[0]
     drafts = plan.constant(0, [slots, min(max(rows, 1), WIDEST_STEP)], "int64")
     nothing = {dtype: plan.constant(0, [slots], dtype) for dtype in ("int64", "int32", "float32")}
     packed = pack(plan, lens, enc, nothing["int32"], plan.constant(0, [slots, 1], "int64"), drafts, 0, rows)
     kinds = {"temperature": "float32", "top_p": "float32", "top_k": "int32", "min_p": "float32", "seed": "int64"}
-    out = {f"row_{name}": plan.empty([rows], dtype) for name, dtype in kinds.items()}
+    out = {f"row_{name}": plan.empty([rows, 1] if column else [rows], dtype) for name, dtype in kinds.items()}
     out["position"] = plan.empty([rows], "int64")
     plan.run(
         "build_sampling_params",
@@ -39,11 +42,11 @@ def _seeded(
     plan: Plan, modulus: int, top_p: Tensor, top_k: Tensor, infer_seed: Tensor, lens: Tensor, enc: Tensor, rows: int,
     increment_value: int,
 ) -> list[Tensor]:  # fmt: skip
-    """top_p, top_k and a seed for every row; then the slots' seeds advance."""
+    """top_p, top_k and a seed for every row, [rows, 1] each; then the slots' seeds advance."""
     seeds = {"infer_seed": plan.first(lens.shape[0], infer_seed), "row_seed_step": _SEED_STEP, "seed_modulus": modulus}
     params = {"top_p": top_p, "top_k": plan.cast(top_k, "int32"), "seed_increment": increment_value}
-    out = _spread(plan, lens, enc, rows, **params, **seeds)
-    wide, top_ks = plan.empty([rows], "int64"), out["row_top_k"]
+    out = _spread(plan, lens, enc, rows, column=True, **params, **seeds)
+    wide, top_ks = plan.empty([rows, 1], "int64"), out["row_top_k"]
     plan.step(lambda: paddle.assign(top_ks.astype("int64"), wide))
     return [out["row_top_p"], wide, out["row_seed"]]
 

@@ -24,6 +24,7 @@ ANSWER = len(TEXT) + 1
 def edges() -> Iterator[Case]:
     """Both ops."""
     yield from _thinking()
+    yield from _fastdeploy()
     yield from _answers()
     yield from _slots()
     yield from _status()
@@ -33,7 +34,7 @@ def edges() -> Iterator[Case]:
 def _limits(
     name: str,
     rules: str,
-    expected: tuple[Sequence[int], int],
+    expected: tuple[Sequence[int], int] | tuple[Sequence[int], int, int],
     emitted: Sequence[int],
     *,
     status: int = 0,
@@ -41,12 +42,15 @@ def _limits(
     reply: int = -1,
     **given: Any,
 ) -> Case:
-    """One slot: `expected` its tokens, and limit_status; its tokens are cut behind them."""
-    tokens, then = expected
-    row = [*tokens, *[-1] * (len(emitted) - len(tokens))]
+    """One slot: `expected` its tokens, limit_status and, if it changes, max_reply_lens; its tokens are cut there."""
+    tokens, then, *allowed = expected
+    row = [*tokens, *(emitted[len(tokens) :] if given.get("keep_tail") else [-1] * (len(emitted) - len(tokens)))]
     return edge(
         LIMIT, name, rules,
-        {"accept_tokens": [row], "accept_num": [len(tokens)], "limit_status": [then]},
+        {
+            "accept_tokens": [row], "accept_num": [len(tokens)], "limit_status": [then],
+            "max_reply_lens": allowed or [reply],
+        },
         **{
             "accept_tokens": [list(emitted)], "accept_num": [len(emitted)], "limit_status": [status],
             "max_think_lens": [think], "max_reply_lens": [reply], "end_tokens": [STOP, 3], "inject_token_ids": TEXT,
@@ -82,6 +86,38 @@ def _thinking() -> Iterator[Case]:
     yield _limits("a text runs on without limits of thinking", "inject", ([END], 3), [5], status=2, reply=9)
     yield _limits("a status below all", "status", ([40], 2), [5], status=-7, think=0)
     yield _limits("a status above all", "status", ([5, 6], 2**31 - 1), [5, 6], status=2**31 - 1, think=0)
+
+
+def _fastdeploy() -> Iterator[Case]:
+    theirs: dict[str, Any] = {"fastdeploy": True}
+    yield _limits("exactly at the limit", "exact inject cut", ([5, 40], 2), [5, 6], think=10, step_idx=[9], **theirs)
+    yield _limits("past the limit", "exact", ([5, 6], 0), [5, 6], think=10, step_idx=[11], **theirs)
+    yield _limits(
+        "no step is past an int32", "exact", ([5, 6], 0), [5, 6], think=2**31 - 1, step_idx=[2**63 - 1], **theirs
+    )
+    yield _limits("no thinking at all, at any step", "exact", ([40], 2), [5, 6], think=0, step_idx=[7], **theirs)
+    yield _limits(
+        "thought ends by itself", "allowance end reply", ([5, END, 6, 7], ANSWER + 2, 7), [5, END, 6, 7], think=9,
+        reply=5, **theirs,
+    )  # fmt: skip
+    yield _limits(
+        "the answer is as much longer", "allowance reply-limit", ([END, 5, 6, STOP], ANSWER + 2, 2), [END, 5, 6, 7, 8],
+        reply=0, **theirs,
+    )  # fmt: skip
+    yield _limits(
+        "as much as an int32 holds", "allowance", ([END], ANSWER, 2**31 - 1), [END], reply=2**31 - 2, **theirs
+    )  # fmt: skip
+    yield _limits("no limit does not grow", "allowance", ([END, 5], ANSWER + 1), [END, 5], think=3, **theirs)
+    yield _limits("the text adds nothing", "allowance inject", ([40], 2), [5, 6], think=0, reply=5, **theirs)
+    without: dict[str, Any] = {**theirs, "inject_token_ids": []}
+    yield _limits("the limit without a text", "no-text", ([5, 6], 1), [5, 6], think=1, **without)
+    yield _limits(
+        "the answer behind no text", "no-text reply-limit", ([5, 6, 7, STOP], 2), [5, 6, 7, 8, 9], think=1, reply=1,
+        **without,
+    )  # fmt: skip
+    yield _limits("an end token without a text", "no-text", ([5, 3, 6], 0), [5, 3, 6], think=9, **without)
+    yield _limits("the end of thought without a text", "no-text end", ([5, END, 6], 2), [5, END, 6], think=9, **without)
+    yield _limits("what follows the text stays", "tail inject", ([5, 40], 2), [5, 6, 7], think=1, keep_tail=True)
 
 
 def _answers() -> Iterator[Case]:

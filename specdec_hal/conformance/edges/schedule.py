@@ -145,18 +145,28 @@ def _stop() -> Iterator[Case]:
     yield _stops(
         "lengths end with the width", "match", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[5, 6]], stop_seqs_lens=[[9]]
     )
-    ended: dict[str, Any] = {"end_tokens": [2, 3], "end_at_stop": True}
-    yield _stops("an end token in its place", "end-token cut", ([5, 2, -1], 2, 2), [5, 6, 7], sequences=[[6]], **ended)
+    ended: dict[str, Any] = {"end_tokens": [2, 3], "end_after_stop": True}
+    yield _stops(
+        "an end token after it", "end-token cut limit", ([5, 6, 2, -1], 3, 3), [5, 6, 7, 8], sequences=[[5, 6]], **ended
+    )  # fmt: skip
+    yield _stops("the newest token waits", "wait untouched", no_match, [5, 6, 7], sequences=[[7], [6, 7]], **ended)
     yield _stops("no end token without a match", "untouched end-token", no_match, [5, 6, 7], sequences=[[9]], **ended)
     yield _stops(
-        "no end token in its place", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_tokens=[2, 3]
+        "no end token after it", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_tokens=[2, 3]
     )  # fmt: skip
     yield _stops(
         "there is no end token", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_tokens=[],
-        end_at_stop=True,
+        end_after_stop=True,
     )  # fmt: skip
     yield _stops(
-        "end tokens left out", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_at_stop=True
+        "end tokens left out", "end-token", ([5, 6, -1], 2, 2), [5, 6, 7], sequences=[[6]], end_after_stop=True
+    )  # fmt: skip
+    yield _stops(
+        "what follows the cut stays", "tail", ([5, 6, 7], 2, 2), [5, 6, 7], sequences=[[6]], keep_tail=True
+    )  # fmt: skip
+    yield _stops(
+        "what follows the end token stays", "tail end-token", ([5, 2, 7], 2, 2), [5, 6, 7], sequences=[[5]],
+        keep_tail=True, **ended,
     )  # fmt: skip
     # Prompt 1 2, generated 3 4.
     older: dict[str, Any] = {"token_ids_all": [[1, 2, 3, 4, 5, 9]], "prompt_lens": [2], "step_idx": [2]}
@@ -172,6 +182,20 @@ def _stop() -> Iterator[Case]:
     yield _stops(
         "a sequence of earlier steps alone", "history untouched", ([5, 6], 2, 99), [5, 6], sequences=[[3, 4], [4]],
         **older,
+    )  # fmt: skip
+    for name, sequence in (("one token", [4]), ("all tokens", [3, 4])):
+        yield _stops(
+            f"the newest token of the last step ended {name}", "wait end-token", ([2, -1], 1, 3), [5, 6],
+            sequences=[sequence], **older, **ended,
+        )  # fmt: skip
+    for least, expected in ((2, ([2, -1], 1, 3)), (3, ([4, 2], 2, 4)), (4, ([4, 4], 2, 99))):
+        yield _stops(
+            f"an end token after at least {least} generated tokens", "minimum end-token", expected, [4, 4],
+            sequences=[[4]], **older, **ended, min_dec_len=[least],
+        )  # fmt: skip
+    yield _stops(
+        "no sequence ends in the prompt", "prompt end-token", ([5, 6], 2, 99), [5, 6], sequences=[[1, 2], [2]],
+        token_ids_all=[[1, 2, 5, 6]], prompt_lens=[2], **ended,
     )  # fmt: skip
     yield _stops("no part of the prompt counts", "prompt", ([5, 6], 2, 99), [5, 6], sequences=[[2, 3, 4, 5]], **older)
     yield _stops(

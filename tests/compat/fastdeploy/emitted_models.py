@@ -14,14 +14,14 @@ def stop_sequences(
     tokens: Array, counts: Array, text: Array, prompts: Array, step: Array, seqs: Array, lens: Array, end: int,
     least: Array,
 ) -> None:  # fmt: skip
+    """An end token takes the place of the first emitted token that a sequence stands before."""
     for b in range(len(counts)):
         older = text[b, prompts[b] : prompts[b] + step[b]].tolist()
+        wanted = [seqs[b, q, : lens[b, q]].tolist() for q in range(lens.shape[1]) if lens[b, q] > 0]
         for i in range(counts[b]):
-            now = older + tokens[b, : i + 1].tolist()
-            wanted = [seqs[b, q, : lens[b, q]].tolist() for q in range(lens.shape[1]) if lens[b, q] > 0]
-            if len(now) >= least[b] and any(now[-len(s) :] == s for s in wanted):
+            before = older + tokens[b, :i].tolist()
+            if len(before) >= least[b] and any(before[-len(s) :] == s for s in wanted):
                 counts[b], tokens[b, i] = i + 1, end
-                tokens[b, i + 1 :] = -1
                 break
 
 
@@ -29,8 +29,7 @@ def limit_thinking(
     tokens: Array, think: Array, reply: Array, step: Array, status: Array, counts: Array, stop: Array, ends: list[int],
     text: list[int], end: int,
 ) -> None:  # fmt: skip
-    """Token by token; what is behind a replaced one is dropped."""
-    text = text or [end]
+    """Token by token; what follows a replaced one is not counted. `reply` grows where thinking ends by itself."""
     for b in range(len(counts)):
         if stop[b] or counts[b] == 0 or (think[b] < 0 and reply[b] < 0):
             continue
@@ -38,11 +37,15 @@ def limit_thinking(
             token = drawn = int(tokens[b, i])
             if status[b] == 0 and token == end:
                 status[b] = len(text) + 1
+                reply[b] += 2 * (reply[b] >= 0)
                 continue
-            if status[b] == 0 and think[b] >= 0 and (step[b] + i >= think[b] or token in ends):
-                status[b] = 1
             if status[b] == 0:
-                continue
+                full = think[b] == 0 or step[b] + i == think[b]
+                if think[b] < 0 or not (full or (token in ends and text)):
+                    continue
+                status[b] = 1
+                if not text:
+                    continue
             if status[b] <= len(text):
                 token = text[status[b] - 1]
                 status[b] += 1
@@ -52,7 +55,6 @@ def limit_thinking(
                 status[b] += 1
             if token != drawn:
                 tokens[b, i], counts[b] = token, i + 1
-                tokens[b, i + 1 :] = -1
                 break
 
 

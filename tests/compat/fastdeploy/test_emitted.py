@@ -32,10 +32,10 @@ def columns(*arrays: Any) -> list[Any]:
 
 def test_stop_sequences(gpu: Any, rng: Any) -> None:
     found = 0
-    for _ in ROUNDS:
+    for _ in range(40):
         b = Emitted(rng)
-        seqs, lens = rng.integers(0, b.vocabulary, (b.slots, 3, 4)), rng.integers(0, 5, (b.slots, 3)).astype(np.int32)
-        least, ends = b.step + rng.integers(-3, 3, b.slots), np.array([900, 901])
+        seqs, lens = rng.integers(0, b.vocabulary, (b.slots, 3, 4)), rng.integers(0, 3, (b.slots, 3)).astype(np.int32)
+        least, ends = b.step + rng.integers(-5, 2, b.slots), np.array([900, 901])
         tokens, counts = tensors(b.emitted, b.counts)
         gpu.speculate_set_stop_value_multi_seqs(
             tokens, counts, *tensors(b.text, b.prompt, b.step, b.stop, b.dec, seqs, lens, ends, least)
@@ -56,20 +56,67 @@ def test_thinking_limits_over_steps(gpu: Any, rng: Any, text: list[int]) -> None
         ends, think, reply = [5, 6], rng.integers(-1, 9, b.slots), rng.integers(-1, 4, b.slots)
         think, reply = think.astype(np.int32), reply.astype(np.int32)
         step, status = np.zeros(b.slots, np.int64), np.zeros(b.slots, np.int32)
-        given_status, inject = tensor(status.reshape(-1, 1)), tensor(np.array(text, np.int64))
+        (given_reply, given_status), inject = columns(reply, status), tensor(np.array(text, np.int64))
         for _ in range(5):
             emitted = rng.integers(0, 9, (b.slots, 4))
             num = rng.integers(0, 5, b.slots).astype(np.int32)
             tokens, counts = tensors(emitted, num)
             gpu.speculate_limit_thinking_content_length(
-                tokens, *columns(think, reply, step), given_status, counts, *columns(b.stop, np.array(ends)), inject,
-                7, False,
+                tokens, *columns(think), given_reply, *columns(step), given_status, counts,
+                *columns(b.stop, np.array(ends)), inject, 7, False,
             )  # fmt: skip
             models.limit_thinking(emitted, think, reply, step, status, num, b.stop, ends, text, 7)
             equal(tokens, emitted)
             equal(counts, num)
             equal(given_status, status.reshape(-1, 1))
+            equal(given_reply, reply.reshape(-1, 1))
             step += num
+
+
+def limited(gpu: Any, tokens: list[int], *, think: int, reply: int, step: int = 0, inject: Any = ()) -> list[Any]:
+    """Tokens, count, status and max_reply_lens of one request that thinks; end tokens 5, the end of thought 7."""
+    row, count = tensors(np.array([tokens]), np.array([len(tokens)], np.int32))
+    limits, status = tensors(np.array([think], np.int32), np.array([reply], np.int32)), tensor(np.zeros(1, np.int32))
+    others = tensors(np.zeros(1, bool), np.array([5]), np.array(inject, np.int64))
+    gpu.speculate_limit_thinking_content_length(
+        row, *limits, tensor(np.array([step])), status, count, *others, 7, False
+    )
+    return [row.tolist()[0], count.item(), status.item(), limits[1].item()]
+
+
+def test_limits_of_thinking_by_example(gpu: Any) -> None:
+    # thought ends by itself: the answer may be two tokens longer
+    assert limited(gpu, [1, 7, 2], think=9, reply=5) == [[1, 7, 2], 3, 2, 7]
+    # without inject tokens, the token at the limit stands
+    assert limited(gpu, [1, 2, 3], think=2, reply=-1) == [[1, 2, 3], 3, 1, -1]
+    # at equality alone: a limit that is past ends nothing
+    assert limited(gpu, [1, 2], think=3, reply=-1, step=3, inject=[8, 7]) == [[8, 2], 1, 2, -1]
+    assert limited(gpu, [1, 2], think=3, reply=-1, step=4, inject=[8, 7]) == [[1, 2], 2, 0, -1]
+    # what follows a replaced token stays, uncounted
+    assert limited(gpu, [1, 2, 3, 4], think=1, reply=-1, inject=[8]) == [[1, 8, 3, 4], 2, 2, -1]
+
+
+@pytest.mark.parametrize(
+    ("emitted", "older", "wanted", "count"),
+    [
+        ([10, 20, 30, 40], [], [10, 20, 30, 2], 4),  # the sequence stays, and the end token follows it
+        ([10, 20, 30, -1], [], [10, 20, 30, -1], 3),  # its last token is the newest: the next round
+        ([50, 60, 70, 80], [20, 30], [2, 60, 70, 80], 1),  # that round; what is cut off stays
+        ([30, 60, 70, 80], [20], [30, 2, 70, 80], 2),
+        ([20, 30, 20, 30], [], [20, 30, 2, 30], 3),  # the first one
+    ],
+)
+def test_a_stop_sequence_by_example(
+    gpu: Any, emitted: list[int], older: list[int], wanted: list[int], count: int
+) -> None:
+    history = np.full((1, 16), -1)
+    history[0, 3 : 3 + len(older)] = older
+    tokens, counts = tensors(np.array([emitted]), np.array([sum(t >= 0 for t in emitted)], np.int32))
+    state = tensors(np.array([[3]]), np.array([[len(older)]]), np.array([False]), np.array([9], np.int32))
+    stops = tensors(np.array([[[20, 30]]]), np.array([[2]], np.int32), np.array([2]), np.array([0]))
+    gpu.speculate_set_stop_value_multi_seqs(tokens, counts, tensor(history), *state, *stops)
+    equal(tokens, [wanted])
+    equal(counts, [count])
 
 
 def test_clear_accept_nums(gpu: Any, rng: Any) -> None:

@@ -110,7 +110,10 @@ def test_batches_are_adjusted_and_recovered(xpu: Any, rng: Any, dtype: str) -> N
         starts = [*np.flatnonzero(b.enc > 0), *np.flatnonzero((b.enc == 0) & (b.slt > 0))]
         order = [row for slot in starts for row in range(b.cu_q[slot], b.cu_q[slot + 1])]
         equal(adjusted.astype("float32"), x[order])
-        equal(xpu.recover_batch_sequence(adjusted, *lod(made, "map")).astype("float32"), x)
+        offsets = tensor(np.cumsum(b.chunk - b.slt).astype(np.int32))
+        for args in ([offsets, *lod(made, "map")], lod(made, "map"), [None, *lod(made, "map")]):
+            equal(xpu.recover_batch_sequence(adjusted, *args).astype("float32"), x)
+        equal(xpu.adjust_batch(given, offsets, *lod(made, "idx"), None, -1).astype("float32"), x[order])
 
 
 def test_gather_next_token_of_the_worked_example(xpu: Any) -> None:
@@ -119,10 +122,14 @@ def test_gather_next_token_of_the_worked_example(xpu: Any) -> None:
     adjusted = xpu.adjust_batch(x, *lod(made, "idx"), None, -1)
     rows = xpu.gather_next_token(adjusted, *lod(made, "map"), True, -1)
     equal(rows[:, 0], [99, 100, 101, 102, 222, 362, 363, 364, 365])
+    offsets = tensor(np.zeros(7, np.int32))  # before PR #7180: one entry a slot, and an offset where there are drafts
+    rows = xpu.gather_next_token(adjusted, offsets, *lod(made, "map"), offsets, 512)
+    equal(rows[:, 0], [99, 100, 101, 102, 222, 362, 363, 364, 365])
     one = np.array([100, 1, 0, 1, 120, 140, 1])
     made = infer_param(xpu, ENC, DEC, one)
     adjusted = xpu.adjust_batch(x[:363], *lod(made, "idx"), None, -1)
-    equal(xpu.gather_next_token(adjusted, *lod(made, "map"), False, 7)[:, 0], [99, 100, 0, 101, 221, 361, 362])
+    for args in ([*lod(made, "map"), False, 7], [offsets, *lod(made, "map"), None, 512]):
+        equal(xpu.gather_next_token(adjusted, *args)[:, 0], [99, 100, 0, 101, 221, 361, 362])
 
 
 def test_an_offset_of_older_versions_is_refused(xpu: Any) -> None:

@@ -23,9 +23,10 @@ def test_build_sampling_params(request: Any, layer: Any, rng: Any, platform: str
         described = b.cu_out if platform == "gpu" else b.enc
         out = ops.build_sampling_params(*given, *tensors(b.slt, described), b.rows, 4 * b.width)
         inside = np.arange(b.rows) - b.cu_out[b.row_slots]
-        equal(out[0], top_p[b.row_slots])
-        equal(out[1], top_k[b.row_slots])
-        equal(out[2], (seeds[b.row_slots] + 4 * inside) % modulus)
+        assert [t.shape for t in out] == [[b.rows, 1]] * 3  # which its samplers ask for, also where there is one row
+        equal(out[0][:, 0], top_p[b.row_slots])
+        equal(out[1][:, 0], top_k[b.row_slots])
+        equal(out[2][:, 0], (seeds[b.row_slots] + 4 * inside) % modulus)
         equal(given[2].flatten(), (seeds + 4 * b.width) % modulus)
 
 
@@ -35,7 +36,7 @@ def test_the_documented_example(gpu: Any) -> None:
         *tensors(np.array([0.9, 0.5], np.float32), np.array([0, 3])), seeds, *tensors(lens, offsets),
         token_num_output_cpu=3, increment_value=1,
     )  # fmt: skip
-    equal(out[2], [100, 104, 200])
+    equal(out[2][:, 0], [100, 104, 200])
     equal(seeds, [101, 201])
 
 
@@ -57,7 +58,7 @@ def test_seeds_after_many_steps_are_fastdeploys(request: Any, layer: Any, rng: A
         if platform == "xpu":  # beyond int64, FastDeploy's sums are not defined
             sums, model = [s % modulus for s in sums], [s % modulus for s in model]
         wrapped = [(s + 2**63) % 2**64 - 2**63 for s in sums]
-        equal(out[2], [s % modulus for s in wrapped])
+        equal(out[2][:, 0], [s % modulus for s in wrapped])
         model = [((s + 2**63) % 2**64 - 2**63) % modulus for s in model]
         equal(given[:, 0], model)
 

@@ -9,7 +9,8 @@ from tests.conformance.mutants.making import edited
 
 _edit = partial(Edit, "phases")
 _LIMIT, _REASON = "limit_thinking", "reasoning_constraint"
-_THINKS_ON = "max_think < 0 or (step + i < max_think and token not in ends)"
+_THINKS_ON = "max_think < 0 or not (full or (token in ends and text))"
+_FULL = "full = step + i == max_think if fastdeploy and max_think > 0 else step + i >= max_think"
 _NO_THINKING = "status == THINKING and begins_without and not generated"
 
 MUTANTS = (
@@ -23,31 +24,61 @@ MUTANTS = (
         "limit-of-the-step-before",
         _LIMIT,
         "all tokens of a step are counted as its first: thinking runs on by as many drafts",
-        _edit("step + i < max_think", "step < max_think"),
+        _edit(_FULL, "full = step == max_think if fastdeploy and max_think > 0 else step >= max_think"),
     ),
     edited(
         "thinking-one-token-long",
         _LIMIT,
         "off by one: the text begins behind the limit",
-        _edit("step + i < max_think", "step + i <= max_think"),
+        _edit(_FULL, "full = step + i > max_think"),
     ),
     edited(
         "limit-only-when-hit-exactly",
         _LIMIT,
         "a request whose limit was passed unseen, as after preemption, thinks for ever",
-        _edit("step + i < max_think", "step + i != max_think"),
+        _edit(_FULL, "full = step + i == max_think"),
+    ),
+    edited(
+        "fastdeploys-limit-passed",
+        _LIMIT,
+        "a request of FastDeploy whose limit is past ends its thought where FastDeploy lets it go on",
+        _edit(_FULL, "full = step + i >= max_think"),
+    ),
+    edited(
+        "answer-without-allowance",
+        _LIMIT,
+        "a thought that ended by itself leaves the answer two tokens short of FastDeploy's",
+        _edit("fastdeploy and max_reply >= 0", "False"),
+    ),
+    edited(
+        "allowance-without-a-limit",
+        _LIMIT,
+        "an answer without a limit gets one of a token",
+        _edit("fastdeploy and max_reply >= 0", "fastdeploy"),
+    ),
+    edited(
+        "end-of-thought-injected",
+        _LIMIT,
+        "without a text FastDeploy lets the token stand; the end of thought takes its place",
+        _edit("[think_end_id] * (not fastdeploy)", "[think_end_id]"),
+    ),
+    edited(
+        "thought-tail-never-kept",
+        _LIMIT,
+        "tokens after the cut become -1 for a caller who keeps them",
+        _edit("not keep_tail", "True", within=_LIMIT),
     ),
     edited(
         "end-token-ends-thought",
         _LIMIT,
         "an end token in thought ends the request without an answer",
-        _edit(_THINKS_ON, "max_think < 0 or step + i < max_think"),
+        _edit(_THINKS_ON, "max_think < 0 or not full"),
     ),
     edited(
         "end-token-limited-without-a-limit",
         _LIMIT,
         "a request without a limit of thinking cannot end in thought",
-        _edit(_THINKS_ON, "(max_think < 0 or step + i < max_think) and token not in ends"),
+        _edit(_THINKS_ON, "not ((max_think >= 0 and full) or (token in ends and text))"),
     ),
     edited(
         "drafts-behind-a-replaced-token",
@@ -79,7 +110,7 @@ MUTANTS = (
         "no-text-without-tokens",
         _LIMIT,
         "without a text nothing ends thinking",
-        _edit("[int(token) for token in inject_token_ids] or [think_end_id]",
+        _edit("[int(token) for token in inject_token_ids] or [think_end_id] * (not fastdeploy)",
               "[int(token) for token in inject_token_ids]"),
     ),
     edited(
@@ -118,7 +149,7 @@ MUTANTS = (
         "status-kept-from-step-to-step",
         _LIMIT,
         "the status is not written back: every step is the first of the text",
-        _edit("limit_status[b] = status", "pass"),
+        _edit("limit_status[b], max_reply_lens[b] = status, max_reply", "max_reply_lens[b] = max_reply"),
     ),
     edited(
         "border-seen-in-the-prompt",
