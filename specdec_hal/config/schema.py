@@ -99,7 +99,7 @@ MethodName = Annotated[str, _known(lambda names, name: names.get_proposer(name))
 StrategyName = Annotated[Strategy, by_name(Strategy), LOWER]
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[Text, RelativePath()]
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 BiasedToken = Annotated[TokenId, BeforeValidator(_from_key)]
 
 

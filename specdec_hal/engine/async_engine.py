@@ -235,17 +235,13 @@ class AsyncEngine:
         stream = RequestStream(self, names)
 
         def add(runner: ModelRunner) -> None:
-            queued = list[str]()
-            try:
-                for request in requests:
-                    if request.request_id in self._streams:
-                        raise RequestError(f"request '{request.request_id}': the id is in use; choose another")
-                    runner.add_request(replace(request, callback=lambda delta: self._mail.append((stream, delta))))
-                    queued.append(request.request_id)
-            except BaseException:
-                for name in queued:
-                    runner.cancel(name)
-                raise
+            for name in names:
+                if name in self._streams:
+                    raise RequestError(f"request '{name}': the id is in use; choose another")
+            mail = self._mail
+            runner.add_requests(
+                replace(request, callback=lambda delta: mail.append((stream, delta))) for request in requests
+            )
             self._streams.update(dict.fromkeys(names, stream))
             self._mail.append((stream, None))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from specdec_hal.errors import RequestError
 from specdec_hal.models.checkpoint import checkpoint_error, parse_json, read_file, read_token_ids
 from specdec_hal.models.detokenizer import LONGEST, ByteDetokenizer, Detokenizer, Ids, PrefixDetokenizer, byte_letters
-from specdec_hal.wording import one_line, short
+from specdec_hal.wording import clip, one_line, short
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER = 128 << 20
@@ -19,6 +21,7 @@ MAX_TOKENIZER = 128 << 20
 
 _PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"')
 
+_log = logging.getLogger("specdec_hal")
 _PIECES = 1 << 16
 """Texts of tokens after other tokens that are remembered: at most some 20 MiB."""
 
@@ -39,12 +42,11 @@ class Tokenizer:
         file, text = read_file(folder, TOKENIZER, MAX_TOKENIZER)
         _check_merges(file, text)
         try:
-            self._library: Any = Library.from_str(text.decode("utf-8"))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the library raises plain Exception, and Rust's panics as BaseException
-            got = f"{len(text)} bytes that are not ({one_line(error)})"
+            self._library: Any = _guarded(lambda: Library.from_str(text.decode("utf-8")))
+        except _LibraryError as error:
+            got = f"{len(text)} bytes that are not ({error})"
             raise checkpoint_error(file, "a tokenizer of the tokenizers library", got, "download it again") from error
+        self._take_whole_texts(file)
         ids = self._library.get_vocab(with_added_tokens=True).values()
         self.vocab_size: int = max(ids, default=-1) + 1
         cure = "use the tokenizer and config.json of one and the same checkpoint"
@@ -64,12 +66,19 @@ class Tokenizer:
         `add_special_tokens`: whether the post-processor of tokenizer.json adds its own, such as a BOS; False for a
         rendered chat template.
         """
-        ids: list[int] = self._library.encode(text, add_special_tokens=add_special_tokens).ids
+        encode = self._library.encode_batch_fast  # lets other threads run meanwhile, as `encode` does not
+        try:
+            ids: list[int] = _guarded(lambda: encode([text], add_special_tokens=add_special_tokens)[0].ids)
+        except _LibraryError as error:
+            raise RequestError(f"the tokenizer cannot encode {short(text)}: {clip(str(error), 300)}") from error
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._library.decode(ids, skip_special_tokens=False)
+        try:
+            text: str = _guarded(lambda: self._library.decode(ids, skip_special_tokens=False))
+        except _LibraryError as error:
+            raise RequestError(f"the tokenizer cannot decode {short(ids)}: {clip(str(error), 300)}") from error
         return text
 
     def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = False) -> Detokenizer:
@@ -91,6 +100,13 @@ class Tokenizer:
         if token_id in self._byte_of:
             return bytes([self._byte_of[token_id]])
         return self._added((token_id,), (token_id,)).encode("utf-8")
+
+    def _take_whole_texts(self, file: Path) -> None:
+        """A prompt is neither cut nor padded, whatever lengths tokenizer.json was saved with."""
+        for name, off in ("truncation", self._library.no_truncation), ("padding", self._library.no_padding):
+            if (settings := getattr(self._library, name)) is not None:
+                _log.warning("%s: its %s is not applied: %s", file, name, short(settings))
+                off()
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -134,6 +150,20 @@ class Tokenizer:
             return self.decode((*context, *ids))[len(self.decode(context)) :]
 
         return lru_cache(_PIECES)(added)
+
+
+class _LibraryError(Exception):
+    """The library refused, or panicked."""
+
+
+def _guarded(call: Callable[[], Any]) -> Any:
+    """What a call of the library gives. It raises plain Exception, and Rust's panics as BaseException."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise _LibraryError(one_line(error)) from error
 
 
 def _types(decoder: dict[str, Any]) -> Iterator[str]:

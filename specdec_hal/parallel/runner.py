@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -80,14 +80,16 @@ class LeadingRunner(RankRunner):
         super().__init__(*args, **options)
         self._tell, self._lost = tell, lost
 
-    def add_request(self, request: Request) -> None:
-        """See ModelRunner.add_request. RequestError for a deadline: the ranks may not agree when it has passed."""
-        if request.timeout_s is not None or request.ttft_timeout_s is not None:
-            raise RequestError(f"request '{request.request_id}': expected no deadline with engine.tensor_parallel")
-        super().add_request(request)
-        admitted = self.find(request.request_id)
-        assert admitted is not None
-        self._tell("add_request", replace(admitted.request, callback=None))  # with the seed that was drawn here
+    def add_requests(self, requests: Iterable[Request]) -> None:
+        """See ModelRunner.add_requests. RequestError for a deadline: the ranks may not agree when it has passed."""
+        requests = list(requests)
+        for request in requests:
+            if request.timeout_s is not None or request.ttft_timeout_s is not None:
+                raise RequestError(f"request '{request.request_id}': expected no deadline with engine.tensor_parallel")
+        super().add_requests(requests)
+        # With the seeds that were drawn here.
+        admitted = [found.request for request in requests if (found := self.find(request.request_id)) is not None]
+        self._tell("add_requests", [replace(request, callback=None) for request in admitted])
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
         """See ModelRunner.cancel."""

@@ -157,17 +157,29 @@ class ModelRunner:
 
         RequestError, with nothing changed, if it cannot be served as asked; QueueFullError if too many wait.
         """
+        self.add_requests([request])
+
+    def add_requests(self, requests: Iterable[Request]) -> None:
+        """Queue copies of requests as :meth:`add_request` does, all or none.
+
+        They take one place in the line: `n` choices of a prompt are admitted wherever one is.
+        """
         self._guard.check("add_request")
-        sequence = self._sequence(request)
-        self._deadlines.admit(f"request '{sequence.request.request_id}'", self._scheduler.line)
-        self._scheduler.add(sequence)
-        self._deadlines.watch(sequence)
+        sequences: dict[str, Sequence] = {}
+        for request in requests:
+            sequence = self._sequence(request)
+            if sequences.setdefault(sequence.request.request_id, sequence) is not sequence:
+                raise _in_use(sequence.request)
+        if sequences and not self._scheduler.has_room:
+            self._deadlines.admit(f"request '{next(iter(sequences))}'", self._scheduler.line)
+        for sequence in sequences.values():
+            self._scheduler.add(sequence)
+            self._deadlines.watch(sequence)
 
     def _sequence(self, request: Request) -> Sequence:
         copy, prompt, limit = self._rules.check(request, self.tokenizer or self.sink)
         if self.find(copy.request_id) is not None:
-            name = f"request '{copy.request_id}'"
-            raise RequestError(f"{name}: the id is in use; choose another, or take the finished output first")
+            raise _in_use(copy)
         tokenizer = self.tokenizer if self.sink is None else None
         return Sequence(copy, limit, None if tokenizer is None else tokenizer.detokenizer(), prompt)
 
@@ -472,3 +484,9 @@ class ModelRunner:
         if self.sink is not None:
             self.sink.ended(sequence)
         self._show(sequence)
+
+
+def _in_use(request: Request) -> RequestError:
+    return RequestError(
+        f"request '{request.request_id}': the id is in use; choose another, or take the finished output first"
+    )

@@ -95,6 +95,11 @@ class Scheduler:
         return len(self._by_id)
 
     @property
+    def has_room(self) -> bool:
+        """Whether a request more would find a free slot in the next step."""
+        return len(self.waiting) < len(self._free_slots)
+
+    @property
     def line(self) -> int:
         """Requests that wait and will not find a free slot in the next step."""
         return max(len(self.waiting) - len(self._free_slots), 0)

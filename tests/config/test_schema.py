@@ -199,7 +199,7 @@ def test_enum_names_in_any_case(read: Read, name: str) -> None:
         ("sampling: {logprobs: -1}", "logprobs: expected an integer in 0..2147483647 or null, got -1"),
         ("sampling: {stop: x}", "stop: expected a list with a non-empty string per item, got 'x' (a string)"),
         ("sampling: {stop: [a, '']}", "stop[1]: expected a non-empty string, got '' (a string)"),
-        ("sampling: {stop_token_ids: [-1]}", "stop_token_ids[0]: expected an integer >= 0, got -1"),
+        ("sampling: {stop_token_ids: [-1]}", "stop_token_ids[0]: expected an integer in 0..2147483647, got -1"),
         ("model: {path: ''}", "path: expected a non-empty string or null, got '' (a string)"),
         ("model: {framework: jax}", "framework: expected one of auto, paddle, torch, got 'jax'"),
         ("model: {framework: pytorch}", "framework: expected one of auto, paddle, torch, got 'pytorch'"),

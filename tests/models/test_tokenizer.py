@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_hal.errors import CheckpointError
+from specdec_hal.errors import CheckpointError, RequestError
 from specdec_hal.models import Tokenizer, load_tokenizer
 
 TEXT = "def größe(straße: str) -> float:\n    return 3.14  # π ≈ 3, 日本語 🎉🎉 e\u0301\n" * 3
@@ -197,3 +199,75 @@ def test_any_architecture(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 999, "eos_token_id": [2]}))
     tokenizer = load_tokenizer(folder)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (None, (2,))
+
+
+# ---- what tokenizer.json may ask for
+
+
+def change(folder: Path, **parts: Any) -> Path:
+    """A tokenizer.json with other parts."""
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **parts}))
+    return folder
+
+
+PADDING = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("truncation", {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}),
+        ("truncation", {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 8}),
+        ("padding", {"strategy": {"Fixed": 100}, "pad_to_multiple_of": None, **PADDING}),
+        ("padding", {"strategy": {"Fixed": 10**9}, "pad_to_multiple_of": None, **PADDING}),
+        ("padding", {"strategy": "BatchLongest", "pad_to_multiple_of": 64, **PADDING}),
+    ],
+)
+def test_prompts_are_neither_cut_nor_padded(
+    folder: Path, caplog: pytest.LogCaptureFixture, name: str, settings: dict[str, Any]
+) -> None:
+    """39 tokens became 8, and a padding of 10^9 aborted the process; both without a word."""
+    expected = load_tokenizer(folder).encode(TEXT)
+    assert len(expected) > 100
+    assert load_tokenizer(change(folder, **{name: settings})).encode(TEXT) == expected
+    assert f"tokenizer.json: its {name} is not applied" in caplog.text
+
+
+FIXED = {"type": "FixedLength", "length": 0}
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "special_tokens": {},
+}
+
+
+@pytest.mark.parametrize("parts", [{"pre_tokenizer": FIXED}, {"post_processor": TEMPLATE}])
+def test_a_panic_is_an_error_of_the_request(folder: Path, parts: dict[str, Any]) -> None:
+    """Rust's panics are no Exception."""
+    tokenizer = load_tokenizer(change(folder, **parts))
+    with pytest.raises(RequestError, match="the tokenizer cannot encode 'a b'"):
+        tokenizer.encode("a b")
+
+
+def test_a_panic_while_decoding(folder: Path) -> None:
+    tokenizer = load_tokenizer(change(folder, decoder={"type": "Strip", "content": "a", "start": 5, "stop": 5}))
+    with pytest.raises(RequestError, match="the tokenizer cannot decode"):
+        tokenizer.decode(tokenizer.encode("a"))
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    """The library's `encode` holds the interpreter: 2 s for 1 MB of text, in which nobody's events came."""
+    done, turns = threading.Event(), 0
+
+    def encode() -> None:
+        tokenizer.encode(TEXT * 3000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 20

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec_hal.engine import AsyncEngine
+from specdec_hal.engine.async_engine import RequestStream
+from specdec_hal.runner import Request
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest
+from specdec_hal.serve.split import messages
 from tests.serve.conftest import Running, serving
 
 NUMBERS = st.one_of(
@@ -39,6 +44,41 @@ ROUTES = {
 def shared() -> Iterator[Running]:
     with serving(sampling={"max_new_tokens": 4}) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine is asked for could go to one in another process."""
+    submit = AsyncEngine.submit
+
+    async def sent(engine: AsyncEngine, requests: Sequence[Request]) -> RequestStream:
+        asked = messages.Submit(0, [messages.Asked.of(request) for request in requests])
+        assert messages.for_engine(msgspec.msgpack.encode(asked)) == asked
+        return await submit(engine, requests)
+
+    monkeypatch.setattr(AsyncEngine, "submit", sent)
+
+
+@pytest.mark.parametrize("huge", [1 << 31, 1 << 63, 1 << 64, 10**400], ids=["2^31", "2^63", "2^64", "10^400"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "prompt",
+        "stop_token_ids",
+        "n",
+        "max_tokens",
+        "min_tokens",
+        "seed",
+        "top_k",
+        "num_speculative_tokens",
+        "logprobs",
+    ],
+)
+def test_numbers_beyond_64_bits(shared: Running, key: str, huge: int) -> None:
+    """A token id of 2^64 was status 500 and 70 lines in the log where HTTP is a process of its own."""
+    value = [huge] if key in ("prompt", "stop_token_ids") else huge
+    answer = shared.http.post("/v1/completions", content=json.dumps({"prompt": [1], "max_tokens": 1, key: value}))
+    assert answer.status_code == (200 if key == "seed" and huge < 1 << 63 else 422), answer.text
 
 
 @pytest.mark.parametrize("path", ROUTES)

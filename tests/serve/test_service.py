@@ -95,12 +95,23 @@ def test_too_many_requests_at_once() -> None:
 
 def test_a_queue_that_is_full_takes_all_choices_or_none() -> None:
     with serving(runner={"max_num_seqs": 1, "max_waiting_requests": 1}) as running:
-        with pytest.raises(openai.RateLimitError, match="expected at most 1 waiting requests") as refused:
-            running.openai.completions.create(model=MODEL, prompt=[1], n=4)
-        assert int(refused.value.response.headers["Retry-After"]) >= 1
+        running.model.gate.clear()
+        with streaming(running, {**LONG, "n": 2}):
+            with pytest.raises(openai.RateLimitError, match="expected at most 1 waiting requests") as refused:
+                running.openai.completions.create(model=MODEL, prompt=[1], n=4)
+            assert int(refused.value.response.headers["Retry-After"]) >= 1
+        running.model.gate.set()
         running.until(lambda: not running.engine.runner.has_requests)
         answer = running.post({"prompt": [1], "n": 2, "max_tokens": 3, "ignore_eos": True})
         assert answer.json()["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize("waiting", [0, 4])
+def test_an_idle_server_takes_every_choice(waiting: int) -> None:
+    """100 choices were refused with 429 for ever, where fewer requests may wait."""
+    with serving(runner={"max_num_seqs": 2, "max_waiting_requests": waiting}) as running:
+        answer = running.post({"prompt": [1], "n": 100, "max_tokens": 1})
+        assert answer.status_code == 200 and len(answer.json()["choices"]) == 100
 
 
 def test_the_api_key() -> None:

@@ -113,14 +113,9 @@ class EngineProcess:
 
     def _submit(self, command: messages.Submit) -> None:
         new = [asked for asked in command.requests if self.runner.find(asked.request_id) is None]
-        queued = list[str]()
         try:
-            for asked in new:
-                self.runner.add_request(asked.request())
-                queued.append(asked.request_id)
+            self.runner.add_requests([asked.request() for asked in new])
         except RequestError as error:
-            for name in queued:
-                self._release(name, "cancelled")
             late = error.retry_after_s if isinstance(error, QueueFullError) else None
             self._http[command.worker].send(messages.Refused(command.number, str(error), late))
             return
