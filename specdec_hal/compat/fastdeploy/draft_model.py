@@ -39,21 +39,19 @@ def draft_model_preprocess(
     is_splitwise_prefill: bool,
 ) -> None:
     """Set the draft model's slots to what the target's step has accepted; not_need_stop: whether any slot drafts."""
-    slots = draft_tokens.shape[0]
+    one = plan.constant(1, draft_tokens.shape[:1], "int32")
     width = min(draft_tokens.shape[1], accept_tokens.shape[1], WIDEST_STEP)
     drafts, write_drafts = plan.columns(draft_tokens, width)
-    target_drafts, _ = plan.columns(target_model_draft_tokens, width)
+    accepted, target_drafts = (plan.columns(t, width)[0] for t in (accept_tokens, target_model_draft_tokens))
     plan.run(
         "draft_model_preprocess",
-        draft_tokens=drafts,
-        accept_tokens=plan.columns(accept_tokens, width)[0],
-        base_model_draft_tokens=target_drafts,
+        **{"draft_tokens": drafts, "accept_tokens": accepted, "base_model_draft_tokens": target_drafts},
         **plan.given("input_ids", "stop_flags", "pre_ids", "accept_num", *_OWN),
         **plan.given(base_model_seq_lens_decoder="target_model_seq_lens_decoder"),
         **plan.given(base_model_step_idx="target_model_step_idx", base_model_stop_flags="target_model_stop_flags"),
         has_running=plan.flat(not_need_stop),
-        max_dec_len=plan.constant(_NO_LIMIT, [slots], "int64") if is_splitwise_prefill else max_dec_len,
-        draft_token_num=plan.constant(1, [slots], "int32"),  # FastDeploy asks no request how many it wants
+        max_dec_len=plan.constant(_NO_LIMIT, one.shape, "int64") if is_splitwise_prefill else max_dec_len,
+        draft_token_num=one,  # FastDeploy asks no request how many it wants
         min_room=num_model_step + 1,
     )
     write_drafts()

@@ -99,7 +99,7 @@ def test_the_worked_example_of_get_infer_param(xpu: Any) -> None:
 
 
 def test_where_tokens_go_in_the_cache(xpu: Any) -> None:
-    """FastDeploy's script: two prompts, one of which has 64 tokens cached, blocks of 64; slot b's are 4 b .. 4 b + 3."""
+    """Two prompts, one of which has 64 tokens cached; blocks of 64, of which slot b has 4 b .. 4 b + 3."""
     made = infer_param(xpu, *(np.array(a) for a in ([100, 0, 0, 0, 140], [0, 5, 0, 25, 64], [100, 2, 0, 1, 140])))
     assert values(made["len_info_cpu"])[:6].tolist() == [2, 2, 240, 140, 204, 4]
     enc, dec = values(made["slots_enc"]), values(made["slots_dec"])
