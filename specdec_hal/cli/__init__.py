@@ -18,6 +18,7 @@ from specdec_hal.cli import (
     backends,
     batch,
     bench,
+    chat,
     compare,
     conformance,
     explain,
@@ -35,6 +36,7 @@ from specdec_hal.wording import clip, one_line
 BAD_INPUT, INTERNAL, CANNOT_WRITE, INTERRUPTED, READER_GONE = 2, 70, 74, 130, 141
 COMMANDS = {
     "generate": generate,
+    "chat": chat,
     "serve": serve,
     "batch": batch,
     "compare": compare,

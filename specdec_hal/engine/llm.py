@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.config import Config, parse
@@ -15,6 +17,7 @@ from specdec_hal.runtime import Runtime, load
 
 if TYPE_CHECKING:
     from specdec_hal.models import TargetModel, Tokenizer
+    from specdec_hal.models.chat import ChatTemplate, Message
     from specdec_hal.registry import Registry
 
 Prompt = str | Sequence[int]
@@ -111,6 +114,43 @@ class LLM:
                 raise
         finished = self.runner.take_finished()
         return [finished[name] for name in queued]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        progress: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer a chat, or each of several; outputs as :meth:`generate` has them.
+
+        `messages`: each with `role` and `content`. `chat_template`: a Jinja template; None: the checkpoint's.
+        `template_options`: of :meth:`ChatTemplate.render <specdec_hal.models.chat.ChatTemplate.render>`, such as
+        ``tools``, ``add_generation_prompt`` or variables of the template. RequestError without a template, and for
+        messages that it refuses.
+        """
+        chats: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        template = self._chat_template if chat_template is None else self._chat_template_of(chat_template)
+        prompts = [template.render(chat, **template_options) for chat in chats]
+        return self.generate(prompts, sampling_params, add_special_tokens=False, progress=progress)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        from specdec_hal.models.chat import load_chat_template, missing_template
+
+        config = self.runner.config
+        found = load_chat_template(config.model_path, config.serve.chat_template)
+        if found is None:
+            raise missing_template(config.served_name)
+        return found
+
+    def _chat_template_of(self, source: str) -> ChatTemplate:
+        from specdec_hal.models.chat import ChatTemplate, special_tokens
+
+        path = self.runner.config.model.path
+        return ChatTemplate(source, {} if path is None else special_tokens(Path(path)))
 
     def _encode(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
         if not isinstance(prompt, str):

@@ -107,16 +107,25 @@ def load_chat_template(checkpoint: Path, file: str | None = None) -> ChatTemplat
 
     CheckpointError for a file that cannot be read or holds no template.
     """
-    if is_gguf(checkpoint):
-        from specdec_hal.models.llama_cpp import read_chat_templates
-
-        found, tokens = read_chat_templates(checkpoint, (None, TOOL_USE))
-        sources = {name or DEFAULT: source for name, source in found.items()}
-    else:
-        sources, tokens = _read_folder(checkpoint)
+    sources, tokens = _read_checkpoint(checkpoint)
     if file is not None:
         sources = {DEFAULT: _read(Path(file))}
     return ChatTemplate(sources, tokens) if sources else None
+
+
+def special_tokens(checkpoint: Path) -> dict[str, str]:
+    """The special tokens of a checkpoint folder or GGUF file by the names that templates use."""
+    return _read_checkpoint(checkpoint)[1]
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Templates by name, and special tokens."""
+    if not is_gguf(path):
+        return _read_folder(path)
+    from specdec_hal.models.llama_cpp import read_chat_templates
+
+    found, tokens = read_chat_templates(path, (None, TOOL_USE))
+    return {name or DEFAULT: source for name, source in found.items()}, tokens
 
 
 def missing_template(model: str) -> RequestError:

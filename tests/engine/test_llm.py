@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdec_hal.config import parse
 from specdec_hal.engine import LLM, AsyncEngine
-from specdec_hal.errors import EngineDeadError, RequestError
+from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.models.protocol import ForwardBatch
 from specdec_hal.runner import Request, SamplingParams, StreamDelta
 from tests.runner.test_equality import plain_decoding, scored_prompt
@@ -62,6 +63,19 @@ class TestLLM:
         ]
         for output, prompt, params in zip(outputs, PROMPTS, PARAMS, strict=True):
             assert output.prompt_logprobs == scored_prompt(prompt, params.prompt_logprobs)
+
+    def test_a_chat_is_the_prompt_of_its_template(self, tmp_path: Path) -> None:
+        (tmp_path / "chat_template.jinja").write_text("{{ messages | map(attribute='content') | join }}{{ more }}")
+        decoder = llm(model={"path": str(tmp_path)})
+        decoder_without = llm()
+        first, second = [{"role": "user", "content": "cd"}], [{"role": "user", "content": "ab"}] * 2
+        expected = decoder.generate(["cd", "abab"], PARAMS[0])
+        assert [o.text for o in decoder.chat([first, second], PARAMS[0])] == [o.text for o in expected]
+        assert decoder.chat(first, PARAMS[0])[0].text == expected[0].text
+        assert decoder.chat(first, PARAMS[0], more="x")[0].prompt_tokens == 3
+        assert decoder_without.chat(first, PARAMS[0], chat_template="cd")[0].text == expected[0].text
+        with pytest.raises(ConfigError, match="no model is configured"):
+            decoder_without.chat(first)
 
     def test_one_prompt_and_the_sampling_of_the_configuration(self) -> None:
         model = llm(sampling={"max_new_tokens": 4, "bad_token_ids": [0]})

@@ -1,0 +1,118 @@
+"""Chat with a model in the terminal. Answers stream as they are decoded, accepted draft tokens highlighted.
+
+Each line of input is a message; an empty line is ignored. /clear starts over, /exit and Ctrl-D end the chat. From a
+pipe, each line is a message as well, and --json prints all messages once the input ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from specdec_hal.cli.decoding import load
+from specdec_hal.cli.generate import ACCEPTED
+from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
+
+if TYPE_CHECKING:
+    from specdec_hal.models.chat import ChatTemplate
+    from specdec_hal.runner import ModelRunner, StreamDelta
+
+HELP = "chat with a model, with the accepted drafts highlighted"
+CLEAR, EXIT = "/clear", "/exit"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Configuration, model, and what the chat starts with."""
+    add_config_arguments(parser)
+    parser.add_argument("--model", metavar="PATH", help="same as --set model.path=PATH")
+    parser.add_argument("--system", metavar="TEXT", help="the system message that the chat starts with")
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="Jinja file that makes messages a prompt (default: the checkpoint's)"
+    )
+    parser.add_argument("--max-new-tokens", metavar="N", help="same as --set sampling.max_new_tokens=N")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Chat until the input ends; 1 if an answer ended in an error."""
+    from specdec_hal.models.chat import load_chat_template, missing_template
+
+    given = {"model.path": args.model, "serve.chat_template": args.chat_template}
+    args.overrides += [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    if args.max_new_tokens is not None:
+        args.overrides.append(f"sampling.max_new_tokens={args.max_new_tokens}")
+    runtime = read_runtime(args)
+    template = load_chat_template(runtime.config.model_path, runtime.config.serve.chat_template)
+    if template is None:
+        raise missing_template(runtime.config.served_name)
+    model, tokenizer = load(runtime)
+    return _Chat(runtime.runner(model=model, tokenizer=tokenizer), template, args.system, output).run()
+
+
+class _Chat:
+    """The messages so far, and the turns that add to them."""
+
+    def __init__(self, runner: ModelRunner, template: ChatTemplate, system: str | None, output: Output) -> None:
+        self._runner, self._template, self._output = runner, template, output
+        self._first = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._first)
+        self._answers: list[dict[str, Any]] = []
+
+    def run(self) -> int:
+        """Until the input ends; the exit status."""
+        failed = False
+        for line in self._lines():
+            if line == EXIT:
+                break
+            if line == CLEAR:
+                self._messages = list(self._first)
+                continue
+            failed |= not self._turn(line)
+        if self._output.json:
+            self._output.document({"messages": self._messages, "answers": self._answers})
+        return int(failed)
+
+    def _lines(self) -> Iterator[str]:
+        """Non-empty lines, asked for at a terminal."""
+        asked = sys.stdin.isatty() and not self._output.json
+        while True:
+            try:
+                line = input("> ") if asked else next(sys.stdin)
+            except (EOFError, StopIteration):
+                return
+            if line.strip():
+                yield line.strip()
+
+    def _turn(self, text: str) -> bool:
+        """One message and the answer to it; False if that ended in an error, which leaves the chat as it was."""
+        from specdec_hal.runner import Request
+
+        messages = [*self._messages, {"role": "user", "content": text}]
+        runner = self._runner
+        assert runner.tokenizer is not None
+        prompt = runner.tokenizer.encode(self._template.render(messages), add_special_tokens=False)
+        name = f"turn-{len(self._answers)}"
+        show = None if self._output.json else self._show
+        runner.add_request(Request(name, prompt, runner.default_params, show))
+        try:
+            while runner.has_requests:
+                runner.step()
+        except KeyboardInterrupt:  # ends this answer, not the chat
+            runner.cancel(name)
+        answer = runner.take_finished()[name]
+        counts = {"prompt_tokens": answer.prompt_tokens, "tokens": len(answer.token_ids)}
+        drafts = {"drafted_tokens": answer.drafted, "accepted_tokens": answer.accepted}
+        self._answers.append({**counts, **drafts, "finish_reason": answer.finish_reason, "error": answer.error})
+        failed = answer.finish_reason == "error"
+        if not failed:
+            self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+        if not self._output.json:
+            end = answer.error if failed else f"{answer.accepted} of {answer.drafted} drafts accepted"
+            self._output.console.print(f"\n{end}\n", style="red" if failed else "dim", soft_wrap=True)
+        return not failed
+
+    def _show(self, delta: StreamDelta) -> None:
+        for text, accepted in delta.spans:
+            self._output.console.print(text, style=ACCEPTED if accepted else None, end="", soft_wrap=True)
