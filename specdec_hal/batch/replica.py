@@ -17,7 +17,8 @@ from specdec_hal.engine import LLM
 from specdec_hal.errors import RequestError
 from specdec_hal.runner import Request, SamplingParams
 
-COUNTS = ("rows", "failed", "tokens", "steps", "drafted_tokens", "accepted_tokens")
+_OF_ROWS = ("steps", "num_drafts", "drafted_tokens", "accepted_tokens")
+COUNTS = ("rows", "failed", "tokens", *_OF_ROWS)
 
 
 class Replica:
@@ -101,7 +102,7 @@ def count(rows: list[Row]) -> Counter[str]:
         counts["rows"] += 1
         counts["failed"] += row["finish_reason"] == "error"
         counts["tokens"] += len(row["token_ids"])
-        for name in ("steps", "drafted_tokens", "accepted_tokens"):
+        for name in _OF_ROWS:
             counts[name] += row[name]
     return counts
 

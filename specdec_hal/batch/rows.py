@@ -70,6 +70,7 @@ def answer(row: int, name: str | None, output: RequestOutput) -> Row:
         "finish_reason": output.finish_reason,
         "error": output.error or None,
         "steps": output.steps,
+        "num_drafts": output.num_drafts,
         "drafted_tokens": output.drafted,
         "accepted_tokens": output.accepted,
     }

@@ -177,7 +177,8 @@ def plot_methods(document: Mapping[str, Any], path: Path) -> None:
     for method in methods:
         each = [row["acceptance_by_position"] for row in rows if row["method"] == method]
         longest = max(map(len, each))
-        means = [fmean(rates[at] for rates in each if len(rates) > at) for at in range(longest)]
+        # Of drafts, however long they were: a position that no draft reached has none accepted.
+        means = [fmean(rates[at] if len(rates) > at else 0.0 for rates in each if rates) for at in range(longest)]
         panels[2].plot(range(1, longest + 1), means, marker="o", label=method)
     panels[2].set_title("mean acceptance by draft position")
     panels[2].xaxis.get_major_locator().set_params(integer=True)

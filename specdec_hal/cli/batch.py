@@ -152,16 +152,21 @@ def _answer(
 
 def _print(output: Output, document: dict[str, Any], by_replica: dict[str, Counter[str]]) -> None:
     if by_replica:
-        rows = table("Replicas", "replica", "rows", "errors", "tokens", "tokens/s", "tokens per step", "accepted")
+        from specdec_hal.runner.metrics import acceptance
+
+        columns = ("tokens per decode step", "mean acceptance length", "acceptance rate")
+        rows = table("Replicas", "replica", "rows", "errors", "tokens", "tokens/s", *columns)
         for name, counts in sorted(by_replica.items()):
             # The first token of a row comes with its prompt, not with a decode step.
             decoded = counts["tokens"] - counts["rows"] + counts["failed"]
+            drafts = acceptance(counts["num_drafts"], counts["drafted_tokens"], counts["accepted_tokens"])
             rows.add_row(
                 name,
                 *(str(counts[of]) for of in ("rows", "failed", "tokens")),
                 _ratio(counts["tokens"], counts["seconds"]),
                 _ratio(decoded, counts["steps"]),
-                _ratio(counts["accepted_tokens"], counts["drafted_tokens"]),
+                number(drafts["mean_acceptance_length"]),
+                number(drafts["acceptance_rate"]),
             )
         output.console.print(rows)
     output.console.print(

@@ -22,6 +22,7 @@ from specdec_hal.cli.decoding import (
     load,
     metrics_rows,
     number,
+    numbers,
     params_of,
     progress_bar,
     runtime_for,
@@ -42,6 +43,18 @@ Runs = dict[str, list[Run]]
 
 HELP = "compare the configured method, or several, with plain decoding: tokens and speed of warm engines"
 NAIVE = "naive"
+_COUNTED = (
+    "steps",
+    "tokens_per_step",
+    "num_drafts",
+    "drafted_tokens",
+    "accepted_tokens",
+    "mean_acceptance_length",
+    "acceptance_rate",
+    "acceptance_by_position",
+    "seconds_by_stage",
+)
+"""What documents have of a runner's summary."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -207,8 +220,7 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
         "seconds": seconds,
         "tokens_per_second": runs[-1].tokens / seconds,
         "all_seconds": [one.seconds for one in runs],
-        **{key: summary[key] for key in ("steps", "tokens_per_step", "drafted_tokens", "accepted_tokens")},
-        **{key: summary[key] for key in ("acceptance_rate", "acceptance_by_position", "seconds_by_stage")},
+        **{key: summary[key] for key in _COUNTED},
     }
 
 
@@ -221,12 +233,15 @@ def _comparison(method: str, runs: Runs) -> Table:
 
 
 def _methods(document: dict[str, Any]) -> Table:
-    columns = ("prompt", "method", "tokens per step", "speed-up", "tokens per second", "acceptance by position")
+    columns = (
+        *("prompt", "method", "tokens per decode step", "speed-up", "tokens per second"),
+        *("mean acceptance length", "acceptance by position"),
+    )
     rows = table("Methods", *columns)
     for row in document["rows"]:
-        figures = (row["tokens_per_step"], row["speedup"], row["tokens_per_second"])
-        by_position = " ".join(f"{rate:.2f}" for rate in row["acceptance_by_position"])
-        rows.add_row(Path(row["prompt"]).name, row["method"], *map(number, figures), by_position)
+        names = ("tokens_per_step", "speedup", "tokens_per_second", "mean_acceptance_length")
+        figures = (number(row[name]) for name in names)
+        rows.add_row(Path(row["prompt"]).name, row["method"], *figures, numbers(row["acceptance_by_position"]))
     return rows
 
 

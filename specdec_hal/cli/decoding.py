@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -122,19 +122,25 @@ def metrics_rows(run: Run) -> list[tuple[str, str]]:
     """The figures of a run for a table: (name, value)."""
     summary = run.summary
     stages = sorted(summary["seconds_by_stage"].items(), key=lambda item: -item[1])
-    positions = summary["acceptance_by_position"]
     return [
         ("generated tokens", str(run.tokens)),
         ("seconds", f"{run.seconds:.2f}"),
         ("tokens per second", f"{run.tokens_per_second:.1f}"),
-        ("steps", str(summary["steps"])),
-        ("tokens per step", number(summary["tokens_per_step"])),
-        ("drafts accepted", f"{summary['accepted_tokens']} of {summary['drafted_tokens']}"),
+        ("steps of the batch, with prefill", str(summary["steps"])),
+        ("tokens per request and decode step", number(summary["tokens_per_step"])),
+        ("drafts", str(summary["num_drafts"])),
+        ("draft tokens accepted", f"{summary['accepted_tokens']} of {summary['drafted_tokens']}"),
         ("acceptance rate", number(summary["acceptance_rate"])),
-        ("acceptance by position", " ".join(f"{rate:.2f}" for rate in positions)),
+        ("mean acceptance length", number(summary["mean_acceptance_length"])),
+        ("acceptance by position", numbers(summary["acceptance_by_position"])),
         ("seconds by stage", ", ".join(f"{name} {value:.2f}" for name, value in stages if value >= 0.005)),
         *(("fallback", f"{op}: {calls} calls") for op, calls in summary["fallback_calls"].items()),
     ]
+
+
+def numbers(values: Iterable[float]) -> str:
+    """Several figures for people."""
+    return " ".join(map(number, values))
 
 
 def number(value: float | None) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from specdec_hal.errors import FrameError
 from specdec_hal.runner.request import Drafts, FinishReason, TokenLogprobs
 
-VERSION = 3
+VERSION = 4
 RECOVERY, PREEMPTED = -3, -9
 """Counts that are no number of tokens: the step of the request failed and is computed again, or it lost its slot."""
 
@@ -44,8 +44,8 @@ class StreamStart(msgspec.Struct, array_like=True, frozen=True):
     token_ids: list[int] = []
     accepted_draft: list[bool] = []
     logprobs: list[TokenLogprobs] = []
-    counts: tuple[int, int, int] = (0, 0, 0)
-    """Steps, drafted and accepted tokens."""
+    counts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """See :attr:`specdec_hal.runner.stream.OutputStream.counts`."""
     prompt_logprobs: list[TokenLogprobs | None] = []
     drafts: list[Drafts] = []
 

@@ -18,9 +18,8 @@ class Ended(NamedTuple):
 
     prompt_tokens: int
     error: str
-    steps: int
-    drafted: int
-    accepted: int
+    counts: tuple[int, int, int, int]
+    """See :attr:`~specdec_hal.runner.stream.OutputStream.counts`."""
     queue_s: float | None
 
 
@@ -113,7 +112,7 @@ class TokenProcessor:
         output = OutputStream(request, start.prompt_tokens, start.max_new_tokens, self._detokenizer())
         output.queue_s = start.queue_s
         output.extend(start.token_ids, start.accepted_draft, list(start.logprobs), self._end_tokens)
-        output.steps, output.drafted, output.accepted = start.counts
+        output.counts = start.counts
         output.prompt_logprobs = list(start.prompt_logprobs)
         output.drafts = list(start.drafts)
         self._touched[start.number] = self._streams[start.number] = _Stream(output)
@@ -140,19 +139,19 @@ class TokenProcessor:
             end += count
             gained, flags = tokens[rows], accepted_draft[rows]
             wants = output.request.params
-            judged = self._pair(output, number, start, drafted, gained, flags) if wants.return_drafts else []
+            judged = self._pair(output, number, start, drafted, gained, flags) if wants.return_drafts else ()
             if output.finish_reason is not None:
                 continue  # by a stop string, which the engine does not know
             if start != len(output.token_ids):
                 had = f"expected {len(output.token_ids)} tokens before, got {start}"
                 raise FrameError(f"starts: request '{output.request.request_id}': {had}; some are missing")
-            output.drafts += judged
             logprobs = [] if wants.logprobs is None else frame.logprobs(rows, wants.logprobs)
             output.extend(gained, flags, logprobs, self._end_tokens)
             self.totals.emitted += len(output.token_ids) - start
             if drafted >= 0:
-                accepted = sum(flags)
-                output.count(drafted, accepted)
+                accepted = output.count(start, drafted)
+                if judged:
+                    output.drafts.append(Drafts(start, judged, accepted))
                 judged_drafts.append(drafted)
                 accepted_drafts.append(accepted)
             self._touched[number] = stream
@@ -166,16 +165,16 @@ class TokenProcessor:
 
     def _pair(
         self, output: OutputStream, number: int, start: int, drafted: int, tokens: list[int], from_draft: list[bool]
-    ) -> list[Drafts]:
+    ) -> tuple[int, ...]:
         """The drafts that these tokens of a request that asks for them were judged with."""
         if drafted < 1:
-            return []
+            return ()
         judged = self._unpaired.pop((number, start), ())
         found = [token == draft for token, draft in zip(tokens, judged, strict=False)]
         if len(judged) != drafted or found != from_draft[: len(found)]:
             name = f"drafts: request '{output.request.request_id}'"
             raise FrameError(f"{name}: expected {drafted} that give {tokens} behind {start}, got {list(judged)}")
-        return [Drafts(start, judged, sum(from_draft))]
+        return judged
 
     def _news(self, stream: _Stream) -> list[News]:
         output = stream.output
@@ -190,8 +189,7 @@ class TokenProcessor:
         ended = None
         if output.finish_reason is not None:
             stream.closed = True
-            counts = output.steps, output.drafted, output.accepted
-            ended = Ended(output.prompt_len, output.error, *counts, output.queue_s)
+            ended = Ended(output.prompt_len, output.error, output.counts, output.queue_s)
         return [News(delta, tokens, chars, ended)]
 
 

@@ -199,6 +199,5 @@ def _start(number: int, sequence: Sequence) -> StreamStart:
     return StreamStart(
         number, request.request_id, sequence.prompt_len, sequence.max_new_tokens, request.params.model_dump(),
         sequence.queue_s, list(sequence.token_ids), list(sequence.accepted_draft), list(sequence.logprobs),
-        (sequence.steps, sequence.drafted, sequence.accepted), list(sequence.prompt_logprobs),
-        list(sequence.drafts),
+        sequence.counts, list(sequence.prompt_logprobs), list(sequence.drafts),
     )  # fmt: skip

@@ -51,7 +51,7 @@ class RankRunner(ModelRunner):
         super().forget()
         self._decisions, self._compared = [], 0
 
-    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> bool:
+    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> int | None:
         if self.config.engine.digest_interval is not None:
             self._decisions.append((self.metrics.steps, slot, tuple(report.tokens(slot))))
         return super()._take(slot, work, report, record)
@@ -111,7 +111,7 @@ class LeadingRunner(RankRunner):
         self._tell("step")
         return super().step()
 
-    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> bool:
+    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> int | None:
         if self._lost():  # so that what came out may lack its part
             raise EngineDeadError("a tensor-parallel rank has ended; start the engine anew")
         return super()._take(slot, work, report, record)

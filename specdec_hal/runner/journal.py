@@ -51,7 +51,7 @@ def record_of(sequence: running.Sequence) -> Record:
         "prompt_logprobs": [entry and entry._asdict() for entry in sequence.prompt_logprobs],
         "drafts": [one._asdict() for one in sequence.drafts],
         "limit_status": sequence.limit_status,
-        "counts": [sequence.steps, sequence.drafted, sequence.accepted],
+        "counts": list(sequence.counts),
         "ended": None if reason is None else [reason, sequence.error],
     }
 
@@ -89,7 +89,8 @@ def _sequence(
     sequence.limit_status = record.get("limit_status", 0)  # not in journals of older versions
     if sequence.prompt_logprobs:
         sequence.prompt_logprobs[1:] = map(_logprob, record["prompt_logprobs"][1:])
-    sequence.steps, sequence.drafted, sequence.accepted = record["counts"]
+    steps, drafted, accepted, *num_drafts = record["counts"]  # journals of older versions end here
+    sequence.counts = steps, drafted, accepted, *(num_drafts or [steps if drafted else 0])
     if record["ended"] is not None and sequence.finish_reason is None:
         sequence.finish(*record["ended"])
     return sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,9 +35,10 @@ class StepRecord:
     """One step of the runner, as observers see it (`specdec_step_finished`).
 
     `drafted` and `accepted` are by draft position (0 = the first draft): how many slots had a draft there, and how many
-    accepted it. `decode_slots` and `decode_tokens` leave prefill out. `dropped_drafts` counts a proposer's lists of
-    drafts that could not be used: too long, or a token outside the vocabulary. `seconds` is by stage. `bucket`: what
-    the step was padded to, as slots, tokens and context.
+    accepted and kept it: drafts after the end of a request, at a stop string or its length limit, do not count.
+    `decode_slots` and `decode_tokens` leave prefill out. `dropped_drafts` counts a proposer's lists of drafts that
+    could not be used: too long, or a token outside the vocabulary. `seconds` is by stage. `bucket`: what the step was
+    padded to, as slots, tokens and context.
     """
 
     input_tokens: int = 0
@@ -64,6 +65,23 @@ class StepRecord:
     def stage(self, name: str, call: object = None) -> _Stage:
         """Time a stage; the watchdog sees it, and which of its calls this is."""
         return _Stage(self, name, call)
+
+
+def acceptance(num_drafts: int, drafted: int, accepted: int, by_position: Sequence[int] = ()) -> dict[str, Any]:
+    """How drafts fared, by vLLM's names and definitions (vllm/v1/spec_decode/metrics.py), ready for JSON.
+
+    `num_drafts`: how often a request had at least one draft token in a decode step; `drafted`, `accepted`: draft
+    tokens; `by_position`: accepted ones, 0 the first draft. `mean_acceptance_length` = 1 + accepted / num_drafts, None
+    without drafts; `acceptance_rate` = accepted / drafted; `acceptance_by_position` = accepted there / num_drafts.
+    """
+    return {
+        "num_drafts": num_drafts,
+        "drafted_tokens": drafted,
+        "accepted_tokens": accepted,
+        "mean_acceptance_length": 1 + accepted / num_drafts if num_drafts else None,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "acceptance_by_position": [count / num_drafts for count in by_position] if num_drafts else [],
+    }
 
 
 class Load(NamedTuple):
@@ -140,12 +158,12 @@ class Metrics:
     def summary(self) -> dict[str, Any]:
         """Everything, ready for JSON.
 
-        `tokens_per_step`: tokens a request gains per decode step it takes part in (1 without speculation; None before
-        the first). `acceptance_rate`: accepted / drafted. `acceptance_by_position`: per draft position.
+        `steps`: of the whole batch, with those that read prompts. `tokens_per_step`: tokens a request gains per decode
+        step it takes part in (1 without speculation; None before the first). What drafts did: see :func:`acceptance`.
         `tokens_per_second`: emitted tokens over the time of all stages.
         """
         total = self.total
-        drafted, accepted = total.drafted.total(), total.accepted.total()
+        drafted, accepted = total.drafted, total.accepted
         seconds = float(total.seconds.total())
         return {
             "steps": self.steps,
@@ -153,12 +171,9 @@ class Metrics:
             "failed_proposals": self.failed_proposals,
             "input_tokens": total.input_tokens,
             "emitted_tokens": total.emitted,
-            "drafted_tokens": drafted,
-            "accepted_tokens": accepted,
+            **acceptance(drafted[0], drafted.total(), accepted.total(), [accepted[i] for i in sorted(drafted)]),
             "dropped_drafts": total.dropped_drafts,
             "tokens_per_step": total.decode_tokens / total.decode_slots if total.decode_slots else None,
-            "acceptance_rate": accepted / drafted if drafted else None,
-            "acceptance_by_position": [total.accepted[i] / total.drafted[i] for i in sorted(total.drafted)],
             "tokens_per_second": total.emitted / seconds if seconds else None,
             "seconds": seconds,
             "seconds_by_stage": {name: float(value) for name, value in total.seconds.items()},

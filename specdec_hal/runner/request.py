@@ -135,7 +135,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """What a step judged, behind so many generated tokens: the drafts, and how many of them were accepted."""
+    """What a step judged, after `start` generated tokens: the drafts, and how many of them the output accepted."""
 
     start: int
     token_ids: tuple[int, ...]
@@ -195,8 +195,9 @@ class Request:
 class RequestOutput:
     """A finished request. `text` excludes the stop string and special tokens; `token_ids` include the end token.
 
-    `steps` counts decode steps (prefill excluded), `drafted` and `accepted` draft tokens. `error` says what went wrong
-    where `finish_reason` is "error" or "timeout". `queue_s`: seconds until it had a slot; None if it never had.
+    `steps` counts decode steps (prefill excluded), `num_drafts` those with drafts; `drafted` and `accepted` draft
+    tokens, accepted ones as far as they are in the output. `error` says what went wrong where `finish_reason` is
+    "error" or "timeout". `queue_s`: seconds until it had a slot; None if it never had.
     `prompt_logprobs`: as a :class:`StreamDelta` has them; empty also where a request ended before its prompt was read.
     `seed`: given or drawn, with which the request can be repeated; None where nothing was sampled and none was given.
     """
@@ -216,3 +217,4 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     drafts: tuple[Drafts, ...] = ()
     seed: int | None = None
+    num_drafts: int = 0

@@ -356,16 +356,17 @@ class ModelRunner:
             report = StepReport(values)
             decoded, drafted, accepted, inputs, rows = list[Drafted](), list[int](), list[int](), 0, 0
             for slot, work in step.schedule.work.items():
-                sequence, before, fed = work.sequence, work.sequence.accepted, report.fed(slot)
+                sequence, kept, fed = work.sequence, work.sequence.accepted, report.fed(slot)
                 sequence.in_flight -= 1
                 inputs += fed
                 rows += min(fed, 1) if work.chunk else fed
-                if not self._take(slot, work, report, record) or work.chunk:
+                judged = self._take(slot, work, report, record)
+                if judged is None or work.chunk:
                     continue
                 drafted.append(fed - 1)
-                accepted.append(sequence.accepted - before)
+                accepted.append(sequence.accepted - kept)
                 if self._lengths is not None:
-                    decoded.append(Drafted(sequence, drafted[-1], accepted[-1]))
+                    decoded.append(Drafted(sequence, fed - 1, judged))
             record.input_tokens, record.output_rows = inputs, rows
             if step.schedule.chunked:
                 record.prefill_slots = sum(work.chunk > 0 for work in step.schedule.work.values())
@@ -390,38 +391,42 @@ class ModelRunner:
         if self.sink is not None:
             self.sink.scored(sequence, entries)
 
-    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> bool:
-        """Take over what one slot's request gained; False if it has ended meanwhile, or gained nothing to show."""
+    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> int | None:
+        """Take over what one slot's request gained; None if it has ended meanwhile, or gained nothing to show.
+
+        Gives how many drafts the model accepted, those after the request's end too.
+        """
         sequence, fed = work.sequence, report.fed(slot)
         if sequence.finish_reason is not None or not work.emits:
-            return False
+            return None
         tokens = report.tokens(slot)
         if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
             vocabulary = f"the vocabulary [0, {self._vocab_size})"
             self._end("error", sequence, f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")
-            return True
+            return 0
         flags = [False] * len(tokens) if work.chunk else report.from_draft(slot, tokens)
         before, wants = len(sequence.token_ids), sequence.wants
         logprobs = [] if wants.top < 0 else report.logprobs(slot, len(tokens), wants.top)
         drafted = None if work.chunk else fed - 1
         if self.sink is not None:
             self.sink.gained(sequence, slot, flags, drafted)
-        if drafted and sequence.request.params.return_drafts:
-            sequence.drafts.append(Drafts(before, report.drafts(slot), sum(flags)))
         sequence.extend(tokens, flags, logprobs, self.end_tokens)
         if wants.thinking:
             sequence.limit_status = report.limit_status(slot)
         gained = len(sequence.token_ids) - before
         record.emitted += gained
         if drafted is not None:
-            sequence.count(drafted, flags.count(True))
+            accepted = sequence.count(before, drafted)
+            if drafted and sequence.request.params.return_drafts:
+                sequence.drafts.append(Drafts(before, report.drafts(slot), accepted))
             record.decode_slots += 1
             record.decode_tokens += gained
+        judged = flags.count(True)
         if sequence.finish_reason is not None:
             self._retire(sequence)
-            return True
+            return judged
         self._show(sequence)
-        return gained > 0
+        return judged if gained else None
 
     def _show(self, sequence: Sequence) -> None:
         """Queue what is new of a request, where somebody reads it: a sink has been told."""

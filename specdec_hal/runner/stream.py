@@ -177,16 +177,31 @@ class OutputStream:
         """What was judged, if the request asks for it."""
         self.finish_reason: FinishReason | None = None
         self.error = ""
-        self.steps = self.drafted = self.accepted = 0
+        self.steps = self.drafted = self.accepted = self.num_drafts = 0
         self.reported = 0
         """Tokens that deltas have shown."""
         self._text = TextStream(detokenizer, request.params.stop)
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """Count a decode step that had so many drafts, and accepted so many of them."""
+    def count(self, before: int, drafted: int) -> int:
+        """Count a decode step with `drafted` drafts, whose tokens stand after the first `before`.
+
+        Gives how many of the drafts were accepted and kept: those after the request's end do not count.
+        """
+        accepted = sum(self.accepted_draft[before:])
         self.steps += 1
+        self.num_drafts += drafted > 0
         self.drafted += drafted
         self.accepted += accepted
+        return accepted
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """Decode steps, drafted and accepted tokens, and the steps that had drafts."""
+        return self.steps, self.drafted, self.accepted, self.num_drafts
+
+    @counts.setter
+    def counts(self, counts: tuple[int, int, int, int]) -> None:
+        self.steps, self.drafted, self.accepted, self.num_drafts = counts
 
     def _at_stop_sequence(self) -> bool:
         if len(self.token_ids) < self.request.params.min_new_tokens:
@@ -275,4 +290,5 @@ class OutputStream:
             self._scored_prompt(),
             tuple(self.drafts),
             self.request.params.seed,
+            self.num_drafts,
         )

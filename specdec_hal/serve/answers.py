@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from specdec_hal.models import Tokenizer
 from specdec_hal.runner import RequestOutput, StreamDelta
+from specdec_hal.runner.metrics import acceptance
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
@@ -25,6 +26,8 @@ Json = dict[str, Any]
 LEAST = -9999.0
 """Stands for the log-probability of what is impossible: JSON has no infinity."""
 
+_COUNTED = ("num_drafts", "drafted_tokens", "accepted_tokens", "mean_acceptance_length")
+"""What `usage` says of drafts."""
 _REASONS = {"cancelled": "abort"}
 """Finish reasons that the API has other names for."""
 
@@ -214,19 +217,18 @@ class ChatAnswer(Answer):
 def usage(n: int, outputs: Iterable[RequestOutput]) -> Json:
     """Token counts of a request; a prompt with `n` choices counts once.
 
-    `mean_acceptance_length`: tokens that a choice gained per decode step, 1 without drafts; None before the first.
+    What drafts did: see :func:`~specdec_hal.runner.metrics.acceptance`.
     """
     every = list(outputs)
     prompt = sum(output.prompt_tokens for output in every[::n])
     completion = sum(len(output.token_ids) for output in every)
-    steps, accepted = sum(output.steps for output in every), sum(output.accepted for output in every)
+    sums = (sum(getattr(output, name) for output in every) for name in ("num_drafts", "drafted", "accepted"))
+    counted = acceptance(*sums)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "drafted_tokens": sum(output.drafted for output in every),
-        "accepted_tokens": accepted,
-        "mean_acceptance_length": 1 + accepted / steps if steps else None,
+        **{name: counted[name] for name in _COUNTED},
     }
 
 

@@ -67,7 +67,7 @@ def test_answers(model: Model, prompts: Path, tmp_path: Path, capsys: Capture) -
 def test_the_summary_is_a_table(model: Model, prompts: Path, tmp_path: Path, capsys: Capture) -> None:
     assert batch(model().ngram, prompts, tmp_path / "out") == 0
     out = capsys.readouterr().out
-    assert "tokens per step" in out and f"6 rows in {tmp_path}/out/results.jsonl, 6 of them decoded now" in out
+    assert "mean acceptance length" in out and f"6 rows in {tmp_path}/out/results.jsonl, 6 of them decoded now" in out
 
 
 def test_the_division_does_not_matter(model: Model, prompts: Path, tmp_path: Path) -> None:

@@ -22,10 +22,14 @@ def test_text_and_metrics(model: Model, capsys: Capture) -> None:
     out = capsys.readouterr().out
     text, metrics = out.split("\n", 1)
     assert text == "bcdefghij" + "abcdefghij" * 2 + "abcd"
-    rows = {line.split("  ")[0].strip(): line.split()[-1] for line in metrics.splitlines() if line.strip()}
+    cells = (line.strip().split("  ") for line in metrics.splitlines() if line.strip())
+    rows = {first.strip(): rest[-1].strip() for first, *rest in cells if rest}
     assert rows["generated tokens"] == "33"
-    assert float(rows["tokens per step"]) > 1.5
+    assert float(rows["tokens per request and decode step"]) > 1.5
+    assert int(rows["steps of the batch, with prefill"]) < 33 / 1.5
     assert float(rows["acceptance rate"]) > 0.5
+    accepted = int(rows["draft tokens accepted"].split(" of ")[0])
+    assert rows["mean acceptance length"] == f"{1 + accepted / int(rows['drafts']):.2f}"
 
 
 def test_plain_decoding_takes_the_same_path(model: Model, capsys: Capture) -> None:

@@ -42,7 +42,7 @@ def plain(frame: OutputFrame) -> dict[str, Any]:
 @given(entries=counts, n=st.integers(1, 4), flags=st.integers(0, 255))
 def test_round_trip(entries: list[int], n: int, flags: int) -> None:
     scores = [TokenLogprobs(-0.5, 1, ((3, -0.5), (4, float("-inf"))))]
-    had: Any = [3], [True], scores, (1, 2, 3), [None]
+    had: Any = [3], [True], scores, (1, 2, 3, 1), [None]
     start = StreamStart(9, "näme", 3, 5, {"stop": ["x"], "temperature": 0.5}, 0.25, *had)
     told = {"streams": [start], "ended": [StreamEnd(9, "error", "why")], "released": [4]}
     sent = make(entries, n, flags=flags, prompts=[PromptScores(9, 1, scores)], **told)
@@ -103,13 +103,13 @@ def test_fields_that_disagree_are_refused_at_both_ends(change: dict[str, Any], m
 
 @pytest.mark.parametrize("data", [b"", b"\x93\x01\x02\x03", b"GET / HTTP/1.1", msgspec.msgpack.encode({"session": 1})])
 def test_what_is_no_frame(data: bytes) -> None:
-    with pytest.raises(FrameError, match=f"expected an output frame of version 3, got {len(data)} bytes that are not"):
+    with pytest.raises(FrameError, match=f"expected an output frame of version 4, got {len(data)} bytes that are not"):
         OutputFrame.decode(data)
 
 
 def test_another_version_is_foreign() -> None:
-    other = make([1]).encode().replace(b"output 3", b"output 2")
-    with pytest.raises(FrameError, match="Invalid value 'specdec_hal output 2'"):
+    other = make([1]).encode().replace(b"output 4", b"output 3")
+    with pytest.raises(FrameError, match="Invalid value 'specdec_hal output 3'"):
         OutputFrame.decode(other)
 
 

@@ -67,10 +67,13 @@ class Pair:
         """As the other end sees it."""
         joined, ended = StreamDelta.joined(self.deltas[name]), self.ends[name].ended
         assert ended is not None and joined.finish_reason is not None
+        steps, drafted, accepted, num_drafts = ended.counts
+        sequence = self.runner.find(name)
+        seed = None if sequence is None else sequence.request.params.seed
         return RequestOutput(
             name, ended.prompt_tokens, joined.token_ids, joined.accepted_draft, joined.text, joined.finish_reason,
-            ended.error, joined.logprobs, ended.steps, ended.drafted, ended.accepted, ended.queue_s,
-            joined.prompt_logprobs, joined.drafts,
+            ended.error, joined.logprobs, steps, drafted, accepted, ended.queue_s,
+            joined.prompt_logprobs, joined.drafts, seed, num_drafts,
         )  # fmt: skip
 
     def restart_processor(self) -> None:
@@ -127,6 +130,7 @@ def test_every_stream_is_what_plain_decoding_gives(trouble: str) -> None:
         assert list(output.token_ids) == expected(number).tokens, output.error
         for field in ("token_ids", "text", "finish_reason", "logprobs", "prompt_logprobs", "prompt_tokens"):
             assert getattr(output, field) == getattr(wanted, field), (name, field)
+        assert output.accepted == sum(output.accepted_draft), "drafts after a stop string do not count"
         check_drafts(output, random_request(number))
         reasons[output.finish_reason] += 1
         assert output.accepted <= output.drafted and (output.queue_s or 0) >= 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import openai
@@ -272,8 +273,13 @@ def test_drafts_of_a_request_and_what_the_usage_says_of_them(running: Running) -
     assert fast["choices"][0]["text"] == slow["choices"][0]["text"]
     usage, (choice,) = fast["usage"], fast["choices"]
     assert 0 < usage["accepted_tokens"] == sum(choice["accepted_draft"]) <= usage["drafted_tokens"]
-    assert usage["mean_acceptance_length"] > 1 and text(choice["token_ids"]) == choice["text"]
-    assert slow["usage"]["drafted_tokens"] == 0 and slow["usage"]["mean_acceptance_length"] == 1
+    assert text(choice["token_ids"]) == choice["text"]
+    assert usage["mean_acceptance_length"] == 1 + usage["accepted_tokens"] / usage["num_drafts"]
+    metrics = running.http.get("/metrics").text
+    (drafts,) = re.findall(r"vllm:spec_decode_num_drafts_total{.*} (\S+)", metrics)
+    assert float(drafts) == usage["num_drafts"], "the same word in /metrics"
+    assert slow["usage"]["num_drafts"] == slow["usage"]["drafted_tokens"] == 0
+    assert slow["usage"]["mean_acceptance_length"] is None
 
 
 def test_drafts_are_returned_with_those_that_were_rejected(running: Running) -> None:

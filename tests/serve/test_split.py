@@ -309,7 +309,7 @@ def news(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = Fa
     ids = tuple(LetterTokenizer().encode(text))
     prompt = () if tokens else (None, TokenLogprobs(-1.0, 2, ()))
     delta = StreamDelta(name, ids, (True,) * len(ids), ((text, True),), "length" if ended else None, (), prompt)
-    return News(delta, tokens, chars, Ended(2, "", 3, 4, 5, 0.5) if ended else None)
+    return News(delta, tokens, chars, Ended(2, "", (3, 4, 5, 2), 0.5) if ended else None)
 
 
 def test_news_may_come_before_the_engine_says_that_it_has_queued_the_request(tmp_path: Path) -> None:

@@ -73,10 +73,11 @@ class _Live:
         """All of it, once it has ended."""
         whole, ended = StreamDelta.joined(self.deltas), news.ended
         assert ended is not None and whole.finish_reason is not None
+        steps, drafted, accepted, num_drafts = ended.counts
         return RequestOutput(
             whole.request_id, ended.prompt_tokens, whole.token_ids, whole.accepted_draft, whole.text,
-            whole.finish_reason, ended.error, whole.logprobs, ended.steps, ended.drafted, ended.accepted, ended.queue_s,
-            whole.prompt_logprobs, whole.drafts, self.request.params.seed,
+            whole.finish_reason, ended.error, whole.logprobs, steps, drafted, accepted, ended.queue_s,
+            whole.prompt_logprobs, whole.drafts, self.request.params.seed, num_drafts,
         )  # fmt: skip
 
 
