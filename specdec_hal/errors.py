@@ -80,6 +80,10 @@ class EngineDeadError(SpecDecError, RuntimeError):
     """An engine has stopped, and serves no more requests."""
 
 
+class RankLostError(EngineDeadError):
+    """A rank of a tensor-parallel model has ended, or does not answer; the message names it."""
+
+
 class RankMismatchError(EngineDeadError):
     """The ranks of a tensor-parallel model have decided differently; the message names step and slot."""
 

@@ -110,6 +110,12 @@ class Runtime:
         other.backend, other.team = self.backend, self.team
         return other
 
+    def close(self) -> None:
+        """End the processes that share the model, if it was divided; runners of it take no more steps."""
+        team = vars(self).get("team")
+        if team is not None:
+            team.close()
+
     def naive(self) -> Runtime:
         """The same without speculation, for comparisons."""
         return self.with_config(self.config.naive())

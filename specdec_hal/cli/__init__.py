@@ -1,8 +1,8 @@
 """The command ``specdec-hal``: one module per subcommand, each with HELP, `add_arguments` and `run`.
 
-Exit status: 0 done, 1 a check failed (or a compiler's own status), 2 bad input (one line per problem on stderr, with
-the cure), 70 an error of this program (one line with the path of a report), 74 a result that cannot be written,
-130 interrupted, 141 the reader of stdout went away.
+Exit status: 0 done, 1 a check failed or an engine stopped (or a compiler's own status), 2 bad input (one line per
+problem on stderr, with the cure), 70 an error of this program (one line with the path of a report), 74 a result that
+cannot be written, 130 interrupted, 141 the reader of stdout went away.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from specdec_hal.cli import (
 )
 from specdec_hal.cli.output import Guarded, Output, WriteError
 from specdec_hal.cli.process import PROGRAM, announce_imports, complain, discard_stdout, prepare_process, report
-from specdec_hal.errors import SpecDecError
+from specdec_hal.errors import EngineDeadError, SpecDecError
 from specdec_hal.wording import clip, one_line
 
-BAD_INPUT, INTERNAL, CANNOT_WRITE, INTERRUPTED, READER_GONE = 2, 70, 74, 130, 141
+FAILED, BAD_INPUT, INTERNAL, CANNOT_WRITE, INTERRUPTED, READER_GONE = 1, 2, 70, 74, 130, 141
 COMMANDS = {
     "generate": generate,
     "chat": chat,
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SpecDecError as error:
         for line in str(error).splitlines():
             complain(line)
-        return BAD_INPUT
+        return FAILED if isinstance(error, EngineDeadError) else BAD_INPUT
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED

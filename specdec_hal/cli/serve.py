@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import specdec_hal
 from specdec_hal.cli.decoding import load
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
 from specdec_hal.cli.process import complain
-from specdec_hal.errors import ConfigError
+from specdec_hal.errors import ConfigError, EngineDeadError
 from specdec_hal.memory import freeze_heap
 from specdec_hal.ray_cluster import LOCAL
 
@@ -113,21 +113,31 @@ def run(args: argparse.Namespace, output: Output) -> int:
         freeze_heap()
         try:
             service = Service(engine, runtime.config.served_name, runtime.config.serve, template)
-            server.run(_serve(app.make_app(service, args.api_key), service, listeners[0], output))
+            server.run(_serve(app.make_app(service, args.api_key), service, listeners[0], output, engine.until_ended))
         finally:
             engine.close()
+            runtime.close()
+        if engine.failure:
+            raise EngineDeadError(f"serve: the engine has stopped: {engine.failure}")
     return 0
 
 
-async def _serve(app: ASGIApp, service: Service, listener: socket, output: Output | None) -> None:
-    """Answer until told to end; `output` None: say nothing."""
+async def _serve(
+    app: ASGIApp,
+    service: Service,
+    listener: socket,
+    output: Output | None,
+    until_ended: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Answer until told to end, or until the engine has ended; `output` None: say nothing."""
     from specdec_hal.serve import server
 
     def started() -> None:
         if output is not None:
             _say(output, service.name, server.url(listener))
 
-    await server.serve(app, listener, service.settings, started, service.abort_all)
+    ended = None if until_ended is None else until_ended()
+    await server.serve(app, listener, service.settings, started, service.abort_all, ended)
 
 
 def _say(output: Output, model: str, url: str) -> None:

@@ -199,7 +199,7 @@ class RunnerSettings(Section):
 
 class EngineSettings(Section):
     """`tensor_parallel`: processes that share one model, each with a part of every weight. They compare what they
-    decided every `digest_interval` steps; null: never. `rank_timeout_s`: how long one waits for the others in a step.
+    decided every `digest_interval` steps; null: never. `rank_timeout_s`: how long one waits for the others.
     `vocabulary_parallel`: each samples from its own part of the vocabulary, so that no logits are sent; same tokens.
     `rank_devices`: the GPU of each rank; null: `backend.options.device` and those behind it. Ranks that share one work
     for tests: what they exchange goes through the host, and steps are not captured.

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("specdec_hal")
 
+_LAST_STEP_S = 5.0
+"""How long a step may take to end in an engine that has failed: one that waits for a device may never."""
+
 Command = Callable[[ModelRunner], None]
 
 
@@ -143,6 +146,10 @@ class AsyncEngine:
         self._numbers = count()
         self._lock = threading.Lock()
         self._ended = ""  # why the engine takes no more commands
+        self._failed = threading.Event()
+        self._waiting: list[Callable[[], None]] = []
+        """Called once it has ended."""
+        self.runner.when_lost(self._fail)
         self._thread = threading.Thread(target=self._work, name="specdec-engine", daemon=True)
         self._thread.start()
 
@@ -153,9 +160,15 @@ class AsyncEngine:
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """End every request as cancelled and stop the thread; waits for the step that runs."""
+        """End every request as cancelled, stop the thread and close the runner; waits for the step that runs.
+
+        A step that does not return although the engine has failed is not waited for longer than some seconds.
+        """
         self._commands.put(None)
-        self._thread.join()
+        while self._thread.is_alive() and not self._failed.is_set():
+            self._thread.join(0.1)
+        self._thread.join(_LAST_STEP_S)
+        self.runner.close()
 
     async def generate(
         self,
@@ -225,6 +238,26 @@ class AsyncEngine:
         """Whether requests are served."""
         return not self._ended
 
+    @property
+    def failure(self) -> str:
+        """Why the engine has stopped by itself; empty if it has not."""
+        return self._ended if self._failed.is_set() else ""
+
+    async def until_ended(self) -> None:
+        """Wait until no more requests are served."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(ended.set)
+
+        with self._lock:
+            if self._ended:
+                return
+            self._waiting.append(tell)
+        await ended.wait()
+
     async def submit(self, requests: Sequence[Request]) -> RequestStream:
         """Queue requests, all or none; returns once they are queued. Their callbacks are not called.
 
@@ -282,7 +315,7 @@ class AsyncEngine:
     # ---- the engine's thread
 
     def _work(self) -> None:
-        runner, why, failed = self.runner, "it was closed", False
+        runner = self.runner
         try:
             while self._obey(block=not runner.has_requests):
                 runner.step()
@@ -290,16 +323,30 @@ class AsyncEngine:
                 self._post(runner)
         except BaseException as error:
             _log.exception("the engine stops")
-            why, failed = f"{type(error).__name__}: {error}", True
-        with self._lock:
-            self._ended = why
-        for name, stream in list(self._streams.items()):
-            if failed:
-                self._mail.append((stream, self._dead()))
-            else:
-                runner.cancel(name)
+            self._fail(error)
+            self._post(runner)
+            return
+        self._end("it was closed")
+        for name in list(self._streams):
+            runner.cancel(name)
         self._hand_out(runner)
         self._post(runner)
+        self._refuse_the_rest()
+
+    def _end(self, why: str) -> None:
+        """Take no more commands. The first reason counts."""
+        with self._lock:
+            self._ended = self._ended or why
+            waiting, self._waiting = self._waiting, []
+        for tell in waiting:
+            tell()
+
+    def _fail(self, error: BaseException) -> None:
+        """Every stream, and whoever comes, gets an error. On any thread: that of the engine may never come back."""
+        self._end(f"{type(error).__name__}: {error}")
+        self._failed.set()
+        for stream in list(self._streams.values()):
+            stream._fail(self._dead())
         self._refuse_the_rest()
 
     def _hand_out(self, runner: ModelRunner) -> None:
@@ -338,10 +385,11 @@ class AsyncEngine:
 
     def _refuse_the_rest(self) -> None:
         """Streams whose commands came while the engine stopped get an error."""
-        while not self._commands.empty():
-            command = self._commands.get()
-            if command is not None:
-                command(None)
+        with suppress(queue.Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if command is not None:
+                    command(None)
 
 
 def _take_all(mail: list[tuple[RequestStream, Item]]) -> None:

@@ -49,7 +49,10 @@ def make_runner(
     else:
         runtime = load(config, () if folder is None else (f"model.path={folder}",), registry=registry)
     loaded: Any = None if folder is not None else model
-    return runtime.runner(model=loaded, tokenizer=tokenizer)
+    runner = runtime.runner(model=loaded, tokenizer=tokenizer)
+    if runtime is not config:
+        runner.resources.callback(runtime.close)
+    return runner
 
 
 def requests_of(name: str, prompt: Sequence[int], params: SamplingParams, **options: Any) -> list[Request]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
-from specdec_hal.errors import EngineDeadError, RankMismatchError, RequestError
+from specdec_hal.errors import EngineDeadError, RankLostError, RankMismatchError, RequestError
 from specdec_hal.parallel.group import Group
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, StreamDelta
+from specdec_hal.runner.guard import owns_cache
 from specdec_hal.runner.journal import Record
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.report import StepReport
@@ -73,12 +76,45 @@ class RankRunner(ModelRunner):
         )
 
 
-class LeadingRunner(RankRunner):
-    """The first rank's. `tell` has the other ranks call a method of theirs; `lost`: whether one of them has ended."""
+class Others(Protocol):
+    """The other ranks, as the first sees them."""
 
-    def __init__(self, *args: Any, tell: Callable[..., None], lost: Callable[[], bool], **options: Any) -> None:
+    error: EngineDeadError | None
+
+    def tell(self, name: str, *args: Any) -> None:
+        """Have each of them call a method of its runner. RankLostError if they serve no more."""
+
+    def watch(self, ended: Callable[[EngineDeadError], None]) -> None:
+        """Have `ended` called once they serve no more."""
+
+    def failed(self, error: Exception) -> EngineDeadError:
+        """A collective has failed: end them; why it has."""
+
+    def lose(self, why: str) -> EngineDeadError:
+        """End them."""
+
+
+class LeadingRunner(RankRunner):
+    """The first rank's, which has the others do what it does."""
+
+    def __init__(self, *args: Any, team: Others, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._tell, self._lost = tell, lost
+        self._team = team
+
+    @property
+    def device_wait_s(self) -> float:
+        """How long this process has waited for its device. Any thread may ask."""
+        doing = self._activity.doing
+        return 0.0 if doing is None or doing[0] not in ("wait", "replay") else time.perf_counter() - doing[2]
+
+    def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
+        """See ModelRunner.when_lost."""
+        self._team.watch(ended)
+
+    def _tell(self, name: str, *args: Any) -> None:
+        """The others hold the runner that was made last alone."""
+        if owns_cache(self.model, self):
+            self._team.tell(name, *args)
 
     def add_requests(self, requests: Iterable[Request]) -> None:
         """See ModelRunner.add_requests. RequestError for a deadline: the ranks may not agree when it has passed."""
@@ -86,6 +122,8 @@ class LeadingRunner(RankRunner):
         for request in requests:
             if request.timeout_s is not None or request.ttft_timeout_s is not None:
                 raise RequestError(f"request '{request.request_id}': expected no deadline with engine.tensor_parallel")
+        if self._team.error is not None:
+            raise self._team.error
         super().add_requests(requests)
         # With the seeds that were drawn here.
         admitted = [found.request for request in requests if (found := self.find(request.request_id)) is not None]
@@ -93,7 +131,7 @@ class LeadingRunner(RankRunner):
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
         """See ModelRunner.cancel."""
-        self._tell("cancel", request_id, reason, error)
+        self._tell_if_alive("cancel", request_id, reason, error)
         return super().cancel(request_id, reason, error)
 
     def restore(self, records: list[Record]) -> None:
@@ -107,16 +145,32 @@ class LeadingRunner(RankRunner):
         self._tell("forget")
 
     def step(self) -> list[StreamDelta]:
-        """See ModelRunner.step. EngineDeadError if a rank has ended."""
+        """See ModelRunner.step. RankLostError if a rank has ended, or does not answer."""
         self._tell("step")
-        return super().step()
+        try:
+            return super().step()
+        except RankMismatchError as error:
+            self._team.lose(str(error))
+            raise
+        except RankLostError as error:
+            raise self._team.failed(error) from error
+        except Exception as error:
+            if self._team.error is not None:  # such as what CUDA says of an aborted collective
+                raise self._team.error from error
+            raise
 
     def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> int | None:
-        if self._lost():  # so that what came out may lack its part
-            raise EngineDeadError("a tensor-parallel rank has ended; start the engine anew")
+        if self._team.error is not None:  # so that what came out may lack its part
+            raise self._team.error
         return super()._take(slot, work, report, record)
 
     def take_finished(self, request_ids: Collection[str] | None = None) -> dict[str, RequestOutput]:
         """See ModelRunner.take_finished."""
-        self._tell("take_finished", request_ids)
+        self._tell_if_alive("take_finished", request_ids)
         return super().take_finished(request_ids)
+
+    def _tell_if_alive(self, name: str, *args: Any) -> None:
+        """What has ended can be taken, and what has not be ended, though the others serve no more."""
+        if self._team.error is None:
+            with suppress(RankLostError):
+                self._tell(name, *args)

@@ -1,34 +1,52 @@
-"""The processes of a tensor-parallel model on one machine: this one is rank 0, the others do what it tells them."""
+"""The processes of a tensor-parallel model on one machine: this one is rank 0, the others do what it tells them.
+
+A thread here hears every other rank's pulse, whatever the collectives go through. Once a rank has ended, or has said
+nothing for `engine.rank_timeout_s`, or the GPU has waited for the others for so long, all of them are killed, whoever
+watches is told, and what the GPU waits for is aborted.
+"""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import multiprocessing.connection
-import os
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import WeakSet
 
-from specdec_hal.config import Config, parse
-from specdec_hal.errors import EngineDeadError, SpecDecError
-from specdec_hal.parallel.group import Group, ProcessGroup
-from specdec_hal.parallel.runner import LeadingRunner, RankRunner
-
-if TYPE_CHECKING:
-    from specdec_hal.backend import Backend
-    from specdec_hal.models import TargetModel, Tokenizer
+from specdec_hal.config import Config
+from specdec_hal.errors import EngineDeadError, RankLostError
+from specdec_hal.parallel.group import ProcessGroup
+from specdec_hal.parallel.rank import END, HERE, READY, Load, beat_s, follow, join
+from specdec_hal.parallel.runner import LeadingRunner
 
 _log = logging.getLogger("specdec_hal")
-_PATIENCE_S = 5.0
+_PATIENCE_S = 3.0
+"""How long ranks may take to end by themselves."""
+_REASON_S = 1.0
+"""How long a failed collective waits for its cause to be known."""
 
-Load = Callable[[Config, Group], "tuple[Backend, TargetModel, Tokenizer]"]
-"""Gives a rank what its runner needs."""
+
+@dataclass(eq=False)
+class _Rank:
+    """Another rank. `silent_s`: how long it has said nothing; `said`: how far it has come."""
+
+    number: int
+    process: BaseProcess
+    commands: Connection
+    pulse: Connection
+    silent_s: float = 0.0
+    said: bytes = b""
 
 
 class Team:
@@ -38,109 +56,173 @@ class Team:
     """
 
     def __init__(self, config: Config, places: Sequence[str], load: Load) -> None:
-        settings = config.engine
+        self._timeout_s, self._beat_s = config.engine.rank_timeout_s, beat_s(config)
         self._folder = tempfile.TemporaryDirectory(prefix="specdec-hal-ranks-")
-        rendezvous = str(Path(self._folder.name, "rendezvous"))
-        context = multiprocessing.get_context("spawn")
-        self._pipes: list[Connection] = []
-        self._ranks: list[Any] = []
-        for rank in range(1, settings.tensor_parallel):
-            mine, theirs = context.Pipe()
-            args = (config.as_json(), rank, places, rendezvous, theirs, load)
-            process = context.Process(target=_follow, args=args, name=f"specdec-hal rank {rank}", daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(mine)
-            self._ranks.append(process)
-        self.group = join(config, 0, places, rendezvous)
+        self.error: EngineDeadError | None = None
+        """Why the ranks serve no more."""
+        self._changed = threading.Condition()
         self._closing = False
-        threading.Thread(target=self._watch, name="specdec-hal ranks", daemon=True).start()
+        self._watchers: list[Callable[[EngineDeadError], None]] = []
+        self._runners: WeakSet[LeadingRunner] = WeakSet()
+        self._group: ProcessGroup | None = None
+        self._ranks: list[_Rank] = []
+        atexit.register(self._at_exit)  # before multiprocessing's own, which waits for a stopped process for ever
+        rendezvous = str(Path(self._folder.name, "rendezvous"))
+        try:
+            for rank in range(1, len(places)):
+                self._ranks.append(_start(config, rank, places, rendezvous, load))
+            threading.Thread(target=self._watch, name="specdec-hal ranks", daemon=True).start()
+            self._until_all_said(HERE, READY)
+            self._group = join(config, 0, places, rendezvous)
+        except BaseException:
+            self.close()
+            raise
 
-    def _watch(self) -> None:
-        """A GPU waits for a rank that has ended, and this process for the GPU, unless somebody ends that."""
-        multiprocessing.connection.wait([process.sentinel for process in self._ranks])
-        if not self._closing:
-            self.group.abort()
+    @property
+    def group(self) -> ProcessGroup:
+        """What the ranks tell each other by."""
+        assert self._group is not None
+        return self._group
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """Those of the other ranks, by rank."""
+        return [rank.process for rank in self._ranks]
 
     def runner(self, config: Config, *args: Any, **options: Any) -> LeadingRunner:
         """A runner of rank 0, and one on every other rank."""
+        self._until_all_said(READY)
         self.tell("runner", config.as_json())
-        return LeadingRunner(config, *args, tell=self.tell, lost=lambda: self.group.lost, group=self.group, **options)
+        runner = LeadingRunner(config, *args, team=self, group=self.group, **options)
+        self._runners.add(runner)
+        return runner
 
     def tell(self, name: str, *args: Any) -> None:
-        """Have every other rank do something. EngineDeadError if one has ended; then all are ended."""
-        for rank, (pipe, process) in enumerate(zip(self._pipes, self._ranks, strict=True), 1):
+        """Have every other rank do something. RankLostError if they serve no more."""
+        for rank in self._ranks:
+            if self.error is not None:
+                raise self.error
             try:
-                if not process.is_alive():
-                    raise BrokenPipeError
-                pipe.send((name, args))
+                rank.commands.send((name, args))
             except OSError as error:
-                process.join(_PATIENCE_S)
-                self.close()
-                message = f"tensor-parallel rank {rank} of {len(self._ranks) + 1} has ended (status {process.exitcode})"
-                raise EngineDeadError(f"{message}; start the engine anew") from error
+                raise self.failed(error) from error
+
+    def watch(self, ended: Callable[[EngineDeadError], None]) -> None:
+        """Have `ended` called, from any thread, once the ranks serve no more."""
+        with self._changed:
+            if self.error is None:
+                self._watchers.append(ended)
+                return
+        ended(self.error)
+
+    def failed(self, error: Exception) -> EngineDeadError:
+        """Something that all ranks do has failed here: why, once all have ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None, _REASON_S)
+        return self.lose(str(error))
+
+    def lose(self, why: str) -> EngineDeadError:
+        """The ranks serve no more: end them all, and say so to everybody who waits. The first reason counts."""
+        with self._changed:
+            if self.error is not None or self._closing:
+                return self.error or RankLostError(why)
+            self.error = RankLostError(f"{why}; start the engine again")
+            self._changed.notify_all()
+        _log.error("%s", self.error)
+        for rank in self._ranks:
+            rank.process.kill()
+        for ended in self._watchers:
+            ended(self.error)
+        if self._group is not None:
+            self._group.abort()
+        return self.error
+
+    # ---- what the ranks say
+
+    def _until_all_said(self, *what: bytes) -> None:
+        """EngineDeadError if a rank ends before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None or all(rank.said in what for rank in self._ranks))
+            if self.error is not None:
+                raise self.error
+
+    def _watch(self) -> None:
+        heard: list[Connection | int] = [rank.pulse for rank in self._ranks]
+        heard += [rank.process.sentinel for rank in self._ranks]
+        before = time.monotonic()
+        while self.error is None and not self._closing:
+            ready = multiprocessing.connection.wait(heard, self._beat_s)
+            now = time.monotonic()
+            # This process may itself have been stopped meanwhile, and the others with it.
+            passed, before = min(now - before, 2 * self._beat_s), now
+            for rank in self._ranks:
+                self._hear(rank, ready, passed)
+            for runner in list(self._runners):
+                if runner.device_wait_s > self._timeout_s:
+                    self.lose(f"the GPU has waited for tensor-parallel ranks for {self._timeout_s:g} s")
+
+    def _hear(self, rank: _Rank, ready: Sequence[Any], passed: float) -> None:
+        name = f"tensor-parallel rank {rank.number} of {len(self._ranks) + 1}"
+        try:
+            if rank.pulse in ready:
+                rank.silent_s = 0.0
+                while rank.pulse.poll():
+                    said = rank.pulse.recv_bytes()
+                    if said in (HERE, READY):
+                        with self._changed:
+                            rank.said = said
+                            self._changed.notify_all()
+            else:
+                rank.silent_s += passed
+        except (EOFError, OSError):
+            rank.process.join(_REASON_S)
+        if not rank.process.is_alive():
+            self.lose(f"{name} has ended (status {rank.process.exitcode})")
+        elif rank.said == READY and rank.silent_s >= self._timeout_s:
+            self.lose(f"{name} has not answered for {self._timeout_s:g} s (engine.rank_timeout_s)")
+
+    # ---- the end
 
     def close(self) -> None:
-        """End the other ranks."""
-        self._closing = True
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._ranks:
-            process.join(_PATIENCE_S)
-            process.kill()
+        """End the other ranks and leave their group, within some seconds whatever they do; twice is once."""
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        end = time.monotonic() + _PATIENCE_S
+        for rank in self._ranks:
+            rank.commands.close()
+            with suppress(OSError):  # it has ended
+                rank.pulse.send_bytes(END)
+        if self._group is not None:
+            self._group.close()
+        for rank in self._ranks:
+            rank.process.join(max(0.0, end - time.monotonic()))
+            rank.process.kill()
+            rank.process.join(_PATIENCE_S)
         self._folder.cleanup()
+        if self._left:
+            atexit.unregister(self._at_exit)
+
+    @property
+    def _left(self) -> bool:
+        return self.error is None and (self._group is None or self._group.left)
+
+    def _at_exit(self) -> None:
+        self.close()
+        if not self._left:
+            # What NCCL does on a GPU would keep the process, and nothing of Python's could end it any more.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
 
 
-def join(config: Config, rank: int, places: Sequence[str], rendezvous: str) -> ProcessGroup:
-    """Meet the other ranks, with which this process shares the machine's processors."""
-    import torch
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // config.engine.tensor_parallel))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
-    alone = len(set(places)) == len(places)
-    return ProcessGroup(rank, len(places), rendezvous, config.engine.rank_timeout_s, places[rank], nccl=alone)
-
-
-def _follow(
-    settings: dict[str, Any], rank: int, places: Sequence[str], rendezvous: str, pipe: Connection, load: Load
-) -> None:
-    """The life of a rank: do what rank 0 does, until it says no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 gets it too, and ends the others
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    config = _own(settings, places[rank])
-    group = join(config, rank, places, rendezvous)
-    backend, model, tokenizer = load(config, group)
-    runner: RankRunner | None = None
-    while True:
-        try:
-            name, args = pipe.recv()
-        except EOFError:
-            return
-        if name == "runner":
-            runner = RankRunner(_own(args[0], places[rank]), backend, model, tokenizer, group=group)
-            continue
-        try:
-            getattr(runner, name)(*args)
-        except SpecDecError as error:
-            _log.error("tensor-parallel rank %d ends: %s", rank, error)
-            raise SystemExit(1) from error
-
-
-def _end_with_parent() -> None:
-    """Where rank 0 was killed while this process waits for it in a collective."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    time.sleep(_PATIENCE_S)
-    os._exit(1)
-
-
-def _own(settings: dict[str, Any], place: str) -> Config:
-    """A rank's configuration: its own device; what rank 0 writes, the others do not."""
-    runner = {name: value for name, value in settings.get("runner", {}).items() if not name.startswith("journal")}
-    own = {**settings, "runner": runner, "shadow": {}}
-    if device := place.partition(":")[2]:
-        backend = settings.get("backend", {})
-        own["backend"] = {**backend, "options": {**backend.get("options", {}), "device": int(device)}}
-        own["engine"] = {**settings["engine"], "rank_devices": None}
-    return parse(own, source="tensor-parallel rank")
+def _start(config: Config, rank: int, places: Sequence[str], rendezvous: str, load: Load) -> _Rank:
+    context = multiprocessing.get_context("spawn")
+    (mine, theirs), (pulse, their_pulse) = context.Pipe(), context.Pipe()
+    args = (config.as_json(), rank, places, rendezvous, theirs, their_pulse, load)
+    process = context.Process(target=follow, args=args, name=f"specdec-hal rank {rank}", daemon=True)
+    process.start()
+    theirs.close()
+    their_pulse.close()
+    return _Rank(rank, process, mine, pulse)

@@ -17,14 +17,22 @@ class Guard:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
+        self.closed = False
+
+    def close(self) -> bool:
+        """Let nobody in any more; whether nobody is inside."""
+        self.closed = True
+        return self._owner is None
 
     @contextmanager
     def driving(self, what: str) -> Iterator[None]:
-        """Hold the runner; RunnerBusyError if it is held already."""
+        """Hold the runner; RunnerBusyError if it is held already, EngineDeadError once it was closed."""
         while not self._lock.acquire(blocking=False):
             self.outside(what)
         self._owner = threading.get_ident()
         try:
+            if self.closed:
+                raise EngineDeadError(f"{what}(): expected a runner that works, got one that was closed; make another")
             yield
         finally:
             self._owner = None
@@ -58,9 +66,14 @@ def claim_cache(model: Any, runner: object) -> None:
     _cache_owners[model] = id(runner)
 
 
+def owns_cache(model: Any, runner: object) -> bool:
+    """Whether no other runner has claimed the model's KV cache since."""
+    return _cache_owners.get(model) == id(runner)
+
+
 def check_cache(model: Any, runner: object) -> None:
     """EngineDeadError if another runner has claimed the model's KV cache since."""
-    if _cache_owners.get(model) != id(runner):
+    if not owns_cache(model, runner):
         raise EngineDeadError(
             "expected a model whose KV cache is this runner's, got one that a later runner took over; give each "
             "runner a model of its own, or finish with one before you make the next"

@@ -264,6 +264,13 @@ class Planner:
         finally:
             self._capturing = False
 
+    def release(self) -> None:
+        """Free the captured steps."""
+        for plan in self._plans.values():
+            if plan.replay is not None:
+                plan.replay.release()
+        self._plans.clear()
+
     # ---- the calls
 
     def _plan(self, bucket: Bucket) -> StepPlan:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -123,6 +124,8 @@ class ModelRunner:
         self._trials = Trials()
         self._finished: dict[str, Sequence] = {}
         self._guard = Guard()
+        self.resources = ExitStack()
+        """What ends with this runner, by :meth:`close`."""
         self._delivery = Delivery(partial(self._end, "error"))
         self.sink: StepSink | None = None
         """Who has text made of the tokens elsewhere, and minds stop strings; such a runner needs no tokenizer."""
@@ -286,6 +289,16 @@ class ModelRunner:
             self._lengths.forget()
         if (forget := getattr(self._proposer, "forget", None)) is not None:
             forget()
+
+    def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
+        """Have `ended` called, from any thread, once what the runner computes with is lost, though a step may never
+        return. What is in one process is not."""
+
+    def close(self) -> None:
+        """Free captured steps and :attr:`resources`. It takes no more steps; outputs can be taken. Twice is once."""
+        if self._guard.close():
+            self._planner.release()
+        self.resources.close()
 
     # ---- one step
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
@@ -18,6 +18,8 @@ from specdec_hal.config.schema import Config, ServeSettings
 
 _LAST_EVENTS_S = 10
 """How long clients may take to read the end of an answer that was ended."""
+_LAST_WORDS_S = 1.0
+"""How long a server whose engine has stopped says so to whoever comes, before it ends."""
 
 
 class _Server(uvicorn.Server):
@@ -82,10 +84,11 @@ async def serve(
     settings: ServeSettings,
     started: Callable[[], None],
     expire: Callable[[], None],
+    ended: Awaitable[None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let requests end; `expire` must end those that `drain_timeout_s` have not.
 
-    A second SIGINT ends the server at once.
+    A second SIGINT ends the server at once. Once the engine has `ended`, the server does, too.
     """
     server = _Server(
         uvicorn.Config(
@@ -100,8 +103,20 @@ async def serve(
         settings.drain_timeout_s,
         expire,
     )
+
+    async def end() -> None:
+        assert ended is not None
+        await ended
+        await asyncio.sleep(_LAST_WORDS_S)
+        server.should_exit = True
+
     started()
-    await server.serve([listener])
+    ending = None if ended is None else asyncio.ensure_future(end())
+    try:
+        await server.serve([listener])
+    finally:
+        if ending is not None:
+            ending.cancel()
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -103,14 +103,14 @@ def test_a_team_until_a_rank_dies(devices: list[int], parts: str) -> None:
             runner.add_request(request)
         for _ in range(5):
             runner.step()
-        os.kill(runtime.team._ranks[0].pid, signal.SIGKILL)
+        os.kill(runtime.team.processes[0].pid, signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises(EngineDeadError, match="tensor-parallel rank"):
             while True:
                 runner.step()
         runtime.team.close()
         assert time.monotonic() - start < 10
-        assert not any(rank.is_alive() for rank in runtime.team._ranks)
+        assert not any(rank.is_alive() for rank in runtime.team.processes)
     finally:
         runtime.team.close()
         runtime.team.group.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from specdec_hal.config import parse
 from specdec_hal.engine import LLM, AsyncEngine
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.models.protocol import ForwardBatch
-from specdec_hal.runner import Request, SamplingParams, StreamDelta
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
 from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
@@ -123,6 +123,10 @@ def run(body: Coroutine[Any, Any, Any]) -> Any:
 
 async def collect(streaming: AsyncEngine, prompt: list[int], params: SamplingParams) -> list[StreamDelta]:
     return [delta async for delta in streaming.generate(prompt, params)]
+
+
+async def collect_rest(stream: AsyncIterator[StreamDelta]) -> list[StreamDelta]:
+    return [delta async for delta in stream]
 
 
 async def asked(streaming: AsyncEngine) -> None:
@@ -235,6 +239,36 @@ class TestAsyncEngine:
                 async for _ in stream:
                     pass
             streaming.close()
+
+        run(body())
+
+    def test_a_step_that_never_returns_after_what_it_needs_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Streams, commands that nobody carries out any more, and whoever closes the engine do not wait for it."""
+        monkeypatch.setattr("specdec_hal.engine.async_engine._LAST_STEP_S", 0.1)
+        lost = list[Any]()
+        monkeypatch.setattr(ModelRunner, "when_lost", lambda runner, ended: lost.append(ended))
+
+        async def body() -> None:
+            model = HeldModel()
+            streaming = engine(model)
+            stream = streaming.generate([1], SamplingParams(max_new_tokens=60, bad_token_ids=[0]))
+            await anext(stream)
+            await asyncio.to_thread(model.waiting.wait)
+            late = asyncio.ensure_future(collect(streaming, [2], SamplingParams()))
+            await asked(streaming)
+            ended = asyncio.ensure_future(streaming.until_ended())
+            assert streaming.alive and streaming.failure == ""
+            threading.Thread(target=lost[0], args=(EngineDeadError("rank 1 has ended"),)).start()
+            await ended
+            assert not streaming.alive and "rank 1 has ended" in streaming.failure
+            for waiting in (collect(streaming, [2], SamplingParams()), late, collect_rest(stream)):
+                with pytest.raises(EngineDeadError, match="rank 1 has ended"):
+                    await waiting
+            await streaming.until_ended()
+            await asyncio.to_thread(streaming.close)
+            assert streaming._thread.is_alive(), "it is held still"
+            model.let_go()
+            await asyncio.to_thread(streaming._thread.join)
 
         run(body())
 

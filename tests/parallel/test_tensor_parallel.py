@@ -195,13 +195,13 @@ def test_processes_give_the_tokens_of_one_process_until_one_dies(checkpoint: Pat
         for request in requests():
             last.add_request(request)
         last.step()
-        os.kill(runtime.team._ranks[-1].pid, signal.SIGKILL)
+        os.kill(runtime.team.processes[-1].pid, signal.SIGKILL)
         start = time.monotonic()
         with pytest.raises(EngineDeadError, match="tensor-parallel rank"):
             while True:
                 last.step()
         runtime.team.close()
-        assert not any(rank.is_alive() for rank in runtime.team._ranks)
+        assert not any(rank.is_alive() for rank in runtime.team.processes)
         assert time.monotonic() - start < 10
 
 
@@ -232,7 +232,7 @@ def test_ranks_end_with_their_leader_and_refuse_what_the_time_decides(checkpoint
     with on_processes(checkpoint, 2) as runtime:
         with pytest.raises(RequestError, match="no deadline"):
             runtime.runner().add_request(Request("late", [1], timeout_s=1.0))
-        ranks = list(runtime.team._ranks)
+        ranks = runtime.team.processes
     assert [rank.exitcode for rank in ranks] == [0]
     with pytest.raises(ConfigError, match=r"speculative\.adaptive: expected false"):
         parse(settings(checkpoint, 2, method="ngram", adaptive=True))

@@ -12,6 +12,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.capturing import capturing, refuse_in_capture
 from specdec_hal.config import parse
 from specdec_hal.device import DeviceGraph, HostDevice
+from specdec_hal.errors import CaptureError, EngineDeadError
 from specdec_hal.proposers.protocol import StepView
 from specdec_hal.registry import Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
@@ -154,3 +155,23 @@ def test_graphs_can_be_turned_off() -> None:
     runner = make("suffix", with_proposer(Guess), {}, graph=False)
     assert decode(runner) == plain()
     assert runner.summary()["graphs"] == 0
+
+
+def test_a_runner_that_is_closed() -> None:
+    """Its graphs are released, and what ends with it has ended; what it has is still there."""
+    runner = make("suffix", with_proposer(Guess), {})
+    assert decode(runner) == plain()
+    graphs = [plan.replay for plan in runner._planner._plans.values() if plan.replay is not None]
+    assert len(graphs) == 2
+    runner.add_request(Request("late", [3, 4, 5]))
+    ended = list[str]()
+    runner.resources.callback(ended.append, "once")
+    runner.close()
+    runner.close()
+    assert ended == ["once"] and runner.summary()["graphs"] == 2
+    for graph in graphs:
+        with pytest.raises(CaptureError, match="one that was released"):
+            graph()
+    with pytest.raises(EngineDeadError, match=r"step\(\): expected a runner that works, got one that was closed"):
+        runner.step()
+    assert runner.cancel("late") and runner.take_finished()["late"].finish_reason == "cancelled"

@@ -11,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from specdec_hal.serve import server
+from specdec_hal.serve.app import make_app
 from tests.serve.conftest import MODEL, Running, serving
 
 LONG = {"prompt": [1, 2], "max_tokens": 60, "ignore_eos": True}
@@ -188,6 +190,28 @@ def test_an_engine_that_stops(running: Running) -> None:
         assert stopped.status_code == 503 and "ZeroDivision" not in stopped.text
     del running.engine.runner.step
     running.engine.runner.run()
+
+
+def test_a_server_ends_with_its_engine(running: Running) -> None:
+    """It tells whoever comes first; so that whoever started it can start another."""
+    engine, said = running.engine, list[int]()
+
+    async def main(listener: socket.socket) -> None:
+        async def ask() -> None:
+            async with httpx.AsyncClient(base_url=server.url(listener), timeout=60) as http:
+                said.append((await http.get("/health")).status_code)
+                engine._fail(RuntimeError("no more"))
+                said.append((await http.get("/health")).status_code)
+
+        asking = list[asyncio.Future[None]]()
+        settings, app = running.service.settings, make_app(running.service)
+        begin = lambda: asking.append(asyncio.ensure_future(ask()))  # noqa: E731
+        await server.serve(app, listener, settings, begin, running.service.abort_all, engine.until_ended())
+        await asking[0]
+
+    with server.listen(engine.config) as (listener,):
+        asyncio.run(asyncio.wait_for(main(listener), 60))
+    assert said == [200, 503] and engine.failure == "RuntimeError: no more"
 
 
 def test_models_and_the_openapi_document(running: Running) -> None:

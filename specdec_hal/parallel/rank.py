@@ -1,0 +1,135 @@
+"""The life of a rank that is not the first: a process that does what rank 0 does, and says that it lives."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from specdec_hal.config import Config, parse
+from specdec_hal.errors import SpecDecError
+from specdec_hal.parallel.group import Group, ProcessGroup
+from specdec_hal.parallel.runner import RankRunner
+
+if TYPE_CHECKING:
+    from specdec_hal.backend import Backend
+    from specdec_hal.models import TargetModel, Tokenizer
+
+_log = logging.getLogger("specdec_hal")
+_LAST_STEP_S = 2.0
+"""How long a rank may go on with a step once it is to end."""
+
+Load = Callable[[Config, Group], "tuple[Backend, TargetModel, Tokenizer]"]
+"""Gives a rank what its runner needs."""
+ALIVE, HERE, READY, END = b"alive", b"here", b"ready", b"end"
+"""What a rank says on its pulse: it lives, it waits for the others, its model is loaded; and what rank 0 says there."""
+
+
+def join(config: Config, rank: int, places: Sequence[str], rendezvous: str) -> ProcessGroup:
+    """Meet the other ranks, with which this process shares the machine's processors."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // config.engine.tensor_parallel))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
+    alone = len(set(places)) == len(places)
+    return ProcessGroup(rank, len(places), rendezvous, config.engine.rank_timeout_s, places[rank], nccl=alone)
+
+
+def beat_s(config: Config) -> float:
+    """Seconds between two signs of life."""
+    return min(config.engine.rank_timeout_s / 8, 1.0)
+
+
+class _Pulse:
+    """Says on a thread of its own that this process lives, and ends it once rank 0 has ended, or says so."""
+
+    def __init__(self, connection: Connection, interval_s: float) -> None:
+        self._connection, self._interval_s = connection, interval_s
+        self._lock = threading.Lock()
+        threading.Thread(target=self._beat, name="specdec-hal pulse", daemon=True).start()
+
+    def say(self, what: bytes) -> None:
+        """From any thread."""
+        with self._lock:
+            self._connection.send_bytes(what)
+
+    def _beat(self) -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        try:
+            while not multiprocessing.connection.wait([self._connection, parent.sentinel], self._interval_s):
+                self.say(ALIVE)
+            if self._connection.poll() and self._connection.recv_bytes() == END:
+                time.sleep(_LAST_STEP_S)  # its main thread may wait for rank 0 in a collective
+        except (EOFError, OSError):
+            pass  # rank 0 has ended
+        os._exit(1)
+
+
+def follow(
+    settings: dict[str, Any],
+    rank: int,
+    places: Sequence[str],
+    rendezvous: str,
+    commands: Connection,
+    pulse: Connection,
+    load: Load,
+) -> None:
+    """Do what rank 0 does, until it says no more. `load`, a function of a module, gives this rank's model."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 gets it too, and ends the others
+    status = 1
+    try:
+        config = _own(settings, places[rank])
+        living = _Pulse(pulse, beat_s(config))
+        living.say(HERE)
+        group = join(config, rank, places, rendezvous)
+        loaded = load(config, group)
+        living.say(READY)
+        _obey(commands, places[rank], loaded, group)
+        group.close()
+        status = 0
+    except SpecDecError as error:
+        _log.error("tensor-parallel rank %d ends: %s", rank, error)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # at once: what a GPU or a communicator still has would be waited for
+
+
+def _obey(commands: Connection, place: str, loaded: tuple[Any, Any, Any], group: Group) -> None:
+    runner: RankRunner | None = None
+    while True:
+        try:
+            name, args = commands.recv()
+        except EOFError:
+            break
+        if name == "runner":
+            if runner is not None:
+                runner.close()
+            runner = RankRunner(_own(args[0], place), *loaded, group=group)
+        else:
+            getattr(runner, name)(*args)
+    if runner is not None:
+        runner.close()
+
+
+def _own(settings: dict[str, Any], place: str) -> Config:
+    """A rank's configuration: its own device; what rank 0 writes, the others do not."""
+    runner = {name: value for name, value in settings.get("runner", {}).items() if not name.startswith("journal")}
+    own = {**settings, "runner": runner, "shadow": {}}
+    if device := place.partition(":")[2]:
+        backend = settings.get("backend", {})
+        own["backend"] = {**backend, "options": {**backend.get("options", {}), "device": int(device)}}
+        own["engine"] = {**settings["engine"], "rank_devices": None}
+    return parse(own, source="tensor-parallel rank")
