@@ -19,8 +19,6 @@ _LEAVE_S = 3.0
 """Within which a group is left."""
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 """PyTorch ends the process where it finds that a collective fails; here whoever waits hears of it first."""
-_NCCL_PATIENCE = 10
-"""Times `timeout_s` after which PyTorch's own watchdog would step in."""
 
 
 class Group(Protocol):
@@ -81,13 +79,16 @@ class ProcessGroup:
             timeout=timedelta(seconds=timeout_s),
             **options,
         )
-        if self.capturable:
-            self._nccl()._set_default_timeout(timedelta(seconds=_NCCL_PATIENCE * timeout_s))
 
-    def _nccl(self) -> Any:
+    def _on(self, device: str) -> Any:
+        """What of PyTorch's moves tensors of a kind of device."""
         import torch
 
-        return self._distributed.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+        return self._distributed.distributed_c10d._get_default_group()._get_backend(torch.device(device))
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Wait no longer from now on for what is on the host. On a GPU, NCCL waits until :meth:`abort`."""
+        self._on("cpu")._set_default_timeout(timedelta(seconds=timeout_s))
 
     def gather(self, tensor: Any) -> Any:
         """See Group.gather. RankLostError if a rank has ended, or does not answer.
@@ -128,7 +129,7 @@ class ProcessGroup:
 
     def _abort(self) -> None:
         try:
-            self._nccl().abort()
+            self._on("cuda").abort()
         except RuntimeError as error:  # it has not ended within its time
             _log.error("tensor-parallel rank %d of %d: NCCL was not aborted (%s)", self.rank, self.size, error)
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from specdec_hal.models import TargetModel, Tokenizer
 
 _log = logging.getLogger("specdec_hal")
+_LOAD_S = 1800.0
+"""How long ranks may wait for each other while they load; a rank that ends meanwhile is noticed at once."""
 _LAST_STEP_S = 2.0
 """How long a rank may go on with a step once it is to end."""
 
@@ -41,7 +43,7 @@ def join(config: Config, rank: int, places: Sequence[str], rendezvous: str) -> P
     torch.set_num_threads(max(1, torch.get_num_threads() // config.engine.tensor_parallel))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
     alone = len(set(places)) == len(places)
-    return ProcessGroup(rank, len(places), rendezvous, config.engine.rank_timeout_s, places[rank], nccl=alone)
+    return ProcessGroup(rank, len(places), rendezvous, _LOAD_S, places[rank], nccl=alone)
 
 
 def beat_s(config: Config) -> float:
@@ -93,6 +95,7 @@ def follow(
         living.say(HERE)
         group = join(config, rank, places, rendezvous)
         loaded = load(config, group)
+        group.set_timeout(config.engine.rank_timeout_s)
         living.say(READY)
         _obey(commands, places[rank], loaded, group)
         group.close()

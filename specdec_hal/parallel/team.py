@@ -92,6 +92,7 @@ class Team:
     def runner(self, config: Config, *args: Any, **options: Any) -> LeadingRunner:
         """A runner of rank 0, and one on every other rank."""
         self._until_all_said(READY)
+        self.group.set_timeout(self._timeout_s)
         self.tell("runner", config.as_json())
         runner = LeadingRunner(config, *args, team=self, group=self.group, **options)
         self._runners.add(runner)
