@@ -44,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     for key in _KEYS:
         parser.add_argument(f"--{key.replace('_', '-')}", metavar="VALUE", help=f"same as --set serve.{key}=VALUE")
+    parser.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        metavar="HOST",
+        help="names that clients may call the server by, as in serve.allowed_hosts: example.com, '*.example.com', '*' "
+        "(default without an API key: localhost and other addresses of this machine)",
+    )
     parser.add_argument("--split", action="store_true", help="same as --set serve.split=true")
     parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N; with --split")
     parser.add_argument(
@@ -69,7 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Serve until told to end."""
     try:
         from specdec_hal.models import chat
-        from specdec_hal.serve import app, server
+        from specdec_hal.serve import app, gate, server
         from specdec_hal.serve.service import Service
         from specdec_hal.serve.split.supervisor import Part, Supervisor
     except ModuleNotFoundError as error:
@@ -81,6 +88,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         args.config = str(EMBEDDED)
     given = {key: value for key in _KEYS if (value := getattr(args, key)) is not None}
     args.overrides += [f"serve.{key}={value if key == 'port' else json.dumps(value)}" for key, value in given.items()]
+    if args.allowed_hosts is not None:
+        args.overrides.append(f"serve.allowed_hosts={json.dumps(args.allowed_hosts)}")
     if args.split:
         args.overrides.append("serve.split=true")
     if args.http_workers is not None:
@@ -98,7 +107,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         return 0
     template = chat.load_chat_template(runtime.config.model_path, runtime.config.serve.chat_template)
     with server.listen(runtime.config) as listeners:  # before the model is loaded, which takes time
-        if args.api_key is None and not _loopback(listeners[0].getsockname()[0]):
+        if args.api_key is None and not gate.is_loopback(listeners[0].getsockname()[0]):
             complain("whoever reaches this address may use the server; set --api-key")
         if runtime.config.serve.split:
             fds = tuple(listener.fileno() for listener in listeners)
@@ -204,7 +213,3 @@ def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part
 
         server.run(http())
     return 0
-
-
-def _loopback(host: str) -> bool:
-    return host == "::1" or host.startswith("127.")

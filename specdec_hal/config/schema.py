@@ -299,7 +299,11 @@ class ServeSettings(Section):
     """`specdec-hal serve`: where it listens (`port` 0: a free one) and what the model is called there (null: as its
     folder). `chat_template`: a Jinja file; null: the checkpoint's, or the lines of all messages.
 
-    `max_body_bytes` bounds a request's body, `max_concurrent_requests` those that are answered at the same time; more
+    `allowed_hosts`: names that clients may call the server by, `*.example.com` and `*` too; null: those of the loopback
+    interface and `host`, any IP address if `host` is not on the loopback interface, any name if there is an API key.
+
+    `max_body_bytes` bounds a request's body, `receive_timeout_s` the time until all of it has arrived,
+    `max_concurrent_requests` those that are answered at the same time; more
     are refused. `drain_timeout_s`: how long they may go on once the server is told to end.
 
     `split`: HTTP, engine and token processor as processes of their own; `http_workers`: how many speak HTTP then, which
@@ -311,6 +315,8 @@ class ServeSettings(Section):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     served_model_name: Text | None = None
     chat_template: PathText | None = None
+    allowed_hosts: list[Text] | None = None
+    receive_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     max_body_bytes: Annotated[int, Field(ge=1, le=INT32_MAX)] = 1 << 20
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 256
     drain_timeout_s: Annotated[float, Field(ge=0)] = 30.0

@@ -15,6 +15,8 @@ from uuid import uuid4
 
 import msgspec
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 from specdec_hal.models import Tokenizer
 from specdec_hal.runner import RequestOutput, StreamDelta
@@ -261,12 +263,14 @@ class ErrorBody(BaseModel):
 ERRORS: dict[int | str, Json] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in (
-        (400, "the body is no HTTP or no UTF-8"),
+        (400, "the body is no HTTP or no UTF-8, or the host is none of `serve.allowed_hosts`"),
         (401, "the API key is missing or wrong"),
         (404, "another model, or nothing to abort"),
+        (408, "the request has not arrived within `serve.receive_timeout_s`"),
         (413, "the body is too long"),
         (422, "a key or value that cannot be served"),
         (429, "too many requests; Retry-After says when to come again"),
+        (431, "the target and headers are too long"),
         (500, "the request failed inside the engine"),
         (503, "the engine has stopped, or is being started anew"),
         (504, "the request has waited too long"),
@@ -295,3 +299,13 @@ def error_body(status: int, message: str, param: str | None = None) -> Json:
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> HTTPException:
+    """A status with what the client is told."""
+    return HTTPException(status, message, headers)
+
+
+def refuse(error: HTTPException) -> JSONResponse:
+    """The answer that a refusal is."""
+    return JSONResponse(error_body(error.status_code, error.detail), error.status_code, error.headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from pathlib import Path
 from typing import Any
 
@@ -11,64 +10,22 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
-from specdec_hal.serve.answers import ERRORS, ChatAnswer, CompletionAnswer, error_body
+from specdec_hal.serve.answers import ERRORS, ChatAnswer, CompletionAnswer, error_body, refusal, refuse
+from specdec_hal.serve.gate import Gate
 from specdec_hal.serve.protocol import AbortRequest, ChatCompletionRequest, CompletionRequest
-from specdec_hal.serve.service import FAILED, STOPPED, Service, refusal
+from specdec_hal.serve.service import FAILED, STOPPED, Service
 from specdec_hal.wording import clip
 
-OPEN = ("/", "/health", "/ready")
-"""Paths that need no API key."""
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 """What an answer is if `stream` asks for it, for the OpenAPI document."""
 PAGE = Path(__file__).with_name("page.html")
-_ONLY_ITSELF = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-"""What the page may load: nothing, but it may ask this server."""
-
-
-class Gate:
-    """In front of every route: the API key, and how long a body may be."""
-
-    def __init__(self, app: ASGIApp, key: str | None, longest: int) -> None:
-        self._app, self._key, self._longest = app, key, longest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        headers, got = dict(scope["headers"]), 0
-
-        async def bounded() -> Message:
-            nonlocal got
-            message = await receive()
-            got += len(message.get("body", b""))
-            if got > self._longest:
-                raise self._too_long()
-            return message
-
-        refused = None
-        if not self._admits(scope["path"], headers.get(b"authorization", b"")):
-            refused = refusal(401, "expected the server's API key as a bearer token", {"WWW-Authenticate": "Bearer"})
-        elif int(headers.get(b"content-length", b"0")) > self._longest:  # the parser has checked that it is a number
-            refused = self._too_long()
-        if refused is not None:
-            return await _refuse(refused)(scope, receive, send)
-        return await self._app(scope, bounded, send)
-
-    def _admits(self, path: str, authorization: bytes) -> bool:
-        if self._key is None or path in OPEN:
-            return True
-        scheme, _, given = authorization.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(given, self._key.encode())
-
-    def _too_long(self) -> HTTPException:
-        return refusal(413, f"expected a body of at most {self._longest} bytes (serve.max_body_bytes)")
-
-
-def _refuse(error: HTTPException) -> JSONResponse:
-    return JSONResponse(error_body(error.status_code, error.detail), error.status_code, error.headers)
+_ONLY_ITSELF = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""What the page may load: nothing, but it may ask this server. No other page may show it."""
 
 
 def _invalid(error: RequestValidationError) -> JSONResponse:
@@ -84,11 +41,11 @@ def _invalid(error: RequestValidationError) -> JSONResponse:
 def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     """The application; `api_key` None: everybody may use it."""
     app = FastAPI(title="specdec-hal", docs_url=None, redoc_url=None, responses=ERRORS)
-    app.add_middleware(Gate, key=api_key, longest=service.settings.max_body_bytes)
+    app.add_middleware(Gate, key=api_key, settings=service.settings)
 
     @app.exception_handler(HTTPException)
-    async def refuse(request: Request, error: HTTPException) -> Response:
-        return _refuse(error)
+    async def refused_here(request: Request, error: HTTPException) -> Response:
+        return refuse(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -97,16 +54,16 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
         if isinstance(error, QueueFullError):
-            return _refuse(refusal(429, str(error), {"Retry-After": str(max(1, round(error.retry_after_s)))}))
-        return _refuse(refusal(422, str(error)))
+            return refuse(refusal(429, str(error), {"Retry-After": str(max(1, round(error.retry_after_s)))}))
+        return refuse(refusal(422, str(error)))
 
     @app.exception_handler(EngineDeadError)
     async def stopped(request: Request, error: EngineDeadError) -> Response:
-        return _refuse(refusal(503, STOPPED))
+        return refuse(refusal(503, STOPPED))
 
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
-        return _refuse(refusal(500, FAILED))
+        return refuse(refusal(500, FAILED))
 
     @app.post("/v1/completions", responses=STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:

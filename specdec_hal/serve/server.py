@@ -8,18 +8,71 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from specdec_hal.config.schema import Config, ServeSettings
+from specdec_hal.serve.gate import MAX_HEAD
 
+_HEAD_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _LAST_EVENTS_S = 10
 """How long clients may take to read the end of an answer that was ended."""
 _LAST_WORDS_S = 1.0
 """How long a server whose engine has stopped says so to whoever comes, before it ends."""
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's, which would keep any number of bytes of headers, and wait for ever for more of them.
+
+    A head may have :data:`MAX_HEAD` bytes. It must be there `receive_timeout_s` after the connection was made, or after
+    its first byte where it is not the first; so must what is left of a body that was answered before its end.
+    """
+
+    def __init__(self, *args: Any, receive_timeout_s: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._receive_timeout_s, self._head_bytes = receive_timeout_s, 0
+        self._due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """As asyncio has it."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """As asyncio has it."""
+        before = self.cycle
+        of_body = before is not None and before.more_body
+        super().data_received(data)
+        if self.cycle is not before:  # a head is complete
+            self._head_bytes = 0
+            self._arrived()
+            return
+        if not of_body:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
+                if before is None or before.response_complete:
+                    self.transport.write(_HEAD_TOO_LONG)
+                self.transport.close()
+        if self._due is None and (before is None or before.response_complete):
+            self._expect()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """As asyncio has it."""
+        self._arrived()
+        super().connection_lost(error)
+
+    def _expect(self) -> None:
+        self._due = self.loop.call_later(self._receive_timeout_s, self.transport.close)
+
+    def _arrived(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
 
 class _Server(uvicorn.Server):
@@ -78,6 +131,21 @@ def url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def uvicorn_config(app: ASGIApp, settings: ServeSettings) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, receive_timeout_s=settings.receive_timeout_s),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + _LAST_EVENTS_S,
+    )
+
+
 async def serve(
     app: ASGIApp,
     listener: socket.socket,
@@ -90,19 +158,7 @@ async def serve(
 
     A second SIGINT ends the server at once. Once the engine has `ended`, the server does, too.
     """
-    server = _Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + _LAST_EVENTS_S,
-        ),
-        settings.drain_timeout_s,
-        expire,
-    )
+    server = _Server(uvicorn_config(app, settings), settings.drain_timeout_s, expire)
 
     async def end() -> None:
         assert ended is not None

@@ -19,7 +19,7 @@ from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner import Request as EngineRequest
-from specdec_hal.serve.answers import Answer, Json, encode, error_body, event
+from specdec_hal.serve.answers import Answer, Json, encode, error_body, event, refusal
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.places import Places
 from specdec_hal.serve.protocol import ChatCompletionRequest
@@ -296,11 +296,6 @@ def failed(output: RequestOutput) -> HTTPException | None:
         _log.error("request '%s' failed: %s", output.request_id, output.error)
         return refusal(500, FAILED)
     return None
-
-
-def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> HTTPException:
-    """A status with what the client is told."""
-    return HTTPException(status, message, headers)
 
 
 async def _disconnected(http: Request) -> None:

@@ -102,6 +102,8 @@ def test_defaults(read: Read) -> None:
             "port": 8000,
             "served_model_name": None,
             "chat_template": None,
+            "allowed_hosts": None,
+            "receive_timeout_s": 30.0,
             "max_body_bytes": 1 << 20,
             "max_concurrent_requests": 256,
             "drain_timeout_s": 30.0,

@@ -76,8 +76,7 @@ def serving(key: str | None = None, **sections: Any) -> Iterator[Running]:
     model = GatedModel()
     engine = AsyncEngine(model, config, tokenizer=LetterTokenizer())  # type: ignore[arg-type]
     service = Service(engine, MODEL, config.serve, load_chat_template(ROOT / "models/tiny-py-lm"))
-    settings = uvicorn.Config(make_app(service, key), lifespan="off", log_config=None, log_level="critical")
-    listening = uvicorn.Server(settings)
+    listening = uvicorn.Server(server.uvicorn_config(make_app(service, key), config.serve))
     with server.listen(config) as (listener,):
         thread = threading.Thread(target=lambda: asyncio.run(listening.serve([listener])))
         thread.start()

@@ -134,7 +134,7 @@ def test_a_client_that_goes_away_ends_its_generation(running: Running, stream: b
     host, port = running.url.removeprefix("http://").split(":")
     running.model.gate.clear()
     with socket.create_connection((host, int(port))) as client:
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         running.until(lambda: len(running.service.live) == 1)

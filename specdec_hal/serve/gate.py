@@ -1,0 +1,122 @@
+"""What every request passes first: how large and how slow it may be, for which host it is, and the API key."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specdec_hal.config.schema import ServeSettings
+from specdec_hal.serve.answers import refusal, refuse
+
+OPEN = ("/", "/health", "/ready")
+"""Paths that need no API key."""
+MAX_HEAD = 1 << 16
+"""Bytes of a request's target and headers."""
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::\d*)?", re.IGNORECASE)
+
+
+class Hosts:
+    """Which names a client may know this server by, so that a web page cannot give it one of its own (DNS rebinding).
+
+    `patterns` are as those of starlette's TrustedHostMiddleware: names, `*.example.com`, or `*`. None: every name if
+    there is a `key`, which no page knows; else those of the loopback interface and `address`, and where that is not a
+    loopback address, any IP address, which is no name that a page could have.
+    """
+
+    def __init__(self, patterns: Iterable[str] | None, address: str, key: str | None) -> None:
+        self._any_address = patterns is None and not is_loopback(address)
+        if patterns is None:
+            patterns = ["*"] if key is not None else ["localhost", "*.localhost", address]
+            self._loopback = True
+        else:
+            self._loopback = False
+        self._patterns = [pattern.lower().removesuffix(".").strip("[]") for pattern in patterns]
+
+    def admit(self, header: bytes) -> bool:
+        """Whether the server may be called so."""
+        if "*" in self._patterns:
+            return True
+        found = _HOST.fullmatch(header.decode("latin-1"))
+        if found is None:
+            return False
+        name = found[1].lower().removesuffix(".").strip("[]")
+        if any(name == pattern or (pattern[:2] == "*." and name.endswith(pattern[1:])) for pattern in self._patterns):
+            return True
+        return (self._loopback and is_loopback(name)) or (self._any_address and _is_address(name))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own."""
+    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+
+
+class Gate:
+    """In front of every route. Refuses with 400 (host), 401 (key), 408 (too slow), 413 and 431 (too long)."""
+
+    def __init__(self, app: ASGIApp, key: str | None, settings: ServeSettings) -> None:
+        self._app, self._key = app, key
+        self._hosts = Hosts(settings.allowed_hosts, settings.host, key)
+        self._longest, self._receive_s = settings.max_body_bytes, settings.receive_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        refused = self._refusal(scope)
+        if refused is not None:
+            return await refuse(refused)(scope, receive, send)
+        got, more, due = 0, True, asyncio.get_running_loop().time() + self._receive_s
+
+        async def bounded() -> Message:
+            nonlocal got, more
+            if not more:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(due):
+                    message = await receive()
+            except TimeoutError as error:
+                what = f"expected all of the request within {self._receive_s:g} s (serve.receive_timeout_s)"
+                raise refusal(408, what, {"Connection": "close"}) from error
+            more = message.get("more_body", False)
+            got += len(message.get("body", b""))
+            if got > self._longest:
+                raise self._too_long()
+            return message
+
+        return await self._app(scope, bounded, send)
+
+    def _refusal(self, scope: Scope) -> HTTPException | None:
+        headers = dict(scope["headers"])
+        head = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        if head + sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD:
+            return refusal(431, f"expected a target and headers of at most {MAX_HEAD} bytes", {"Connection": "close"})
+        if b"host" in headers and not self._hosts.admit(headers[b"host"]):  # which every browser sends
+            return refusal(400, "Host: expected a name of this server, got another; --allowed-hosts adds names")
+        if not self._admits(scope["path"], headers.get(b"authorization", b"")):
+            return refusal(401, "expected the server's API key as a bearer token", {"WWW-Authenticate": "Bearer"})
+        if int(headers.get(b"content-length", b"0")) > self._longest:  # the parser has checked that it is a number
+            return self._too_long()
+        return None
+
+    def _admits(self, path: str, authorization: bytes) -> bool:
+        if self._key is None or path in OPEN:
+            return True
+        scheme, _, given = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given, self._key.encode())
+
+    def _too_long(self) -> HTTPException:
+        return refusal(413, f"expected a body of at most {self._longest} bytes (serve.max_body_bytes)")
