@@ -395,8 +395,7 @@ SPECDEC_OP(write_accepted, kUnlimited)
 void limit_thinking(const LimitThinkingArgs& a, const Split&) {
   const int64_t *ends = a.end_tokens, *inject = a.inject_token_ids;
   for (int64_t b = 0; b < a.M; ++b) {
-    const ThinkingLimits limits = {a.think_end_id,      a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b],
-                                   a.fastdeploy};
+    const ThinkingLimits limits = {a.think_end_id, a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b], a.fastdeploy};
     const int64_t count = clamp64(a.accept_num[b], 0, a.S);
     if (a.stop_flags[b] || !limits.any() || count == 0) continue;
     int64_t* tokens = a.accept_tokens + b * a.S;

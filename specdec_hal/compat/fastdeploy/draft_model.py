@@ -7,7 +7,10 @@ from collections.abc import Callable
 import paddle
 
 from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
+from specdec_hal.compat.fastdeploy.packing import WIDEST_STEP
 
+_OWN = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "step_idx")
+"""A draft model's slots."""
 _NO_LIMIT = 2**62
 """A max_dec_len that no request reaches."""
 
@@ -36,17 +39,25 @@ def draft_model_preprocess(
     is_splitwise_prefill: bool,
 ) -> None:
     """Set the draft model's slots to what the target's step has accepted; not_need_stop: whether any slot drafts."""
-    slots, same = draft_tokens.shape[0], ("draft_tokens", "input_ids", "stop_flags", "pre_ids", "accept_tokens")
+    one = plan.constant(1, draft_tokens.shape[:1], "int32")
+    width = min(draft_tokens.shape[1], accept_tokens.shape[1], WIDEST_STEP)
+    drafts, write_drafts = plan.columns(draft_tokens, width)
+    accepted, target_drafts = (plan.columns(t, width)[0] for t in (accept_tokens, target_model_draft_tokens))
     plan.run(
         "draft_model_preprocess",
-        **plan.given(*same, "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "step_idx", "accept_num"),
-        **plan.given(has_running="not_need_stop", base_model_seq_lens_decoder="target_model_seq_lens_decoder"),
+        **{"draft_tokens": drafts, "accept_tokens": accepted, "base_model_draft_tokens": target_drafts},
+        **plan.given("input_ids", "stop_flags", "pre_ids", "accept_num", *_OWN),
+        **plan.given(base_model_seq_lens_decoder="target_model_seq_lens_decoder"),
         **plan.given(base_model_step_idx="target_model_step_idx", base_model_stop_flags="target_model_stop_flags"),
-        **plan.given(base_model_draft_tokens="target_model_draft_tokens"),
-        max_dec_len=plan.constant(_NO_LIMIT, [slots], "int64") if is_splitwise_prefill else max_dec_len,
-        draft_token_num=plan.constant(1, [slots], "int32"),  # FastDeploy asks no request how many it wants
+        has_running=plan.flat(not_need_stop),
+        max_dec_len=plan.constant(_NO_LIMIT, one.shape, "int64") if is_splitwise_prefill else max_dec_len,
+        draft_token_num=one,  # FastDeploy asks no request how many it wants
         min_room=num_model_step + 1,
     )
+    write_drafts()
+    if target_drafts is not target_model_draft_tokens:  # of which the op clears all columns
+        drafts_of_target = plan.alias(target_model_draft_tokens)[: seq_lens_this_time.shape[0], 1:]
+        plan.step(lambda: drafts_of_target.fill_(-1))
 
 
 @older(draft_model_preprocess)
@@ -103,14 +114,23 @@ def draft_model_update(
     substep: int,
 ) -> None:
     """Take one token of the draft model per slot with tokens; not_need_stop: whether any slot goes on."""
-    state = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "step_idx", "stop_flags", "max_dec_len")
+    width = draft_tokens.shape[1]
+    if base_model_draft_tokens.shape[1] != width or width > WIDEST_STEP:  # a column of each is written
+        width = substep + 2
+    drafts, write_drafts = plan.columns(draft_tokens, width)
+    target_drafts, write_target_drafts = plan.columns(base_model_draft_tokens, width)
     plan.run(
         "draft_model_update",
-        **plan.given("draft_tokens", "pre_ids", *state, "base_model_draft_tokens", has_running="not_need_stop"),
+        draft_tokens=drafts,
+        base_model_draft_tokens=target_drafts,
+        **plan.given("pre_ids", "stop_flags", "max_dec_len", *_OWN),
+        has_running=plan.flat(not_need_stop),
         inter_next_tokens=plan.flat(inter_next_tokens),
         draft_token_num=plan.constant(1, [draft_tokens.shape[0]], "int32"),
         substep=substep,
     )
+    write_drafts()
+    write_target_drafts()
 
 
 @older(draft_model_update)

@@ -15,7 +15,7 @@ from typing import Any
 from specdec_hal.backend import Backend
 from specdec_hal.compat.fastdeploy import gpu, types, xpu
 from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS, use_backend
-from specdec_hal.compat.fastdeploy.names import LEFT
+from specdec_hal.compat.fastdeploy.names import LEFT, WITHOUT_COMPILED
 from specdec_hal.registry import ENV_BACKEND
 
 PACKAGE = "fastdeploy.model_executor.ops"
@@ -62,7 +62,8 @@ def install(
 
     Where FastDeploy has no compiled ops, the layer becomes ``fastdeploy.model_executor.ops.gpu.fastdeploy_ops`` (and
     ``.xpu``), and where there is no FastDeploy at all, its op packages too. Otherwise the names that are served are
-    replaced in the op package, and in all of FastDeploy's modules that have bound them already; the others stay.
+    replaced in the op package, and in all of FastDeploy's modules that have bound them already; the others stay, and
+    so do those of `names.WITHOUT_COMPILED`.
     Choice of the backend: see :func:`~specdec_hal.compat.fastdeploy.use_backend`.
     """
     global _installed
@@ -73,9 +74,9 @@ def install(
     roots = _fastdeploy()
     try:
         for platform in platforms:
-            report.how[platform] = _install(platform, roots)
-            report.taken[platform] = sorted(ADAPTORS[platform])
-            report.left[platform] = dict(LEFT[platform])
+            report.how[platform], own = _install(platform, roots)
+            report.taken[platform] = sorted(ADAPTORS[platform].keys() - own)
+            report.left[platform] = {**LEFT[platform], **own}
     except BaseException:
         _restore()
         raise
@@ -96,7 +97,10 @@ def register() -> None:
 
 
 def uninstall() -> None:
-    """Put back what was there, and forget backend and plans. Does nothing if nothing is installed."""
+    """Put back what was there, also in FastDeploy's modules that were imported meanwhile; forget backend and plans.
+
+    A name that FastDeploy does not have goes from them. Does nothing if nothing is installed.
+    """
     global _installed
     _restore()
     _installed = None
@@ -104,12 +108,29 @@ def uninstall() -> None:
 
 
 def _restore() -> None:
+    if not _undo:
+        return
+    ours = {id(module): _ABSENT for module in (gpu, xpu, types)}
+    ours |= {id(served): _ABSENT for adaptors in ADAPTORS.values() for served in adaptors.values()}
+    ours |= {id(namespace.get(name)): before for namespace, name, before in reversed(_undo)}  # the op package's first
     while _undo:
-        namespace, name, before = _undo.pop()
-        if before is _ABSENT:
-            namespace.pop(name, None)
-        else:
-            namespace[name] = before
+        _put_back(*_undo.pop())
+    for module in _modules():
+        for name, value in list(vars(module).items()):
+            if id(value) in ours:
+                _put_back(vars(module), name, ours[id(value)])
+
+
+def _put_back(namespace: dict[str, Any], name: str, before: Any) -> None:
+    if before is _ABSENT:
+        namespace.pop(name, None)
+    else:
+        namespace[name] = before
+
+
+def _modules() -> list[ModuleType]:
+    """FastDeploy's that have been imported."""
+    return [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "fastdeploy"]
 
 
 def _set(namespace: dict[str, Any], name: str, value: Any) -> None:
@@ -125,26 +146,29 @@ def _fastdeploy() -> list[str] | None:
     return None if spec is None else list(spec.submodule_search_locations or ())
 
 
-def _install(platform: str, roots: list[str] | None) -> str:
+def _install(platform: str, roots: list[str] | None) -> tuple[str, dict[str, str]]:
+    """How the names came where they are, and those that FastDeploy keeps, with the reasons."""
     package = f"{PACKAGE}.{platform}"
     name = f"{package}.{COMPILED}"
     folders = [Path(root, "model_executor", "ops", platform) for root in roots or ()]
     if name in sys.modules or any(found for folder in folders for found in folder.glob(f"{COMPILED}*")):
-        return _replace(platform, importlib.import_module(package))
+        own = WITHOUT_COMPILED[platform]
+        return _replace(platform, importlib.import_module(package), own), own
     _set(sys.modules, name, _MODULES[platform])
     if package in sys.modules:
-        return _replace(platform, sys.modules[package])
+        return _replace(platform, sys.modules[package], {}), {}
     if roots is None:
         _build_packages(package, platform)
-        return "FastDeploy is not installed; its op package is this layer"
-    return f"in the place of the compiled module {COMPILED}, which is absent"
+        return "FastDeploy is not installed; its op package is this layer", {}
+    return f"in the place of the compiled module {COMPILED}, which is absent", {}
 
 
-def _replace(platform: str, package: ModuleType) -> str:
-    """Take the served names of an op package, wherever FastDeploy holds them."""
-    holders = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "fastdeploy"]
-    rebound = set()
+def _replace(platform: str, package: ModuleType, own: dict[str, str]) -> str:
+    """Take the served names of an op package but its `own`, wherever FastDeploy holds them."""
+    holders, rebound = _modules(), set()
     for name, served in ADAPTORS[platform].items():
+        if name in own:
+            continue
         before = getattr(package, name, _ABSENT)
         _set(vars(package), name, served)
         for module in holders:

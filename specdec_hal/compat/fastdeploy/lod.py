@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import paddle
 from numpy.typing import NDArray
@@ -189,20 +191,53 @@ def _infer_lists(enc: I32, dec: I32, lens: I32) -> dict[str, I32]:
     prompts = np.flatnonzero(enc > 0)
     texts = np.flatnonzero((enc <= 0) & (dec > 0) & (lens > 0))
     compact = np.cumsum(np.isin(np.arange(len(enc)), [*prompts, *texts])) - 1
-    decoder_lod = _offsets(lens[texts])
-    tail = np.full(len(enc) - len(texts), decoder_lod[-1], np.int32)  # graphs replay with all slots
     return {
         "encoder_batch_map": prompts,
         "decoder_batch_map": texts,
         "encoder_batch_idx": compact[prompts],
         "decoder_batch_idx": compact[texts],
         "encoder_seq_lod": _offsets(enc[prompts]),
-        "decoder_seq_lod": np.concatenate([decoder_lod, tail]),
+        "decoder_seq_lod": _offsets(lens[texts]),
         "encoder_kv_lod": _offsets(enc[prompts] + dec[prompts]),
         "prefix_len": dec[prompts],
         "decoder_context_len": dec[texts] + lens[texts],
         "decoder_context_len_cache": dec[texts],
     }
+
+
+def _fill(tensor: Tensor, values: I32, behind: int = 0) -> None:
+    """Write values to the beginning of a tensor, and `behind` to the rest."""
+    whole = np.full(math.prod(tensor.shape), behind, np.int32)
+    whole[: len(values)] = values.reshape(-1)[: len(whole)]
+    paddle.assign(paddle.to_tensor(whole.reshape(tensor.shape), place=tensor.place), tensor)
+
+
+class _Cache:
+    """The KV blocks of slots: `tables` [B, blocks of a slot], -1 where there is none."""
+
+    def __init__(self, tables: Tensor, block_size: int) -> None:
+        self.tables, self.size, self.place = tables.numpy(), block_size, tables.place
+
+    def blocks(self, longest: int) -> int:
+        """How many hold so many tokens."""
+        return -(-longest // self.size)
+
+    def prefixes(self, slots: I32, count: int) -> I32:
+        """The first `count` blocks of each slot."""
+        out = np.full((len(slots), count), -1, np.int32)
+        out[:, : self.tables.shape[1]] = self.tables[slots, :count]
+        return out.reshape(-1)
+
+    def places(self, slots: I32, starts: I32, counts: I32, size: int) -> Tensor:
+        """Where each of the slots' next tokens goes, packed into [size]; -1 where there is no block, and behind."""
+        out, owners = np.full(size, -1, np.int32), np.repeat(slots, counts)
+        inside = np.arange(len(owners)) - np.repeat(_offsets(counts)[:-1], counts)
+        column, rest = np.divmod(np.repeat(starts, counts) + inside, self.size)
+        last = self.tables.shape[1] - 1
+        blocks = np.where(column <= last, self.tables[owners, np.minimum(column, last)], -1)
+        places = np.where(blocks >= 0, blocks * self.size + rest, -1)[:size]
+        out[: len(places)] = places
+        return paddle.to_tensor(out, place=self.place)
 
 
 @adaptor("xpu")
@@ -237,16 +272,24 @@ def get_infer_param(
     block_size: int,
     num_speculative_tokens: int,
 ) -> list[Tensor]:
-    """Which slots feed prompts and which go on, into the given tensors; two slot mappings of -1."""
+    """Which slots feed prompts and which go on, into the given tensors; where the KV cache takes their tokens."""
     given = plan.given(*plan.names)
     enc, dec, lens = (given[name].numpy().reshape(-1) for name in plan.names[:3])
     lists = _infer_lists(enc[: len(lens)], dec[: len(lens)], lens)
     for name, array in lists.items():
+        behind = int(array[-1]) if name == "decoder_seq_lod" else 0  # graphs replay with all slots
         for held in (given[name], given[f"{name}_cpu"]):
-            held[: len(array)] = paddle.to_tensor(array.astype(np.int32))
-    prompts, total = lists["encoder_batch_map"], int(lists["encoder_seq_lod"][-1])
-    longest = [int(array[prompts].max(initial=0)) for array in (enc, enc + dec)]
-    info = [len(prompts), len(lists["decoder_batch_map"]), total, *longest, block_tables.shape[1]]
-    len_info_cpu[: len(info)] = paddle.to_tensor(np.array(info, np.int32))
-    sizes = (total, len(lens) * (1 + num_speculative_tokens))
-    return [paddle.full([size], -1, "int32") for size in sizes]
+            _fill(held, array, behind)
+    prompts, texts = lists["encoder_batch_map"], lists["decoder_batch_map"]
+    cache, longest = _Cache(block_tables, block_size), int((enc + dec)[prompts].max(initial=0))
+    blocks = cache.blocks(longest) if lists["prefix_len"].any() else -1
+    if blocks > 0:
+        _fill(prefix_block_tables, cache.prefixes(prompts, blocks), -1)
+    total, contexts = int(enc[prompts].sum()), lists["decoder_context_len"]
+    info = [len(prompts), len(texts), total, enc[prompts].max(initial=0), longest, blocks, contexts.max(initial=0)]
+    _fill(len_info_cpu, np.array(info, np.int32))
+    most = len(lens) * (1 + num_speculative_tokens)
+    return [
+        cache.places(prompts, dec[prompts], enc[prompts], total),
+        cache.places(texts, dec[texts], lens[texts], most),
+    ]

@@ -19,6 +19,12 @@ _BOTH = {
     "speculate_verify": _OLD,
 }
 
+WITHOUT_COMPILED: dict[str, dict[str, str]] = {
+    "gpu": {},
+    "xpu": {"get_infer_param": "FastDeploy's own also describes what its attention reads"},
+}
+"""By op package: served only where FastDeploy has no compiled ops; name -> reason."""
+
 LEFT: dict[str, dict[str, str]] = {
     "gpu": {
         **_BOTH,

@@ -95,7 +95,7 @@ class Plan:
         """All elements in one axis, not copied, for what FastDeploy's callers shape in several ways."""
         if not isinstance(tensor, paddle.Tensor) or tensor.ndim == 1 or not tensor.is_contiguous():
             return tensor
-        return self._derived(tensor, tensor.reshape([-1]))
+        return self._derived(tensor, tensor.reshape([-1]) if tensor.ndim else tensor.unsqueeze(0))  # reshape copies 0-D
 
     def alias(self, tensor: Tensor) -> Tensor:
         """The same memory as another tensor: steps hold it, while a kept plan ends with the caller's own."""
@@ -114,6 +114,19 @@ class Plan:
             return tensor
         self.keep = False
         return self._derived(tensor, tensor.astype(dtype))
+
+    def columns(self, tensor: Tensor, width: int) -> tuple[Tensor, Callable[[], None]]:
+        """A buffer [rows, any] as one of `width` columns, and what to call after the launch that changes it.
+
+        The buffer itself if it is so wide; else a copy, which steps fill from it, and write back to it.
+        """
+        if not isinstance(tensor, paddle.Tensor) or tensor.ndim != 2 or tensor.shape[1] == width:
+            return tensor, lambda: None
+        kept = min(tensor.shape[1], width)
+        copy = self._derived(tensor, self.scratch([tensor.shape[0], width], dtype_of(tensor)))
+        theirs, ours = self.alias(tensor)[:, :kept], copy[:, :kept]
+        self.step(lambda: paddle.assign(theirs, ours))
+        return copy, lambda: self.step(lambda: paddle.assign(ours, theirs))
 
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
         """A fresh tensor for the caller, whose values an op of this plan writes."""

@@ -123,9 +123,7 @@ def top_p_candidates(
         probs=plan.contiguous(probs),
         **plan.given("top_p"),
         batch_id_per_token_output=plan.first(rows, batch_id_per_token_output),
-        candidate_scores=scores,
-        candidate_ids=ids,
-        candidate_lens=lens,
+        **{"candidate_scores": scores, "candidate_ids": ids, "candidate_lens": lens},
     )
     column = paddle.arange(candidates_len, dtype="int32")
 

@@ -154,7 +154,8 @@ def unified_update_model_status(
         **plan.given("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "stop_flags", "step_idx"),
         **plan.given("token_ids_all", "prompt_lens", "end_tokens", "max_dec_len"),
         **plan.given(draft_tokens="step_input_ids", accept_tokens="step_output_ids", accept_num="step_output_len"),
-        **plan.given(has_running="has_running_seqs", is_block_step="is_paused"),
+        **plan.given(is_block_step="is_paused"),
+        has_running=plan.flat(has_running_seqs),
         end_at_limit=True,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 
 from specdec_hal.errors import ArgumentError
@@ -18,20 +19,22 @@ TARGET = ("accept_tokens", "accept_num", "target_enc", "target_dec", "target_ste
 class Slots:
     """A draft model's slots behind a step of the target: NumPy arrays, and the layer's tensors of the same values."""
 
-    def __init__(self, rng: Any, *, width: int = 5) -> None:
+    def __init__(self, rng: Any, *, width: int = 5, widths: tuple[int, int, int] = (5, 5, 5)) -> None:
+        """`widths`: of the draft model's drafts, of the accepted tokens, and of the target's drafts."""
         b = self.batch = Batch(rng, width=width)
         n = self.count = b.slots
         decoding = (b.enc == 0) & (b.slt > 0)
         accepted = np.where(b.enc > 0, 1, np.where(decoding, rng.integers(1, width + 1, n), 0)).astype(np.int32)
         step = np.where(b.enc > 0, 1, accepted + rng.integers(1, 12, n)) * (accepted > 0)
         arrays: dict[str, Any] = {
-            "draft_tokens": rng.integers(0, 40, (n, width)), "input_ids": b.input_ids,
+            "draft_tokens": rng.integers(0, 40, (n, widths[0])), "input_ids": b.input_ids,
             "stop_flags": rng.random(n) < 0.5,
             "tt": b.slt, "enc": b.enc, "dec": b.dec, "step_idx": rng.integers(0, 9, (n, 1)), "running": [True],
-            "pre_ids": np.full((n, 40), -1), "accept_tokens": rng.integers(0, 40, (n, width)), "accept_num": accepted,
+            "pre_ids": np.full((n, 40), -1),
+            "accept_tokens": rng.integers(0, 40, (n, widths[1])), "accept_num": accepted,
             "target_enc": 0 * b.enc, "target_dec": b.dec + width, "target_step": step.reshape(n, 1),
             "target_stop": b.stop, "max_dec_len": (step + rng.integers(1, 9, n)).reshape(n, 1),
-            "target_drafts": rng.integers(0, 40, (n, width)),
+            "target_drafts": rng.integers(0, 40, (n, widths[2])),
         }  # fmt: skip
         self.arrays = {name: np.array(array) for name, array in arrays.items()}
         self.given = dict(zip(self.arrays, tensors(*self.arrays.values()), strict=True))
@@ -74,6 +77,40 @@ def test_the_substeps_of_a_proposer(layer: Any, request: Any, rng: Any, platform
         drafts = slots.arrays["target_drafts"][:, 1:]
         equal(lens, np.where(slots.arrays["target_stop"], 0, 1 + (drafts >= 0).sum(1)))
     assert drafted > 50
+
+
+WIDTHS = [(4, 5, 100), (100, 5, 6), (5, 100, 5), (5, 4, 6), (100, 100, 4)]
+
+
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_buffers_of_any_widths(layer: Any, request: Any, rng: Any, platform: str, widths: tuple[int, int, int]) -> None:
+    """Each has its own stride, and what no column of a step is stays as it was."""
+    ops, steps = request.getfixturevalue(platform), min(widths[2] - 1, 3)
+    for _ in range(4):
+        slots = Slots(rng, width=min(*widths[:2], 6), widths=widths)
+        for again in range(2):  # the second round is made of kept plans
+            slots.preprocess(ops, steps, False)
+            slots.compare()
+            for substep in range(steps):
+                tokens = rng.integers(0, 40, (max(int((slots.arrays["tt"] > 0).sum()), 1), 1))
+                slots.update(ops, tokens, substep)
+                slots.compare()
+            for name in ("enc", "dec", "tt"):
+                if not again:
+                    slots.arrays[name][:] = getattr(slots.batch, {"tt": "slt"}.get(name, name))
+                    slots.given[name].set_value(slots.arrays[name])
+
+
+def test_a_flag_of_no_dimension(gpu: Any, rng: Any) -> None:
+    """not_need_stop as paddle.to_tensor(True) makes it."""
+    slots = Slots(rng)
+    slots.given["running"] = paddle.to_tensor(False)
+    slots.arrays["target_stop"][:] = False
+    slots.arrays["max_dec_len"][:] = 99
+    slots.given |= {name: tensor(slots.arrays[name]) for name in ("target_stop", "max_dec_len")}
+    slots.preprocess(gpu, 1, False)
+    assert slots.given["running"].shape == [] and slots.given["running"].item()
 
 
 def test_a_slot_that_has_accepted_nothing_runs(gpu: Any, rng: Any) -> None:

@@ -113,6 +113,38 @@ def test_beside_compiled_ops_only_what_is_served_is_replaced(fastdeploy: Path) -
     assert not hasattr(ops, "verify_draft_tokens")
 
 
+LATE = f"from {OPS}.gpu import ngram_match, ngram_match as look_up\nimport {OPS}.gpu as ops\nelsewhere = object()\n"
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_modules_imported_after_install_are_put_back(fastdeploy: Path, compiled: bool) -> None:
+    if compiled:
+        (fastdeploy / "model_executor/ops/gpu/fastdeploy_ops.py").write_text(COMPILED)
+    (fastdeploy / "late.py").write_text(LATE)
+    package.install("reference")
+    late = importlib.import_module("fastdeploy.late")
+    gpu = importlib.import_module(f"{OPS}.gpu")
+    served = package.ADAPTORS["gpu"]["ngram_match"]
+    assert late.ngram_match is late.look_up is gpu.ngram_match is served
+    kept = late.elsewhere
+    package.uninstall()
+    if compiled:
+        assert late.ngram_match() == late.look_up() == gpu.ngram_match() == "compiled"
+    held = [value for module in (late, gpu) for value in vars(module).values()]
+    assert not [value for value in held if isinstance(value, adaptor_module.Adaptor)]
+    assert late.elsewhere is kept and late.ops is gpu
+
+
+def test_xpus_own_get_infer_param_stays_where_it_is_compiled(fastdeploy: Path) -> None:
+    ops = "def get_infer_param(*args): return 'compiled'\ndef adjust_batch(*args): return 'compiled'\n"
+    (fastdeploy / "model_executor/ops/xpu/fastdeploy_ops.py").write_text(ops)
+    report = package.install("reference")
+    xpu = importlib.import_module(f"{OPS}.xpu")
+    assert xpu.get_infer_param() == "compiled"
+    assert xpu.adjust_batch is package.ADAPTORS["xpu"]["adjust_batch"]
+    assert "get_infer_param" in report.left["xpu"] and "get_infer_param" not in report.taken["xpu"]
+
+
 def test_modules_that_have_bound_an_op_are_told(fastdeploy: Path) -> None:
     (fastdeploy / "model_executor/ops/gpu/fastdeploy_ops.py").write_text(COMPILED)
     ngram = importlib.import_module("fastdeploy.spec_decode.ngram")

@@ -68,11 +68,14 @@ def infer_param(xpu: Any, enc: Any, dec: Any, lens: Any) -> dict[str, Any]:
     made = {name: paddle.full([size], -7, "int32") for name, size in sizes.items()}
     host = {f"{name}_cpu": paddle.full([size], -7, "int32") for name, size in sizes.items()}
     prefix, info = paddle.zeros([n, 4], "int32"), paddle.full([7], -7, "int32")
-    tables = paddle.zeros([n, 4], "int32")
+    tables = paddle.arange(n * 4, dtype="int32").reshape([n, 4])
     slots = [tensor(a.astype(np.int32)) for a in (enc, dec, lens)]
+    addresses = [t.data_ptr() for t in (*made.values(), *host.values())]
     out = xpu.get_infer_param(*slots, tables, *made.values(), prefix, *host.values(), info, 64, 5)
-    assert [t.shape for t in out] == [[int(enc.sum())], [n * 6]] and all((values(t) == -1).all() for t in out)
-    return {**made, **host, "len_info_cpu": info}
+    assert addresses == [t.data_ptr() for t in (*made.values(), *host.values())], "written in place"
+    assert [t.shape for t in out] == [[int(enc.sum())], [n * 6]]
+    filled = {"prefix_block_tables": prefix, "len_info_cpu": info}
+    return {**made, **host, **filled, **dict(zip(("slots_enc", "slots_dec"), out, strict=True))}
 
 
 ENC = np.array([100, 0, 0, 0, 120, 140, 0])
@@ -89,9 +92,37 @@ def test_the_worked_example_of_get_infer_param(xpu: Any) -> None:
         "decoder_context_len": [7, 26, 131], "decoder_context_len_cache": [5, 25, 128],
     }  # fmt: skip
     for name, array in wanted.items():
-        equal(made[name][: len(array)], array)
-        equal(made[f"{name}_cpu"][: len(array)], array)
-    equal(made["len_info_cpu"][:5], [3, 3, 360, 140, 184])
+        tail = [0] * (made[name].shape[0] - len(array))
+        equal(made[name], array + tail)
+        equal(made[f"{name}_cpu"], array + tail)
+    equal(made["len_info_cpu"], [3, 3, 360, 140, 184, 3, 131])
+
+
+def test_where_tokens_go_in_the_cache(xpu: Any) -> None:
+    """Two prompts, one of which has 64 tokens cached; blocks of 64, of which slot b has 4 b .. 4 b + 3."""
+    made = infer_param(xpu, *(np.array(a) for a in ([100, 0, 0, 0, 140], [0, 5, 0, 25, 64], [100, 2, 0, 1, 140])))
+    assert values(made["len_info_cpu"])[:6].tolist() == [2, 2, 240, 140, 204, 4]
+    enc, dec = values(made["slots_enc"]), values(made["slots_dec"])
+    assert enc[:100].tolist() == list(range(100))
+    assert enc[100:].tolist() == [16 * 64 + p for p in range(64, 204)]
+    assert dec.tolist() == [4 * 64 + 5, 4 * 64 + 6, 12 * 64 + 25] + [-1] * 27
+    equal(made["prefix_block_tables"], [[0, 1, 2, 3], [16, 17, 18, 19], *[[-1] * 4] * 3])
+
+
+def test_the_lengths_that_fastdeploys_script_expects(xpu: Any) -> None:
+    enc, dec, lens = (np.array(a) for a in ([100, 0, 0, 0, 300], [0, 5, 0, 25, 64], [100, 1, 0, 1, 300]))
+    assert values(infer_param(xpu, enc, dec, lens)["len_info_cpu"])[:6].tolist() == [2, 2, 400, 300, 364, 6]
+
+
+def test_without_a_cached_prefix_there_are_no_blocks_of_it(xpu: Any) -> None:
+    made = infer_param(xpu, np.array([100, 0, 0]), np.array([0, 5, 0]), np.array([100, 2, 0]))
+    equal(made["len_info_cpu"], [1, 1, 100, 100, 100, -1, 7])
+    assert not values(made["prefix_block_tables"]).any(), "as it was"
+
+
+def test_slots_beyond_their_blocks_have_no_place(xpu: Any) -> None:
+    made = infer_param(xpu, np.array([300]), np.array([0]), np.array([300]))
+    assert values(made["slots_enc"])[256:].tolist() == [-1] * 44
 
 
 def lod(made: dict[str, Any], which: str) -> list[Any]:
