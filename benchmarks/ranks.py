@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import tempfile
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,13 @@ def first_of(size: int, work: Callable[..., None], *args: Any) -> Any:
         ranks = [context.Process(target=work, args=(rank, *args, folder, result)) for rank in range(size)]
         for process in ranks:
             process.start()
-        for process in ranks:
-            process.join()
-        if failed := [rank for rank, process in enumerate(ranks) if process.exitcode]:
+        while running := [process.sentinel for process in ranks if process.exitcode is None]:
+            wait(running)
+            failed = [rank for rank, process in enumerate(ranks) if process.exitcode]
+            if failed:  # the others would wait for it
+                for process in ranks:
+                    process.kill()
+                break
+        if failed:
             raise SystemExit(f"ranks {failed} of {size} failed; what they said stands above")
         return json.loads(result.read_text())

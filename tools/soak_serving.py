@@ -4,6 +4,9 @@
 waiting; every answer must be whole and always the same text, every refusal a 429, and memory must stay flat.
 ``python tools/soak_serving.py --kills 100``: HTTP, engine and token processor of a split server are killed at random
 moments under load; every client must get the tokens of plain decoding, or see its connection end.
+``python tools/soak_serving.py --rank-kills 30 --rank-stops 10``: ranks of tensor-parallel servers are killed (any) or
+stopped (any but the first) under load; every client must have an answer or an error in time, every process must end,
+and the next server must give the same tokens. ``--place cuda``: two GPUs, over NCCL; else the CPU, over gloo.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ from serving import bodies
 from serving_load import ask, resident_mb, server
 
 from tests.support.killing import kill_under_load
+from tests.support.rank_server import Texts, disturb
 
 SLOTS, WAITING = 8, 16
 CLIENTS = (SLOTS + WAITING) * 3 // 2
@@ -75,6 +81,56 @@ def overloaded(seconds: float, *arguments: str) -> dict[str, Any]:
     return found
 
 
+RANK_TIMEOUT_S = {"cpu": 4.0, "cuda": 6.0}
+
+
+def ranks_under_load(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """What came of ranks that were killed and stopped, and what was wrong with any."""
+    rng, place, end = random.Random(args.seed), args.place, time.monotonic() + args.limit_s
+    config = {"cpu": "configs/reference.yaml", "cuda": "configs/cuda.yaml"}[place]
+    wanted = ["model.framework=torch", f"engine.tensor_parallel={args.ranks}", "serve.drain_timeout_s=1"]
+    command = ["--config", config, *(word for one in wanted for word in ("--set", one))]
+    signals = [(rng.randrange(args.ranks), signal.SIGKILL) for _ in range(args.rank_kills)]
+    signals += [(rng.randrange(1, args.ranks), signal.SIGSTOP) for _ in range(args.rank_stops)]
+    rng.shuffle(signals)
+    texts = Texts()
+
+    def one(number: int) -> dict[str, Any] | None:
+        if time.monotonic() > end:
+            return None
+        rank, how = signals[number]
+        try:
+            found = disturb(command, rank, how, RANK_TIMEOUT_S[place], texts, args.seed + number)
+        except AssertionError as error:
+            found = {"signal": how.name, "rank": rank, "findings": [str(error)]}
+        print(f"{number}: {found}", flush=True)
+        return found
+
+    with ThreadPoolExecutor(args.lanes) as lanes:
+        done = [found for found in lanes.map(one, range(len(signals))) if found is not None]
+    findings = [finding for found in done for finding in found["findings"]] + texts.findings
+    if len(done) < len(signals):
+        findings.append(f"{len(done)} of {len(signals)} signals were sent in {args.limit_s:g} s")
+    outcomes = sum((Counter(found.get("outcomes")) for found in done), Counter[str]())
+    return {
+        "place": place,
+        "ranks": args.ranks,
+        "rank_timeout_s": RANK_TIMEOUT_S[place],
+        "lanes": args.lanes,
+        "kills": sum(found["signal"] == "SIGKILL" for found in done),
+        "stops": sum(found["signal"] == "SIGSTOP" for found in done),
+        "longest_until_clients_heard_s": {
+            how: max((found.get("clients_heard_s") or 0 for found in done if found["signal"] == how), default=None)
+            for how in ("SIGKILL", "SIGSTOP")
+        },
+        "longest_until_all_had_ended_s": max((found.get("all_ended_s", 0) for found in done), default=None),
+        "outcomes": dict(outcomes),
+        "texts_compared": len(texts.known),
+        "each": done,
+        "findings": findings,
+    }, findings
+
+
 def main() -> int:
     """Run what was asked for; 1 if something was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,6 +138,12 @@ def main() -> int:
     parser.add_argument("--split", action="store_true", help="with HTTP, engine and token processor apart")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--http-workers", type=int, default=1, help="of the server that is killed")
+    parser.add_argument("--rank-kills", type=int, default=0)
+    parser.add_argument("--rank-stops", type=int, default=0)
+    parser.add_argument("--place", choices=RANK_TIMEOUT_S, default="cpu", help="of the ranks")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--lanes", type=int, default=1, help="servers whose ranks are killed side by side")
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="after which no more ranks are killed")
     parser.add_argument("--seed", type=int, default=0, help="of the kills")
     parser.add_argument("--out", type=Path, help="record the figures with their circumstances")
     args = parser.parse_args()
@@ -97,6 +159,10 @@ def main() -> int:
             "outcomes": dict(outcomes),
             "findings": findings,
         }
+    if args.rank_kills or args.rank_stops:
+        found["ranks"], wrong = ranks_under_load(args)
+        findings += wrong
+        print(*wrong, sep="\n")
     record.write(found, args.out)
     return 1 if findings else 0
 

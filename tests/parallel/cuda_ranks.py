@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+TIMEOUT_S = int(os.environ.get("SPECDEC_HAL_RANKS_TIMEOUT_S", "500"))
 
 
-def run_ranks(
-    module: str, folder: Path, size: int, out: Path, place: str = "cpu", transport: str = "gloo", timeout_s: int = 500
-) -> Path:
+def run_ranks(module: str, folder: Path, size: int, out: Path, place: str = "cpu", transport: str = "gloo") -> Path:
     """Run a module of this package on every rank, all of which have to succeed; 0: on the model nobody has split.
 
     `place`: of all ranks, or "each", a GPU for each. Returns `out`, which the first rank has written.
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"}
     if place == "cpu":
         environment["TRITON_INTERPRET"] = "1"
     places = [f"cuda:{rank}" if place == "each" else place for rank in range(max(size, 1))]
@@ -33,7 +33,12 @@ def run_ranks(
         for rank, where in enumerate(places)
     ]
     try:
-        errors = [process.communicate(timeout=timeout_s)[1] for process in ranks]
+        errors = [process.communicate(timeout=TIMEOUT_S)[1] for process in ranks]
+    except subprocess.TimeoutExpired:
+        for process in ranks:
+            process.send_signal(signal.SIGABRT)  # which has it write where it is
+        errors = [process.communicate(timeout=10)[1] for process in ranks]
+        raise AssertionError("\n".join(["ranks do not end", *errors])) from None
     finally:
         for process in ranks:
             process.kill()

@@ -23,7 +23,7 @@ import httpx
 from tests.support.processes import descendants
 
 ROOT = Path(__file__).parents[2]
-START_S = 240.0
+START_S = 120.0
 """Until a server listens: the ranks load their model, and compile on a GPU."""
 PROMPTS = ("def add(a, b):", "class Stack:\n    def __init__(self):", "import os\n\nfor path in", "x = [")
 SLACK_S = 2.0
@@ -40,6 +40,15 @@ class RankServer:
         self.ranks = [process.pid, *descendants(process.pid, "--multiprocessing-fork")]
         """By number; processes are numbered in the order of their start."""
 
+    def stacks(self) -> str:
+        """What it has logged, and where its processes are that have not ended; ends them."""
+        for pid in self.ranks:
+            if not gone(pid):
+                _kill(pid, signal.SIGCONT)
+                _kill(pid, signal.SIGABRT)
+        until(lambda: all(map(gone, self.ranks)), END_S)
+        return self.log.read_text()
+
     def health(self) -> int:
         """Status of `/health`; 0 once nobody listens."""
         try:
@@ -55,11 +64,18 @@ def rank_server(*arguments: str) -> Iterator[RankServer]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with log.open("w") as written:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=written, text=True, cwd=ROOT)
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=written,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+            )
         server = None
         try:
             assert process.stdout is not None
-            timer = threading.Timer(START_S, process.kill)
+            timer = threading.Timer(START_S, process.send_signal, [signal.SIGABRT])
             timer.start()
             shown = _document(process)
             timer.cancel()
@@ -231,7 +247,7 @@ def disturb(
         if total > noticed_s + END_S:
             findings.append(f"{name} of rank {rank}: everything has ended after {total:.1f} s")
         if findings:
-            findings.append(server.log.read_text()[-2000:])
+            findings.append(server.stacks()[-6000:])
     return {
         "signal": name,
         "rank": rank,
