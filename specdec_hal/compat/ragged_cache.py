@@ -15,10 +15,10 @@ from specdec_hal.errors import UnsupportedError
 
 
 class _Place:
-    """Where the next tokens go, the same in all layers: row b's at columns starts[b], starts[b] + 1, ..."""
+    """Where the next tokens go in all layers: row b's at columns starts[b], starts[b] + 1, ..., all below `end`."""
 
     starts: list[int]
-    width: int
+    end: int
     index: tuple[torch.Tensor, slice, torch.Tensor] | None
 
 
@@ -34,8 +34,7 @@ class RaggedLayer(DynamicLayer):  # type: ignore[misc]  # transformers may be ab
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Write the new tokens' states and give all that count; a row's columns behind its own are never looked at."""
-        starts, width, index = self.place.starts, self.place.width, self.place.index
-        end = max(starts) + width
+        starts, end, index = self.place.starts, self.place.end, self.place.index
         if end > self.keys.shape[2]:
             self.keys, self.values = _widened(self.keys, end), _widened(self.values, end)
         if index is None:
@@ -60,10 +59,16 @@ def _widened(states: Any, columns: int) -> Any:
 
 
 class RaggedCache(Cache):  # type: ignore[misc]
-    """Takes over a dynamic cache that holds the prompts, `pads[b]` of row b's columns being left padding."""
+    """Takes over a dynamic cache that holds the prompts, `pads[b]` of row b's columns being left padding.
 
-    def __init__(self, cache: Any, pads: list[int]) -> None:
-        layers = getattr(cache, "layers", [])
+    `end`: columns that no row goes beyond. The last of them takes what rows with fewer drafts are fed in vain.
+    `own_masks`: each row gets a mask of its own; without, all get that of plain decoding, of which the model makes its
+    own, and must be equally long.
+    """
+
+    def __init__(self, cache: Any, pads: list[int], end: int, own_masks: bool) -> None:
+        # Some models have fewer layers than their cache, or layers that use the keys and values of others.
+        layers = [layer for layer in getattr(cache, "layers", []) if getattr(layer, "is_initialized", True)]
         other = {type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}
         if other or not layers:
             raise UnsupportedError(
@@ -72,27 +77,30 @@ class RaggedCache(Cache):  # type: ignore[misc]
                 "and no cache_implementation"
             )
         self.place = _Place()
-        super().__init__(layers=[RaggedLayer(layer, self.place) for layer in layers])
-        self._pads = torch.tensor(pads, device=layers[0].device)[:, None, None, None]
+        self._filled = {id(layer): RaggedLayer(layer, self.place) for layer in layers}
+        super().__init__(layers=[self._filled.get(id(layer), layer) for layer in cache.layers])
+        self._pads, self._end = torch.tensor(pads, device=layers[0].device), end
+        self._own_masks = own_masks
 
     def feed(self, starts: list[int], width: int) -> Any:
-        """Say where each row's next `width` tokens go; the mask they need, bool [B, 1, width, columns], or None."""
+        """Say where each row's next `width` tokens go, and return their mask.
+
+        With `own_masks` what each token sees, bool [B, 1, width, columns]; else int64 [B, columns], 0 for padding.
+        """
         place, device = self.place, self._pads.device
-        place.starts, place.width, place.index = starts, width, None
-        even, padded = min(starts) == max(starts), bool(self._pads.any())
-        if even and not padded:  # one mask for all rows
-            end = starts[0] + width
-            return None if width == 1 else torch.ones(1, 1, width, end, dtype=torch.bool, device=device).tril(starts[0])
-        first = torch.tensor(starts, device=device)[:, None]
-        columns = first + torch.arange(width, device=device)
-        if not even:
+        place.starts, place.end, place.index = starts, min(max(starts) + width, self._end), None
+        every = torch.arange(place.end, device=device)
+        if not self._own_masks:
+            return (every >= self._pads[:, None]).long()
+        columns = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+        columns = columns.clamp(max=self._end - 1)
+        if min(starts) < max(starts):
             place.index = (torch.arange(len(starts), device=device)[:, None], slice(None), columns)
-        every = torch.arange(max(starts) + width, device=device)
-        return (every <= columns[:, None, :, None]) & (every >= self._pads)
+        return (every <= columns[:, None, :, None]) & (every >= self._pads[:, None, None, None])
 
     def keep(self, rows: list[int]) -> None:
-        """Drop the other rows."""
+        """Drop the other rows; the tensors of the cache that it took over stay as they are."""
         index = torch.tensor(rows, device=self._pads.device)
         self._pads = self._pads[index]
-        for layer in self.layers:
+        for layer in self._filled.values():
             layer.keys, layer.values = layer.keys[index], layer.values[index]

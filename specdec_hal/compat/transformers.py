@@ -7,7 +7,10 @@ of `transformers` (batch 1, its random numbers) and brings the drafts, which is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,13 +18,14 @@ import torch
 
 from specdec_hal.compat.versions import require
 
-KNOWN_VERSIONS = tuple(f"5.{minor}" for minor in range(17, 24))
+KNOWN_VERSIONS = tuple(f"5.{minor}" for minor in range(17, 25))
 VERSION = require("transformers", KNOWN_VERSIONS, ["transformers"])
 
 from transformers.generation import (  # noqa: E402
     CandidateGenerator,
     EosTokenCriteria,
     GenerateDecoderOnlyOutput,
+    GenerationMixin,
     MaxLengthCriteria,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -29,8 +33,8 @@ from transformers.generation import (  # noqa: E402
     TopPLogitsWarper,
 )
 
+from specdec_hal.compat.cached_model import CachedModel, check_keys_and_values  # noqa: E402
 from specdec_hal.compat.defaults import default_drafter  # noqa: E402
-from specdec_hal.compat.ragged_cache import RaggedCache  # noqa: E402
 from specdec_hal.drafter import Drafter  # noqa: E402
 from specdec_hal.errors import RequestError, UnsupportedError  # noqa: E402
 from specdec_hal.functional import verify  # noqa: E402
@@ -60,6 +64,7 @@ def generate(
     seeds: int | Sequence[int] | None = None,
     num_speculative_tokens: int = 8,
     drafter: Drafter | None = None,
+    streamer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decode a batch with drafts: ``model.generate(..., custom_generate=generate, num_speculative_tokens=8)``.
@@ -70,43 +75,48 @@ def generate(
     with at most `num_speculative_tokens` drafts; 0 decodes plainly.
 
     Prompts of a batch are padded on the left, as `generate` wants them. Logits processors see what they would see in
-    plain decoding, stopping criteria each token. A cache that was passed in holds the prompts afterwards. A custom
-    `generate` gets neither the streamer nor the tokenizer: give stop strings as a ``StopStringCriteria``.
+    plain decoding, stopping criteria each token. A cache that was passed in holds the prompts afterwards. The streamer
+    of ``model.generate(streamer=...)`` gets what plain decoding would put, and its end on errors too. `transformers`
+    keeps the tokenizer from a custom `generate`: give stop strings as a ``StopStringCriteria``.
 
-    Raises UnsupportedError for what is not served: beams, encoder-decoder models, caches other than the dynamic one
-    with full attention, flash attention, scores and hidden states in the output.
+    Raises UnsupportedError, before the first token, for what is not served: beams, encoder-decoder models, caches other
+    than the dynamic one with full attention, flash attention, scores and hidden states in the output, and models that
+    would get other tokens (:class:`~specdec_hal.compat.cached_model.CachedModel`).
     """
-    _check(model, generation_config, logits_processor, model_kwargs)
-    drafter = drafter or default_drafter(num_speculative_tokens)
-    batch = _Batch(input_ids, model_kwargs.get("attention_mask"), stopping_criteria, generation_config)
-    sampling = _Sampling(logits_processor, generation_config, seeds, len(input_ids))
-    outputs = model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=True)
-    cache = RaggedCache(outputs.past_key_values, batch.pads)
-    logits = outputs.logits[:, -1:]
-    drafts: list[list[int]] = [[] for _ in range(len(input_ids))]
+    streamer = _streamer_of_caller() if streamer is None else streamer
     run = object()  # makes the names of this run's requests its own
-    try:
-        while True:
-            rows = batch.running
-            out = sampling.verify(logits, drafts, batch)
-            batch.extend(out.token_ids.tolist(), out.counts.tolist())
-            for row in set(rows).difference(batch.running):
+    with _ending(streamer):
+        _check(model, generation_config, logits_processor, model_kwargs)
+        drafter = drafter or default_drafter(num_speculative_tokens)
+        batch = _Batch(input_ids, model_kwargs.get("attention_mask"), stopping_criteria, generation_config)
+        sampling = _Sampling(logits_processor, generation_config, seeds, len(input_ids))
+        cached = CachedModel(model, model_kwargs, batch.pads, batch.prompt, batch.end)
+        outputs = model._prefill(input_ids, generation_config, model_kwargs, is_first_iteration=True)
+        cache = cached.start(input_ids, outputs)
+        logits = outputs.logits[:, -1:]
+        drafts: list[list[int]] = [[] for _ in range(len(input_ids))]
+        try:
+            while True:
+                rows = batch.running
+                out = sampling.verify(logits, drafts, batch)
+                batch.extend(out.token_ids.tolist(), out.counts.tolist())
+                if streamer is not None:
+                    batch.stream(streamer)
+                for row in set(rows).difference(batch.running):
+                    drafter.forget((run, row))
+                if not batch.running:
+                    break
+                if len(batch.running) < len(rows):
+                    cache.keep([rows.index(row) for row in batch.running])
+                drafts = batch.draft(drafter, run)
+                starts = [batch.lengths[row] - 1 for row in batch.running]
+                logits = cached.logits(cache, batch.inputs(drafts).to(model.device), batch.running, starts)
+        finally:
+            for row in batch.running:
                 drafter.forget((run, row))
-            if not batch.running:
-                return batch.output(generation_config.return_dict_in_generate)
-            if len(batch.running) < len(rows):
-                cache.keep([rows.index(row) for row in batch.running])
-            drafts = batch.draft(drafter, run)
-            fed, positions = batch.inputs(drafts, model.device)
-            mask = cache.feed([batch.lengths[row] - 1 for row in batch.running], fed.shape[1])
-            if mask is not None and model.config._attn_implementation == "eager":
-                mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
-            logits = model(
-                input_ids=fed, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-            ).logits
-    finally:
-        for row in batch.running:
-            drafter.forget((run, row))
+    if streamer is not None:
+        streamer.end()
+    return batch.output(generation_config.return_dict_in_generate)
 
 
 def assisted_generate(
@@ -116,21 +126,48 @@ def assisted_generate(
     num_speculative_tokens: int = 8,
     drafter: Drafter | None = None,
     generation_config: Any,
+    streamer: Any = None,
     **arguments: Any,
 ) -> Any:
     """The assisted decoding of `transformers` with drafts of this project: ``custom_generate=assisted_generate``.
 
     For the time of the call the model's own factory of candidate generators is replaced, which is where `transformers`
-    asks for one.
+    asks for one. UnsupportedError for a model with a state that cannot go back to before a rejected draft.
     """
-    drafter = drafter or default_drafter(num_speculative_tokens)
-    candidates = DraftCandidates(drafter, generation_config.max_length)
-    model._get_candidate_generator = lambda **_: candidates
+    streamer = _streamer_of_caller() if streamer is None else streamer
+    with _ending(streamer):
+        check_keys_and_values(model)
+        drafter = drafter or default_drafter(num_speculative_tokens)
+        candidates = DraftCandidates(drafter, generation_config.max_length)
+        model._get_candidate_generator = lambda **_: candidates
+        try:
+            return model._assisted_decoding(
+                input_ids, generation_config=generation_config, streamer=streamer, **arguments
+            )
+        finally:
+            del model._get_candidate_generator
+            candidates.forget()
+
+
+def _streamer_of_caller() -> Any:
+    """The streamer that was given to ``model.generate``, which does not hand it on to a custom one; None without."""
+    code, frame = inspect.unwrap(GenerationMixin.generate).__code__, sys._getframe(1)
+    while frame.f_code is not code:
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return frame.f_locals["streamer"]
+
+
+@contextmanager
+def _ending(streamer: Any) -> Iterator[None]:
+    """End the stream on an error too: another thread may read it, and would wait for ever."""
     try:
-        return model._assisted_decoding(input_ids, generation_config=generation_config, **arguments)
-    finally:
-        del model._get_candidate_generator
-        candidates.forget()
+        yield
+    except BaseException:
+        if streamer is not None:
+            streamer.end()
+        raise
 
 
 class DraftCandidates(CandidateGenerator):  # type: ignore[misc]
@@ -176,6 +213,7 @@ class _Batch:
         self._texts[:, : self.prompt] = input_ids.cpu().numpy()
         self.lengths = [self.prompt] * size
         self.running = list(range(size))
+        self._streamed = self.prompt
 
     def text(self, row: int, length: int | None = None) -> Any:
         """A row so far, padding included, as transformers hands it to processors and criteria: [1, length]."""
@@ -198,6 +236,14 @@ class _Batch:
                 running.append(row)
         self.running = running
 
+    def stream(self, streamer: Any) -> None:
+        """Put the tokens [B] of every step that plain decoding would have made by now: padding behind a row's end."""
+        now = min((self.lengths[row] for row in self.running), default=max(self.lengths))
+        for column in range(self._streamed, now):
+            ended = column >= np.array(self.lengths)
+            streamer.put(torch.from_numpy(np.where(ended, self._pad_token, self._texts[:, column])))
+        self._streamed = now
+
     def draft(self, drafter: Drafter, run: object) -> list[list[int]]:
         """Drafts for the running rows."""
         rows = self.running
@@ -205,15 +251,13 @@ class _Batch:
         wanted = [min(drafter.num_speculative_tokens, self.end - self.lengths[row] - 1) for row in rows]
         return drafter.propose(histories, [(run, row) for row in rows], num_speculative_tokens=wanted)
 
-    def inputs(self, drafts: list[list[int]], device: Any) -> tuple[Any, Any]:
-        """What the model is fed: tokens and positions, [B, 1 + most drafts]."""
+    def inputs(self, drafts: list[list[int]]) -> Any:
+        """What the model is fed: tokens [B, 1 + most drafts]."""
         width = 1 + max(map(len, drafts))
         fed = np.zeros((len(drafts), width), np.int64)
         for at, (row, ids) in enumerate(zip(self.running, drafts, strict=True)):
             fed[at, : len(ids) + 1] = self._texts[row, self.lengths[row] - 1], *ids
-        first = np.array([self.lengths[row] - 1 - self.pads[row] for row in self.running])
-        positions = first[:, None] + np.arange(width)
-        return torch.from_numpy(fed).to(device), torch.from_numpy(positions).to(device)
+        return torch.from_numpy(fed)
 
     def output(self, as_dict: bool) -> Any:
         """All texts, as long as the longest."""

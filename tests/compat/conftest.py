@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,8 @@ def prompts(transformers: Any) -> dict[str, list[int]]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
     files = sorted((ROOT / "examples/prompts").glob("*.txt"))
     return {file.stem: tokenizer(file.read_text().removesuffix("\n"))["input_ids"] for file in files}
+
+
+@pytest.fixture(scope="session")
+def adapter(transformers: Any) -> Any:
+    return import_module("specdec_hal.compat.transformers")

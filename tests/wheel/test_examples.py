@@ -52,7 +52,7 @@ def test_a_proposer_with_settings(wheel: Path, tmp_path: Path) -> None:
 def installed_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The example's module, from its sources."""
     if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed (pip install transformers==5.17.0)")
+        pytest.skip("transformers is not installed (pip install transformers)")
     monkeypatch.syspath_prepend(str(EXAMPLES / "transformers_model" / "src"))
     import transformers_model.model
 
@@ -86,7 +86,7 @@ def random_checkpoint(folder: Path, kind: str, **changes: Any) -> Path:
 def test_a_model_of_transformers(wheel: Path, tmp_path: Path) -> None:
     """Another architecture than ours, from a clean environment: the same tokens with drafts, without, and alone."""
     if importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed (pip install transformers==5.17.0)")
+        pytest.skip("transformers is not installed (pip install transformers)")
     import torch
     from transformers import AutoModelForCausalLM
 

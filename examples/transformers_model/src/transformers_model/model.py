@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ class TransformersModel:
         self._model = loaded.to(self._device).eval()
         if getattr(self._model, "_is_stateful", False):
             raise UnsupportedError(f"{type(loaded).__name__} keeps a state that cannot forget rejected drafts")
+        # Since transformers 5.24 the argument is named "cache".
+        parameters = signature(self._model.base_model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         text = loaded.config.get_text_config()
         ends = text.eos_token_id
         self.config = ModelConfig(
@@ -56,14 +60,14 @@ class TransformersModel:
         parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
         for segment in batch.segments:
             cache = self._caches[segment.slot] if segment.position else DynamicCache()
-            if segment.position:
-                cache.crop(segment.position)  # what rejected drafts left there
+            if rejected := cache.get_seq_length() - segment.position:
+                cache.crop(-rejected)
             tokens = ids[segment.start : segment.start + segment.length]
             output = self._model.base_model(
                 input_ids=tokens[None],
-                past_key_values=cache,
                 use_cache=True,
                 output_hidden_states=len(layers) > 1,
+                **{self._cache_name: cache},
             )
             self._caches[segment.slot] = cache
             for layer, part in parts.items():

@@ -1,0 +1,211 @@
+"""Models of `transformers` over a :class:`RaggedCache`, and whether they compute there what they compute elsewhere.
+
+The models themselves answer, before the first token: two tokens are decoded as `generate` decodes them, and again as
+the rows of a batch with drafts are, over rejected tokens and beside a row as long as the texts may become. A model that
+counts positions itself, restricts what a token sees by columns, or keeps more of a text than keys and values gives
+other logits then. One whose rotary embedding depends on the length of the text changes its frequencies.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from specdec_hal.compat.ragged_cache import RaggedCache
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.wording import describe
+
+_CACHE_NAMES = ("cache", "past_key_values")
+"""How models name the argument and the output with their keys and values: since 5.24, and before."""
+_USUAL = {*_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
+"""Arguments of :meth:`generate` for the model that rows of a :class:`RaggedCache` are fed with."""
+_FREQUENCIES = 1 << 16
+"""Elements of the largest buffer that may be a rotary embedding's."""
+_TF32_EPS = 2.0**-11
+"""Rounding of float32 products on tensor cores."""
+
+
+def check_keys_and_values(model: Any) -> str:
+    """What a model calls its cache of keys and values; UnsupportedError for one that has none."""
+    names = [name for name in _CACHE_NAMES if name in inspect.signature(model.forward).parameters]
+    if not names or getattr(model, "_is_stateful", False):
+        raise UnsupportedError(
+            f"generate: {type(model).__name__} keeps a state that cannot go back to before a rejected draft, or none; "
+            "expected keys and values of each token in every layer; leave custom_generate out"
+        )
+    return names[0]
+
+
+class CachedModel:
+    """A model and the first tokens of a batch: how its rows go on in a :class:`RaggedCache`.
+
+    `kwargs`: the arguments of :meth:`generate` for the model. `pads[b]`: columns of left padding among the `prompt`
+    columns of row b's prompt. `end`: the most columns that the texts get. UnsupportedError for a model that keeps no
+    keys and values.
+    """
+
+    def __init__(self, model: Any, kwargs: dict[str, Any], pads: list[int], prompt: int, end: int) -> None:
+        self._model, self._kwargs, self._pads, self._prompt, self._end = model, dict(kwargs), pads, prompt, end
+        self._name = type(model).__name__
+        self._extra = sorted({name for name, value in kwargs.items() if value is not None} - _USUAL)
+        self._cache_name, positions = check_keys_and_values(model), kwargs.get("position_ids")
+        # Usually [B]; [3, B] or [4, B] of models with positions in time, height and width.
+        self._next = None if positions is None else (positions[..., -1] + 1).expand(*positions.shape[:-2], len(pads))
+
+    def start(self, input_ids: Any, outputs: Any) -> RaggedCache:
+        """The cache that goes on from the model's `outputs` for the prompts `input_ids` [B, prompt].
+
+        UnsupportedError for a model that would not get the tokens of plain decoding there.
+        """
+        cache = next((outputs[name] for name in _CACHE_NAMES if name in outputs), None)
+        if cache is None:
+            raise UnsupportedError(f"generate: {self._name} returned no keys and values; leave custom_generate out")
+        if cache.get_seq_length() != self._prompt:
+            raise UnsupportedError(
+                f"generate: expected the whole text in input_ids, got {self._prompt} tokens and a cache of "
+                f"{cache.get_seq_length()}; pass those that the cache holds, too"
+            )
+        try:
+            return self._checked(input_ids, outputs, cache, own_masks=len(self._pads) > 1)
+        except UnsupportedError:
+            if len(self._pads) > 1:
+                raise
+            return self._checked(input_ids, outputs, cache, own_masks=True)
+
+    def logits(self, cache: RaggedCache, tokens: Any, rows: list[int], starts: list[int]) -> Any:
+        """Logits [R, width, V] behind the next `tokens` [R, width] of the `rows`, at the columns from `starts` on."""
+        columns = torch.tensor(starts)[:, None] + torch.arange(tokens.shape[1])
+        return self._feed(cache, tokens, self._positions(rows, columns), starts)
+
+    def _positions(self, rows: list[int], columns: Any) -> Any:
+        """Of tokens in these columns [R, width], as plain decoding counts them; never more than it needs."""
+        if self._next is None:
+            return None
+        behind = columns.clamp(max=self._end - 2) - self._prompt
+        return self._next[..., rows, None] + behind.to(self._next.device)
+
+    def _feed(self, cache: RaggedCache, tokens: Any, positions: Any, starts: list[int]) -> Any:
+        mask = cache.feed(starts, tokens.shape[1])
+        if mask.dtype == torch.bool and self._model.config._attn_implementation == "eager":
+            lowest = torch.finfo(self._model.dtype).min
+            mask = torch.zeros_like(mask, dtype=self._model.dtype).masked_fill(~mask, lowest)
+        arguments = {"position_ids": positions, self._cache_name: cache}
+        given = {name: value for name, value in arguments.items() if value is not None}
+        return self._model(input_ids=tokens, attention_mask=mask, use_cache=True, **given).logits
+
+    # ---- the check
+
+    def _checked(self, input_ids: Any, outputs: Any, cache: Any, own_masks: bool) -> RaggedCache:
+        prompt, end, pads = self._prompt, self._end, self._pads
+        ragged = RaggedCache(cache, pads, end, own_masks)
+        first = prompt - torch.tensor(pads) if self._next is None else self._next.reshape(-1, len(pads))[0].cpu()
+        rows = first.argsort().tolist()
+        rows = rows if len(rows) == 1 else [rows[0], rows[-1]]  # the one that begins first, and the one that ends last
+        low, high = int(first[rows[0]]), int(first[rows[-1]]) + end - 2 - prompt
+        config = self._model.config._attn_implementation, self._model.dtype
+        kind = len(rows), any(pads), own_masks, *config, self._next is None, *self._extra
+        extent = _Extent(kind, prompt, end, low, high)
+        known = _right.setdefault(self._model, [])
+        # Where the prompts' logits are all that is asked for, there is nothing to check.
+        if end - 1 > prompt and not any(one.covers(extent) for one in known):
+            self._compare(input_ids, outputs, cache, rows, own_masks)
+            known[:] = [one for one in known if not extent.covers(one)] + [extent]
+        return ragged
+
+    def _compare(self, input_ids: Any, outputs: Any, cache: Any, rows: list[int], own_masks: bool) -> None:
+        tokens, expected = self._plain(input_ids, outputs, cache)
+        own, width, few = RaggedCache(cache, self._pads, self._end, own_masks), 3, tokens.shape[1]
+        own.keep(rows)
+        starts = [self._prompt, self._end - 2][: len(rows)]
+        columns = torch.tensor(starts)[:, None] + torch.arange(width)
+        low = self._positions(rows[:1], torch.full((1, width), self._prompt))
+        low = None if low is None else low.expand(*low.shape[:-2], len(rows), width)
+        # The last one stands where the texts end, and is seen by nobody.
+        columns[0, -1] = self._end
+        high = self._positions(rows, columns)
+        rejected = input_ids[rows, -1:].expand(-1, width)
+        fed = torch.cat([tokens[rows], tokens[rows, -1:].expand(-1, width - few)], dim=1)
+        try:
+            self._feed(own, rejected, low, starts)
+            before = self._frequencies()
+            logits = self._feed(own, fed, high, starts)[0, :few]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise UnsupportedError(
+                f"generate: {self._name} does not take a cache and a mask with a row of its own for each text: "
+                f"{describe(error)}; {self._cure()}"
+            ) from error
+        after = self._frequencies()
+        if changed := [name for name, values in before.items() if not torch.equal(values, after[name])]:
+            self._model(input_ids=input_ids[:1, -1:], use_cache=False)  # a short text, for which they change back
+            raise UnsupportedError(
+                f"generate: the rotary embedding of {self._name} ({', '.join(changed)}) changes with the length of the "
+                f"text between its tokens {self._prompt} and {self._end}, and so would what drafts are judged by; keep "
+                "the whole batch on one side of the switch (max_new_tokens), or leave custom_generate out"
+            )
+        if self._differ(logits, expected[rows[0]]):
+            needs = f", or needs {', '.join(self._extra)}" if self._extra else ""
+            raise UnsupportedError(
+                f"generate: {self._name} gives other logits than in plain decoding where rows differ in length and "
+                f"tokens are taken back: it does not go by position_ids, mask and cache alone{needs}; "
+                f"{self._cure()}"
+            )
+
+    def _cure(self) -> str:
+        return f"{'give it one prompt at a time, or ' if len(self._pads) > 1 else ''}leave custom_generate out"
+
+    def _plain(self, input_ids: Any, outputs: Any, cache: Any) -> tuple[Any, Any]:
+        """At most two tokens [B, n] that go on from the prompts, and the logits [B, n, V] of plain decoding there."""
+        model, ids, kwargs = self._model, input_ids, dict(self._kwargs)
+        logits = list[Any]()
+        for _ in range(min(self._end - 1 - self._prompt, 2)):
+            kwargs = model._update_model_kwargs_for_generation(outputs, kwargs)
+            if not logits:
+                branch = kwargs[self._cache_name] = copy.copy(cache)
+                branch.layers = [copy.copy(layer) for layer in cache.layers]  # which replace their tensors
+            following = outputs.logits[:, -1:].argmax(-1) if logits else input_ids[:, -1:]
+            ids = torch.cat([ids, following], dim=1)
+            inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)
+            outputs = model(**inputs, return_dict=True)
+            logits.append(outputs.logits[:, -1:])
+        return ids[:, self._prompt :], torch.cat(logits, dim=1)
+
+    def _frequencies(self) -> dict[str, Any]:
+        """The model's small buffers of floats, by name."""
+        buffers = self._model.named_buffers()
+        return {name: b.clone() for name, b in buffers if b.is_floating_point() and b.numel() <= _FREQUENCIES}
+
+    def _differ(self, logits: Any, expected: Any) -> bool:
+        """Whether all rows of logits differ by more than rounding; another choice of experts would spare some."""
+        finite = expected.isfinite() & logits.isfinite()
+        zero = torch.zeros((), device=logits.device)
+        off = torch.where(finite, logits.float() - expected.float(), zero).square().mean(-1).sqrt()
+        spread = torch.where(finite, expected.float(), zero).std(-1)
+        tolerance = 12 * max(torch.finfo(self._model.dtype).eps, _TF32_EPS)
+        return bool((off > tolerance * spread).all())
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """What a run feeds a model: columns [prompt, end) at positions from `low` to `high`; `kind`: what else matters."""
+
+    kind: tuple[Any, ...]
+    prompt: int
+    end: int
+    low: int
+    high: int
+
+    def covers(self, other: _Extent) -> bool:
+        """Whether a model that is right in this extent is right in the other."""
+        within = self.prompt <= other.prompt and other.end <= self.end
+        return self.kind == other.kind and within and self.low <= other.low and other.high <= self.high
+
+
+_right: WeakKeyDictionary[Any, list[_Extent]] = WeakKeyDictionary()
+"""The extents in which models were found right."""
