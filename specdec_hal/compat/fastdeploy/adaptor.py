@@ -113,14 +113,16 @@ class _Look:
 
 
 class Adaptor:
-    """One FastDeploy op as a callable with its positional arguments, in-place outputs and return value."""
+    """One FastDeploy op as a callable with its positional arguments, in-place outputs and return value.
 
-    def __init__(self, name: str, function: Callable[..., Any], dtypes: Mapping[str, str]) -> None:
-        self.__name__, self.__doc__ = name, function.__doc__
-        self.forms = [_Form(function, dtypes)]
+    `forms` are shared by the platforms that have it.
+    """
+
+    def __init__(self, name: str, platform: str, forms: list[_Form]) -> None:
+        self.__name__, self.__doc__ = name, forms[0].function.__doc__
+        self.platform, self.forms = platform, forms
         self._plans: dict[tuple[int, ...], KeptPlan] = {}
         self._looks: dict[tuple[Any, ...], _Look] = {}
-        self._deciding = tuple(self.forms[0].dtypes)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the op; what it returns is FastDeploy's, None for ops that work in place."""
@@ -140,11 +142,6 @@ class Adaptor:
         plan.take(form.names, args)
         return form.function(plan, *args)
 
-    def add(self, form: _Form) -> None:
-        """Know another version's signature."""
-        self.forms.append(form)
-        self._deciding = tuple(sorted({*self._deciding, *form.dtypes}))
-
     def forget(self) -> None:
         """Drop the plans."""
         self._plans.clear()
@@ -152,11 +149,12 @@ class Adaptor:
     def _first(self, args: tuple[Any, ...]) -> Any:
         """Plan a call, run it, and keep the plan if FastDeploy's op returns nothing."""
         kinds: tuple[Any, ...] = tuple(map(type, args))
-        if self._deciding:
-            kinds += tuple(getattr(args[i], "dtype", None) for i in self._deciding if i < len(args))
+        for form in self.forms:
+            if form.dtypes:
+                kinds += tuple(getattr(args[i], "dtype", None) for i in form.dtypes if i < len(args))
         look = self._looks.get(kinds)
         form = self._form(args) if look is None else look.form
-        plan = Plan(self.__name__, _backend_of(args), form.names, args)
+        plan = Plan(self.__name__, self.platform, _backend_of(args), form.names, args)
         if look is None:
             self._check(form, args, plan)
             look = self._looks[kinds] = _Look(form, args)
@@ -236,10 +234,10 @@ def adaptor(*platforms: str, name: str = "", **dtypes: str) -> Callable[[Callabl
     """
 
     def register(function: Callable[..., Any]) -> Adaptor:
-        served = Adaptor(name or function.__name__, function, dtypes)
+        own, forms = name or function.__name__, [_Form(function, dtypes)]
         for platform in platforms:
-            ADAPTORS[platform][served.__name__] = served
-        return served
+            ADAPTORS[platform][own] = Adaptor(own, platform, forms)
+        return ADAPTORS[platforms[0]][own]
 
     return register
 
@@ -248,7 +246,7 @@ def older(newest: Adaptor, **dtypes: str) -> Callable[[Callable[..., Any]], Call
     """Serve, or refuse, another version's signature of an op; of those of one length, tensors and `dtypes` decide."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        newest.add(_Form(function, dtypes))
+        newest.forms.append(_Form(function, dtypes))
         return function
 
     return register

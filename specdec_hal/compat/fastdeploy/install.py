@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import os
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 from specdec_hal.backend import Backend
 from specdec_hal.compat.fastdeploy import gpu, types, xpu
 from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS, use_backend
+from specdec_hal.compat.fastdeploy.found import folders
 from specdec_hal.compat.fastdeploy.names import LEFT, WITHOUT_COMPILED
 from specdec_hal.registry import ENV_BACKEND
 
@@ -71,7 +71,7 @@ def install(
     if _installed is not None:
         return _installed
     report = Installed()
-    roots = _fastdeploy()
+    roots = folders()
     try:
         for platform in platforms:
             report.how[platform], own = _install(platform, roots)
@@ -136,14 +136,6 @@ def _modules() -> list[ModuleType]:
 def _set(namespace: dict[str, Any], name: str, value: Any) -> None:
     _undo.append((namespace, name, namespace.get(name, _ABSENT)))
     namespace[name] = value
-
-
-def _fastdeploy() -> list[str] | None:
-    """The folders of FastDeploy's package, of which nothing is imported; None if there is none."""
-    if "fastdeploy" in sys.modules:
-        return list(getattr(sys.modules["fastdeploy"], "__path__", ()))
-    spec = importlib.util.find_spec("fastdeploy")
-    return None if spec is None else list(spec.submodule_search_locations or ())
 
 
 def _install(platform: str, roots: list[str] | None) -> tuple[str, dict[str, str]]:

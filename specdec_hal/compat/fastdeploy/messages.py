@@ -3,11 +3,12 @@
 Two layouts of 32-bit words behind the queue's 64-bit type. Plain: stop flag, slots B, a count for each of 256 slots,
 then 6 tokens of each. With scores: stop flag, meta, B, a count for each of 512 slots, then for each slot 6 rows of 21
 tokens (the emitted one, then the most likely), 6 of 21 scores, 6 ranks. meta holds the kind of tokens in its low 8 bits
-and N, the columns that are filled, above them (PR #7884). A count is that of a slot's tokens, 0 for none, or -9 where
-its request was preempted. The stop flag is a number of the queue's users, negative once nothing runs any more.
+and N, the columns that are filled, above them (PR #7883); before, it is the kind alone, and all 21 columns are read, of
+which those that are not filled hold -1 and 0. A count is that of a slot's tokens, 0 for none, or -9 where its request
+was preempted. The stop flag is a number of the queue's users, negative once nothing runs any more.
 
-FastDeploy sends 530,448 bytes each time. Of the slots behind B nobody reads anything, so that a message ends behind
-slot B - 1 here: its reader takes shorter messages, and the system more of them.
+FastDeploy sends 530,448 bytes each time. Nobody reads anything of the slots after the first B, and so a message ends
+after slot B - 1 here: its reader takes shorter messages, and the system more of them.
 """
 
 from __future__ import annotations
@@ -65,19 +66,25 @@ def pack_meta(kind: int, columns: int) -> int:
 
 
 def unpack_meta(meta: int) -> tuple[FrameKind, int]:
-    """Kind and N; FrameError for what no sender packs, as one from before PR #7884."""
+    """Kind and N, which is 21 where the kind stands alone; FrameError for what no sender writes."""
+    if meta in tuple(FrameKind):
+        return FrameKind(meta), COLUMNS
     kind, columns = meta & 0xFF, meta >> 8
     if pack_meta(kind, columns) != meta:
         raise FrameError(f"meta: expected kind and N, got {meta:#x}")
     return FrameKind(kind), columns
 
 
-def sent_counts(given: Array, decoder: Array, prompts: Array, preempted: Array, most: int) -> Array:
-    """What a message says of each slot: its tokens, none inside the prompt, or that it was preempted."""
+def sent_counts(given: Array, decoder: Array, prompts: Array, preempted: Array, most: int, drafts: int = 0) -> Array:
+    """What a message says of each slot: its tokens, none inside the prompt, or that it was preempted.
+
+    `drafts` more where there are any.
+    """
     slots = len(given)
     if slots > most:
         raise FrameError(f"slots: expected at most {most}, got {slots}; lower max_num_seqs")
     counts = np.where(decoder[:slots] < prompts[:slots], 0, np.maximum(given, 0))
+    counts = np.where(counts > 0, counts + drafts, 0)
     counts = np.where(preempted[:slots] == 1, PREEMPTED, counts)
     if slots and counts.max() > WIDTH:
         raise FrameError(f"count: expected at most {WIDTH} tokens a slot, got {counts.max()}; draft fewer")
@@ -103,11 +110,12 @@ class PlainMessage:
 
 
 class ScoredMessage:
-    """Memory of a message of tokens with N scores each, written anew for each."""
+    """Memory of a message of tokens with N scores each, written for each again; `packed`: N stands in meta."""
 
-    def __init__(self) -> None:
+    def __init__(self, packed: bool = True) -> None:
         self._memory = np.zeros(1, SCORED)
         self._memory["type"] = 1
+        self._packed = packed
 
     @property
     def whole(self) -> Array:
@@ -115,30 +123,47 @@ class ScoredMessage:
         return self._memory.view(np.uint8)
 
     def write(
-        self, stop: int, kind: int, counts: Array, tokens: Array, ids: Array, scores: Array, ranks: Array, starts: Array
-    ) -> Array:
-        """The message's bytes. `counts` [B] of :func:`sent_counts`, `tokens` [B, S]; slot b has the rows from starts[b]
-        on of `ids` [A, N], `scores` [A, N] and `ranks` [A].
+        self, stop: int, kind: int, counts: Array, tokens: Array, ids: Array, scores: Array, ranks: Array,
+        starts: Array, unscored: int = 0,
+    ) -> Array:  # fmt: skip
+        """The message's bytes. `counts` [B] of :func:`sent_counts`, `tokens` [B, S], or [A] in the order of the rows;
+        slot b has the rows from starts[b] on of `ids` [A, N], `scores` [A, N] and `ranks` [A], but for its last
+        `unscored` tokens.
 
         FrameError, and nothing is written, if they do not fit.
         """
         slots, columns = len(counts), ids.shape[1]
-        meta = pack_meta(kind, columns)
-        _check_width(counts, tokens.shape[1])
+        meta = pack_meta(kind, columns) if self._packed else pack_meta(kind, columns) & 0xFF
         slot, place = np.nonzero(np.arange(WIDTH) < counts[:, None])
         row = starts[:slots][slot] + place
-        if row.size and not 0 <= row.min() <= row.max() < min(len(ids), len(scores), len(ranks)):
-            raise FrameError(f"rows: expected 0..{len(ids) - 1}, got {row.min()}..{row.max()}; pass their offsets")
+        there = place < counts[slot] - unscored
+        chosen = _chosen(tokens, counts, slot, place, row)
+        _check_rows(row[there], min(len(ids), len(scores), len(ranks)))
         message = self._memory[0]
         message["stop"], message["meta"], message["slots"] = stop, meta, slots
         message["counts"][:slots] = counts
         rows = message["rows"]
-        rows["tokens"][slot, place, 0] = tokens[slot, place]
-        if columns > 1:
-            rows["tokens"][slot, place, 1:columns] = ids[row, 1:]
+        if unscored or not self._packed:
+            rows["tokens"][slot, place, 1:], rows["scores"][slot, place], rows["ranks"][slot, place] = -1, 0, 0
+        rows["tokens"][slot, place, 0] = chosen
+        slot, place, row = slot[there], place[there], row[there]
+        rows["tokens"][slot, place, 1:columns] = ids[row, 1:]
         rows["scores"][slot, place, :columns] = scores[row]
         rows["ranks"][slot, place] = ranks[row]
         return self._memory.view(np.uint8)[: _ROWS_AT + slots * SLOT.itemsize]
+
+
+def _chosen(tokens: Array, counts: Array, slot: Array, place: Array, row: Array) -> Array:
+    if tokens.ndim == 1:
+        _check_rows(row, len(tokens))
+        return tokens[row]
+    _check_width(counts, tokens.shape[1])
+    return tokens[slot, place]
+
+
+def _check_rows(row: Array, count: int) -> None:
+    if row.size and not 0 <= row.min() <= row.max() < count:
+        raise FrameError(f"rows: expected 0..{count - 1}, got {row.min()}..{row.max()}; pass their offsets")
 
 
 def _check_width(counts: Array, width: int) -> None:
@@ -149,6 +174,8 @@ def _check_width(counts: Array, width: int) -> None:
 @dataclass(frozen=True)
 class Scored:
     """A message with scores as its reader sees it, cut to the slots and columns that it has; views of its memory.
+
+    Of both kinds: one whose meta is the kind alone has all 21 columns.
 
     counts int32 [B], tokens int32 and scores float32 [B, 6, N], ranks int32 [B, 6]; only the first counts[b] tokens of
     slot b are defined.

@@ -5,6 +5,11 @@ from __future__ import annotations
 _SCHEDULER = "KV blocks and their scheduler are the engine's"
 _PLAIN = "part of non-speculative decoding"
 _OLD = "replaced in FastDeploy itself in 2026"
+_UNKNOWN = "an op of speculative decoding whose arguments this layer does not know"
+_IMAGES = "part of models that see images"
+
+FAMILIES = ("speculate_", "spec_", "mtp_", "eagle_", "draft_model_", "ngram_", "hybrid_mtp_", "suffix_", "verify_")
+"""How FastDeploy's names of ops of speculative decoding begin."""
 
 _BOTH = {
     "update_inputs": _PLAIN,
@@ -15,8 +20,14 @@ _BOTH = {
     "recover_decode_task": _SCHEDULER,
     "mtp_step_paddle": _SCHEDULER,
     "speculate_step_paddle": _SCHEDULER,
+    "speculate_schedule_cache": _SCHEDULER,
     "speculate_update": _OLD,
     "speculate_verify": _OLD,
+    "speculate_get_output_padding_offset": _OLD,
+    "speculate_rebuild_append_padding": _OLD,
+    "speculate_get_output": _UNKNOWN,
+    "mtp_save_first_token": _UNKNOWN,
+    "update_attn_mask_offsets": _IMAGES,
 }
 
 WITHOUT_COMPILED: dict[str, dict[str, str]] = {
@@ -29,14 +40,15 @@ LEFT: dict[str, dict[str, str]] = {
     "gpu": {
         **_BOTH,
         "set_value_by_flags_and_idx": _PLAIN,
-        "speculate_schedule_cache": _SCHEDULER,
     },
     "xpu": {
         **_BOTH,
         "save_output_dynamic": _PLAIN,
         "speculate_step_reschedule": _SCHEDULER,
         "speculate_update_v3": _OLD,
-        "speculate_get_output_padding_offset": _OLD,
+        "speculate_save_output_with_topk": _UNKNOWN,
+        "speculate_get_output_with_topk": _UNKNOWN,
+        "mtp_save_first_token_with_topk": _UNKNOWN,
     },
 }
 """By op package: name -> reason."""

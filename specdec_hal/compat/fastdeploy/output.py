@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor
+from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
+from specdec_hal.compat.fastdeploy.found import packs_columns
 from specdec_hal.compat.fastdeploy.messages import (
     COLUMNS,
     NOTHING_RECEIVED,
@@ -136,20 +137,75 @@ def speculate_save_output_topk(
     rank_id: int,
     save_each_rank: bool,
 ) -> None:
-    """Send tokens with N = logprob_token_ids.shape[1] ids and scores each; message_flag says which tokens they are."""
-    if rank_id > 0 and not save_each_rank:
-        return
+    """Send tokens with N = logprob_token_ids.shape[1] ids and scores each; message_flag says which tokens they are.
+
+    sampled_token_ids: [B, S], or [A] in the order of the rows, as a draft model's sampler gives them.
+    """
+    if rank_id <= 0 or save_each_rank:
+        _send_scored(plan, message_flag)
+
+
+@older(speculate_save_output_topk)
+def _save_output_topk_12(
+    plan: Plan,
+    sampled_token_ids: Tensor,
+    logprob_token_ids: Tensor,
+    logprob_scores: Tensor,
+    logprob_ranks: Tensor,
+    token_num_per_batch: Tensor,
+    cu_batch_token_offset: Tensor,
+    not_need_stop: Tensor,
+    seq_lens_decoder: Tensor,
+    prompt_lens: Tensor,
+    message_flag: int,
+    rank_id: int,
+    save_each_rank: bool,
+) -> None:
+    """Before `preempted_idx`; FastDeploy's MTP proposer still calls it so, for drafts."""
+    none = plan.constant(0, token_num_per_batch.shape, "int32")
+    args = [*plan.given(*plan.names).values()]
+    speculate_save_output_topk.plan(plan, *args[:9], none, *args[9:])
+
+
+@adaptor("gpu")
+def mtp_save_first_token_with_topk(
+    plan: Plan,
+    sampled_token_ids: Tensor,
+    logprob_token_ids: Tensor,
+    logprob_scores: Tensor,
+    logprob_ranks: Tensor,
+    token_num_per_batch: Tensor,
+    cu_batch_token_offset: Tensor,
+    not_need_stop: Tensor,
+    seq_lens_decoder: Tensor,
+    prompt_lens: Tensor,
+    preempted_idx: Tensor,
+    message_flag: int,
+    rank_id: int,
+    save_each_rank: bool,
+) -> None:
+    """As `speculate_save_output_topk`, and one draft more, without scores, of each slot that sends anything.
+
+    For a prefill node; sampled_token_ids: the target's next drafts [B, S].
+    """
+    if rank_id <= 0 or save_each_rank:
+        _send_scored(plan, message_flag, drafts=1)
+
+
+def _send_scored(plan: Plan, flag: int, *, drafts: int = 0) -> None:
+    """`drafts` tokens of each slot that sends anything follow those that are counted."""
     names = ("logprob_token_ids", "logprob_scores", "logprob_ranks")
     tensors = _aliases(plan, "sampled_token_ids", "token_num_per_batch", "cu_batch_token_offset", *names, *_STATE)
-    message, receiver = ScoredMessage(), queue(SCORED_PATH, queue_number())
+    message, receiver = ScoredMessage(packs_columns()), queue(SCORED_PATH, queue_number())
 
     def send() -> None:
         values = {name: _host(tensor) for name, tensor in tensors.items()}
         runs, decoder, prompts, preempted = (values[name] for name in _STATE)
-        counts = sent_counts(values["token_num_per_batch"], decoder, prompts, preempted, SCORED_SLOTS)
+        counts = sent_counts(values["token_num_per_batch"], decoder, prompts, preempted, SCORED_SLOTS, drafts)
         ids, scores, ranks = (values[name] for name in names)
         rows = {"ids": ids, "scores": scores, "ranks": ranks, "starts": values["cu_batch_token_offset"]}
-        receiver.send(message.write(stop_flag(runs[0]), message_flag, counts, values["sampled_token_ids"], **rows))
+        tokens, stop = values["sampled_token_ids"], stop_flag(runs[0])
+        receiver.send(message.write(stop, flag, counts, tokens, **rows, unscored=drafts))
 
     plan.step(send)
 
@@ -166,7 +222,7 @@ def speculate_get_output_topk(
 ) -> None:
     """Take the oldest message apart into the token processor's buffers; output_tokens[0] is -2 if there is none."""
     outputs = [plan.alias(plan.flat(tensor)) for tensor in (output_tokens, output_scores, output_ranks)]
-    memory, sender = np.zeros(1, SCORED), queue(SCORED_PATH, queue_number())
+    memory, sender, packed = np.zeros(1, SCORED), queue(SCORED_PATH, queue_number()), packs_columns()
 
     def receive() -> None:
         tokens, scores, ranks = (as_numpy(output) for output in outputs)
@@ -174,19 +230,24 @@ def speculate_get_output_topk(
         if size < 0:
             tokens[:3] = NOTHING_RECEIVED, 0, 0
         else:
-            fill_buffers(read_scored(memory, size), tokens, scores, ranks)
+            fill_buffers(read_scored(memory, size), tokens, scores, ranks, packed)
 
     plan.step(receive)
 
 
-def fill_buffers(message: Scored, tokens: Any, scores: Any, ranks: Any) -> None:
-    """Write a message where FastDeploy's token processor looks: what the message has, in rows of 21 columns."""
+def fill_buffers(message: Scored, tokens: Any, scores: Any, ranks: Any, packed: bool = True) -> None:
+    """Write a message where FastDeploy's token processor looks: what the message has, in rows of 21 columns.
+
+    Without `packed`, for a token processor that knows a kind alone, and reads all columns.
+    """
     slots, columns = len(message.counts), message.tokens.shape[2]
-    tokens[:3] = message.stop, pack_meta(message.kind, columns), slots
+    tokens[:3] = message.stop, pack_meta(message.kind, columns) if packed else message.kind, slots
     tokens[3 : 3 + slots] = message.counts
     there = np.arange(WIDTH) < message.counts[:, None]
     first = 3 + SCORED_SLOTS
-    for buffer, values in ((tokens[first:], message.tokens), (scores, message.scores)):
+    for buffer, values, nothing in ((tokens[first:], message.tokens, -1), (scores, message.scores, 0)):
         rows = buffer[: SCORED_SLOTS * WIDTH * COLUMNS].reshape(SCORED_SLOTS, WIDTH, COLUMNS)
         np.copyto(rows[:slots, :, :columns], values, where=there[:, :, None])
+        if not packed:
+            np.copyto(rows[:slots, :, columns:], nothing, where=there[:, :, None])
     np.copyto(ranks.reshape(SCORED_SLOTS, WIDTH)[:slots], message.ranks, where=there)

@@ -11,6 +11,7 @@ import paddle
 
 from specdec_hal.backend import Backend, Launch
 from specdec_hal.errors import ArgumentError, UnsupportedError
+from specdec_hal.tensors import as_numpy
 
 Tensor = Any
 """A `paddle.Tensor`. An adaptor's parameters that are annotated with it, or with ``Tensor | None``, are tensors."""
@@ -32,8 +33,8 @@ class Plan:
     returns, if it returns any. A plan without any is kept, and run again when the same tensors come.
     """
 
-    def __init__(self, op: str, backend: Backend, names: Sequence[str], args: Sequence[Any]) -> None:
-        self.op, self.backend = op, backend
+    def __init__(self, op: str, platform: str, backend: Backend, names: Sequence[str], args: Sequence[Any]) -> None:
+        self.op, self.platform, self.backend = op, platform, backend
         self.steps: list[Launch] = []
         self.keep = not backend.debug and backend.shadow is None
         """Whether the plan may be run again. Debug checks and shadows need tensors, which a kept plan must not own."""
@@ -139,6 +140,29 @@ class Plan:
     def scratch(self, shape: Sequence[int], dtype: str) -> Tensor:
         """Memory for what one step of the plan hands to the next."""
         return paddle.zeros(list(shape), dtype)
+
+    def expect(self, dtype: str, *arguments: str) -> None:
+        """Refuse tensors of another dtype, where operations of Paddle alone take them."""
+        for argument in arguments:
+            got = dtype_of(self._given[argument])
+            if got != dtype:
+                self.fail(argument, f"dtype {dtype}", got, "cast it; nothing is converted silently")
+
+    def within(self, argument: str, indices: Tensor, count: int) -> None:
+        """Refuse indices that are not below `count`, each time before what follows; on a GPU nobody reads them."""
+        if self.place != "cpu" or not isinstance(indices, paddle.Tensor):
+            return
+        values, op, backend = self.alias(self.flat(indices)), self.op, self.backend.name
+
+        def check() -> None:
+            largest = int(as_numpy(values).max(initial=-1))
+            if largest >= count:
+                raise ArgumentError(
+                    op=op, backend=backend, argument=argument, expected=f"indices below {count}", got=str(largest),
+                    cure="pass the slots of this batch",
+                )  # fmt: skip
+
+        self.step(check)
 
     def refuse(self, reason: str) -> NoReturn:
         """UnsupportedError that names FastDeploy's op."""

@@ -159,6 +159,7 @@ def speculate_get_token_penalty_multi_scores(
     """Penalties, forbidden tokens and temperature, in place on the logits."""
     slots, used, rows = token_ids_all.shape[0], seq_lens_this_time.shape[0], logits.shape[0]
     row_slots = plan.first(rows, batch_id_per_token_output)
+    plan.within("batch_id_per_token_output", row_slots, slots)
     plan.run(
         "apply_penalties",
         **plan.given("logits", "token_ids_all", "prompt_lens", step_idx="cur_len"),
@@ -170,7 +171,11 @@ def speculate_get_token_penalty_multi_scores(
         batch_id_per_token_output=row_slots,
     )
     scaled, of_row, divisors = plan.alias(logits), plan.alias(plan.flat(row_slots)), plan.alias(plan.flat(temperatures))
-    plan.step(lambda: scaled.divide_(divisors.index_select(paddle.clip(of_row, 0)).astype(scaled.dtype).unsqueeze(1)))
+    plan.step(
+        lambda: scaled.divide_(
+            divisors.index_select(paddle.clip(of_row, 0, slots - 1)).astype(scaled.dtype).unsqueeze(1)
+        )
+    )
 
 
 def _bad_tokens(plan: Plan, slots: int, tokens: Tensor, lens: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS
-from specdec_hal.compat.fastdeploy.names import LEFT
+from specdec_hal.compat.fastdeploy.names import FAMILIES, LEFT
 from specdec_hal.errors import UnsupportedError
 
 
@@ -25,7 +25,9 @@ def attribute(platform: str, name: str) -> Callable[..., Any]:
 
 @cache
 def _refusal(platform: str, name: str) -> Callable[..., Any]:
-    reason = LEFT[platform].get(name, "it is no op of speculative decoding")
+    known = name.startswith(FAMILIES)
+    unlisted = "an op of speculative decoding that it does not know" if known else "it is no op of speculative decoding"
+    reason = LEFT[platform].get(name, unlisted)
 
     def refused(*args: Any, **named: Any) -> Any:
         raise UnsupportedError(

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from specdec_hal.errors import QueueError
 
-_IPC_CREAT, _IPC_RMID, _IPC_NOWAIT = 0o1000, 0, 0o4000
+_IPC_CREAT, _IPC_RMID, _IPC_STAT, _IPC_NOWAIT = 0o1000, 0, 2, 0o4000
+_STATUS_BYTES, _CAPACITY_AT = 120, 88
+"""Of C's msqid_ds on 64-bit Linux, and its msg_qbytes."""
 _TYPE_BYTES = 8
 """A message begins with its type, a long, which is not counted as part of it."""
 
@@ -38,16 +40,20 @@ class MessageQueue:
         self._id = self._libc.msgget(ctypes.c_int(key), _IPC_CREAT | 0o666)
         if self._id < 0:
             raise self._error("cannot be opened", "raise kernel.msgmni, or remove queues that nobody uses (ipcrm)")
+        status = ctypes.create_string_buffer(_STATUS_BYTES)
+        if self._libc.msgctl(self._id, _IPC_STAT, status) < 0:
+            raise self._error("cannot be asked for its capacity", "see its permissions (ipcs -q)")
+        self._capacity = int.from_bytes(status.raw[_CAPACITY_AT : _CAPACITY_AT + 8], "little")
 
     def send(self, message: NDArray[Any]) -> None:
         """Add a message; waits while the queue is full. An array of one element, or bytes."""
         size = message.nbytes - _TYPE_BYTES
+        if size > self._capacity:  # for which the system would wait for ever
+            ctypes.set_errno(errno.EINVAL)
+            raise self._too_long(size)
         while self._libc.msgsnd(self._id, message.ctypes.data, size, 0) < 0:
             if ctypes.get_errno() != errno.EINTR:
-                raise self._error(
-                    f"takes no message of {size} bytes",
-                    f"sysctl -w kernel.msgmax={size} kernel.msgmnb={16 * size}, or lower max_num_seqs",
-                )
+                raise self._too_long(size)
 
     def receive(self, message: NDArray[Any], *, wait: bool) -> int:
         """The oldest message into `message`: its bytes behind the type; -1 if there is none and `wait` is false."""
@@ -62,6 +68,11 @@ class MessageQueue:
     def remove(self) -> None:
         """Drop the queue with what is in it; senders and readers that wait get an error."""
         self._libc.msgctl(self._id, _IPC_RMID, None)
+
+    def _too_long(self, size: int) -> QueueError:
+        limits = f"sysctl -w kernel.msgmax={size} kernel.msgmnb={16 * size}"
+        renew = f"remove the queue, which keeps its capacity of {self._capacity} bytes (ipcrm -Q {self.key:#x})"
+        return self._error(f"takes no message of {size} bytes", f"{limits} and {renew}, or lower max_num_seqs")
 
     def _error(self, what: str, cure: str) -> QueueError:
         number = ctypes.get_errno()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -47,12 +48,13 @@ def verify_draft_tokens(
     if slots == 0:
         return
     unknown = plan.constant(0, [slots], "int64")  # prompt lengths: whether a chunk is the last is not asked here
+    emitted, write = (step_output_ids, None) if plan.platform == "gpu" else _beside(plan, step_output_ids)
     plan.run(
         "verify_draft_tokens",
         **_judged(plan, slots, verify_strategy),
         **{name: plan.first(slots, tensor) for name, tensor in plan.given(*_OF_SLOTS).items()},
         **plan.given("seq_lens_this_time", "end_tokens", draft_tokens="step_input_ids"),
-        **plan.given(accept_tokens="step_output_ids", accept_num="step_output_len"),
+        **{"accept_tokens": emitted, "accept_num": step_output_len},
         cu_seqlens_q_output=_offsets(plan, used, cu_seqlens_q_output),
         prompt_lens=unknown,
         seq_lens_decoder=plan.constant(0, [slots], "int32"),
@@ -60,6 +62,23 @@ def verify_draft_tokens(
         accept_policy=_policy(reject_all, accept_all),
         end_at_limit=True,
     )
+    if write is not None:
+        write(step_output_len)
+
+
+def _beside(plan: Plan, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+    """Memory for emitted tokens, and what copies the counted ones: on XPU, a row keeps what follows them."""
+    emitted, kept, column = (
+        plan.scratch(ids.shape, "int64"),
+        plan.alias(ids),
+        paddle.arange(ids.shape[1], dtype="int32"),
+    )
+
+    def write(lens: Tensor) -> None:
+        counts = plan.alias(plan.flat(lens))
+        plan.step(lambda: paddle.assign(paddle.where(column < counts.unsqueeze(1), emitted, kept), kept))
+
+    return emitted, write
 
 
 def _judged(plan: Plan, slots: int, number: int) -> dict[str, Any]:
@@ -186,17 +205,21 @@ def _unified_update_model_status_18(
     if prefill_one_step_stop is True:
         plan.refuse("prefill_one_step_stop ends requests on a prefill node, which FastDeploy's own op has to do")
     used = seq_lens_this_time.shape[0]
-    lens, enc, num, stop, rollback = (
+    lens, enc, num, stop, paused, rollback = (
         plan.alias(plan.flat(tensor))[:used]
-        for tensor in (seq_lens_this_time, seq_lens_encoder, step_output_len, stop_flags, mask_rollback)
+        for tensor in (seq_lens_this_time, seq_lens_encoder, step_output_len, stop_flags, is_paused, mask_rollback)
     )
-    decoding = plan.scratch([used], "bool")
-    plan.step(lambda: paddle.assign(enc <= 0, decoding))
+    ran, decoding = (plan.scratch([used], "bool") for _ in range(2))
+    plan.step(lambda: (paddle.assign(~stop & ~paused, ran), paddle.assign(enc <= 0, decoding)))
     if is_naive_mode:
         plan.step(lambda: num.fill_(1))
     unified_update_model_status.plan(plan)
-    rejected = paddle.zeros_like(rollback)
-    plan.step(lambda: paddle.assign(paddle.where(decoding & ~stop, lens - num, rejected), rollback))
+
+    def roll_back() -> None:  # slots that had stopped before keep theirs
+        rejected = paddle.where(decoding & ~stop, lens - num, 0 * num)
+        paddle.assign(paddle.where(ran, rejected, rollback), rollback)
+
+    plan.step(roll_back)
     if is_naive_mode:
         plan.step(lambda: paddle.assign((~stop).astype("int32"), lens))
 
@@ -211,6 +234,8 @@ def naive_update_model_status(
     cu_seqlens_q_output: Tensor,
 ) -> None:
     """Take each running slot's newest token as its only one: non-speculative decoding on the speculative path."""
+    plan.expect("int64", "accept_tokens", "next_tokens")
+    plan.expect("int32", "accept_num", "seq_lens_this_time", "cu_seqlens_q_output")
     used = seq_lens_this_time.shape[0]
     tokens, lens = plan.alias(plan.flat(next_tokens)), plan.alias(plan.flat(seq_lens_this_time))
     ends = plan.alias(plan.flat(cu_seqlens_q_output))[1 : used + 1]

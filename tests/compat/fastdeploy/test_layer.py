@@ -353,6 +353,25 @@ def test_an_op_that_is_not_covered_raises_when_it_is_called(platform: str) -> No
         module.__path__  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("append_attention", "it is no op of speculative decoding"),
+        ("speculate_schedule_cache", "KV blocks and their scheduler are the engine's"),
+        ("speculate_get_output", "an op of speculative decoding whose arguments this layer does not know"),
+        ("mtp_save_first_token", "an op of speculative decoding whose arguments this layer does not know"),
+        ("speculate_rebuild_append_padding", "replaced in FastDeploy itself in 2026"),
+        ("speculate_of_next_year", "an op of speculative decoding that it does not know"),
+        ("mtp_of_next_year", "an op of speculative decoding that it does not know"),
+    ],
+)
+def test_a_refusal_says_what_the_op_is_part_of(name: str, reason: str) -> None:
+    for platform in ("gpu", "xpu"):
+        module = importlib.import_module(f"specdec_hal.compat.fastdeploy.{platform}")
+        with pytest.raises(NotImplementedError, match=f"^{name} .*: {reason}; "):
+            getattr(module, name)()
+
+
 @pytest.mark.parametrize("platform", ["gpu", "xpu"])
 def test_every_op_is_served_or_left_with_a_reason(platform: str) -> None:
     served, left = set(package.ADAPTORS[platform]), set(LEFT[platform])

@@ -15,6 +15,7 @@ import pytest
 
 from specdec_hal.compat.fastdeploy import messages
 from specdec_hal.compat.fastdeploy import output as ops
+from specdec_hal.compat.fastdeploy.found import packs_columns
 from specdec_hal.compat.fastdeploy.sysv import MessageQueue, queue_key
 from specdec_hal.errors import ArgumentError, ConfigError, FrameError, QueueError
 from tests.compat.fastdeploy.batches import tensor, tensors
@@ -208,7 +209,7 @@ def test_what_meta_does_not_hold(kind: int, columns: int) -> None:
         messages.pack_meta(kind, columns)
 
 
-@pytest.mark.parametrize("meta", [0, 3, 4, 3 | 22 << 8, 5 | 1 << 8, -1, -(1 << 31) | 0x103])
+@pytest.mark.parametrize("meta", [0, 2, 5, 3 | 22 << 8, 5 | 1 << 8, -1, -(1 << 31) | 0x103])
 def test_meta_that_nobody_packs(meta: int) -> None:
     with pytest.raises(FrameError):
         messages.unpack_meta(meta)
@@ -218,6 +219,7 @@ def test_every_meta_comes_back() -> None:
     for kind in (3, 4):
         for columns in range(1, 22):
             assert messages.unpack_meta(messages.pack_meta(kind, columns)) == (kind, columns)
+        assert messages.unpack_meta(kind) == (kind, 21), "of a sender before PR #7883"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,171 @@ def test_messages_that_end_too_soon_are_refused(rng: Any) -> None:
 
 
 def test_another_number_of_arguments(gpu: Any, rng: Any) -> None:
-    """As before `preempted_idx`."""
     arguments = Step(rng).scored
-    with pytest.raises(ArgumentError, match=r"speculate_save_output_topk.*13 arguments.*12"):
-        gpu.speculate_save_output_topk(*arguments[:-1], 3, 0, False)
+    with pytest.raises(ArgumentError, match=r"speculate_save_output_topk.*12, 13 arguments.*11"):
+        gpu.speculate_save_output_topk(*arguments[:-2], 3, 0, False)
+
+
+def test_a_message_longer_than_its_queue_is_an_error(number: int) -> None:
+    """The system would wait for ever."""
+    key = queue_key("/dev/shm", number)
+    queue = MessageQueue(key)
+    libc, status = ctypes.CDLL(None), ctypes.create_string_buffer(120)
+    assert libc.msgctl(queue._id, 2, status) == 0
+    struct.pack_into("<Q", status, 88, 100)
+    assert libc.msgctl(queue._id, 1, status) == 0
+    with pytest.raises(QueueError, match=r"takes no message of 101 bytes.*kernel\.msgmax=101 kernel\.msgmnb.*ipcrm"):
+        MessageQueue(key).send(np.ones(109, np.uint8))
+
+
+@pytest.mark.parametrize("columns", [1, 2, 21])
+@pytest.mark.parametrize("op", ["speculate_save_output_topk", "mtp_save_first_token_with_topk"])
+def test_messages_of_all_slots_are_sent_or_name_the_limit(
+    gpu: Any, rng: Any, number: int, columns: int, op: str
+) -> None:
+    """Buffers as FastDeploy's runner has them: of 512 slots, rows for each token that a slot could emit, stale ones."""
+    slots, width = 512, 6
+    accepted, counts = rng.integers(0, 1 << 20, (slots, width)), np.zeros(slots, np.int32)
+    counts[:3] = 1, 2, 1
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    rows = slots * width
+    ids, scores = rng.integers(0, 99, (rows, columns)), rng.normal(size=(rows, columns)).astype(np.float32)
+    state = tensors(np.array([True]), np.ones(slots, np.int32), np.ones((slots, 1), np.int64))
+    arguments = [*tensors(accepted, ids, scores, rng.integers(1, 99, rows), counts, starts), *state]
+    arguments += [tensor(np.zeros((slots, 1), np.int32)), 3, 0, False]
+    if 12 + 2048 + 1032 * slots > MOST:
+        with pytest.raises(QueueError, match=r"takes no message of 530444 bytes.*kernel\.msgmax=530444"):
+            getattr(gpu, op)(*arguments)
+    else:
+        getattr(gpu, op)(*arguments)
+        more = int(op.startswith("mtp"))
+        assert read_scored(received("/dev/shm", number))[2][:4] == [1 + more, 2 + more, 1 + more, 0]
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("columns", [1, 2, 21])
+def test_drafts_with_scores(gpu: Any, rng: Any, number: int, columns: int, flat: bool) -> None:
+    """As FastDeploy's MTP proposer sends them: 12 arguments, and tokens in the order of the rows."""
+    step = Step(rng, columns)
+    step.preempted[:] = 0
+    step.counts[3] = 3
+    arguments = step.scored
+    if flat:
+        packed = [step.tokens[b, j] for b, n in enumerate(step.num) for j in range(n)]
+        arguments[0] = tensor(np.array(packed + [-1] * 4))
+    gpu.speculate_save_output_topk(*arguments[:-1], 4, 0, False)
+    _, flag, counts, rows = read_scored(received("/dev/shm", number))
+    assert (flag, counts) == (4, step.counts)
+    assert rows == [step.rows(b) for b in range(5)]
+
+
+def test_flat_tokens_that_end_too_soon_are_not_sent(gpu: Any, rng: Any, number: int) -> None:
+    step = Step(rng)
+    arguments = step.scored
+    arguments[0] = tensor(step.tokens.reshape(-1)[:5])
+    with pytest.raises(FrameError, match=r"rows: expected 0\.\.4, got"):
+        gpu.speculate_save_output_topk(*arguments, 4, 0, False)
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+def test_the_first_tokens_of_a_prefill_node(gpu: Any, rng: Any, number: int, columns: int) -> None:
+    """The target's token with its scores, and the first draft without any."""
+    step = Step(rng, columns)
+    step.num[:] = [1, 1, 0, 1, 1]
+    step.starts = np.concatenate([[0], np.cumsum(step.num)]).astype(np.int32)
+    gpu.mtp_save_first_token_with_topk(*step.scored, 3, 0, False)
+    _, flag, counts, rows = read_scored(received("/dev/shm", number))
+    assert (flag, counts) == (3, [2, 0, 0, -9, 2])
+    for b in (0, 4):
+        scored = ((step.tokens[b, 0], *step.ids[step.starts[b], 1:]), tuple(step.scores[step.starts[b]]))
+        assert rows[b][0] == (*scored, step.ranks[step.starts[b]])
+        assert rows[b][1] == ((step.tokens[b, 1], *[-1] * (columns - 1)), (0.0,) * columns, 0)
+
+
+def old_reader(data: bytes) -> tuple[int, list[list[int]], list[Any]]:
+    """As before PR #7883: the kind alone, tokens unless it says drafts, and 21 columns of each."""
+    _, kind, slots = struct.unpack_from("<3i", data)
+    counts = struct.unpack_from(f"<{slots}i", data, 12)
+    read = {
+        name: [
+            [struct.unpack_from(f"<21{name}", data, 12 + 2048 + 1032 * b + at + 84 * j) for j in range(max(n, 0))]
+            for b, n in enumerate(counts)
+        ]
+        for name, at in (("i", 0), ("f", 504))
+    }
+    return kind, read["i"], read["f"]
+
+
+@pytest.fixture
+def kind_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("SPECDEC_HAL_FASTDEPLOY_META", "flag")
+    packs_columns.cache_clear()
+    yield
+    packs_columns.cache_clear()
+
+
+@pytest.mark.parametrize("kind", [3, 4])
+def test_messages_for_a_reader_of_the_older_kind(gpu: Any, rng: Any, number: int, kind: int, kind_alone: None) -> None:
+    step = Step(rng, 2)
+    for round in range(2):  # with memory that the last one was written to
+        gpu.speculate_save_output_topk(*step.scored, kind, 0, False)
+        flag, ids, scores = old_reader(received("/dev/shm", number))
+        assert flag == kind, round
+        for b in range(5):
+            for j, (wanted, values, _) in enumerate(step.rows(b)):
+                assert ids[b][j] == (*wanted, *[-1] * 19)
+                assert scores[b][j] == (*values, *[0.0] * 19)
+        step = Step(rng, 2)
+
+
+@pytest.mark.parametrize("kind", [3, 4])
+@pytest.mark.parametrize("sent", ["packed", "flag"])
+@pytest.mark.parametrize("read", ["packed", "flag"])
+def test_no_reader_takes_drafts_for_tokens(
+    gpu: Any, rng: Any, number: int, monkeypatch: Any, kind: int, sent: str, read: str
+) -> None:
+    """Whichever kind was sent, the token processor gets what it splits."""
+    step = Step(rng, 2)
+    buffers = tensors(
+        np.full((512 * 126 + 515, 1), -5), np.full((512 * 126, 1), -5, np.float32), np.full(512 * 6, -5)
+    )  # fmt: skip
+    for setting, op, arguments in (
+        (sent, gpu.speculate_save_output_topk, [*step.scored, kind, 0, False]),
+        (read, gpu.speculate_get_output_topk, [*buffers, 20, 0, True]),
+    ):
+        monkeypatch.setenv("SPECDEC_HAL_FASTDEPLOY_META", setting)
+        packs_columns.cache_clear()
+        op(*arguments)
+    packs_columns.cache_clear()
+    head = buffers[0].numpy()[:, 0]
+    flag, columns = (int(head[1]), 21) if read == "flag" else (int(head[1]) & 0xFF, int(head[1]) >> 8)
+    assert flag == kind and columns == (21 if "flag" in (sent, read) else 2)
+    wanted = (*step.rows(0)[1][0], *[-1] * 19)[:columns]
+    assert tuple(head[515 + 21 : 515 + 21 + columns]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "setting", "packed"),
+    [
+        ("mtype = int(tokens[1])\nif mtype == 3: pass\n", "", False),
+        ("flag = tokens[1] & 0xFF\ncolumns = tokens[1] >> 8\n", "", True),
+        ("", "auto", True),
+        ("columns = tokens[1] >> 8\n", "flag", False),
+        ("mtype = tokens[1]\n", "packed", True),
+    ],
+)
+def test_the_kind_is_that_of_the_installed_token_processor(
+    tmp_path: Path, monkeypatch: Any, source: str, setting: str, packed: bool
+) -> None:
+    if source:
+        (tmp_path / "fastdeploy/output").mkdir(parents=True)
+        (tmp_path / "fastdeploy/__init__.py").write_text("raise ImportError('is not imported')")
+        (tmp_path / "fastdeploy/output/token_processor.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SPECDEC_HAL_FASTDEPLOY_META", setting)
+    packs_columns.cache_clear()
+    assert packs_columns() == packed
+    packs_columns.cache_clear()
+    monkeypatch.setenv("SPECDEC_HAL_FASTDEPLOY_META", "both")
+    with pytest.raises(ConfigError, match="SPECDEC_HAL_FASTDEPLOY_META: expected auto, packed or flag, got 'both'"):
+        packs_columns()

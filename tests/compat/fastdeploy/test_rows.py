@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
+from specdec_hal.errors import ArgumentError
 from tests.compat.fastdeploy import models
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
 
@@ -34,6 +35,72 @@ def test_accepted_tokens_and_logits(gpu: Any, rng: Any) -> None:
                 target[cu[slot] : cu[slot] + count] = rows
             for kept, wanted in zip((given[0], given[1], given[3]), (ids, target, cu), strict=True):
                 equal(kept, wanted)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_accepted_rows_in_buffers_of_all_slots(layer: Any, rng: Any, platform: str) -> None:
+    """Shapes of FastDeploy's runner: columns, offsets and counts of more slots than are in use, memory as it comes."""
+    op = layer.ADAPTORS[platform]["speculate_get_accept_tokens_and_logits"]
+    for _ in ROUNDS:
+        b = Batch(rng)
+        num = np.array([rng.integers(0, rows + 1) for rows in b.rows_per_slot], np.int32)
+        more = 12 - b.slots
+        accepted = rng.integers(0, 9, (12, b.width))
+        logits = rng.normal(size=(max(b.rows, 1), 7)).astype(np.float32)
+
+        ids, target = np.zeros(b.slots * b.width, np.int64), np.full((b.slots * b.width, 7), np.nan, np.float32)
+        cu_out = np.pad(b.cu_out, (0, more), constant_values=b.rows).reshape(-1, 1)
+        given = tensors(ids, target, logits, np.full(13, 9, np.int32), cu_out, b.slt)
+        given += tensors(np.pad(b.enc, (0, more)), np.pad(num, (0, more), constant_values=3), accepted)
+        op(*given)
+        cu = models.prefix(num.tolist())
+        equal(given[3], [*cu, *[9] * more])
+        for slot, count in enumerate(num):
+            ids[cu[slot] : cu[slot + 1]] = accepted[slot, :count]
+            target[cu[slot] : cu[slot + 1]] = logits[b.cu_out[slot] : b.cu_out[slot] + count]
+        equal(given[0], ids)
+        equal(given[1], target)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_target_logits_of_older_versions(layer: Any, rng: Any, platform: str) -> None:
+    """As the op that has replaced it, from offsets that the caller made; XPU's have no total."""
+    op, extra = layer.ADAPTORS[platform]["speculate_get_target_logits"], int(platform == "gpu")
+    for _ in ROUNDS:
+        b = Batch(rng)
+        num = np.array([rng.integers(0, rows + 1) for rows in b.rows_per_slot], np.int32)
+        logits = rng.normal(size=(max(b.rows, 1), 7)).astype(np.float32)
+        target = np.full((b.slots * b.width, 7), -3, np.float32)
+        places, sources = models.prefix(num.tolist()), b.cu_out
+        given = tensors(target, logits, places[: b.slots + extra], sources[: b.slots + extra], b.slt, b.enc, num)
+        for _ in range(2):
+            op(*given)
+            for slot, count in enumerate(num):
+                target[places[slot] : places[slot] + count] = logits[sources[slot] : sources[slot] + count]
+            equal(given[0], target)
+
+
+def test_a_prompts_row_is_one_whatever_its_count(gpu: Any) -> None:
+    logits = np.arange(6, dtype=np.float32).reshape(3, 2)
+    target = tensor(np.full((5, 2), -1, np.float32))
+    lens, enc, num = (np.array(v, np.int32) for v in ([4, 2], [4, 0], [3, 2]))
+    offsets = tensors(np.array([0, 3, 5], np.int32), np.array([0, 1, 3], np.int32))
+    gpu.speculate_get_target_logits(target, tensor(logits), *offsets, *tensors(lens, enc, num))
+    equal(target, [[0, 1], [-1, -1], [-1, -1], [2, 3], [4, 5]])
+
+
+def test_offsets_of_accepted_tokens(gpu: Any, rng: Any) -> None:
+    """Of the slots in use; the total follows, and what is behind it stays."""
+    for bsz in (0, 1, 5, 9):
+        num = rng.integers(-1, 6, 9).astype(np.int32)
+        offsets, counts = tensors(np.full(12, 77, np.int32), num.reshape(-1, 1))
+        for _ in range(2):
+            gpu.speculate_compute_cu_batch_offset(offsets, counts, bsz)
+            equal(offsets, [*models.prefix(np.maximum(num, 0)[:bsz].tolist()), *[77] * (11 - bsz)])
+            counts.fill_(2)
+            num[:] = 2
+    with pytest.raises(ArgumentError, match=r"speculate_compute_cu_batch_offset.*real_bsz.*10 of \[12\] and \[9\]"):
+        gpu.speculate_compute_cu_batch_offset(offsets, counts, 10)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdec_hal.errors import ArgumentError
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors, values
 
 ROUNDS = range(10)
@@ -144,6 +145,28 @@ def test_penalties(request: Any, layer: Any, rng: Any, platform: str) -> None:
         ops.speculate_get_token_penalty_multi_scores(*history, given, *tensors(*columns), *forbidden, *lens, *batch, 64)
         wanted = penalised(b, logits, text, prompt, b.step, pen, kept, least, temp)
         np.testing.assert_allclose(values(given), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "xpu"])
+def test_a_row_of_no_slot_is_refused_before_anything_is_written(
+    request: Any, layer: Any, rng: Any, platform: str
+) -> None:
+    n, v = 2, 8
+    logits, text = tensor(rng.normal(size=(3, v)).astype(np.float32)), tensor(rng.integers(0, v, (n, 9)))
+    one, lens = np.ones((n, 1), np.float32), np.array([1, 2], np.int32)
+    history = [text, tensor(np.full((n, 1), 3))] if platform == "gpu" else [text]
+    bad = [*tensors(np.array([[4], [5]])), *([tensor(np.ones((n, 1), np.int64))] if platform == "gpu" else [])]
+    rows = tensor(np.array([0, 1, 1], np.int32))
+    args = [*history, logits, *tensors(one * 1.5, one, one, one * 2), *bad]
+    args += tensors(np.full((n, 1), 3), np.full((n, 1), 9), np.array([[7]]), lens)
+    op = request.getfixturevalue(platform).speculate_get_token_penalty_multi_scores
+    op(*args, rows, tensor(np.array([0, 1, 3], np.int32)), 64)
+    before = values(logits).copy()
+    rows[2] = n
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"multi_scores.*'batch_id_per_token_output'.*below 2, got 2"):
+            op(*args, rows, tensor(np.array([0, 1, 3], np.int32)), 64)
+        equal(logits, before)
 
 
 def test_plain_penalties_are_those_of_one_row_a_slot(xpu: Any, rng: Any) -> None:

@@ -75,6 +75,23 @@ def test_worked_examples(
         equal(args[1], [count])
 
 
+def test_xpu_keeps_what_follows_the_emitted_tokens(xpu: Any, rng: Any) -> None:
+    """Rows of slots that emit nothing stay whole; counts are exact everywhere."""
+    for _ in ROUNDS:
+        b = Batch(rng)
+        targets, reasoning = b.targets(), np.zeros(b.slots, np.int32)
+        args = verify_args(b, GREEDY, [tensor(targets), None, None, None], reasoning)
+        before = values(args[0]).copy()
+        for _ in range(2):
+            xpu.verify_draft_tokens(*args)
+            ids, lens = models.verify(
+                b.drafts, targets, b.stop, b.enc, b.slt, b.ends.tolist(), b.paused, b.cu_out, reasoning, b.limit,
+                b.step, False,
+            )  # fmt: skip
+            equal(args[0], np.where(np.arange(b.width) < lens[:, None], ids, before))
+            equal(args[1], lens)
+
+
 def test_slots_that_are_not_in_use_are_cleared(gpu: Any, rng: Any) -> None:
     b = Batch(rng, slots=4, width=3)
     b.slt = b.slt[:2]
@@ -173,7 +190,7 @@ def test_unified_update_of_older_versions(xpu: Any, rng: Any) -> None:
         for _ in ROUNDS:
             b = Batch(rng)
             state = status(b)
-            before, decoding = b.slt.copy(), b.enc <= 0
+            before, decoding, ran = b.slt.copy(), b.enc <= 0, ~b.stop & ~b.paused
             rollback = tensor(np.full(b.slots, 7, np.int32))
             given = {name: tensor(state[name]) for name in NAMES}
             args = [*given.values()]
@@ -188,7 +205,7 @@ def test_unified_update_of_older_versions(xpu: Any, rng: Any) -> None:
             for name in ("enc", "dec", "num", "stop", "step", "running"):
                 equal(given[name], state[name])
             equal(given["slt"], slt)
-            equal(rollback, np.where(running & decoding, before - state["num"], 0))
+            equal(rollback, np.where(ran, np.where(running & decoding, before - state["num"], 0), 7))
     with pytest.raises(NotImplementedError, match="prefill_one_step_stop"):
         xpu.unified_update_model_status(*args[:4], tensor(b.slt), *args[4:9], rollback, *args[9:], False, True)
 
