@@ -263,7 +263,11 @@ class SamplingSettings(Section):
     """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `seed` null: a request
     that is sampled draws its own. `logprobs`: how many alternatives to report per token besides the chosen one (null:
     no log-probabilities at all), `prompt_logprobs` those of the prompt's tokens. `stop_token_ids` and `stop_sequences`
-    (of token ids) end a generation once it has `min_new_tokens`, `bad_token_ids` are never produced. `logit_bias`: what
+    (of token ids) end a generation once it has `min_new_tokens`, as the strings of `stop` do;
+    `include_stop_str_in_output`: the text ends with what stopped it. `skip_special_tokens`: special tokens are no text;
+    `spaces_between_special_tokens` (where they are): with the spaces that the tokenizer puts between them.
+    `truncate_prompt_tokens`: the last tokens of a prompt that are taken, -1 for those that leave room for
+    `max_new_tokens`. `bad_token_ids` are never produced. `logit_bias`: what
     is added to the logits of these tokens, before penalties. `thinking`: limits of a request that thinks before it
     answers (null: none).
     """
@@ -279,6 +283,10 @@ class SamplingSettings(Section):
     max_new_tokens: Annotated[int, Field(ge=1, le=MAX_CONTEXT)] = 128
     min_new_tokens: Annotated[int, Field(ge=0, le=MAX_CONTEXT)] = 0
     stop: list[Text] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1, le=MAX_CONTEXT)] = None
     stop_token_ids: list[TokenId] = Field(default_factory=list)
     stop_sequences: list[Annotated[list[TokenId], Field(min_length=1)]] = Field(default_factory=list)
     bad_token_ids: list[TokenId] = Field(default_factory=list)
@@ -289,6 +297,8 @@ class SamplingSettings(Section):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> SamplingSettings:
+        if self.truncate_prompt_tokens == 0:
+            raise_combinations([("truncate_prompt_tokens", "expected at least 1, or -1, got 0")])
         if self.min_new_tokens > self.max_new_tokens:
             message = f"expected at most max_new_tokens = {self.max_new_tokens}, got {self.min_new_tokens}"
             raise_combinations([("min_new_tokens", message)])

@@ -81,9 +81,20 @@ class Tokenizer:
             raise RequestError(f"the tokenizer cannot decode {short(ids)}: {clip(str(error), 300)}") from error
         return text
 
-    def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = False) -> Detokenizer:
-        """Decodes one stream of tokens piece by piece, as the continuation of `prompt`."""
+    def detokenizer(
+        self,
+        prompt: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> Detokenizer:
+        """Decodes one stream of tokens piece by piece, as the continuation of `prompt`.
+
+        `spaces_between_special_tokens` False: a special token after another has no space of the tokenizer's before it.
+        """
         made = self._detokenizer(self.special_ids if skip_special_tokens else frozenset())
+        if isinstance(made, PrefixDetokenizer) and not (skip_special_tokens or spaces_between_special_tokens):
+            made.added = self._added_closely
         made.prime(prompt)
         return made
 
@@ -150,6 +161,12 @@ class Tokenizer:
             return self.decode((*context, *ids))[len(self.decode(context)) :]
 
         return lru_cache(_PIECES)(added)
+
+    def _added_closely(self, context: Ids, ids: Ids) -> str:
+        """As `_added`, but a special token right after another is its own text alone."""
+        if context and {context[-1], *ids} <= self.special_ids:
+            return "".join(map(self._library.id_to_token, ids))
+        return self._added(context, ids)
 
 
 class _LibraryError(Exception):

@@ -48,6 +48,8 @@ class StreamStart(msgspec.Struct, array_like=True, frozen=True):
     """See :attr:`specdec_hal.runner.stream.OutputStream.counts`."""
     prompt_logprobs: list[TokenLogprobs | None] = []
     drafts: list[Drafts] = []
+    prompt_tail: list[int] = []
+    """The prompt's last tokens, which the text after it may depend on."""
 
 
 class PromptScores(msgspec.Struct, array_like=True, frozen=True):

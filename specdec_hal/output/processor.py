@@ -10,7 +10,7 @@ from specdec_hal.errors import FrameError
 from specdec_hal.output.frame import PREEMPTED, FrameKind, OutputFrame, PromptScores, StreamStart
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.request import Drafts, Request, SamplingParams, StreamDelta
-from specdec_hal.runner.stream import Detokenizer, OutputStream
+from specdec_hal.runner.stream import Detokenizer, OutputStream, detokenizer_for
 
 
 class Ended(NamedTuple):
@@ -47,7 +47,7 @@ class TokenProcessor:
     that cannot follow the ones before; its reader must ask for a session that begins anew then.
     """
 
-    def __init__(self, detokenizer: Callable[[], Detokenizer]) -> None:
+    def __init__(self, detokenizer: Callable[..., Detokenizer]) -> None:
         self._detokenizer = detokenizer
         self._streams: dict[int, _Stream] = {}
         self._end_tokens: frozenset[int] = frozenset()
@@ -109,7 +109,8 @@ class TokenProcessor:
         if start.number in self._streams:
             raise FrameError(f"streams: expected a new number, got {start.number} again")
         request = Request(start.request_id, (), SamplingParams(**start.params))
-        output = OutputStream(request, start.prompt_tokens, start.max_new_tokens, self._detokenizer())
+        detokenizer = detokenizer_for(self._detokenizer, request.params, start.prompt_tail)
+        output = OutputStream(request, start.prompt_tokens, start.max_new_tokens, detokenizer)
         output.queue_s = start.queue_s
         output.extend(start.token_ids, start.accepted_draft, list(start.logprobs), self._end_tokens)
         output.counts = start.counts

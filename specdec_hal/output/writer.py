@@ -23,6 +23,7 @@ from specdec_hal.runner import ModelRunner
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.stream import PROMPT_TAIL
 
 Send = Callable[[bytes], bool]
 """Hands a frame on; False, at once, if the reader is so far behind that the frame is not taken."""
@@ -200,4 +201,5 @@ def _start(number: int, sequence: Sequence) -> StreamStart:
         number, request.request_id, sequence.prompt_len, sequence.max_new_tokens, request.params.model_dump(),
         sequence.queue_s, list(sequence.token_ids), list(sequence.accepted_draft), list(sequence.logprobs),
         sequence.counts, list(sequence.prompt_logprobs), list(sequence.drafts),
+        list(request.prompt_token_ids[-PROMPT_TAIL:]),
     )  # fmt: skip

@@ -48,11 +48,12 @@ class RequestRules:
         RequestError if it cannot be served as asked.
         """
         name = _check_types(request)
-        params, prompt = request.params, prompt_array(name, request.prompt_token_ids)
+        params = request.params
+        given = params.truncated(request.prompt_token_ids, self.state.symbols["L"])
+        prompt = prompt_array(name, given)
         if params.n != 1:
             raise RequestError(f"{name}: n: expected 1, got {params.n}; add a request for each of params.choices()")
         limit = self.state.room(name, prompt, params)
-        given = request.prompt_token_ids
         listed = isinstance(given, (list, tuple))  # whose elements nobody can change; the array is new then
         tokens = prompt.astype(np.int64, copy=not listed)
         unsigned = tokens.view(np.uint64)  # where negative ids are large

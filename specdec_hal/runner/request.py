@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -18,6 +18,9 @@ from specdec_hal.errors import RequestError
 from specdec_hal.models.checkpoint import read_generation_defaults
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
+
+
+_Tokens = TypeVar("_Tokens", bound=Any)
 
 
 class SamplingParams(SamplingSettings):
@@ -72,6 +75,14 @@ class SamplingParams(SamplingSettings):
             return [own]
         drawn = (None if own.seed is None else seeds.derived(own.seed, choice) for choice in range(self.n))
         return [own.model_copy(update={"n": 1, "seed": seed}) for seed in drawn]
+
+    def truncated(self, prompt: _Tokens, max_model_len: int) -> _Tokens:
+        """The last tokens of a prompt that `truncate_prompt_tokens` keeps."""
+        most = self.truncate_prompt_tokens
+        if most is None:
+            return prompt
+        kept: _Tokens = prompt[-(max(max_model_len - self.max_new_tokens, 1) if most < 0 else most) :]
+        return kept
 
     def copied(self) -> SamplingParams:
         """A copy with lists of its own: what else it holds cannot be changed."""

@@ -42,6 +42,7 @@ from specdec_hal.runner.request import (
 from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.stream import PROMPT_TAIL, detokenizer_for
 from specdec_hal.runner.watchdog import Activity
 from specdec_hal.state import DecodeState
 from specdec_hal.wording import describe, short
@@ -184,7 +185,9 @@ class ModelRunner:
         if self.find(copy.request_id) is not None:
             raise _in_use(copy)
         tokenizer = self.tokenizer if self.sink is None else None
-        return Sequence(copy, limit, None if tokenizer is None else tokenizer.detokenizer(), prompt)
+        tail = copy.prompt_token_ids[-PROMPT_TAIL:]
+        detokenizer = None if tokenizer is None else detokenizer_for(tokenizer.detokenizer, copy.params, tail)
+        return Sequence(copy, limit, detokenizer, prompt)
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
         """End a waiting or running request with what it has; False if there is none of that id.

@@ -8,14 +8,25 @@ ahead. A runner with a tokenizer and a token processor in another process make t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Protocol
 
-from specdec_hal.runner.request import Drafts, FinishReason, Request, RequestOutput, StreamDelta, TokenLogprobs
+from specdec_hal.runner.request import (
+    Drafts,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    StreamDelta,
+    TokenLogprobs,
+)
 
 Span = tuple[str, bool]
+
+PROMPT_TAIL = 32
+"""Tokens of a prompt that the text after it may depend on: a space, or the rest of a character."""
 
 _delta = partial(tuple.__new__, StreamDelta)
 """A StreamDelta of its values, in half the time."""
@@ -29,6 +40,15 @@ class Detokenizer(Protocol):
 
     def finish(self) -> str:
         """The rest."""
+
+
+def detokenizer_for(make: Callable[..., Detokenizer], params: SamplingParams, prompt: Sequence[int]) -> Detokenizer:
+    """A request's own. `make`: ``Tokenizer.detokenizer``; `prompt`: the prompt's last tokens, :data:`PROMPT_TAIL`."""
+    return make(
+        prompt,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+    )
 
 
 class _NoText:
@@ -50,9 +70,9 @@ class _StopString:
         self._borders = [0, 0]
         """Of the first n characters: how many of them they both begin and end with, as far as it was needed."""
 
-    def feed(self, piece: str) -> int:
-        """Where in a piece of the text that follows the stop string is complete; 0 if it is not."""
-        text, matched, at = self.text, self.matched, 0
+    def feed(self, piece: str, at: int = 0) -> int:
+        """Where in a piece of the text that follows, from `at` on, the stop string is complete; 0 if it is not."""
+        text, matched = self.text, self.matched
         while at < len(piece):
             if not matched and (at := piece.find(text[0], at)) < 0:
                 break
@@ -62,6 +82,7 @@ class _StopString:
             matched += text[matched] == char
             at += 1
             if matched == len(text):
+                self.matched = self._border(matched)
                 return at
         self.matched = matched
         return 0
@@ -77,13 +98,17 @@ class _StopString:
 
 
 class TextStream:
-    """Text of a request, with stop strings cut off, and what may be the beginning of one held back."""
+    """Text of a request, with stop strings cut off, and what may be the beginning of one held back.
 
-    def __init__(self, detokenizer: Detokenizer | None, stop: Collection[str]) -> None:
+    `include_stop`: the text ends with the stop string rather than before it.
+    """
+
+    def __init__(self, detokenizer: Detokenizer | None, stop: Collection[str], include_stop: bool = False) -> None:
         self._silent = detokenizer is None
         self._decode = (detokenizer or _NoText()).push
         self._finish = (detokenizer or _NoText()).finish
         self.stop = tuple(map(_StopString, stop))
+        self._include_stop = include_stop
         self._stopped = False
         self._pieces: list[str] = []
         self._held: deque[Span] = deque()
@@ -94,9 +119,9 @@ class TextStream:
         """All of it."""
         return "".join(self._pieces)
 
-    def push(self, token_id: int, from_draft: bool) -> bool:
-        """Add a token; True if a stop string is complete, in which case the text ends before it."""
-        self._add(self._decode(token_id), from_draft)
+    def push(self, token_id: int, from_draft: bool, may_stop: bool = True) -> bool:
+        """Add a token; True if a stop string is complete, which ends the text unless `may_stop` is False."""
+        self._add(self._decode(token_id), from_draft, may_stop)
         return self._stopped
 
     def extend(self, token_ids: Sequence[int], from_draft: Sequence[bool]) -> None:
@@ -110,19 +135,27 @@ class TextStream:
                 held.append((piece, flag))
                 self._held_chars += len(piece)
 
-    def _add(self, piece: str, from_draft: bool) -> None:
+    def _add(self, piece: str, from_draft: bool, may_stop: bool = True) -> None:
         if not piece:
             return
         self._pieces.append(piece)
         self._held.append((piece, from_draft))
         self._held_chars += len(piece)
-        starts = [end - len(stop.text) for stop in self.stop if (end := stop.feed(piece))]
-        if starts:
+        found = []
+        for stop in self.stop:
+            end = stop.feed(piece)
+            while end and not may_stop:
+                end = stop.feed(piece, end)
+            if end:
+                found.append((end - len(stop.text), end))
+        if found:
             self._stopped = True
-            self._drop(len(piece) - min(starts))
+            start, end = min(found)
+            self._drop(len(piece) - (end if self._include_stop else start))
 
     def _drop(self, count: int) -> None:
-        self._pieces = [self.text[:-count]]
+        text = self.text
+        self._pieces = [text[: len(text) - count]]
         self._held_chars -= count
         while count:
             piece, flag = self._held.pop()
@@ -180,7 +213,7 @@ class OutputStream:
         self.steps = self.drafted = self.accepted = self.num_drafts = 0
         self.reported = 0
         """Tokens that deltas have shown."""
-        self._text = TextStream(detokenizer, request.params.stop)
+        self._text = TextStream(detokenizer, request.params.stop, request.params.include_stop_str_in_output)
 
     def count(self, before: int, drafted: int) -> int:
         """Count a decode step with `drafted` drafts, whose tokens stand after the first `before`.
@@ -237,7 +270,9 @@ class OutputStream:
             if logprobs:
                 self.logprobs.append(logprobs[at])
             # End tokens are no text.
-            stopped = token in end_tokens or self._text.push(token, from_draft[at])
+            params, stopped = self.request.params, token in end_tokens
+            if not stopped or params.include_stop_str_in_output:
+                stopped |= self._text.push(token, from_draft[at], len(self.token_ids) >= params.min_new_tokens)
             if stopped or (self.stop_sequences and self._at_stop_sequence()):
                 self.finish("stop")
                 return

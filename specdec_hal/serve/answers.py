@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,9 +19,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from specdec_hal.models import Tokenizer
-from specdec_hal.runner import RequestOutput, StreamDelta
+from specdec_hal.runner import RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner.metrics import acceptance
 from specdec_hal.runner.request import TokenLogprobs
+from specdec_hal.runner.stream import PROMPT_TAIL, Detokenizer, detokenizer_for
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 Json = dict[str, Any]
@@ -51,8 +52,9 @@ class Answer(ABC):
     seeds: Sequence[int | None] = ()
     """Of each choice, once they are drawn; None where nothing is sampled and none was given."""
     _started: set[int] = field(default_factory=set)
-    _texts: dict[int, str] = field(default_factory=dict)
-    """Of single tokens, many of which come again and again as alternatives."""
+    params: SamplingParams = field(default_factory=SamplingParams)
+    """What the engine decodes with, once it is known."""
+    end_tokens: Collection[int] = ()
 
     prefix, kind, chunk_kind = "", "", ""
 
@@ -137,10 +139,12 @@ class Answer(ABC):
         return self.prompt_ids[index // self.request.n]
 
     def _token(self, token: int) -> str:
-        text = self._texts.get(token)
-        if text is None:
-            text = self._texts[token] = self.tokenizer.decode([token])
-        return text
+        """A token's own text; ``bytes:\\xe2\\x82`` for a part of a character, as OpenAI writes it."""
+        data = self.tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 @dataclass
@@ -149,7 +153,9 @@ class CompletionAnswer(Answer):
 
     request: CompletionRequest
     _shown: dict[int, int] = field(default_factory=dict)
-    """Characters of each choice's tokens so far."""
+    """Characters of each choice's text so far."""
+    _scored: dict[int, tuple[Detokenizer, int]] = field(default_factory=dict)
+    """Of each choice with log-probabilities: what decodes its tokens, and their characters so far."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
@@ -160,34 +166,55 @@ class CompletionAnswer(Answer):
         scored: list[tuple[int, TokenLogprobs | None]] = list(zip(delta.token_ids, delta.logprobs, strict=False))
         if first and self.request.echo and self.request.logprobs is not None and delta.prompt_logprobs:
             scored[:0] = zip(self._prompt_tokens(index), delta.prompt_logprobs, strict=True)
-        scores = {"logprobs": self._logprobs(index, scored) if scored else None}
-        return {"text": echo + delta.text, **scores, **self._prompt_logprobs(index, delta)}
+        text = echo + delta.text
+        self._shown[index] = self._shown.get(index, 0) + len(text)
+        final = delta.finish_reason is not None
+        scores = {"logprobs": self._logprobs(index, scored, final) if scored else None}
+        return {"text": text, **scores, **self._prompt_logprobs(index, delta)}
 
     def _prompt(self, index: int) -> str:
         prompt = self.prompts[index // self.request.n]
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+        if isinstance(prompt, str):
+            return prompt
+        detokenizer = self._detokenizer(index)
+        return "".join(map(detokenizer.push, self._prompt_tokens(index))) + detokenizer.finish()
 
-    def _logprobs(self, index: int, scored: Sequence[tuple[int, TokenLogprobs | None]]) -> Json:
-        tokens, offsets = [self._token(token) for token, _ in scored], list[int]()
-        entries = [entry for _, entry in scored]
-        at = self._shown.get(index, 0)
-        for text in tokens:
+    def _logprobs(self, index: int, scored: Sequence[tuple[int, TokenLogprobs | None]], final: bool) -> Json:
+        """`tokens` are what each token adds to the text, so that they join to it; tokens that are no text are empty.
+
+        A text that ends at a stop string is shorter than its tokens; no offset lies beyond it.
+        """
+        tokens, offsets = list[str](), list[int]()
+        detokenizer, at = self._scored.get(index) or (self._detokenizer(index), 0)
+        ended = final and scored[-1][0] in self.end_tokens and not self.params.include_stop_str_in_output
+        for number, (token, _) in enumerate(scored, 1):
+            tokens.append("" if ended and number == len(scored) else detokenizer.push(token))
             offsets.append(at)
-            at += len(text)
-        self._shown[index] = at
+            at += len(tokens[-1])
+        if final:
+            tokens[-1] += detokenizer.finish()
+            offsets = [min(offset, self._shown[index]) for offset in offsets]
+        self._scored[index] = detokenizer, at
+        entries = [entry for _, entry in scored]
         return {
             "tokens": tokens,
             "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
-            "top_logprobs": [entry and self._top(text, entry) for text, entry in zip(tokens, entries, strict=True)],
+            "top_logprobs": [entry and self._top(token, entry) for token, entry in scored],
             "text_offset": offsets,
         }
 
-    def _top(self, chosen: str, entry: TokenLogprobs) -> dict[str, float]:
-        """Alternatives by text, the chosen token among them; of several tokens with one text the likeliest stays."""
-        found: dict[str, float] = {}
-        for token, value in entry.top[: self.request.logprobs]:
-            found.setdefault(self._token(token), finite(value))
-        found.setdefault(chosen, finite(entry.logprob))
+    def _detokenizer(self, index: int) -> Detokenizer:
+        tail = () if self.request.echo else self._prompt_tokens(index)[-PROMPT_TAIL:]
+        return detokenizer_for(self.tokenizer.detokenizer, self.params, tail)
+
+    def _top(self, chosen: int, entry: TokenLogprobs) -> dict[str, float]:
+        """Alternatives by their own text, the chosen token among them; ``token_id:N`` where another has that text."""
+        ids, found = dict[str, int](), dict[str, float]()
+        for token, value in (*entry.top[: self.request.logprobs], (chosen, entry.logprob)):
+            text = self._token(token)
+            if ids.setdefault(text, token) != token:
+                text = f"token_id:{token}"
+            found.setdefault(text, finite(value))
         return found
 
 
@@ -212,8 +239,9 @@ class ChatAnswer(Answer):
         return {} if index else self._prompt_logprobs(0, delta)
 
     def _scored(self, token: int, logprob: float) -> Json:
-        text = self._token(token)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+        special = token in self.tokenizer.special_ids
+        data = None if special else list(self.tokenizer.token_bytes(token))
+        return {"token": self._token(token), "logprob": finite(logprob), "bytes": data}
 
 
 def usage(n: int, outputs: Iterable[RequestOutput]) -> Json:

@@ -35,6 +35,10 @@ _AS_THEY_ARE = (
     "presence_penalty",
     "repetition_penalty",
     "stop_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
     "num_speculative_tokens",
     "seed",
     "n",
@@ -102,6 +106,14 @@ class GenerationRequest(Body, ABC):
     )
     ignore_eos: bool = Field(False, description="end tokens are never chosen")
     stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = Field(None, description="the text ends with what stopped it")
+    skip_special_tokens: bool | None = Field(None, description="special tokens are no text (default: yes)")
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="the tokenizer's spaces between special tokens that are text (default: yes)"
+    )
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = Field(
+        None, description="the last tokens of the prompt that are taken; -1: those that leave room for max_tokens"
+    )
     return_token_ids: bool = Field(
         False, description="report `token_ids`, and in `accepted_draft` which of them were accepted drafts"
     )

@@ -133,13 +133,15 @@ class Service:
 
     async def _submit(self, answer: Answer) -> RequestStream:
         engine = self.engine
-        answer.prompt_ids = token_ids = [
+        method = engine.config.speculative.method
+        params = answer.request.sampling_params(engine.default_params, engine.info.end_tokens, method)
+        answer.params, answer.end_tokens = params, engine.info.end_tokens
+        token_ids = [
             await self._encode(prompt, answer.request.add_special_tokens) if isinstance(prompt, str) else prompt
             for prompt in answer.prompts
         ]
-        method = engine.config.speculative.method
-        params = answer.request.sampling_params(engine.default_params, engine.info.end_tokens, method)
-        choices = [(tokens, wanted) for tokens in token_ids for wanted in params.choices()]
+        answer.prompt_ids = [params.truncated(tokens, engine.info.max_model_len) for tokens in token_ids]
+        choices = [(tokens, wanted) for tokens in answer.prompt_ids for wanted in params.choices()]
         answer.seeds = [wanted.seed for _, wanted in choices]
         requests = [EngineRequest(f"{answer.id}-{index}", *choice) for index, choice in enumerate(choices)]
         stream = await engine.submit(requests)

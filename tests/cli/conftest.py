@@ -36,7 +36,10 @@ class CharTokenizer:
     def decode(self, ids: Any) -> str:
         return "".join(chr(token) for token in ids)
 
-    def detokenizer(self) -> CharDetokenizer:
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
+    def detokenizer(self, prompt: Any = (), **options: bool) -> CharDetokenizer:
         return CharDetokenizer()
 
 

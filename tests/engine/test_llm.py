@@ -77,6 +77,35 @@ class TestLLM:
         with pytest.raises(ConfigError, match="no model is configured"):
             decoder_without.chat(first)
 
+    def test_a_stop_string_waits_for_min_new_tokens(self) -> None:
+        free = llm().generate(["cdcd"], SamplingParams(max_new_tokens=30, bad_token_ids=[0]))[0]
+        stop = free.text[1]
+        ends = [at for at, letter in enumerate(free.text, 1) if letter == stop and at >= 10]
+        params = SamplingParams(max_new_tokens=30, bad_token_ids=[0], stop=[stop])
+        for method in ("ngram", "naive"):
+            decoder = llm(speculative={"method": method, "num_speculative_tokens": 3 * (method == "ngram")})
+            early, late, whole = decoder.generate(
+                ["cdcd"] * 3,
+                [
+                    params,
+                    params.model_copy(update={"min_new_tokens": 10}),
+                    params.model_copy(update={"min_new_tokens": 10, "include_stop_str_in_output": True}),
+                ],
+            )
+            assert early.text == free.text[0] and early.finish_reason == "stop"
+            assert late.text == free.text[: ends[0] - 1] and whole.text == free.text[: ends[0]]
+            assert late.token_ids == whole.token_ids == free.token_ids[: ends[0]]
+
+    def test_a_prompt_is_cut_on_its_left(self) -> None:
+        decoder, params = llm(runner={"max_num_seqs": 3, "max_model_len": 32}), SamplingParams(max_new_tokens=5)
+        expected = decoder.generate(["bcd"], params)[0]
+        cut = decoder.generate(["aabcd"], params.model_copy(update={"truncate_prompt_tokens": 3}))[0]
+        assert (cut.token_ids, cut.prompt_tokens) == (expected.token_ids, 3)
+        long = decoder.generate(["ab" * 40], params.model_copy(update={"truncate_prompt_tokens": -1}))[0]
+        assert (long.prompt_tokens, len(long.token_ids)) == (27, 5)
+        with pytest.raises(RequestError, match="truncate_prompt_tokens: expected at least 1, or -1, got 0"):
+            SamplingParams(truncate_prompt_tokens=0)
+
     def test_one_prompt_and_the_sampling_of_the_configuration(self) -> None:
         model = llm(sampling={"max_new_tokens": 4, "bad_token_ids": [0]})
         (output,) = model.generate([3, 4, 5])

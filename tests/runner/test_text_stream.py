@@ -11,6 +11,37 @@ from hypothesis import strategies as st
 from specdec_hal.runner.stream import TextStream
 
 
+@given(
+    pieces=st.lists(st.text("ab", max_size=3), min_size=1, max_size=10),
+    stop=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    held_for=st.integers(0, 10),
+    include=st.booleans(),
+)
+@example(pieces=["aba", "ba"], stop=["aba"], held_for=2, include=False)
+def test_stop_strings_that_may_not_stop_yet(pieces: list[str], stop: list[str], held_for: int, include: bool) -> None:
+    stream, shown = TextStream(Pieces(pieces), stop, include), ""
+    for token in range(len(pieces)):
+        if stream.push(token, False, may_stop=token + 1 >= held_for):
+            break
+        shown += "".join(text for text, _ in stream.release(False))
+    else:
+        token = len(pieces)
+    stream.finish()
+    shown += "".join(text for text, _ in stream.release(True))
+
+    expected, stopped_at, text = "".join(pieces), len(pieces), ""
+    for at, piece in enumerate(pieces):
+        before, text = len(text), text + piece
+        ends = [(n - len(s), n) for s in stop for n in range(before + 1, len(text) + 1) if text[:n].endswith(s)]
+        # Of each stop string, the first end in the piece counts.
+        first = {text[start:end]: (start, end) for start, end in reversed(ends)}.values()
+        if ends and at + 1 >= held_for:
+            start, end = min(first)
+            expected, stopped_at = text[: end if include else start], at
+            break
+    assert (stream.text, shown, token) == (expected, expected, stopped_at)
+
+
 class Pieces:
     """A detokenizer whose token i is the i-th piece."""
 

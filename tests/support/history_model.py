@@ -191,5 +191,10 @@ class LetterTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(chr(ord("a") + token) for token in ids)
 
-    def detokenizer(self) -> LetterDetokenizer:
+    special_ids = frozenset[int]()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.decode([token_id]).encode()
+
+    def detokenizer(self, prompt: Any = (), **options: bool) -> LetterDetokenizer:
         return LetterDetokenizer()
