@@ -52,7 +52,7 @@ def drafter() -> None:
             proposer = sd.Drafter(method="ngram", backend=backend, num_speculative_tokens=3)
         history = [7, 8, 9, 10] * (turn * 5 + 2) + [7, 8]
         assert proposer.propose([history], request_ids=["a"] if turn % 2 else None) == [[9, 10, 7]]
-        grown = torch.full((1 << 18) * (turn + 1), turn, device="cuda:0")  # more than the allocator has kept
+        grown = torch.full(((1 << 18) * (turn + 1),), turn, device="cuda:0")  # more than the allocator has kept
         torch.cuda.current_stream().synchronize()
         assert int(grown[-1]) == turn
 
