@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from specdec_hal.errors import BackendUnavailableError
+from specdec_hal.errors import BackendUnavailableError, RequestError
 
 Row = Mapping[str, Any]
 _MACHINE = "H200"
@@ -18,6 +18,17 @@ _MACHINE = "H200"
 _FEWEST = 3
 """Points of a line."""
 _LEGEND: Mapping[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "fontsize": 8, "frameon": False}
+
+
+def check_plot(path: Path) -> None:
+    """Raise what would keep a plot from being written, before there is anything to draw.
+
+    BackendUnavailableError without matplotlib, RequestError for a suffix that names no format.
+    """
+    formats = sorted(_pyplot().figure().canvas.get_supported_filetypes())
+    _pyplot().close()
+    if (suffix := path.suffix.removeprefix(".").lower()) not in formats:
+        raise RequestError(f"--plot: expected a suffix of {', '.join(formats)}, got {suffix!r}; use {path.stem}.png")
 
 
 def plot(document: Mapping[str, Any], path: Path) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 from specdec_hal.bench import SUITES
 from specdec_hal.cli.output import Output, output_file, table, writing
-from specdec_hal.errors import ConfigError
 
 HELP = "measure a backend's ops"
 
@@ -43,17 +42,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Measure and print; 1 if a kernel computes something wrong."""
-    document = _measured(args) if args.read is None else _recorded(args.read)
-    if args.plot is not None:
-        from specdec_hal.bench.plot import plot
+    from specdec_hal.bench.document import read_document
 
-        with writing(args.plot):
-            plot(document, args.plot)
+    if args.plot is not None:
+        from specdec_hal.bench.plot import check_plot, plot
+
+        check_plot(args.plot)
+    document = _measured(args) if args.read is None else read_document(args.read)
     if output.json:
         output.document(document)
     else:
         _print(document, output)
-    return 1 if any("error" in row for row in document["rows"]) else 0
+    failed = ["error" in row for row in document["rows"]]
+    if args.plot is not None and not all(failed):
+        with writing(args.plot):
+            plot(document, args.plot)
+    return int(any(failed))
 
 
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
@@ -97,17 +101,6 @@ def _progress() -> Iterator[Callable[[str, int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("measuring", total=None)
         yield lambda label, total: progress.update(task, advance=1, total=total, description=label)
-
-
-def _recorded(path: Path) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads(path.read_text())
-        document["rows"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: expected a document written by `bench --out`, got {error!r}; measure again"
-        ) from error
-    return document
 
 
 def _print(document: dict[str, Any], output: Output) -> None:

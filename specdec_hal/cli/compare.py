@@ -84,6 +84,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Compare; 1 unless every token agrees."""
     if args.methods is None and args.plot is not None:
         raise RequestError("--plot: expected --method with it, which says what to draw; give it, or leave --plot out")
+    if args.plot is not None:
+        from specdec_hal.bench.plot import check_plot, plot_methods
+
+        check_plot(args.plot)
     runtime = runtime_for(args)
     others = {"spec": runtime} if args.methods is None else _runtimes(args, runtime)
     prompts = read_prompts(args)
@@ -119,16 +123,14 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "differences": differences,
         }
         shown = _methods(document)
-    if args.plot is not None:
-        from specdec_hal.bench.plot import plot_methods
-
-        with writing(args.plot):
-            plot_methods(document, args.plot)
     if output.json:
         output.document(document)
     else:
         output.console.print(shown)
         _print_verdict(output, document)
+    if args.plot is not None:
+        with writing(args.plot):
+            plot_methods(document, args.plot)
     return 1 if differences else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import sys
@@ -138,6 +139,9 @@ def test_the_command(suite, capsys, tmp_path):
     out.write_text("[]")
     assert main(["bench", "--read", str(out)]) == 2
     assert "expected a document written by `bench --out`" in capsys.readouterr().err
+    out.write_text(json.dumps({**document, "rows": [{"method": "ngram", "speedup": 2.0}]}))  # as `compare` writes them
+    assert main(["bench", "--read", str(out)]) == 2
+    assert re.search(r"expected a document written by `bench --out`, got rows\.0\.", capsys.readouterr().err)
     assert main(["bench", "--suite", "typo", "--backend", "reference"]) == 2
     assert "expected one of fake, got 'typo'" in capsys.readouterr().err
 
@@ -152,6 +156,33 @@ def test_a_plot(suite, tmp_path):
     plot(document, tmp_path / "plot.svg")
     drawn = (tmp_path / "plot.svg").read_text()
     assert drawn.startswith("<?xml") and len(drawn) > 10_000
+
+
+@pytest.mark.parametrize("command", [["bench"], ["compare", "--prompt", "a", "--method", "ngram"]], ids=lambda c: c[0])
+def test_what_cannot_be_drawn_is_refused_before_anything_is_measured(command, tmp_path, capsys, monkeypatch):
+    def measured(*args: Any, **options: Any) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr("specdec_hal.cli.bench._measured", measured)
+    monkeypatch.setattr("specdec_hal.cli.compare.runtime_for", measured)
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert main([*command, "--plot", str(tmp_path / "plot.xyz")]) == 2
+        assert re.search(r"--plot: expected a suffix of .*png.*, got 'xyz'; use plot.png", capsys.readouterr().err)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main([*command, "--plot", str(tmp_path / "plot.png")]) not in (0, 1)
+    assert "expected matplotlib to draw, found none; pip install" in capsys.readouterr().err
+
+
+def test_a_plot_that_fails_costs_no_figures(suite, tmp_path, capsys, monkeypatch):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'specdec-hal[bench]')")
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("specdec_hal.bench.plot.plot", full)
+    assert main(["bench", "--suite", suite, "--backend", "reference", "--plot", str(tmp_path / "a.png")]) not in (0, 1)
+    captured = capsys.readouterr()
+    assert "six slots" in captured.out and "No space left" in captured.err
 
 
 def test_a_plot_has_a_line_for_what_is_varied_alone():
