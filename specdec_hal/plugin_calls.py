@@ -18,9 +18,9 @@ def call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwarg
     """Call a plug-in's function; whatever it raises that is no SpecDecError becomes a PluginError."""
     try:
         return function(*args, **kwargs)
-    except SpecDecError:
+    except (SpecDecError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # see plugins.load
         raise PluginError(f"{what}: its {part} raised {describe(error)}") from error
 
 
@@ -35,7 +35,9 @@ def probe(spec: BackendSpec) -> tuple[Probe, str]:
     """The probe's answer, and its fault if it did not give one."""
     try:
         answer = spec.probe()
-    except (Exception, SystemExit) as error:  # SystemExit: a probe that gives up must not end this process
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # see plugins.load
         fault = f"its probe raised {describe(error)}"
         return Probe(False, fault), fault
     if not isinstance(answer, Probe):

@@ -124,8 +124,10 @@ def load(candidate: Candidate) -> Plugin:
     try:
         try:
             implementation = candidate.load()
-        # SystemExit: a module that gives up on import must not end this process.
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        # A module that gives up on import must not end this process: SystemExit and panics of Rust are no Exception.
+        except BaseException as error:
             raise PluginError(f"{plugin.label}: import failed: {describe(error)}") from error
         attach(plugin, implementation)
     except PluginError as error:
@@ -180,7 +182,9 @@ def _signature(hook: str) -> str:
 def _answers(plugin: Plugin, manager: pluggy.PluginManager, hook: str, kind: type[Spec]) -> tuple[Spec, ...]:
     try:
         answers = getattr(manager.hook, hook)()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise PluginError(f"{plugin.label}: hook {hook} raised {describe(error)}") from error
     specs = []
     for answer in answers:

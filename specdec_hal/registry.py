@@ -417,7 +417,9 @@ class Registry:
                 continue
             try:
                 plugin.on_step(record=record)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # see plugins.load
                 plugin.on_step = None
                 plugin.error = f"{plugin.label}: hook specdec_step_finished raised {describe(error)}"
                 log.warning("%s; it will not be called again", plugin.error)

@@ -27,6 +27,7 @@ from specdec_hal.logit_bias import LogitBias
 from specdec_hal.ops import SlotAction, get_op
 from specdec_hal.ops.vocabulary import names, tensor
 from specdec_hal.staging import Field
+from specdec_hal.wording import one_line, short
 
 if TYPE_CHECKING:
     from specdec_hal.runner.request import SamplingParams
@@ -370,13 +371,15 @@ def prompt_array(request: str, prompt: Sequence[int] | NDArray[Any]) -> NDArray[
             return np.frombuffer(array("q", prompt), np.int64)  # one pass; asarray makes two, to find a dtype first
         except (TypeError, OverflowError):  # not integers, or large ones: said below
             pass
+    if isinstance(prompt, np.ma.MaskedArray) and np.ma.is_masked(prompt):
+        raise _no_list(request, "a masked array; its compressed() has what is not masked")
+    listed = isinstance(prompt, (list, tuple, dict))
     try:
         tokens = np.asarray(prompt)
-        wrong = tokens.ndim != 1 or tokens.dtype.kind not in "iu"
-    except ValueError as error:
-        raise _no_list(request, str(error)) from error
-    if wrong:
-        raise _no_list(request, f"{tokens.dtype} {list(tokens.shape)}")
+    except (ValueError, TypeError) as error:  # of lists of different lengths, and of tensors on a GPU
+        raise _no_list(request, short(prompt) if listed else one_line(error)) from error
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise _no_list(request, short(prompt) if listed else f"{tokens.dtype} {list(tokens.shape)}")
     return tokens
 
 

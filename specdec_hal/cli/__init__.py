@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return READER_GONE
         complain(str(error))
         return CANNOT_WRITE
-    except (Exception, SystemExit) as error:  # SystemExit: a plug-in that would end the process
+    except BaseException as error:  # also SystemExit of a plug-in that would end the process, and panics of Rust
         complain(report(error, sys.argv if argv is None else [PROGRAM, *argv]))
         return INTERNAL
     return status

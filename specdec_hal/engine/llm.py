@@ -14,6 +14,7 @@ from specdec_hal.config import Config, parse
 from specdec_hal.errors import RequestError
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runtime import Runtime, load
+from specdec_hal.wording import short
 
 if TYPE_CHECKING:
     from specdec_hal.models import TargetModel, Tokenizer
@@ -94,11 +95,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Decode every prompt; `n` outputs each (:class:`SamplingParams`), in the order of the prompts.
 
+        `prompts`: a text, token ids (a list, or an integer array or tensor [n] on the host), or a list of these; an
+        array [B, n] has a prompt in each row.
         `sampling_params`: for all prompts, or one for each; None: :attr:`default_params`. Without a seed, each prompt
         that is sampled draws one. `add_special_tokens`: whether texts get the tokenizer's own special tokens, such as a
         BOS. `progress` draws a bar on a terminal. RequestError, with nothing decoded, if a prompt cannot be served.
         """
-        texts: Sequence[Prompt] = [prompts] if _is_prompt(prompts) else prompts  # type: ignore[list-item, assignment]
+        texts = _each(prompts)
         params = self._per_prompt(sampling_params, len(texts))
         queued: list[str] = []
         with _bar(sum(wanted.n for wanted in params), progress) as advance:
@@ -134,6 +137,8 @@ class LLM:
         ``tools``, ``add_generation_prompt`` or variables of the template. RequestError without a template, and for
         messages that it refuses.
         """
+        if isinstance(messages, (str, Mapping)):
+            raise RequestError(f"messages: expected a list of messages, or of such lists, got {short(messages)}")
         chats: Sequence[Any] = [messages] if messages and isinstance(messages[0], Mapping) else messages
         template = self._chat_template if chat_template is None else self._chat_template_of(chat_template)
         prompts = [template.render(chat, **template_options) for chat in chats]
@@ -162,18 +167,32 @@ class LLM:
             raise RequestError("a prompt of text needs a tokenizer; pass token ids, or give LLM a tokenizer")
         return self.runner.tokenizer.encode(prompt, add_special_tokens)
 
-    def _per_prompt(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int
-    ) -> Sequence[SamplingParams]:
+    def _per_prompt(self, given: Any, prompts: int) -> Sequence[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or self.default_params] * prompts
-        if len(given) != prompts:
-            raise RequestError(f"expected one SamplingParams, or one for each of {prompts} prompts, got {len(given)}")
-        return given
+        several = isinstance(given, (list, tuple)) and all(isinstance(one, SamplingParams) for one in given)
+        if not several or len(given) != prompts:
+            got = len(given) if several else short(given)
+            raise RequestError(f"expected one SamplingParams, or one for each of {prompts} prompts, got {got}")
+        return given  # type: ignore[no-any-return]
 
 
-def _is_prompt(prompts: Any) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence)))
+def _each(prompts: Any) -> Sequence[Prompt]:
+    """The prompts in what :meth:`LLM.generate` was given; RequestError for what is no sequence."""
+    dimensions = getattr(prompts, "ndim", 1)
+    if isinstance(prompts, str):
+        return [prompts]
+    if dimensions == 2:
+        return list(prompts)
+    if dimensions != 1 or not hasattr(prompts, "__getitem__") or isinstance(prompts, (bytes, bytearray, Mapping)):
+        raise RequestError(
+            f"prompts: expected a text, token ids, or a list of these, got {short(prompts)}; pass a list of prompts"
+        )
+    if len(prompts) == 0:
+        return []
+    first = prompts[0]
+    several = isinstance(first, (str, bytes, Sequence, Mapping)) or first is None or getattr(first, "ndim", 0) > 0
+    return prompts if several else [prompts]
 
 
 @contextmanager

@@ -70,7 +70,9 @@ class Tokenizer:
         try:
             ids: list[int] = _guarded(lambda: encode([text], add_special_tokens=add_special_tokens)[0].ids)
         except _LibraryError as error:
-            raise RequestError(f"the tokenizer cannot encode {short(text)}: {clip(str(error), 300)}") from error
+            halves = any("\ud800" <= char <= "\udfff" for char in text)
+            reason = "it has half of a surrogate pair; replace it" if halves else clip(str(error), 300)
+            raise RequestError(f"the tokenizer cannot encode {short(text)}: {reason}") from error
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,9 +137,11 @@ def _check_types(request: Request) -> str:
     if not isinstance(request.request_id, str):
         raise RequestError(f"request_id: expected a string, got {short(request.request_id)}; use str()")
     name = f"request {short(request.request_id)}"
-    prompt = request.prompt_token_ids
+    prompt: Any = request.prompt_token_ids
     if not isinstance(prompt, (list, tuple)) and (
-        isinstance(prompt, (str, bytes, bytearray, memoryview)) or not isinstance(prompt, Sized)
+        isinstance(prompt, (str, bytes, bytearray, memoryview))
+        or not isinstance(prompt, Sized)
+        or getattr(prompt, "ndim", 1) == 0
     ):
         raise RequestError(f"{name}: prompt: expected a flat list of integers, got {short(prompt)}; pass token ids")
     if not isinstance(request.params, SamplingParams):

@@ -147,6 +147,7 @@ class TestInternalErrors:
         [
             ("1 / 0", "ZeroDivisionError: division by zero"),
             ("raise SystemExit(3)", "SystemExit: 3"),
+            ("raise type('Panic', (BaseException,), {})('3')", "Panic: 3"),
             ("raise MemoryError", "MemoryError"),
             ("raise OSError(28, 'No space left on device')", "OSError: [Errno 28] No space left on device"),
             ("raise ValueError('line\\n' * 10**6)", "ValueError: line line "),

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdec_hal.config import parse
@@ -27,6 +28,19 @@ PROMPTS = [[n + 1, 5, 6, 5, 6] for n in range(7)]
 PARAMS = [
     SamplingParams(temperature=0.7, seed=n, max_new_tokens=10 + n, logprobs=1, prompt_logprobs=n % 3) for n in range(7)
 ]
+
+NO_PROMPTS = (
+    np.array(5),
+    np.zeros((1, 1, 1), int),
+    np.array("a"),
+    {"prompt": "a"},
+    {},
+    {1, 2},
+    iter([[1]]),
+    5,
+    None,
+    b"a",
+)
 
 
 def llm(**more: Any) -> LLM:
@@ -135,6 +149,59 @@ class TestLLM:
         for output, prompt in zip(outputs, [PROMPTS[0]] * 2 + [PROMPTS[1]] * 3, strict=True):
             own = SamplingParams(temperature=0.9, max_new_tokens=12, seed=output.seed)
             assert list(output.token_ids) == plain_decoding(prompt, own).tokens
+
+    @pytest.mark.parametrize(
+        "prompts",
+        [
+            np.array([[1, 5, 6], [2, 5, 6]]),
+            [np.array([1, 5, 6]), np.array([2, 5, 6], np.uint8)],
+            [np.array([1, 5, 6]), (2, 5, 6)],
+            ([np.int64(1), 5, 6], range(2, 3)),
+            [np.ma.array([1, 5, 6]), "ab"],
+        ],
+        ids=["array", "arrays", "array and tuple", "range", "array and text"],
+    )
+    def test_prompts_of_any_sequence(self, prompts: Any) -> None:
+        params = SamplingParams(max_new_tokens=5)
+        lists = [
+            LetterTokenizer().encode(one) if isinstance(one, str) else [int(token) for token in one] for one in prompts
+        ]
+        found = [output.token_ids for output in llm().generate(prompts, params, progress=False)]
+        assert found == [output.token_ids for output in llm().generate(lists, params, progress=False)]
+        for one, tokens in zip(prompts, found, strict=True):
+            assert llm().generate(one, params, progress=False)[0].token_ids == tokens
+
+    @pytest.mark.parametrize(
+        ("prompts", "message"),
+        [
+            *((value, "prompts: expected a text, token ids, or a list of these, got ") for value in NO_PROMPTS),
+            ([{"prompt": "a"}], r"a flat list of integers, got \{'prompt': 'a'\}"),
+            ([None], "a flat list of integers, got None"),
+            ([b"a"], "a flat list of integers, got b'a'"),
+            ([1, [2]], r"a flat list of integers, got \[1, \[2\]\];"),
+            ([[1], 2], "a flat list of integers, got 2"),
+            ([np.array(5), "a"], r"a flat list of integers, got \[array\(5\), 'a'\]"),
+            (np.ma.array([1, 5], mask=[False, True]), r"got a masked array; its compressed\(\)"),
+            ([np.ma.array([1, 5], mask=[False, True])], r"got a masked array; its compressed\(\)"),
+            ([np.array([1.0])], r"a flat list of integers, got float64 \[1\]"),
+            ([np.array([[1]])], r"a flat list of integers, got int64 \[1, 1\]"),
+        ],
+    )
+    def test_what_is_no_prompt_is_refused_by_name(self, prompts: Any, message: str) -> None:
+        model = llm()
+        with pytest.raises(RequestError, match=message):
+            model.generate(prompts, progress=False)
+        assert not model.runner.has_requests
+
+    @pytest.mark.parametrize("params", [{"temperature": 1}, iter(PARAMS), [{"temperature": 1}], "x"])
+    def test_what_is_no_sampling_params(self, params: Any) -> None:
+        with pytest.raises(RequestError, match="expected one SamplingParams, or one for each of 1 prompts, got "):
+            llm().generate([[1]], params, progress=False)
+
+    @pytest.mark.parametrize("messages", [{"role": "user", "content": "a"}, "a"])
+    def test_what_is_no_chat(self, messages: Any) -> None:
+        with pytest.raises(RequestError, match="messages: expected a list of messages, or of such lists, got "):
+            llm().chat(messages)
 
     def test_a_prompt_that_cannot_be_served_leaves_nothing_behind(self) -> None:
         model = llm()

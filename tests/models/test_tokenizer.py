@@ -251,6 +251,11 @@ def test_a_panic_is_an_error_of_the_request(folder: Path, parts: dict[str, Any])
         tokenizer.encode("a b")
 
 
+def test_half_of_a_surrogate_pair(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match=r"cannot encode 'a.*': it has half of a surrogate pair"):
+        tokenizer.encode("a\ud800")
+
+
 def test_a_panic_while_decoding(folder: Path) -> None:
     tokenizer = load_tokenizer(change(folder, decoder={"type": "Strip", "content": "a", "start": 5, "stop": 5}))
     with pytest.raises(RequestError, match="the tokenizer cannot decode"):

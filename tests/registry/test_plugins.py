@@ -43,8 +43,35 @@ def test_import_failure(fakes: SimpleNamespace) -> None:
     )
 
 
-def test_a_plugin_that_exits_on_import_does_not_end_the_process(fakes: SimpleNamespace) -> None:
-    assert "SystemExit: 3" in error_of(fakes, SystemExit(3))
+class Panic(BaseException):
+    """As native extensions raise them: no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), Panic("3"), GeneratorExit("3")], ids=lambda error: type(error).__name__
+)
+def test_a_plugin_that_gives_up_does_not_end_the_process(fakes: SimpleNamespace, error: BaseException) -> None:
+    """On import, in a hook, in a probe."""
+
+    def gives_up(**_: Any) -> Any:
+        raise error
+
+    what = f"{type(error).__name__}: 3"
+    assert error_of(fakes, error).endswith(f"import failed: {what}")
+    assert error_of(fakes, fakes.module(specdec_backends=lambda: gives_up())).endswith(
+        f"specdec_backends raised {what}"
+    )
+    registry = fakes.registry(lost=fakes.announcing(fakes.spec("lost", probe=gives_up)))
+    assert [info.reason for info in registry.backends()] == [f"its probe raised {what}"]
+    observer = fakes.module(specdec_step_finished=lambda record: gives_up())
+    registry = fakes.registry(observer=observer)
+    registry.step_finished(None)
+    assert registry.plugins()[0].error.endswith(f"hook specdec_step_finished raised {what}")
+
+
+def test_an_interrupt_while_a_plugin_is_imported(fakes: SimpleNamespace) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        fakes.registry(broken=KeyboardInterrupt()).plugins()
 
 
 def test_hook_with_an_unknown_argument(fakes: SimpleNamespace) -> None:

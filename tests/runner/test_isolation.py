@@ -27,11 +27,12 @@ class TestWhatIsAsked:
     @pytest.mark.parametrize(
         "prompt",
         [
-            *(b"abc", bytearray(b"abc"), "abc", {1: 2}, {1, 2}, iter([1]), None, 7),
+            *(b"abc", bytearray(b"abc"), "abc", {1: 2}, {1, 2}, iter([1]), None, 7, np.array(5)),
+            *(np.ma.array([1, 2], mask=[0, 1]), np.ma.masked),
             *([1.0, 2.0], [1, "2"], [1, 2.0], [1, None], [1, 1 << 70], [1, [2]], [[1, 2]], [True], [True, False]),
         ],
         ids=lambda prompt: (
-            repr(prompt) if hasattr(prompt, "__len__") else type(prompt).__name__
+            repr(prompt) if isinstance(prompt, (list, bytes, str)) else type(prompt).__name__
         ),  # repr may hold an address
     )
     def test_prompt(self, prompt: Any) -> None:
