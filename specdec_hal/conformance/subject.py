@@ -15,7 +15,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.conformance.bits import same_bits
 from specdec_hal.conformance.case import Inputs
 from specdec_hal.conformance.guarded import GuardedDevice, Placed, device_for
-from specdec_hal.errors import SpecDecError
+from specdec_hal.errors import SpecDecError, UnsupportedError
 from specdec_hal.ops import get_op
 from specdec_hal.ops.spec import Role
 from specdec_hal.ops.validate import check_call
@@ -28,6 +28,10 @@ OPAQUE = ("index",)
 
 class CallFailed(Exception):
     """The backend raised where it should have answered."""
+
+
+class NotClaimed(Exception):
+    """The backend refused a call that its capabilities do not cover."""
 
 
 @dataclass
@@ -88,16 +92,22 @@ class Subject:
         return placed, arguments
 
     def run(self, op: str, inputs: Mapping[str, Any]) -> Outcome:
-        """Call the op on copies. Raises CallFailed if it raises."""
+        """Call the op on copies. Raises as :meth:`bind` and :meth:`launch` do."""
         placed, arguments = self.place(inputs)
         plan = self.bind(op, arguments)
         self.launch(plan)
         return self.outcome(op, inputs, placed)
 
     def bind(self, op: str, arguments: Mapping[str, Any]) -> BoundOp:
-        """A plan on tensors that are placed. Raises CallFailed if that is refused."""
+        """A plan on tensors that are placed. Raises NotClaimed where capabilities rule that out, else CallFailed."""
         with _failing("bind()"):
-            return self.backend.bind(op, **arguments)
+            try:
+                return self.backend.bind(op, **arguments)
+            except UnsupportedError:
+                reason = self.refusal(op, arguments)
+                if reason is None:
+                    raise
+        raise NotClaimed(f"{op}: {reason}")
 
     def launch(self, plan: BoundOp) -> None:
         """Run a plan to its end. Raises CallFailed if it raises."""

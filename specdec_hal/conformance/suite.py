@@ -18,7 +18,7 @@ from specdec_hal.conformance.report import FAILED, PASSED, REFUSED, Report, Resu
 from specdec_hal.conformance.reproduction import source
 from specdec_hal.conformance.rules import full_id
 from specdec_hal.conformance.shrink import shrink
-from specdec_hal.conformance.subject import CallFailed, Subject
+from specdec_hal.conformance.subject import CallFailed, NotClaimed, Subject
 from specdec_hal.conformance.trial import Trial
 from specdec_hal.conformance.wide import wide_cases
 from specdec_hal.conformance.xfail import ExpectedFailures
@@ -140,7 +140,11 @@ def _cases(subject: Subject, unit: Unit, settings: Settings) -> Iterator[Result]
             continue
         for check in (check for check in asked if check.applies(trial)):
             began = time.perf_counter()
-            wrong = check(trial)
+            try:
+                wrong = check(trial)
+            except NotClaimed as refused:
+                yield result(check.name, REFUSED, str(refused), own, seconds=time.perf_counter() - began)
+                continue
             touched = own + tuple(full_id("", rule) for rule in check.rules)
             if wrong is None:
                 yield result(check.name, PASSED, rules=touched, seconds=time.perf_counter() - began)
@@ -186,7 +190,7 @@ def _reproduction(trial: Trial, check: Check, settings: Settings) -> str:
         try:
             smaller = Trial(subject, case, inputs)
             return subject.refusal(trial.op, inputs) is None and check(smaller) is not None
-        except (SpecDecError, CallFailed):
+        except (SpecDecError, CallFailed, NotClaimed):
             return False  # no valid call
 
     smallest = shrink(trial.op, trial.given, fails) if fails(trial.given) else trial.given
@@ -228,6 +232,8 @@ def _wide(subject: Subject, op: str, settings: Settings) -> Iterator[Result]:
             wrong = None if refusal else case.wrong(subject)
         except MemoryError as error:
             refusal, wrong = f"this machine has not the address space: {error}", None
+        except NotClaimed as refused:
+            refusal, wrong = str(refused), None
         except CallFailed as failure:
             refusal, wrong = None, str(failure)
         status = REFUSED if refusal else FAILED if wrong else PASSED
@@ -246,6 +252,8 @@ def _statistics(subject: Subject, op: str, settings: Settings) -> Iterator[Resul
         if refusal is None:
             try:
                 wrong = test.run(subject, settings.samples)
+            except NotClaimed as refused:
+                refusal = str(refused)
             except CallFailed as failure:
                 wrong = str(failure)
             except Exception as error:  # outputs that the test cannot count

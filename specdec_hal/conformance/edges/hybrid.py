@@ -7,7 +7,7 @@ from typing import Any
 
 from specdec_hal.conformance.case import Case
 from specdec_hal.conformance.edges.edge import edge
-from specdec_hal.conformance.edges.ngram import LEFTMOST, proposes
+from specdec_hal.conformance.edges.ngram import LEFTMOST, budget, proposes
 
 OP = "hybrid_mtp_ngram"
 
@@ -56,6 +56,7 @@ def edges() -> Iterator[Case]:
         yield from proposes("the limit in a history of its own", "pre-ids-wanted", text, 6, [*mtp, 4, 5], **given)
         given["step_idx"] = [-1]
         yield from proposes("an empty history of its own", "pre-ids", text, 6, mtp, **given)
+    yield from budget(OP)
     yield edge(
         OP, "MTP drafts of other slots count", "budget base",
         {"seq_lens_this_time": [3, 2, 0, 4]},

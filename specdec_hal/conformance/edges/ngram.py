@@ -48,7 +48,7 @@ def edges() -> Iterator[Case]:
     """ngram_match, ngram_index_update, ngram_index_reset."""
     yield from _matches()
     yield from _limits()
-    yield from _budget()
+    yield from budget("ngram_match")
     yield from _index()
 
 
@@ -147,7 +147,9 @@ def _limits() -> Iterator[Case]:
     )  # fmt: skip
 
 
-def _budget() -> Iterator[Case]:
+def budget(op: str) -> Iterator[Case]:
+    """Three slots, each of which finds five drafts, share a budget."""
+
     def granted(
         name: str,
         budget: int,
@@ -159,7 +161,7 @@ def _budget() -> Iterator[Case]:
         **given: Any,
     ) -> Case:
         return edge(
-            "ngram_match", name, rules, {"seq_lens_this_time": lens},
+            op, name, rules, {"seq_lens_this_time": lens},
             token_ids_all=[[1, 2, 3, 4, 5, 6, 7, 8, 1]] * 3, prompt_lens=[8] * 3, step_idx=[1] * 3,
             draft_token_num=[5] * 3, draft_tokens=[[1, 0, 0, 0, 0, 0]] * 3, max_ngram_size=1, match_policy=LEFTMOST,
             token_budget=budget, seq_lens_encoder=list(enc), seq_lens_decoder=list(dec), seq_lens_this_time=list(slt),
@@ -178,6 +180,9 @@ def _budget() -> Iterator[Case]:
         yield granted(f"budget of {budget}", budget, lens)
     yield granted("prefill chunks use the budget", 12, [4, 6, 2], enc=(4, 0, 0), slt=(4, 1, 1))
     yield granted("a later chunk counts as one slot", 12, [6, 5, 4], enc=(0, 0, 4), slt=(1, 1, 4))
+    yield granted("a prompt's first chunk uses the budget", 12, [4, 6, 2], enc=(4, 0, 0), dec=(0, 8, 8), slt=(4, 1, 1))
+    yield granted("a later first chunk counts as one slot", 12, [6, 5, 4], enc=(0, 0, 4), dec=(8, 8, 0), slt=(1, 1, 4))
+    yield granted("padding slots reserve nothing", 8, [6, 2], enc=(0, 0, 4), slt=(1, 1))
     yield granted("an idle slot neither uses nor reserves", 9, [6, 0, 3], dec=(8, 0, 8), slt=(1, 5, 1))
     yield granted("padding ignores the budget", 9, [6, 6, 6], rules="pad budget", pad_to_max=True)
 

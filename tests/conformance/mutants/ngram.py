@@ -13,6 +13,7 @@ _BOTH = "ngram_match hybrid_mtp_ngram"
 _UPDATE, _RESET = "ngram_index_update", "ngram_index_reset"
 
 _DECODING = "decoding = (seq_lens_encoder[:slots] <= 0) & (seq_lens_decoder[:slots] > 0)"
+_ACTIVE = "(seq_lens_encoder[:slots] > 0) | (seq_lens_decoder[:slots] > 0)"
 _GRANT = "seq_lens_this_time[b] = base[b] + min(max(room, 0), int(counts[b]))"
 _PAD = partial(_edit, "draft_tokens[b, valid:s] = draft_tokens[b, valid - 1]")
 _FORGET = partial(_edit, "index[reset_slots.view(np.uint8) != 0] = 0", within="ngram_index_reset")
@@ -157,6 +158,32 @@ _COUNT = (
         _BOTH,
         "a base token is kept back for idle slots, too",
         _edit("used, left = 0, int(active.sum())", "active[:] = True\nused, left = 0, int(active.sum())"),
+    ),
+    edited(
+        "budget-forgets-later-prefill",
+        _BOTH,
+        "nothing is kept back for later slots at the start of their prompts, which have no cache yet",
+        _edit(_ACTIVE, "seq_lens_decoder[:slots] > 0"),
+    ),
+    edited(
+        "budget-forgets-later-chunks",
+        _BOTH,
+        "nothing is kept back for later slots in the middle of their prompts",
+        _edit(_ACTIVE, "(seq_lens_encoder[:slots] <= 0) & (seq_lens_decoder[:slots] > 0)"),
+    ),
+    edited(
+        "budget-forgets-first-chunks",
+        _BOTH,
+        "tokens of prefill chunks count only where a chunk came before",
+        _edit("used += int(seq_lens_this_time[b])",
+              "used += int(seq_lens_this_time[b]) if seq_lens_decoder[b] > 0 else 0", given=_ACTIVE),
+    ),
+    edited(
+        "budget-counts-padding-slots",
+        _BOTH,
+        "a base token is kept back for slots that are not in the batch, too",
+        _edit("used, left = 0, int(active.sum())",
+              "used, left = 0, int(((seq_lens_encoder > 0) | (seq_lens_decoder > 0)).sum())", given=_ACTIVE),
     ),
     edited(
         "budget-takes-base-tokens",
