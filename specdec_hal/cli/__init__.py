@@ -14,6 +14,7 @@ from contextlib import redirect_stdout
 from typing import NoReturn
 
 import specdec_hal
+from specdec_hal import secrets
 from specdec_hal.cli import (
     backends,
     batch,
@@ -76,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (None: the process's); gives the exit status."""
+    command = sys.argv if argv is None else [PROGRAM, *argv]
     prepare_process()
+    secrets.learn(command)
     announce_imports()
     try:
         stdout = Guarded(sys.stdout)
@@ -96,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(str(error))
         return CANNOT_WRITE
     except BaseException as error:  # also SystemExit of a plug-in that would end the process, and panics of Rust
-        complain(report(error, sys.argv if argv is None else [PROGRAM, *argv]))
+        complain(report(error, command))
         return INTERNAL
     return status
 

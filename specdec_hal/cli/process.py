@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 import specdec_hal
+from specdec_hal import secrets
 from specdec_hal.wording import clip, describe
 
 PROGRAM = "specdec-hal"
@@ -66,7 +67,7 @@ def announce_imports() -> None:
 def complain(line: str) -> None:
     """One line on stderr; nothing if that cannot be written."""
     try:
-        print(f"{PROGRAM}: {line}", file=sys.stderr, flush=True)
+        print(f"{PROGRAM}: {secrets.redact(line)}", file=sys.stderr, flush=True)
     except OSError:
         _discard(2)
 
@@ -85,14 +86,14 @@ def _discard(descriptor: int) -> None:
 
 def report(error: BaseException, command: Sequence[str]) -> str:
     """Write down what is needed to find the cause; gives the line that tells of it."""
-    what = clip(describe(error), 300)
+    what = clip(secrets.redact(describe(error)), 300)
     text = "\n".join([
-        f"command: {' '.join(map(ascii, command))}",
+        f"command: {' '.join(map(ascii, secrets.redact_command(command)))}",
         f"folder: {os.environ.get('PWD', '')!a}",
         f"specdec-hal {specdec_hal.__version__}, Python {sys.version}, {platform.platform()}",
         *(f"{name} {version}" for name in _DISTRIBUTIONS if (version := _version(name))),
         "",
-        "".join(traceback.format_exception(error)),
+        secrets.redact("".join(traceback.format_exception(error))),
     ])  # fmt: skip
     try:
         descriptor, path = tempfile.mkstemp(prefix=f"{PROGRAM}-", suffix=".txt")

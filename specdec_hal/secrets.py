@@ -1,0 +1,73 @@
+"""Keys and passwords that this process was given, kept out of whatever it writes down for others to read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+HIDDEN = "<redacted>"
+_OPTION = re.compile(r"--(?:[\w-]+-)?(?:key|token|secret|password)")
+_VARIABLE = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:$|_)")
+_LOGIN = re.compile(r"(?<=://)[^\s/@:]+:[^\s/@]+(?=@)")
+"""In a URL."""
+_SHORTEST = 4
+"""Characters of a secret that is looked for in text: a shorter one would be found in words."""
+
+_known: set[str] = set()
+
+
+def learn(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Keep the secrets of a command line and of the environment (None: the process's) out of logs and reports."""
+    variables = os.environ if environment is None else environment
+    _known.update(value for name, value in variables.items() if _VARIABLE.search(name.upper()))
+    _known.update(command[at][cut:] for at, cut in _arguments(command))
+    if not isinstance(logging.getLogRecordFactory(), _Factory):
+        logging.setLogRecordFactory(_Factory(logging.getLogRecordFactory()))
+
+
+def redact(text: str) -> str:
+    """A text without them."""
+    for secret in sorted(_known, key=len, reverse=True):
+        if len(secret) >= _SHORTEST:
+            text = text.replace(secret, HIDDEN)
+    return _LOGIN.sub(HIDDEN, text)
+
+
+def redact_command(command: Sequence[str]) -> list[str]:
+    """A command line without them, however short they are."""
+    shown = list(command)
+    for at, cut in _arguments(command):
+        shown[at] = command[at][:cut] + HIDDEN
+    return [redact(word) for word in shown]
+
+
+def _arguments(command: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Which words of a command line are secrets, and where in them."""
+    for at, word in enumerate(command):
+        name, equals, _ = word.partition("=")
+        if _OPTION.fullmatch(name):
+            if equals:
+                yield at, len(name) + 1
+            elif at + 1 < len(command):
+                yield at + 1, 0
+
+
+class _Factory:
+    """Makes log records that hold no secret, nor do the tracebacks that come with them."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __call__(self, *args: Any, **options: Any) -> logging.LogRecord:
+        record: logging.LogRecord = self._inner(*args, **options)
+        try:
+            record.msg, record.args = redact(record.getMessage()), ()
+        except (TypeError, ValueError):  # a message that does not fit its arguments: logging reports it
+            return record
+        if record.exc_info and record.exc_info[0] is not None:
+            record.exc_text = redact("".join(traceback.format_exception(*record.exc_info))).rstrip("\n")
+        return record
