@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+from weakref import finalize
 
+_DRAFT = ".tmp"
 _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -49,10 +52,49 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     return data
 
 
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what processes have left that were killed while they replaced files of this name (a pattern)."""
+    for draft in folder.glob(f"{name}.*.*{_DRAFT}"):
+        draft.unlink(missing_ok=True)
+
+
+class Lock:
+    """A file that one process has at a time. It goes away with its holder, or with :meth:`close`.
+
+    BlockingIOError if another has it, its `strerror` naming that; OSError if there can be no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor)):
+                    break
+            except BlockingIOError as error:
+                holder = os.pread(descriptor, 256, 0).decode("utf-8", "replace") or "another process"
+                os.close(descriptor)
+                raise BlockingIOError(errno.EWOULDBLOCK, f"{holder} uses it", str(path)) from error
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # of a holder that has removed it meanwhile
+        with suppress(OSError):  # a full disk: then the holder has no name
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        self.close = finalize(self, _release, descriptor, path, os.getpid())
+
+
+def _release(descriptor: int, path: Path, holder: int) -> None:
+    if os.getpid() == holder:  # not a fork of it
+        path.unlink(missing_ok=True)
+    os.close(descriptor)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends, whole or not at all. OSError leaves the old one."""
-    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}{_DRAFT}")
     try:
         with draft.open("wb") as file:
             yield file

@@ -16,14 +16,17 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from specdec_hal.errors import JournalError, SpecDecError
-from specdec_hal.files import replacing
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+
+from specdec_hal.config.problems import problems
+from specdec_hal.errors import JournalError
+from specdec_hal.files import Lock, replacing, sweep
 from specdec_hal.runner import sequence as running
-from specdec_hal.runner.request import Drafts, Request, SamplingParams, TokenLogprobs
+from specdec_hal.runner.request import Drafts, FinishReason, Request, SamplingParams, TokenLogprobs
 from specdec_hal.wording import describe, one_line, short
 
 VERSION = 1
@@ -56,48 +59,110 @@ def record_of(sequence: running.Sequence) -> Record:
     }
 
 
+_Count = Annotated[StrictInt, Field(ge=0, lt=1 << 63)]
+
+
+class _Saved(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Logprob(_Saved):
+    logprob: StrictFloat
+    rank: _Count
+    top: list[tuple[_Count, StrictFloat]]
+
+    def entry(self) -> TokenLogprobs:
+        return TokenLogprobs(self.logprob, self.rank, tuple(self.top))
+
+
+class _Drafts(_Saved):
+    start: _Count
+    token_ids: list[_Count]
+    accepted: _Count
+
+
+class _Request(_Saved):
+    """A record. `drafts`, `limit_status` and the last of `counts` are not in journals of older versions."""
+
+    request_id: StrictStr
+    prompt_token_ids: list[_Count]
+    params: dict[str, Any]
+    timeout_s: StrictFloat | StrictInt | None
+    ttft_timeout_s: StrictFloat | StrictInt | None
+    token_ids: list[_Count]
+    accepted_draft: list[StrictBool]
+    logprobs: list[_Logprob]
+    prompt_logprobs: list[_Logprob | None]
+    drafts: list[_Drafts] = []
+    limit_status: Annotated[StrictInt, Field(ge=-(1 << 31), lt=1 << 31)] = 0
+    counts: Annotated[list[_Count], Field(min_length=3, max_length=4)]
+    ended: tuple[FinishReason, StrictStr] | None
+
+    def problems(self, params: SamplingParams, vocab_size: int) -> Iterator[str]:
+        """What does not fit together."""
+        if params.seeded() is not params:  # another one would change its tokens in the middle
+            yield "seed: expected one for a request that is sampled, got none"
+        tokens, prompt = len(self.token_ids), len(self.prompt_token_ids)
+        entries = [entry for entry in (*self.logprobs, *self.prompt_logprobs) if entry is not None]
+        named = [self.token_ids, *(one.token_ids for one in self.drafts), *([t for t, _ in e.top] for e in entries)]
+        if (highest := max(map(max, filter(None, named)), default=0)) >= vocab_size:
+            yield f"expected token ids in 0..{vocab_size - 1}, the model's vocabulary, got {highest}"
+        if tokens > params.max_new_tokens:
+            yield f"token_ids: expected at most max_new_tokens = {params.max_new_tokens}, got {tokens}"
+        if len(self.accepted_draft) != tokens:
+            yield f"accepted_draft: expected {tokens}, one for each token, got {len(self.accepted_draft)}"
+        if len(self.logprobs) != (0 if params.logprobs is None else tokens):
+            yield f"logprobs: expected those that params ask for of {tokens} tokens, got {len(self.logprobs)}"
+        if len(self.prompt_logprobs) > prompt or bool(self.prompt_logprobs) != (params.prompt_logprobs is not None):
+            yield f"prompt_logprobs: expected those that params ask for, got {len(self.prompt_logprobs)}"
+        if None in self.prompt_logprobs[1:]:
+            yield "prompt_logprobs: expected null for the first token alone"
+        for one in self.drafts:
+            if one.start > tokens or one.accepted > len(one.token_ids):
+                yield f"drafts: expected a start of at most {tokens} and no more accepted than drafted, got {one!r}"
+
+
 def revive(
-    records: Iterable[Record], make: Callable[[Request], running.Sequence], end_tokens: frozenset[int]
+    records: Iterable[Record],
+    make: Callable[[Request], running.Sequence],
+    end_tokens: frozenset[int],
+    vocab_size: int,
 ) -> list[running.Sequence]:
     """The sequences of saved requests, from `make`; the first delta of each shows all its tokens again.
 
-    JournalError for a bad record.
+    JournalError for a bad record, RequestError for a request that cannot be served here.
     """
-    sequences = []
-    for at, record in enumerate(records):
-        try:
-            sequences.append(_sequence(record, make, end_tokens))
-        except SpecDecError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise JournalError(f"record {at}: expected a request, got {short(record)} ({describe(error)})") from error
-    return sequences
+    return [_sequence(at, record, make, end_tokens, vocab_size) for at, record in enumerate(records)]
 
 
 def _sequence(
-    record: Record, make: Callable[[Request], running.Sequence], end_tokens: frozenset[int]
+    at: int,
+    record: Record,
+    make: Callable[[Request], running.Sequence],
+    end_tokens: frozenset[int],
+    vocab_size: int,
 ) -> running.Sequence:
-    names = ("request_id", "prompt_token_ids", "timeout_s", "ttft_timeout_s")
-    params = SamplingParams(**record["params"])
-    if params.seeded() is not params:  # another one would change its tokens in the middle
-        raise ValueError("seed: expected one for a request that is sampled, got none")
-    sequence = make(Request(params=params, **{name: record[name] for name in names}))
-    tokens, flags, entries = record["token_ids"], record["accepted_draft"], list(map(_logprob, record["logprobs"]))
-    sequence.extend(tokens, flags, entries, end_tokens)
-    for one in record.get("drafts", ()):  # not in journals of older versions
-        sequence.drafts.append(Drafts(one["start"], tuple(one["token_ids"]), one["accepted"]))
-    sequence.limit_status = record.get("limit_status", 0)  # not in journals of older versions
+    try:
+        saved = _Request.model_validate(record)
+    except ValidationError as error:
+        key, message = next(problems(error, _Request))
+        raise JournalError(f"record {at}: expected a request, got {short(record)} ({key}: {message})") from error
+    params = SamplingParams(**saved.params)
+    if wrong := next(saved.problems(params, vocab_size), None):
+        raise JournalError(f"record {at}: request {short(saved.request_id)}: {wrong}")
+    request = Request(saved.request_id, saved.prompt_token_ids, params, None, saved.timeout_s, saved.ttft_timeout_s)
+    sequence = make(request)
+    entries = [entry.entry() for entry in saved.logprobs]
+    sequence.extend(list(saved.token_ids), list(saved.accepted_draft), entries, end_tokens)
+    sequence.drafts += [Drafts(one.start, tuple(one.token_ids), one.accepted) for one in saved.drafts]
+    sequence.limit_status = saved.limit_status
     if sequence.prompt_logprobs:
-        sequence.prompt_logprobs[1:] = map(_logprob, record["prompt_logprobs"][1:])
-    steps, drafted, accepted, *num_drafts = record["counts"]  # journals of older versions end here
-    sequence.counts = steps, drafted, accepted, *(num_drafts or [steps if drafted else 0])
-    if record["ended"] is not None and sequence.finish_reason is None:
-        sequence.finish(*record["ended"])
+        sequence.prompt_logprobs[1:] = [e.entry() for e in saved.prompt_logprobs[1:] if e is not None]
+    steps, drafted, accepted, *num_drafts = saved.counts
+    sequence.counts = steps, drafted, accepted, num_drafts[0] if num_drafts else (steps if drafted else 0)
+    if saved.ended is not None and sequence.finish_reason is None:
+        sequence.finish(*saved.ended)
     return sequence
-
-
-def _logprob(entry: Record) -> TokenLogprobs:
-    return TokenLogprobs(entry["logprob"], entry["rank"], tuple((token, value) for token, value in entry["top"]))
 
 
 # ---- files
@@ -107,12 +172,15 @@ class Journal:
     """A file that is written anew every `interval` steps, at once or not at all.
 
     `interval` None: as often as takes a fiftieth of the time, where a journal saves time and nothing else.
-    A disk that fails stops nobody: it is logged the first time, and counted.
+    A disk that fails stops nobody: it is logged the first time, and counted. JournalError if another runner writes it.
     """
 
     def __init__(self, path: str | os.PathLike[str], interval: int | None) -> None:
         self.path, self.interval = Path(path), interval
         self.failures = 0
+        self._lock = lock(self.path)
+        if self._lock is not None:
+            sweep(self.path.parent, self.path.name)
         self._steps = 0
         self._due_s = -math.inf
 
@@ -134,6 +202,21 @@ class Journal:
             if not self.failures:
                 _log.error("the journal %s cannot be written (%s); decoding goes on without it", self.path, error)
             self.failures += 1
+
+
+def lock(path: Path) -> Lock | None:
+    """Keep others from writing a journal; None, with a warning, where there can be no lock.
+
+    JournalError names who has it.
+    """
+    try:
+        return Lock(path.with_name(f"{path.name}.lock"))
+    except BlockingIOError as error:
+        what = f"{path}: expected a journal that nobody else writes, but {error.strerror}"
+        raise JournalError(f"{what}; choose another file, or wait until that has ended") from error
+    except OSError as error:
+        _log.warning("the journal %s cannot be locked (%s)", path, error)
+        return None
 
 
 def write(path: Path, records: Sequence[Record]) -> None:

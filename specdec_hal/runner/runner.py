@@ -240,7 +240,7 @@ class ModelRunner:
         be served here.
         """
         self._guard.outside("restore")
-        sequences = journal.revive(records, self._sequence, self.end_tokens)
+        sequences = journal.revive(records, self._sequence, self.end_tokens, self._vocab_size)
         twice = [name for name, times in Counter(s.request.request_id for s in sequences).items() if times > 1]
         if twice:
             raise JournalError(f"request {short(twice[0])} is in the journal twice; give a file of runner.journal")

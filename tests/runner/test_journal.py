@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -90,6 +92,124 @@ def test_restoring_is_all_or_nothing() -> None:
         assert runner.run() == {"bystander": alone()}
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_ids": [99]}, "expected token ids in 0..23, the model's vocabulary, got 99"),
+        ({"token_ids": [1 << 64]}, "token_ids"),
+        ({"token_ids": [-1]}, "token_ids"),
+        ({"token_ids": [True]}, "token_ids"),
+        ({"token_ids": ["a"]}, "token_ids"),
+        ({"token_ids": [1] * 99, "accepted_draft": [False] * 99}, "expected at most max_new_tokens"),
+        ({"accepted_draft": [True] * 9}, "accepted_draft: expected"),
+        ({"accepted_draft": None}, "accepted_draft"),
+        ({"logprobs": []}, "logprobs: expected those that params ask for"),
+        ({"logprobs": [{"logprob": 0.0, "rank": 1, "top": [[1 << 80, 0.0]]}]}, "top"),
+        ({"logprobs": [{"logprob": "0", "rank": 1, "top": []}]}, "logprob"),
+        ({"prompt_logprobs": [None, None]}, "prompt_logprobs"),
+        ({"drafts": [{"start": 99, "token_ids": [1], "accepted": 0}]}, "drafts: expected a start of at most"),
+        ({"drafts": [{"start": 0, "token_ids": [1], "accepted": 2}]}, "no more accepted than drafted"),
+        ({"drafts": [{"start": 0, "token_ids": [99], "accepted": 0}]}, "got 99"),
+        ({"limit_status": 1 << 40}, "limit_status"),
+        ({"counts": [1, 2]}, "counts"),
+        ({"counts": [1, 2, -3]}, "counts"),
+        ({"ended": ["tired", ""]}, "ended"),
+        ({"ended": ["stop"]}, "ended"),
+        ({"prompt_token_ids": [1 << 64]}, "prompt_token_ids"),
+        ({"prompt_token_ids": []}, "prompt"),
+        ({"request_id": 7}, "request_id"),
+        ({"timeout_s": "soon"}, "timeout_s"),
+        ({"params": None}, "params"),
+        ({"other": 1}, "other"),
+    ],
+)
+def test_bad_contents_with_a_valid_checksum(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    """They were an IndexError or an OverflowError, some of them steps later."""
+    first = start()
+    for _ in range(6):
+        first.step()
+    journal.write(tmp_path / "journal", [{**first.snapshot()[1], **changes}])
+    runner = make_runner()
+    with pytest.raises((JournalError, RequestError), match=re.escape(message)):
+        runner.restore(journal.read(tmp_path / "journal"))
+    assert not runner.has_requests
+    runner.add_request(BYSTANDER)
+    assert runner.run() == {"bystander": alone()}
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([1 << 31, 1 << 63, 1 << 64, -1]),
+    st.floats(),
+    st.text(max_size=3),
+)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_contents_with_a_valid_checksum(data: st.DataObject) -> None:
+    """They are refused, or decoded to an end."""
+    first = start()
+    for _ in range(6):
+        first.step()
+    record = json.loads(json.dumps(first.snapshot()[1]))
+    part: Any = record
+    while True:
+        key = data.draw(st.sampled_from(sorted(part) if isinstance(part, dict) else range(len(part))))
+        if not (isinstance(part[key], (dict, list)) and part[key] and data.draw(st.booleans())):
+            break
+        part = part[key]
+    part[key] = data.draw(st.one_of(LEAVES, st.lists(LEAVES, max_size=3)))
+    runner = make_runner()
+    try:
+        runner.restore([record])
+    except (JournalError, RequestError):
+        assert not runner.has_requests
+        return
+    runner.run()
+
+
+class TestLocks:
+    def test_another_process_is_named(self, tmp_path: Path) -> None:
+        """Two processes on one journal overwrote and removed each other's."""
+        path = tmp_path / "journal"
+        code = (
+            "import sys; from specdec_hal.runner.journal import Journal; j = Journal(sys.argv[1], None)\n"
+            "print('ready', flush=True); input()"
+        )
+        command = [sys.executable, "-c", code, str(path)]
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "ready\n"
+            with pytest.raises(JournalError, match=rf"journal: .*process {other.pid} on .* uses it; choose another"):
+                make_runner(runner={"journal": str(path)})
+            other.kill()
+        draft = tmp_path / "journal.host.123.tmp"
+        draft.write_text("of a process that was killed")
+        (tmp_path / "other.host.123.tmp").write_text("of something else")
+        runner = start(journal=str(path))
+        runner.run()
+        assert not draft.exists() and (tmp_path / "other.host.123.tmp").exists()
+
+    def test_a_runner_that_is_gone_holds_none(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "journal")
+        first = journal.Journal(path, None)
+        with pytest.raises(JournalError, match=f"process {os.getpid()} on "):
+            journal.Journal(path, None)
+        del first
+        journal.Journal(path, None)
+        gc.collect()
+        assert not list(tmp_path.iterdir())
+
+    def test_where_there_can_be_no_lock(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """A disk that fails stops nobody."""
+        runner = start(journal=str(tmp_path / "nowhere" / "journal"))
+        assert runner.run().keys() == unbroken().keys()
+        assert "cannot be locked" in caplog.text and "cannot be written" in caplog.text
+
+
 class TestFiles:
     def test_written_and_read(self, tmp_path: Path) -> None:
         records = start().snapshot()
@@ -159,7 +279,7 @@ class TestFiles:
         assert runner.run().keys() == set("0123")
         assert caplog.text.count("cannot be written") == 1
         assert runner.summary()["journal_failures"] > 5
-        assert list(tmp_path.iterdir()) == []
+        assert [file.name for file in tmp_path.iterdir()] == ["journal.lock"]
 
 
 def decode(folder: Path, kill_after: float | None) -> bool:
