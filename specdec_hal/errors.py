@@ -96,6 +96,10 @@ class BatchError(SpecDecError, ValueError):
     """A batch cannot be begun or gone on with; what is done stays as it is."""
 
 
+class BatchWriteError(BatchError, OSError):
+    """The output folder of a batch cannot be written; what is done stays as it is."""
+
+
 class ClusterError(SpecDecError, RuntimeError):
     """Ray is not installed, or a cluster cannot be reached."""
 

@@ -11,13 +11,14 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specdec_hal.batch.rows import Row, encode
-from specdec_hal.errors import BatchError
-from specdec_hal.files import open_regular, replacing
+from specdec_hal.errors import BatchError, BatchWriteError
+from specdec_hal.files import Lock, open_regular, replacing, sweep
 
 
 @dataclass(frozen=True)
@@ -80,21 +81,56 @@ class Notes:
     rows: dict[int, Row] = field(default_factory=dict)
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block into a BatchWriteError."""
+    try:
+        yield
+    except OSError as error:
+        raise BatchWriteError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
 class OutputFolder:
-    """The folder of a batch, as the driver and every replica see it."""
+    """The folder of a batch, as the driver and every replica see it. BatchWriteError if it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._blocks = path / "blocks"
 
-    def begin(self, manifest: dict[str, Any]) -> None:
-        """Make the folder, or go on in it. BatchError if it is of a batch whose answers may be others."""
+    @contextmanager
+    def begun(self, manifest: dict[str, Any]) -> Iterator[None]:
+        """Make the folder, or go on in it; nobody else does meanwhile.
+
+        BatchError if somebody does, or if it is of a batch whose answers may be others.
+        """
+        file = self.path / "manifest.json.lock"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = Lock(file)
+        except BlockingIOError as error:
+            raise BatchError(
+                f"{self.path}: expected a folder of no other run, but {error.strerror}; wait, or choose another folder"
+            ) from error
+        except OSError as error:
+            raise BatchWriteError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+        try:
+            self._begin(manifest, file)
+            with _writing(self.path):
+                self._blocks.mkdir(exist_ok=True)
+                sweep(self.path)
+                sweep(self._blocks)
+            yield
+        finally:
+            with suppress(OSError):  # there are answers in it
+                self._blocks.rmdir()
+            lock.close()
+
+    def _begin(self, manifest: dict[str, Any], lock: Path) -> None:
         told = self.path / "manifest.json"
         if not told.exists():
-            if self.path.exists() and any(self.path.iterdir()):
+            if any(entry != lock for entry in self.path.iterdir()):
                 raise BatchError(f"{self.path}: expected an empty folder or one of an earlier run; choose another")
-            self._blocks.mkdir(parents=True)
-            with replacing(told) as file:
+            with _writing(self.path), replacing(told) as file:
                 file.write(json.dumps(manifest, indent=2).encode() + b"\n")
             return
         try:
@@ -114,9 +150,10 @@ class OutputFolder:
 
     def finish(self, block: Block, rows: Iterable[Row]) -> None:
         """Write the answers of a block, all or nothing."""
-        with replacing(self._of(block, "jsonl")) as file:
-            file.writelines(map(encode, rows))
-        self._of(block, "partial").unlink(missing_ok=True)
+        with _writing(self.path):
+            with replacing(self._of(block, "jsonl")) as file:
+                file.writelines(map(encode, rows))
+            self._of(block, "partial").unlink(missing_ok=True)
 
     def answers(self, block: Block) -> Iterator[Row]:
         """The rows of a finished block."""
@@ -152,7 +189,7 @@ class OutputFolder:
         shutil.rmtree(self._blocks, ignore_errors=True)
 
     def _note(self, block: Block, told: dict[str, Any]) -> None:
-        with self._of(block, "partial").open("ab+") as file:
+        with _writing(self.path), self._of(block, "partial").open("ab+") as file:
             file.seek(0)
             whole = file.read().rfind(b"\n") + 1
             file.truncate(whole)  # a line that was cut off by the end of its process

@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec_hal.batch.blocks import Block
 from specdec_hal.batch.replica import Replica
-from specdec_hal.errors import BatchError
+from specdec_hal.errors import BatchError, BatchWriteError
 from specdec_hal.ray_cluster import connect
 from specdec_hal.wording import describe
 
@@ -40,6 +40,8 @@ def run(blocks: Sequence[Block], placement: Placement, **settings: Any) -> Itera
         )
         yield from decoded.iter_rows()
     except ray.exceptions.RayError as error:
+        if isinstance(error.__cause__, BatchWriteError):
+            raise error.__cause__ from error
         raise BatchError(
             f"a replica failed ({describe(error.__cause__ or error)}); finished blocks are kept"
         ) from error

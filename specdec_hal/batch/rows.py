@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from specdec_hal.config.problems import problems
-from specdec_hal.config.schema import raise_combinations
+from specdec_hal.config.schema import UnicodeText, raise_combinations
 from specdec_hal.errors import RequestError
 from specdec_hal.runner import RequestOutput, SamplingParams, TokenLogprobs
 from specdec_hal.seeds import derived
@@ -25,8 +25,8 @@ class Wanted(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    id: str | None = None
-    prompt: str | None = None
+    id: UnicodeText | None = None
+    prompt: UnicodeText | None = None
     prompt_token_ids: list[int] | None = None
     add_special_tokens: bool = True
     params: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.cli.decoding import number
-from specdec_hal.cli.output import Output, add_config_arguments, read_runtime, table, writing
+from specdec_hal.cli.output import Output, WriteError, add_config_arguments, read_runtime, table, writing
 from specdec_hal.ray_cluster import LOCAL
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from specdec_hal.batch.blocks import OutputFolder, scan
     from specdec_hal.batch.replica import dump
     from specdec_hal.batch.results import check_format, write_results
-    from specdec_hal.errors import BatchError
+    from specdec_hal.errors import BatchError, BatchWriteError
 
     if args.ray is None and args.replicas > 1:
         raise BatchError(f"--replicas {args.replicas}: one process holds one engine; add --ray")
@@ -76,23 +76,28 @@ def run(args: argparse.Namespace, output: Output) -> int:
     except OSError as error:
         raise BatchError(f"--input {args.input}: cannot be read: {error.strerror or error}") from error
     folder, results = OutputFolder(args.output), args.output / f"results.{args.format}"
-    with writing(args.output):
-        folder.begin(_manifest(config, source.sha256, args))
     start = time.perf_counter()
     by_replica: dict[str, Counter[str]] = defaultdict(Counter)
-    if not results.exists():
-        left = [block for block in source.blocks if not folder.is_done(block)]
-        settings = {
-            "config": config,
-            "source": str(args.input.absolute()),
-            "output": str(args.output.absolute()),
-            "max_crashes": args.max_crashes,
-        }
-        for done in _answer(left, args, runtime.backend.device == "cuda", settings):
-            by_replica[done.pop("replica")].update({name: done[name] for name in done if name != "block"})
-        with writing(results):
-            write_results(results, (row for block in source.blocks for row in folder.answers(block)), args.format)
-            folder.clear_blocks()
+    try:
+        with folder.begun(_manifest(config, source.sha256, args)):
+            if not results.exists():
+                left = [block for block in source.blocks if not folder.is_done(block)]
+                settings = {
+                    "config": config,
+                    "source": str(args.input.absolute()),
+                    "output": str(args.output.absolute()),
+                    "max_crashes": args.max_crashes,
+                }
+                for done in _answer(left, args, runtime.backend.device == "cuda", settings):
+                    by_replica[done.pop("replica")].update({name: done[name] for name in done if name != "block"})
+                with writing(results):
+                    rows = (row for block in source.blocks for row in folder.answers(block))
+                    write_results(results, rows, args.format)
+                    folder.clear_blocks()
+    except BatchWriteError as error:
+        raise WriteError(
+            str(args.output), error.__cause__ if isinstance(error.__cause__, OSError) else error
+        ) from error
     total: Counter[str] = sum(by_replica.values(), Counter())
     document = {
         "results": str(results),

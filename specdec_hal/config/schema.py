@@ -97,7 +97,19 @@ BackendChoice = Annotated[str, _known(lambda names, name: name == AUTO or names.
 FrameworkChoice = Annotated[str, _known(lambda names, name: name == AUTO or names.check_framework(name))]
 MethodName = Annotated[str, _known(lambda names, name: names.get_proposer(name))]
 StrategyName = Annotated[Strategy, by_name(Strategy), LOWER]
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("expected Unicode text, got half of a surrogate pair") from error
+    return text
+
+
 Text = Annotated[str, Field(min_length=1)]
+UnicodeText = Annotated[str, AfterValidator(_encodable)]
+"""JSON can hold strings that are no text."""
 PathText = Annotated[Text, RelativePath()]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 BiasedToken = Annotated[TokenId, BeforeValidator(_from_key)]

@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId
+from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId, UnicodeText
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import SamplingParams
@@ -43,18 +43,6 @@ _AS_THEY_ARE = (
     "seed",
     "n",
 )
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("expected Unicode text, got half of a surrogate pair") from error
-    return text
-
-
-UnicodeText = Annotated[str, AfterValidator(_encodable)]
-"""JSON can hold strings that are no text."""
 
 
 class Body(Section):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +19,7 @@ from hypothesis import strategies as st
 from specdec_hal.batch.blocks import lines_of, scan
 from specdec_hal.batch.replica import Replica
 from specdec_hal.cli import main
+from specdec_hal.files import Lock
 
 Model = Callable[..., SimpleNamespace]
 Capture = pytest.CaptureFixture[str]
@@ -226,3 +231,98 @@ def test_blocks_hold_every_row_once(lines: list[bytes], size: int, tmp_path: Pat
     assert rows == list(enumerate(line for line in lines if line.strip()))
     assert found.rows == len(rows) and [block.number for block in found.blocks] == list(range(len(found.blocks)))
     assert all(len(lines_of(path, block)) == size for block in found.blocks[:-1])
+
+
+# ---- what stood in the way of a whole run
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"id": "\\ud800", "prompt": "a"}',
+        '{"prompt": "a\\udfff"}',
+        '{"prompt": "a", "params": {"stop": ["\\ud800", 3]}}',
+        '{"prompt": "a", "\\ud800": 1}',
+        '{"prompt_token_ids": [18446744073709551616]}',
+        '{"prompt_token_ids": [-1]}',
+        '{"id": "b", "prompt": "a", "params": {"seed": 1e400}}',
+    ],
+)
+def test_a_row_that_cannot_be_written_is_answered_with_an_error(
+    model: Model, tmp_path: Path, line: str, capsys: Capture
+) -> None:
+    """An id that is no text ended the whole run with status 70, for good."""
+    source, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    source.write_text(f'{{"prompt": "a"}}\n{line}\n{{"id": "last", "prompt": "b"}}\n')
+    assert batch(model().ngram, source, out) == 1
+    rows = rows_of(out)
+    assert [row["finish_reason"] for row in rows] == ["length", "error", "length"]
+    assert rows[1]["error"] and rows[2]["id"] == "last"
+
+
+@pytest.mark.parametrize("name", ["finish", "note_attempt", "manifest", "results"])
+def test_a_full_disk(
+    model: Model, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str
+) -> None:
+    """Status 74, as for any result that cannot be written, and the same command goes on."""
+    full = {
+        "finish": "00000000.jsonl",
+        "note_attempt": "00000000.partial",
+        "manifest": "manifest",
+        "results": "results",
+    }[name]
+
+    def full_disk(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    expected, out = tmp_path / "expected", tmp_path / "out"
+    options = model().ngram
+    assert batch(options, prompts, expected) == 0
+    with monkeypatch.context() as patched:
+        if name == "note_attempt":
+            patched.setattr("specdec_hal.batch.blocks.encode", lambda row: full_disk(0))
+        else:
+            real = os.fsync
+            patched.setattr(
+                "specdec_hal.files.os.fsync",
+                lambda fd: full_disk(fd) if full in Path(os.readlink(f"/proc/self/fd/{fd}")).name else real(fd),
+            )
+        assert batch(options, prompts, out) == 74
+    shown = capsys.readouterr().err
+    assert "No space left on device" in shown and str(out) in shown and "report" not in shown
+    assert not list(out.rglob("*.tmp")) and not list(out.rglob("*.lock"))
+    assert batch(options, prompts, out) == 0
+    assert (out / "results.jsonl").read_bytes() == (expected / "results.jsonl").read_bytes()
+
+
+def test_two_runs_on_one_folder(model: Model, prompts: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Two of three ended with status 70."""
+    out, options = tmp_path / "out", model().ngram
+    assert batch(options, prompts, out) == 0
+    before = (out / "results.jsonl").read_bytes()
+    (out / "results.jsonl").unlink()
+    held = Lock(out / "manifest.json.lock")
+    assert batch(options, prompts, out) == 2
+    assert f"process {os.getpid()} on {socket.gethostname()} uses it" in capsys.readouterr().err
+    held.close()
+    draft = out / "manifest.json.host.12.tmp"
+    draft.write_text("of a process that was killed")
+    assert batch(options, prompts, out) == 0 and not draft.exists()
+    assert batch(options, prompts, out) == 0
+    assert {path.name for path in out.iterdir()} == {"manifest.json", "results.jsonl"}
+    assert (out / "results.jsonl").read_bytes() == before
+
+
+def test_three_processes_on_one_folder(model: Model, prompts: Path, tmp_path: Path) -> None:
+    """One does it all, or they take turns; none ends in an error of the program."""
+    fake = model()
+    statuses = list[int]()
+    threads = [
+        threading.Thread(target=lambda: statuses.append(batch(fake.ngram, prompts, tmp_path / "out"))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) <= {0, 2} and 0 in statuses
+    assert [row["row"] for row in rows_of(tmp_path / "out")] == list(range(6))
