@@ -83,13 +83,13 @@ def main(backend: str = "xpu_sim") -> None:
         served(*args)
         ((op, given),) = calls
         bound = ours.bind(op, **given)
-        launch, bind = best(bound, 500, 60), best(lambda op=op, given=given: ours.bind(op, **given)(), 20, 300)
+        launch, bind = best(bound, 500, 60), best(lambda op=op, given=given: ours.bind(op, **given)(), 3, 2000)
 
         def first(served: Any = served, args: Any = args) -> None:
             served.forget()
             served(*args)
 
-        again, anew = best(lambda served=served, args=args: served(*args), 500, 60), best(first, 20, 300)
+        again, anew = best(lambda served=served, args=args: served(*args), 500, 60), best(first, 3, 2000)
         print(f"{name:<30}{launch:8.2f}{again - launch:8.2f}{bind:8.2f}{anew - bind:8.2f}")
 
 

@@ -123,16 +123,18 @@ class Adaptor:
         self.platform, self.forms = platform, forms
         self._plans: dict[tuple[int, ...], KeptPlan] = {}
         self._looks: dict[tuple[Any, ...], _Look] = {}
+        self.decide()
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the op; what it returns is FastDeploy's, None for ops that work in place."""
         if named:
             args = self._positional(args, named)
-        plan = self._plans.get(tuple(map(id, args)))
+        key = tuple(map(id, args))
+        plan = self._plans.get(key)
         # The same tensors may have got other memory.
         if plan is None or plan.addresses != tuple(map(data_ptr, plan.pick(args))):
-            return self._first(args)
-        plan.launch(plan.stream())
+            return self._first(args, key)
+        plan.run()
         return None
 
     def plan(self, plan: Plan, *args: Any) -> Any:
@@ -142,32 +144,38 @@ class Adaptor:
         plan.take(form.names, args)
         return form.function(plan, *args)
 
+    def decide(self) -> None:
+        """Find the places whose dtypes tell forms apart."""
+        self._deciding = tuple(sorted({i for form in self.forms for i in form.dtypes}))
+
     def forget(self) -> None:
         """Drop the plans."""
         self._plans.clear()
 
-    def _first(self, args: tuple[Any, ...]) -> Any:
+    def _first(self, args: tuple[Any, ...], key: tuple[int, ...]) -> Any:
         """Plan a call, run it, and keep the plan if FastDeploy's op returns nothing."""
         kinds: tuple[Any, ...] = tuple(map(type, args))
-        for form in self.forms:
-            if form.dtypes:
-                kinds += tuple(getattr(args[i], "dtype", None) for i in form.dtypes if i < len(args))
-        look = self._looks.get(kinds)
-        form = self._form(args) if look is None else look.form
-        plan = Plan(self.__name__, self.platform, _backend_of(args), form.names, args)
-        if look is None:
-            self._check(form, args, plan)
-            look = self._looks[kinds] = _Look(form, args)
+        if self._deciding:
+            kinds += tuple(getattr(args[i], "dtype", None) for i in self._deciding if i < len(args))
+        look = self._looks.get(kinds) or self._look(args, kinds)
+        form = look.form
+        plan = Plan(self.__name__, self.platform, _backend or _backend_of(args), form.names, args)
         if look.numbers:
             args = self._numbers(form, args, plan, look.numbers)
         result = form.function(plan, *args)
         plan.launch()
         if result is None and plan.keep and look.repeats:
-            key = tuple(map(id, args))
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             self._plans[key] = KeptPlan(plan, args, look.tensors, look.others, partial(self._drop, key))
         return result
+
+    def _look(self, args: tuple[Any, ...], kinds: tuple[Any, ...]) -> _Look:
+        """Of a call whose types have not come before; ArgumentError if no form of the op takes it."""
+        form = self._form(args)
+        self._check(form, args, Plan(self.__name__, self.platform, _backend_of(args), form.names, args))
+        look = self._looks[kinds] = _Look(form, args)
+        return look
 
     def _drop(self, key: tuple[int, ...], reference: Any) -> None:
         self._plans.pop(key, None)
@@ -247,6 +255,10 @@ def older(newest: Adaptor, **dtypes: str) -> Callable[[Callable[..., Any]], Call
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         newest.forms.append(_Form(function, dtypes))
+        for platform in PLATFORMS:
+            served = ADAPTORS[platform].get(newest.__name__)
+            if served is not None and served.forms is newest.forms:
+                served.decide()
         return function
 
     return register

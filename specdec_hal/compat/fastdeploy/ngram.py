@@ -30,17 +30,15 @@ def ngram_match(
     pad_to_max: bool = False,
 ) -> None:
     """Draft what followed the leftmost earlier occurrence of the last tokens; seq_lens_this_time counts it."""
-    slots = draft_tokens.shape[0]
-    whole = ("token_ids_all", "prompt_lens", "step_idx", "draft_token_num", "seq_lens_encoder", "seq_lens_decoder")
-    plan.run(
-        "ngram_match",
-        **{name: plan.first(slots, tensor) for name, tensor in plan.given(*whole, "max_dec_len").items()},
-        **plan.given("draft_tokens", "seq_lens_this_time"),
-        max_ngram_size=max_ngram_size,
-        token_budget=_budget(plan, ENV_BUDGET, 128),
-        match_policy=MatchPolicy.LEFTMOST,
-        pad_to_max=pad_to_max,
-    )
+    slots, first = draft_tokens.shape[0], plan.first
+    plan.run("ngram_match", **{
+        "token_ids_all": first(slots, token_ids_all), "prompt_lens": first(slots, prompt_lens),
+        "step_idx": first(slots, step_idx), "draft_token_num": first(slots, draft_token_num),
+        "seq_lens_encoder": first(slots, seq_lens_encoder), "seq_lens_decoder": first(slots, seq_lens_decoder),
+        "max_dec_len": first(slots, max_dec_len), "draft_tokens": draft_tokens,
+        "seq_lens_this_time": seq_lens_this_time, "max_ngram_size": max_ngram_size, "pad_to_max": pad_to_max,
+        "token_budget": _budget(plan, ENV_BUDGET, 128), "match_policy": MatchPolicy.LEFTMOST,
+    })  # fmt: skip
 
 
 def _budget(plan: Plan, variable: str, default: int) -> int:

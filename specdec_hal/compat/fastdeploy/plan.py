@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import repeat
 from typing import Any, NoReturn
 
 import paddle
@@ -16,7 +17,8 @@ from specdec_hal.tensors import as_numpy
 Tensor = Any
 """A `paddle.Tensor`. An adaptor's parameters that are annotated with it, or with ``Tensor | None``, are tensors."""
 
-data_ptr = paddle.Tensor.data_ptr
+_Tensor = paddle.Tensor
+data_ptr = _Tensor.data_ptr
 Pick = Callable[[tuple[Any, ...]], Any]
 """Some of a call's arguments."""
 
@@ -33,31 +35,43 @@ class Plan:
     returns, if it returns any. A plan without any is kept, and run again when the same tensors come.
     """
 
+    __slots__ = (
+        "_alive", "_call", "_given", "_now", "_origins", "backend", "held", "keep", "op", "platform", "steps", "stream"
+    )  # fmt: skip
+
     def __init__(self, op: str, platform: str, backend: Backend, names: Sequence[str], args: Sequence[Any]) -> None:
         self.op, self.platform, self.backend = op, platform, backend
         self.steps: list[Launch] = []
-        self.keep = not backend.debug and backend.shadow is None
+        self.keep: bool = not backend.debug and backend.shadow is None
         """Whether the plan may be run again. Debug checks and shadows need tensors, which a kept plan must not own."""
         self.stream: Callable[[], int] = int
         """Asks for the stream of the launches; operations of Paddle find theirs."""
-        self.take(names, args)
-        self._caller = self._given
-        self._callers = set(map(id, args))
+        self._call = self._now = names, args
+        self._given: dict[str, Any] | None = None
         self._origins: dict[int, Tensor] = {}
+        self._alive: list[Mapping[str, Any]] = []
         self.held: list[Tensor] = []
-        """Views, scratch and constants: a native launch knows addresses only."""
+        """Views, scratch and constants, which a kept plan owns: a native launch knows addresses only."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the arguments that :meth:`given` gives."""
+        return tuple(self._now[0])
 
     @property
     def place(self) -> str:
         """Where the call's tensors are, in Paddle's words."""
         if self.backend.device == "cpu":
             return "cpu"
-        return next((_place(arg) for arg in self._caller.values() if isinstance(arg, paddle.Tensor)), "cpu")
+        return next((_place(arg) for arg in self._call[1] if isinstance(arg, paddle.Tensor)), "cpu")
 
     # ---- what an adaptor calls
 
     def run(self, op: str, /, **arguments: Any) -> None:
-        """Add a launch of one of this project's ops, its operands and attributes by name."""
+        """Add a launch of one of this project's ops, its operands and attributes by name.
+
+        Its tensors are the caller's, or this plan's own: what neither made goes through :meth:`hold` first.
+        """
         try:
             bound = self.backend.bind(op, **arguments)
         except ArgumentError as error:
@@ -67,11 +81,11 @@ class Plan:
         if self.stream is int:
             self.stream = self.backend.stream_of(bound.call)
         self.steps.append(bound.launch if self.keep else bound)
-        self.held += [arg for arg in arguments.values() if id(arg) not in self._callers]
+        self._alive.append(arguments)
 
     def given(self, *same: str, **renamed: str) -> dict[str, Any]:
         """Arguments of the call by our operands' names: those that are called alike, and ``operand="argument"``."""
-        known = self._given
+        known = self._known()
         found = {name: known[name] for name in same}
         for operand, name in renamed.items():
             found[operand] = known[name]
@@ -85,9 +99,14 @@ class Plan:
 
         self.steps.append(launch)
 
+    def hold(self, tensor: Tensor) -> Tensor:
+        """The tensor, kept as long as the plan."""
+        self.held.append(tensor)
+        return tensor
+
     def first(self, count: int, tensor: Tensor | None) -> Tensor:
         """The first `count` rows of a buffer, not copied; the tensor itself if it has no more."""
-        if not isinstance(tensor, paddle.Tensor):
+        if not isinstance(tensor, _Tensor):
             return tensor
         shape = tensor.shape
         return self._derived(tensor, tensor[:count]) if shape and shape[0] > count else tensor
@@ -131,20 +150,20 @@ class Plan:
 
     def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
         """A fresh tensor for the caller, whose values an op of this plan writes."""
-        return paddle.empty(list(shape), dtype)
+        return self.hold(paddle.empty(list(shape), dtype))
 
     def constant(self, value: Any, shape: Sequence[int], dtype: str) -> Tensor:
         """A tensor of one value that nothing writes; shared."""
-        return _filled(value, tuple(shape), dtype, self.place)
+        return self.hold(_filled(value, tuple(shape), dtype, self.place))
 
     def scratch(self, shape: Sequence[int], dtype: str) -> Tensor:
         """Memory for what one step of the plan hands to the next."""
-        return paddle.zeros(list(shape), dtype)
+        return self.hold(paddle.zeros(list(shape), dtype))
 
     def expect(self, dtype: str, *arguments: str) -> None:
         """Refuse tensors of another dtype, where operations of Paddle alone take them."""
         for argument in arguments:
-            got = dtype_of(self._given[argument])
+            got = dtype_of(self._known()[argument])
             if got != dtype:
                 self.fail(argument, f"dtype {dtype}", got, "cast it; nothing is converted silently")
 
@@ -178,14 +197,18 @@ class Plan:
 
     def take(self, names: Sequence[str], args: Sequence[Any]) -> None:
         """Set what :meth:`given` gives."""
-        self.names = tuple(names)
-        self._given = dict(zip(names, args, strict=False))
+        self._now, self._given = (names, args), None
 
     def launch(self) -> None:
         """Run the steps."""
         stream = self.stream()
         for step in self.steps:
             step(stream)
+
+    def _known(self) -> dict[str, Any]:
+        if self._given is None:
+            self._given = dict(zip(*self._now, strict=False))
+        return self._given
 
     def _derived(self, tensor: Tensor, view: Tensor) -> Tensor:
         self.held.append(view)  # ids name tensors while they live
@@ -197,7 +220,8 @@ class Plan:
         tensor = arguments.get(error.argument)
         while id(tensor) in self._origins:
             tensor = self._origins[id(tensor)]
-        names = (name for name, arg in self._caller.items() if arg is tensor and tensor is not None)
+        call = zip(*self._call, strict=False)
+        names = (name for name, arg in call if arg is tensor and tensor is not None)
         argument = next(names, error.argument)
         return ArgumentError(
             op=self.op,
@@ -212,15 +236,16 @@ class Plan:
 class KeptPlan:
     """A plan for tensors that are the caller's: it ends when one of them does."""
 
-    __slots__ = ("addresses", "attributes", "held", "launch", "pick", "references", "stream")
+    __slots__ = ("addresses", "attributes", "held", "pick", "references", "run")
 
     def __init__(self, plan: Plan, args: tuple[Any, ...], pick: Pick, others: Pick, end: Callable[[Any], None]) -> None:
-        self.launch, self.stream = plan.steps[0] if len(plan.steps) == 1 else _together(plan.steps), plan.stream
+        launch, stream = plan.steps[0] if len(plan.steps) == 1 else _together(plan.steps), plan.stream
+        self.run: Callable[[], None] = partial(launch, 0) if plan.backend.device == "cpu" else lambda: launch(stream())
         self.held = plan.held
         tensors = pick(args)
         self.pick = pick
         self.addresses = tuple(map(data_ptr, tensors))
-        self.references = [weakref.ref(tensor, end) for tensor in tensors]
+        self.references = list(map(weakref.ref, tensors, repeat(end)))
         self.attributes = others(args)
         """Held, so that no other object can have their ids."""
 

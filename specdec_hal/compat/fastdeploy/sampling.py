@@ -232,7 +232,7 @@ def get_token_penalty_multi_scores(
 ) -> None:
     """As for speculative decoding, with one row of logits a slot."""
     args, slots = list(plan.given(*plan.names).values()), logits.shape[0]
-    row_slots, offsets = (paddle.arange(n, dtype="int32") for n in (slots, slots + 1))
+    row_slots, offsets = (plan.hold(paddle.arange(n, dtype="int32")) for n in (slots, slots + 1))
     one, no_prompt = plan.constant(1, [slots], "int32"), plan.constant(0, pre_ids.shape[:1], "int64")
     batch = (one, row_slots, offsets, pre_ids.shape[1])
     speculate_get_token_penalty_multi_scores.plan(plan, pre_ids, no_prompt, *args[1:7], None, *args[7:], *batch)

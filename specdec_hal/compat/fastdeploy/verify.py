@@ -14,7 +14,6 @@ from specdec_hal.ops import AcceptPolicy, Strategy
 _STRATEGIES = (Strategy.TOPP, Strategy.GREEDY, Strategy.TARGET_MATCH)
 """By FastDeploy's numbers."""
 _NO_LIMIT = 1 << 62
-_OF_SLOTS = ("max_dec_len", "step_idx", "stop_flags", "is_block_step", "seq_lens_encoder", "reasoning_status")
 
 
 @adaptor("gpu", "xpu")
@@ -44,24 +43,21 @@ def verify_draft_tokens(
     accept_all: bool,
 ) -> None:
     """Accept a prefix of each slot's drafts and emit one more token, into step_output_ids and step_output_len."""
-    slots, used = step_output_ids.shape[0], seq_lens_this_time.shape[0]
+    slots, used, first = step_output_ids.shape[0], seq_lens_this_time.shape[0], plan.first
     if slots == 0:
         return
-    unknown = plan.constant(0, [slots], "int64")  # prompt lengths: whether a chunk is the last is not asked here
+    zeros = plan.constant(0, [slots], "int64")
     emitted, write = (step_output_ids, None) if plan.platform == "gpu" else _beside(plan, step_output_ids)
-    plan.run(
-        "verify_draft_tokens",
-        **_judged(plan, slots, verify_strategy),
-        **{name: plan.first(slots, tensor) for name, tensor in plan.given(*_OF_SLOTS).items()},
-        **plan.given("seq_lens_this_time", "end_tokens", draft_tokens="step_input_ids"),
-        **{"accept_tokens": emitted, "accept_num": step_output_len},
-        cu_seqlens_q_output=_offsets(plan, used, cu_seqlens_q_output),
-        prompt_lens=unknown,
-        seq_lens_decoder=plan.constant(0, [slots], "int32"),
-        verify_window=max(verify_window, 1),
-        accept_policy=_policy(reject_all, accept_all),
-        end_at_limit=True,
-    )
+    plan.run("verify_draft_tokens", **{
+        **_judged(plan, slots, verify_strategy, target_tokens, zeros), "draft_tokens": step_input_ids,
+        "accept_tokens": emitted, "accept_num": step_output_len, "seq_lens_this_time": seq_lens_this_time,
+        "end_tokens": end_tokens, "step_idx": first(slots, step_idx), "max_dec_len": first(slots, max_dec_len),
+        "stop_flags": first(slots, stop_flags), "is_block_step": first(slots, is_block_step), "prompt_lens": zeros,
+        "seq_lens_encoder": first(slots, seq_lens_encoder), "reasoning_status": first(slots, reasoning_status),
+        "seq_lens_decoder": plan.constant(0, [slots], "int32"),  # with prompt_lens: any chunk may be the last
+        "cu_seqlens_q_output": _offsets(plan, used, cu_seqlens_q_output), "verify_window": max(verify_window, 1),
+        "accept_policy": _policy(reject_all, accept_all), "end_at_limit": True,
+    })  # fmt: skip
     if write is not None:
         write(step_output_len)
 
@@ -81,14 +77,13 @@ def _beside(plan: Plan, ids: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
     return emitted, write
 
 
-def _judged(plan: Plan, slots: int, number: int) -> dict[str, Any]:
+def _judged(plan: Plan, slots: int, number: int, targets: Tensor | None, zeros: Tensor) -> dict[str, Any]:
     """What a strategy compares drafts with, and seeds: FastDeploy's are no request's, but differ by slot and call."""
     if not 0 <= number < len(_STRATEGIES):
         plan.fail("verify_strategy", "0 TOPP | 1 GREEDY | 2 TARGET_MATCH", str(number), "pass one of them")
     strategy = _STRATEGIES[number]
     if strategy is not Strategy.TOPP:
-        rows = plan.given("target_tokens")
-        return {**rows, "seed": plan.constant(0, [slots], "int64"), "strategy": strategy}
+        return {"target_tokens": targets, "seed": zeros, "strategy": strategy}
     seeds, more = _seeds(slots, plan.place), plan.constant(slots, [], "int64")
     plan.step(lambda: seeds.add_(more))
     candidates = plan.given("candidate_ids", "candidate_scores", "candidate_lens")
@@ -168,15 +163,13 @@ def unified_update_model_status(
     max_dec_len: Tensor,
 ) -> None:
     """Append the emitted tokens to the history and advance every slot."""
-    plan.run(
-        "update_model_status",
-        **plan.given("seq_lens_encoder", "seq_lens_decoder", "seq_lens_this_time", "stop_flags", "step_idx"),
-        **plan.given("token_ids_all", "prompt_lens", "end_tokens", "max_dec_len"),
-        **plan.given(draft_tokens="step_input_ids", accept_tokens="step_output_ids", accept_num="step_output_len"),
-        **plan.given(is_block_step="is_paused"),
-        has_running=plan.flat(has_running_seqs),
-        end_at_limit=True,
-    )
+    plan.run("update_model_status", **{
+        "seq_lens_encoder": seq_lens_encoder, "seq_lens_decoder": seq_lens_decoder, "step_idx": step_idx,
+        "seq_lens_this_time": seq_lens_this_time, "stop_flags": stop_flags, "is_block_step": is_paused,
+        "token_ids_all": token_ids_all, "prompt_lens": prompt_lens, "draft_tokens": step_input_ids,
+        "accept_tokens": step_output_ids, "accept_num": step_output_len, "max_dec_len": max_dec_len,
+        "end_tokens": end_tokens, "has_running": plan.flat(has_running_seqs), "end_at_limit": True,
+    })  # fmt: skip
 
 
 @older(unified_update_model_status)
