@@ -24,12 +24,24 @@ LABELS = ("model_name", "backend", "method")
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
 )  # fmt: skip
-_HISTOGRAMS = {
-    "time_to_first_token_seconds": "From the arrival of a request to its first token.",
-    "inter_token_latency_seconds": "From token to token; tokens of one step share its time evenly.",
-    "request_queue_time_seconds": "From the arrival of a request to its first slot.",
-    "e2e_request_latency_seconds": "From the arrival of a request to its end.",
+_COUNTS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
+_CHOICES = (1, 2, 5, 10, 20)
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From the arrival of a request to its first token.", _SECONDS),
+    "inter_token_latency_seconds": ("From token to token; tokens of one step share its time evenly.", _SECONDS),
+    "request_time_per_output_token_seconds": ("Decode time over the tokens after the first.", _SECONDS),
+    "request_queue_time_seconds": ("From the arrival of a request to its first slot.", _SECONDS),
+    "request_prefill_time_seconds": ("From the first slot of a request to its first token.", _SECONDS),
+    "request_decode_time_seconds": ("From the first token of a request to its last.", _SECONDS),
+    "request_inference_time_seconds": ("From the first slot of a request to its last token.", _SECONDS),
+    "e2e_request_latency_seconds": ("From the arrival of a request to its end.", _SECONDS),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _COUNTS),
+    "request_generation_tokens": ("Generated tokens of a request.", _COUNTS),
+    "request_max_num_generation_tokens": ("Generated tokens of a request's longest choice.", _COUNTS),
+    "request_params_max_tokens": ("The max_tokens of a request.", _COUNTS),
+    "request_params_n": ("The choices of a request.", _CHOICES),
 }
+"""What is observed of each request of the engine, the last three of each HTTP request: as vLLM counts them."""
 
 
 class Observed(NamedTuple):
@@ -47,33 +59,38 @@ class ServerMetrics:
         labels = (model_name, backend, speculative.method)
         self._engine = _EngineCollector(labels, speculative.num_speculative_tokens)
         self._registry.register(self._engine)
-        self.first_token, self.between_tokens, self.queue, self.whole = (
-            _Seconds(f"vllm:{name}", text, labels) for name, text in _HISTOGRAMS.items()
-        )
-        self._histograms = self.first_token, self.between_tokens, self.queue, self.whole
-        for histogram in self._histograms:
+        self._histograms = {
+            name: _Histogram(f"vllm:{name}", text, bounds, labels) for name, (text, bounds) in _HISTOGRAMS.items()
+        }
+        for histogram in self._histograms.values():
             self._registry.register(histogram)
         self.prompt_tokens = 0
 
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        """An observation of a histogram, so many times the same."""
+        self._histograms[name].observe(value, times)
+
     def observed(self) -> Observed:
         """What this process has observed, for another that renders it."""
-        return Observed([(list(one.counts), one.sum) for one in self._histograms], self.prompt_tokens)
+        return Observed([(list(one.counts), one.sum) for one in self._histograms.values()], self.prompt_tokens)
 
     def render(self, counts: Counts, others: Collection[Observed] = ()) -> bytes:
         """All of them in Prometheus's text format, with these of the engine, and with what others have observed."""
         self._engine.counts = counts
         self._engine.prompt_tokens = self.prompt_tokens + sum(other.prompt_tokens for other in others)
-        for at, histogram in enumerate(self._histograms):
+        for at, histogram in enumerate(self._histograms.values()):
             histogram.others = [other.histograms[at] for other in others if other.histograms]
         return generate_latest(self._registry)
 
 
 @dataclass
 class Timing:
-    """When the choices of one answer gained tokens. Made when its request arrives."""
+    """When the choices of one answer gained tokens. Made when its request arrives; `max_tokens` is known later."""
 
     metrics: ServerMetrics
     arrived_s: float = field(default_factory=time.perf_counter)
+    max_tokens: int = 0
+    _first: dict[str, float] = field(default_factory=dict)
     _last: dict[str, float] = field(default_factory=dict)
 
     def gained(self, deltas: Iterable[StreamDelta]) -> None:
@@ -84,38 +101,56 @@ class Timing:
                 continue
             last = self._last.get(delta.request_id)
             if last is None:
-                self.metrics.first_token.observe(now - self.arrived_s)
+                self._first[delta.request_id] = now
+                self.metrics.observe("time_to_first_token_seconds", now - self.arrived_s)
             else:
-                self.metrics.between_tokens.observe((now - last) / count, count)
+                self.metrics.observe("inter_token_latency_seconds", (now - last) / count, count)
             self._last[delta.request_id] = now
 
-    def ended(self, outputs: Iterable[RequestOutput]) -> None:
-        """These choices are complete."""
+    def ended(self, outputs: Collection[RequestOutput]) -> None:
+        """All choices that the answer has are complete."""
+        observe = self.metrics.observe
         for output in outputs:
-            self.metrics.whole.observe(time.perf_counter() - self.arrived_s)
-            if output.queue_s is not None:
-                self.metrics.queue.observe(output.queue_s)
+            observe("e2e_request_latency_seconds", time.perf_counter() - self.arrived_s)
+            observe("request_prompt_tokens", output.prompt_tokens)
+            observe("request_generation_tokens", len(output.token_ids))
+            if output.queue_s is None:
+                continue
+            observe("request_queue_time_seconds", output.queue_s)
+            first, last = self._first.get(output.request_id), self._last.get(output.request_id)
+            if first is None or last is None:
+                continue
+            began = min(self.arrived_s + output.queue_s, first)
+            observe("request_prefill_time_seconds", first - began)
+            observe("request_decode_time_seconds", last - first)
+            observe("request_inference_time_seconds", last - began)
+            if len(output.token_ids) > 1:
+                observe("request_time_per_output_token_seconds", (last - first) / (len(output.token_ids) - 1))
+        if outputs:
+            observe("request_max_num_generation_tokens", max(len(output.token_ids) for output in outputs))
+            observe("request_params_max_tokens", self.max_tokens)
+            observe("request_params_n", len(outputs))
 
 
-class _Seconds(Collector):
-    """A histogram of seconds that takes equal observations at once: those of a step's tokens are."""
+class _Histogram(Collector):
+    """A histogram that takes equal observations at once: those of a step's tokens are."""
 
-    def __init__(self, name: str, text: str, labels: tuple[str, ...]) -> None:
-        self._name, self._text, self._labels = name, text, labels
-        self.counts = [0] * (len(_SECONDS) + 1)
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...], labels: tuple[str, ...]) -> None:
+        self._name, self._text, self._bounds, self._labels = name, text, bounds, labels
+        self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
         self.others: list[tuple[Sequence[int], float]] = []
         """The same of other processes."""
 
-    def observe(self, seconds: float, times: int = 1) -> None:
+    def observe(self, value: float, times: int = 1) -> None:
         """So many observations of the same."""
-        self.counts[bisect_left(_SECONDS, seconds)] += times
-        self.sum += seconds * times
+        self.counts[bisect_left(self._bounds, value)] += times
+        self.sum += value * times
 
     def collect(self) -> Iterator[Metric]:
         """The one family."""
         family = HistogramMetricFamily(self._name, self._text, labels=LABELS)
-        bounds = [*map(floatToGoString, _SECONDS), "+Inf"]
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
         counts = map(sum, zip(self.counts, *(counts for counts, _ in self.others), strict=True))
         buckets = list(zip(bounds, accumulate(counts), strict=True))
         family.add_metric(self._labels, buckets, self.sum + sum(other for _, other in self.others))

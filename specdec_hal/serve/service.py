@@ -116,6 +116,7 @@ class Service:
         timing = Timing(self.metrics)
         try:
             stream = await self._submit(answer)
+            timing.max_tokens = answer.params.max_new_tokens
         except BaseException:
             self._places.give()
             raise
@@ -127,7 +128,7 @@ class Service:
     def close(self, answer: Answer, stream: RequestStream, timing: Timing) -> None:
         """An answer is complete, or nobody waits for it."""
         stream.close()
-        timing.ended(stream.outputs.values())
+        timing.ended(list(stream.outputs.values()))
         if self.live.pop(answer.id, None) is not None:
             self._places.give()
 

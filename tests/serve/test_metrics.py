@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.serve.metrics import _SECONDS, _Seconds
+from specdec_hal.serve.metrics import _SECONDS, _Histogram
 from tests.runner.conftest import make_runner
 from tests.serve.conftest import MODEL, Running, serving
 
@@ -32,7 +35,7 @@ def scrape(running: Running) -> Callable[..., float]:
 def test_histograms_are_prometheus_s() -> None:
     registry, names = CollectorRegistry(), ("a", "b", "c")
     whole = Histogram("vllm:x", "x", LABELS, buckets=_SECONDS, registry=registry).labels(*names)
-    mine, other = (_Seconds("vllm:x", "x", names) for _ in range(2))
+    mine, other = (_Histogram("vllm:x", "x", _SECONDS, names) for _ in range(2))
     for at, (seconds, times) in enumerate([(0.0, 1), (0.001, 3), (0.0011, 2), (0.5, 7), (640.0, 1), (641.0, 2)]):
         (other if at % 2 else mine).observe(seconds, times)
         for _ in range(times):
@@ -66,10 +69,48 @@ def test_counters_are_those_of_the_answers(running: Running) -> None:
     assert value("specdec_hal:steps_total", slots="4", tokens=str(tokens), context="64") == steps
     for name in ("time_to_first_token", "request_queue_time", "e2e_request_latency"):
         assert value(f"vllm:{name}_seconds_count") == 3, name
+    for name in ("prefill_time", "decode_time", "inference_time", "time_per_output_token"):
+        assert value(f"vllm:request_{name}_seconds_count") == 3, name
+        assert 0 <= value(f"vllm:request_{name}_seconds_sum") < value("vllm:e2e_request_latency_seconds_sum"), name
+    parts = [value(f"vllm:request_{name}_time_seconds_sum") for name in ("prefill", "decode", "inference")]
+    assert math.isclose(parts[0] + parts[1], parts[2], abs_tol=1e-6)
+    counts = {"prompt_tokens": 11, "generation_tokens": 120, "max_num_generation_tokens": 80, "params_n": 3}
+    for name, total_of in {**counts, "params_max_tokens": 80}.items():
+        assert value(f"vllm:request_{name}_sum") == total_of, name
+    # vLLM counts the choices of a request one by one, but these once.
+    assert value("vllm:request_prompt_tokens_count") == 3 and value("vllm:request_params_n_count") == 2
     # Those that come together with the first are not counted.
     assert 0 < value("vllm:inter_token_latency_seconds_count") <= 117
     for name in ("time_to_first_token", "inter_token_latency", "request_queue_time", "e2e_request_latency"):
         assert 0 < value(f"vllm:{name}_seconds_sum") < math.inf
+
+
+# What the panels of vLLM's published Grafana dashboards ask for (examples/online_serving in its repository).
+VLLM_DASHBOARD = """
+vllm:e2e_request_latency_seconds_bucket vllm:e2e_request_latency_seconds_sum vllm:e2e_request_latency_seconds_count
+vllm:prompt_tokens_total vllm:generation_tokens_total vllm:inter_token_latency_seconds_bucket
+vllm:inter_token_latency_seconds_sum vllm:inter_token_latency_seconds_count vllm:num_requests_running
+vllm:num_requests_waiting vllm:time_to_first_token_seconds_bucket vllm:time_to_first_token_seconds_sum
+vllm:time_to_first_token_seconds_count vllm:kv_cache_usage_perc vllm:request_prompt_tokens_bucket
+vllm:request_generation_tokens_bucket vllm:request_success_total vllm:request_queue_time_seconds_sum
+vllm:request_prefill_time_seconds_sum vllm:request_decode_time_seconds_sum
+vllm:request_max_num_generation_tokens_sum vllm:request_time_per_output_token_seconds_bucket
+"""
+DASHBOARD = Path(__file__).parents[2] / "deploy/grafana/specdec_hal.json"
+
+
+def test_every_panel_of_the_dashboards_has_data(running: Running) -> None:
+    assert running.post({"prompt": [3, 5, 6, 5, 6], "max_tokens": 20, "ignore_eos": True}).status_code == 200
+    families = list(text_string_to_metric_families(running.http.get("/metrics").text))
+    samples = {sample.name for family in families for sample in family.samples}
+    known = samples | {f"{family.name}_total" for family in families if family.type == "counter"}
+    assert not set(VLLM_DASHBOARD.split()) - samples
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked = {name for one in expressions for name in re.findall(r"(?:vllm|specdec_hal):\w+", one)}
+    assert len(panels) >= 12 and len(asked) >= 15
+    # A family without a sample (no fallback has been called) is still announced.
+    assert not asked - known
 
 
 def test_gauges_while_requests_run_and_wait() -> None:
