@@ -55,6 +55,10 @@ class ChatTemplate:
             got = f"expected a Jinja template, got {one_line(error)}"
             raise CheckpointError(f"chat template: {got}; correct the template") from error
 
+    def mentions(self, name: str) -> bool:
+        """Whether one of the templates has a variable of this name."""
+        return any(name in source for source in self._sources.values())
+
     def render(
         self,
         messages: Sequence[Message],

@@ -52,6 +52,8 @@ class Answer(ABC):
     seeds: Sequence[int | None] = ()
     """Of each choice, once they are drawn; None where nothing is sampled and none was given."""
     _started: set[int] = field(default_factory=set)
+    _tokens: dict[int, int] = field(default_factory=dict)
+    """Of each choice so far, where every chunk has them."""
     params: SamplingParams = field(default_factory=SamplingParams)
     """What the engine decodes with, once it is known."""
     end_tokens: Collection[int] = ()
@@ -69,7 +71,10 @@ class Answer(ABC):
 
     def chunk(self, index: int, delta: StreamDelta) -> bytes:
         """One event of a stream."""
-        more = {"usage": None} if self.request.stream_options.include_usage else {}
+        options = self.request.stream_options
+        more: Json = {"usage": None} if options.include_usage else {}
+        if options.continuous:
+            more = {"usage": self._usage_so_far(index, delta)}
         more |= self._about_prompt(index, delta)
         tail = b"," + encode(more)[1:] if more else b"}"
         return b"".join((self._head, encode(self._choice(index, delta, "delta")), b"]", tail, b"\n\n"))
@@ -77,6 +82,11 @@ class Answer(ABC):
     def last_chunk(self, outputs: Iterable[RequestOutput]) -> bytes:
         """The event that has the usage."""
         return event(self._object(self.chunk_kind, choices=[], usage=self._usage(outputs)))
+
+    def _usage_so_far(self, index: int, delta: StreamDelta) -> Json:
+        """Of one choice, as vLLM counts it."""
+        self._tokens[index] = self._tokens.get(index, 0) + (len(delta.token_ids) if self.request.generates else 0)
+        return token_counts(len(self._prompt_tokens(index)), self._tokens[index])
 
     def _usage(self, outputs: Iterable[RequestOutput]) -> Json:
         return usage(self.request.n, map(_prompt_alone, outputs) if not self.request.generates else outputs)
@@ -254,12 +264,12 @@ def usage(n: int, outputs: Iterable[RequestOutput]) -> Json:
     completion = sum(len(output.token_ids) for output in every)
     sums = (sum(getattr(output, name) for output in every) for name in ("num_drafts", "drafted", "accepted"))
     counted = acceptance(*sums)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        **{name: counted[name] for name in _COUNTED},
-    }
+    return {**token_counts(prompt, completion), **{name: counted[name] for name in _COUNTED}}
+
+
+def token_counts(prompt: int, completion: int) -> Json:
+    """OpenAI's part of a usage."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _without_tokens(delta: StreamDelta) -> StreamDelta:
@@ -291,12 +301,11 @@ class ErrorBody(BaseModel):
 ERRORS: dict[int | str, Json] = {
     status: {"model": ErrorBody, "description": text}
     for status, text in (
-        (400, "the body is no HTTP or no UTF-8, or the host is none of `serve.allowed_hosts`"),
+        (400, "a key or value that cannot be served, no JSON, or a host that is none of `serve.allowed_hosts`"),
         (401, "the API key is missing or wrong"),
         (404, "another model, or nothing to abort"),
         (408, "the request has not arrived within `serve.receive_timeout_s`"),
         (413, "the body is too long"),
-        (422, "a key or value that cannot be served"),
         (429, "too many requests; Retry-After says when to come again"),
         (431, "the target and headers are too long"),
         (500, "the request failed inside the engine"),

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
-from specdec_hal.serve.answers import ERRORS, ChatAnswer, CompletionAnswer, error_body, refusal, refuse
+from specdec_hal.serve.answers import ERRORS, ChatAnswer, CompletionAnswer, Json, error_body, refusal, refuse
 from specdec_hal.serve.gate import Gate
 from specdec_hal.serve.protocol import AbortRequest, ChatCompletionRequest, CompletionRequest
 from specdec_hal.serve.service import FAILED, STOPPED, Service
-from specdec_hal.wording import clip
+from specdec_hal.wording import clip, short
 
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 """What an answer is if `stream` asks for it, for the OpenAPI document."""
@@ -29,19 +30,63 @@ _ONLY_ITSELF = (
 
 
 def _invalid(error: RequestValidationError) -> JSONResponse:
-    """The first thing that is wrong with a body."""
-    detail = error.errors()[0]
-    if detail["type"] == "json_invalid":
-        return JSONResponse(error_body(422, f"expected JSON, got {detail['ctx']['error']}"), 422)
-    param = clip(".".join(str(part) for part in detail["loc"][1:]), 150) or None
-    what = "unknown key; it is not served" if detail["type"] == "extra_forbidden" else detail["msg"]
-    return JSONResponse(error_body(422, what if param is None else f"{param}: {what}", param), 422)
+    """The first thing that is wrong with a body, with each of the forms that would have been right."""
+    details = error.errors()
+    if details[0]["type"] == "json_invalid":
+        return JSONResponse(error_body(400, f"expected JSON, got {details[0]['ctx']['error']}"), 400)
+    paths = [_path(detail, error.body) for detail in details]
+    where = max((path for path in paths if path[:1] == paths[0][:1]), key=len)  # of a union, the form that was meant
+    whats = dict.fromkeys(_what(detail) for detail, path in zip(details, paths, strict=True) if path == where)
+    what, param = ", or ".join(whats), clip(".".join(map(str, where)), 150) or None
+    return JSONResponse(error_body(400, what if param is None else f"{param}: {what}", param), 400)
+
+
+def _path(detail: Json, body: Any) -> list[str | int]:
+    """Where something is wrong, without the alternatives of a union, which pydantic names in between."""
+    found: list[str | int] = []
+    for part in detail["loc"][1:]:
+        known = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
+        if not known:
+            continue
+        found.append(part)
+        body = body[part]
+    return [*found, detail["loc"][-1]] if detail["type"] == "missing" and len(detail["loc"]) > 1 else found
+
+
+def _what(detail: Json) -> str:
+    if detail["type"] == "extra_forbidden":
+        return "unknown key; it is not served"
+    if detail["type"] == "literal_error":
+        return f"expected {detail['ctx']['expected']}, got {short(detail['input'])}; nothing else is served"
+    return str(detail["msg"].removeprefix("Value error, "))
+
+
+def _document(app: FastAPI) -> Json:
+    """The OpenAPI document without the status 422, which FastAPI adds to every route with a body."""
+    document = FastAPI.openapi(app)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
+    return document
+
+
+def _expect_json(request: Request) -> None:
+    """A body is JSON and says so: a form of another web page, which a browser posts without asking, cannot."""
+    given = request.headers.get("content-type", "nothing")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise refusal(400, f"Content-Type: expected application/json, got {short(given)}")
 
 
 def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     """The application; `api_key` None: everybody may use it."""
     app = FastAPI(title="specdec-hal", docs_url=None, redoc_url=None, responses=ERRORS)
+    app.openapi = partial(_document, app)  # type: ignore[method-assign]
     app.add_middleware(Gate, key=api_key, settings=service.settings)
+
+    json_body = [Depends(_expect_json)]
 
     @app.exception_handler(HTTPException)
     async def refused_here(request: Request, error: HTTPException) -> Response:
@@ -55,7 +100,7 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     async def refused(request: Request, error: RequestError) -> Response:
         if isinstance(error, QueueFullError):
             return refuse(refusal(429, str(error), {"Retry-After": str(max(1, round(error.retry_after_s)))}))
-        return refuse(refusal(422, str(error)))
+        return refuse(refusal(400, str(error)))
 
     @app.exception_handler(EngineDeadError)
     async def stopped(request: Request, error: EngineDeadError) -> Response:
@@ -65,19 +110,19 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     async def broken(request: Request, error: Exception) -> Response:
         return refuse(refusal(500, FAILED))
 
-    @app.post("/v1/completions", responses=STREAM)
+    @app.post("/v1/completions", responses=STREAM, dependencies=json_body)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         answer = CompletionAnswer(body, service.name, service.tokenizer, body.prompts, service.mark)
         return await service.answer(request, answer)
 
-    @app.post("/v1/chat/completions", responses=STREAM)
+    @app.post("/v1/chat/completions", responses=STREAM, dependencies=json_body)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a chat."""
         prompt = await service.chat_prompt(body)
         return await service.answer(request, ChatAnswer(body, service.name, service.tokenizer, [prompt], service.mark))
 
-    @app.post("/abort")
+    @app.post("/abort", dependencies=json_body)
     async def abort(body: AbortRequest) -> Any:
         """End an answer that is under way."""
         return await service.abort(body.request_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -55,17 +55,58 @@ class Body(Section):
 
 
 class StreamOptions(Body):
-    """`include_usage`: one more chunk at the end, with the usage of the whole request."""
+    """`include_usage`: one more chunk at the end, with the usage of the whole request.
+
+    `continuous_usage_stats`: with `include_usage`, every chunk has the usage so far, as vLLM has it.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+    """Not used: chunks are not padded."""
+
+    @property
+    def continuous(self) -> bool:
+        """Whether every chunk has the usage so far."""
+        return self.include_usage and self.continuous_usage_stats
 
 
-class GenerationRequest(Body, ABC):
+class TextFormat(Body):
+    """`response_format`: text alone is served."""
+
+    type: Literal["text"]
+
+
+One = Annotated[int | float, Field(ge=1, le=1)]
+
+
+class UnusedKeys(Body):
+    """Keys of OpenAI's and vLLM's requests that change no answer, as far as their type allows them."""
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    prediction: dict[str, Any] | None = Field(None, description="a hint that changes no token; drafts are our own")
+    response_format: TextFormat | None = None
+    # vLLM's
+    cache_salt: str | None = None
+    priority: Annotated[int, Field(ge=0, le=0)] | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: One | None = None
+    return_tokens_as_token_ids: Literal[False] | None = None
+    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
+
+
+class GenerationRequest(UnusedKeys, ABC):
     """What both kinds of requests have in common.
 
     What is left out is the configuration's (section `sampling`). Choice i of the `n` of a prompt has the seed `seed` +
-    i; without a seed one is drawn for each prompt that is sampled, and every choice reports its own. `user`, `metadata`
-    and `store` are accepted and not used.
+    i; without a seed one is drawn for each prompt that is sampled, and every choice reports its own.
     """
 
     model: str | None = None
@@ -81,9 +122,6 @@ class GenerationRequest(Body, ABC):
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
         Field(None, description="by token id: what is added to its logit, before penalties")
     )
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
     # vLLM's
     top_k: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
     min_p: float | None = None
@@ -189,6 +227,10 @@ class CompletionRequest(GenerationRequest):
     )
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     echo: bool = False
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(
+        None, description="as `n`: more choices than are asked for are not generated"
+    )
+    suffix: Literal[""] | None = None
     add_special_tokens: bool = Field(
         True, description="add the tokenizer's own special tokens, such as a BOS, to prompts of text"
     )
@@ -220,6 +262,8 @@ class CompletionRequest(GenerationRequest):
     def _check(self) -> CompletionRequest:
         if not 1 <= len(self.prompts) * self.n <= MAX_CHOICES:
             raise ValueError(f"prompt: expected 1..{MAX_CHOICES} prompts times n, got {len(self.prompts) * self.n}")
+        if self.best_of not in (None, self.n):
+            raise ValueError(f"best_of: expected {self.n}, as n, got {self.best_of}; another is not served")
         if not self.generates and not self.echo and self.prompt_logprobs is None:
             raise ValueError("max_tokens: expected at least 1 without echo and prompt_logprobs, got 0")
         if not self.generates and self.min_tokens:
@@ -228,10 +272,31 @@ class CompletionRequest(GenerationRequest):
 
 
 class TextPart(Body):
-    """A part of a message."""
+    """A part of a message: text by one of its names, or a refusal in an assistant's message."""
 
-    type: Literal["text"]
-    text: UnicodeText
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: UnicodeText = ""
+    refusal: UnicodeText = ""
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    logprobs: list[Any] | None = Field(None, description="taken, as the openai client sends it back, and not used")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, data: Any) -> Any:
+        kind, text = (data.get("type"), data) if isinstance(data, dict) else (None, {})
+        if isinstance(kind, str) and kind not in _TEXT_PARTS:
+            raise ValueError(f"expected a part of type 'text', got type {short(kind)}; this server takes text alone")
+        if isinstance(kind, str) and ("refusal" if kind == "refusal" else "text") not in text:
+            raise ValueError(f"expected text in a part of type '{kind}', got none")
+        return data
+
+    @property
+    def plain(self) -> str:
+        """What it says."""
+        return self.text or self.refusal
+
+
+_TEXT_PARTS = get_args(TextPart.model_fields["type"].annotation)
 
 
 class FunctionCall(Body):
@@ -271,6 +336,7 @@ class Message(Body):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(
         None, description="taken, as the openai client sends it back, and not used"
     )
+    type: Literal["text", "message"] | None = Field(None, description="taken, as lm-eval sends it, and not used")
 
     @model_validator(mode="after")
     def _has_content(self) -> Message:
@@ -281,7 +347,7 @@ class Message(Body):
     def plain(self) -> dict[str, Any]:
         """As a chat template takes it. RequestError for arguments of a call that are no JSON."""
         content = self.refusal if self.content is None else self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content or ())
+        text = content if isinstance(content, str) else "".join(part.plain for part in content or ())
         values: dict[str, Any] = {
             "name": self.name,
             "reasoning_content": self.reasoning_content,
@@ -297,7 +363,12 @@ class ChatCompletionRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = Field(None, description="shown to the chat template")
-    tool_choice: Literal["none"] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: UnicodeText | None = Field(None, description="a variable of the chat template")
     documents: list[dict[str, Any]] | None = Field(None, description="shown to the chat template")
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
@@ -332,12 +403,21 @@ class ChatCompletionRequest(GenerationRequest):
             documents=self.documents,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
-            **(self.chat_template_kwargs or {}),
+            **self._template_variables(template),
         )
+
+    def _template_variables(self, template: ChatTemplate) -> dict[str, Any]:
+        given = self.chat_template_kwargs or {}
+        if self.reasoning_effort is None:
+            return given
+        if not template.mentions("reasoning_effort"):
+            got = short(self.reasoning_effort)
+            raise RequestError(f"reasoning_effort: expected none, got {got}; the chat template has no such variable")
+        return {"reasoning_effort": self.reasoning_effort, **given}
 
     @model_validator(mode="after")
     def _check(self) -> ChatCompletionRequest:
-        if self.tools and self.tool_choice is None:
+        if self.tools and self.tool_choice != "none":
             raise ValueError("tool_choice: expected 'none' with tools, got nothing; calls are not parsed here")
         taken = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
         if again := sorted(taken & (self.chat_template_kwargs or {}).keys()):

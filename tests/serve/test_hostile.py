@@ -78,7 +78,7 @@ def test_numbers_beyond_64_bits(shared: Running, key: str, huge: int) -> None:
     """A token id of 2^64 was status 500 and 70 lines in the log where HTTP is a process of its own."""
     value = [huge] if key in ("prompt", "stop_token_ids") else huge
     answer = shared.http.post("/v1/completions", content=json.dumps({"prompt": [1], "max_tokens": 1, key: value}))
-    assert answer.status_code == (200 if key == "seed" and huge < 1 << 63 else 422), answer.text
+    assert answer.status_code == (200 if key == "seed" and huge < 1 << 63 else 400), answer.text
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -92,7 +92,7 @@ def test_any_body(shared: Running, path: str, data: st.DataObject) -> None:
         assert answer.headers["Content-Type"].startswith("text/event-stream") == (changes.get("stream") is True)
         assert '"error"' not in answer.text
     else:
-        assert answer.status_code in (404, 422), answer.text
+        assert answer.status_code in (400, 404), answer.text
         error: dict[str, Any] = answer.json()["error"]
         assert error["message"] and len(answer.content) < 3000
     assert shared.engine.alive
