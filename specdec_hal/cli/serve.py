@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -54,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", action="store_true", help="same as --set serve.split=true")
     parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N; with --split")
     parser.add_argument(
+        "--log-format", choices=("text", "json"), help="same as --set serve.log_format=...; logs go to stderr"
+    )
+    parser.add_argument("--no-access-log", action="store_true", help="same as --set serve.access_log=false")
+    parser.add_argument(
         "--replicas",
         type=_replicas,
         metavar="N",
@@ -76,7 +81,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Serve until told to end."""
     try:
         from specdec_hal.models import chat
-        from specdec_hal.serve import app, gate, server
+        from specdec_hal.serve import app, gate, logs, server
         from specdec_hal.serve.service import Service
         from specdec_hal.serve.split.supervisor import Part, Supervisor
     except ModuleNotFoundError as error:
@@ -90,11 +95,16 @@ def run(args: argparse.Namespace, output: Output) -> int:
     args.overrides += [f"serve.{key}={value if key == 'port' else json.dumps(value)}" for key, value in given.items()]
     if args.allowed_hosts is not None:
         args.overrides.append(f"serve.allowed_hosts={json.dumps(args.allowed_hosts)}")
+    if args.log_format is not None:
+        args.overrides.append(f"serve.log_format={args.log_format}")
+    if args.no_access_log:
+        args.overrides.append("serve.access_log=false")
     if args.split:
         args.overrides.append("serve.split=true")
     if args.http_workers is not None:
         args.overrides.append(f"serve.http_workers={args.http_workers}")
     runtime = read_runtime(args)
+    logs.configure(runtime.config.serve)
     if args.part is not None:
         return _part(
             args, runtime, output, Part(args.part, Path(args.directory), int(args.alive_fd), args.resume == "1")
@@ -117,9 +127,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
             return Supervisor(command, fds, len(fds)).run()
         from specdec_hal.engine import AsyncEngine
 
+        began = time.perf_counter()
         model, tokenizer = load(runtime)
         engine = AsyncEngine(model, runtime, tokenizer=tokenizer)
         freeze_heap()
+        logs.started(runtime.config, engine.runner, time.perf_counter() - began)
         try:
             service = Service(engine, runtime.config.served_name, runtime.config.serve, template)
             server.run(_serve(app.make_app(service, args.api_key), service, listeners[0], output, engine.until_ended))
@@ -139,14 +151,17 @@ async def _serve(
     until_ended: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Answer until told to end, or until the engine has ended; `output` None: say nothing."""
-    from specdec_hal.serve import server
+    from specdec_hal.serve import logs, server
 
     def started() -> None:
         if output is not None:
             _say(output, service.name, server.url(listener))
 
     ended = None if until_ended is None else until_ended()
+    if service.settings.access_log:
+        app = logs.AccessLog(app)
     await server.serve(app, listener, service.settings, started, service.abort_all, ended)
+    logs.ended()
 
 
 def _say(output: Output, model: str, url: str) -> None:
@@ -183,7 +198,7 @@ def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:
     """Be one of the processes."""
     from specdec_hal.models import chat
-    from specdec_hal.serve import server
+    from specdec_hal.serve import logs, server
     from specdec_hal.serve.split import messages, tokens
     from specdec_hal.serve.split.engine import EngineProcess
     from specdec_hal.serve.split.remote import RemoteEngine
@@ -191,9 +206,11 @@ def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part
     config = runtime.config
     part.watch()
     if part.name == messages.ENGINE:
+        began = time.perf_counter()
         model, tokenizer = load(runtime)
         runner = runtime.runner(model=model, tokenizer=tokenizer)
         freeze_heap()
+        logs.started(config, runner, time.perf_counter() - began)
         EngineProcess(runner, part.directory, config.serve, resume=part.resume).run()
     elif part.name == messages.TOKENS:
         tokens.run(runtime.load_tokenizer(), part.directory, config.serve)

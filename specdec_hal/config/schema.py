@@ -331,6 +331,8 @@ class ServeSettings(Section):
     `split`: HTTP, engine and token processor as processes of their own; `http_workers`: how many speak HTTP then, which
     share these limits. `output_queue`: frames that may wait for the token processor then; `slow_reader`: whether the
     engine waits when there are as many, or drops requests.
+
+    `log_format`: of what is logged to stderr; `access_log`: a line for each request.
     """
 
     host: Text = "127.0.0.1"
@@ -346,6 +348,8 @@ class ServeSettings(Section):
     http_workers: Annotated[int, Field(ge=1, le=64)] = 1
     output_queue: Annotated[int, Field(ge=1, le=INT32_MAX)] = 64
     slow_reader: Literal["wait", "drop"] = "wait"
+    log_format: Literal["text", "json"] = "text"
+    access_log: bool = True
 
 
 class Config(Section):

@@ -8,13 +8,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from specdec_hal.backend import Backend
 from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
 from specdec_hal.errors import EngineDeadError, JournalError, RequestError
 from specdec_hal.models import TargetModel, Tokenizer, load_model
+from specdec_hal.models.protocol import DeviceModel
 from specdec_hal.proposers.protocol import Proposer, ProposerContext, check_hidden_layers
 from specdec_hal.registry import Registry, or_default
 from specdec_hal.runner import journal
@@ -90,6 +91,10 @@ class ModelRunner:
         positions = max_model_len + headroom
         check_footprint(config, backend, model, max_model_len, positions, registry=self._registry)
         pool = allocate_cache(config, model, positions)
+        self.kv_cache_bytes = 0
+        if pool is not None:
+            self.kv_cache_bytes = pool.num_blocks * cast(DeviceModel, model).bytes_per_block(settings.block_size)
+        """Bytes of the pool of KV blocks; 0 for a cache that grows with its contexts."""
         claim_cache(model, self)
         sizes = state_sizes(config, model, max_model_len, positions)
         self.state = DecodeState(**sizes, device=get_device(backend.place, model.framework))

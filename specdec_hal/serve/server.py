@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from specdec_hal.config.schema import Config, ServeSettings
+from specdec_hal.serve import logs
 from specdec_hal.serve.gate import MAX_HEAD
 
 _HEAD_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -87,6 +88,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, and wait for those that are open."""
+        logs.ending(len(self.server_state.tasks))
         timer = asyncio.get_running_loop().call_later(self._drain_timeout_s, self._expire)
         await super().shutdown(sockets)
         timer.cancel()

@@ -115,6 +115,8 @@ def test_defaults(read: Read) -> None:
             "http_workers": 1,
             "output_queue": 64,
             "slow_reader": "wait",
+            "log_format": "text",
+            "access_log": True,
         },
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -71,7 +72,13 @@ def test_what_does_not_end_in_time_is_ended() -> None:
 
 def ends(process: subprocess.Popen[str]) -> None:
     assert process.wait(60) == 0
-    assert process.stderr is not None and "Traceback" not in process.stderr.read()
+    assert process.stderr is not None
+    logged = process.stderr.read()
+    assert "Traceback" not in logged
+    served, *between, ended = re.findall(r"INFO (serving|request|shutting down|ended) ?(.*)", logged)
+    assert served[0] == "serving" and "model=tiny-py-lm" in served[1] and "max_model_len=2048" in served[1]
+    assert ("shutting down", "requests=1") in between and ended == ("ended", "")
+    assert "POST path=/v1/completions status=200" in logged and KEY not in logged
 
 
 def test_an_address_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,133 @@
+"""What a server logs to stderr: what it serves, a line for each request, and its end; as text or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specdec_hal.config.schema import Config, ServeSettings
+
+if TYPE_CHECKING:
+    from specdec_hal.runner import ModelRunner
+
+_log = logging.getLogger("specdec_hal.serve")
+_access = logging.getLogger("specdec_hal.serve.access")
+
+
+def configure(settings: ServeSettings) -> None:
+    """Send the logs of this package to stderr, as `serve.log_format` and `serve.access_log` say."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if settings.log_format == "json" else _Text())
+    package = logging.getLogger("specdec_hal")
+    package.handlers[:] = [handler]
+    package.setLevel(logging.INFO)
+    package.propagate = False
+    _access.setLevel(logging.INFO if settings.access_log else logging.WARNING)
+
+
+def started(config: Config, runner: ModelRunner, load_s: float) -> None:
+    """Log what is served. `load_s`: seconds that it took to load."""
+    fields: dict[str, Any] = {
+        "model": config.served_name,
+        "backend": runner.backend.name,
+        "method": config.speculative.method,
+        "max_model_len": runner.max_model_len,
+        "max_num_seqs": config.runner.max_num_seqs,
+        "load_s": round(load_s, 1),
+    }
+    if runner.kv_cache_bytes:  # else it grows with the contexts
+        fields["kv_cache_mib"] = round(runner.kv_cache_bytes / 2**20, 1)
+    _event("serving", fields)
+
+
+def ending(running: int) -> None:
+    """Log that the server was told to end."""
+    _event("shutting down", {"requests": running})
+
+
+def ended() -> None:
+    """Log that it has ended."""
+    _event("ended", {})
+
+
+class AccessLog:
+    """ASGI middleware that logs each request once its answer is complete, or its client is gone."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, answer = time.perf_counter(), 0, b""
+
+        async def watch(message: Message) -> None:
+            nonlocal status, answer
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                answer = dict(message.get("headers", ())).get(b"x-request-id", b"")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            client = scope.get("client")
+            fields = {
+                "client": "" if client is None else f"{client[0]}:{client[1]}",
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round((time.perf_counter() - began) * 1e3, 1),
+            }
+            if answer:
+                fields["request_id"] = answer.decode("latin-1")
+            _access.info("request", extra={"fields": fields})
+
+
+def _event(message: str, fields: Mapping[str, Any]) -> None:
+    _log.info(message, extra={"fields": fields})
+
+
+class _Text(logging.Formatter):
+    """``2026-11-25 07:00:00 INFO serving model=tiny backend=cuda``."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, with the record's fields behind its message."""
+        fields = getattr(record, "fields", {})
+        shown = (f"{key}={json.dumps(value) if _quoted(value) else value}" for key, value in fields.items())
+        return " ".join((super().formatMessage(record), *shown))
+
+
+def _quoted(value: Any) -> bool:
+    return isinstance(value, str) and (not value.isprintable() or not value or " " in value or '"' in value)
+
+
+class _Json(logging.Formatter):
+    """One object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As logging has it."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        found = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self.formatException(record.exc_info)
+        if record.exc_text:
+            found["exception"] = record.exc_text
+        return json.dumps(found, ensure_ascii=False)
