@@ -183,7 +183,7 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
         lambda text: {"input_ids": tokenizer.encode(text)},
         {
             PLAIN: loop,
-            "plain in the runner": run("speculative.method=naive", "speculative.num_speculative_tokens=0"),
+            "plain in the runner": run("speculative.method=naive"),
             OURS: run(),
         },
         {"xllamacpp": importlib.metadata.version("xllamacpp"), "configuration": " ".join([configuration, *settings])},

@@ -44,7 +44,7 @@ SETTLE_S = 1.5
 TOGETHER = 8
 PARTS = ("load", "logprobs", "output_path", "stages", "frames")
 PROMPTS = ("edit_function", "completion", "prose", "unique")
-NAIVE = ("--set", "speculative.method=naive", "--set", "speculative.num_speculative_tokens=0")
+NAIVE = ("--set", "speculative.method=naive")
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
 
 

@@ -134,7 +134,7 @@ def decode(model: Any, backend: Any, requests: int, k: int, group: Any) -> dict[
     settings = parse({
         "engine": {"tensor_parallel": 1 if group is None else group.size, "digest_interval": None},
         "runner": {"max_num_seqs": requests, "max_model_len": PROMPT + NEW_TOKENS + 64, "prefill_chunk": 2048},
-        "speculative": {"method": "ngram", "num_speculative_tokens": k} if k else {},
+        "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k},
     })  # fmt: skip
     if group is None:
         runner = ModelRunner(settings, backend, model)

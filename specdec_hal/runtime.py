@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_hal import config as configuration
 from specdec_hal.backend import AUTO, Backend
-from specdec_hal.config import Config
+from specdec_hal.config import Config, Override
 from specdec_hal.errors import ConfigError
 from specdec_hal.registry import Registry, or_default
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from specdec_hal.runner import ModelRunner
 
 
-def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, registry: Registry | None = None) -> Runtime:
+def load(
+    path: str | os.PathLike[str], overrides: Iterable[Override] = (), *, registry: Registry | None = None
+) -> Runtime:
     """Read a configuration (see :func:`specdec_hal.config.load`) and make it ready to run.
 
     ``sd.load("configs/reference.yaml").backend`` is the backend it names, ``.runner()`` a runner with its model.

@@ -111,7 +111,9 @@ def dump(config: Config) -> dict[str, Any]:
     """A configuration as JSON, for processes that cannot read its file. ConfigError if it is not fit for a batch."""
     for key, message in _unfit(config):
         raise config.error(key, message)
-    return config.as_json()
+    settings = config.as_json()
+    settings["speculative"] = {**settings.get("speculative", {}), "adaptive": False}
+    return settings
 
 
 def _unfit(config: Config) -> Iterator[tuple[str, str]]:

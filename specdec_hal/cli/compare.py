@@ -104,7 +104,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             **_speedups(runs, "spec"),
             "prompts": [prompt.name for prompt in prompts],
             "seeds": [one.seed for one in runs[NAIVE][0].outputs],
-            "method": runtime.config.speculative.method,
+            "method": sides.runtimes["spec"].config.speculative.method,
             "naive": _figures(runs[NAIVE]),
             "spec": _figures(runs["spec"]),
             "differences": differences,
@@ -150,14 +150,17 @@ class _Sides:
 
     def __init__(self, runtime: Runtime, others: dict[str, Runtime]) -> None:
         self.model, self.tokenizer = load(runtime)
-        # The drafts' head-room may cost context; all sides get the same.
-        longest = min(self._runner(one).max_model_len for one in (runtime, *others.values()))
+        # The drafts' head-room may cost context; all sides get the same. What "auto" stands for, a runner knows.
+        configs: dict[str, Config] = {}
+        longest = self._runner(runtime).max_model_len
+        for label, side in {NAIVE: runtime.naive(), **others}.items():
+            runner = self._runner(side)
+            configs[label], longest = runner.config, min(longest, runner.max_model_len)
 
         def limited(config: Config) -> Config:
             return config.model_copy(update={"runner": config.runner.model_copy(update={"max_model_len": longest})})
 
-        sides = {NAIVE: runtime.naive(), **others}
-        self.runtimes = {label: runtime.with_config(limited(one.config)) for label, one in sides.items()}
+        self.runtimes = {label: runtime.with_config(limited(config)) for label, config in configs.items()}
 
     def compare(self, prompts: Sequence[Prompt], repeat: int, progress: Progress) -> Runs:
         """Decode the prompts as one batch on every side in turn, `repeat` times, each with the same seed."""

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         result = decode(runner, prompts, None if stream is None else stream.push, progress, saved or ())
     failed = [one for one in result.outputs if one.finish_reason == "error"]
     if stream is None:
-        output.document(_document(runtime, prompts, result))
+        output.document(_document(runtime, runner.config.speculative.method, prompts, result))
     else:
         if not args.no_metrics:
             _print_metrics(output.console, result)
@@ -138,10 +138,10 @@ def _print_metrics(console: Console, result: Run) -> None:
         console.print("green: accepted draft tokens", style=ACCEPTED)
 
 
-def _document(runtime: Runtime, prompts: Sequence[Prompt], result: Run) -> dict[str, Any]:
+def _document(runtime: Runtime, method: str, prompts: Sequence[Prompt], result: Run) -> dict[str, Any]:
     return {
         "backend": runtime.backend.name,
-        "method": runtime.config.speculative.method,
+        "method": method,
         "requests": [
             {
                 "name": prompt.name,

@@ -20,7 +20,7 @@ from specdec_hal.config.schema import (
     SpeculativeSettings,
     raise_combinations,
 )
-from specdec_hal.config.source import load, parse
+from specdec_hal.config.source import Override, arguments, changed, load, parse
 
 __all__ = [
     "MAX_DRAFTS",
@@ -28,11 +28,14 @@ __all__ = [
     "Config",
     "FallbackSettings",
     "ModelSettings",
+    "Override",
     "PathText",
     "RunnerSettings",
     "SamplingSettings",
     "Section",
     "SpeculativeSettings",
+    "arguments",
+    "changed",
     "load",
     "parse",
     "raise_combinations",

@@ -8,7 +8,7 @@ The sections of the proposers are added by :mod:`specdec_hal.config.sections`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar
@@ -22,6 +22,7 @@ from pydantic import (
     PlainSerializer,
     PrivateAttr,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -37,7 +38,8 @@ DEFAULT_DRAFTS = 5
 MAX_CONTEXT = SERVED["L"]
 INT32_MAX = (1 << 31) - 1
 NAIVE = "naive"
-OVERRIDE = "--set"
+OVERRIDE, ARGUMENT = "--set", "argument"
+"""Where a value came from that no file has: the command line, or keyword arguments."""
 NAMES = "names"
 """The key of the validation context under which the known names stand."""
 
@@ -95,7 +97,7 @@ LOWER = PlainSerializer(lambda member: member.name.lower(), return_type=str)
 BackendName = Annotated[str, _known(lambda names, name: names.check_backend_name(name))]
 BackendChoice = Annotated[str, _known(lambda names, name: name == AUTO or names.check_backend_name(name))]
 FrameworkChoice = Annotated[str, _known(lambda names, name: name == AUTO or names.check_framework(name))]
-MethodName = Annotated[str, _known(lambda names, name: names.get_proposer(name))]
+MethodName = Annotated[str, _known(lambda names, name: name == AUTO or names.get_proposer(name))]
 StrategyName = Annotated[Strategy, by_name(Strategy), LOWER]
 
 
@@ -225,22 +227,27 @@ class EngineSettings(Section):
 
 
 class SpeculativeSettings(Section):
-    """`method`: a registered proposer. `num_speculative_tokens` (K): most drafts a step; left out, 0 for naive, else 5.
+    """`method`: a registered proposer; "auto": the checkpoint's MTP module if it has one, else n-grams (the runner
+    chooses, and logs why). `num_speculative_tokens` (K): most drafts a step; 0 for naive, whatever is set.
     `adaptive`: draft between 0 and K tokens for each request, as many as give the most tokens a second by what was
-    measured while decoding; tokens are the same.
+    measured while decoding; tokens are the same. null: with the method auto, unless ranks of engine.tensor_parallel
+    must agree or drafts are padded to K.
 
     `verify_window` and `candidates` (C) matter to the strategy "topp" only. A proposer with settings of its own has a
     section of its name beside these keys; :attr:`settings` is the one of the method.
     """
 
-    method: MethodName = NAIVE
-    num_speculative_tokens: int = Field(
-        default_factory=lambda data: 0 if data["method"] == NAIVE else DEFAULT_DRAFTS, ge=0, le=MAX_DRAFTS
-    )
-    adaptive: bool = False
+    method: MethodName = AUTO
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFTS, validate_default=True)] = DEFAULT_DRAFTS
+    adaptive: bool | None = None
     verify_strategy: StrategyName = Strategy.TARGET_MATCH
     verify_window: Annotated[int, Field(ge=1, le=INT32_MAX)] = 2
     candidates: Annotated[int, Field(ge=1, le=INT32_MAX)] = 8
+
+    @field_validator("num_speculative_tokens")
+    @classmethod
+    def _naive_drafts_nothing(cls, k: int, info: ValidationInfo) -> int:
+        return 0 if info.data.get("method") == NAIVE else k
 
     @model_validator(mode="before")
     @classmethod
@@ -366,7 +373,7 @@ class Config(Section):
     serve: ServeSettings = Field(default_factory=ServeSettings)
 
     _source: str = PrivateAttr("configuration")
-    _overridden: tuple[str, ...] = PrivateAttr(())
+    _overridden: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def model_path(self) -> Path:
@@ -412,10 +419,10 @@ def raise_combinations(problems: Iterable[tuple[str, str]]) -> None:
         raise PydanticCustomError("combination", "{problems}", {"problems": found})
 
 
-def origin(key: str, source: str, overridden: Iterable[str]) -> str:
-    """Whether the value of a dotted key came from ``--set`` or from `source`."""
+def origin(key: str, source: str, overridden: Mapping[str, str]) -> str:
+    """Where the value of a dotted key came from: what `overridden` says of it or of what it is part of, or `source`."""
     parents = [key[:end] for end, letter in enumerate(f"{key}.") if letter in ".["]
-    return OVERRIDE if any(other in parents for other in overridden) else source
+    return next((overridden[parent] for parent in parents if parent in overridden), source)
 
 
 def _timed(config: Config) -> Iterator[tuple[str, str]]:
@@ -448,12 +455,6 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
                 f"expected target_match or greedy with engine.vocabulary_parallel, got "
                 f"'{speculative.verify_strategy.name.lower()}', which needs the probabilities of the whole vocabulary",
             )
-    if speculative.method == NAIVE and speculative.num_speculative_tokens > 0:
-        yield (
-            "speculative.num_speculative_tokens",
-            f"expected 0 with the method 'naive', got {speculative.num_speculative_tokens}; "
-            "choose another speculative.method, or set 0",
-        )
     if speculative.verify_strategy is Strategy.GREEDY and sampling.temperature > 0:
         yield (
             "sampling.temperature",

@@ -7,7 +7,7 @@ directory. So ``path: ../models/tiny-py-lm`` in ``configs/`` means the same wher
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -16,26 +16,46 @@ from pydantic import BaseModel, ValidationError
 
 from specdec_hal.config import problems as wording
 from specdec_hal.config.reader import MAX_DEPTH, check_text, read_yaml
-from specdec_hal.config.schema import NAMES, OVERRIDE, Config, RelativePath, origin
+from specdec_hal.config.schema import (
+    ARGUMENT,
+    NAMES,
+    OVERRIDE,
+    Config,
+    EngineSettings,
+    ModelSettings,
+    RelativePath,
+    RunnerSettings,
+    origin,
+)
 from specdec_hal.config.sections import config_class
 from specdec_hal.errors import ConfigError
 from specdec_hal.files import read_regular
 from specdec_hal.registry import Registry, or_default
+from specdec_hal.suggest import did_you_mean
 from specdec_hal.wording import clip, one_line
 
 MAX_BYTES = 1 << 18
 """Of a configuration file."""
 MAX_PROBLEMS = 20
 """Most problems told of at once: to find out what each key could have meant takes time."""
+_BARE: dict[str, type[BaseModel]] = {"model": ModelSettings, "runner": RunnerSettings, "engine": EngineSettings}
+"""Sections whose keys are keyword arguments by themselves."""
 LINE_LIMIT, KEY_LIMIT = 500, 150
 """Bytes for each of them, and for its key."""
 
 
-def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, registry: Registry | None = None) -> Config:
-    """Read a YAML file, apply the overrides (``a.b=value``, value as YAML; the last of a key wins) and check it all.
+Override = str | tuple[str, Any]
+"""``a.b=value`` with the value as YAML, or a dotted key and its value."""
+
+
+def load(
+    path: str | os.PathLike[str], overrides: Iterable[Override] = (), *, registry: Registry | None = None
+) -> Config:
+    """Read a YAML file, apply the overrides (the last of a key wins) and check it all.
 
     Names are looked up in `registry` (None: that of this process), whose proposers add their sections. Raises
-    ConfigError, one line per problem, each ``file:key: message`` (``--set:key: message`` for an override).
+    ConfigError, one line per problem, each ``file:key: message``; for an override ``--set:key: message``, or
+    ``argument:key: message`` where it is no text.
     """
     source = os.fspath(path)
     try:
@@ -50,7 +70,7 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, registr
 
 def parse(
     data: Any,
-    overrides: Iterable[str] = (),
+    overrides: Iterable[Override] = (),
     *,
     source: str = "configuration",
     base: str | os.PathLike[str] = ".",
@@ -65,7 +85,7 @@ def parse(
     if not isinstance(data, Mapping):
         raise ConfigError(f"{source}: expected a mapping with the keys {wording.keys(schema)}, got {wording.got(data)}")
     merged = _anchor(data, schema, Path(base))
-    overridden = [_override(merged, text, schema) for text in overrides]
+    overridden = dict(_override(merged, one, schema) for one in overrides)
     try:
         config = schema.model_validate(merged, context={NAMES: registry})
     except ValidationError as error:
@@ -74,37 +94,76 @@ def parse(
         if error.error_count() > MAX_PROBLEMS:
             lines.append(f"{source}: and more problems; the first {MAX_PROBLEMS} are above")
         raise ConfigError("\n".join(lines)) from None
-    config._source, config._overridden = source, tuple(overridden)
+    config._source, config._overridden = source, overridden
     return config
+
+
+def changed(config: Config, overrides: Iterable[Override], registry: Registry | None = None) -> Config:
+    """Another configuration with these overrides, checked as :func:`parse` does."""
+    return parse(config.as_json(), overrides, source=config._source, registry=registry)
 
 
 def _line(source: str, key: str, message: str) -> str:
     return clip(one_line(f"{source}:{clip(key, KEY_LIMIT)}: {message}"), LINE_LIMIT)
 
 
-def _override(data: dict[str, Any], text: str, schema: type[BaseModel]) -> str:
-    """Apply one ``a.b=value`` to `data`; gives the key."""
-    dotted, equals, value = text.partition("=")
+def arguments(given: Mapping[str, Any], registry: Registry | None = None) -> list[Override]:
+    """Keyword arguments as overrides: a section with a mapping of some of its keys, or a key of one of :data:`_BARE`.
+
+    ConfigError for a name that is neither.
+    """
+    schema = config_class(or_default(registry))
+    bare = {key: f"{name}.{key}" for name, section in _BARE.items() for key in section.model_fields}
+    found: list[Override] = []
+    for name, value in given.items():
+        if name in bare:
+            found.append((bare[name], value))
+        elif name in schema.model_fields:
+            found += _leaves(name, value, schema.model_fields[name].annotation)
+        else:
+            hint = did_you_mean(name, [*schema.model_fields, *bare])
+            expected = f"a section ({wording.keys(schema)}) or a key of {', '.join(_BARE)}"
+            raise ConfigError(f"{ARGUMENT}:{clip(name, KEY_LIMIT)}: unknown{hint}; expected {expected}")
+    return found
+
+
+def _leaves(key: str, value: Any, annotation: Any) -> Iterator[Override]:
+    """A value as it is; of a section key by key, so that those that are not given stay as they are."""
+    if not (
+        wording.is_section(annotation) and isinstance(value, Mapping) and all(isinstance(one, str) for one in value)
+    ):
+        yield key, value
+        return
+    for name, one in value.items():
+        field = annotation.model_fields.get(name)
+        yield from _leaves(f"{key}.{name}", one, None if field is None else field.annotation)
+
+
+def _override(data: dict[str, Any], given: Override, schema: type[BaseModel]) -> tuple[str, str]:
+    """Apply one to `data`; gives the key, and where its value came from."""
+    label = OVERRIDE if isinstance(given, str) else ARGUMENT
+    dotted, equals, text = given.partition("=") if isinstance(given, str) else (given[0], "=", "")
     key = tuple(part.strip() for part in dotted.split("."))
     if not equals or not all(key):
-        raise ConfigError(f"{OVERRIDE}:{clip(text, KEY_LIMIT)}: expected KEY=VALUE such as sampling.temperature=0.8")
+        shown = clip(f"{dotted}{equals}{text}", KEY_LIMIT)
+        raise ConfigError(f"{label}:{shown}: expected KEY=VALUE such as sampling.temperature=0.8")
     if len(key) > MAX_DEPTH:
-        raise ConfigError(f"{OVERRIDE}:{clip(dotted, KEY_LIMIT)}: expected at most {MAX_DEPTH} names, got {len(key)}")
-    check_text(dotted, OVERRIDE)
+        raise ConfigError(f"{label}:{clip(dotted, KEY_LIMIT)}: expected at most {MAX_DEPTH} names, got {len(key)}")
+    check_text(dotted, label)
     *sections, last = key
     node = data
     for depth, section in enumerate(sections):
         child = node.get(section)
         if child is not None and not isinstance(child, Mapping):
             raise ConfigError(
-                f"{OVERRIDE}:{dotted}: '{'.'.join(key[: depth + 1])}' is not a section, it holds {wording.got(child)}"
+                f"{label}:{dotted}: '{'.'.join(key[: depth + 1])}' is not a section, it holds {wording.got(child)}"
             )
         copy = {**(child or {})}
         node[section] = copy
         node = copy
-    node[last] = read_yaml(value, f"{OVERRIDE}:{dotted}")
+    node[last] = read_yaml(text, f"{label}:{dotted}") if isinstance(given, str) else given[1]
     data.update(_anchor(data, schema, Path.cwd()))
-    return ".".join(key)
+    return ".".join(key), label
 
 
 def _anchor(data: Mapping[str, Any], schema: type[BaseModel], base: Path) -> dict[str, Any]:

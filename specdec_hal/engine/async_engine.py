@@ -32,11 +32,20 @@ Command = Callable[[ModelRunner], None]
 
 
 class EngineInfo(NamedTuple):
-    """What clients of an engine need to know of it."""
+    """What clients of an engine need to know of it. `method`: where drafts come from, if "auto" is configured what that
+    stands for."""
 
     backend: str
     max_model_len: int
     end_tokens: list[int]
+    method: str
+    num_speculative_tokens: int
+
+    @classmethod
+    def of(cls, runner: ModelRunner) -> EngineInfo:
+        """Of the engine that drives a runner."""
+        method, k = runner.config.speculative.method, runner.config.speculative.num_speculative_tokens
+        return cls(runner.backend.name, runner.max_model_len, sorted(runner.end_tokens), method, k)
 
 
 class Aborts(Protocol):
@@ -126,8 +135,8 @@ class AsyncEngine:
             async for delta in engine.generate("def add(a, b):", SamplingParams(max_new_tokens=16)):
                 print(delta.text, end="")
 
-    One thread owns the runner. Every stream ends with a delta whose `finish_reason` is set, or raises. A stream that is
-    closed early cancels its request.
+    Arguments are those of :class:`~specdec_hal.engine.LLM`. One thread owns the runner. Every stream ends with a delta
+    whose `finish_reason` is set, or raises. A stream that is closed early cancels its request.
     """
 
     def __init__(
@@ -137,8 +146,9 @@ class AsyncEngine:
         *,
         tokenizer: Tokenizer | None = None,
         registry: Registry | None = None,
+        **overrides: Any,
     ) -> None:
-        self.runner = make_runner(model, config, tokenizer, registry)
+        self.runner = make_runner(model, config, tokenizer, registry, overrides)
         self._commands: queue.SimpleQueue[Callable[[ModelRunner | None], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
         self._mail: list[tuple[RequestStream, Item]] = []
@@ -216,8 +226,7 @@ class AsyncEngine:
     @property
     def info(self) -> EngineInfo:
         """What the engine is."""
-        runner = self.runner
-        return EngineInfo(runner.backend.name, runner.max_model_len, sorted(runner.end_tokens))
+        return EngineInfo.of(self.runner)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.config import Config, parse
-from specdec_hal.errors import RequestError
+from specdec_hal.config import Config, Override, arguments, changed, parse
+from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runtime import Runtime, load
 from specdec_hal.wording import short
@@ -30,25 +31,27 @@ def make_runner(
     config: str | os.PathLike[str] | Config | Runtime | None,
     tokenizer: Tokenizer | None = None,
     registry: Registry | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> ModelRunner:
     """A runner of a model (a checkpoint folder, or an object; None: the configuration's) under a configuration.
 
     `config`: a YAML file, a checked configuration, what :func:`specdec_hal.load` made of one (with which `model` was
-    loaded, if it is an object), or None for the defaults. Errors: see :func:`specdec_hal.load`.
+    loaded, if it is an object), or None for the defaults. `overrides`: see :class:`LLM`. Errors: see
+    :func:`specdec_hal.load`.
     """
-    folder = None if model is None or not isinstance(model, (str, os.PathLike)) else os.path.abspath(model)
-    if isinstance(config, Runtime):
+    folder = os.path.abspath(model) if isinstance(model, (str, os.PathLike)) else None
+    registry = config.registry if isinstance(config, Runtime) else registry
+    changes: list[Override] = [] if folder is None else [("model.path", folder)]
+    changes += arguments(overrides or {}, registry)
+    if isinstance(config, Runtime) and not changes:
         runtime = config
-    elif isinstance(config, Config):
-        settings = config if folder is None else config.model_copy(
-            update={"model": config.model.model_copy(update={"path": folder})}
-        )  # fmt: skip
-        runtime = Runtime(settings, registry)
+    elif isinstance(config, (Config, Runtime)):
+        settings = config.config if isinstance(config, Runtime) else config
+        runtime = Runtime(changed(settings, changes, registry) if changes else settings, registry)
     elif config is None:
-        sections = {} if folder is None else {"model": {"path": folder}}
-        runtime = Runtime(parse(sections, registry=registry), registry)
+        runtime = Runtime(parse({}, changes, registry=registry), registry)
     else:
-        runtime = load(config, () if folder is None else (f"model.path={folder}",), registry=registry)
+        runtime = load(config, changes, registry=registry)
     loaded: Any = None if folder is not None else model
     runner = runtime.runner(model=loaded, tokenizer=tokenizer)
     if runtime is not config:
@@ -66,7 +69,11 @@ class LLM:
     """Decodes batches of prompts.
 
     ``LLM("models/tiny-py-lm", "configs/reference.yaml").generate(["def add(a, b):"])[0].text``. `model` is a checkpoint
-    folder or a loaded model, `config` a YAML file or a configuration; either may be left to the other.
+    folder or a loaded model, `config` a YAML file or a configuration; either may be left to the other. `overrides`:
+    keys of the sections `model`, `runner` and `engine`, or sections with some of their keys, which take the place of
+    what `config` says: ``LLM(folder, max_num_seqs=4, speculative={"method": "ngram"})``.
+
+    Leaving a ``with`` block closes it.
     """
 
     def __init__(
@@ -76,9 +83,31 @@ class LLM:
         *,
         tokenizer: Tokenizer | None = None,
         registry: Registry | None = None,
+        **overrides: Any,
     ) -> None:
-        self.runner = make_runner(model, config, tokenizer, registry)
+        self._runner: ModelRunner | None = make_runner(model, config, tokenizer, registry, overrides)
         self._numbers = count()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the model, its caches and captured steps, and end the processes that share it. Twice is once."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+            del runner
+            gc.collect()  # its parts refer to each other
+
+    @property
+    def runner(self) -> ModelRunner:
+        """What decodes; EngineDeadError once it was closed."""
+        if self._runner is None:
+            raise EngineDeadError("the LLM was closed; make another")
+        return self._runner
 
     @property
     def default_params(self) -> SamplingParams:

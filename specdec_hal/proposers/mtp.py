@@ -51,7 +51,7 @@ class MTPProposer(DraftChain):
             )
         k = size["S"] - 1
         drafts = k if drafts is None else min(drafts, k)
-        if drafts > 1:
+        if drafts > 1 and not context.config.speculative.adaptive:  # which drafts as many as are accepted
             mention_training(method, drafts)
         self._static = capabilities.device_lengths
         self.draft_positions = max(drafts - 1, 0)

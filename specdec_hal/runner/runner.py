@@ -26,6 +26,7 @@ from specdec_hal.runner.draft_length import Drafted, DraftLengths
 from specdec_hal.runner.footprint import allocate_cache, check_footprint, checked_length, state_sizes
 from specdec_hal.runner.guard import Guard, check_cache, claim_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
+from specdec_hal.runner.method import chosen
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
 from specdec_hal.runner.plan import LaunchedStep, Planner, StepPlan
 from specdec_hal.runner.prompt_logprobs import chunks_of
@@ -70,8 +71,9 @@ class ModelRunner:
         *,
         registry: Registry | None = None,
     ) -> None:
-        speculative, settings = config.speculative, config.runner
         self._registry = or_default(registry)
+        config = chosen(config, backend, model, self._registry)
+        speculative, settings = config.speculative, config.runner
         spec = self._registry.get_proposer(speculative.method)
         if spec.settings is not None and speculative.settings is None:
             raise config.error(f"speculative.{spec.name}", "not checked; parse it with the runner's registry")

@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from specdec_hal.config.schema import SpeculativeSettings
+from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.runner import Counts, RequestOutput, StreamDelta
 
 LABELS = ("model_name", "backend", "method")
@@ -54,10 +54,10 @@ class Observed(NamedTuple):
 class ServerMetrics:
     """The metrics of one server."""
 
-    def __init__(self, model_name: str, backend: str, speculative: SpeculativeSettings) -> None:
+    def __init__(self, model_name: str, engine: EngineInfo) -> None:
         self._registry = CollectorRegistry()
-        labels = (model_name, backend, speculative.method)
-        self._engine = _EngineCollector(labels, speculative.num_speculative_tokens)
+        labels = (model_name, engine.backend, engine.method)
+        self._engine = _EngineCollector(labels, engine.num_speculative_tokens)
         self._registry.register(self._engine)
         self._histograms = {
             name: _Histogram(f"vllm:{name}", text, bounds, labels) for name, (text, bounds) in _HISTOGRAMS.items()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId, UnicodeText
+from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import SamplingParams
@@ -179,8 +179,8 @@ class GenerationRequest(UnusedKeys, ABC):
         """How many alternatives are needed for each token of the prompt; None for no log-probabilities of it."""
         return self.prompt_logprobs
 
-    def sampling_params(self, defaults: SamplingParams, end_tokens: Collection[int], method: str) -> SamplingParams:
-        """Those of a prompt, for all of its `n` choices. `method`: the configured one. RequestError for a bad value."""
+    def sampling_params(self, defaults: SamplingParams, engine: EngineInfo) -> SamplingParams:
+        """Those of a prompt, for all of its `n` choices. RequestError for a bad value."""
         changes: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
         changes["return_drafts"] = self.return_drafts
         if self.top_k is not None:
@@ -200,8 +200,8 @@ class GenerationRequest(UnusedKeys, ABC):
         if self.logit_bias is not None:
             changes["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         if self.ignore_eos:
-            changes["bad_token_ids"] = [*defaults.bad_token_ids, *end_tokens]
-        if not self._drafts(method) or not self.generates:
+            changes["bad_token_ids"] = [*defaults.bad_token_ids, *engine.end_tokens]
+        if not self._drafts(engine.method) or not self.generates:
             changes["num_speculative_tokens"] = 0
         return SamplingParams(**{**dict(defaults), **changes})
 

@@ -100,7 +100,7 @@ class Service:
         self.engine, self.name, self.settings, self.template = engine, name, settings, template
         self.peers, self.mark = peers, "" if peers is None else peers.mark
         self.tokenizer: Tokenizer = engine.tokenizer
-        self.metrics = ServerMetrics(name, engine.info.backend, engine.config.speculative)
+        self.metrics = ServerMetrics(name, engine.info)
         self.live: dict[str, RequestStream] = {}
         """By the id of their answers."""
         self._places = Places(settings.max_concurrent_requests) if peers is None else peers.places
@@ -134,8 +134,7 @@ class Service:
 
     async def _submit(self, answer: Answer) -> RequestStream:
         engine = self.engine
-        method = engine.config.speculative.method
-        params = answer.request.sampling_params(engine.default_params, engine.info.end_tokens, method)
+        params = answer.request.sampling_params(engine.default_params, engine.info)
         answer.params, answer.end_tokens = params, engine.info.end_tokens
         token_ids = [
             await self._encode(prompt, answer.request.add_special_tokens) if isinstance(prompt, str) else prompt

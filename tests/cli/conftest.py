@@ -87,7 +87,8 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Simp
     def install(**kind: bool) -> SimpleNamespace:
         monkeypatch.setitem(models.__dict__, "load_model", lambda path, framework="auto", **_: CycleModel(**kind))
         monkeypatch.setitem(models.__dict__, "load_tokenizer", lambda path: CharTokenizer())
-        naive = ("--set", f"model.path={tmp_path}", "--set", "backend.name=reference")
-        return SimpleNamespace(naive=naive, ngram=(*naive, "--set", "speculative.method=ngram"))
+        auto = ("--set", f"model.path={tmp_path}", "--set", "backend.name=reference")
+        naive, ngram = ((*auto, "--set", f"speculative.method={method}") for method in ("naive", "ngram"))
+        return SimpleNamespace(auto=auto, naive=naive, ngram=ngram)
 
     return install

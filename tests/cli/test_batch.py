@@ -189,6 +189,15 @@ def test_a_folder_of_another_batch(
     assert (out / "results.jsonl").read_bytes() == before
 
 
+def test_the_method_auto_drafts_without_adapting(model: Model, prompts: Path, tmp_path: Path) -> None:
+    """Its lengths would depend on the time of steps, and with them the counts of a row."""
+    rows = {}
+    for name, options in (("auto", model().auto), ("ngram", model().ngram)):
+        assert batch(options, prompts, tmp_path / name) == 0
+        rows[name] = (tmp_path / name / "results.jsonl").read_bytes()
+    assert rows["auto"] == rows["ngram"] and sum(row["num_drafts"] for row in rows_of(tmp_path / "auto")) > 0
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -26,6 +26,12 @@ def compare(capsys: Capture, *options: str, status: int = 0) -> Any:
     return json.loads(captured.out)
 
 
+def test_the_method_that_was_chosen_is_named(model: Model, capsys: Capture) -> None:
+    document = compare(capsys, *model().auto, *PROMPTS, "--repeat", "1")
+    assert (document["identical"], document["method"]) == (True, "ngram")
+    assert document["spec"]["accepted_tokens"] > 0 == document["naive"]["num_drafts"]
+
+
 def test_both_sides_are_sampled_with_the_same_drawn_seeds(model: Model, capsys: Capture) -> None:
     sampling = ("--set", "sampling.temperature=3", "--repeat", "1")
     document = compare(capsys, *model().ngram, *PROMPTS, *sampling)

@@ -40,6 +40,16 @@ def test_plain_decoding_takes_the_same_path(model: Model, capsys: Capture) -> No
     assert document["metrics"]["tokens_per_step"] == 1
 
 
+def test_a_method_is_chosen_unless_one_is_named(model: Model, capsys: Capture) -> None:
+    options = ["--prompt", "a", "--max-new-tokens", "20", "--json"]
+    four = ("--set", "speculative.num_speculative_tokens=4")
+    for given, method in ((model().auto, "ngram"), ((*model().naive, *four), "naive")):
+        assert main(["generate", *given, *options]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["method"] == method and document["requests"][0]["text"] == "bcdefghija" * 2
+        assert (document["metrics"]["num_drafts"] > 0) == (method == "ngram")
+
+
 def test_json(model: Model, capsys: Capture) -> None:
     options = [*model().ngram, "--prompt", "a", "--prompt", "cde", "--max-new-tokens", "30"]
     assert main(["generate", *options, "--set", "sampling.logprobs=1", "--json"]) == 0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from specdec_hal.config import Config, load, parse
+from specdec_hal.config import Config, arguments, changed, load, parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.registry import Registry
 
@@ -134,3 +135,61 @@ class TestOverrides:
     def test_problems_name_where_each_value_came_from(self, problems: Problems) -> None:
         lines = problems("sampling: {top_p: 0, top_k: -1}", "sampling.top_k=-2")
         assert [line.split(": ")[0] for line in lines] == ["c.yaml:sampling.top_p", "--set:sampling.top_k"]
+
+
+class TestArguments:
+    """Keyword arguments in the place of what a configuration says."""
+
+    def config(self, registry: Registry, given: dict[str, Any], data: Any = None) -> Config:
+        return parse(data or {}, arguments(given, registry), source="c.yaml", registry=registry)
+
+    def test_sections_and_bare_keys(self, registry: Registry) -> None:
+        data = {"speculative": {"method": "naive", "ngram": {"min_ngram_size": 2}}, "runner": {"block_size": 8}}
+        given = {
+            "speculative": {"method": "ngram", "ngram": {"max_ngram_size": 6}},
+            "max_num_seqs": 3,
+            "dtype": "float16",
+        }
+        config = self.config(registry, given, data)
+        assert (config.speculative.ngram.min_ngram_size, config.speculative.ngram.max_ngram_size) == (2, 6)
+        assert (config.runner.max_num_seqs, config.runner.block_size, config.model.dtype) == (3, 8, "float16")
+        assert config.speculative.method == "ngram"
+        assert data["speculative"]["method"] == "naive", "the mapping is the caller's"
+
+    def test_values_are_pythons_not_yaml(self, registry: Registry) -> None:
+        given = {"sampling": {"stop": ["yes", "1: 2"], "logit_bias": {5: 1.5}}, "path": "a: b"}
+        config = self.config(registry, given)
+        assert (config.sampling.stop, config.sampling.logit_bias) == (["yes", "1: 2"], {5: 1.5})
+        assert config.model.path == str(Path.cwd() / "a: b")
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            (
+                {"max_num_seq": 4},
+                "argument:max_num_seq: unknown; did you mean 'max_num_seqs'?; expected a section (backend",
+            ),
+            ({"max_num_seqs": 0}, "argument:runner.max_num_seqs: expected an integer in 1..8192, got 0"),
+            ({"speculative": {"method": "ngarm"}}, "argument:speculative.method: unknown speculative method 'ngarm'"),
+            ({"speculative": {"metod": 1}}, "argument:speculative.metod: unknown key; did you mean 'method'?"),
+            ({"speculative": "ngram"}, "argument:speculative: expected a mapping with the keys method, "),
+            ({"speculative": None}, "argument:speculative: expected a mapping with the keys method, "),
+            ({"sampling": {1: 2}}, "argument:sampling[1]: unknown key; allowed: temperature"),
+            (
+                {"sampling": {"min_new_tokens": 200}},
+                "argument:sampling.min_new_tokens: expected at most max_new_tokens",
+            ),
+        ],
+    )
+    def test_bad(self, registry: Registry, given: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError) as error:
+            self.config(registry, given)
+        assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+    def test_a_configuration_is_changed_as_a_copy(self, registry: Registry) -> None:
+        before = parse({"sampling": {"seed": 3, "logit_bias": {7: 2.0}}}, source="c.yaml", registry=registry)
+        after = changed(before, [("sampling.top_k", 4)], registry)
+        assert (before.sampling.top_k, after.sampling.top_k, after.sampling.seed) == (0, 4, 3)
+        assert after.sampling.logit_bias == {7: 2.0}
+        assert str(after.error("sampling.seed", "odd")) == "c.yaml:sampling.seed: odd"
+        assert str(after.error("sampling.top_k", "odd")) == "argument:sampling.top_k: odd"

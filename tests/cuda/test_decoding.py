@@ -89,7 +89,8 @@ def test_a_captured_draft_model_has_read_what_the_target_has(chunk, blocks, stra
     assert runner.overlap and summary["graphs"] > 1 and not summary["graph_failures"]
     assert summary["failed_steps"] == summary["failed_proposals"] == 0
     assert (summary["preemptions"] > 0) == (blocks == 21)
-    plain = ModelRunner(parse({"runner": {"max_num_seqs": 1}}), ReferenceBackend(), HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
+    naive = parse({"speculative": {"method": "naive"}, "runner": {"max_num_seqs": 1}})
+    plain = ModelRunner(naive, ReferenceBackend(), HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
     for request in asked:
         output = outputs[request.request_id]
         assert (output.drafted == 0) == (request.params.num_speculative_tokens == 0)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
+import weakref
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from specdec_hal.engine import LLM, AsyncEngine
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.models.protocol import ForwardBatch
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
+from specdec_hal.runtime import Runtime
 from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
@@ -211,6 +215,74 @@ class TestLLM:
             model.generate([[1, 2], [3]], PARAMS)
         assert not model.runner.has_requests
         assert len(model.generate([[1, 2]])) == 1
+
+
+class TestOverrides:
+    """Keyword arguments of LLM and AsyncEngine."""
+
+    GIVEN: dict[str, Any] = {"max_num_seqs": 2, "speculative": {"num_speculative_tokens": 4}}  # noqa: RUF012
+
+    def check(self, runner: ModelRunner) -> None:
+        config = runner.config
+        assert (config.runner.max_num_seqs, config.speculative.num_speculative_tokens) == (2, 4)
+        assert config.speculative.method == "ngram" and runner.backend.name == "reference", "the rest stays"
+
+    @pytest.mark.parametrize("kind", ["file", "config", "runtime"])
+    def test_over_every_kind_of_configuration(self, kind: str, tmp_path: Path) -> None:
+        file = tmp_path / "c.yaml"
+        file.write_text(json.dumps(CONFIG))
+        config: Any = {"file": file, "config": parse(CONFIG), "runtime": Runtime(parse(CONFIG))}[kind]
+        model, tokenizer = cast(Any, HistoryModel), cast(Any, LetterTokenizer())
+        self.check(LLM(model(), config, tokenizer=tokenizer, **self.GIVEN).runner)
+
+        async def body() -> None:
+            async with AsyncEngine(model(), config, tokenizer=tokenizer, **self.GIVEN) as streaming:
+                self.check(streaming.runner)
+
+        run(body())
+
+    def test_without_a_configuration(self) -> None:
+        model: Any = HistoryModel()
+        one = LLM(model, tokenizer=cast(Any, LetterTokenizer()), backend={"name": "reference"}, max_model_len=32)
+        assert (one.runner.max_model_len, one.runner.backend.name) == (32, "reference")
+        assert one.runner.config.speculative.method == "mtp", "the default of a model with a module"
+
+    def test_a_folder_takes_the_place_of_the_configured_one(self, tmp_path: Path) -> None:
+        """Whatever characters it has, and of a Runtime's too."""
+        folder = tmp_path / "a: [b"
+        for config in (parse(CONFIG), Runtime(parse(CONFIG)), None):
+            with pytest.raises(ConfigError, match=r"^argument:model.path: no such folder: .*a: \[b;"):
+                LLM(folder, config, backend={"name": "reference"})
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"max_num_seq": 1}, "argument:max_num_seq: unknown; did you mean 'max_num_seqs'?"),
+            ({"speculative": {"method": "ngarm"}}, "argument:speculative.method: unknown speculative method"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, given: dict[str, Any], message: str) -> None:
+        model: Any = HistoryModel()
+        for make in (LLM, AsyncEngine):
+            with pytest.raises(ConfigError, match=re.escape(message)):
+                make(model, parse(CONFIG), **given)
+
+
+class TestClosing:
+    def test_a_closed_one_decodes_nothing_and_has_let_go_of_its_model(self) -> None:
+        with llm() as model:
+            assert len(model.generate(PROMPTS[:2])) == 2
+            held = weakref.ref(model.runner.model)
+        assert held() is None
+        model.close()
+        with pytest.raises(EngineDeadError, match="the LLM was closed; make another"):
+            model.generate(PROMPTS[:1])
+
+    def test_after_an_error_too(self) -> None:
+        with pytest.raises(RequestError, match="empty prompt"), llm() as model:
+            model.generate([[]])
+        with pytest.raises(EngineDeadError):
+            model.default_params  # noqa: B018
 
 
 def run(body: Coroutine[Any, Any, Any]) -> Any:

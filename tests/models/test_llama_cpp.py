@@ -180,7 +180,7 @@ def test_a_configuration_names_the_file(file: Path, monkeypatch: pytest.MonkeyPa
 
 def test_its_configuration_drafts_plain_tokens(file: Path) -> None:
     outputs = []
-    for speculative in ([], ["speculative.method=naive", "speculative.num_speculative_tokens=0"]):
+    for speculative in ([], ["speculative.method=naive"]):
         settings = [f"model.path={file}", "model.bit_stable=true", "model.num_threads=1", *speculative]
         runner = sd.load(ROOT / "configs/llama_cpp.yaml", settings).runner()
         prompt = runner.tokenizer.encode("def add(a, b):\n")

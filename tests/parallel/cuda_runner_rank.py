@@ -67,7 +67,7 @@ def main(folder: str, rank: int, size: int, rendezvous: str, place: str, transpo
     model = load(folder, config, **options) if group is None else load_part(folder, config, group=group, **options)
 
     def outputs(k: int, graph: bool, kind: type[ModelRunner], **more: Any) -> dict[str, Any]:
-        method = {"method": "ngram", "num_speculative_tokens": k} if k else {}
+        method = {"method": "ngram" if k else "naive", "num_speculative_tokens": k}
         settings = parse({
             "model": {"path": folder, "framework": "torch"},
             "engine": {"tensor_parallel": max(size, 1), "digest_interval": 4},

@@ -103,7 +103,7 @@ def decode(runner: ModelRunner, **sampling: Any) -> dict[str, Any]:
 
 
 def plain(**sampling: Any) -> dict[str, Any]:
-    config = parse({"runner": {"max_num_seqs": 1}})
+    config = parse({"speculative": {"method": "naive"}, "runner": {"max_num_seqs": 1}})
     tokenizer: Any = LetterTokenizer()
     return decode(ModelRunner(config, ReferenceBackend(), HistoryModel(), tokenizer), **sampling)
 

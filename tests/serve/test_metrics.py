@@ -140,3 +140,13 @@ def test_the_queue_time_of_a_request_that_never_ran() -> None:
     runner.cancel("second")
     outputs = runner.run()
     assert outputs["second"].queue_s is None and outputs["first"].queue_s is not None
+
+
+def test_the_method_that_was_chosen_is_named() -> None:
+    with serving(speculative={}) as running:
+        body = {"prompt": [3, 5, 6, 5, 6], "max_tokens": 30, "ignore_eos": True}
+        assert running.post({**body, "method": "mtp"}).json()["usage"]["drafted_tokens"] > 0
+        assert (
+            "method: expected 'mtp' or 'none'" in running.post({**body, "method": "ngram"}).json()["error"]["message"]
+        )
+        assert re.search(r'vllm:num_requests_running{[^}]*method="mtp"', running.http.get("/metrics").text)

@@ -32,7 +32,7 @@ from tests.support.history_model import LetterTokenizer
 from tests.support.killing import Server, kill_under_load, split_server
 from tests.support.split_server import DEADLY
 
-INFO = EngineInfo("reference", 64, [0])
+INFO = EngineInfo("reference", 64, [0], "ngram", 3)
 
 
 def kills(count: int, seed: int, http_workers: int = 1) -> None:

@@ -72,9 +72,8 @@ class EngineProcess:
         return not self._unsettled and self.runner.has_requests
 
     def _hello(self, worker: int) -> None:
-        runner = self.runner
-        info = EngineInfo(runner.backend.name, runner.max_model_len, sorted(runner.end_tokens))
-        self._http[worker].send(messages.Hello(info, [stream.request.request_id for stream in runner.streams]))
+        names = [stream.request.request_id for stream in self.runner.streams]
+        self._http[worker].send(messages.Hello(EngineInfo.of(self.runner), names))
 
     def _obey(self, wait: bool) -> None:
         """Carry out what was asked meanwhile; waits for something if `wait`."""

@@ -99,7 +99,7 @@ class RemoteEngine:
 
     def __init__(self, config: Config, tokenizer: Tokenizer, directory: Path, worker: int = 0) -> None:
         self.config, self.tokenizer, self.worker = config, tokenizer, worker
-        self.info = EngineInfo("", 0, [])
+        self.info = EngineInfo("", 0, [], "", 0)
         context = zmq.asyncio.Context()
         self._inbox = context.socket(zmq.PULL)
         self._inbox.bind(messages.endpoint(directory, messages.http(worker)))

@@ -1,0 +1,48 @@
+"""What `speculative.method: auto` stands for with a model and a backend."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from specdec_hal.backend import AUTO, Backend
+from specdec_hal.config.schema import NAIVE, Config
+from specdec_hal.models import TargetModel
+from specdec_hal.ops import draft_model
+from specdec_hal.registry import Registry
+
+_log = logging.getLogger("specdec_hal")
+
+
+def chosen(config: Config, backend: Backend, model: TargetModel, registry: Registry) -> Config:
+    """The configuration, with what the method "auto" stands for in its place; the log says what that is, and why."""
+    wanted = config.speculative
+    if wanted.method != AUTO:
+        return config
+    method, why = _method(config, backend, model)
+    config = _with(config, method=method)
+    if wanted.adaptive is None:
+        padded = registry.pads_drafts(method, config.speculative.settings)
+        config = _with(config, adaptive=method != NAIVE and not padded and config.engine.tensor_parallel == 1)
+    k, lengths = wanted.num_speculative_tokens, "adaptive" if config.speculative.adaptive else "not adaptive"
+    _log.info("speculative.method auto: %s, since %s; at most %d drafts a step, %s", method, why, k, lengths)
+    return config
+
+
+def _with(config: Config, **keys: Any) -> Config:
+    return config.model_copy(update={"speculative": config.speculative.model_copy(update=keys)})
+
+
+def _method(config: Config, backend: Backend, model: TargetModel) -> tuple[str, str]:
+    """The method, and why."""
+    if config.speculative.num_speculative_tokens == 0:
+        return NAIVE, "num_speculative_tokens is 0"
+    if model.capabilities.mtp_modules < 1:
+        return "ngram", "the model has no MTP module"
+    missing = sorted(status.op for status in backend.explain() if not status.available and status.op in _MTP_OPS)
+    if missing:
+        return "ngram", f"the backend lacks {', '.join(missing)}, which the model's MTP module needs"
+    return "mtp", "the model has an MTP module"
+
+
+_MTP_OPS = frozenset(spec.name for spec in draft_model.OPS)

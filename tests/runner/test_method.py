@@ -1,0 +1,120 @@
+"""`speculative.method: auto`: what drafts by default, with which model and backend, and that the log says why."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import parse
+from specdec_hal.models import ModelCapabilities
+from specdec_hal.registry import default as registry
+from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner.draft_length import DraftLengths
+from specdec_hal.runner.method import chosen
+from tests.runner.conftest import make_runner
+from tests.runner.test_equality import plain_decoding
+from tests.support.history_model import DeviceHistoryModel, HistoryModel
+
+PROMPT = [3, 5, 6, 5, 6]
+
+
+class WithoutModule(HistoryModel):
+    capabilities = ModelCapabilities(stable_row_counts=None)
+
+
+def lacking(*ops: str) -> ReferenceBackend:
+    backend = ReferenceBackend()
+    backend.capabilities = {name: one for name, one in backend.capabilities.items() if name not in ops}
+    return backend
+
+
+def drafting(runner: ModelRunner) -> tuple[str, int, bool | None]:
+    speculative = runner.config.speculative
+    return speculative.method, speculative.num_speculative_tokens, speculative.adaptive
+
+
+@pytest.mark.parametrize("model", [HistoryModel, DeviceHistoryModel])
+def test_the_default_drafts_with_the_models_module(
+    model: type[HistoryModel], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DraftLengths, "limit", lambda self, sequence: 5)  # whatever the time of steps is
+    with caplog.at_level(logging.INFO, "specdec_hal"):
+        runner = make_runner(model=model(), speculative={})
+    assert drafting(runner) == ("mtp", 5, True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "speculative.method auto: mtp, since the model has an MTP module; at most 5 drafts a step, adaptive"
+    ]
+    params = SamplingParams(max_new_tokens=40, temperature=0.4, seed=3, bad_token_ids=[0])
+    runner.add_request(Request("a", PROMPT, params))
+    output = runner.run()["a"]
+    assert list(output.token_ids) == plain_decoding(PROMPT, params).tokens and output.accepted > 0
+    assert runner.summary()["failed_proposals"] == runner.summary()["failed_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("speculative", "model", "missing", "expected", "why"),
+    [
+        ({}, WithoutModule, (), ("ngram", 5, True), "the model has no MTP module"),
+        ({"num_speculative_tokens": 3}, WithoutModule, (), ("ngram", 3, True), "the model has no MTP module"),
+        ({"num_speculative_tokens": 0}, HistoryModel, (), ("naive", 0, False), "num_speculative_tokens is 0"),
+        ({"adaptive": False}, HistoryModel, (), ("mtp", 5, False), "the model has an MTP module"),
+        (
+            {}, HistoryModel, ("draft_model_update", "eagle_get_hidden_states"), ("ngram", 5, True),
+            "the backend lacks draft_model_update, eagle_get_hidden_states, which the model's MTP module needs",
+        ),
+        ({"ngram": {"pad_to_max": True}}, WithoutModule, (), ("ngram", 5, False), "the model has no MTP module"),
+    ],
+)  # fmt: skip
+def test_what_is_chosen_otherwise(
+    speculative: dict[str, Any],
+    model: type[HistoryModel],
+    missing: tuple[str, ...],
+    expected: tuple[str, int, bool],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "specdec_hal"):
+        runner = ModelRunner(parse({"speculative": speculative}), lacking(*missing), model())
+    assert drafting(runner) == expected
+    (record,) = (one for one in caplog.records if one.levelno == logging.INFO)
+    assert f": {expected[0]}, since {why}; at most {expected[1]} drafts a step, " in record.getMessage()
+    assert record.getMessage().endswith("not adaptive" if not expected[2] else ", adaptive")
+    runner.add_request(Request("a", PROMPT, SamplingParams(max_new_tokens=20)))
+    assert list(runner.run()["a"].token_ids) == plain_decoding(PROMPT, SamplingParams(max_new_tokens=20)).tokens
+
+
+@pytest.mark.parametrize("method", ["naive", "ngram", "mtp"])
+def test_a_method_that_is_named_is_taken_without_a_word(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "specdec_hal"):
+        runner = make_runner(speculative={"method": method, "num_speculative_tokens": 1})
+    assert drafting(runner) == (method, int(method != "naive"), None) and not caplog.records
+    assert runner._lengths is None
+
+
+def test_ranks_that_must_agree_do_not_adapt() -> None:
+    config = parse({"engine": {"tensor_parallel": 2}})
+    found = chosen(config, ReferenceBackend(), HistoryModel(), registry)
+    assert (found.speculative.method, found.speculative.adaptive) == ("mtp", False)
+
+
+def test_the_module_needs_no_op_but_those_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend with the runner's ops and those of section 9 can run it."""
+
+    def bound(method: str) -> set[str]:
+        names = set[str]()
+        bind = ReferenceBackend.bind
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                ReferenceBackend, "bind", lambda self, op, *args, **more: names.add(op) or bind(self, op, *args, **more)
+            )
+            runner = make_runner(model=DeviceHistoryModel(), speculative={"method": method})
+            runner.add_request(Request("a", PROMPT, SamplingParams(max_new_tokens=9)))
+            runner.run()
+        return names
+
+    from specdec_hal.ops.draft_model import OPS
+
+    assert bound("mtp") - bound("ngram") <= {spec.name for spec in OPS}
