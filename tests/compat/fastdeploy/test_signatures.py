@@ -1,0 +1,139 @@
+"""Each line of `signatures.TABLE`: order, number and kinds of arguments, shapes and dtypes of results, what is written
+in place, numbers and flags of no dimension, columns, and buffers of more slots than are in use."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from specdec_hal.compat.fastdeploy import ADAPTORS
+from specdec_hal.compat.fastdeploy import output as messages
+from specdec_hal.compat.fastdeploy.plan import Plan
+from specdec_hal.compat.fastdeploy.sysv import MessageQueue, queue_key
+from tests.compat.fastdeploy import signatures as table
+from tests.compat.fastdeploy.batches import tensor
+
+LINES = table.signatures()
+
+
+@pytest.fixture(autouse=True)
+def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A queue of this test's own."""
+    number = 0x60000 + os.getpid() % 0x10000
+    monkeypatch.setenv(messages.QUEUE_VARIABLE, str(number))
+    yield
+    for path in (messages.PLAIN_PATH, messages.SCORED_PATH):
+        MessageQueue(queue_key(path, number)).remove()
+    messages.queue.cache_clear()
+
+
+def call(line: table.Signature, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What a call gives, as arrays, and its tensors."""
+    given = {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    addresses = {name: value.data_ptr() for name, value in given.items() if isinstance(value, paddle.Tensor)}
+    result = ADAPTORS[line.platform][line.op](*given.values())
+    assert {name: given[name].data_ptr() for name in addresses} == addresses, "in place"
+    results = [] if result is None else list(result) if isinstance(result, (list, tuple)) else [result]
+    return [out.numpy() for out in results], {name: given[name] for name in addresses}
+
+
+def same(line: table.Signature, values: dict[str, Any], wanted: tuple[list[Any], dict[str, Any]]) -> None:
+    """A call with the same values in other shapes gives and writes the same."""
+    results, tensors = call(line, values)
+    for one, other in zip(results, wanted[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    for name in line.writes & tensors.keys():
+        kept = wanted[1][name].numpy().reshape(-1)
+        np.testing.assert_array_equal(tensors[name].numpy().reshape(-1)[: kept.size], kept, name)
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+def test_arguments_stand_in_this_order(line: table.Signature) -> None:
+    names = [argument.name for argument in line.arguments]
+    (form,) = [form for form in ADAPTORS[line.platform][line.op].forms if form.names == names]
+    for argument, is_tensor, optional, is_int, kind in zip(
+        line.arguments, form.is_tensor, form.optional, form.is_int, form.kinds, strict=True
+    ):
+        assert is_tensor == (argument.kind == "T"), argument
+        assert is_int == (argument.kind == "int") and (kind is None) == is_tensor, argument
+        assert not is_tensor or optional == argument.optional, argument
+
+
+def test_every_served_op_has_a_line() -> None:
+    assert {(line.platform, line.op) for line in LINES} == {(p, name) for p in ADAPTORS for name in ADAPTORS[p]}
+
+
+@pytest.mark.parametrize("line", LINES, ids=str)
+def test_a_line(layer: Any, line: table.Signature, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = table.arguments(line)
+    base = call(line, values)
+    results_and_what_is_written(line, values, *base)
+    numbers_flags_and_columns(line, values, base)
+    more_slots_than_are_in_use(line, values, base)
+    what_a_plan_holds(line, values, monkeypatch)
+
+
+def results_and_what_is_written(
+    line: table.Signature, values: dict[str, Any], results: list[Any], tensors: dict[str, Any]
+) -> None:
+    short = {"float32": "f32", "int64": "i64", "int32": "i32"}
+    shapes = [f"{short[str(out.dtype)]}{list(out.shape)}".replace(" ", "") for out in results]
+    wanted = [
+        gives[:4] + ",".join(str(eval(size, {}, dict(table.SIZES))) for size in gives[4:-1].split(",")) + "]"
+        for gives in line.gives
+    ]
+    assert shapes == wanted
+    for name, now in tensors.items():
+        if name not in line.writes:
+            np.testing.assert_array_equal(now.numpy(), values[name], f"{name} is only read")
+
+
+def numbers_flags_and_columns(line: table.Signature, values: dict[str, Any], base: Any) -> None:
+    """Ints as tensors of no dimension and of one, flags of no dimension, slots as columns."""
+    numbers = [argument.name for argument in line.arguments if argument.kind == "int"]
+    for shape in ([], [1]) if numbers else ():
+        same(line, values | {name: np.full(shape, values[name], np.int64) for name in numbers}, base)
+    single = [n for n in ("not_need_stop", "has_running_seqs", "token_num") if isinstance(values.get(n), np.ndarray)]
+    columns = [n for n in table.PER_SLOT if isinstance(values.get(n), np.ndarray) and values[n].ndim == 1]
+    shaped = {name: values[name].reshape([]) for name in single}
+    same(line, values | shaped | {name: values[name].reshape(-1, 1) for name in columns}, base)
+
+
+LENGTHS = ("seq_lens_this_time", "seq_len", "seq_len_this_time")
+
+
+def longer(name: str, value: Any) -> Any:
+    """A buffer of two more slots, which are free; what describes the step itself is as it was."""
+    own = name.startswith(("end_", "eos_", "target_tokens", "next_tokens", "inter_", "batch_id", "cu_"))
+    if name not in table.PER_SLOT | table.WHOLE or own or name in LENGTHS or len(value) != 3:
+        return value
+    free = np.ones(2, bool) if name.endswith("stop_flags") else np.zeros((2, *value.shape[1:]), value.dtype)
+    return np.concatenate([value, free])
+
+
+def more_slots_than_are_in_use(line: table.Signature, values: dict[str, Any], base: Any) -> None:
+    """Runners hand over buffers of all slots, and the lengths of those in use."""
+    if any(name in LENGTHS for name in values):
+        arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+        same(line, values | {name: longer(name, value) for name, value in arrays.items()}, base)
+
+
+def what_a_plan_holds(line: table.Signature, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the launches of an op that works in place read is the caller's or the plan's own."""
+    plans: list[tuple[Plan, list[Any]]] = []
+    run = Plan.run
+
+    def watched(self: Plan, op: str, /, **given: Any) -> None:
+        plans.append((self, [value for value in given.values() if isinstance(value, paddle.Tensor)]))
+        run(self, op, **given)
+
+    monkeypatch.setattr(Plan, "run", watched)
+    given = [tensor(value) if isinstance(value, np.ndarray) else value for value in values.values()]
+    result = ADAPTORS[line.platform][line.op](*given)
+    for plan, used in plans if result is None else ():
+        known = {id(value) for value in (*given, *plan.held)}
+        assert {id(value) for value in used} <= known
