@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 def tensor(array: Array) -> Any:
     """A Paddle tensor with the array's values in memory of its own."""
-    return paddle.to_tensor(np.ascontiguousarray(array))
+    return paddle.to_tensor(np.array(array, order="C"))  # a contiguous array of no dimension keeps none
 
 
 def tensors(*arrays: Array | None) -> list[Any]:
