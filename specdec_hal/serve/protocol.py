@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId, UnicodeText
 from specdec_hal.engine.async_engine import EngineInfo
@@ -23,6 +23,9 @@ MAX_CHOICES = 128
 """Of one request: prompts times `n`."""
 MAX_LOGPROBS = 20
 """Alternatives that a token may be reported with, as in OpenAI's API."""
+
+MAX_ITEMS = 2048
+"""Of a list or object in a body, but of token ids; OpenAI's limit for messages."""
 
 NO_METHOD = "none"
 """The `method` of a request without drafts."""
@@ -46,12 +49,39 @@ _AS_THEY_ARE = (
 
 
 class Body(Section):
-    """What every body is."""
+    """What every body is. Validation ends early: a megabyte may hold 300,000 errors, and one is shown."""
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_nothing(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+        if not isinstance(data, dict):
+            return data
+        given = {key: value for key, value in data.items() if value is not None}
+        unknown = [key for key in given if key not in cls.model_fields]
+        for key in unknown[1:]:
+            del given[key]
+        return given
+
+
+def _at_most(count: int, what: str) -> BeforeValidator:
+    """Look at the length of a list or object before its items, and before the types that it may have."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, (list, dict)) and len(value) > count:
+            raise ValueError(f"expected at most {count} {what}, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _few_prompts(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > MAX_CHOICES and not isinstance(value[0], int):
+        raise ValueError(f"expected at most {MAX_CHOICES} prompts, got {len(value)}")
+    return value
+
+
+_ITEMS = _at_most(MAX_ITEMS, "items")
+_TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class StreamOptions(Body):
@@ -99,7 +129,7 @@ class UnusedKeys(Body):
     use_beam_search: Literal[False] | None = None
     length_penalty: One | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
-    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=0, fail_fast=True)] | None = None
 
 
 class GenerationRequest(UnusedKeys, ABC):
@@ -113,15 +143,17 @@ class GenerationRequest(UnusedKeys, ABC):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    stop: UnicodeText | Annotated[list[UnicodeText], Field(max_length=64)] | None = None
+    stop: Annotated[
+        UnicodeText | Annotated[list[UnicodeText], Field(fail_fast=True)] | None, _at_most(64, "stop strings")
+    ] = None
     seed: Annotated[int | None, Field(ge=-SEEDS, le=SEEDS - 1)] = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
-        Field(None, description="by token id: what is added to its logit, before penalties")
-    )
+    logit_bias: Annotated[
+        dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None, _ITEMS
+    ] = Field(None, description="by token id: what is added to its logit, before penalties")
     # vLLM's
     top_k: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
     min_p: float | None = None
@@ -131,7 +163,7 @@ class GenerationRequest(UnusedKeys, ABC):
         None, description="alternatives to report with the log-probability of each token of the prompt"
     )
     ignore_eos: bool = Field(False, description="end tokens are never chosen")
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: _TokenIds | None = None
     include_stop_str_in_output: bool | None = Field(None, description="the text ends with what stopped it")
     skip_special_tokens: bool | None = Field(None, description="special tokens are no text (default: yes)")
     spaces_between_special_tokens: bool | None = Field(
@@ -221,7 +253,13 @@ class GenerationRequest(UnusedKeys, ABC):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions. `prompt`: text or token ids, or a list of either."""
 
-    prompt: UnicodeText | list[UnicodeText] | list[TokenId] | list[list[TokenId]]
+    prompt: Annotated[
+        UnicodeText
+        | Annotated[list[UnicodeText], Field(fail_fast=True)]
+        | _TokenIds
+        | Annotated[list[_TokenIds], Field(fail_fast=True)],
+        BeforeValidator(_few_prompts),
+    ]
     max_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = Field(
         None, description="0, with `echo` or `prompt_logprobs`: nothing but the prompt, with its log-probabilities"
     )
@@ -327,11 +365,11 @@ class Message(Body):
     """A message of a chat; parts are joined. `content` may be null beside `tool_calls` or a `refusal`."""
 
     role: Annotated[UnicodeText, Field(min_length=1, max_length=64)]
-    content: UnicodeText | list[TextPart] | None = None
+    content: Annotated[UnicodeText | Annotated[list[TextPart], Field(fail_fast=True)] | None, _ITEMS] = None
     name: UnicodeText | None = None
     refusal: UnicodeText | None = None
     reasoning_content: UnicodeText | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[Annotated[list[ToolCall], Field(fail_fast=True)] | None, _ITEMS] = None
     tool_call_id: UnicodeText | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(
         None, description="taken, as the openai client sends it back, and not used"
@@ -361,15 +399,19 @@ class Message(Body):
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = Field(None, description="shown to the chat template")
+    messages: Annotated[list[Message], Field(min_length=1), Field(fail_fast=True), _ITEMS]
+    tools: Annotated[Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None, _ITEMS] = Field(
+        None, description="shown to the chat template"
+    )
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     reasoning_effort: UnicodeText | None = Field(None, description="a variable of the chat template")
-    documents: list[dict[str, Any]] | None = Field(None, description="shown to the chat template")
+    documents: Annotated[Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None, _ITEMS] = Field(
+        None, description="shown to the chat template"
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from specdec_hal.engine import AsyncEngine
 from specdec_hal.engine.async_engine import RequestStream
@@ -96,3 +99,57 @@ def test_any_body(shared: Running, path: str, data: st.DataObject) -> None:
         error: dict[str, Any] = answer.json()["error"]
         assert error["message"] and len(answer.content) < 3000
     assert shared.engine.alive
+
+
+# ---- a megabyte of trouble
+
+MESSAGE = {"role": "user", "content": "a"}
+MANY = 100_000
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LARGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": (CHAT, {"messages": [{}] * MANY}),
+    "messages that are right": (CHAT, {"messages": [MESSAGE] * 20_000}),
+    "messages with other keys": (CHAT, {"messages": [{**MESSAGE, **{f"k{n}": 1 for n in range(MANY)}}]}),
+    "parts": (CHAT, {"messages": [{"role": "user", "content": [{}] * MANY}]}),
+    "calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}] * MANY}]}),
+    "tools": (CHAT, {"messages": [MESSAGE], "tools": [1] * MANY}),
+    "documents": (CHAT, {"messages": [MESSAGE], "documents": [1] * MANY}),
+    "numbers": (TEXT, {"prompt": [1.5] * MANY}),
+    "texts": (TEXT, {"prompt": ["a"] * MANY}),
+    "token lists": (TEXT, {"prompt": [[1]] * MANY}),
+    "token lists that are none": (TEXT, {"prompt": [["x"] * MANY]}),
+    "stop": (TEXT, {"prompt": [1], "stop": [1] * MANY}),
+    "stop tokens": (TEXT, {"prompt": [1], "stop_token_ids": ["a"] * MANY}),
+    "logit_bias": (TEXT, {"prompt": [1], "logit_bias": {f"k{n}": 1 for n in range(MANY)}}),
+    "unknown keys": (TEXT, {"prompt": [1], **{f"k{n}": 1 for n in range(MANY)}}),
+    "model": (TEXT, {"prompt": [1], "model": [{}] * MANY}),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_validation_ends_early(name: str) -> None:
+    """340,000 errors of one body took 5 s, in which nobody else was answered."""
+    path, body = LARGE[name]
+    kind = ChatCompletionRequest if path == CHAT else CompletionRequest
+    with pytest.raises(ValidationError) as found:
+        kind.model_validate(body)
+    assert found.value.error_count() <= 10
+
+
+def test_memory_of_large_bodies_is_given_back(shared: Running) -> None:
+    """280 MB stayed of one of them."""
+    bodies = [(path, json.dumps(body).encode()) for path, body in LARGE.values()]
+
+    def post() -> int:
+        for path, body in bodies:
+            answer = shared.http.post(path, content=body)
+            assert answer.status_code in (400, 413) and len(answer.content) < 3000
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+
+    first = post()
+    assert post() - first < 64 and post() - first < 64
+
+
+def test_unknown_keys_are_named_one_by_one(shared: Running) -> None:
+    answer = shared.http.post("/v1/completions", json={"prompt": [1], "nothing": None, "first": 1, "second": 2})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "first"
