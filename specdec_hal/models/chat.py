@@ -19,7 +19,7 @@ from specdec_hal.errors import CheckpointError, RequestError
 from specdec_hal.files import read_regular
 from specdec_hal.models.checkpoint import parse_json
 from specdec_hal.models.loader import is_gguf
-from specdec_hal.wording import one_line, short
+from specdec_hal.wording import clip, describe, one_line, short
 
 Message = Mapping[str, Any]
 """`role` and `content`, and whatever else the template reads (`tool_calls`, `name`, ...)."""
@@ -43,21 +43,22 @@ class ChatTemplate:
     """
 
     def __init__(self, sources: str | Mapping[str, str], tokens: Mapping[str, str] | None = None) -> None:
-        self._sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources)
+        self.sources = {DEFAULT: sources} if isinstance(sources, str) else dict(sources)
+        self.tokens = dict(tokens or {})
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_refuse, strftime_now=_now, **(tokens or {}))
+        environment.globals.update(raise_exception=_refuse, strftime_now=_now, **self.tokens)
         try:
-            self._templates = {name: environment.from_string(source) for name, source in self._sources.items()}
-        except TemplateError as error:
-            got = f"expected a Jinja template, got {one_line(error)}"
+            self._templates = {name: environment.from_string(source) for name, source in self.sources.items()}
+        except Exception as error:  # also of what it makes Python code of: RecursionError, SyntaxError, MemoryError
+            got = f"expected a Jinja template, got {clip(describe(error), 300)}"
             raise CheckpointError(f"chat template: {got}; correct the template") from error
 
     def mentions(self, name: str) -> bool:
         """Whether one of the templates has a variable of this name."""
-        return any(name in source for source in self._sources.values())
+        return any(name in source for source in self.sources.values())
 
     def render(
         self,
@@ -79,10 +80,10 @@ class ChatTemplate:
                 "continue_final_message: expected add_generation_prompt to be false, got true; set one of both"
             )
         name = self._name(bool(tools))
-        given, last = _as_known(messages, self._sources[name]), ""
+        given, last = _as_known(messages, self.sources[name]), ""
         if continue_final_message:
             last = given[-1].get("content", "")
-            if not isinstance(last, str) or "content" not in self._sources[name]:
+            if not isinstance(last, str) or "content" not in self.sources[name]:
                 where = "text in the last message that the template shows"
                 raise RequestError(f"continue_final_message: expected {where}, got {short(last)}")
             given[-1]["content"] = last + _END

@@ -437,16 +437,16 @@ class ChatCompletionRequest(GenerationRequest):
         """`top_logprobs`, if `logprobs` asks for them."""
         return self.top_logprobs if self.logprobs else None
 
-    def prompt(self, template: ChatTemplate) -> str:
-        """The messages by a template. RequestError for what it refuses."""
-        return template.render(
-            [message.plain() for message in self.messages],
-            tools=self.tools,
-            documents=self.documents,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
+    def template_arguments(self, template: ChatTemplate) -> dict[str, Any]:
+        """What :meth:`ChatTemplate.render` is called with. RequestError for what this template cannot render."""
+        return {
+            "messages": [message.plain() for message in self.messages],
+            "tools": self.tools,
+            "documents": self.documents,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
             **self._template_variables(template),
-        )
+        }
 
     def _template_variables(self, template: ChatTemplate) -> dict[str, Any]:
         given = self.chat_template_kwargs or {}

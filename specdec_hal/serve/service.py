@@ -23,6 +23,7 @@ from specdec_hal.serve.answers import Answer, Json, encode, error_body, event, r
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.places import Places
 from specdec_hal.serve.protocol import ChatCompletionRequest
+from specdec_hal.serve.rendering import Renderer
 
 _log = logging.getLogger("specdec_hal")
 
@@ -97,7 +98,8 @@ class Service:
     ) -> None:
         if engine.tokenizer is None:
             raise RequestError("serving needs a tokenizer; give the engine one")
-        self.engine, self.name, self.settings, self.template = engine, name, settings, template
+        self.engine, self.name, self.settings = engine, name, settings
+        self.renderer = None if template is None else Renderer(template)
         self.peers, self.mark = peers, "" if peers is None else peers.mark
         self.tokenizer: Tokenizer = engine.tokenizer
         self.metrics = ServerMetrics(name, engine.info)
@@ -150,9 +152,9 @@ class Service:
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> str:
         """The text that a chat continues. RequestError without a template, and for messages that it refuses."""
-        if self.template is None:
+        if self.renderer is None:
             raise missing_template(self.name)
-        return request.prompt(self.template)
+        return await self.renderer.render(request.template_arguments(self.renderer.template))
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) <= _SHORT:

@@ -16,7 +16,7 @@ import uvicorn
 
 from specdec_hal.config import parse
 from specdec_hal.engine import AsyncEngine
-from specdec_hal.models.chat import load_chat_template
+from specdec_hal.models.chat import ChatTemplate, load_chat_template
 from specdec_hal.serve import server
 from specdec_hal.serve.app import make_app
 from specdec_hal.serve.service import Service
@@ -64,7 +64,7 @@ class Running:
 
 
 @contextmanager
-def serving(key: str | None = None, **sections: Any) -> Iterator[Running]:
+def serving(key: str | None = None, template: ChatTemplate | None = None, **sections: Any) -> Iterator[Running]:
     config = parse(
         {
             "backend": {"name": "reference"},
@@ -75,7 +75,7 @@ def serving(key: str | None = None, **sections: Any) -> Iterator[Running]:
     )
     model = GatedModel()
     engine = AsyncEngine(model, config, tokenizer=LetterTokenizer())  # type: ignore[arg-type]
-    service = Service(engine, MODEL, config.serve, load_chat_template(ROOT / "models/tiny-py-lm"))
+    service = Service(engine, MODEL, config.serve, template or load_chat_template(ROOT / "models/tiny-py-lm"))
     listening = uvicorn.Server(server.uvicorn_config(make_app(service, key), config.serve))
     with server.listen(config) as (listener,):
         thread = threading.Thread(target=lambda: asyncio.run(listening.serve([listener])))

@@ -8,28 +8,30 @@ import openai
 import pytest
 
 from specdec_hal.models.chat import ChatTemplate
+from specdec_hal.serve.rendering import Renderer
 from tests.serve.conftest import MODEL, Running
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "paris", "days": 2}'}}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 
 
-class Recorded(ChatTemplate):
+class Recorded(Renderer):
     """Remembers what it is rendered with. The prompt is one letter of the model's."""
 
     def __init__(self) -> None:
-        super().__init__("c")
+        super().__init__(ChatTemplate("c"))
         self.messages: list[Any] = []
         self.options: dict[str, Any] = {}
 
-    def render(self, messages: Any, **options: Any) -> str:
-        self.messages, self.options = list(messages), options
-        return super().render(messages, **options)
+    async def render(self, arguments: dict[str, Any]) -> str:
+        self.options = dict(arguments)
+        self.messages = self.options.pop("messages")
+        return await super().render(arguments)
 
 
 @pytest.fixture
 def template(running: Running) -> Recorded:
-    running.service.template = found = Recorded()
+    running.service.renderer = found = Recorded()
     return found
 
 
@@ -110,7 +112,7 @@ def test_messages_that_are_refused(running: Running, messages: Any, more: dict[s
 
 
 def test_a_model_without_a_template_says_how_to_give_one(running: Running) -> None:
-    running.service.template = None
+    running.service.renderer = None
     with pytest.raises(openai.APIStatusError, match="has no chat template; give a Jinja file"):
         chat(running, [{"role": "user", "content": "a"}])
     assert running.openai.completions.create(model=MODEL, prompt="c", max_tokens=3).choices[0].text

@@ -135,8 +135,9 @@ def test_parts_by_every_name_of_text(running: Running) -> None:
 
 def test_reasoning_effort_is_a_variable_of_the_template(running: Running) -> None:
     from specdec_hal.models.chat import ChatTemplate
+    from specdec_hal.serve.rendering import Renderer
 
-    running.service.template = ChatTemplate("{{ {'low': 'a', 'high': 'bb'}[reasoning_effort] }}")
+    running.service.renderer = Renderer(ChatTemplate("{{ {'low': 'a', 'high': 'bb'}[reasoning_effort] }}"))
     counts = [running.post({**ASKED, "reasoning_effort": effort}, CHAT).json()["usage"] for effort in ("low", "high")]
     assert [usage["prompt_tokens"] for usage in counts] == [1, 2]
 
