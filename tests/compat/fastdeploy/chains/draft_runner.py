@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def suffix_drafts(runner: Runner) -> None:
-    """Write what the draft model would say, with errors, into draft_tokens and the lengths, from the host."""
+    """Write what may well come next, with errors, into draft_tokens and the lengths, from the host."""
     scene, s = runner.scene, runner.share
     stop, enc, dec = (runner.array(name) for name in ("stop_flags", "seq_lens_encoder", "seq_lens_decoder"))
     drafts, lens = s["draft_tokens"], s["seq_lens_this_time"]
@@ -32,6 +32,9 @@ def suffix_drafts(runner: Runner) -> None:
         count = int(scene.rng.integers(0, scene.drafts + 1))
         for i in range(count):
             token = int(scene.model.draft_logits(hidden[None])[0].argmax())
+            if scene.draws:
+                logits = scene.model.logits(hidden[None]) / runner.array("temperature")[b]
+                token = int(scene.model.drawn(logits, runner.seeds[b : b + 1], hidden[3:])[0])
             if scene.rng.random() < 0.2:
                 token = int(scene.rng.integers(1, scene.model.vocabulary))
             drafts.array[b, i + 1] = token

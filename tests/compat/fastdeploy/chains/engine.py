@@ -205,7 +205,7 @@ class Engine:
     def _grant_blocks(self) -> None:
         """Blocks for all that the next step may write; now and then some steps late."""
         tables, size = self.runner.share["block_tables"], self.scene.block_size
-        reach = 4 * self.scene.drafts + 4
+        reach = 3 * self.scene.drafts + 3
         for slot, owner in enumerate(self.owners):
             if owner is None:
                 continue
@@ -213,7 +213,7 @@ class Engine:
                 self.late[slot] -= 1
                 continue
             if owner.output and self.rng.random() < self.scene.late_blocks:
-                self.late[slot] = int(self.rng.integers(1, 4))
+                self.late[slot] = int(self.rng.integers(2, 6))
             count = (len(owner.prompt) + len(owner.output) + reach) // size + 1
             tables.array[slot, :count] = slot * tables.array.shape[1] + np.arange(count)
         tables.flush()
