@@ -53,7 +53,7 @@ def verify_draft_tokens(
     lens, stop, enc, tt, ends, paused, cu, reasoning, max_dec_len, step = flat(
         lens, stop, enc, tt, ends, paused, cu, reasoning, max_dec_len, step
     )
-    ids[:], lens[:] = ANY, 0
+    ids[:], lens[:] = -1, 0
 
     def best(row: int) -> list[int]:
         """What a row of logits allows."""
@@ -85,6 +85,14 @@ def verify_draft_tokens(
             if len(allowed) > 1:
                 row.tokens[-1] = ANY  # by chance: the runner sees that it is one of them
         ids[b, : len(row.tokens)], lens[b] = row.tokens, len(row.tokens)
+
+
+def verify_draft_tokens_xpu(ids: Array, *args: Any) -> None:
+    """What stands after the emitted tokens stays."""
+    before, counts = ids.copy(), args[0].reshape(-1)
+    verify_draft_tokens(ids, *args)
+    for b, count in enumerate(counts):
+        ids[b, count:] = before[b, count:]
 
 
 def _window(candidates: Any, drafts: Array, base: int, i: int, tt: int, window: int) -> int:
@@ -363,7 +371,6 @@ def unified_update_model_status(
             if token in ends or step[b] >= max_dec_len[b]:
                 tokens[b, k] = token if token in ends else ends[0]
                 counts[b], stop[b] = k + 1, True
-                tokens[b, k + 1 :] = ANY
                 break
         if enc[b] > 0:
             dec[b] += enc[b]

@@ -54,7 +54,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "speculate_set_stop_value_multi_seqs": kernels_tokens.speculate_set_stop_value_multi_seqs,
     "top_p_candidates": kernels_tokens.top_p_candidates,
     "unified_update_model_status": _unified_update_model_status,
-    "verify_draft_tokens": kernels_tokens.verify_draft_tokens,
+    "verify_draft_tokens": kernels_tokens.verify_draft_tokens_xpu,
 }
 
 
