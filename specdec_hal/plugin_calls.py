@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from specdec_hal.backend import Backend, BackendSpec, Probe
 from specdec_hal.errors import PluginError, SpecDecError
 from specdec_hal.plugins import Plugin
 from specdec_hal.wording import describe, short
+
+_MISSPELT = 0.85
+"""How alike a name is to one that was meant: a letter left out or too many."""
 
 
 def call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -24,11 +28,23 @@ def call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwarg
         raise PluginError(f"{what}: its {part} raised {describe(error)}") from error
 
 
-def check_members(what: str, built: object, *, methods: Iterable[str], values: Iterable[str]) -> None:
-    """Refuse what a plug-in built if it lacks a part of its protocol."""
-    for name in (*methods, *values):
+def check_members(
+    what: str, built: object, *, methods: Iterable[str], values: Iterable[str] = (), defaults: Mapping[str, str] = {}
+) -> None:
+    """Refuse what a plug-in built if it lacks a part of its protocol.
+
+    `defaults`: the names for which a protocol has a default, and the protocol; a name that is nearly one of them is
+    refused, too.
+    """
+    names = (*methods, *values)
+    for name in names:
         if not hasattr(built, name) or (name in methods and not callable(getattr(built, name))):
-            raise PluginError(f"{what}: {short(built)} has no {'method' if name in methods else 'attribute'} '{name}'")
+            kind = "method" if name in methods else "attribute"
+            cure = f"; derive it from {defaults[name]}, which has a default" if name in defaults else ""
+            raise PluginError(f"{what}: {short(built)} has no {kind} '{name}'{cure}")
+    for name in {name for name in dir(built) if not name.startswith("_")}.difference(names):
+        if meant := difflib.get_close_matches(name, defaults, n=1, cutoff=_MISSPELT):
+            raise PluginError(f"{what}: {short(built)} has '{name}', which nobody asks for; did you mean '{meant[0]}'?")
 
 
 def probe(spec: BackendSpec) -> tuple[Probe, str]:

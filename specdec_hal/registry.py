@@ -39,6 +39,13 @@ BUILTINS = (
 )
 """The project's own plug-ins, registered like anybody else's."""
 
+_DEFAULTS = {
+    "draft_positions": "specdec_hal.proposers.protocol.Proposer",
+    "forget": "specdec_hal.proposers.protocol.Proposer",
+    "cache_bytes": "specdec_hal.models.protocol.DeviceModel",
+}
+"""What has a default in its protocol."""
+
 ENV_BACKEND = "SPECDEC_HAL_BACKEND"
 ENV_PLUGINS = "SPECDEC_HAL_PLUGINS"
 """``none``: the built-in plug-ins alone; nothing of anybody else's is imported."""
@@ -321,10 +328,13 @@ class Registry:
         plugin, spec = self._proposer(name)
         what = f"proposer '{name}' of {plugin.label}"
         proposer: Proposer = call(what, "factory", spec.factory, context)
-        check_members(what, proposer, methods=("reset", "propose"), values=("hidden_layers", "gives_draft_probs"))
+        values = ("hidden_layers", "gives_draft_probs", "draft_positions")
+        check_members(what, proposer, methods=("reset", "propose", "forget"), values=values, defaults=_DEFAULTS)
         if getattr(proposer, "runs_on", None) not in ("device", "host"):
             got = short(getattr(proposer, "runs_on", None))
             raise PluginError(f"{what}: runs_on: expected 'device' or 'host', got {got}")
+        if type(positions := proposer.draft_positions) is not int or positions < 0:
+            raise PluginError(f"{what}: draft_positions: expected an integer >= 0, got {short(positions)}")
         return proposer
 
     def pads_drafts(self, name: str, settings: Any) -> bool:
@@ -385,6 +395,9 @@ class Registry:
         model: TargetModel = call(what, "loader", spec.loader, path, **options)
         values = ("config", "framework", "capabilities")
         check_members(what, model, methods=("allocate", "forward", "compute_logits"), values=values)
+        if model.capabilities.device_lengths:
+            methods = ("bytes_per_block", "allocate_blocks", "forward_device", "compute_logits_device")
+            check_members(what, model, methods=methods, values=("cache_bytes",), defaults=_DEFAULTS)
         return model
 
     def model_memory(self, name: str, framework: str, path: str | os.PathLike[str], device: str) -> ModelMemory | None:

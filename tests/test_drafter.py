@@ -15,7 +15,7 @@ from specdec_hal import drafter as module
 from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.hookspecs import ProposerSpec
 from specdec_hal.ops import MatchPolicy
-from specdec_hal.proposers.protocol import ProposerContext, RunsOn, StepView
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, StepView
 from specdec_hal.registry import Registry
 from tests.support.oracle_ngram import lookup
 
@@ -295,7 +295,7 @@ def test_a_context_that_the_backend_cannot_hold_is_refused_and_changes_nothing()
 # ---- proposers of others
 
 
-class Recorder:
+class Recorder(Proposer):
     """A proposer on the host: the last token again, as often as the request takes drafts."""
 
     runs_on: RunsOn = "host"

@@ -65,11 +65,6 @@ class CachedModel:
         cache = next((outputs[name] for name in _CACHE_NAMES if name in outputs), None)
         if cache is None:
             raise UnsupportedError(f"generate: {self._name} returned no keys and values; leave custom_generate out")
-        if cache.get_seq_length() != self._prompt:
-            raise UnsupportedError(
-                f"generate: expected the whole text in input_ids, got {self._prompt} tokens and a cache of "
-                f"{cache.get_seq_length()}; pass those that the cache holds, too"
-            )
         try:
             return self._checked(input_ids, outputs, cache, own_masks=len(self._pads) > 1)
         except UnsupportedError:
@@ -103,6 +98,11 @@ class CachedModel:
     def _checked(self, input_ids: Any, outputs: Any, cache: Any, own_masks: bool) -> RaggedCache:
         prompt, end, pads = self._prompt, self._end, self._pads
         ragged = RaggedCache(cache, pads, end, own_masks)
+        if cache.get_seq_length() != prompt:
+            raise UnsupportedError(
+                f"generate: expected the whole text in input_ids, got {self._prompt} tokens and a cache of "
+                f"{cache.get_seq_length()}; pass those that the cache holds, too"
+            )
         first = prompt - torch.tensor(pads) if self._next is None else self._next.reshape(-1, len(pads))[0].cpu()
         rows = first.argsort().tolist()
         rows = rows if len(rows) == 1 else [rows[0], rows[-1]]  # the one that begins first, and the one that ends last

@@ -137,6 +137,11 @@ class TargetModel(Protocol):
 class DeviceModel(TargetModel, Protocol):
     """A target model with `device_lengths`: a step of it only launches work."""
 
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the pool of KV blocks that it has now, which `allocate_blocks` replaces; 0 without one."""
+        return 0
+
     def bytes_per_block(self, block_size: int) -> int:
         """Memory of one KV block of `block_size` positions, all layers."""
 

@@ -11,7 +11,7 @@ Nothing here reads a device value: where the model takes device tensors, the cha
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from specdec_hal.models.protocol import DeviceBatch
 from specdec_hal.ops import TokenOrder
 from specdec_hal.proposers.draft_sampler import DraftSampler
-from specdec_hal.proposers.protocol import ProposerContext, RunsOn, StepBounds
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, StepBounds
 
 Call = Callable[[int], None]
 
@@ -60,7 +60,7 @@ class ChainPlan:
     tail: Call
 
 
-class DraftChain(ABC):
+class DraftChain(Proposer):
     """`drafts`: substeps. `width`, `dtype`: of the model's hidden states. `certain`: see :class:`DraftSampler`."""
 
     runs_on: RunsOn = "device"

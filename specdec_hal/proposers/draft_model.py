@@ -156,7 +156,7 @@ class _Drafting:
     drafts: list[int] = field(default_factory=list)
 
 
-class HostDraftModel:
+class HostDraftModel(Proposer):
     """Runs the draft model over its own KV cache, a position ahead of what the target has verified.
 
     The cache keeps what was drafted: the tokens that the target accepts need not be read again, those that it rejects

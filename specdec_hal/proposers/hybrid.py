@@ -12,7 +12,7 @@ from pydantic import Field
 from specdec_hal.config.schema import MAX_DRAFTS
 from specdec_hal.proposers.mtp import MTPProposer
 from specdec_hal.proposers.ngram import NgramProposer, NgramSettings
-from specdec_hal.proposers.protocol import ProposerContext, RunsOn, StepView
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, StepView
 
 
 class HybridSettings(NgramSettings):
@@ -21,7 +21,7 @@ class HybridSettings(NgramSettings):
     num_model_steps: Annotated[int, Field(ge=1, le=MAX_DRAFTS)] = 4
 
 
-class HybridProposer:
+class HybridProposer(Proposer):
     """`num_model_steps` drafts of the MTP module, and `hybrid_mtp_ngram` for the rest of K."""
 
     runs_on: RunsOn = "device"

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from specdec_hal.config.schema import INT32_MAX, LOWER, Section, by_name, raise_combinations
 from specdec_hal.ops.enums import MatchPolicy
 from specdec_hal.ops.ngram import MAX_NGRAM_SIZE
-from specdec_hal.proposers.protocol import ProposerContext, RunsOn, StepView
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, StepView
 
 NO_BUDGET = INT32_MAX
 
@@ -37,7 +37,7 @@ class NgramSettings(Section):
         return self
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """`ngram_match`, or another op of its arguments, with a per-slot index if the settings ask for one.
 
     With K = 0 there is nothing to look up and the op only sets the next step's lengths: that is plain decoding.

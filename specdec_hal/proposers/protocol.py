@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -130,25 +131,34 @@ class StepView:
 
 
 class Proposer(Protocol):
-    """Drafts for all slots at once.
-
-    One that remembers requests which have ended has a method `forget()` too, which empties that memory
-    (:meth:`ModelRunner.forget <specdec_hal.runner.ModelRunner.forget>`).
+    """Drafts for all slots at once. Derive from it for the defaults.
 
     `runs_on`: "device" if `propose` only launches work on the step's stream and reads no value on the host, so that it
     can be captured in a graph together with the step; "host" if it needs the accepted tokens in Python: steps then do
     not overlap, and it drafts between them. `hidden_layers`: whose hidden states it wants
     (:data:`specdec_hal.models.FINAL_NORM`, or a decoder layer's number); a model that cannot give one of them is
     refused. `gives_draft_probs`: whether `propose` returns the distributions that its drafts were drawn from.
+    `draft_positions`: how many positions its drafts take after a step's tokens in the blocks of
+    ``state["block_tables"]``, for a proposer with a cache there.
     """
 
     runs_on: RunsOn
     hidden_layers: tuple[int, ...]
     gives_draft_probs: bool
+    draft_positions: int = 0
 
+    @abstractmethod
     def reset(self, slots: list[int]) -> None:
         """New requests have taken these slots: forget what was known of them."""
 
+    def forget(self) -> None:
+        """Empty the memory of requests that have ended, for a proposer that has one.
+
+        See :meth:`ModelRunner.forget <specdec_hal.runner.ModelRunner.forget>`.
+        """
+        return None
+
+    @abstractmethod
     def propose(self, step: StepView) -> Any:
         """After `update_model_status`: write drafts and the next step's `seq_lens_this_time`.
 

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from specdec_hal.config.schema import Section
-from specdec_hal.proposers.protocol import ProposerContext, RunsOn, SlotView, StepView
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, SlotView, StepView
 
 Context = tuple[int, ...]
 
@@ -128,7 +128,7 @@ class _Owner:
     prompt_len: int
 
 
-class SuffixProposer:
+class SuffixProposer(Proposer):
     """Looks behind the request's last tokens in its own text and in responses of requests that have left their slot.
 
     A response enters the cache when its slot is given to another request. The look-up that expects more accepted drafts

@@ -126,7 +126,8 @@ def check_footprint(
     free = get_device(backend.place, model.framework).free_bytes()
     if free is None:
         return
-    room = free + getattr(model, "cache_bytes", 0)  # the pool that it has now makes way for the next
+    if model.capabilities.device_lengths:  # the pool that it has now makes way for the next
+        free += cast(DeviceModel, model).cache_bytes
 
     def need(slots: int) -> dict[str, int]:
         fewer = config.runner.model_copy(update={"max_num_seqs": slots})
@@ -135,13 +136,13 @@ def check_footprint(
 
     slots = config.runner.max_num_seqs
     parts = need(slots)
-    if sum(parts.values()) <= room:
+    if sum(parts.values()) <= free:
         return
-    fits = bisect_right(range(1, slots), room, key=lambda fewer: sum(need(fewer).values()))
+    fits = bisect_right(range(1, slots), free, key=lambda fewer: sum(need(fewer).values()))
     cure = (
         f"runner.max_num_seqs ({slots}{f'; {fits} would fit' if fits else ''}), runner.max_model_len ({max_model_len})"
     )
     if model.capabilities.device_lengths:
         cure += f", runner.num_kv_blocks ({kv_blocks(config, model, positions)})"
     other = "" if fits else ", or use another speculative.method or draft model"
-    require("runner", parts, backend.place, room, f"lower {cure} or speculative.num_speculative_tokens{other}")
+    require("runner", parts, backend.place, free, f"lower {cure} or speculative.num_speculative_tokens{other}")

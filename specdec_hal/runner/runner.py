@@ -123,7 +123,7 @@ class ModelRunner:
             named=config.model,
         )
         self._planner.check()
-        self._scheduler = Scheduler(self.state, pool, headroom, getattr(self._proposer, "draft_positions", 0))
+        self._scheduler = Scheduler(self.state, pool, headroom, self._proposer.draft_positions)
         room = None if pool is None else pool.num_blocks * pool.block_size - headroom
         missing = frozenset(status.op for status in backend.explain() if not status.available)
         self._rules = RequestRules(self._vocab_size, self.state, speculative, room, missing, config.model)
@@ -297,8 +297,7 @@ class ModelRunner:
         self.metrics = Metrics()
         if self._lengths is not None:
             self._lengths.forget()
-        if (forget := getattr(self._proposer, "forget", None)) is not None:
-            forget()
+        self._proposer.forget()
 
     def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
         """Have `ended` called, from any thread, once what the runner computes with is lost, though a step may never

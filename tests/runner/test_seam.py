@@ -21,7 +21,7 @@ from specdec_hal.errors import ConfigError, PluginError, UnsupportedError
 from specdec_hal.hookspecs import ModelSpec, ProposerSpec, hookimpl
 from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities
 from specdec_hal.ops import MatchPolicy
-from specdec_hal.proposers.protocol import ProposerContext, SlotView, StepView
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView, StepView
 from specdec_hal.registry import BUILTINS, Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.runtime import Runtime
@@ -36,7 +36,7 @@ class GuessSettings(Section):
     guess: Annotated[int, Field(ge=1, lt=VOCABULARY)]
 
 
-class Guess:
+class Guess(Proposer):
     """Drafts the same token over and over, on the host."""
 
     runs_on = "host"
@@ -316,7 +316,7 @@ class TestHiddenStates:
 class TestDeviceProposer:
     """One that breaks its promises on the device costs its drafts and nothing else."""
 
-    class Careless:
+    class Careless(Proposer):
         runs_on = "device"
         hidden_layers: tuple[int, ...] = ()
         gives_draft_probs = False
@@ -416,7 +416,13 @@ class TestDraftProbs:
         (lambda context: 3, r"proposer 'guess' of plug-in 'guess' .*: 3 has no method 'reset'"),
         (lambda context: 1 / 0, r"its factory raised ZeroDivisionError: division by zero"),
         (lambda context: _without("runs_on")(context), r"runs_on: expected 'device' or 'host', got None"),
-        (lambda context: _without("hidden_layers")(context), r"has no attribute 'hidden_layers'"),
+        (lambda context: _without("hidden_layers")(context), r"has no attribute 'hidden_layers'$"),
+        (lambda context: _Alone(), r"has no method 'forget'; derive it from .*protocol.Proposer, which has"),
+        (lambda context: _with(draft_position=2)(context), r"'draft_position', which nobody asks for; did you mean"),
+        (lambda context: _with(forgets=print)(context), r"has 'forgets', which .*; did you mean 'forget'\?"),
+        (lambda context: _with(draft_positions=-1)(context), r"draft_positions: expected an integer >= 0, got -1"),
+        (lambda context: _with(draft_positions=True)(context), r"draft_positions: expected an integer >= 0, got True"),
+        (lambda context: type("Idle", (Proposer,), {})(), r"abstract class Idle .*methods propose, reset"),
     ],
 )
 def test_what_is_no_proposer(factory: Callable[..., Any], message: str) -> None:
@@ -426,7 +432,18 @@ def test_what_is_no_proposer(factory: Callable[..., Any], message: str) -> None:
 
 def _without(name: str) -> type[Guess]:
     members = {key: value for key, value in vars(Guess).items() if key != name and not key.startswith("__")}
-    return type("Partly", (), {**members, "__init__": Guess.__init__})
+    return type("Partly", (Proposer,), {**members, "__init__": Guess.__init__})
+
+
+def _with(**members: Any) -> type[Guess]:
+    return type("More", (Guess,), members)
+
+
+class _Alone:
+    """All that has no default."""
+
+    runs_on, hidden_layers, gives_draft_probs, draft_positions = "host", (), False, 0
+    reset = propose = print
 
 
 def test_pads_drafts_that_fails_is_its_plugins_fault() -> None:

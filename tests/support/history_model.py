@@ -109,6 +109,8 @@ class DeviceHistoryModel(HistoryModel):
 
     capabilities = ModelCapabilities(stable_row_counts=None, mtp_modules=1, device_lengths=True, static_shapes=True)
 
+    cache_bytes = 0
+
     def bytes_per_block(self, block_size: int) -> int:
         return 8 * block_size
 

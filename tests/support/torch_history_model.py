@@ -43,6 +43,8 @@ class TorchHistoryModel(HistoryModel):
         self.powers = torch.tensor(powers, device=device)
         self.positions = torch.arange(CONTEXT, device=device)
 
+    cache_bytes = 0
+
     def bytes_per_block(self, block_size: int) -> int:
         return 8 * block_size
 

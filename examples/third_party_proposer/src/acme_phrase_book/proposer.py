@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.proposers.protocol import ProposerContext, SlotView, StepView
+from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView, StepView
 
 
-class PhraseBook:
+class PhraseBook(Proposer):
     """A proposer on the host: it reads the accepted tokens in Python and writes drafts from there."""
 
     runs_on = "host"
