@@ -80,6 +80,8 @@ class DraftChain(Proposer):
         self.gives_draft_probs = self._sampler.probs is not None
         self._ranked = self._device.zeros((size["M"], 1), "int64")
         self._every_slot = self._device.upload(np.arange(size["M"] + 1, dtype=np.int32))
+        # As `draft_token_num`: a request without drafts in this step is fed, so that its cache is whole in later ones.
+        self._every_request = self._device.upload(np.ones(size["M"], np.int32))
         self._plans: dict[StepBounds, ChainPlan] = {}
 
     def reset(self, slots: list[int]) -> None:

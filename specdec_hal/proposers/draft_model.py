@@ -72,8 +72,7 @@ class ChainedDraftModel(DraftChain):
         super().__init__(context, drafts, width=model.config.hidden_size, dtype=model.capabilities.hidden_dtype)
         self._model = model
         self._positions = state.allocate("seq_lens_decoder")
-        self._everybody = self._device.upload(np.ones(size["M"], np.int32))
-        self._nothing = state.allocate("seq_lens_this_time")
+        self._nothing, self._at_most_one = state.allocate("seq_lens_this_time"), state.allocate("chunk_lens")
         first = {name: state.allocate(name, I_cap=1) for name in SLOTS}
         shared = {name: tensor for name, tensor in self._own.items() if name != "token_ids_all"}
         self._first = state.of_draft_model({**shared, **first})
@@ -88,7 +87,7 @@ class ChainedDraftModel(DraftChain):
     def _head(self, bounds: StepBounds) -> list[Call]:
         sizes, symbols = {"B": bounds.slots}, self._state.symbols
         only_decodes = bounds.query == symbols["S"] < symbols["I_cap"]
-        preprocess = self._bind("draft_model_preprocess", sizes, draft_token_num=self._everybody)
+        preprocess = self._bind("draft_model_preprocess", sizes, draft_token_num=self._every_request)
         return [
             self._bind("schedule_slots", sizes),
             *([] if only_decodes else self._lead(bounds)),
@@ -100,14 +99,15 @@ class ChainedDraftModel(DraftChain):
         slots, first = bounds.slots, self._first
         sizes = {"B": slots, "T_cap": slots, "R_cap": slots}
 
-        def clear(stream: int) -> None:
+        def begin(stream: int) -> None:
             for name in ("seq_lens_this_time", "seq_lens_encoder"):
                 self._device.assign(first[name], self._nothing)
+            self._device.assign(self._at_most_one, self._state["chunk_lens"].clip(max=1))
 
-        schedule, prepare = (
-            self._backend.bind(op, **first.args(op, sizes)) for op in ("schedule_slots", "prepare_inputs")
-        )
-        return [clear, schedule, prepare, self._forward(bounds, sizes, 1, first["seq_lens_decoder"])]
+        args = {**first.args("schedule_slots", sizes), "chunk_lens": self._at_most_one}
+        schedule = self._backend.bind("schedule_slots", **args)
+        prepare = self._backend.bind("prepare_inputs", **first.args("prepare_inputs", sizes))
+        return [begin, schedule, prepare, self._forward(bounds, sizes, 1, first["seq_lens_decoder"])]
 
     def _read(self, number: int, bounds: StepBounds, sizes: dict[str, int], hidden: Any) -> list[Call]:
         def advance(stream: int) -> None:

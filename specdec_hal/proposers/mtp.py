@@ -2,8 +2,9 @@
 
 The module sees every token that the target was fed: the chunks of prompts, and what each step accepted. Behind the last
 of them it predicts the first draft, and behind each draft the next. (DeepSeek-V3, arXiv:2412.19437, section 2.2, trains
-a module for one prediction; chaining it is how serving engines draft more.) A request that wants no drafts in a step
-(`draft_token_num` 0) costs nothing: the module is not fed, and its cache lacks those rows if drafts are wanted again.
+a module for one prediction; chaining it is how serving engines draft more.) A request that wants no drafts
+(`draft_token_num` 0) costs nothing: the module is not fed. Under `speculative.adaptive`, where it may want some again, the
+module is fed all the same, so that its cache lacks no rows then.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class MTPProposer(DraftChain):
         drafts = k if drafts is None else min(drafts, k)
         if drafts > 1 and not context.config.speculative.adaptive:  # which drafts as many as are accepted
             mention_training(method, drafts)
-        self._static = capabilities.device_lengths
+        self._static, self._adaptive = capabilities.device_lengths, context.config.speculative.adaptive
         self.draft_positions = max(drafts - 1, 0)
         self._module = cast(MTPModel, model).mtp_module()
         width, dtype = model.config.hidden_size, capabilities.hidden_dtype
@@ -82,7 +83,8 @@ class MTPProposer(DraftChain):
     def _head(self, bounds: StepBounds) -> list[Call]:
         sizes = {"B": bounds.slots}
         ordered = [] if self._static else [self._in_slot_order()]
-        return [self._bind("schedule_slots", sizes), *ordered, self._bind("draft_model_preprocess", sizes)]
+        fed = {"draft_token_num": self._every_request} if self._adaptive else {}
+        return [self._bind("schedule_slots", sizes), *ordered, self._bind("draft_model_preprocess", sizes, **fed)]
 
     def _in_slot_order(self) -> Call:
         if self._backend.token_order is TokenOrder.SLOT:
