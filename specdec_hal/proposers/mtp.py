@@ -3,8 +3,8 @@
 The module sees every token that the target was fed: the chunks of prompts, and what each step accepted. Behind the last
 of them it predicts the first draft, and behind each draft the next. (DeepSeek-V3, arXiv:2412.19437, section 2.2, trains
 a module for one prediction; chaining it is how serving engines draft more.) A request that wants no drafts
-(`draft_token_num` 0) costs nothing: the module is not fed. Under `speculative.adaptive`, where it may want some again, the
-module is fed all the same, so that its cache lacks no rows then.
+(`draft_token_num` 0) costs nothing: the module is not fed. Under `speculative.adaptive`, where it may want some again,
+the module is fed all the same, so that its cache lacks no rows then.
 """
 
 from __future__ import annotations

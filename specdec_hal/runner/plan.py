@@ -398,6 +398,8 @@ class Planner:
     def propose(self, view: StepView) -> None:
         """Let the proposer draft; plans are made anew if it hands out other draft probabilities than before."""
         draft_probs = self.proposer.propose(view)
+        if self.backend.debug:
+            self._check_drafts()
         if draft_probs is not None and not self.proposer.gives_draft_probs:
             raise PluginError(
                 f"proposer '{self.settings.method}' returned draft probabilities and declares gives_draft_probs = "
@@ -407,6 +409,22 @@ class Planner:
             return
         self._draft_probs = draft_probs
         self._plans.clear()
+
+    def _check_drafts(self) -> None:
+        """PluginError for what the next step would feed, drafts and base tokens, if it is outside the vocabulary."""
+        state, vocabulary = self.state, self.model.config.vocab_size
+        lens = np.where(state.read("seq_lens_encoder") > 0, 0, state.read("seq_lens_this_time"))
+        width = state.symbols["S"]
+        for slot in np.flatnonzero(lens > width):
+            raise self._misbehaved(f"wants {lens[slot]} tokens fed to slot {slot}, of which at most {width} can be")
+        ids = state.read("draft_tokens")
+        wrong = ((ids < 0) | (ids >= vocabulary)) & (np.arange(width) < lens[:, None])
+        for slot, column in np.argwhere(wrong):
+            what = f"draft_tokens[{slot}, {column}] = {ids[slot, column]}"
+            raise self._misbehaved(f"left {what}, outside the vocabulary [0, {vocabulary})")
+
+    def _misbehaved(self, what: str) -> PluginError:
+        return PluginError(f"proposer '{self.settings.method}' {what}; fix it (found by runner.debug)")
 
     def _logits(self, picked: Any, logits: Any, sizes: dict[str, int]) -> Call:
         device, held = self.state.device, self._row_logits

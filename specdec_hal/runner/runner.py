@@ -13,7 +13,7 @@ from typing import Any, cast
 from specdec_hal.backend import Backend
 from specdec_hal.config.schema import Config
 from specdec_hal.device import get_device
-from specdec_hal.errors import EngineDeadError, JournalError, RequestError
+from specdec_hal.errors import EngineDeadError, JournalError, PluginError, RequestError
 from specdec_hal.models import TargetModel, Tokenizer, load_model
 from specdec_hal.models.protocol import DeviceModel
 from specdec_hal.proposers.protocol import Proposer, ProposerContext, check_hidden_layers
@@ -128,6 +128,8 @@ class ModelRunner:
         missing = frozenset(status.op for status in backend.explain() if not status.available)
         self._rules = RequestRules(self._vocab_size, self.state, speculative, room, missing, config.model)
         self._lengths = DraftLengths(k) if speculative.adaptive and k else None
+        self._undrafted = set[int]()
+        """Slots whose request the proposer failed to take."""
         self._launched: deque[LaunchedStep] = deque()
         self._trials = Trials()
         self._finished: dict[str, Sequence] = {}
@@ -343,7 +345,7 @@ class ModelRunner:
         record = StepRecord(activity=self._activity)
         try:
             step = self._enqueue(schedule, record)
-        except EngineDeadError:
+        except (EngineDeadError, PluginError):
             raise  # nobody's request is at fault
         except Exception as error:
             self._failed(schedule, error)
@@ -356,8 +358,8 @@ class ModelRunner:
 
     def _enqueue(self, schedule: Schedule, record: StepRecord) -> LaunchedStep:
         if schedule.filled:
-            self._proposer.reset(schedule.filled)
-            if self._lengths is not None:
+            failed = self._reset_proposer(schedule.filled)
+            if failed or self._lengths is not None:
                 self._set_limits(schedule.work[slot].sequence for slot in schedule.filled)
         needs = self._planner.needs([work.sequence for work in schedule.work.values()])
         bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
@@ -366,6 +368,22 @@ class ModelRunner:
         plan, report = self._planner.launch(bucket, record, chunks)
         prompts = self._planner.score_prompts(chunks, record) if chunks else None
         return LaunchedStep(schedule, record, plan, report, prompts)
+
+    def _reset_proposer(self, slots: list[int]) -> bool:
+        """Give new requests to the proposer. One that it fails on goes on without drafts; whether there are any."""
+        try:
+            self._proposer.reset(slots)
+        except PluginError:
+            raise
+        except Exception:
+            self.metrics.failed_proposals += 1
+            _log.exception("the proposer failed to take new requests in the slots %s", slots)
+            if len(slots) > 1:
+                return any([self._reset_proposer([slot]) for slot in slots])
+            self._undrafted.update(slots)
+            return True
+        self._undrafted.difference_update(slots)
+        return False
 
     def _read(self, step: LaunchedStep) -> None:
         """Take over what a step did."""
@@ -487,6 +505,8 @@ class ModelRunner:
 
     def _draft_limit(self, sequence: Sequence) -> int:
         """The most drafts that a request gets: the runner's K, its own, and what pays."""
+        if sequence.slot in self._undrafted:
+            return 0
         wanted = sequence.request.params.num_speculative_tokens
         most = self.config.speculative.num_speculative_tokens if wanted is None else wanted
         return most if self._lengths is None else min(most, self._lengths.limit(sequence))

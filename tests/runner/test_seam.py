@@ -26,7 +26,8 @@ from specdec_hal.registry import BUILTINS, Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.runtime import Runtime
 from tests.runner.conftest import PrefillFirst
-from tests.support.history_model import CONTEXT, VOCABULARY, HistoryModel, LetterTokenizer
+from tests.runner.test_equality import plain_decoding
+from tests.support.history_model import CONTEXT, VOCABULARY, DeviceHistoryModel, HistoryModel, LetterTokenizer
 
 PROPOSERS = "specdec_hal.proposers.plugin"
 PROMPTS = ([3, 4, 5] * 4, [7, 8], [9] * 11)
@@ -320,7 +321,7 @@ class TestDeviceProposer:
         runs_on = "device"
         hidden_layers: tuple[int, ...] = ()
         gives_draft_probs = False
-        bad = VOCABULARY
+        bad, at = VOCABULARY, 1
 
         def __init__(self, context: ProposerContext) -> None:
             self.steps = 0
@@ -329,23 +330,89 @@ class TestDeviceProposer:
             pass
 
         def propose(self, step: StepView) -> None:
-            """Two drafts for everybody who decodes, of which those of slot 1 are no tokens."""
+            """Two drafts for everybody who decodes, of which those of slot `at` are no tokens."""
             self.steps += 1
             decoding = (step["seq_lens_encoder"] == 0) & (step["seq_lens_decoder"] > 0)
             room = step["max_dec_len"] - step["step_idx"] > 2
             step["draft_tokens"][:, 1:] = 4
-            step["draft_tokens"][1, 1:] = self.bad
+            step["draft_tokens"][self.at, 1:] = self.bad
             step["seq_lens_this_time"][:] = np.where(decoding, np.where(room, 3, 1), 0)
 
     @pytest.mark.parametrize("bad", [-1, VOCABULARY, 2**40])
     def test_drafts_outside_the_vocabulary_are_counted(self, bad: int) -> None:
         careless = type("Careless", (self.Careless,), {"bad": bad})
         runner = runner_with(careless)
-        runner.backend.debug = False  # whose checks refuse such ids
         assert decode(runner) == plain()
         summary = runner.summary()
         assert summary["dropped_drafts"] > 0 < summary["accepted_tokens"]
         assert summary["failed_steps"] == 0
+
+    @pytest.mark.parametrize("bad", [-1, VOCABULARY, 2**40])
+    @pytest.mark.parametrize("device", [False, True])
+    def test_debug_refuses_them(self, bad: int, device: bool) -> None:
+        careless = type("Careless", (self.Careless,), {"bad": bad, "at": 0})
+        runner = runner_with(careless, model=DeviceHistoryModel() if device else None)
+        runner.backend.debug = True
+        what = rf"proposer 'guess' left draft_tokens\[0, 1\] = {bad}, outside the vocabulary \[0, 24\)"
+        with pytest.raises(PluginError, match=what):
+            decode(runner)
+
+    def test_debug_looks_at_base_tokens_and_lengths_too(self) -> None:
+        class Overwriting(self.Careless):  # type: ignore[name-defined,misc]
+            bad = 4
+
+            def propose(self, step: StepView) -> None:
+                super().propose(step)
+                step["draft_tokens"][0, 0] = 2**40
+
+        class Greedy(self.Careless):  # type: ignore[name-defined,misc]
+            bad = 4
+
+            def propose(self, step: StepView) -> None:
+                step["seq_lens_this_time"][:] = np.where(step["seq_lens_decoder"] > 0, 9, 0)
+
+        for proposer, what in (
+            (Overwriting, r"left draft_tokens\[0, 0\] = 1099511627776"),
+            (Greedy, "wants 9 tokens fed to slot 0, of which at most 4 can be"),
+        ):
+            runner = runner_with(proposer)
+            runner.backend.debug = True
+            with pytest.raises(PluginError, match=what):
+                decode(runner)
+
+    @pytest.mark.parametrize("device", [False, True])
+    @pytest.mark.parametrize("wrong", [[0, 1], [1], [0]])
+    def test_one_that_fails_to_take_requests(self, wrong: list[int], device: bool) -> None:
+        """It costs the drafts of those requests, and ends nobody."""
+        base = self.Careless if device else Guess
+
+        class Full(base):  # type: ignore[valid-type,misc]
+            bad = 4
+
+            def reset(self, slots: list[int]) -> None:
+                if set(slots) & set(wrong):
+                    raise LookupError("no room")
+
+            def propose(self, step: StepView) -> None:
+                super().propose(step)
+                if device:
+                    lens, most = step["seq_lens_this_time"], 1 + step["draft_token_num"]
+                    lens[:] = np.where(step["seq_lens_encoder"] > 0, lens, np.minimum(lens, most))
+
+        runner = runner_with(Full)
+        params = {"max_new_tokens": 20, "seed": 3}
+        for number, prompt in enumerate(PROMPTS):
+            runner.add_request(Request(str(number), prompt, SamplingParams(**params)))
+        slots: dict[str, int] = {}
+        while runner.has_requests:
+            runner.step()
+            slots |= {one.request.request_id: slot for slot, one in runner._scheduler.running.items()}
+        outputs, summary = runner.take_finished(), runner.summary()
+        assert summary["failed_steps"] == 0 < summary["failed_proposals"]
+        for number, prompt in enumerate(PROMPTS):
+            output = outputs[str(number)]
+            assert list(output.token_ids) == plain_decoding(prompt, SamplingParams(**params)).tokens
+            assert (output.drafted == 0) == (slots[str(number)] in wrong)
 
     def test_one_that_raises(self, caplog: pytest.LogCaptureFixture) -> None:
         class Failing(self.Careless):  # type: ignore[name-defined,misc]
