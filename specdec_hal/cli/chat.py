@@ -102,14 +102,14 @@ class _Chat:
         except KeyboardInterrupt:  # ends this answer, not the chat
             runner.cancel(name)
         answer = runner.take_finished()[name]
-        counts = {"prompt_tokens": answer.prompt_tokens, "tokens": len(answer.token_ids)}
+        counts = {"prompt_tokens": answer.prompt_tokens, "seed": answer.seed, "tokens": len(answer.token_ids)}
         drafts = {"drafted_tokens": answer.drafted, "accepted_tokens": answer.accepted}
         self._answers.append({**counts, **drafts, "finish_reason": answer.finish_reason, "error": answer.error})
         failed = answer.finish_reason == "error"
         if not failed:
             self._messages = [*messages, {"role": "assistant", "content": answer.text}]
         if not self._output.json:
-            end = answer.error if failed else f"{answer.accepted} of {answer.drafted} drafts accepted"
+            end = answer.error if failed else f"{answer.accepted} of {answer.drafted} draft tokens accepted"
             self._output.console.print(f"\n{end}\n", style="red" if failed else "dim", soft_wrap=True)
         return not failed
 

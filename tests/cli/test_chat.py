@@ -45,12 +45,13 @@ def test_a_turn_sees_the_turns_before_it(
     assert [answer["prompt_tokens"] for answer in document["answers"]] == [2, 2 + 12 + 1, 2]
     assert all(answer["finish_reason"] == "length" for answer in document["answers"])
     assert document["answers"][1]["accepted_tokens"] > 0
+    assert all(answer["seed"] is None for answer in document["answers"]), "nothing was sampled"
 
 
 def test_answers_stream_as_text(model: Model, template: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert chat(monkeypatch, "a\n/exit\nb\n", *model().naive, "--chat-template", template) == 0
     out = capsys.readouterr().out
-    assert out == "bcdefghijabc\n0 of 0 drafts accepted\n\n"
+    assert out == "bcdefghijabc\n0 of 0 draft tokens accepted\n\n"
 
 
 def test_an_answer_that_fails_is_not_part_of_the_chat(
