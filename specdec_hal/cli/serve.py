@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="names that clients may call the server by, as in serve.allowed_hosts: example.com, '*.example.com', '*' "
         "(default without an API key: localhost and other addresses of this machine)",
     )
+    parser.add_argument(
+        "--allowed-origins",
+        nargs="+",
+        metavar="ORIGIN",
+        help="web pages of other servers that may use this one, as in serve.allowed_origins: https://example.com, '*'",
+    )
     parser.add_argument("--split", action="store_true", help="same as --set serve.split=true")
     parser.add_argument("--http-workers", metavar="N", help="same as --set serve.http_workers=N; with --split")
     parser.add_argument(
@@ -93,8 +99,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         args.config = str(EMBEDDED)
     given = {key: value for key in _KEYS if (value := getattr(args, key)) is not None}
     args.overrides += [f"serve.{key}={value if key == 'port' else json.dumps(value)}" for key, value in given.items()]
-    if args.allowed_hosts is not None:
-        args.overrides.append(f"serve.allowed_hosts={json.dumps(args.allowed_hosts)}")
+    for key in ("allowed_hosts", "allowed_origins"):
+        if (names := getattr(args, key)) is not None:
+            args.overrides.append(f"serve.{key}={json.dumps(names)}")
     if args.log_format is not None:
         args.overrides.append(f"serve.log_format={args.log_format}")
     if args.no_access_log:

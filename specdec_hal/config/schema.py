@@ -331,6 +331,8 @@ class ServeSettings(Section):
     `allowed_hosts`: names that clients may call the server by, `*.example.com` and `*` too; null: those of the loopback
     interface and `host`, any IP address if `host` is not on the loopback interface, any name if there is an API key.
 
+    `allowed_origins`: web pages of other servers that may use this one, as in `https://example.com`; `*` for all.
+
     `max_body_bytes` bounds a request's body, `receive_timeout_s` the time until all of it has arrived,
     `max_concurrent_requests` those that are answered at the same time; more
     are refused. `drain_timeout_s`: how long they may go on once the server is told to end.
@@ -347,6 +349,7 @@ class ServeSettings(Section):
     served_model_name: Text | None = None
     chat_template: PathText | None = None
     allowed_hosts: list[Text] | None = None
+    allowed_origins: list[Text] = Field(default_factory=list)
     receive_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     max_body_bytes: Annotated[int, Field(ge=1, le=INT32_MAX)] = 1 << 20
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 256

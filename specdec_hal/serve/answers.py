@@ -149,12 +149,7 @@ class Answer(ABC):
         return self.prompt_ids[index // self.request.n]
 
     def _token(self, token: int) -> str:
-        """A token's own text; ``bytes:\\xe2\\x82`` for a part of a character, as OpenAI writes it."""
-        data = self.tokenizer.token_bytes(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return token_text(self.tokenizer, token)
 
 
 @dataclass
@@ -254,6 +249,15 @@ class ChatAnswer(Answer):
         return {"token": self._token(token), "logprob": finite(logprob), "bytes": data}
 
 
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token's own text; ``bytes:\\xe2\\x82`` for a part of a character, as OpenAI writes it."""
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
 def usage(n: int, outputs: Iterable[RequestOutput]) -> Json:
     """Token counts of a request; a prompt with `n` choices counts once.
 
@@ -303,6 +307,7 @@ ERRORS: dict[int | str, Json] = {
     for status, text in (
         (400, "a key or value that cannot be served, no JSON, or a host that is none of `serve.allowed_hosts`"),
         (401, "the API key is missing or wrong"),
+        (403, "a web page of another origin, which is none of `serve.allowed_origins`"),
         (404, "another model, or nothing to abort"),
         (408, "the request has not arrived within `serve.receive_timeout_s`"),
         (413, "the body is too long"),
@@ -333,7 +338,7 @@ def finite(logprob: float) -> float:
 
 def error_body(status: int, message: str, param: str | None = None) -> Json:
     """An error in OpenAI's form."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 

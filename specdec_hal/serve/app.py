@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
+import specdec_hal
 from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
 from specdec_hal.serve.answers import ERRORS, ChatAnswer, CompletionAnswer, Json, error_body, refusal, refuse
 from specdec_hal.serve.gate import Gate
-from specdec_hal.serve.protocol import AbortRequest, ChatCompletionRequest, CompletionRequest
+from specdec_hal.serve.protocol import (
+    AbortRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from specdec_hal.serve.service import FAILED, STOPPED, Service
 from specdec_hal.wording import clip, short
 
@@ -61,9 +70,23 @@ def _what(detail: Json) -> str:
     return str(detail["msg"].removeprefix("Value error, "))
 
 
-def _document(app: FastAPI) -> Json:
+def _application() -> FastAPI:
+    """With Swagger's page at /docs, if its files are installed: it loads none from elsewhere."""
+    values: Json = {"title": "specdec-hal", "version": specdec_hal.__version__, "redoc_url": None, "responses": ERRORS}
+    try:
+        offline: Any = import_module("fastapi_offline")
+    except ModuleNotFoundError:
+        return FastAPI(docs_url=None, **values)
+    app: FastAPI = offline.FastAPIOffline(docs_url="/docs", static_url="/docs/static", **values)
+    return app
+
+
+def _document(app: FastAPI, with_key: bool) -> Json:
     """The OpenAPI document without the status 422, which FastAPI adds to every route with a body."""
     document = FastAPI.openapi(app)
+    if with_key:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
     for operations in document["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)
@@ -82,9 +105,17 @@ def _expect_json(request: Request) -> None:
 
 def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     """The application; `api_key` None: everybody may use it."""
-    app = FastAPI(title="specdec-hal", docs_url=None, redoc_url=None, responses=ERRORS)
-    app.openapi = partial(_document, app)  # type: ignore[method-assign]
+    app = _application()
+    app.openapi = partial(_document, app, api_key is not None)  # type: ignore[method-assign]
     app.add_middleware(Gate, key=api_key, settings=service.settings)
+    if origins := service.settings.allowed_origins:  # outermost: a browser asks for leave without a key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
 
     json_body = [Depends(_expect_json)]
 
@@ -127,10 +158,30 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
         """End an answer that is under way."""
         return await service.abort(body.request_id)
 
+    @app.post("/tokenize", dependencies=json_body)
+    async def tokenize(body: TokenizeRequest) -> Any:
+        """The tokens of a text, or of a chat's prompt."""
+        return await service.tokenize(body)
+
+    @app.post("/detokenize", dependencies=json_body)
+    async def detokenize(body: DetokenizeRequest) -> Any:
+        """The text of tokens, special tokens included."""
+        return service.detokenize(body)
+
     @app.get("/v1/models")
     async def models() -> Any:
         """What is served."""
         return service.models()
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> Any:
+        """The model, if it is the one that is served."""
+        return service.model(model)
+
+    @app.get("/version")
+    async def version() -> Any:
+        """Of specdec_hal."""
+        return {"version": specdec_hal.__version__}
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -141,11 +192,16 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
         """For Prometheus."""
         return Response(await service.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
+    @app.head("/health", include_in_schema=False)
+    @app.head("/ping", include_in_schema=False)
+    @app.post("/ping", include_in_schema=False)
+    @app.get("/ping")
     @app.get("/health")
     async def health() -> Any:
         """Whether the engine works."""
         return service.health()
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Any:
         """Whether new requests may come."""

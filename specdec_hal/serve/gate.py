@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.serve.answers import refusal, refuse
 
-OPEN = ("/", "/health", "/ready")
-"""Paths that need no API key."""
+OPEN = ("/", "/health", "/ready", "/ping", "/version", "/openapi.json", "/docs")
+"""Paths that need no API key: what they say is the same for every server, or whether it works."""
+OPEN_FILES = "/docs/"
 MAX_HEAD = 1 << 16
 """Bytes of a request's target and headers."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/?#@\[\]]+)(?::\d*)?", re.IGNORECASE)
@@ -65,11 +66,12 @@ def is_loopback(host: str) -> bool:
 
 
 class Gate:
-    """In front of every route. Refuses with 400 (host), 401 (key), 408 (too slow), 413 and 431 (too long)."""
+    """In front of every route. Refuses with 400 (host), 401 (key), 403 (origin), 408 (too slow), 413, 431 (size)."""
 
     def __init__(self, app: ASGIApp, key: str | None, settings: ServeSettings) -> None:
         self._app, self._key = app, key
         self._hosts = Hosts(settings.allowed_hosts, settings.host, key)
+        self._origins = {origin.lower() for origin in settings.allowed_origins}
         self._longest, self._receive_s = settings.max_body_bytes, settings.receive_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,15 +110,25 @@ class Gate:
             return refusal(400, "Host: expected a name of this server, got another; --allowed-hosts adds names")
         if not self._admits(scope["path"], headers.get(b"authorization", b"")):
             return refusal(401, "expected the server's API key as a bearer token", {"WWW-Authenticate": "Bearer"})
+        if self._key is None and scope["method"] not in ("GET", "HEAD") and not self._is_own_page(headers):
+            return refusal(403, "Origin: expected a page of this server, got another; --allowed-origins adds origins")
         if int(headers.get(b"content-length", b"0")) > self._longest:  # the parser has checked that it is a number
             return self._too_long()
         return None
 
     def _admits(self, path: str, authorization: bytes) -> bool:
-        if self._key is None or path in OPEN:
+        if self._key is None or path in OPEN or path.startswith(OPEN_FILES):
             return True
         scheme, _, given = authorization.partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(given, self._key.encode())
+
+    def _is_own_page(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a request may have been made by a web page, which without a key could use a server of its visitor."""
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        if not origin or "*" in self._origins or origin in self._origins:
+            return True
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        return headers.get(b"sec-fetch-site") == b"same-origin" or origin.partition("://")[2] == host
 
     def _too_long(self) -> HTTPException:
         return refusal(413, f"expected a body of at most {self._longest} bytes (serve.max_body_bytes)")

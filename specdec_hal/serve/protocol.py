@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -396,29 +397,61 @@ class Message(Body):
         return {"role": self.role, "content": text, **{key: one for key, one in values.items() if one is not None}}
 
 
-class ChatCompletionRequest(GenerationRequest):
-    """POST /v1/chat/completions."""
+class TemplateKeys(Body):
+    """What a chat template gets beside the messages."""
 
-    messages: Annotated[list[Message], Field(min_length=1), Field(fail_fast=True), _ITEMS]
     tools: Annotated[Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None, _ITEMS] = Field(
         None, description="shown to the chat template"
     )
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Any], Field(max_length=0)] | None = None
-    function_call: Literal["none", "auto"] | None = None
-    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    reasoning_effort: UnicodeText | None = Field(None, description="a variable of the chat template")
     documents: Annotated[Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None, _ITEMS] = Field(
         None, description="shown to the chat template"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
+    reasoning_effort: UnicodeText | None = Field(None, description="a variable of the chat template")
     add_generation_prompt: bool = Field(True, description="the prompt ends where the assistant's answer begins")
     continue_final_message: bool = Field(
         False, description="the prompt ends in the last message; add_generation_prompt must be false"
     )
+
+    def template_arguments(self, messages: Iterable[Message], template: ChatTemplate) -> dict[str, Any]:
+        """What :meth:`ChatTemplate.render` is called with. RequestError for what this template cannot render."""
+        return {
+            "messages": [message.plain() for message in messages],
+            "tools": self.tools,
+            "documents": self.documents,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            **self._variables(template),
+        }
+
+    def _variables(self, template: ChatTemplate) -> dict[str, Any]:
+        given = self.chat_template_kwargs or {}
+        if self.reasoning_effort is None:
+            return given
+        if not template.mentions("reasoning_effort"):
+            got = short(self.reasoning_effort)
+            raise RequestError(f"reasoning_effort: expected none, got {got}; the chat template has no such variable")
+        return {"reasoning_effort": self.reasoning_effort, **given}
+
+    @model_validator(mode="after")
+    def _check_variables(self) -> TemplateKeys:
+        taken = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+        if again := sorted(taken & (self.chat_template_kwargs or {}).keys()):
+            raise ValueError(f"chat_template_kwargs: expected other keys than {again[0]}; give it as a key of its own")
+        return self
+
+
+class ChatCompletionRequest(TemplateKeys, GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1), Field(fail_fast=True), _ITEMS]
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     add_special_tokens: bool = Field(
         False, description="add the tokenizer's own special tokens to the rendered template, which mostly has them"
     )
@@ -437,36 +470,41 @@ class ChatCompletionRequest(GenerationRequest):
         """`top_logprobs`, if `logprobs` asks for them."""
         return self.top_logprobs if self.logprobs else None
 
-    def template_arguments(self, template: ChatTemplate) -> dict[str, Any]:
-        """What :meth:`ChatTemplate.render` is called with. RequestError for what this template cannot render."""
-        return {
-            "messages": [message.plain() for message in self.messages],
-            "tools": self.tools,
-            "documents": self.documents,
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": self.continue_final_message,
-            **self._template_variables(template),
-        }
-
-    def _template_variables(self, template: ChatTemplate) -> dict[str, Any]:
-        given = self.chat_template_kwargs or {}
-        if self.reasoning_effort is None:
-            return given
-        if not template.mentions("reasoning_effort"):
-            got = short(self.reasoning_effort)
-            raise RequestError(f"reasoning_effort: expected none, got {got}; the chat template has no such variable")
-        return {"reasoning_effort": self.reasoning_effort, **given}
-
     @model_validator(mode="after")
     def _check(self) -> ChatCompletionRequest:
         if self.tools and self.tool_choice != "none":
             raise ValueError("tool_choice: expected 'none' with tools, got nothing; calls are not parsed here")
-        taken = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
-        if again := sorted(taken & (self.chat_template_kwargs or {}).keys()):
-            raise ValueError(f"chat_template_kwargs: expected other keys than {again[0]}; give it as a key of its own")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: expected logprobs to be true")
         return self
+
+
+class TokenizeRequest(TemplateKeys):
+    """POST /tokenize, as vLLM has it. Either `prompt` or `messages`."""
+
+    model: str | None = None
+    prompt: UnicodeText | None = None
+    messages: Annotated[Annotated[list[Message], Field(min_length=1), Field(fail_fast=True)] | None, _ITEMS] = None
+    add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
+    return_token_strs: bool = Field(False, description="report the tokens' texts as `token_strs`")
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """`add_special_tokens`, or its default."""
+        return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
+
+    @model_validator(mode="after")
+    def _check(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: expected either prompt or messages, got both or none")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize, as vLLM has it."""
+
+    model: str | None = None
+    tokens: _TokenIds
 
 
 class AbortRequest(Body):

@@ -19,10 +19,16 @@ from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner import Request as EngineRequest
-from specdec_hal.serve.answers import Answer, Json, encode, error_body, event, refusal
+from specdec_hal.serve.answers import Answer, Json, encode, error_body, event, refusal, token_text
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.places import Places
-from specdec_hal.serve.protocol import ChatCompletionRequest
+from specdec_hal.serve.protocol import (
+    ChatCompletionRequest,
+    DetokenizeRequest,
+    Message,
+    TemplateKeys,
+    TokenizeRequest,
+)
 from specdec_hal.serve.rendering import Renderer
 
 _log = logging.getLogger("specdec_hal")
@@ -152,9 +158,12 @@ class Service:
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> str:
         """The text that a chat continues. RequestError without a template, and for messages that it refuses."""
+        return await self._rendered(request, request.messages)
+
+    async def _rendered(self, keys: TemplateKeys, messages: Sequence[Message]) -> str:
         if self.renderer is None:
             raise missing_template(self.name)
-        return await self.renderer.render(request.template_arguments(self.renderer.template))
+        return await self.renderer.render(keys.template_arguments(messages, self.renderer.template))
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) <= _SHORT:
@@ -220,9 +229,28 @@ class Service:
             stream.close()
 
     def models(self) -> Json:
-        """The one model."""
+        """The one model, in a list."""
+        return {"object": "list", "data": [self.model(self.name)]}
+
+    def model(self, name: str) -> Json:
+        """The one model; 404 for the name of another."""
+        self._check_model(name)
         card = {"id": self.name, "object": "model", "created": 0, "owned_by": "specdec_hal"}
-        return {"object": "list", "data": [{**card, "max_model_len": self.engine.info.max_model_len}]}
+        return {**card, "max_model_len": self.engine.info.max_model_len}
+
+    async def tokenize(self, request: TokenizeRequest) -> Json:
+        """The tokens that a request with this prompt or these messages would begin with, as vLLM reports them."""
+        self._check_model(request.model)
+        text = request.prompt if request.messages is None else await self._rendered(request, request.messages)
+        tokens = await self._encode(text or "", request.adds_special_tokens)
+        names = [token_text(self.tokenizer, token) for token in tokens] if request.return_token_strs else None
+        length = self.engine.info.max_model_len
+        return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": names}
+
+    def detokenize(self, request: DetokenizeRequest) -> Json:
+        """The text of tokens."""
+        self._check_model(request.model)
+        return {"prompt": self.tokenizer.decode(request.tokens)}
 
     def health(self) -> Json:
         """503 once the engine has stopped."""

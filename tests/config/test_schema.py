@@ -107,6 +107,7 @@ def test_defaults(read: Read) -> None:
             "served_model_name": None,
             "chat_template": None,
             "allowed_hosts": None,
+            "allowed_origins": [],
             "receive_timeout_s": 30.0,
             "max_body_bytes": 1 << 20,
             "max_concurrent_requests": 256,

@@ -64,7 +64,9 @@ class Running:
 
 
 @contextmanager
-def serving(key: str | None = None, template: ChatTemplate | None = None, **sections: Any) -> Iterator[Running]:
+def serving(
+    key: str | None = None, template: ChatTemplate | None = None, name: str = MODEL, **sections: Any
+) -> Iterator[Running]:
     config = parse(
         {
             "backend": {"name": "reference"},
@@ -75,7 +77,7 @@ def serving(key: str | None = None, template: ChatTemplate | None = None, **sect
     )
     model = GatedModel()
     engine = AsyncEngine(model, config, tokenizer=LetterTokenizer())  # type: ignore[arg-type]
-    service = Service(engine, MODEL, config.serve, template or load_chat_template(ROOT / "models/tiny-py-lm"))
+    service = Service(engine, name, config.serve, template or load_chat_template(ROOT / "models/tiny-py-lm"))
     listening = uvicorn.Server(server.uvicorn_config(make_app(service, key), config.serve))
     with server.listen(config) as (listener,):
         thread = threading.Thread(target=lambda: asyncio.run(listening.serve([listener])))

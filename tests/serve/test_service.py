@@ -121,11 +121,14 @@ def test_the_api_key() -> None:
         assert running.post({"prompt": [1], "max_tokens": 1}).status_code == 200
         for given in ({}, {"Authorization": "Bearer sesam"}, {"Authorization": "Basic sesame"}, {"X": "sesame"}):
             with httpx.Client(base_url=running.url, headers=given) as client:
-                for path in ("/v1/models", "/openapi.json", "/nowhere"):
+                for path in ("/v1/models", "/metrics", "/nowhere", "/docs2"):
                     assert client.get(path).status_code == 401
                 refused = client.post("/v1/completions", content=b"x" * (2 << 20))
                 assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
-                assert client.get("/health").status_code == client.get("/ready").status_code == 200
+                for path in ("/health", "/ready", "/ping", "/version", "/openapi.json"):
+                    assert client.get(path).status_code == 200
+        schemes = running.http.get("/openapi.json").json()["components"]["securitySchemes"]
+        assert schemes == {"key": {"type": "http", "scheme": "bearer"}}
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -191,7 +191,7 @@ class LetterTokenizer:
         return [ord(letter) - ord("a") for letter in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(chr(ord("a") + token) for token in ids)
+        return "".join(chr(ord("a") + token) for token in ids if token < VOCABULARY)
 
     special_ids = frozenset[int]()
 
