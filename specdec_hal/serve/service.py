@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from specdec_hal.config.schema import Config, ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream
 from specdec_hal.errors import EngineDeadError, RequestError
+from specdec_hal.memory import trim_heap
 from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
@@ -36,6 +37,8 @@ _log = logging.getLogger("specdec_hal")
 FAILED = "the request failed inside the engine; the server's log has the cause"
 _SHORT = 4096
 """Characters that take less time to encode here, some 0.5 ms, than to hand to another thread and back."""
+_LONG = 1 << 17
+"""Characters whose encoding takes so much memory that it is given back: some 100 bytes for each of them."""
 STOPPED = "the engine has stopped; the server must be started anew"
 
 
@@ -168,9 +171,11 @@ class Service:
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) <= _SHORT:
             return self.tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(
-            self.tokenizer.encode, text, add_special_tokens
-        )  # everybody else's events would have to wait
+        # Everybody else's events would have to wait.
+        ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+        if len(text) >= _LONG:
+            await asyncio.to_thread(trim_heap)
+        return ids
 
     async def _until_gone(self, http: Request, answer: Answer, stream: RequestStream, timing: Timing) -> Response:
         """The whole answer; whoever hangs up before ends the generation."""

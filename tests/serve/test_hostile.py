@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,8 +18,10 @@ from pydantic import ValidationError
 
 from specdec_hal.engine import AsyncEngine
 from specdec_hal.engine.async_engine import RequestStream
+from specdec_hal.models import load_tokenizer
 from specdec_hal.runner import Request
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest
+from specdec_hal.serve.service import Service
 from specdec_hal.serve.split import messages
 from tests.serve.conftest import Running, serving
 
@@ -33,6 +37,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=3)),
     max_leaves=6,
 )
+MODEL = Path(__file__).parents[2] / "models/tiny-py-lm"
 ROUTES = {
     "/v1/completions": ({"prompt": "abab", "max_tokens": 3}, sorted(CompletionRequest.model_fields)),
     "/v1/chat/completions": (
@@ -153,3 +158,19 @@ def test_memory_of_large_bodies_is_given_back(shared: Running) -> None:
 def test_unknown_keys_are_named_one_by_one(shared: Running) -> None:
     answer = shared.http.post("/v1/completions", json={"prompt": [1], "nothing": None, "first": 1, "second": 2})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "first"
+
+
+def test_memory_of_long_texts_is_given_back() -> None:
+    """The tokenizer takes some 250 bytes a character, which glibc would keep."""
+    served = SimpleNamespace(tokenizer=load_tokenizer(MODEL))
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+
+    async def encode() -> int:
+        ids = await Service._encode(served, "def f(x): return x\n" * 20_000, False)  # type: ignore[arg-type]
+        return len(ids)
+
+    before = resident()
+    assert asyncio.run(encode()) == 160_000
+    assert resident() - before < 40
