@@ -278,8 +278,8 @@ void propose(const NgramMatchArgs& a, int64_t parts) {
         } else if (query.possible()) {
           match = search(query, text, parts);
         }
-        if (match.size > 0) count = min64(wanted, query.haystack_stop(match.after) - match.after);
-        for (int64_t j = 0; j < count; ++j) drafts[base + j] = text[match.after + j];
+        count = ngram_draft_count(query, match, wanted, a.continue_cycles);
+        for (int64_t j = 0; j < count; ++j) drafts[base + j] = text[match.after + j % ngram_period(query, match)];
       }
       slt = static_cast<int32_t>(scan.grant(base, count));
     } else if (!prefill) {

@@ -35,8 +35,7 @@ class Drafter:
 
     `method` is a registered proposer that needs no model, `backend` a backend or the name of one,
     `num_speculative_tokens` K, the most drafts per request and call (0..31). `settings` are the keys of the method's
-    section in a configuration (``max_ngram_size``, ``min_ngram_size``, ``match_policy``, ...). A look-up ends where the
-    history does; with `continue_cycles`, drafts that are the history's last tokens go round until there are enough.
+    section in a configuration (``max_ngram_size``, ``min_ngram_size``, ``match_policy``, ``continue_cycles``, ...).
     With `match_factor` (method ngram), a match of n tokens gives at most that many times n drafts, as `max_factor` says
     for method suffix: what follows a short match is right less often.
     On a GPU, `framework` ("torch", "paddle", "cupy") holds the buffers. Raises ConfigError for settings, and what
@@ -49,7 +48,7 @@ class Drafter:
     >>> drafter.propose([[5, 6, 7, 8, 5, 6]], request_ids=["a"])
     [[7, 8, 5]]
     >>> drafter.propose([[5, 6, 7, 8, 5, 6, 7, 9, 7]], request_ids=["a"])  # only the last three tokens are read
-    [[9, 7]]
+    [[9, 7, 9]]
     >>> drafter.forget("a")
     True
 
@@ -63,7 +62,6 @@ class Drafter:
         backend: str | Backend = "auto",
         *,
         num_speculative_tokens: int = 8,
-        continue_cycles: bool = False,
         match_factor: int | None = None,
         framework: str = "torch",
         registry: Registry | None = None,
@@ -83,7 +81,7 @@ class Drafter:
             )
         self.backend = backend if isinstance(backend, Backend) else registry.get_backend(backend)
         self.num_speculative_tokens = num_speculative_tokens
-        self._continue_cycles, self._match_factor = continue_cycles, match_factor
+        self._match_factor = match_factor
         device = get_device(self.backend.place, framework)
         section = config.speculative.settings
         self._longest = getattr(section, "max_ngram_size", 0)
@@ -122,9 +120,6 @@ class Drafter:
             self._once.clear()
         else:
             drafts = self._kept.propose(self._names(request_ids, len(rows)), rows, wanted)
-        most = wanted or [self.num_speculative_tokens] * len(rows)
-        if self._continue_cycles:
-            drafts = list(map(_continued, rows, drafts, most))
         if (factor := self._match_factor) is not None:
             most = [min(-(-len(ids) // factor), self._longest) for ids in drafts]
             drafts = [ids and ids[: factor * _matched(row, n)] for row, ids, n in zip(rows, drafts, most, strict=True)]
@@ -358,14 +353,6 @@ def _build_proposer(
     if proposer.hidden_layers:
         raise _unsupported(method, f"hidden states of the layers {list(proposer.hidden_layers)}")
     return proposer
-
-
-def _continued(history: Any, drafts: list[int], most: int) -> list[int]:
-    """Drafts that are the end of the history, repeated up to `most` tokens; others as they are."""
-    period = len(drafts)
-    if not 0 < period < most or list(history[-period:]) != drafts:
-        return drafts
-    return (drafts * (most // period + 1))[:most]
 
 
 def _matched(history: Any, most: int) -> int:

@@ -23,8 +23,12 @@ K, SIZES = 4, range(3, 0, -1)
 TEXTS = st.lists(st.integers(0, 3), max_size=40)
 
 
-def expected(history: list[int], wanted: int = K, policy: MatchPolicy = MatchPolicy.LATEST) -> list[int]:
-    return lookup([], history, SIZES, policy)[:wanted]
+def expected(
+    history: list[int], wanted: int = K, policy: MatchPolicy = MatchPolicy.LATEST, cycles: bool | None = None
+) -> list[int]:
+    """Drafts go on beyond the end of the history as `cycles` says, else under LATEST alone."""
+    cycles = policy is MatchPolicy.LATEST if cycles is None else cycles
+    return lookup([], history, SIZES, policy, cycles=wanted * cycles)[:wanted]
 
 
 def make(backend: str = "xpu_sim", **settings: Any) -> sd.Drafter:
@@ -104,11 +108,11 @@ def test_every_form_of_a_history_is_the_same_history(form: str, named: bool) -> 
     drafter = make()
     names = ["a", "b", "c"] if named else None
     for _ in range(2):
-        assert drafter.propose(histories, names, lengths=lengths) == [[3, 1, 2], [5], []]
+        assert drafter.propose(histories, names, lengths=lengths) == [[3, 1, 2, 3], [5] * 4, []]
 
 
 def test_an_array_without_lengths_is_full() -> None:
-    assert make().propose(np.array([[1, 2, 1], [4, 4, 4]])) == [[2, 1], [4]]
+    assert make().propose(np.array([[1, 2, 1], [4, 4, 4]])) == [[2, 1, 2, 1], [4] * 4]
 
 
 @pytest.mark.torch
@@ -119,14 +123,14 @@ def test_tensors_of_pytorch(named: bool) -> None:
     histories = [torch.tensor(text) for text in TEXT]
     drafter = make()
     names = range(3) if named else None
-    assert drafter.propose(histories, names) == [[3, 1, 2], [5], []]
+    assert drafter.propose(histories, names) == [[3, 1, 2, 3], [5] * 4, []]
     padded = torch.nn.utils.rnn.pad_sequence(histories, batch_first=True)
-    assert drafter.propose(padded, names, lengths=torch.tensor([5, 3, 1])) == [[3, 1, 2], [5], []]
+    assert drafter.propose(padded, names, lengths=torch.tensor([5, 3, 1])) == [[3, 1, 2, 3], [5] * 4, []]
 
 
 def test_tensors_of_paddle() -> None:
     paddle = pytest.importorskip("paddle", reason="PaddlePaddle is not installed (pip install 'specdec-hal[paddle]')")
-    assert make().propose([paddle.to_tensor(text) for text in TEXT], "abc") == [[3, 1, 2], [5], []]
+    assert make().propose([paddle.to_tensor(text) for text in TEXT], "abc") == [[3, 1, 2, 3], [5] * 4, []]
 
 
 def test_every_request_may_want_less() -> None:
@@ -137,18 +141,24 @@ def test_every_request_may_want_less() -> None:
     assert drafter.propose([text]) == [[1, 2, 3, 4]]  # what one call wanted does not stay
 
 
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(0, K), st.booleans())
-def test_drafts_that_reach_the_end_go_round(history: list[int], wanted: int, named: bool) -> None:
-    """As if each draft had been looked up with those before it behind the history."""
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(0, K), st.booleans(),
+    st.sampled_from(MatchPolicy), st.none() | st.booleans(),
+)  # fmt: skip
+def test_drafts_that_reach_the_end_go_round(
+    history: list[int], wanted: int, named: bool, policy: MatchPolicy, cycles: bool | None
+) -> None:
     names = ["a"] if named else None
-    (drafts,) = make(continue_cycles=True).propose([history], names, num_speculative_tokens=wanted)
-    found = expected(history, wanted)
-    assert drafts[: len(found)] == found
-    if 0 < len(found) < wanted:
-        assert found == history[len(history) - len(found) :]  # a look-up ends before K tokens only at the end
-        assert drafts == [found[i % len(found)] for i in range(wanted)]
-    else:
-        assert drafts == found
+    drafter = make(match_policy=policy, continue_cycles=cycles)
+    (drafts,) = drafter.propose([history], names, num_speculative_tokens=wanted)
+    assert drafts == expected(history, wanted, policy, cycles)
+
+
+def test_a_cycle_fills_all_drafts() -> None:
+    text = [1, 2, 1, 2, 1]
+    assert make().propose([text]) == [[2, 1, 2, 1]]
+    assert make(continue_cycles=False).propose([text]) == [[2, 1]]
+    assert make(match_policy="leftmost").propose([text]) == [[2, 1]]
 
 
 @given(TEXTS.filter(bool), st.integers(0, K), st.integers(1, 3))
@@ -168,7 +178,7 @@ def test_a_factor_without_a_meaning_is_refused(method: str, factor: int) -> None
 def test_nothing_is_kept_of_a_history_without_a_name() -> None:
     drafter = make()
     assert drafter.propose([[1, 2, 3]]) == [[]]
-    assert drafter.propose([[2, 7, 3, 2]]) == [[7, 3, 2]]
+    assert drafter.propose([[2, 7, 3, 2]]) == [[7, 3, 2, 7]]
 
 
 def test_nothing_is_proposed_for_nothing() -> None:
@@ -227,8 +237,8 @@ def test_wrong_arguments_are_one_clear_error_and_change_nothing(
         drafter.propose(histories, names, lengths=lengths, num_speculative_tokens=wanted)
     assert error.value.argument == named
     assert message in str(error.value)
-    assert drafter.propose([[1, 2, 1]], request_ids=["kept"]) == before == [[2, 1]]
-    assert drafter.propose([[4, 4]]) == [[4]]
+    assert drafter.propose([[1, 2, 1]], request_ids=["kept"]) == before == [[2, 1, 2, 1]]
+    assert drafter.propose([[4, 4]]) == [[4] * 4]
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -240,10 +250,10 @@ def test_a_bad_history_among_good_ones_leaves_the_good_ones(named: bool) -> None
         with pytest.raises(ArgumentError):
             drafter.propose([good[0], bad, good[2]], names)
         assert seen_names(drafter) == set()
-    assert drafter.propose(good, names) == [[2, 1], [6, 5], [9, 8]]
+    assert drafter.propose(good, names) == [[2, 1, 2, 1], [6, 5, 6, 5], [9, 8, 9, 8]]
     with pytest.raises(ArgumentError):
         drafter.propose([[1, 2, 1, 2], [*good[1], 0.5], [3, 3, 3]], names)
-    assert drafter.propose([[7, 7], [*good[1], 6], [8, 9, 8, 9]], names) == [[7], [5, 6], [8, 9]]
+    assert drafter.propose([[7, 7], [*good[1], 6], [8, 9, 8, 9]], names) == [[7] * 4, [5, 6, 5, 6], [8, 9, 8, 9]]
 
 
 @pytest.mark.torch
@@ -288,7 +298,7 @@ def test_a_context_that_the_backend_cannot_hold_is_refused_and_changes_nothing()
     assert drafter.propose([[1, 2, 1]], request_ids=["a"]) == [[2, 1]]
     with pytest.raises(UnsupportedError, match="largest: 8"):
         drafter.propose([[1, 2, 1, 2], [3] * 9], request_ids=["a", "b"])
-    assert drafter.propose([[1, 2, 1, 1]], request_ids=["a"]) == [[1]]
+    assert drafter.propose([[1, 2, 1, 1]], request_ids=["a"]) == [[1, 1]]
     assert seen_names(drafter) == {"a"}
 
 

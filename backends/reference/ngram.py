@@ -72,6 +72,7 @@ def ngram_match(
     pad_to_max: bool,
     use_draft_token_num: bool,
     skip_last: bool,
+    continue_cycles: bool,
 ) -> None:
     """Propose drafts from an earlier occurrence of the last n tokens."""
     k = draft_tokens.shape[1] - 1
@@ -82,7 +83,7 @@ def ngram_match(
     _propose(
         token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
         index, pre_ids, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy,
-        pad_to_max, skip_last,
+        pad_to_max, skip_last, continue_cycles,
     )  # fmt: skip
 
 
@@ -106,6 +107,7 @@ def hybrid_mtp_ngram(
     pad_to_max: bool,
     use_draft_token_num: bool,
     skip_last: bool,
+    continue_cycles: bool,
 ) -> None:
     """Extend MTP drafts with an n-gram continuation."""
     s = draft_tokens.shape[1]
@@ -117,7 +119,7 @@ def hybrid_mtp_ngram(
     _propose(
         token_ids_all, prompt_lens, step_idx, seq_lens_encoder, seq_lens_decoder, draft_tokens, seq_lens_this_time,
         index, pre_ids, base, wanted, range(max_ngram_size, min_ngram_size - 1, -1), token_budget, match_policy,
-        pad_to_max, skip_last,
+        pad_to_max, skip_last, continue_cycles,
     )  # fmt: skip
 
 
@@ -138,6 +140,7 @@ def _propose(
     policy: MatchPolicy,
     pad_to_max: bool,
     skip_last: bool,
+    continue_cycles: bool,
 ) -> None:
     """Both ops: append up to `wanted` drafts behind the `base` tokens of each decode slot, then grant by budget."""
     slots = len(seq_lens_this_time)
@@ -160,8 +163,8 @@ def _propose(
             match = continuation(searched, prompt_len, text[len(text) - n :], policy, seen)
             if match is not None:
                 start, stop = match
-                count = min(int(wanted[b]), stop - start)
-                draft_tokens[b, base[b] : base[b] + count] = text[start : start + count]
+                count = int(wanted[b]) if continue_cycles else min(int(wanted[b]), stop - start)
+                draft_tokens[b, base[b] : base[b] + count] = np.resize(text[start:], count)  # goes round if need be
                 counts[b] = count
                 break
     active = (seq_lens_encoder[:slots] > 0) | (seq_lens_decoder[:slots] > 0)

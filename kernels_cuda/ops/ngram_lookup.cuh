@@ -117,12 +117,12 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Ng
     best = warp_max(best);
   }
   const NgramMatch match = ngram_ranked(query.policy, best);
-  int64_t count = 0;
-  if (match.size > 0 && match.after == followers.after) {
-    count = slot.count(query, match);
-    if (lane_id() < count) slot.drafts[slot.base + lane_id()] = followers.token;
-  } else {
-    count = slot.append(query, text, match);
+  const int64_t count = ngram_draft_count(query, match, slot.wanted, a.continue_cycles);
+  const unsigned i = ProposeSlot::draft_source(query, match, count);
+  int64_t token = Team<kWarp>::get(followers.token, i);
+  if (lane_id() < count) {
+    if (match.after != followers.after) token = text[match.after + i];
+    slot.drafts[slot.base + lane_id()] = token;
   }
   if (lane_id() == 0) a.seq_lens_this_time[b] = pack_proposal(slot.base, count);
 }

@@ -124,7 +124,7 @@ __device__ __forceinline__ void look_behind(const NgramSizes& sizes, Text& text,
 template <typename Text>
 __device__ __forceinline__ void propose_match(const NgramMatchArgs& a, int64_t b, const ProposeSlot& slot,
                                               const NgramSizes& sizes, const Text& text, uint32_t best) {
-  const int64_t count = slot.append(sizes, text, ngram_ranked(sizes.policy, best));
+  const int64_t count = slot.append(a, sizes, text, ngram_ranked(sizes.policy, best));
   if (lane_id() == 0) a.seq_lens_this_time[b] = pack_proposal(slot.base, count);
 }
 

@@ -9,6 +9,7 @@
 namespace specdec::cuda {
 
 static_assert(served::kS <= kMostPacked, "base tokens and drafts of a slot are packed");
+static_assert(served::kS <= kWarp, "a lane has a draft");
 
 struct ProposeSlot {
   int64_t base, wanted;
@@ -35,17 +36,21 @@ struct ProposeSlot {
                       a.skip_last);
   }
 
-  // Drafts that a match gives.
-  __device__ __forceinline__ int64_t count(const NgramSizes& sizes, const NgramMatch& match) const {
-    return match.size == 0 ? 0 : min64(wanted, sizes.haystack_stop(match.after) - match.after);
-  }
-
   // One warp: append what follows the match. Returns the number of drafts.
   template <typename Text>
-  __device__ __forceinline__ int64_t append(const NgramSizes& sizes, const Text& text, const NgramMatch& match) const {
-    const int64_t drafted = count(sizes, match);
-    if (lane_id() < drafted) drafts[base + lane_id()] = text[match.after + lane_id()];
-    return drafted;
+  __device__ __forceinline__ int64_t append(const NgramMatchArgs& a, const NgramSizes& sizes, const Text& text,
+                                            const NgramMatch& match) const {
+    const int64_t count = ngram_draft_count(sizes, match, wanted, a.continue_cycles);
+    const unsigned i = draft_source(sizes, match, count);
+    if (lane_id() < count) drafts[base + lane_id()] = text[match.after + i];
+    return count;
+  }
+
+  // Which token after the match this lane's draft is.
+  static __device__ __forceinline__ unsigned draft_source(const NgramSizes& sizes, const NgramMatch& match,
+                                                          int64_t count) {
+    const int64_t period = ngram_period(sizes, match);
+    return count > period ? lane_id() % static_cast<unsigned>(period) : lane_id();
   }
 };
 

@@ -15,6 +15,26 @@ static inline __device__ void load_text(const int64_t* history, int64_t end, con
   mfence_lm();
 }
 
+// `count` cells to `to`: the text's `period` cells from `first` on, again and again.
+static SPECDEC_APART void repeat_text(const int64_t* history, int64_t end, const int64_t* drafts, int64_t first,
+                                      int64_t period, int64_t* to, int64_t count) {
+  constexpr int64_t kTile = 128;
+  int64_t tile[kTile];
+  for (int64_t done = 0; done < count;) {
+    const int64_t phase = done % period, left = count - done;
+    int64_t here = min64(min64(period - phase, left), kTile);
+    load_text(history, end, drafts, first + phase, first + phase + here, tile);
+    if (here == period) {
+      for (const int64_t whole = min64(kTile / period * period, left); here < whole; ++here) {
+        tile[here] = tile[here - period];
+      }
+      mfence_lm();
+    }
+    LM2GM(tile, to + done, here * static_cast<int64_t>(sizeof(int64_t)));
+    done += here;
+  }
+}
+
 // The text, indexed. Two tiles are kept, because comparing goes to and fro between two places.
 class GmText {
  public:

@@ -8,6 +8,7 @@ backend includes the header of its op; nothing else is written by hand between a
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import IntEnum
@@ -196,7 +197,7 @@ def _range(attr: AttrSpec) -> tuple[int, int]:
 
 
 def _signature(spec: OpSpec, args: str) -> str:
-    indices = [", ".join(names) for names in (spec.symbols, tuple(spec.attr_by_name)) if names]
+    indices = [_filled(names) for names in (spec.symbols, tuple(spec.attr_by_name)) if names]
     tables = {
         "symbols": ("SymbolInfo", [_symbol(symbol) for symbol in spec.symbols]),
         "operands": ("OperandInfo", [_operand(spec, operand) for operand in spec.operands]),
@@ -204,7 +205,7 @@ def _signature(spec: OpSpec, args: str) -> str:
         "symbol_orders": ("Order", _orders(spec, spec.symbols)),
         "attribute_orders": ("Order", _orders(spec, tuple(spec.attr_by_name))),
     }
-    members = [f"using Args = {args};", *(f"enum : int {{ {names} }};" for names in indices)]
+    members = [f"using Args = {args};", *(f"enum : int {{{names}}};" for names in indices)]
     for name, (kind, rows) in tables.items():
         if rows:
             cells = "".join(f"      {row},\n" for row in rows)
@@ -226,6 +227,12 @@ inline constexpr OpOf<{args}> {spec.name}_signature = {{
     detail::{spec.name}::Tables::signature}};
 // clang-format on
 """
+
+
+def _filled(names: Iterable[str]) -> str:
+    """Names between braces, in lines of at most 120 columns."""
+    line = ", ".join(names)
+    return f" {line} " if len(line) <= 100 else "\n" + textwrap.indent(textwrap.fill(line, 110), "      ") + "\n  "
 
 
 def _symbol(symbol: str) -> str:

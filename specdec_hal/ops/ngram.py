@@ -23,6 +23,7 @@ def _match_attrs(use_draft_token_num: bool) -> tuple[AttrSpec, ...]:
         AttrSpec("pad_to_max", bool, "Pad every decode slot to S tokens: static shapes for graphs.", False),
         AttrSpec("use_draft_token_num", bool, "Bound each slot's drafts by its draft_token_num.", use_draft_token_num),
         AttrSpec("skip_last", bool, "Search the text without its last token, as FastDeploy's hybrid op does.", False),
+        AttrSpec("continue_cycles", bool, "Drafts that reach the text's end go on with drafts.", False),
     )
 
 
@@ -41,6 +42,10 @@ _BUDGET = """
     its last valid draft (the base token if it has none), whatever the budget and the length limit; the verifier
     enforces the limit [#pad].
 """
+
+_CYCLES = """With `continue_cycles`, which FastDeploy has not, a match gives cnt = q drafts under both policies:
+    draft i is token a + i of the whole text followed by the drafts themselves, where a is the column after the
+    occurrence; drafts after the last token so repeat what the text holds from a on [#cycles]."""
 
 _PRE_IDS = """With pre_ids, step_idx is a column of it, as in `draft_model_update`: what stands behind the prompt, gen
     and all drafts so far, is pre_ids[b, 0 .. step_idx], where step_idx is clamped to [-1, P-1], and token_ids_all is
@@ -62,7 +67,7 @@ NGRAM_MATCH = op(
     haystack [#leftmost]. LATEST: in prompt ++ gen as one text, the rightmost occurrence with at least one following
     token [#latest]. cnt = min(q, tokens left in that haystack) [#tokens-left]; drafts go to draft_tokens[b, 1..cnt],
     the rest of the row is untouched [#row]. q <= 0 or no match: cnt = 0 [#no-match]. With `skip_last` the last
-    token ends queries, but is in no haystack [#skip-last].
+    token ends queries, but is in no haystack [#skip-last]. {_CYCLES}
     {_BUDGET}
     With an up-to-date `index` the results are equal and the look-up does not depend on the history's length [#index];
     under `skip_last` or with pre_ids it is not used. {_PRE_IDS} Source: prompt look-up decoding (Saxena 2023);
@@ -84,7 +89,7 @@ HYBRID_MTP_NGRAM = op(
     (LEFTMOST: prompt, then gen ++ drafts) [#text], with `skip_last` up to its last token [#skip-last]. q = min(K + 1 -
     ori, max_dec_len - step_idx - ori), and with `use_draft_token_num`, which is off unless given, at most
     draft_token_num + 1 - ori [#wanted]. Drafts are appended at column ori [#appended]; MTP drafts are never taken away
-    by the budget [#kept]. {_PRE_IDS}
+    by the budget [#kept]. {_CYCLES} {_PRE_IDS}
     {_BUDGET}
     """,
     *_MATCH_OPERANDS,

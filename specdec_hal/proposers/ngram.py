@@ -20,12 +20,16 @@ MatchPolicyName = Annotated[MatchPolicy, by_name(MatchPolicy), LOWER]
 
 
 class NgramSettings(Section):
-    """Attributes of `ngram_match`. `token_budget` null: no limit. `use_index`: look-ups independent of the history."""
+    """Attributes of `ngram_match`. `token_budget` null: no limit. `use_index`: look-ups independent of the history.
+
+    `continue_cycles` null: under the policy LATEST; LEFTMOST is FastDeploy's rule.
+    """
 
     max_ngram_size: Annotated[int, Field(ge=1, le=MAX_NGRAM_SIZE)] = 3
     min_ngram_size: Annotated[int, Field(ge=1, le=MAX_NGRAM_SIZE)] = 1
     match_policy: MatchPolicyName = MatchPolicy.LATEST
     token_budget: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    continue_cycles: bool | None = None
     pad_to_max: bool = False
     use_index: bool = False
 
@@ -35,6 +39,11 @@ class NgramSettings(Section):
             expected = f"expected at most max_ngram_size = {self.max_ngram_size}, got {self.min_ngram_size}"
             raise_combinations([("min_ngram_size", expected)])
         return self
+
+    @property
+    def continues_cycles(self) -> bool:
+        """The op's attribute `continue_cycles`."""
+        return self.match_policy is MatchPolicy.LATEST if self.continue_cycles is None else self.continue_cycles
 
 
 class NgramProposer(Proposer):
@@ -67,6 +76,7 @@ class NgramProposer(Proposer):
             token_budget=NO_BUDGET if ngram.token_budget is None else ngram.token_budget,
             match_policy=ngram.match_policy,
             pad_to_max=ngram.pad_to_max,
+            continue_cycles=ngram.continues_cycles,
             use_draft_token_num=True,
             **state.args(op),
             **sizes,

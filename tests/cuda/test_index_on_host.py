@@ -90,7 +90,7 @@ def grow(text: Any, rng: np.random.Generator, backend: CudaOnHost, length: int, 
         state["draft_tokens"][:] = text(rng, m * s).reshape(m, s)
         state["seq_lens_this_time"][:] = rng.integers(1, s + 1, m)
         op = ("ngram_match", "hybrid_mtp_ngram")[step % 2]
-        call = {**state, "match_policy": MatchPolicy(int(rng.integers(2)))}
+        call = {**state, "match_policy": MatchPolicy(int(rng.integers(2))), "continue_cycles": step % 4 > 1}
         if rng.random() < 0.2:
             index = updated(backend, index, state, sizes)
         index = looked_up(backend, op, call, index, (context, step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,14 @@ def assert_found(cuda: Any, state: dict[str, Any], index: np.ndarray | None, con
     """Both ops and policies, by search and with the index. Gives back the index, which the look-ups keep up to date."""
     kept = index
     for op in MATCHERS:
-        for policy in MatchPolicy:
-            call = {**state, "match_policy": policy}
+        for policy, cycles in product(MatchPolicy, (False, True)):
+            call = {**state, "match_policy": policy, "continue_cycles": cycles}
             expected = run(op, call)
-            assert_same_bits(run_on_gpu(op, call, cuda), expected, (op, policy, context))
+            assert_same_bits(run_on_gpu(op, call, cuda), expected, (op, policy, cycles, context))
             if index is not None:
                 actual = run_on_gpu(op, {**call, "index": index}, cuda)
                 kept = actual.pop("index")
-                assert_same_bits(actual, expected, (op, policy, "index", context))
+                assert_same_bits(actual, expected, (op, policy, cycles, "index", context))
     return kept
 
 

@@ -9,10 +9,12 @@ from specdec_hal.ops import MatchPolicy
 Inputs = dict[str, Any]
 
 
-def lookup(prompt: list[int], rest: list[int], sizes: range, policy: MatchPolicy, skip: int = 0) -> list[int]:
+def lookup(
+    prompt: list[int], rest: list[int], sizes: range, policy: MatchPolicy, skip: int = 0, cycles: int = 0
+) -> list[int]:
     """All tokens that follow the match of the last n of `rest` (LATEST: of both), n from the longest size down.
 
-    The last `skip` tokens of `rest` are not searched.
+    The last `skip` tokens of `rest` are not searched. `cycles`: drafts to make, one by one.
     """
     searched = rest[: len(rest) - skip]
     known = prompt + rest if policy is MatchPolicy.LATEST and rest else rest
@@ -21,11 +23,14 @@ def lookup(prompt: list[int], rest: list[int], sizes: range, policy: MatchPolicy
             continue
         query = known[len(known) - n :]
         haystacks = [prompt + searched] if policy is MatchPolicy.LATEST else [prompt, searched]
-        for haystack in haystacks:
+        for before, haystack in zip((0, len(prompt)), haystacks, strict=False):
             places = [at for at in range(len(haystack)) if haystack[at : at + n] == query and at + n < len(haystack)]
             if places:
                 at = places[-1] if policy is MatchPolicy.LATEST else places[0]
-                return haystack[at + n :]
+                text = prompt + rest
+                for i in range(cycles):
+                    text.append(text[before + at + n + i])
+                return text[len(prompt + rest) :] if cycles else haystack[at + n :]
     return []
 
 
@@ -51,7 +56,7 @@ def _propose(a: Inputs, hybrid: bool) -> dict[str, Any]:
         prompt, gen = row[:prompt_len], row[prompt_len : min(prompt_len + step, length)]
         rest = gen + drafts[b][1:ori] if history is None else history[b].tolist()[: step + 1]
         sizes = range(a["max_ngram_size"], a["min_ngram_size"] - 1, -1)
-        found = lookup(prompt, rest, sizes, a["match_policy"], int(a["skip_last"]))[:q]
+        found = lookup(prompt, rest, sizes, a["match_policy"], int(a["skip_last"]), q * a["continue_cycles"])[:q]
         cnt[b] = len(found)
         drafts[b][ori : ori + len(found)] = found
     for b in slots:

@@ -27,6 +27,7 @@ struct NgramMatchArgs {
   bool pad_to_max;
   bool use_draft_token_num;
   bool skip_last;
+  bool continue_cycles;
 };
 
 // clang-format off
@@ -34,7 +35,10 @@ namespace detail::ngram_match {
 struct Tables {
   using Args = NgramMatchArgs;
   enum : int { M, L, S, B, X, P };
-  enum : int { max_ngram_size, min_ngram_size, token_budget, match_policy, pad_to_max, use_draft_token_num, skip_last };
+  enum : int {
+      max_ngram_size, min_ngram_size, token_budget, match_policy, pad_to_max, use_draft_token_num, skip_last,
+      continue_cycles
+  };
   static constexpr SymbolInfo symbols[] = {
       {"M", 1, INT64_MAX, offsetof(Args, M)},
       {"L", 1, INT64_MAX, offsetof(Args, L)},
@@ -64,6 +68,7 @@ struct Tables {
       {"pad_to_max", 0, 1, offsetof(Args, pad_to_max), 1},
       {"use_draft_token_num", 0, 1, offsetof(Args, use_draft_token_num), 1},
       {"skip_last", 0, 1, offsetof(Args, skip_last), 1},
+      {"continue_cycles", 0, 1, offsetof(Args, continue_cycles), 1},
   };
   static constexpr Order symbol_orders[] = {
       {B, M},

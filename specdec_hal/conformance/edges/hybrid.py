@@ -8,6 +8,7 @@ from typing import Any
 from specdec_hal.conformance.case import Case
 from specdec_hal.conformance.edges.edge import edge
 from specdec_hal.conformance.edges.ngram import LEFTMOST, budget, proposes
+from specdec_hal.ops import MatchPolicy
 
 OP = "hybrid_mtp_ngram"
 
@@ -70,3 +71,17 @@ def edges() -> Iterator[Case]:
         seq_lens_this_time=[-2, 99], draft_tokens=[[8, 1, 2]] * 2, max_ngram_size=1, token_budget=99,
         match_policy=LEFTMOST,
     )  # fmt: skip
+    cycles: dict[str, Any] = {"continue_cycles": True}
+    for policy in MatchPolicy:
+        shown = policy.name.lower()
+        yield from hybrid(f"{shown}: a cycle of MTP drafts", "cycles", [7] * 5, (7, 7), match_policy=policy, **cycles)
+    # "9 1" is followed by the drafts 9 1, with which the text ends, and then by the new drafts.
+    yield from hybrid("a cycle across the drafts", "cycles", [9, 1, 9, 1, 9], (9, 1), max_ngram_size=2, **cycles)
+    wish: dict[str, Any] = {"draft_token_num": [4], "use_draft_token_num": True}
+    yield from hybrid("a cycle of as many as are wanted", "cycles wanted", [7] * 4, (7, 7), **wish, **cycles)
+    # "1 2" is in the prompt 1 2 3: behind that come 1 2, then the drafts.
+    yield from proposes("leftmost, from the prompt to the end and on", "cycles", [1, 2, 3, 1], 3, [2, 3, 1, 2, 3],
+                        op=OP, mtp=(2,), match_policy=LEFTMOST, **cycles)  # fmt: skip
+    # "1 2" is followed by the searched 1, and that by the MTP draft 2, which is not searched.
+    yield from proposes("a cycle with the last draft, which is not searched", "cycles", [1, 2, 1], 1, [2, 1, 2, 1, 2],
+                        op=OP, mtp=(2,), skip_last=True, **cycles)  # fmt: skip

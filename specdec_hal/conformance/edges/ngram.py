@@ -49,6 +49,7 @@ def edges() -> Iterator[Case]:
     yield from _matches()
     yield from _limits()
     yield from budget("ngram_match")
+    yield from _cycles()
     yield from _index()
 
 
@@ -185,6 +186,34 @@ def budget(op: str) -> Iterator[Case]:
     yield granted("padding slots reserve nothing", 8, [6, 2], enc=(0, 0, 4), slt=(1, 1))
     yield granted("an idle slot neither uses nor reserves", 9, [6, 0, 3], dec=(8, 0, 8), slt=(1, 5, 1))
     yield granted("padding ignores the budget", 9, [6, 6, 6], rules="pad budget", pad_to_max=True)
+
+
+def _cycles() -> Iterator[Case]:
+    def cycles(name: str, text: list[int], prompt_len: int, drafts: list[int], **given: Any) -> Iterator[Case]:
+        yield from proposes(name, "cycles", text, prompt_len, drafts, continue_cycles=True, **given)
+
+    # What follows "5 6 7" is 5 6 7, and then the drafts again.
+    yield from cycles("a cycle of three", [9, 5, 6, 7, 5, 6, 7], 3, [5, 6, 7, 5, 6])
+    yield from cycles("a cycle of one", [1, 4, 4], 1, [4] * 5)
+    yield from cycles("a cycle longer than the drafts", [1, 2, 3, 4, 5, 6, 7, 8, 1], 8, [2, 3, 4, 5, 6])
+    yield from cycles("a cycle as long as the drafts", [1, 2, 3, 4, 5, 1], 5, [2, 3, 4, 5, 1])
+    text = [1, 2, 3, 1]
+    yield from cycles("what follows is no cycle yet", text, 3, [2, 3, 1, 2, 3])
+    yield from cycles("a cycle, as many as the request wants", text, 3, [2, 3, 1, 2], draft_token_num=[4])
+    yield from cycles("a cycle, as many as the limit leaves", text, 3, [2, 3, 1, 2], max_dec_len=[6])
+    yield from cycles("a cycle within the budget", text, 3, [2, 3, 1, 2], token_budget=5)
+    yield from cycles("a cycle, padded", text, 3, [2, 3, 1, 2, 2], draft_token_num=[4], pad_to_max=True)
+    yield from cycles("nothing to go on with", [1, 2, 3, 4], 3, [])
+    # "1 2" is in the prompt 1 2 3: behind that come the generated 4 1 2, and then the drafts.
+    two: dict[str, Any] = {"match_policy": LEFTMOST, "max_ngram_size": 2}
+    yield from cycles("leftmost, from the prompt to the end and on", [1, 2, 3, 4, 1, 2], 3, [3, 4, 1, 2, 3], **two)
+    yield from cycles("leftmost, in the generated part", [9, 5, 6, 5], 1, [6, 5, 6, 5, 6], **two)
+    # "1 2" is followed by the searched 1; the last token goes on behind that, though no match may begin there.
+    yield from cycles("a cycle with the last token, which is not searched", [7, 1, 2, 1, 2], 2, [1, 2, 1, 2, 1],
+                      skip_last=True)  # fmt: skip
+    yield from cycles("a cycle in a history of its own", [9, 2, 3, 4, 5, 9, 1], 6, [2, 1, 2, 1, 2], step_idx=[2],
+                      pre_ids=[[1, 2, 1, 8]])  # fmt: skip
+    yield from cycles("a cycle of ids of 64 bits", [2**40, 7, 2**40], 1, [7, 2**40, 7, 2**40, 7])
 
 
 def _index() -> Iterator[Case]:

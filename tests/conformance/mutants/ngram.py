@@ -226,7 +226,7 @@ _COUNT = (
         _BOTH,
         "what stands behind the drafts is cleared, though it is the caller's",
         _edit("counts[b] = count", "counts[b] = count\ndraft_tokens[b, base[b] + count :] = -1",
-              given="draft_tokens[b, base[b] : base[b] + count] = text[start : start + count]"),
+              given="draft_tokens[b, base[b] : base[b] + count] = np.resize(text[start:], count)"),
     ),
     edited(
         "last-token-searched",
@@ -240,6 +240,40 @@ _COUNT = (
         "skip_last takes the last token from the query, too: the drafts begin with it",
         _edit("text[len(text) - n :]", "searched[len(searched) - n :]",
               given="searched = text[:-1] if skip_last else text"),
+    ),
+    edited(
+        "cycles-end-with-the-text",
+        _BOTH,
+        "continue_cycles is not looked at: a cycle of p tokens gives p drafts",
+        _edit("int(wanted[b]) if continue_cycles else min(int(wanted[b]), stop - start)",
+              "min(int(wanted[b]), stop - start)"),
+    ),
+    edited(
+        "cycles-whether-asked-or-not",
+        _BOTH,
+        "drafts go on beyond the end of the text though continue_cycles is off, as it is in FastDeploy",
+        _edit("int(wanted[b]) if continue_cycles else min(int(wanted[b]), stop - start)", "int(wanted[b])"),
+    ),
+    edited(
+        "cycles-of-what-is-searched",
+        _BOTH,
+        "drafts repeat what was searched: without the last token (skip_last), or the prompt alone (LEFTMOST)",
+        _edit("np.resize(text[start:], count)", "np.resize(text[start:stop], count)", given="start, stop = match"),
+    ),
+    edited(
+        "cycles-read-what-the-row-held",
+        _BOTH,
+        "all drafts are copied at once: those beyond the end of the text are what the row held before",
+        _edit("draft_tokens[b, base[b] : base[b] + count] = np.resize(text[start:], count)",
+              "draft_tokens[b, base[b] : base[b] + count] = "
+              "np.concatenate([text[start:], draft_tokens[b, base[b] :]])[:count]"),
+    ),
+    edited(
+        "cycles-of-the-last-draft",
+        _BOTH,
+        "beyond the end of the text the last draft is repeated: right for a cycle of one token only",
+        _edit("np.resize(text[start:], count)",
+              "np.pad(text[start:], (0, count), 'edge')[:count]"),
     ),
     edited(
         "mtp-drafts-under-the-budget",

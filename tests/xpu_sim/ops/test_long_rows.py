@@ -9,6 +9,7 @@ from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
 from specdec_hal.ops import MatchPolicy
 from specdec_hal.ops.generate import generate
+from tests.support.building import build
 from tests.support.running import BACKEND, assert_same, run
 
 LAUNCHES = [
@@ -102,3 +103,25 @@ def test_the_same_ngram_in_several_parts_of_the_history(policy, cores):
         expected = run("ngram_match", inputs, BACKEND)
         assert expected["seq_lens_this_time"][0] > 1 or inputs["pad_to_max"]
         assert_same(run("ngram_match", inputs, backend), expected, trial)
+
+
+@pytest.mark.parametrize("op", ["ngram_match", "hybrid_mtp_ngram"])
+@pytest.mark.parametrize("period", [1, 2, 50, 127, 128, 129, 299, 300])
+def test_cycles_longer_and_shorter_than_a_tile(op, period):
+    """300 drafts go round after a text of two cycles and a half; for the hybrid op its last three are MTP drafts."""
+    k, cycle, ahead = 300, np.arange(period) + 2**40, 3 if op == "hybrid_mtp_ngram" else 0
+    text = np.resize(cycle, 2 * period + period // 2 + 8)
+    inputs = build(
+        op, {"M": 1, "B": 1, "S": k + 1, "L": len(text)}, token_ids_all=[text], prompt_lens=[2],
+        step_idx=[len(text) - 2 - ahead], seq_lens_decoder=[len(text)], seq_lens_this_time=[1 + ahead],
+        draft_token_num=[k], draft_tokens=[np.resize(text[len(text) - 1 - ahead :], k + 1)], max_ngram_size=3,
+        max_dec_len=[10**6], token_budget=10**6, match_policy=MatchPolicy.LATEST, continue_cycles=True,
+    )  # fmt: skip
+    expected = {
+        "seq_lens_this_time": [k + 1],
+        "draft_tokens": [np.resize(cycle, len(text) + k + 1)[len(text) - 1 - ahead :][: k + 1].tolist()],
+    }
+    for options in LAUNCHES:
+        actual = run(op, inputs, XpuSimBackend(options))
+        assert actual["seq_lens_this_time"].tolist() == expected["seq_lens_this_time"], options
+        assert actual["draft_tokens"].tolist() == expected["draft_tokens"], options
