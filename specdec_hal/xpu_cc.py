@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,15 +19,18 @@ from pathlib import Path
 
 from specdec_hal.errors import BackendUnavailableError, CompileError
 from specdec_hal.native import library_path
+from specdec_hal.xpu_device import type_warnings, vector_assembly
 from specdec_hal.xpu_sources import Sources
 from specdec_hal.xpu_symbols import check_declarations
 
 MODES = ("fast", "asan", "strict")
-PROFILES = ("portable", "production")
+PROFILES = ("production", "portable")
 KERNEL_SUFFIXES = (".xpu",)
 LINKED = (".o", ".a", ".so")
 STANDARD = "-std=gnu++17"
 DEVICE = ("-D__xpu__=1", "-D__XPU3__=1")
+# Values that nothing wrote and that the compiler has made away with are seen by no build.
+UNINITIALISED = ("-Wuninitialized", "-Wmaybe-uninitialized")
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,8 @@ class Build:
     `flags`: further compiler flags, last, so that they win. `shared`: a library instead of a program. `compile_only`:
     an object of the only source. `dependencies`: a file to write the headers of that object to, as a rule of make.
     `profiles`: "production" or "portable", for all files, or GLOB=PROFILE for some; the last that fits counts, and
-    without one, "portable". `coverage`: count how often each line of a kernel runs; the counts go to :attr:`counts`
-    (:mod:`specdec_hal.xpu_coverage`).
+    without one, "production", under which kernels that are in use are quiet. `coverage`: count how often each line of a
+    kernel runs; the counts go to :attr:`counts` (:mod:`specdec_hal.xpu_coverage`).
     """
 
     sources: tuple[Path, ...]
@@ -103,7 +107,7 @@ class Build:
 
     def profile_of(self, source: Path) -> str:
         """Whose fences a file has: its author's alone, "portable", or also the vendor's compiler's, "production"."""
-        name = "portable"
+        name = PROFILES[0]
         for given in self.profiles:
             pattern, _, profile = given.rpartition("=")
             if not pattern or source.match(pattern):
@@ -117,7 +121,7 @@ class Build:
         # Only kernels are instrumented by the strict mode: what the host does is not the device's.
         mode = self.mode if kernel or self.mode == "asan" else "fast"
         command += tools.flags(mode)
-        command += DEVICE if kernel else ()
+        command += (*DEVICE, *UNINITIALISED) if kernel else ()
         command += ["--coverage"] if kernel and self.coverage else []
         command += ["-DXPU_SIM_PRODUCTION=1"] if self.profile_of(source) == "production" else []
         command += [f"-D{define}" for define in self.defines]
@@ -158,7 +162,8 @@ def compiler() -> str:
 def build(what: Build) -> tuple[int, list[list[str]]]:
     """Compile and link. Gives the compiler's exit status and the commands that were run.
 
-    The compiler's messages go to standard error as it writes them; after the first failure nothing more is run.
+    The compiler's messages go to standard error as it writes them, with warnings of what the device has otherwise
+    (:mod:`specdec_hal.xpu_device`); after the first failure nothing more is run.
 
     Raises:
         CompileError: a file is missing, a launch in it incomplete, or a kernel declared otherwise than it is defined:
@@ -173,12 +178,15 @@ def build(what: Build) -> tuple[int, list[list[str]]]:
         what.counts.mkdir()
     with tempfile.TemporaryDirectory(prefix="xpu-cc-") as folder:
         sources = Sources(Path(folder), what.includes)
-        inputs = []
+        inputs: list[str] = []
+        said: list[str] = []
         for number, source in enumerate(what.sources):
             if source.suffix in LINKED:
                 inputs.append(str(source))
                 continue
             text = sources.readable(source)
+            if source.suffix in KERNEL_SUFFIXES:
+                said += _say(sources.remarks(source, type_warnings), said)
             # The counts of an object go beside it when the program runs.
             parts = what.counts if what.coverage else Path(folder)
             obj = what.output if what.compile_only else parts / f"{number}.o"
@@ -186,6 +194,7 @@ def build(what: Build) -> tuple[int, list[list[str]]]:
             commands.append(what.compile_command(tools, source, text, obj))
             status = subprocess.run(commands[-1], check=False).returncode
             if status != 0:
+                _say(sources.remarks(source, vector_assembly), [])
                 return status, commands
         if what.dependencies is not None:
             what.dependencies.write_text(sources.original_names(what.dependencies.read_text()))
@@ -194,6 +203,14 @@ def build(what: Build) -> tuple[int, list[list[str]]]:
         check_declarations(inputs)
         commands.append(what.link_command(tools, inputs))
         return subprocess.run(commands[-1], check=False).returncode, commands
+
+
+def _say(remarks: Sequence[str], said: Sequence[str]) -> list[str]:
+    """Print those that have not been said, as the compiler does; gives them."""
+    new = [remark for remark in remarks if remark not in said]
+    for remark in new:
+        print(remark, file=sys.stderr)
+    return new
 
 
 def _check(what: Build) -> None:

@@ -1,4 +1,5 @@
-"""Kernel launches in host code, ``kernel<T><<<clusters, cores, stream>>>(args)``, as calls that C++ compilers read."""
+"""What C++ compilers do not read, as calls that they do: kernel launches in host code,
+``kernel<T><<<clusters, cores, stream>>>(args)``, and casts of the device's vectors."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def rewrite_launches(text: str, name: str = "the source") -> str:
     Raises:
         CompileError: a launch that is not complete, with file and line.
     """
-    code = without_literals(text)
+    # A backslash that continues a macro's line is a blank to the eye, and stays in the text.
+    code = re.sub(r"\\(?=\r?\n)", " ", without_literals(text))
     launches = []
     at = code.find("<<<")
     while at >= 0:
@@ -41,17 +43,35 @@ def rewrite_launches(text: str, name: str = "the source") -> str:
         launches.append((begin, at, end))
         at = code.find("<<<", end + 3)
     for begin, at, end in reversed(launches):
-        kernel, configuration = text[begin:at].rstrip(), text[at + 3 : end]
-        gap = text[begin + len(kernel) : at]  # line breaks stay
-        label = re.sub(r"\s+", " ", kernel).replace("\\", "\\\\").replace('"', '\\"')
+        kernel_end = begin + len(code[begin:at].rstrip())
+        kernel, configuration = text[begin:kernel_end], text[at + 3 : end]
+        gap = text[kernel_end:at]  # line breaks stay
+        label = re.sub(r"(?:\\\r?\n|\s)+", " ", kernel).replace("\\", "\\\\").replace('"', '\\"')
         call = f'XPU_SIM_CHEVRON("{label}", ({kernel}){gap}, {configuration})'
         text = text[:begin] + call + text[end + 3 :]
+    return text
+
+
+_VECTOR_CAST = re.compile(
+    r"\breinterpret_cast(?=\s*<\s*(?:const\s+)?(?:u?int(?:8x64|16x32|32x16)|float(?:16x32|32x16))_t\s*>)"
+)
+
+
+def rewrite_vector_casts(text: str) -> str:
+    """`text` with casts of vectors by value, which C++ has for no classes, made calls; lines stay where they are."""
+    for match in reversed(list(_VECTOR_CAST.finditer(without_literals(text)))):
+        text = f"{text[: match.start()]}xpu_sim_{text[match.start() :]}"
     return text
 
 
 def without_literals(text: str) -> str:
     """`text` with comments and literals replaced by blanks of the same length."""
     return _SKIPPED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def without_comments(text: str) -> str:
+    """`text` with comments replaced by blanks of the same length; literals stay."""
+    return _SKIPPED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]) if match[0].startswith("/") else match[0], text)
 
 
 def _kernel_begin(code: str, end: int) -> int:

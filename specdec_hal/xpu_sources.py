@@ -1,13 +1,14 @@
-"""What the compiler reads for a source: itself, or copies of it and of its headers with their launches rewritten."""
+"""What the compiler reads for a source: itself, or copies of it and of its headers with their launches, and casts of
+vectors, rewritten."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specdec_hal.xpu_launches import rewrite_launches
+from specdec_hal.xpu_launches import rewrite_launches, rewrite_vector_casts
 
 _INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)(["<])([^">\n]+)[">]', re.MULTILINE)
 
@@ -16,6 +17,7 @@ _INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)(["<])([^">\n]+)[">]', re.M
 class _File:
     path: Path  # as it was named first
     text: str
+    changed: bool
     launches: bool
     headers: set[Path] = field(default_factory=set)  # what it includes of the user's
     copy: Path | None = None
@@ -37,7 +39,7 @@ class Sources:
         """
         self._read(source)
         # Who includes a copy is a copy itself, also where headers include each other.
-        copied = {path for path, file in self._files.items() if file.launches}
+        copied = {path for path, file in self._files.items() if file.changed}
         while more := {path for path, file in self._files.items() if file.headers & copied} - copied:
             copied |= more
         for number, (path, file) in enumerate(self._files.items()):
@@ -46,6 +48,17 @@ class Sources:
         for path in copied:
             self._write(self._files[path])
         return self._files[source.resolve()].copy or source
+
+    def remarks(self, source: Path, look: Callable[[str, str], list[str]]) -> list[str]:
+        """What `look` says of the texts of a source that was read and of the user's headers that it includes."""
+        waiting = [source.resolve()]
+        seen: dict[Path, list[str]] = {}
+        while waiting:
+            file = self._files[path := waiting.pop()]
+            if path not in seen:
+                seen[path] = look(file.text, str(file.path))
+                waiting += file.headers
+        return [remark for remarks in seen.values() for remark in remarks]
 
     def original_names(self, text: str) -> str:
         """`text` with the names of copies replaced by those of what they are copies of."""
@@ -58,8 +71,9 @@ class Sources:
         if path.resolve() in self._files:
             return
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
-        rewritten = rewrite_launches(text, str(path)) if "<<<" in text else text
-        file = self._files[path.resolve()] = _File(path, rewritten, launches=rewritten != text)
+        called = rewrite_launches(text, str(path)) if "<<<" in text else text
+        rewritten = rewrite_vector_casts(called) if "reinterpret_cast" in text else called
+        file = self._files[path.resolve()] = _File(path, rewritten, rewritten != text, launches=called != text)
         for match in _INCLUDE.finditer(rewritten):
             if (header := self._find(match, path)) is not None:
                 file.headers.add(header.resolve())
@@ -78,11 +92,11 @@ class Sources:
             if header is None:
                 return include[0]
             copy = self._files[header.resolve()].copy
-            if copy is None and header.parent != file.path.parent:
-                return include[0]
-            return f'{include[1]}"{copy or header.absolute()}"'
+            beside = include[2] == '"' and header == file.path.parent / include[3]
+            return f'{include[1]}"{copy or header.absolute()}"' if copy or beside else include[0]
 
         assert file.copy is not None
         name = str(file.path).replace("\\", "\\\\").replace('"', '\\"')
-        text = f'#include "xpu_sim/chevron.h"\n#line 1 "{name}"\n' + _INCLUDE.sub(named, file.text)
+        chevron = '#include "xpu_sim/chevron.h"\n' if file.launches else ""
+        text = f'{chevron}#line 1 "{name}"\n' + _INCLUDE.sub(named, file.text)
         file.copy.write_text(text, encoding="utf-8", errors="surrogateescape")

@@ -25,6 +25,7 @@ class Result:
 
     status: int
     findings: list[dict[str, Any]]
+    unused_suppressions: list[str]
     kernels: list[dict[str, Any]]  # counters of all launches of a kernel
     launches: list[dict[str, Any]]  # of each launch by itself, in the order in which they ended
     out: str
@@ -91,5 +92,5 @@ BUILTIN_FILES = sorted((SOURCES / "builtins").glob("*.xpu"))
 BUILTIN_TESTS = {
     name: (int(clusters), int(cores))
     for path in BUILTIN_FILES
-    for name, clusters, cores in re.findall(r"^TEST\((\w+), (\d+), (\d+)\)", path.read_text(), re.MULTILINE)
+    for name, clusters, cores in re.findall(r"\bTEST\((\w+),\s*(\d+),\s*(\d+)\)", path.read_text())
 }

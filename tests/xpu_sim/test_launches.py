@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec_hal.errors import CompileError
-from specdec_hal.xpu_launches import rewrite_launches
+from specdec_hal.xpu_launches import rewrite_launches, rewrite_vector_casts
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,10 @@ from specdec_hal.xpu_launches import rewrite_launches
             'return XPU_SIM_CHEVRON("k", (k), 1, 1)(x) || XPU_SIM_CHEVRON("j", (j), 2, 2)(y);',
         ),
         ("k<T>\n<<<\n1,\n64>>>(x);", 'XPU_SIM_CHEVRON("k<T>", (k<T>)\n, \n1,\n64)(x);'),
+        (
+            "#define L(n) \\\n  k<T> \\\n  <<<1, \\\n  64>>>(n)",
+            '#define L(n) \\\n  XPU_SIM_CHEVRON("k<T>", (k<T>) \\\n  , 1, \\\n  64)(n)',
+        ),
         ("a::k_##T ## x<<<1, 1>>>(y)", 'XPU_SIM_CHEVRON("a::k_##T ## x", (a::k_##T ## x), 1, 1)(y)'),
         ('k<h("<<<")><<<1, 1>>>()', 'XPU_SIM_CHEVRON("k<h(\\"<<<\\")>", (k<h("<<<")>), 1, 1)()'),
     ],
@@ -53,3 +57,17 @@ def test_other_text_stays(source):
 def test_an_incomplete_launch_is_named_with_its_line(source):
     with pytest.raises(CompileError, match=r"^host\.cpp:2: expected a launch, .*, got an incomplete one; complete it"):
         rewrite_launches(source, "host.cpp")
+
+
+def test_casts_of_vectors_by_value_are_calls():
+    source = (
+        "a = reinterpret_cast<float16x32_t>(b); // reinterpret_cast<int8x64_t>(c)\nreinterpret_cast< int8x64_t >(d)"
+    )
+    rewritten = source.replace("= rei", "= xpu_sim_rei").replace("\nrei", "\nxpu_sim_rei")
+    assert rewrite_vector_casts(source) == rewritten
+    for other in (
+        "reinterpret_cast<int32x16_t*>(p)",
+        "reinterpret_cast<const float*>(v)",
+        "reinterpret_cast<int32x16_t&>(v)",
+    ):
+        assert rewrite_vector_casts(other) == other

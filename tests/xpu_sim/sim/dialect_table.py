@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 INCLUDE = ROOT / "kernels_xpu_sim" / "sim" / "include"
 PAGE = ROOT / "docs" / "xpu_builtins.md"
+QUALIFIERS = Path(__file__).parent / "builtins" / "qualifiers.md"
 SOURCES = Path(__file__).parent / "builtins" / "sources.txt"
 KINDS = {
     "header": "Public headers of the vendor's, as open repositories have them",
@@ -36,7 +37,14 @@ What a kernel may call, as [the emulator](xpu_emulator.md) has it. This page is 
 Names: `vv` of two vectors, `sv` of a scalar, the left operand, and a vector; then the operation, the type, and what
 happens to lanes whose mask bit is 0: `_mz` makes them zero (a store writes zero), `_mh` keeps `hold` (a store keeps
 memory). `vvadd_int32x16_mz` is in the row `vvadd`, in the column `int32x16`. A dot is the form without a suffix.
-Comparisons give a mask. The count of a shift (`sll`, `srl`, `sra`) is the first operand.
+
+The parameters are those of the first form: V is the vector, T its element, M its mask, an integer with a bit for each
+lane. `_mz` takes a mask behind them, `_mh` first `V hold` (a store has none), then the mask; a mask that is left out is
+-1, all lanes. Comparisons give a mask. The count of a shift (`sll`, `srl`, `sra`) is the first operand; `vvmac` and
+`svmac` give a * b + c.
+
+A vector is built from a scalar, `int32x16_t v(0)`, or from its first lanes, `{1, 2}`; `v[i]` is a lane; and
+`reinterpret_cast` takes vectors by value. `VType<T>` and `simd_type_trait<T>::type` are the vector of elements T.
 
 `vload2` and `vstore2` are of two vectors, whose type decides. Where memory is `float16` or `bfloat16` and the vectors
 are `float32x16_t`, they convert; `_unordered` may permute the lanes, and a store undoes what the load did.
@@ -162,10 +170,15 @@ def render(all_builtins: list[Builtin]) -> str:
         forms = table.setdefault(family, {}).setdefault(vector, [])
         if form not in forms:
             forms.append(form)
-    lines = [_TEXT, f"| | {' | '.join(VECTORS)} |", f"|---|{'---|' * len(VECTORS)}"]
+    shapes: dict[str, str] = {}
+    for one in all_builtins:
+        if (place := _place(one)) is not None:
+            shapes.setdefault(place[0], _shape(one, place[1]))
+    lines = [_TEXT, f"| | parameters | {' | '.join(VECTORS)} |", f"|---|---|{'---|' * len(VECTORS)}"]
     for family, row in table.items():
         cells = [" ".join(f"`{form}`" if form else "·" for form in row.get(vector, [])) for vector in VECTORS]
-        lines.append(f"| `{family}` | {' | '.join(cells)} |")
+        lines.append(f"| `{family}` | `{shapes[family]}` | {' | '.join(cells)} |")
+    lines += ["", QUALIFIERS.read_text()]
     lines += ["", "## Everything else", "", "| header | builtin | parameters |", "|---|---|---|"]
     for header, names in rest.items():
         for name, parameters in names.items():
@@ -178,11 +191,25 @@ def render(all_builtins: list[Builtin]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _shape(one: Builtin, vector: str) -> str:
+    """Its parameters and result with V for the vector, T for its elements and M for its mask."""
+    known = {f"{vector}_t": "V", one.result if one.name.startswith("vextract") else "": "T"}
+    parts = []
+    for parameter in one.parameters:
+        kind, _, name = parameter.rpartition(" ")
+        kind = kind if name == "offsets" else known.get(kind, kind.replace(f"{vector}_t", "V"))
+        parts.append(f"{'T' if name == 's' else 'M' if name == 'mask' else kind} {name}")
+    masks = one.name.startswith(("vveq", "vvneq", "vvlt", "vvle", "sveq", "svneq", "svlt", "svle"))
+    scalar = one.name.startswith(("vextract", "vrmax"))
+    result = "M" if masks else "T" if scalar else one.result.replace(f"{vector}_t", "V")
+    return f"({', '.join(parts)})" + ("" if result == "void" else f" -> {result}")
+
+
 def _place(one: Builtin) -> tuple[str, str, str] | None:
     """Row, column and form in the table of vectors."""
     if match := _TYPED.fullmatch(one.name):
         return match[1], match[2], match[3] or ""
-    if match := re.fullmatch(r"(v(?:load|store)2_[ls]m)(\w*)", one.name):
+    if match := re.fullmatch(r"(v(?:load|store)2_(?:lm|sm|gsm))(\w*)", one.name):
         vector = next(v for v in VECTORS if re.search(rf"\b{v}_t\b", " ".join(one.parameters)))
         memory = re.search(r"\b(b?float16)\*", " ".join(one.parameters))
         return match[1] + (f"` of `{memory[1]}" if memory else ""), vector, match[2]

@@ -95,6 +95,11 @@ def test_no_name_is_missing_from_the_list():
     assert public - listed == set()
 
 
+def test_each_qualifier_is_on_the_page():
+    named = set(re.findall(r"`(.*?)`", dialect_table.QUALIFIERS.read_text()))
+    assert set(NAMES["qualifiers"]) - named == set()
+
+
 def test_the_page_is_rendered():
     assert dialect_table.PAGE.read_text() == dialect_table.render(dialect_table.builtins())
 

@@ -24,5 +24,6 @@
 #include "xpu_sim/kernel/cast.h"
 #include "xpu_sim/kernel/buffers.h"
 #include "xpu_sim/kernel/atomics.h"
+#include "xpu_sim/kernel/primitives.h"
 #include "xpu_sim/kernel/simd.h"
 // clang-format on

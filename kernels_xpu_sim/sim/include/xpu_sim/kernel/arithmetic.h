@@ -66,27 +66,18 @@ constexpr std::common_type_t<A, B> rounddown(A a, B b) {
   return a / b * b;
 }
 
-template <class T>
-constexpr T rounddown16(T n) {
-  return n / 16 * 16;
-}
-template <class T>
-constexpr T rounddown32(T n) {
-  return n / 32 * 32;
-}
-template <class T>
-constexpr T rounddown64(T n) {
-  return n / 64 * 64;
-}
-template <class T>
-constexpr T roundup16(T n) {
-  return (n + 15) / 16 * 16;
-}
-template <class T>
-constexpr T roundup32(T n) {
-  return (n + 31) / 32 * 32;
-}
-template <class T>
-constexpr T roundup64(T n) {
-  return (n + 63) / 64 * 64;
-}
+#define XPU_SIM_ROUNDING(N)       \
+  template <class T>              \
+  constexpr T rounddown##N(T n) { \
+    return n / N * N;             \
+  }                               \
+  template <class T>              \
+  constexpr T roundup##N(T n) {   \
+    return (n + N - 1) / N * N;   \
+  }
+XPU_SIM_ROUNDING(4)
+XPU_SIM_ROUNDING(16)
+XPU_SIM_ROUNDING(32)
+XPU_SIM_ROUNDING(64)
+XPU_SIM_ROUNDING(128)
+#undef XPU_SIM_ROUNDING

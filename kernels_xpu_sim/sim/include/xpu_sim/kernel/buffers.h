@@ -3,39 +3,29 @@
 
 #include "xpu_sim/kernel/dma.h"
 
-// A buffer in LM; counts are elements.
-template <class T>
-struct LmPtr {
-  using value_type = T;
-  T* ptr;
-
-  LmPtr() = default;
-  explicit LmPtr(T* p) : ptr(p) {}
-  void gm_load(const T* gm, long long n, XPU_SIM_SITE) { GM2LM(gm, ptr, n * sizeof_t(), xpu_sim_site); }
-  void gm_load_async(const T* gm, long long n, XPU_SIM_SITE) { GM2LM_ASYNC(gm, ptr, n * sizeof_t(), xpu_sim_site); }
-  void gm_store(T* gm, long long n, XPU_SIM_SITE) { LM2GM(ptr, gm, n * sizeof_t(), xpu_sim_site); }
-  void gm_store_async(T* gm, long long n, XPU_SIM_SITE) { LM2GM_ASYNC(ptr, gm, n * sizeof_t(), xpu_sim_site); }
-
- private:
-  static constexpr long long sizeof_t() { return static_cast<long long>(sizeof(T)); }
-};
-
-// A buffer in SM.
-template <class T>
-struct SmPtr {
-  using value_type = T;
-  T* ptr;
-
-  SmPtr() = default;
-  explicit SmPtr(T* p) : ptr(p) {}
-  void gm_load(const T* gm, long long n, XPU_SIM_SITE) { GM2SM(gm, ptr, n * sizeof_t(), xpu_sim_site); }
-  void gm_load_async(const T* gm, long long n, XPU_SIM_SITE) { GM2SM_ASYNC(gm, ptr, n * sizeof_t(), xpu_sim_site); }
-  void gm_store(T* gm, long long n, XPU_SIM_SITE) { SM2GM(ptr, gm, n * sizeof_t(), xpu_sim_site); }
-  void gm_store_async(T* gm, long long n, XPU_SIM_SITE) { SM2GM_ASYNC(ptr, gm, n * sizeof_t(), xpu_sim_site); }
-
- private:
-  static constexpr long long sizeof_t() { return static_cast<long long>(sizeof(T)); }
-};
+// A buffer in one of a core's memories; counts are elements.
+#define XPU_SIM_BUFFER(NAME, MEMORY)                                                                                \
+  template <class T>                                                                                                \
+  struct NAME {                                                                                                     \
+    using value_type = T;                                                                                           \
+    T* ptr;                                                                                                         \
+                                                                                                                    \
+    NAME() = default;                                                                                               \
+    explicit NAME(T* p) : ptr(p) {}                                                                                 \
+    void gm_load(const T* gm, long long n, XPU_SIM_SITE) { GM2##MEMORY(gm, ptr, n * kBytes, xpu_sim_site); }        \
+    void gm_load_async(const T* gm, long long n, XPU_SIM_SITE) {                                                    \
+      GM2##MEMORY##_ASYNC(gm, ptr, n * kBytes, xpu_sim_site);                                                       \
+    }                                                                                                               \
+    void gm_store(T* gm, long long n, XPU_SIM_SITE) { MEMORY##2GM(ptr, gm, n * kBytes, xpu_sim_site); }             \
+    void gm_store_async(T* gm, long long n, XPU_SIM_SITE) { MEMORY##2GM_ASYNC(ptr, gm, n * kBytes, xpu_sim_site); } \
+                                                                                                                    \
+   private:                                                                                                         \
+    static constexpr long long kBytes = sizeof(T);                                                                  \
+  };
+XPU_SIM_BUFFER(LmPtr, LM)
+XPU_SIM_BUFFER(SmPtr, SM)
+XPU_SIM_BUFFER(GsmPtr, GSM)
+#undef XPU_SIM_BUFFER
 
 namespace xpu_sim::detail {
 

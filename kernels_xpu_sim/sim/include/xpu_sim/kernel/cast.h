@@ -21,7 +21,11 @@ constexpr long long cast_step() {
   return sizeof(A) == 8 || sizeof(B) == 8 ? 128 : least == 1 ? 64 : 32;
 }
 
-template <class A, class B>
+// Where an unordered cast from 16 to 32 bits puts element i of a step: those at even places come first, as with unordered
+// loads of vectors. The way back undoes it.
+constexpr long long place_unordered(long long i) { return i % 2 * 16 + i / 2; }
+
+template <bool UNORDERED = false, class A, class B>
 inline __attribute__((always_inline)) void cast_array(const char* name, const A* x, B* y, long long n, Site site) {
   constexpr long long kStep = cast_step<A, B>();
   const long long whole = (n + kStep - 1) / kStep * kStep;
@@ -32,18 +36,35 @@ inline __attribute__((always_inline)) void cast_array(const char* name, const A*
   (void)name;
 #endif
   cast_needs_room(x, whole * static_cast<long long>(sizeof(A)), y, whole * static_cast<long long>(sizeof(B)), site);
-  const auto one = [x, y](long long i) __attribute__((always_inline)) {
+  const auto one = [x](long long i) __attribute__((always_inline)) {
     A a;
     std::memcpy(&a, x + i, sizeof a);
-    const B b = converted<B>(a);
-    std::memcpy(y + i, &b, sizeof b);
+    return converted<B>(a);
   };
   // In place: widening must not overwrite what it has yet to read, so it walks backwards.
-  if constexpr (sizeof(B) > sizeof(A)) {
-    for (long long i = n - 1; i >= 0; --i) one(i);
+  constexpr bool kBackwards = sizeof(B) > sizeof(A);
+  if constexpr (!UNORDERED) {
+    for (long long k = 0; k < n; ++k) {
+      const long long i = kBackwards ? n - 1 - k : k;
+      const B b = one(i);
+      std::memcpy(y + i, &b, sizeof b);
+    }
   } else {
-    for (long long i = 0; i < n; ++i) one(i);
+    for (long long k = 0; k < whole; k += kStep) {
+      const long long first = kBackwards ? whole - kStep - k : k, count = n - first < kStep ? n - first : kStep;
+      B step[kStep];
+      for (long long i = 0; i < count; ++i) {
+        const long long place = count < kStep ? i : place_unordered(i);
+        step[kBackwards ? place : i] = one(first + (kBackwards ? i : place));
+      }
+      std::memcpy(y + first, step, static_cast<size_t>(count) * sizeof(B));
+    }
   }
+}
+
+template <class T>
+constexpr bool is_signed_64() {
+  return std::is_integral_v<T> && std::is_signed_v<T> && sizeof(T) == 8;
 }
 
 // The vendor's template returns at once for a pair of types that it has no specialisation of. Which it has beyond those
@@ -57,8 +78,7 @@ constexpr bool is_cast_pair() {
            std::is_same_v<T, int8_t>;
   };
   return (float_a && narrow(static_cast<B*>(nullptr))) || (float_b && narrow(static_cast<A*>(nullptr))) ||
-         (std::is_same_v<A, int64_t> && std::is_same_v<B, int>) ||
-         (std::is_same_v<A, int> && std::is_same_v<B, int64_t>);
+         (is_signed_64<A>() && std::is_same_v<B, int>) || (std::is_same_v<A, int> && is_signed_64<B>());
 }
 [[gnu::warning("primitive_cast: no public code converts between these types: the device may do nothing, as here")]]
 void no_such_cast();
@@ -66,24 +86,28 @@ void no_such_cast();
 }  // namespace xpu_sim::detail
 
 // Each ends with the fence of its memory. _gsm fences LM, which the group's memory is a part of.
-#define XPU_SIM_CAST(NAME, FENCE)                                                                \
-  template <class A, class B>                                                                    \
-  inline __attribute__((always_inline)) void NAME(const A* x, B* y, long long n, XPU_SIM_SITE) { \
-    if constexpr (::xpu_sim::detail::is_cast_pair<A, B>()) {                                     \
-      ::xpu_sim::detail::cast_array(#NAME, x, y, n, xpu_sim_site);                               \
-      FENCE(xpu_sim_site);                                                                       \
-    } else {                                                                                     \
-      ::xpu_sim::detail::no_such_cast();                                                         \
-    }                                                                                            \
+#define XPU_SIM_CAST(NAME, FENCE, UNORDERED)                                                                \
+  template <class A, class B>                                                                               \
+  inline __attribute__((always_inline)) void NAME(const A* x, B* y, long long n, XPU_SIM_SITE) {            \
+    if constexpr (::xpu_sim::detail::is_cast_pair<A, B>()) {                                                \
+      ::xpu_sim::detail::cast_array<UNORDERED && sizeof(A) + sizeof(B) == 6>(#NAME, x, y, n, xpu_sim_site); \
+      FENCE(xpu_sim_site);                                                                                  \
+    } else {                                                                                                \
+      ::xpu_sim::detail::no_such_cast();                                                                    \
+    }                                                                                                       \
   }
-XPU_SIM_CAST(primitive_cast, mfence_lm)
-XPU_SIM_CAST(primitive_cast_sm, mfence_sm)
-XPU_SIM_CAST(primitive_cast_gsm, mfence_lm)
+XPU_SIM_CAST(primitive_cast, mfence_lm, false)
+XPU_SIM_CAST(primitive_cast_sm, mfence_sm, false)
+XPU_SIM_CAST(primitive_cast_gsm, mfence_lm, false)
+// The elements of a whole step may change places; the way back undoes it.
+XPU_SIM_CAST(primitive_cast_unordered, mfence_lm, true)
+XPU_SIM_CAST(primitive_cast_unordered2, mfence_lm, true)
 #undef XPU_SIM_CAST
 
 // One number, or an array of them like primitive_cast.
 inline float float162float(float16 x) { return x; }
 inline float bfloat162float(bfloat16 x) { return x; }
+inline float __bfloat162float(bfloat16 x) { return x; }
 inline float16 float2float16(float x) { return x; }
 inline bfloat16 float2bfloat16(float x) { return x; }
 #define XPU_SIM_CONVERSION(NAME, A, B)                                                           \

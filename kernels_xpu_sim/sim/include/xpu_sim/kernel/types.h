@@ -44,6 +44,14 @@ inline float half_to_float(uint16_t h) {
   return to_float(sign | of_float(magnitude));
 }
 
+// Toward zero; beyond the range, the largest finite one.
+inline uint16_t half_toward_zero(float x) {
+  const uint16_t nearest = half_of(x);
+  const uint32_t a = of_float(x) & 0x7FFFFFFFu, rounded = of_float(half_to_float(nearest)) & 0x7FFFFFFFu;
+  // The bits of halves are in the order of their magnitudes.
+  return static_cast<uint16_t>(a < 0x7F800000u && rounded > a ? nearest - 1 : nearest);
+}
+
 }  // namespace xpu_sim::bits
 
 // Both are trivial, so that arrays of them, also of run-time length, cost nothing and start uninitialised as in LM.
@@ -65,6 +73,9 @@ XPU_SIM_NARROW_FLOAT(float16, ::xpu_sim::bits::half_of, ::xpu_sim::bits::half_to
 XPU_SIM_NARROW_FLOAT(bfloat16, ::xpu_sim::bits::bfloat16_of,
                      ::xpu_sim::bits::to_float(static_cast<uint32_t>(bits) << 16));
 #undef XPU_SIM_NARROW_FLOAT
+
+using half = float16;
+using bfloat16_t = bfloat16;
 
 // A signed integer of 4 bits in a byte of its own; values wrap. Two in a byte are the kernel's own packing.
 struct int4_t {

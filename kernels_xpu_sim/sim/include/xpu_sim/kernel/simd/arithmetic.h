@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "xpu_sim/kernel/convert.h"
 #include "xpu_sim/kernel/simd/types.h"
 
 namespace xpu_sim::detail {
@@ -24,47 +25,64 @@ XPU_SIM_OPERATOR(Or, |);
 XPU_SIM_OPERATOR(Xor, ^);
 #undef XPU_SIM_OPERATOR
 
-// Vectors of integers count without overflow.
+// The compiler's vector with which integers count without overflow.
 template <class V>
 struct Wrapping {
-  using type = V;
+  using type = typename V::Raw;
 };
 template <>
 struct Wrapping<int8x64_t> {
-  using type = uint8x64_t;
+  using type = RawUint8x64;
 };
 template <>
 struct Wrapping<int16x32_t> {
-  using type = uint16x32_t;
+  using type = RawUint16x32;
 };
 template <>
 struct Wrapping<int32x16_t> {
-  using type = uint32x16_t;
+  using type = RawUint32x16;
 };
 
 template <class F, class V>
 XPU_SIM_SIMD V apply(const V& a, const V& b) {
-  using U = typename Wrapping<V>::type;
-  return reinterpret_cast<V>(F()(reinterpret_cast<const U&>(a), reinterpret_cast<const U&>(b)));
+  if constexpr (std::is_same_v<V, float16x32_t>) {
+    return of_halves(F(), a, b);
+  } else {
+    using U = typename Wrapping<V>::type;
+    return V(reinterpret_cast<typename V::Raw>(F()(reinterpret_cast<U>(a.raw), reinterpret_cast<U>(b.raw))));
+  }
 }
-template <class F>
-XPU_SIM_SIMD float16x32_t apply(const float16x32_t& a, const float16x32_t& b) {
-  return of_halves(a, b, F());
+// Of the bits, whatever they stand for.
+template <class F, class V>
+XPU_SIM_SIMD V apply_to_bits(const V& a, const V& b) {
+  return V(reinterpret_cast<typename V::Raw>(
+      F()(reinterpret_cast<RawUint32x16>(a.raw), reinterpret_cast<RawUint32x16>(b.raw))));
 }
 
 template <class V>
 XPU_SIM_SIMD V larger(const V& a, const V& b) {
-  return select(a > b, a, b);
-}
-XPU_SIM_SIMD float16x32_t larger(const float16x32_t& a, const float16x32_t& b) {
-  return of_halves(a, b, [](float x, float y) { return x > y ? x : y; });
+  if constexpr (std::is_same_v<V, float16x32_t>) {
+    return of_halves([](float x, float y) { return x > y ? x : y; }, a, b);
+  } else {
+    return select<V>(reinterpret_cast<TruthOf<V>>(a.raw > b.raw), a, b);
+  }
 }
 template <class V>
 XPU_SIM_SIMD V smaller(const V& a, const V& b) {
-  return select(a < b, a, b);
+  if constexpr (std::is_same_v<V, float16x32_t>) {
+    return of_halves([](float x, float y) { return x < y ? x : y; }, a, b);
+  } else {
+    return select<V>(reinterpret_cast<TruthOf<V>>(a.raw < b.raw), a, b);
+  }
 }
-XPU_SIM_SIMD float16x32_t smaller(const float16x32_t& a, const float16x32_t& b) {
-  return of_halves(a, b, [](float x, float y) { return x < y ? x : y; });
+// a * b + c: of halves in float32, rounded once; of others, product and sum are rounded each.
+template <class V>
+XPU_SIM_SIMD V multiply_add(const V& a, const V& b, const V& c) {
+  if constexpr (std::is_same_v<V, float16x32_t>) {
+    return of_halves([](float x, float y, float z) { return x * y + z; }, a, b, c);
+  } else {
+    return apply<Add>(apply<Mul>(a, b), c);
+  }
 }
 
 // Shifts, by as many bits as the lane of `count` says: by all of the register's and more, nothing is left.
@@ -74,8 +92,8 @@ XPU_SIM_SIMD V shift_left(const V& count, const V& v) {
   using E = std::make_unsigned_t<ElementOf<V>>;
   V out = {};
   for (int i = 0; i < Lanes<V>::count; ++i) {
-    const E n = static_cast<E>(count[i]);
-    out[i] = n < kBits ? static_cast<ElementOf<V>>(static_cast<E>(static_cast<E>(v[i]) << n)) : 0;
+    const E n = static_cast<E>(count.raw[i]);
+    out.raw[i] = n < kBits ? static_cast<ElementOf<V>>(static_cast<E>(static_cast<E>(v.raw[i]) << n)) : 0;
   }
   return out;
 }
@@ -85,9 +103,9 @@ XPU_SIM_SIMD V shift_right(const V& count, const V& v) {
   constexpr int kBits = 8 * sizeof(E);
   V out = {};
   for (int i = 0; i < Lanes<V>::count; ++i) {
-    const auto n = static_cast<std::make_unsigned_t<E>>(count[i]);
-    const E x = static_cast<E>(v[i]);
-    out[i] = static_cast<ElementOf<V>>(n < kBits ? x >> n : x < 0 ? -1 : 0);
+    const auto n = static_cast<std::make_unsigned_t<E>>(count.raw[i]);
+    const E x = static_cast<E>(v.raw[i]);
+    out.raw[i] = static_cast<ElementOf<V>>(n < kBits ? x >> n : x < 0 ? -1 : 0);
   }
   return out;
 }
@@ -97,17 +115,17 @@ XPU_SIM_SIMD V shift_right(const V& count, const V& v) {
 // A two-operand operation in its six forms. EXPR speaks of vectors a and b.
 #define XPU_SIM_BINARY(NAME, V, T, M, EXPR)                                                                       \
   XPU_SIM_SIMD V##_t vv##NAME##_##V(V##_t a, V##_t b) { return ::xpu_sim::detail::EXPR; }                         \
-  XPU_SIM_SIMD V##_t vv##NAME##_##V##_mz(V##_t a, V##_t b, M mask) {                                              \
+  XPU_SIM_SIMD V##_t vv##NAME##_##V##_mz(V##_t a, V##_t b, M mask = static_cast<M>(-1)) {                         \
     return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), vv##NAME##_##V(a, b), V##_t{});       \
   }                                                                                                               \
-  XPU_SIM_SIMD V##_t vv##NAME##_##V##_mh(V##_t a, V##_t b, V##_t hold, M mask) {                                  \
+  XPU_SIM_SIMD V##_t vv##NAME##_##V##_mh(V##_t a, V##_t b, V##_t hold, M mask = static_cast<M>(-1)) {             \
     return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), vv##NAME##_##V(a, b), hold);          \
   }                                                                                                               \
   XPU_SIM_SIMD V##_t sv##NAME##_##V(T s, V##_t b) { return vv##NAME##_##V(::xpu_sim::detail::all<V##_t>(s), b); } \
-  XPU_SIM_SIMD V##_t sv##NAME##_##V##_mz(T s, V##_t b, M mask) {                                                  \
+  XPU_SIM_SIMD V##_t sv##NAME##_##V##_mz(T s, V##_t b, M mask = static_cast<M>(-1)) {                             \
     return vv##NAME##_##V##_mz(::xpu_sim::detail::all<V##_t>(s), b, mask);                                        \
   }                                                                                                               \
-  XPU_SIM_SIMD V##_t sv##NAME##_##V##_mh(T s, V##_t b, V##_t hold, M mask) {                                      \
+  XPU_SIM_SIMD V##_t sv##NAME##_##V##_mh(T s, V##_t b, V##_t hold, M mask = static_cast<M>(-1)) {                 \
     return vv##NAME##_##V##_mh(::xpu_sim::detail::all<V##_t>(s), b, hold, mask);                                  \
   }
 
@@ -118,40 +136,98 @@ XPU_SIM_SIMD V shift_right(const V& count, const V& v) {
   XPU_SIM_BINARY(max, V, T, M, larger(a, b))                      \
   XPU_SIM_BINARY(min, V, T, M, smaller(a, b))
 #define XPU_SIM_DIVISION(V, T, M) XPU_SIM_BINARY(div, V, T, M, apply<xpu_sim::detail::Div>(a, b))
+#define XPU_SIM_LOGIC(V, T, M)                                            \
+  XPU_SIM_BINARY(and, V, T, M, apply_to_bits<xpu_sim::detail::And>(a, b)) \
+  XPU_SIM_BINARY(or, V, T, M, apply_to_bits<xpu_sim::detail::Or>(a, b))   \
+  XPU_SIM_BINARY(xor, V, T, M, apply_to_bits<xpu_sim::detail::Xor>(a, b))
 // The count of a shift is its first operand, as with vsrlp.
-#define XPU_SIM_LOGIC(V, T, M)                                             \
-  XPU_SIM_BINARY(and, V, T, M, apply<xpu_sim::detail::And>(a, b))          \
-  XPU_SIM_BINARY(or, V, T, M, apply<xpu_sim::detail::Or>(a, b))            \
-  XPU_SIM_BINARY(xor, V, T, M, apply<xpu_sim::detail::Xor>(a, b))          \
+#define XPU_SIM_SHIFTS(V, T, M)                                            \
   XPU_SIM_BINARY(sll, V, T, M, shift_left(a, b))                           \
   XPU_SIM_BINARY(srl, V, T, M, shift_right<std::make_unsigned_t<T>>(a, b)) \
   XPU_SIM_BINARY(sra, V, T, M, shift_right<std::make_signed_t<T>>(a, b))
+// a * b + c.
+#define XPU_SIM_MULTIPLY_ADD(V, T, M)                                                                          \
+  XPU_SIM_SIMD V##_t vvmac_##V(V##_t a, V##_t b, V##_t c) { return ::xpu_sim::detail::multiply_add(a, b, c); } \
+  XPU_SIM_SIMD V##_t svmac_##V(T s, V##_t b, V##_t c) { return vvmac_##V(V##_t(s), b, c); }
 
 XPU_SIM_VECTORS(XPU_SIM_ARITHMETIC)
 XPU_SIM_FLOATS(XPU_SIM_DIVISION)
 XPU_SIM_INTEGERS(XPU_SIM_LOGIC)
+XPU_SIM_LOGIC(float32x16, float, int)
+XPU_SIM_INTEGERS(XPU_SIM_SHIFTS)
+XPU_SIM_VECTORS(XPU_SIM_MULTIPLY_ADD)
+#undef XPU_SIM_MULTIPLY_ADD
+#undef XPU_SIM_SHIFTS
 #undef XPU_SIM_LOGIC
 #undef XPU_SIM_DIVISION
 #undef XPU_SIM_ARITHMETIC
 #undef XPU_SIM_BINARY
 
+// By the type of an element, or of a vector: vvadd<float>(a, b) is vvadd_float32x16(a, b).
+#define XPU_SIM_BY_TYPE(NAME, EXPR)                                                                                    \
+  template <class T>                                                                                                   \
+  XPU_SIM_SIMD xpu_sim::detail::VectorOf<T> vv##NAME(xpu_sim::detail::VectorOf<T> a, xpu_sim::detail::VectorOf<T> b) { \
+    return ::xpu_sim::detail::EXPR;                                                                                    \
+  }                                                                                                                    \
+  template <class T>                                                                                                   \
+  XPU_SIM_SIMD xpu_sim::detail::VectorOf<T> sv##NAME(xpu_sim::detail::ElementOf<T> s,                                  \
+                                                     xpu_sim::detail::VectorOf<T> b) {                                 \
+    return vv##NAME<T>(::xpu_sim::detail::all<xpu_sim::detail::VectorOf<T>>(s), b);                                    \
+  }
+XPU_SIM_BY_TYPE(add, apply<xpu_sim::detail::Add>(a, b))
+XPU_SIM_BY_TYPE(sub, apply<xpu_sim::detail::Sub>(a, b))
+XPU_SIM_BY_TYPE(mul, apply<xpu_sim::detail::Mul>(a, b))
+XPU_SIM_BY_TYPE(max, larger(a, b))
+XPU_SIM_BY_TYPE(min, smaller(a, b))
+#undef XPU_SIM_BY_TYPE
+
 // The most negative integer stays what it is.
 #define XPU_SIM_ABS(V, T, M) \
-  XPU_SIM_SIMD V##_t vabs_##V(V##_t v) { return ::xpu_sim::detail::select(v < 0, vvsub_##V(V##_t{}, v), v); }
+  XPU_SIM_SIMD V##_t vabs_##V(V##_t v) { return ::xpu_sim::detail::select<V##_t>(v.raw < 0, vvsub_##V(V##_t{}, v), v); }
 XPU_SIM_SIGNED(XPU_SIM_ABS)
 #undef XPU_SIM_ABS
 XPU_SIM_SIMD float32x16_t vabs_float32x16(float32x16_t v) {
-  return reinterpret_cast<float32x16_t>(reinterpret_cast<int32x16_t>(v) & 0x7FFFFFFF);
+  using namespace xpu_sim::detail;
+  return reinterpret_cast<RawFloat32x16>(reinterpret_cast<RawInt32x16>(v.raw) & 0x7FFFFFFF);
 }
-XPU_SIM_SIMD float16x32_t vabs_float16x32(float16x32_t v) { return {v.bits & 0x7FFF}; }
+XPU_SIM_SIMD float16x32_t vabs_float16x32(float16x32_t v) { return v.raw & 0x7FFF; }
 
-XPU_SIM_SIMD float32x16_t vfix2float(int32x16_t v) { return __builtin_convertvector(v, float32x16_t); }
+XPU_SIM_SIMD float32x16_t vfix2float(int32x16_t v) {
+  return __builtin_convertvector(v.raw, xpu_sim::detail::RawFloat32x16);
+}
 // To the nearest, ties to even; beyond the range, the largest or smallest integer; NaN gives 0.
 XPU_SIM_SIMD int32x16_t vfloat2fix(float32x16_t v) {
   int32x16_t out = {};
+  for (int i = 0; i < 16; ++i) out.raw[i] = xpu_sim::detail::truncated<int>(__builtin_nearbyintf(v.raw[i]));
+  return out;
+}
+
+// The lower and the upper 16 of 32 halves.
+XPU_SIM_SIMD float32x16_t vfp162float_l(float16x32_t v) {
+  float32x16_t out = {};
+  for (int i = 0; i < 16; ++i) out.raw[i] = v[i];
+  return out;
+}
+XPU_SIM_SIMD float32x16_t vfp162float_h(float16x32_t v) {
+  float32x16_t out = {};
+  for (int i = 0; i < 16; ++i) out.raw[i] = v[16 + i];
+  return out;
+}
+// Lower and upper ones of 32 halves: to the nearest, ties to even, or toward zero.
+XPU_SIM_SIMD float16x32_t vfloat2fp16_lh(float32x16_t l, float32x16_t h) {
+  float16x32_t out = {};
   for (int i = 0; i < 16; ++i) {
-    const float x = __builtin_nearbyintf(v[i]);
-    out[i] = x >= 0x1p31f ? 0x7FFFFFFF : x < -0x1p31f ? -0x7FFFFFFF - 1 : x != x ? 0 : static_cast<int>(x);
+    out.raw[i] = xpu_sim::bits::half_of(l.raw[i]);
+    out.raw[16 + i] = xpu_sim::bits::half_of(h.raw[i]);
+  }
+  return out;
+}
+XPU_SIM_SIMD float16x32_t vfloat2fp16_lh_rn(float32x16_t l, float32x16_t h) { return vfloat2fp16_lh(l, h); }
+XPU_SIM_SIMD float16x32_t vfloat2fp16_lh_rz(float32x16_t l, float32x16_t h) {
+  float16x32_t out = {};
+  for (int i = 0; i < 16; ++i) {
+    out.raw[i] = xpu_sim::bits::half_toward_zero(l.raw[i]);
+    out.raw[16 + i] = xpu_sim::bits::half_toward_zero(h.raw[i]);
   }
   return out;
 }

@@ -8,14 +8,15 @@ namespace xpu_sim::detail {
 #define XPU_SIM_RELATION(NAME, OP)                                                       \
   template <class V>                                                                     \
   XPU_SIM_SIMD TruthOf<V> NAME(const V& a, const V& b) {                                 \
-    return reinterpret_cast<TruthOf<V>>(a OP b);                                         \
-  }                                                                                      \
-  XPU_SIM_SIMD int16x32_t NAME(const float16x32_t& a, const float16x32_t& b) {           \
-    int16x32_t on = {};                                                                  \
-    for (int i = 0; i < 32; ++i) {                                                       \
-      on[i] = bits::half_to_float(a.bits[i]) OP bits::half_to_float(b.bits[i]) ? -1 : 0; \
+    if constexpr (std::is_same_v<V, float16x32_t>) {                                     \
+      RawInt16x32 on = {};                                                               \
+      for (int i = 0; i < 32; ++i) {                                                     \
+        on[i] = bits::half_to_float(a.raw[i]) OP bits::half_to_float(b.raw[i]) ? -1 : 0; \
+      }                                                                                  \
+      return on;                                                                         \
+    } else {                                                                             \
+      return reinterpret_cast<TruthOf<V>>(a.raw OP b.raw);                               \
     }                                                                                    \
-    return on;                                                                           \
   }
 XPU_SIM_RELATION(eq, ==)
 XPU_SIM_RELATION(neq, !=)
@@ -25,11 +26,15 @@ XPU_SIM_RELATION(le, <=)
 
 }  // namespace xpu_sim::detail
 
-#define XPU_SIM_COMPARE(NAME, V, T, M)                                                                                 \
-  XPU_SIM_SIMD M vv##NAME##_##V(V##_t a, V##_t b) { return ::xpu_sim::detail::bitmap(::xpu_sim::detail::NAME(a, b)); } \
-  XPU_SIM_SIMD M vv##NAME##_##V##_mz(V##_t a, V##_t b, M mask) { return vv##NAME##_##V(a, b) & mask; }                 \
-  XPU_SIM_SIMD M sv##NAME##_##V(T s, V##_t v) { return vv##NAME##_##V(::xpu_sim::detail::all<V##_t>(s), v); }          \
-  XPU_SIM_SIMD M sv##NAME##_##V##_mz(T s, V##_t v, M mask) { return sv##NAME##_##V(s, v) & mask; }
+#define XPU_SIM_COMPARE(NAME, V, T, M)                                                                        \
+  XPU_SIM_SIMD M vv##NAME##_##V(V##_t a, V##_t b) {                                                           \
+    return ::xpu_sim::detail::bitmap<V##_t>(::xpu_sim::detail::NAME(a, b));                                   \
+  }                                                                                                           \
+  XPU_SIM_SIMD M vv##NAME##_##V##_mz(V##_t a, V##_t b, M mask = static_cast<M>(-1)) {                         \
+    return vv##NAME##_##V(a, b) & mask;                                                                       \
+  }                                                                                                           \
+  XPU_SIM_SIMD M sv##NAME##_##V(T s, V##_t v) { return vv##NAME##_##V(::xpu_sim::detail::all<V##_t>(s), v); } \
+  XPU_SIM_SIMD M sv##NAME##_##V##_mz(T s, V##_t v, M mask = static_cast<M>(-1)) { return sv##NAME##_##V(s, v) & mask; }
 
 #define XPU_SIM_COMPARISONS(V, T, M) \
   XPU_SIM_COMPARE(eq, V, T, M)       \

@@ -1,27 +1,79 @@
-// Vector types. GCC's are exactly what kernels expect: default-uninitialised, `= {0}`, v[i], reinterpret_cast.
+// Vector types. A vector starts uninitialised and is built from a scalar, v(0), or from its first lanes, v = {1, 2}; v[i]
+// is a lane. RAW is the compiler's vector, which operations are made of.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "xpu_sim/kernel/types.h"
 
 // A 64-byte vector is passed differently with and without AVX-512. None is passed: all functions here are inlined.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
-typedef int8_t int8x64_t __attribute__((vector_size(64)));
-typedef uint8_t uint8x64_t __attribute__((vector_size(64)));
-typedef int16_t int16x32_t __attribute__((vector_size(64)));
-typedef uint16_t uint16x32_t __attribute__((vector_size(64)));
-typedef int32_t int32x16_t __attribute__((vector_size(64)));
-typedef uint32_t uint32x16_t __attribute__((vector_size(64)));
-typedef float float32x16_t __attribute__((vector_size(64)));
+#define XPU_SIM_SIMD inline __attribute__((always_inline))
 
-// Halves by their bits: host compilers lack the arithmetic, which is done in float32.
-struct float16x32_t {
-  uint16x32_t bits;
+namespace xpu_sim::detail {
+
+typedef int8_t RawInt8x64 __attribute__((vector_size(64)));
+typedef uint8_t RawUint8x64 __attribute__((vector_size(64)));
+typedef int16_t RawInt16x32 __attribute__((vector_size(64)));
+typedef uint16_t RawUint16x32 __attribute__((vector_size(64)));
+typedef int32_t RawInt32x16 __attribute__((vector_size(64)));
+typedef uint32_t RawUint32x16 __attribute__((vector_size(64)));
+typedef float RawFloat32x16 __attribute__((vector_size(64)));
+
+template <class T, class RAW>
+struct alignas(64) Vec {
+  using Element = T;
+  using Raw = RAW;
+  static constexpr int count = 64 / sizeof(T);
+
+  RAW raw;
+
+  Vec() = default;
+  XPU_SIM_SIMD Vec(RAW r) : raw(r) {}
+  template <class S, class = std::enable_if_t<std::is_convertible_v<S, T>>>
+  XPU_SIM_SIMD explicit Vec(S s) {
+    for (int i = 0; i < count; ++i) raw[i] = bits_of(static_cast<T>(s));
+  }
+  XPU_SIM_SIMD Vec(std::initializer_list<T> lanes) : raw{} {
+    int i = 0;
+    for (const T& x : lanes) raw[i++] = bits_of(x);
+  }
+
+  XPU_SIM_SIMD T& operator[](int i) { return reinterpret_cast<T*>(this)[i]; }
+  XPU_SIM_SIMD T operator[](int i) const {
+    if constexpr (std::is_arithmetic_v<T>) {
+      return raw[i];
+    } else {
+      T x;
+      x.bits = raw[i];
+      return x;
+    }
+  }
+
+ private:
+  static XPU_SIM_SIMD auto bits_of(const T& x) {
+    if constexpr (std::is_arithmetic_v<T>) {
+      return x;
+    } else {
+      return x.bits;
+    }
+  }
 };
 
-#define XPU_SIM_SIMD inline __attribute__((always_inline))
+}  // namespace xpu_sim::detail
+
+using int8x64_t = xpu_sim::detail::Vec<int8_t, xpu_sim::detail::RawInt8x64>;
+using uint8x64_t = xpu_sim::detail::Vec<uint8_t, xpu_sim::detail::RawUint8x64>;
+using int16x32_t = xpu_sim::detail::Vec<int16_t, xpu_sim::detail::RawInt16x32>;
+using uint16x32_t = xpu_sim::detail::Vec<uint16_t, xpu_sim::detail::RawUint16x32>;
+using int32x16_t = xpu_sim::detail::Vec<int32_t, xpu_sim::detail::RawInt32x16>;
+using uint32x16_t = xpu_sim::detail::Vec<uint32_t, xpu_sim::detail::RawUint32x16>;
+using float32x16_t = xpu_sim::detail::Vec<float, xpu_sim::detail::RawFloat32x16>;
+// Halves by their bits: host compilers lack the arithmetic, which is done in float32.
+using float16x32_t = xpu_sim::detail::Vec<float16, xpu_sim::detail::RawUint16x32>;
+static_assert(std::is_trivial_v<int32x16_t> && alignof(float16x32_t) == 64 && sizeof(int8x64_t) == 64);
 
 // The types of each family of builtins: each(vector, element, mask). Bit i of a mask belongs to lane i.
 #define XPU_SIM_SIGNED(each) \
@@ -34,7 +86,7 @@ struct float16x32_t {
 
 namespace xpu_sim::detail {
 
-// What a vector, or one of its elements, stands for: Bits are integers as wide as its elements.
+// What a vector, or one of its elements, stands for.
 template <class T>
 struct Lanes;
 #define XPU_SIM_LANES(V, T, M)                   \
@@ -61,113 +113,99 @@ template <size_t BYTES>
 struct IntegersOf;
 template <>
 struct IntegersOf<1> {
-  using type = int8x64_t;
+  using type = RawInt8x64;
 };
 template <>
 struct IntegersOf<2> {
-  using type = int16x32_t;
+  using type = RawInt16x32;
 };
 template <>
 struct IntegersOf<4> {
-  using type = int32x16_t;
+  using type = RawInt32x16;
 };
-// Vectors of integers as wide as V's elements: what comparisons of V give.
+// Integers as wide as V's elements: what comparisons of V give.
 template <class V>
 using TruthOf = typename IntegersOf<sizeof(ElementOf<V>)>::type;
-
-// One lane.
-template <class V>
-XPU_SIM_SIMD ElementOf<V> lane(const V& v, int i) {
-  return v[i];
-}
-XPU_SIM_SIMD float16 lane(const float16x32_t& v, int i) {
-  float16 x;
-  x.bits = v.bits[i];
-  return x;
-}
-template <class V>
-XPU_SIM_SIMD void set_lane(V* v, int i, ElementOf<V> x) {
-  (*v)[i] = x;
-}
-XPU_SIM_SIMD void set_lane(float16x32_t* v, int i, float16 x) { v->bits[i] = x.bits; }
 
 // Every lane the same.
 template <class V>
 XPU_SIM_SIMD V all(ElementOf<V> s) {
-  V v = {};
-  for (int i = 0; i < Lanes<V>::count; ++i) set_lane(&v, i, s);
-  return v;
-}
-template <>
-XPU_SIM_SIMD int32x16_t all<int32x16_t>(int32_t s) {
-  return int32x16_t{s, s, s, s, s, s, s, s, s, s, s, s, s, s, s, s};
-}
-template <>
-XPU_SIM_SIMD float32x16_t all<float32x16_t>(float s) {
-  return float32x16_t{s, s, s, s, s, s, s, s, s, s, s, s, s, s, s, s};
+  return V(s);
 }
 
 // Lane i of the result is all ones where bit i of the mask is set.
 template <class V>
 XPU_SIM_SIMD TruthOf<V> lanes(MaskOf<V> mask) {
-  TruthOf<V> on = {};
-  for (int i = 0; i < Lanes<V>::count; ++i) on[i] = mask >> i & 1 ? -1 : 0;
-  return on;
-}
-XPU_SIM_SIMD int32x16_t lanes32(int mask) {
-  const int32x16_t bit = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
-                          1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
-  return (mask & bit) != 0;
-}
-template <>
-XPU_SIM_SIMD int32x16_t lanes<int32x16_t>(int mask) {
-  return lanes32(mask);
-}
-template <>
-XPU_SIM_SIMD int32x16_t lanes<uint32x16_t>(int mask) {
-  return lanes32(mask);
-}
-template <>
-XPU_SIM_SIMD int32x16_t lanes<float32x16_t>(int mask) {
-  return lanes32(mask);
+  if constexpr (Lanes<V>::count == 16) {
+    const RawInt32x16 bit = {1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                             1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+    return (mask & bit) != 0;
+  } else {
+    TruthOf<V> on = {};
+    for (int i = 0; i < Lanes<V>::count; ++i) on[i] = mask >> i & 1 ? -1 : 0;
+    return on;
+  }
 }
 
 template <class V>
-XPU_SIM_SIMD V select(TruthOf<V> take, V yes, V no) {
+XPU_SIM_SIMD V select(TruthOf<V> take, const V& yes, const V& no) {
   using T = TruthOf<V>;
-  return reinterpret_cast<V>((reinterpret_cast<T>(yes) & take) | (reinterpret_cast<T>(no) & ~take));
-}
-XPU_SIM_SIMD float16x32_t select(int16x32_t take, float16x32_t yes, float16x32_t no) {
-  return {select(take, yes.bits, no.bits)};
+  return V(
+      reinterpret_cast<typename V::Raw>((reinterpret_cast<T>(yes.raw) & take) | (reinterpret_cast<T>(no.raw) & ~take)));
 }
 
 // Bit i is set where lane i is all ones.
-template <class T>
-XPU_SIM_SIMD MaskOf<T> bitmap(T on) {
-  MaskOf<T> bits = 0;
-  for (int i = 0; i < Lanes<T>::count; ++i) bits |= static_cast<MaskOf<T>>(on[i] & 1) << i;
-  return bits;
-}
+template <class V>
+XPU_SIM_SIMD MaskOf<V> bitmap(TruthOf<V> on) {
 #if defined(__SSE2__)
-template <>
-XPU_SIM_SIMD int bitmap(int32x16_t on) {
-  typedef float Quarter __attribute__((vector_size(16)));
-  Quarter q[4];
-  __builtin_memcpy(q, &on, sizeof q);
-  int bits = 0;
-  for (int i = 0; i < 4; ++i) bits |= __builtin_ia32_movmskps(q[i]) << (4 * i);
+  if constexpr (Lanes<V>::count == 16) {
+    typedef float Quarter __attribute__((vector_size(16)));
+    Quarter q[4];
+    __builtin_memcpy(q, &on, sizeof q);
+    int bits = 0;
+    for (int i = 0; i < 4; ++i) bits |= __builtin_ia32_movmskps(q[i]) << (4 * i);
+    return bits;
+  }
+#endif
+  MaskOf<V> bits = 0;
+  for (int i = 0; i < Lanes<V>::count; ++i) bits |= static_cast<MaskOf<V>>(on[i] & 1) << i;
   return bits;
 }
-#endif
 
-// Of two operands lane by lane, in float32 and rounded once, which for halves gives the correctly rounded result.
-template <class F>
-XPU_SIM_SIMD float16x32_t of_halves(const float16x32_t& a, const float16x32_t& b, F f) {
+// Of operands lane by lane, in float32 and rounded once, which for halves gives the correctly rounded result.
+template <class F, class... H>
+XPU_SIM_SIMD float16x32_t of_halves(F f, const H&... operands) {
   float16x32_t out = {};
-  for (int i = 0; i < 32; ++i) {
-    out.bits[i] = bits::half_of(f(bits::half_to_float(a.bits[i]), bits::half_to_float(b.bits[i])));
-  }
+  for (int i = 0; i < 32; ++i) out.raw[i] = bits::half_of(f(bits::half_to_float(operands.raw[i])...));
   return out;
 }
 
 }  // namespace xpu_sim::detail
+
+// The operators that the compiler's own vectors have.
+#define XPU_SIM_VECTOR_OPERATOR(OP)                                                       \
+  template <class T, class RAW, class = std::enable_if_t<std::is_arithmetic_v<T>>>        \
+  XPU_SIM_SIMD xpu_sim::detail::Vec<T, RAW> operator OP(xpu_sim::detail::Vec<T, RAW> a,   \
+                                                        xpu_sim::detail::Vec<T, RAW> b) { \
+    return a.raw OP b.raw;                                                                \
+  }                                                                                       \
+  template <class T, class RAW, class = std::enable_if_t<std::is_arithmetic_v<T>>>        \
+  XPU_SIM_SIMD xpu_sim::detail::Vec<T, RAW>& operator OP## =                              \
+      (xpu_sim::detail::Vec<T, RAW> & a, xpu_sim::detail::Vec<T, RAW> b) {                \
+    return a = a OP b;                                                                    \
+  }
+XPU_SIM_VECTOR_OPERATOR(+)
+XPU_SIM_VECTOR_OPERATOR(-)
+XPU_SIM_VECTOR_OPERATOR(*)
+XPU_SIM_VECTOR_OPERATOR(/)
+XPU_SIM_VECTOR_OPERATOR(&)
+XPU_SIM_VECTOR_OPERATOR(|)
+XPU_SIM_VECTOR_OPERATOR(^)
+#undef XPU_SIM_VECTOR_OPERATOR
+
+// What `specdec-hal xpu-cc` makes of reinterpret_cast<int32x16_t>(v): the language has it for the compiler's own vectors
+// alone.
+template <class V, class T, class RAW>
+XPU_SIM_SIMD V xpu_sim_reinterpret_cast(const xpu_sim::detail::Vec<T, RAW>& from) {
+  return reinterpret_cast<typename V::Raw>(from.raw);
+}
