@@ -36,7 +36,9 @@ class Checker {
   virtual void lock(Core&, bool /*acquired*/) {}  // ticket_lock_mix, unlock_mix
   virtual void room(Core&, const void*, size_t /*bytes*/, Site) {}  // a vector operation uses all of it
   // An index is beyond its array, which the next access may or may not show. False: nothing was made of it.
-  virtual bool bad_index(Core&, Site, const std::string& /*message*/, const char* /*array*/) { return false; }
+  virtual bool bad_index(Core&, Site, const std::string& /*message*/, const char* /*array*/, int64_t /*index*/) {
+    return false;
+  }
   virtual bool has_frame_pointers() const { return true; }  // kernels were compiled with them
   virtual bool frames_are_true() const { return true; }  // as large as without the checks
   virtual bool many_workers() const { return true; }  // clusters may run at the same time

@@ -85,13 +85,14 @@ class DebugInfo {
     uint64_t base;
     int64_t offset;
     const Type* type;
+    bool lives = true;  // its block has the code
   };
   struct Function {
     bool found = false;
     std::vector<Variable> variables;
   };
   const Function& function(uintptr_t code) const;
-  void read_variables(DwarfReader* in, const Unit& unit, std::vector<Variable>* found) const;
+  void read_variables(DwarfReader* in, const Unit& unit, uintptr_t code, std::vector<Variable>* found) const;
   bool read_variable(const Entry& entry, const Unit& unit, Variable* found) const;
   void read_thread_locals() const;
   const Type* type_at(uint64_t offset, const Unit& unit) const;

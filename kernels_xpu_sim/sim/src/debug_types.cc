@@ -17,14 +17,16 @@ uintptr_t begin_of(uint64_t base, int64_t offset, const StackFrame& frame) {
 }  // namespace
 
 std::string DebugInfo::variable(uintptr_t code, const StackFrame& frame, uintptr_t address, long long* offset) const {
-  // Where they share memory, the outermost counts.
+  // Blocks one after the other share memory: the one whose code runs counts, and of those the outermost.
+  std::string name;
   for (const Variable& v : function(code).variables) {
     const uintptr_t at = address - begin_of(v.base, v.offset, frame);
-    if (v.name.empty() || at >= v.type->bytes) continue;
+    if (v.name.empty() || at >= v.type->bytes || (!v.lives && !name.empty())) continue;
     *offset = static_cast<long long>(at);
-    return v.name;
+    name = v.name;
+    if (v.lives) break;
   }
-  return "";
+  return name;
 }
 
 Scalar DebugInfo::scalar(uintptr_t code, const StackFrame& frame, uintptr_t address) const {
@@ -73,7 +75,7 @@ const DebugInfo::Function& DebugInfo::function(uintptr_t code) const {
       is_function = e.abbreviation->tag == kTagSubprogram && has_code && covers(e, unit, code);
       if (!e.abbreviation->children) continue;
       if (is_function) {
-        read_variables(in, unit, &function.variables);
+        read_variables(in, unit, code, &function.variables);
       } else if (e.abbreviation->tag == kTagSubprogram) {
         skip_children(in, unit);
       } else {
@@ -86,15 +88,21 @@ const DebugInfo::Function& DebugInfo::function(uintptr_t code) const {
   return function;
 }
 
-void DebugInfo::read_variables(DwarfReader* in, const Unit& unit, std::vector<Variable>* found) const {
+void DebugInfo::read_variables(DwarfReader* in, const Unit& unit, uintptr_t code, std::vector<Variable>* found) const {
+  int elsewhere = 0;  // the depth of the outermost block that does not have the code; 0: there is none
   for (int depth = 1; depth > 0 && !in->at_end();) {
     const Entry e = read_entry(in, unit);
     if (!e.abbreviation) {
       --depth;
+      if (depth < elsewhere) elsewhere = 0;
       continue;
     }
-    if (e.abbreviation->children) ++depth;
+    if (e.abbreviation->children) {
+      ++depth;
+      if (!elsewhere && (e.has_low || e.has_ranges) && !covers(e, unit, code)) elsewhere = depth;
+    }
     Variable v;
+    v.lives = !elsewhere;
     if (e.abbreviation->tag != kTagVariable || !read_variable(e, unit, &v)) continue;
     const bool on_stack = v.base == kOpFrameBase || v.base == kOpFramePointer || v.base == kOpStackPointer;
     if (on_stack) found->push_back(std::move(v));

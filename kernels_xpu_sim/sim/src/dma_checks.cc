@@ -12,10 +12,18 @@ std::string hex(const void* p) {
   return text("0x%llx", static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(p)));
 }
 
+// Ends the launch, or goes on without the copy: what then reads its destination, or what it should have freed, is wrong
+// too.
+void leave_out(const Core& core, const Copy& c, Finding f) {
+  trap_or_go_on(std::move(f));
+  std::string& first = core.worker->left_out;
+  if (first.empty()) first = text("%s at %s:%d, which was left out", what(c).c_str(), c.site.file, c.site.line);
+}
+
 void trap_at(Check check, const Core& core, const Copy& c, const void* address, std::string message) {
   Finding f = finding_at(check, core, c.site, std::move(message));
   describe(&f, core, address);
-  trap_or_go_on(std::move(f));
+  leave_out(core, c, std::move(f));
 }
 
 }  // namespace
@@ -24,8 +32,10 @@ void bad_length(const Core& core, const Copy& c, long long n) {
   const void* const gm = to_gm(c.direction) ? c.to : c.from;
   const char* const name = direction_name(c.direction);
   if (n == 0) {
-    return trap_at(Check::dma_len_zero, core, c, gm,
-                   text("%s: expected at least 1 byte, got 0; guard it: if (n > 0)", name));
+    Finding f = finding_at(Check::dma_len_zero, core, c.site,
+                           text("%s: expected at least 1 byte, got 0; guard it: if (n > 0)", name));
+    describe(&f, core, gm);
+    return trap_or_go_on(std::move(f));  // nothing is missing without it
   }
   trap_at(Check::dma_len_negative, core, c, gm, text("%s: expected at least 1 byte, got %lld", name, n));
 }
@@ -54,7 +64,7 @@ void bad_gm(const Core& core, const Copy& c) {
   f.message = what(c) + ": its GM " + side + " " + hex(gm) + " is not GM but " +
               (f.space.empty() ? "host memory" : f.space) +
               "; GM is what gm_alloc gives and what is registered for the launch";
-  trap_or_go_on(std::move(f));
+  leave_out(core, c, std::move(f));
 }
 
 void bad_local(const Core& core, const Copy& c, const char* frame) {
@@ -79,7 +89,7 @@ void bad_local(const Core& core, const Copy& c, const char* frame) {
   if (f.space == "LM" && f.object != "stack") f.check = name_of(Check::lm_foreign);
   const std::string got = f.space.empty() ? "host memory" : f.space + (f.object.empty() ? "" : " (" + f.object + ")");
   f.message = what(c) + ": expected its local side in this core's " + space + ", got " + hex(local) + " in " + got;
-  trap_or_go_on(std::move(f));
+  leave_out(core, c, std::move(f));
 }
 
 void bad_group_shared(const Core& core, const Copy& c) {

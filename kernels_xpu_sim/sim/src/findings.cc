@@ -156,6 +156,8 @@ std::string to_text(const Finding& f) {
     s += "\n";
   }
   if (!f.other.empty()) s += "  other access: " + f.other + "\n";
+  if (!f.order.empty()) s += "  breaks if: " + f.order + "\n";
+  if (!f.follows.empty()) s += "  may follow from: " + f.follows + "\n";
   if (!f.replay.empty()) s += "  replay with: " + f.replay + "\n";
   return s;
 }
@@ -169,7 +171,11 @@ std::string to_json(const std::vector<Finding>& findings) {
     one.add("cluster", f.cluster).add("core", f.core).add("epoch", f.epoch);
     one.add_raw("at", json_of(f.at)).add_raw("callers", json_of(f.callers)).add_raw("inside", json_of(f.inside));
     one.add("space", f.space).add("object", f.object).add("offset", f.offset);
-    one.add("other", f.other).add("replay", f.replay).add("count", f.count);
+    one.add("other", f.other)
+        .add("order", f.order)
+        .add("follows", f.follows)
+        .add("replay", f.replay)
+        .add("count", f.count);
     all += (all.empty() ? "" : ",\n  ") + one.text();
   }
   return all.empty() ? "[]" : "[\n  " + all + "\n]";

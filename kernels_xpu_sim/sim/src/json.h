@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace xpu_sim {
 
@@ -22,6 +23,12 @@ inline std::string json_quoted(const std::string& s) {
     }
   }
   return out + "\"";
+}
+
+inline std::string json_list(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& text : texts) all += (all.empty() ? "" : ", ") + json_quoted(text);
+  return "[" + all + "]";
 }
 
 class Json {

@@ -7,7 +7,7 @@ namespace xpu_sim::rt {
 
 class Random {
  public:
-  enum Purpose : uint64_t { core_order = 1, cluster_order = 2, dma_order = 3, llsc = 4 };
+  enum Purpose : uint64_t { core_order = 1, cluster_order = 2, dma_order = 3, llsc = 4, unwritten = 5 };
 
   Random(uint64_t seed, Purpose purpose, uint64_t position)
       : state_(mix(seed ^ mix(purpose ^ mix(position + 0x9E3779B97F4A7C15u)))) {}

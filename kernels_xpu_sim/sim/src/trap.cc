@@ -53,6 +53,7 @@ Finding of_core(Check check, const Core& core, std::string message) {
   f.cluster = core.cluster;
   f.core = core.id;
   f.epoch = core.worker->epoch();
+  f.follows = core.worker->left_out;
   f.replay = to_string(*core.launch->options);
   return f;
 }

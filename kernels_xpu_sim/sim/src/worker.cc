@@ -38,6 +38,7 @@ void Worker::run(Launch* launch) {
   sm_ = launch->kernel->module ? launch->kernel->module->tls_block() : nullptr;
   head_ = tail_ = 0;
   live_ = 0;
+  left_out.clear();
   const WatchdogScope watched(&watch, launch->options->watchdog_seconds);
   if (checker) checker->launch_begins(*this);
   if (!start_cluster()) return;

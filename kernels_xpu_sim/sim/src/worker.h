@@ -77,6 +77,7 @@ struct Core {
   int source_element = 0;                   // of the copy that comes next: see kernel/dma.h
   bool checked = false;                     // kernel code runs
   void* checker_state = nullptr;
+  const void** stores = nullptr;            // the last store to each piece of its LM: see strict/stores.h
   DmaQueue dma;
 };
 
@@ -115,6 +116,7 @@ class Worker {
   Watch watch;
   bool repeats = false;                     // the launch is run again, to compare: nothing is reported
   std::vector<Told> told;                   // of this launch
+  std::string left_out;                     // the first copy of this launch that was wrong and not done
   std::shared_ptr<void> checker_state;
 
  private:

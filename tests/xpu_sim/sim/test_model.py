@@ -129,3 +129,38 @@ def test_keeping_going_and_notices(shared_folder, compiled, mode):
     result = program("shifts")
     assert (result.out, result.status) == ("0 15", 0), result.err
     assert {one["severity"] for one in result.findings} == (set() if mode == "fast" else {"notice"})
+
+
+SPINNING = """\
+#include "xpu/kernel/cluster.h"
+#include "xpu_sim/host.h"
+__global__ void spins(int* out, int setter) {
+  __shared__ volatile int ready;
+  if (core_id() == 0) ready = 0;
+  mfence_sm();
+  sync_cluster();
+  if (core_id() == setter) {
+    ready = 1;
+  } else {
+    while (ready == 0) {
+    }
+  }
+  out[core_id()] = ready;
+}
+int main() {
+  int* const out = xpu_sim::gm_alloc<int>(4, "out");
+  for (int setter = 0; setter < 4; ++setter) {
+    if (spins<<<1, 4>>>(out, setter) != 0) return 9;
+  }
+}
+"""
+
+
+def test_a_core_that_spins_lets_the_others_run(shared_folder, compiled):
+    """Whoever runs first: the launch ends, and what is wrong with the flag is found each time."""
+    source = shared_folder / "spinning.xpu"
+    source.write_text(SPINNING)
+    program = compiled("spinning", [source], "strict")
+    for seed in range(4):
+        result = program(options=f"seed={seed},watchdog_seconds=2")
+        assert (result.status, result.checks) == (1, {"race"}), result.err

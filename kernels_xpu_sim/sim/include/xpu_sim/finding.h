@@ -37,6 +37,8 @@ struct Finding {
   std::string object;    // its name
   long long offset = -1; // bytes from its start; in a "stack" of LM, where no variable is known, from its top down
   std::string other;     // the other access, where two are involved
+  std::string order;     // of the two accesses, which no fence rules out and which breaks the kernel
+  std::string follows;   // from what was left out when it was wrong (Options::keep_going)
   std::string replay;    // options that give this run again
   long count = 1;        // how often it was seen at this place
 };

@@ -3,6 +3,7 @@
 // else the program's own. Asked through the environment, since the program's own arguments are its own:
 //   XPU_SIM=seed=7,dma=random    options of all launches that have none of their own
 //   XPU_SIM_SUPPRESSIONS=FILE    findings to pass over (suppressions.h)
+//   XPU_SIM_PART=1               the program is one run of several: a suppression that it has no use for is no error
 //   XPU_SIM_JSON=FILE            findings and counters as JSON at the end; - is the standard output
 //   XPU_SIM_TRACE=FILE           a timeline for Perfetto or chrome://tracing at the end
 //   XPU_SIM_REPORT=1             counters by kernel at the end, on the standard error; "launches": after each launch
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "../forks.h"
+#include "../json.h"
 #include "suppressions.h"
 #include "xpu_sim/host.h"
 
@@ -73,7 +75,8 @@ int conclude() {
   if (depends) std::fprintf(stderr, ", %zu depending on the model", depends);
   if (notices) std::fprintf(stderr, ", %zu of them notices", notices);
   if (n) std::fputs("\n", stderr);
-  const std::vector<std::string> stale = suppressions->stale();
+  std::vector<std::string> stale = suppressions->stale();
+  if (std::getenv("XPU_SIM_PART")) stale.clear();
   for (const std::string& entry : stale) {
     std::fprintf(stderr, "xpu_sim: %s: suppresses nothing; take it out\n", entry.c_str());
   }
@@ -110,8 +113,9 @@ struct Program {
       const auto held = [](const Finding& f) { return suppressions->hold(f); };
       all.erase(std::remove_if(all.begin(), all.end(), held), all.end());
       if (all.size() < printed->size()) all = *printed;
-      write("XPU_SIM_JSON", "{\"findings\": " + to_json(all) + ",\n\"kernels\": " + to_json(report()) +
-                                ",\n\"launches\": " + to_json(*launches) + "}");
+      write("XPU_SIM_JSON",
+            "{\"findings\": " + to_json(all) + ",\n\"unused_suppressions\": " + json_list(suppressions->stale()) +
+                ",\n\"kernels\": " + to_json(report()) + ",\n\"launches\": " + to_json(*launches) + "}");
     }
     if (std::getenv("XPU_SIM_TRACE")) write("XPU_SIM_TRACE", trace_json());
     if (std::getenv("XPU_SIM_REPORT") && !print_launches) std::fputs(to_text(report()).c_str(), stderr);

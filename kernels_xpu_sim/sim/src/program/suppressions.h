@@ -20,7 +20,7 @@ class Suppressions {
   // Is the finding among them?
   bool hold(const Finding& finding);
 
-  // Those that have held no finding, as "FILE:LINE: check where".
+  // Those that have held no finding, in the order of the file, as "FILE:LINE: check where".
   std::vector<std::string> stale() const;
 
  private:

@@ -5,6 +5,7 @@
 
 #include "../trap.h"
 #include "memory_calls.h"
+#include "stores.h"
 
 namespace xpu_sim::rt::strict {
 
@@ -27,6 +28,18 @@ void complain(Core& core, const Copy& c, const char* address, Check check, const
       const Copy& o = other->copy;
       f.other = text("%s_ASYNC at %s:%d", direction_name(o.direction), o.site.file, o.site.line);
     }
+    return f;
+  });
+}
+
+// A copy out of memory that a store has not been fenced to; `other`: the store, as far as it is known.
+void unfenced_store(Core& core, const Copy& c, const char* address, const char* flag, const char* message,
+                    const std::string& other) {
+  report_once(Check::missing_fence, core, c.site, [&] {
+    Finding f = depending(finding_at(Check::missing_fence, core, c.site, name(c) + ": " + message), flag);
+    describe(&f, core, address);
+    f.other = other;
+    f.order = "the copy reads before the store has arrived";
     return f;
   });
 }
@@ -63,8 +76,10 @@ void lm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
     }
     const bool stored = (bits & kStored) || (!all_written && s.lm.written_unseen(local, c.bytes));
     if (stored && model.store_to_dma_needs_fence) {
-      complain(core, c, local, Check::missing_fence, "store_to_dma_needs_fence",
-               "its source was stored to, and no mfence_lm since");
+      const uint8_t* const byte = std::find_if(shadow, shadow + c.bytes, [](uint8_t b) { return b & kStored; });
+      const char* const at = byte == shadow + c.bytes ? local : local + (byte - shadow);
+      unfenced_store(core, c, at, "store_to_dma_needs_fence", "its source was stored to, and no mfence_lm since",
+                     bits & kStored ? "store at " + place_text(store_at(core, at)) : "");
     }
     if (mixed_widths(shadow, c.bytes)) narrow_load(core, local, c.bytes, core.last_pc, c.site);
     if (!sync) set_bits(shadow, c.bytes, kSource);
@@ -82,7 +97,8 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   Conflict worst = Conflict::none;
   Cell cell{};
   const char* where = local;
-  bool stored = false, unwritten = false;
+  bool unwritten = false;
+  Place stored = 0;
   const size_t offset = static_cast<size_t>(local - core.worker->sm());
   if (!reads) {
     s.sm_objects.written(offset, c.bytes);
@@ -102,8 +118,10 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
       note(read_cell(&x, a), before, p);
       unwritten |=
           before.wstamp < s.cluster_start && s.sm_objects.unwritten(static_cast<size_t>(p - core.worker->sm()), bytes);
-      stored |= before.wstamp >= s.cluster_start && (before.flags & kCellStored) && before.wcore == a.who &&
-                before.wfence == a.fence;
+      if (before.wstamp >= s.cluster_start && (before.flags & kCellStored) && before.wcore == a.who &&
+          before.wfence == a.fence) {
+        stored = before.wplace;
+      }
       if (!sync) x.flags |= kCellSource;
     } else {
       note(check_write(&x, a), x, p);
@@ -117,8 +135,8 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
              "some of its source was never written in this cluster");
   }
   if (stored && core.launch->options->model.store_to_dma_needs_fence) {
-    complain(core, c, local, Check::missing_fence, "store_to_dma_needs_fence",
-             "its source was stored to, and no mfence_sm since");
+    unfenced_store(core, c, local, "store_to_dma_needs_fence", "its source was stored to, and no mfence_sm since",
+                   "store at " + place_text(s.places.locate(stored)));
   }
 }
 
@@ -147,13 +165,15 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   Cell cell{};
   const char* where = gm;
   const bool caches = !core.launch->options->model.scalar_gm_is_coherent;
-  bool stored = false;  // by this core, and perhaps in its cache still
+  Place stored = 0;  // where: by this core, and perhaps in its cache still
   const auto look = [&](Cell& x, uintptr_t first, size_t bytes) {
     const char* const p = reinterpret_cast<const char*>(first);
     Conflict k;
     const Cell before = x;
-    stored |= in_launch(a, before.wstamp) && (before.flags & kCellStored) && before.wcore == a.who &&
-              before.wfence == s.fences[gm_space][core.id];
+    if (in_launch(a, before.wstamp) && (before.flags & kCellStored) && before.wcore == a.who &&
+        before.wfence == s.fences[gm_space][core.id]) {
+      stored = before.wplace;
+    }
     if (writes) {
       k = check_write(&x, a);
       record_write(&x, a);
@@ -180,8 +200,9 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, visit);
   if (worst != Conflict::none) complain(s, core, c, worst, cell, where, writes);
   if (stored && caches) {
-    complain(core, c, gm, Check::missing_fence, "scalar_gm_is_coherent",
-             "its side in GM was stored to by this core, and no mfence since");
+    unfenced_store(core, c, gm, "scalar_gm_is_coherent",
+                   "its side in GM was stored to by this core, and no mfence since",
+                   "store at " + place_text(s.places.locate(stored)));
   }
 }
 
@@ -288,6 +309,13 @@ void atomic_access(State& s, Core& core, const char* address, bool store) {
   Cell cell{};
   s.sm.each(address, 4, [&](Cell& c, const char*, size_t) {
     const Cell before = c;
+    const size_t offset = static_cast<size_t>(address - core.worker->sm());
+    if (!store && before.wstamp < s.cluster_start && s.sm_objects.unwritten(offset, 4)) {
+      unwritten_load(s, core, core.last_pc, [&] {
+        return conflict_finding(s, core, Conflict::uninitialised, before, address, false, core.last, "");
+      });
+      try_other_value(s, const_cast<char*>(address), 4, core.last_pc);
+    }
     if (store) {
       // Reads by other atomics are no conflict, and those of others would be found when they read.
       if (!(c.flags & kCellAtomic)) k = check_write(&c, a);

@@ -9,6 +9,7 @@
 #include "lm_shadow.h"
 #include "memory_calls.h"
 #include "state.h"
+#include "stores.h"
 
 namespace xpu_sim::rt::strict {
 
@@ -88,6 +89,7 @@ template <size_t N>
   if (!is_aligned(p, N)) unaligned(*core, p, N, pc);
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, N, true, pc);
   note(core, p, pc);
+  store_at(*core, p) = pc;
   uint8_t* const shadow = LmShadow::of(p);
   const uint8_t in_flight = any_bits(shadow, N) & (kDestination | kSource);
   if (in_flight) {
@@ -125,7 +127,9 @@ inline __attribute__((always_inline)) void store(char* p, const void* pc) {
   if (__builtin_expect(bits & static_cast<W>(spread(kLooked)), 0)) return store_otherwise<N>(p);
   bits = static_cast<W>(spread(kWritten | kStored | width_bits(N)));  // it has no others
   std::memcpy(shadow, &bits, N);
-  note(*owner_slot(sp), p, pc);
+  Core* const core = *owner_slot(sp);
+  note(core, p, pc);
+  store_at(*core, p) = pc;
 }
 
 // The compiler's own vectors: a device would take them apart, so that alignment is no matter. They may have gaps or
@@ -150,7 +154,9 @@ inline __attribute__((always_inline)) void store16(char* p, const void* pc) {
   if (__builtin_expect((w[0] | w[1]) & spread(kDestination | kSource), 0)) return store_range(p, 16, pc);
   w[0] = w[1] = spread(kWritten | kStored | kBlock8);
   std::memcpy(LmShadow::of(p), w, sizeof w);
-  note(*owner_slot(sp), p, pc);
+  Core* const core = *owner_slot(sp);
+  note(core, p, pc);
+  note_stores(*core, p, sizeof w, pc);
 }
 
 }  // namespace
@@ -173,6 +179,7 @@ void store_range(char* p, size_t bytes, const void* pc) {
   if (!core->checked || bytes == 0) return;
   if (!on_own_stack(p, core->fiber->low)) return shared_access(*core, p, bytes, true, pc);
   note(core, p, pc);
+  note_stores(*core, p, bytes, pc);
   uint8_t* const shadow = LmShadow::of(p);
   const uint8_t in_flight = any_bits(shadow, bytes) & (kDestination | kSource);
   if (in_flight) lm_store_slow(*core, p, bytes, pc);

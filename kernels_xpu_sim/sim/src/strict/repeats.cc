@@ -5,15 +5,25 @@
 #include <utility>
 
 #include "../findings.h"
+#include "../random.h"
 #include "state.h"
 
 namespace xpu_sim::rt::strict {
 
 namespace {
 
+constexpr uint32_t kDrawn = 0xA5A5A5A5u;
+
 // None is what the strict build fills memory with. Decisions on zero, on one, on the sign and on the size fall
-// differently, of integers and of floats.
-constexpr uint32_t kValues[] = {0, 1, 0xFFFFFFFFu, 0x7F7F7F7Fu};
+// differently, of integers and of floats; also of sums over cores, which wrap with large ones. The last is drawn.
+constexpr uint32_t kValues[] = {0, 1, 0xFFFFFFFFu, 0x7F7F7F7Fu, 37, 0x3F9D70A4u /* 1.23f */, 100003, kDrawn};
+
+// Of any size: as many bits as are drawn too.
+uint32_t drawn(uint64_t seed, uint64_t trial) {
+  Random random(seed, Random::unwritten, trial);
+  const uint64_t bits = random.next();
+  return static_cast<uint32_t>(bits >> 32) >> bits % 32;
+}
 
 // All that a launch can be told apart by.
 struct Outcome {
@@ -96,7 +106,7 @@ void repeat_for_unwritten_loads(State& state, Launch& launch) {
   for (UnwrittenLoad& load : loads) {
     state.on_trial = load.pc;
     const bool used = std::any_of(std::begin(kValues), std::end(kValues), [&](uint32_t value) {
-      state.tried_value = value;
+      state.tried_value = value != kDrawn ? value : drawn(options.seed, state.unwritten_trials++);
       return !(repeat(state, launch, options) == first);
     });
     if (!used) {

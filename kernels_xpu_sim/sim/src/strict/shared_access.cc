@@ -129,6 +129,7 @@ void cached_access(Core& core, State& state, const Region& region, const char* p
     Finding f = finding_at(Check::missing_fence, core, pc,
                            "read of a line of GM that this core has loaded before it was written, and no mfence since");
     describe(&f, core, p);
+    f.order = "the core reads the line that it has, and not what was written since";
     return depending(std::move(f), "scalar_gm_is_coherent");
   });
 }
@@ -166,7 +167,20 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
   }
 }
 
+// An access far beyond an array, whose index is known to be wrong: the array lies so many elements before.
+[[gnu::cold]] void beyond_array(State& state, Core& core, const char* p, size_t bytes, const void* pc) {
+  const BadIndex bad = std::exchange(state.bad_index, {});
+  const char* const array = p - bad.index * static_cast<int64_t>(bytes);
+  Finding f = finding_at(Check::lm_object_overflow, core, pc, bad.message);
+  describe(&f, core, array);
+  if (f.space.empty() || f.space == "GM") return;
+  if (f.space == "SM") f.check = name_of(Check::sm_object_overflow);
+  f.offset += p - array;
+  trap(std::move(f));
+}
+
 [[gnu::cold]] void elsewhere(Core& core, const char* p, size_t bytes, bool write, const void* pc) {
+  if (state_of(core)->bad_index.waits) beyond_array(*state_of(core), core, p, bytes, pc);
   const uintptr_t at = reinterpret_cast<uintptr_t>(p);
   const char* const kind = write ? "store" : "load";
   if (at < 4096) trap_at(Check::null_pointer, core, p, pc, text("%s through a null pointer", kind));
@@ -185,9 +199,26 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
             text("%s of %zu bytes at byte %lld of %s, which has %zu", kind, bytes,
                  static_cast<long long>(at - near->begin), near->name, near->bytes()));
   }
+  const std::string what = text("%s of %zu bytes at 0x%llx, which is neither LM nor SM nor GM", kind, bytes,
+                                static_cast<unsigned long long>(at));
+  const long long beyond = near ? static_cast<long long>(at - near->end) : 0;
+  constexpr long long kFar = 1 << 28;
   trap_at(Check::host_pointer, core, p, pc,
-          text("%s of %zu bytes at 0x%llx, which is neither LM nor SM nor GM", kind, bytes,
-               static_cast<unsigned long long>(at)));
+          beyond > 0 && beyond < kFar
+              ? what + text("; the nearest array of GM, %s, ends %lld bytes before it", near->name, beyond)
+              : what);
+}
+
+// A core that loads the same again and again waits for another one, which may not have run yet.
+inline void let_others_run(State& state, Core& core, const char* p, bool write, const void* pc) {
+  constexpr int kSpins = 1000;
+  Spin& spin = state.spin;
+  if (write || spin.address != p || spin.pc != pc) {
+    spin = {p, pc, 0};
+  } else if (__builtin_expect(++spin.count >= kSpins, 0)) {
+    spin.count = 0;
+    core.worker->give_way();
+  }
 }
 
 }  // namespace
@@ -196,6 +227,7 @@ void shared_access(Core& core, const char* p, size_t bytes, bool write, const vo
   State& state = *state_of(core);
   ++core.accesses;
   if (state.suspect.address) settle(state);
+  let_others_run(state, core, p, write, pc);
   if (__builtin_expect(core.worker->watch.limit_reached(), 0)) watchdog_trap(core, pc);  // here its line is known
   const uintptr_t at = reinterpret_cast<uintptr_t>(p);
   const size_t offset = static_cast<size_t>(p - core.worker->sm());

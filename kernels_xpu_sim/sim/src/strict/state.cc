@@ -36,16 +36,18 @@ uint32_t State::advance(int core) {
   return ++now;
 }
 
-namespace {
-
 std::string place_text(const Location& where) {
   std::string s = where.file.empty() ? "an unknown line" : where.file + ":" + std::to_string(where.line);
   if (where.file.empty() && !where.function.empty()) s += " of " + where.function;
   return s;
 }
 
+std::string place_text(const void* pc) { return place_text(locate(static_cast<const char*>(pc) - 1)); }
+
+namespace {
+
 struct Words {
-  std::string message, other;
+  std::string message, other, order;
   const char* decides = nullptr;  // the flag of the model with which it would be right
 };
 
@@ -92,6 +94,7 @@ Words words_for(State& state, const Core& core, Conflict conflict, const Cell& c
       w.message =
           std::string(kind) + " of what another core wrote before the barrier, but without a fence after its write";
       w.other = writer;
+      w.order = "this " + std::string(kind) + " comes before that write has arrived, for all the barrier between them";
       break;
     case Conflict::cluster_with_write:
       w.message = std::string(kind) + " of what another cluster writes in the same launch; clusters cannot synchronise";
@@ -109,6 +112,7 @@ Words words_for(State& state, const Core& core, Conflict conflict, const Cell& c
 Finding complete(Finding f, const Core& core, const char* address, const Words& w) {
   describe(&f, core, address);
   f.other = w.other;
+  f.order = w.order;
   return w.decides ? depending(std::move(f), w.decides) : f;
 }
 

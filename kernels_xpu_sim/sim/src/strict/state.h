@@ -50,6 +50,14 @@ struct BadIndex {
   bool waits = false;
   Site site;
   std::string message, array;
+  int64_t index = 0;
+};
+
+// The same load, again and again.
+struct Spin {
+  const char* address = nullptr;
+  const void* pc = nullptr;
+  int count = 0;
 };
 
 // Where elements of LM were last written in part, as far as it is known. Forgets: addresses share entries.
@@ -94,6 +102,7 @@ struct State {
   uint32_t fences[spaces][kMaxCores];
   uint32_t published[spaces][kMaxCores];
   std::vector<InFlight> in_flight[kMaxCores];
+  std::vector<const void*> stores;                // of each core: stores.h
   uint32_t lock_seen[kMaxCores];                  // what the last holder of ticket_lock_mix knew
   struct Atomic {
     const void* address;
@@ -106,6 +115,7 @@ struct State {
   NarrowWrites narrow_writes;                     // of LM
   Suspect suspect;
   BadIndex bad_index;
+  Spin spin;
 
   // -- loads of what nothing has written (repeats.h)
   void went(uint64_t what) { way = (way ^ what) * 0x9E3779B97F4A7C15ull; }
@@ -116,6 +126,7 @@ struct State {
   std::vector<std::pair<const void*, int>> harmless_unwritten;  // where it did not, and in how many launches
   const void* on_trial = nullptr;                 // in a repetition: the instruction whose value is another,
   uint32_t tried_value = 0;                       // and which
+  uint64_t unwritten_trials = 0;                  // with a value that is drawn
   uint64_t findings_seen = 0;
 };
 
@@ -151,6 +162,9 @@ void settle(State& state);
 void look(State& state, Core& core);
 
 // -- findings
+// FILE:LINE, as far as it is known.
+std::string place_text(const Location& where);
+std::string place_text(const void* pc);  // of a return address
 void lm_finding(Core& core, Check check, const char* address, size_t bytes, bool write, const void* pc);
 Check check_for(Conflict conflict);
 // Of a write to GM whose first or last element is written in part.

@@ -7,6 +7,7 @@
 #include "../trap.h"
 #include "copy_checks.h"
 #include "state.h"
+#include "stores.h"
 
 namespace xpu_sim::rt::strict {
 
@@ -31,7 +32,11 @@ class StrictChecker : public Checker {
     s.narrow_stores.clear();
     s.suspect.address = nullptr;
     s.bad_index.waits = false;
-    for (int i = 0; i < kMaxCores; ++i) worker.core(i).checker_state = &s;
+    s.stores.resize(kStorePieces * static_cast<size_t>(worker.launch()->cores));
+    for (int i = 0; i < kMaxCores; ++i) {
+      worker.core(i).checker_state = &s;
+      worker.core(i).stores = s.stores.data() + (i < worker.launch()->cores ? i * kStorePieces : 0);
+    }
   }
 
   void launch_ends(Worker& worker) override {
@@ -102,10 +107,10 @@ class StrictChecker : public Checker {
 
   void core_pauses(Core& core) override { look(*state_of(core), core); }
 
-  bool bad_index(Core& core, Site site, const std::string& message, const char* array) override {
+  bool bad_index(Core& core, Site site, const std::string& message, const char* array, int64_t index) override {
     if (!core.checked) return false;
     BadIndex& bad = state_of(core)->bad_index;
-    if (!bad.waits) bad = {true, site, message, array};
+    if (!bad.waits) bad = {true, site, message, array, index};
     return true;
   }
 

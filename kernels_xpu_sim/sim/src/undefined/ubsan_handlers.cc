@@ -57,14 +57,17 @@ void say(Check check, const Where& where, const std::string& message, Severity s
   }, severity);
 }
 
+// Of an integer of at most 64 bits.
+int64_t signed_number(const Type* type, Value v) {
+  const unsigned unused = 64 - (1u << (type->info >> 1));
+  if (!(type->info & 1)) return static_cast<int64_t>(v);
+  return static_cast<int64_t>(static_cast<uint64_t>(v) << unused) >> unused;
+}
+
 // Values wider than a register are passed by address.
 std::string number(const Type* type, Value v) {
-  if (type->kind != 0) return "a value";
-  const unsigned bits = 1u << (type->info >> 1);
-  if (bits > 64) return "a value";
-  if (!(type->info & 1)) return std::to_string(v);
-  const unsigned unused = 64 - bits;
-  return std::to_string(static_cast<int64_t>(static_cast<uint64_t>(v) << unused) >> unused);
+  if (type->kind != 0 || type->info >> 1 > 6) return "a value";
+  return type->info & 1 ? std::to_string(signed_number(type, v)) : std::to_string(v);
 }
 
 void overflow(const OverflowData* d, const char* operation, Value a, Value b) {
@@ -124,7 +127,9 @@ XPU_SIM_HANDLER __ubsan_handle_out_of_bounds(BoundsData* d, Value index) {
   const std::string message = "index " + number(d->index, index) + " is out of bounds of " + d->array->name;
   Core* const core = current();
   const xpu_sim::Site site{d->where.file, static_cast<int>(d->where.line)};
-  if (core->worker && checker->bad_index(*core, site, message, d->array->name)) return;
+  if (core->worker && checker->bad_index(*core, site, message, d->array->name, signed_number(d->index, index))) {
+    return;
+  }
   say(Check::undefined_behaviour, d->where, message);
 }
 XPU_SIM_HANDLER __ubsan_handle_type_mismatch_v1(MismatchData* d, Value address) { mismatch(d, address); }
