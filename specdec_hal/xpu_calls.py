@@ -117,6 +117,7 @@ class Ran:
     status: int
     statuses: list[int]
     findings: list[dict[str, Any]]
+    unused_suppressions: list[str]  # entries of XPU_SIM_SUPPRESSIONS that held nothing in this run
     kernels: list[dict[str, Any]]  # counters of all launches of a kernel
     launches: list[dict[str, Any]]  # of each launch by itself, in the order in which they ended
     err: str
@@ -171,7 +172,11 @@ class CallProgram:
     @cached_property
     def signatures(self) -> dict[str, list[Parameter]]:
         """The parameters of each function, without a wrapper's context."""
-        done = subprocess.run([str(self.path), "--signatures"], capture_output=True, text=True, check=True)
+        # Nothing runs: what the environment asks of runs is not asked of this one.
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("XPU_SIM")}
+        done = subprocess.run(
+            [str(self.path), "--signatures"], env=variables, capture_output=True, text=True, check=True
+        )
         named = parameter_names(self.mains)
         found = {}
         for one in json.loads(done.stdout):
@@ -195,7 +200,12 @@ class CallProgram:
         with tempfile.TemporaryDirectory(prefix="xpu-calls-") as name:
             folder = Path(name)
             (folder / "request").write_bytes(request)
-            variables = {"XPU_SIM": options, "XPU_SIM_JSON": str(folder / "report"), **(environment or {})}
+            variables = {
+                "XPU_SIM": options,
+                "XPU_SIM_PART": "1",  # others may need a suppression that this run does not
+                "XPU_SIM_JSON": str(folder / "report"),
+                **(environment or {}),
+            }
             command = [str(self.path), str(folder / "request"), str(folder / "response")]
             try:
                 done = subprocess.run(
@@ -247,7 +257,7 @@ class CallProgram:
         return statuses
 
 
-_NO_REPORT: dict[str, Any] = {"findings": [], "kernels": [], "launches": []}
+_NO_REPORT: dict[str, Any] = {"findings": [], "unused_suppressions": [], "kernels": [], "launches": []}
 
 
 def _check_overlap(call: Call) -> None:

@@ -71,6 +71,7 @@ class XpuPrograms:
         kernels: Sequence[str],
         mode: str = "fast",
         *,
+        profiles: Sequence[str] = (),
         defines: Sequence[str] = (),
         includes: Sequence[str] = (),
         flags: Sequence[str] = (),
@@ -84,7 +85,7 @@ class XpuPrograms:
         from specdec_hal.xpu_calls import CallProgram
         from specdec_hal.xpu_cc import Build
 
-        key = repr(([str(source) for source in sources], kernels, mode, defines, includes, flags))
+        key = repr(([str(source) for source in sources], kernels, mode, profiles, defines, includes, flags))
         output = self.folder / hashlib.sha256(key.encode()).hexdigest()[:16]
         with open(f"{output}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -97,6 +98,7 @@ class XpuPrograms:
                     sources=(),
                     output=unfinished,
                     mode=mode,
+                    profiles=tuple(profiles),
                     defines=tuple(defines),
                     includes=tuple(includes),
                     flags=tuple(flags),
@@ -126,7 +128,7 @@ def xpu_kernel(request: pytest.FixtureRequest, xpu_programs: XpuPrograms) -> Cal
     """``xpu_kernel("axpy.xpu", mode="strict")``: a kernel of a file beside the test.
 
     `kernel` is its C++ name, ``plugin::axpy<float>``, which files need that have templates, namespaces or several. What
-    else there is goes to the compiler: `defines`, `includes`, `flags`.
+    else there is goes to the compiler: `profiles`, `defines`, `includes`, `flags`.
     """
 
     def compiled(path: str | Path, kernel: str | None = None, mode: str = "strict", **compiler: Any) -> XpuKernel:

@@ -1,4 +1,5 @@
-"""Both paths of a wrapper on the same inputs: what the CPU path leaves in each buffer must be what the kernels leave.
+"""Both paths of a wrapper on the same inputs: what the CPU path leaves in each buffer must be what the kernels leave,
+byte for byte or within a tolerance.
 
 A wrapper of the usual form takes a context, checks its arguments, and goes by the context's device to the reference
 in C++ or to its kernels. Inputs come from a Python file::
@@ -6,14 +7,14 @@ in C++ or to its kernels. Inputs come from a Python file::
     def arguments(rng):                        # numpy.random.Generator
         n = int(rng.integers(1, 1000))
         x = rng.normal(size=n).astype(np.float32)
-        return {"x": x, "y": np.zeros_like(x), "n": n}   # the wrapper's parameters behind the context, in their order
+        return {"x": x, "y": np.zeros_like(x), "n": n}   # by the names of the wrapper's parameters behind the context
 """
 
 from __future__ import annotations
 
 import copy
 import runpy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 
 from specdec_hal.errors import CompileError
 from specdec_hal.wording import describe, one_line
-from specdec_hal.xpu_calls import Array, Call, CallProgram, Host, Ran
+from specdec_hal.xpu_calls import Array, Call, CallProgram, Host, Parameter, Ran
 from specdec_hal.xpu_cc import Build
 from specdec_hal.xpu_coverage import FileCoverage, read_coverage
 
@@ -33,7 +34,8 @@ Arguments = Callable[[np.random.Generator], Mapping[str, Any]]
 class Plan:
     """What to run: each of `cases` inputs, on each of `modes`, with each of `seeds` seeds and each policy of `dma`.
 
-    `options`: further options of the emulator, as in XPU_SIM. `seed`: of the inputs.
+    `options`: further options of the emulator, as in XPU_SIM. `seed`: of the inputs. `tolerances`: (rtol, atol) of
+    buffers of floats, as :func:`numpy.isclose` has them; all others are compared byte for byte, but for `excluded`.
     """
 
     cases: int = 5
@@ -42,6 +44,8 @@ class Plan:
     modes: tuple[str, ...] = ("fast", "asan", "strict")
     options: str = ""
     seed: int = 0
+    tolerances: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
 
     def schedules(self) -> Iterator[str]:
         """The options of each run of a case."""
@@ -63,11 +67,15 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What was run, and what failed."""
+    """What was run, and what failed.
+
+    `unused_suppressions`: entries of XPU_SIM_SUPPRESSIONS that held nothing in any run.
+    """
 
     wrapper: str
     runs: int = 0
     failures: list[Failure] = field(default_factory=list)
+    unused_suppressions: list[str] = field(default_factory=list)
 
 
 def load_arguments(path: Path) -> Arguments:
@@ -111,24 +119,30 @@ class WrapperTest:
             CompileError: the sources do not compile, or the arguments are not the wrapper's.
         """
         outcome = Outcome(self._name)
+        unused: list[list[str]] = []
         for mode in plan.modes:
             program = self.program(mode)
+            parameters = program.signatures[self._name]
             for case in range(plan.cases):
-                given = arguments(np.random.default_rng([plan.seed, case]))
-                expected = copy.deepcopy(dict(given))
+                given = _by_name(self._name, parameters, arguments(np.random.default_rng([plan.seed, case])))
+                _check_buffers(self._name, parameters, plan)
+                expected = copy.deepcopy(given)
                 call = Call(self._name, list(expected.values()), cpu=True)
                 message, ran = _ran(program, call, "")
+                unused.append(ran.unused_suppressions)
                 if message:
                     outcome.runs += 1
                     outcome.failures.append(Failure(case, mode, "", f"the CPU path: {message}", ran.findings))
                     continue
                 for options in plan.schedules():
                     outcome.runs += 1
-                    got = copy.deepcopy(dict(given))
+                    got = copy.deepcopy(given)
                     message, ran = _ran(program, Call(self._name, list(got.values())), options)
-                    message = message or _difference(expected, got)
+                    unused.append(ran.unused_suppressions)
+                    message = message or _difference(parameters, expected, got, plan)
                     if message:
                         outcome.failures.append(Failure(case, mode, options, message, ran.findings))
+        outcome.unused_suppressions = [entry for entry in unused[0] if all(entry in one for one in unused)]
         return outcome
 
     def coverage(self) -> list[FileCoverage]:
@@ -143,8 +157,10 @@ class WrapperTest:
         """Write the timeline of the first run that failed, or of the first run."""
         first = Failure(0, plan.modes[0], next(plan.schedules()), "")
         run = next((failure for failure in outcome.failures if failure.options), first)
-        call = Call(self._name, list(arguments(np.random.default_rng([plan.seed, run.case])).values()))
-        self.program(run.mode).run([call], options=run.options, environment={"XPU_SIM_TRACE": str(path.absolute())})
+        program = self.program(run.mode)
+        given = arguments(np.random.default_rng([plan.seed, run.case]))
+        call = Call(self._name, list(_by_name(self._name, program.signatures[self._name], given).values()))
+        program.run([call], options=run.options, environment={"XPU_SIM_TRACE": str(path.absolute())})
 
 
 def _ran(program: CallProgram, call: Call, options: str) -> tuple[str, Ran]:
@@ -159,22 +175,65 @@ def _ran(program: CallProgram, call: Call, options: str) -> tuple[str, Ran]:
     return "", ran
 
 
-def _difference(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str:
-    """The first buffer that is not equal byte for byte, and where; empty: all are."""
-    for name, want in expected.items():
-        one, other = _array(want), _array(got[name])
-        if one is None or other is None:
+def _by_name(function: str, parameters: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in the order of the parameters; those that the sources do not name take what is left, in order."""
+    names = [parameter.name for parameter in parameters]
+    named = [name for name in names if not name.startswith("#")]
+    rest = [name for name in given if name not in named]
+    if len(given) != len(names) or not set(named) <= set(given):
+        raise CompileError(
+            f"{function}: expected {len(names)} arguments ({', '.join(names)}), got {len(given)} "
+            f"({', '.join(given)}); give each by its name"
+        )
+    return {name: given[name if name in given else rest.pop(0)] for name in names}
+
+
+def _check_buffers(function: str, parameters: Sequence[Parameter], plan: Plan) -> None:
+    buffers = {parameter.name: parameter.type for parameter in parameters if parameter.kind != "value"}
+    for name in (*plan.tolerances, *plan.excluded):
+        if name not in buffers:
+            raise CompileError(f"{function}: expected a buffer ({', '.join(buffers)}), got '{name}'; name one of them")
+    for name in plan.tolerances:
+        if "float" not in buffers[name]:
+            raise CompileError(
+                f"{function}: argument '{name}': expected floats where there is a tolerance, got {buffers[name]}; "
+                "compare it byte for byte"
+            )
+
+
+def _difference(
+    parameters: Sequence[Parameter], expected: Mapping[str, Any], got: Mapping[str, Any], plan: Plan
+) -> str:
+    """The first buffer that is not equal, and where; empty: all are."""
+    for parameter in parameters:
+        name = parameter.name
+        one, other = _array(expected[name]), _array(got[name])
+        if one is None or other is None or name in plan.excluded:
             continue
-        raw, raw_other = (a.reshape(-1).view(np.uint8).reshape(a.size, a.itemsize) for a in (one, other))
-        wrong = np.flatnonzero((raw != raw_other).any(axis=1))
+        tolerance = plan.tolerances.get(name)
+        if tolerance:
+            one, other = _floats(one, parameter), _floats(other, parameter)
+            unequal = ~np.isclose(other, one, rtol=tolerance[0], atol=tolerance[1], equal_nan=True).reshape(-1)
+        else:
+            raw, raw_other = (a.reshape(-1).view(np.uint8).reshape(a.size, a.itemsize) for a in (one, other))
+            unequal = (raw != raw_other).any(axis=1)
+        wrong = np.flatnonzero(unequal)
         if wrong.size:
             where = ", ".join(map(str, np.unravel_index(int(wrong[0]), one.shape)))
             first, second = one.reshape(-1)[wrong[0]], other.reshape(-1)[wrong[0]]
+            within = f" within rtol {tolerance[0]:g} and atol {tolerance[1]:g}" if tolerance else ""
             return (
-                f"{name}[{where}]: expected {first!r} as on the CPU path, got {second!r}; "
+                f"{name}[{where}]: expected {first!r} as on the CPU path{within}, got {second!r}; "
                 f"{wrong.size} of {one.size} differ"
             )
     return ""
+
+
+def _floats(array: Array, parameter: Parameter) -> Array:
+    """Numbers to compare: bfloat16, which NumPy lacks, comes by its bits."""
+    if parameter.type != "bfloat16":
+        return array
+    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 def _array(value: Any) -> Array | None:

@@ -27,6 +27,7 @@ from specdec_hal.cli import (
     serve,
     xpu_cc,
     xpu_coverage,
+    xpu_new,
     xpu_test,
 )
 from specdec_hal.cli.output import Guarded, Output, WriteError
@@ -46,6 +47,7 @@ COMMANDS = {
     "conformance": conformance,
     "bench": bench,
     "xpu-cc": xpu_cc,
+    "xpu-new": xpu_new,
     "xpu-test": xpu_test,
     "xpu-coverage": xpu_coverage,
 }

@@ -52,7 +52,7 @@ def add_compiler_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[GLOB=]PROFILE",
         action="append",
         default=[],
-        help="production: fences as the vendor's compiler adds them; portable: the author's alone (default)",
+        help="production: fences as the vendor's compiler adds them (default); portable: the author's alone",
     )
     parser.add_argument(
         "-D", dest="defines", metavar="NAME[=VALUE]", action="append", default=[], help="define a macro"

@@ -3,9 +3,11 @@
   specdec-hal xpu-test scale.cpp scale.xpu --wrapper 'plugin::scale<float>' --inputs scale_inputs.py
 
 The first file defines the wrapper, int scale(Context* ctx, ...); the others are its kernels and whatever it needs. The
-Python file has arguments(rng), which gives the arguments behind the context in their order, by name:
+Python file has arguments(rng), which gives the arguments behind the context by the names of the parameters:
 {"x": array, "n": 5, ...}; pointers and vectors are NumPy arrays of the declared type. Every case runs in every mode,
-with every seed and every policy of copies; a run that differs from the CPU path, or has findings, fails (status 1).
+with every seed and every policy of copies; a run that differs from the CPU path, or has findings, fails (status 1). A
+kernel that sums in another order than the CPU path differs by a last bit: --tolerance y=1e-6. XPU_SIM_SUPPRESSIONS=FILE
+passes over findings, as in programs of xpu-cc; an entry that no run needs fails too.
 """
 
 from __future__ import annotations
@@ -45,6 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-going", action="store_true", help="go on after what leaves memory sound, to find more in one run"
     )
     parser.add_argument(
+        "--tolerance",
+        dest="tolerances",
+        metavar="BUFFER=RTOL[,ATOL]",
+        type=_tolerance,
+        action="append",
+        default=[],
+        help="compare a buffer of floats within |got - expected| <= ATOL + RTOL * |expected|, not byte for byte",
+    )
+    parser.add_argument(
+        "--exclude", metavar="BUFFER", action="append", default=[], help="do not compare it, such as scratch memory"
+    )
+    parser.add_argument(
         "--trace",
         metavar="FILE",
         type=output_file,
@@ -52,6 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--coverage", action="store_true", help="list the lines that no core ran in mode fast")
     add_compiler_arguments(parser)
+
+
+def _tolerance(text: str) -> tuple[str, tuple[float, float]]:
+    name, _, values = text.partition("=")
+    try:
+        rtol, _, atol = values.partition(",")
+        numbers = float(rtol), float(atol or 0)
+    except ValueError:
+        numbers = -1.0, -1.0
+    if not name or not all(number >= 0 for number in numbers):
+        raise argparse.ArgumentTypeError(f"expected BUFFER=RTOL[,ATOL], got '{text}'; such as y=1e-6")
+    return name, numbers
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -65,6 +91,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         seed=args.seed,
         dma=tuple(args.dma or POLICIES),
         modes=tuple(args.mode or MODES),
+        tolerances=dict(args.tolerances),
+        excluded=tuple(args.exclude),
         options=",".join(filter(None, (args.options, "keep_going=1" if args.keep_going else ""))),
     )
     if args.coverage and "fast" not in plan.modes:
@@ -90,7 +118,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if output.json:
         lines = None if coverage is None else [asdict(one) for one in coverage]
         output.document({**asdict(outcome), "coverage": lines})
-        return int(bool(outcome.failures))
+        return int(bool(outcome.failures or outcome.unused_suppressions))
     # One text for all runs that a bug spoils: those whose messages begin alike.
     alike: dict[str, list[Failure]] = {}
     for failure in outcome.failures:
@@ -99,9 +127,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
         print(_text(failures[0]) + (f"\n  and {len(failures) - 1} more runs like this" if len(failures) > 1 else ""))
     if coverage is not None:
         print(to_text(coverage))
+    for entry in outcome.unused_suppressions:
+        print(f"{entry}: suppresses nothing; take it out")
     failed = len(outcome.failures)
     print(f"{outcome.wrapper}: {outcome.runs} runs, {failed or 'none'} failed")
-    return int(failed > 0)
+    return int(failed > 0 or bool(outcome.unused_suppressions))
 
 
 def _text(failure: Failure) -> str:

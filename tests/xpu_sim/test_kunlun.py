@@ -23,6 +23,7 @@ ROWS = {
         r"^\| .* \| `([\w.]+)` `?(\w+)`? \| (\w+) \| (\w+) \|$", PAGE, re.MULTILINE
     )
 }
+PORTABLE = ("--profile=portable",)  # no fence but the probes' own, as KUNLUN_FENCES unset leaves it
 STRICT = "dma=deferred,halt_on_first=1,watchdog_seconds=1"
 
 
@@ -45,7 +46,7 @@ def emulator(tmp_path):
         **os.environ,
         "KUNLUN_OUT": str(tmp_path),
         "KUNLUN_CXX": f"{Path(sys.executable).parent / 'specdec-hal'} xpu-cc",
-        "KUNLUN_FLAGS": "",
+        "KUNLUN_FLAGS": " ".join(PORTABLE),
         "KUNLUN_LIBS": "",
         "KUNLUN_EXPORTS": "--cxxflag=-rdynamic",
         "PYTHON": sys.executable,
@@ -68,7 +69,7 @@ def test_every_flag_has_a_row_and_a_probe():
 def test_a_probe_tells_the_values_apart(tmp_path, flag):
     source, program = PROBES[flag], tmp_path / flag
     assert len(source.read_text().splitlines()) <= 20
-    assert main(["xpu-cc", "--cxxflag=-Werror", "--mode", "strict", str(source), "-o", str(program)]) == 0
+    assert main(["xpu-cc", *PORTABLE, "--cxxflag=-Werror", "--mode", "strict", str(source), "-o", str(program)]) == 0
     _, right, otherwise = ROWS[flag]
     said = answer(program, f"{STRICT},model.{flag}={right}")
     assert said == f"model.{flag}={right}: launch 50 was right\n"
@@ -78,7 +79,7 @@ def test_a_probe_tells_the_values_apart(tmp_path, flag):
 
 def test_the_probe_of_automatic_fences(tmp_path):
     program = tmp_path / "fix_mfence"
-    assert main(["xpu-cc", str(PROBES["fix_mfence"]), "-o", str(program)]) == 0
+    assert main(["xpu-cc", *PORTABLE, str(PROBES["fix_mfence"]), "-o", str(program)]) == 0
     assert answer(program, "dma=eager") == "dma=eager: launch 50 was right\n"
     assert answer(program, "dma=deferred") == "dma=deferred: launch 1 was wrong\n"
 

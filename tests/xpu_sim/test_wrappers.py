@@ -94,12 +94,66 @@ def test_the_cpu_path_is_looked_at_too(folder, capsys):
 def test_arguments_are_those_of_the_wrapper(folder, capsys):
     change(folder / "scale_segments_inputs.py", '        "total": np.zeros(len(lengths), np.int64),\n', "")
     assert xpu_test("--mode", "fast") == 2
-    assert "expected 5 arguments (x, offsets, factors, y, total), got 4" in capsys.readouterr().err
+    message = (
+        "expected 5 arguments (x, offsets, factors, y, total), got 4 (x, offsets, factors, y); give each by its name"
+    )
+    assert message in capsys.readouterr().err
     (folder / "scale_segments_inputs.py").write_text("import gone\n")
     assert xpu_test("--mode", "fast") == 2
     assert (
         "scale_segments_inputs.py: expected a Python file that runs, got ModuleNotFoundError" in capsys.readouterr().err
     )
+
+
+def test_arguments_go_by_their_names(folder, capsys):
+    """In any order; a name that is none of the wrapper's is refused, and so are two that changed places."""
+    inputs = folder / "scale_segments_inputs.py"
+    text = inputs.read_text()
+    y = '        "y": np.zeros_like(x),\n'
+    inputs.write_text(text.replace(y, "").replace('        "x": x,\n', y + '        "x": x,\n'))
+    assert xpu_test("--cases", "1", "--seeds", "1", "--mode", "fast") == 0
+    inputs.write_text(text.replace('"x": x', '"y": x').replace('"y": np', '"x": np'))
+    assert xpu_test("--cases", "2", "--seeds", "1", "--mode", "fast") == 0  # y holds what is not read, x zeros
+    inputs.write_text(text.replace('"x": x', '"input": x'))
+    assert xpu_test("--mode", "fast") == 2
+    assert "got 5 (input, offsets, factors, y, total); give each by its name" in capsys.readouterr().err
+
+
+def test_tolerances_and_buffers_that_are_not_compared(folder, capsys):
+    how = ("--cases", "2", "--seeds", "1", "--dma", "eager", "--mode", "fast")
+    change(folder / "scale_segments.xpu", "* factor)", "* factor * 1.000001f)")
+    assert xpu_test(*how) == 1
+    assert xpu_test(*how, "--tolerance", "y=1e-8") == 1
+    assert " within rtol 1e-08 and atol 0, got " in capsys.readouterr().out
+    assert xpu_test(*how, "--tolerance", "y=1e-5") == 0
+    assert xpu_test(*how, "--tolerance", "y=0,0.01") == 0
+    assert xpu_test(*how, "--exclude", "y") == 0
+    capsys.readouterr()
+    for wrong, message in (
+        (("--tolerance", "z=1"), "expected a buffer (x, offsets, factors, y, total), got 'z'"),
+        (("--exclude", "z"), "expected a buffer (x, offsets, factors, y, total), got 'z'"),
+        (("--tolerance", "total=1"), "argument 'total': expected floats where there is a tolerance, got int64"),
+        (("--tolerance", "y"), "expected BUFFER=RTOL[,ATOL], got 'y'"),
+        (("--tolerance", "y=-1"), "expected BUFFER=RTOL[,ATOL], got 'y=-1'"),
+    ):
+        assert xpu_test(*how, *wrong) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_suppressions_are_those_of_all_runs(folder, capsys, monkeypatch):
+    change(folder / "scale_segments.xpu", "mfence_lm(); LM2GM(tile", "LM2GM(tile")
+    line = line_of(folder / "scale_segments.xpu", "LM2GM(tile")
+    rule = f"missing_fence scale_segments.xpu:{line} the compiler adds it\n"
+    (folder / "rules.txt").write_text(rule)
+    monkeypatch.setenv("XPU_SIM_SUPPRESSIONS", "rules.txt")
+    how = ("--cases", "1", "--seeds", "1", "--dma", "eager", "--mode", "fast", "--mode", "strict", "--profile=portable")
+    assert xpu_test(*how) == 0  # only the runs of one mode find it
+    (folder / "rules.txt").write_text(rule + "race scale_segments.xpu it is none\n")
+    assert xpu_test(*how) == 1
+    assert "rules.txt:2: race scale_segments.xpu: suppresses nothing; take it out\n" in capsys.readouterr().out
+    (folder / "rules.txt").write_text("race\n")
+    assert xpu_test(*how) == 2
+    assert "XPU_SIM_SUPPRESSIONS: rules.txt:1: expected a check, a place and a reason" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -238,7 +292,7 @@ def test_going_on_finds_more_in_one_run(folder, capsys):
 
 def test_the_timeline_is_of_the_first_failure(folder, capsys):
     change(folder / "scale_segments.xpu", "mfence_lm(); LM2GM(tile", "LM2GM(tile")
-    how = ("--cases", "1", "--seeds", "1", "--dma", "eager", "--mode", "fast", "--mode", "strict")
+    how = ("--cases", "1", "--seeds", "1", "--dma", "eager", "--mode", "fast", "--mode", "strict", "--profile=portable")
     assert xpu_test(*how, "--trace", "out.json") == 1
     events = json.loads((folder / "out.json").read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "i"} == {"missing_fence"}
@@ -248,6 +302,7 @@ def test_fences_as_the_vendors_compiler_adds_them(folder, capsys):
     """Built for production, the kernel without its own fence is right."""
     change(folder / "scale_segments.xpu", "mfence_lm(); LM2GM(tile", "LM2GM(tile")
     how = ("--cases", "1", "--seeds", "1", "--dma", "eager", "--mode", "strict")
-    assert xpu_test(*how) == 1
+    assert xpu_test(*how, "--profile", "portable") == 1
     assert "missing_fence" in capsys.readouterr().out
-    assert xpu_test(*how, "--profile", "*.xpu=production") == 0
+    assert xpu_test(*how, "--profile", "portable", "--profile", "*.xpu=production") == 0
+    assert xpu_test(*how) == 0  # the default

@@ -66,7 +66,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-COMMAND = ["xpu-cc", "-DWIDTH=16", "-I", "headers", "scale.xpu", "host.cpp", "-o", "scale"]
+# No fence but the kernel's own.
+COMMAND = ["xpu-cc", "--profile=portable", "-DWIDTH=16", "-I", "headers", "scale.xpu", "host.cpp", "-o", "scale"]
 
 
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -114,6 +115,8 @@ def test_profiles(folder):
         assert main([*strict, *(f"--profile={profile}" for profile in profiles)]) == 0
         assert run("1").returncode == status, profiles
     assert run("1", XPU_SIM="profile=production").returncode == 0
+    assert main([word for word in strict if word != "--profile=portable"]) == 0  # the default
+    assert run("1").returncode == 0
     assert main([*strict, "--profile", "production"]) == 0
     assert run("1", XPU_SIM="profile=portable").returncode == 3
 
@@ -289,7 +292,7 @@ def test_json(folder, capsys):
         (["xpu-cc", "scale.xpu"], "expected -o OUT, got none; name the program to make, or compile only with -c"),
         (["xpu-cc", "-c", "scale.xpu", "host.cpp"], "expected one source to compile with -c, got 2 files"),
         (["xpu-cc", "scale.xpu", "-o", "scale", "--dependencies", "scale.d"], "expected -c with --dependencies"),
-        (["xpu-cc", "scale.xpu", "-o", "x", "--profile", "fast"], "expected a profile (portable | production)"),
+        (["xpu-cc", "scale.xpu", "-o", "x", "--profile", "fast"], "expected a profile (production | portable)"),
         (["xpu-cc", "--mode", "slow", "scale.xpu", "-o", "x"], "invalid choice: 'slow'"),
         (["xpu-cc", "torn.cpp", "-o", "x"], "torn.cpp:1: expected a launch"),
         (["xpu-cc", "--coverage", "--mode", "strict", "scale.xpu", "-o", "x"], "expected coverage with the mode fast"),
@@ -321,7 +324,8 @@ def test_the_pairs_on_the_command_line(tmp_path, check, kind, status):
         f"  {name}<<<1, 4>>>(in, out, 1024, nullptr);\n}}\n"
     )
     program = tmp_path / "program"
-    assert main(["xpu-cc", "--mode", "strict", str(KERNELS / f"{name}.xpu"), str(host), "-o", str(program)]) == 0
+    strict = ["xpu-cc", "--mode", "strict", "--profile", "portable"]
+    assert main([*strict, str(KERNELS / f"{name}.xpu"), str(host), "-o", str(program)]) == 0
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == (status if kind == "bad" else 0)
     assert (f": {check}: " in done.stderr) == (kind == "bad")
@@ -346,7 +350,7 @@ def test_a_finding_in_a_helper_names_its_callers(tmp_path, monkeypatch):
         "int main() { k<<<1, 2>>>(xpu_sim::gm_alloc<int>(8), 3); }\n"
     )  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert main(["xpu-cc", "--mode", "strict", "k.xpu", "host.cpp", "-o", "scale"]) == 0
+    assert main(["xpu-cc", "--mode", "strict", "--profile=portable", "k.xpu", "host.cpp", "-o", "scale"]) == 0
     findings = {one["check"]: one for one in json.loads(run(XPU_SIM_JSON="-").stdout)["findings"]}
     fence, race = findings["missing_fence"], findings["race"]
     assert fence["at"] == {"file": "k.xpu", "line": 7, "function": "k"}

@@ -112,3 +112,13 @@ def test_what_cannot_be_compiled(tmp_path, xpu_kernel, capfd):
     with pytest.raises(CompileError, match=r"expected two\.xpu with no_kernel to compile"):
         xpu_kernel(two, "no_kernel", mode="fast")
     assert "no_kernel" in capfd.readouterr().err
+
+
+def test_suppressions_of_other_tests_are_no_error(axpy, tmp_path, monkeypatch):
+    (tmp_path / "rules.txt").write_text("gm_out_of_bounds axpy.xpu looked at\n")
+    monkeypatch.setenv("XPU_SIM_SUPPRESSIONS", str(tmp_path / "rules.txt"))
+    x, y = np.ones(4, np.float32), np.ones(4, np.float32)
+    ran = axpy("fast").launch(1, 4)(x, y, 1.0, 4, pair(0, 0))
+    assert y.tolist() == [2] * 4 and len(ran.unused_suppressions) == 1
+    ran = axpy("fast").launch(1, 8, check=False)(x, y, 1.0, 5, pair(0, 0))
+    assert (ran.findings, ran.unused_suppressions, ran.status) == ([], [], 0) and ran.statuses == [2]

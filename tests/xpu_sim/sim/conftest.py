@@ -17,6 +17,9 @@ from specdec_hal.xpu_cc import Build, build, toolchain
 from specdec_hal.xpu_pytest import XpuPrograms
 from tests.support.xpu_program import BUILTIN_FILES, BUILTIN_TESTS, PAIRS, Program
 
+# No fence but the kernels' own: what these tests are about.
+PROFILES = ("portable",)
+
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,7 +48,14 @@ def compiled(shared_folder: Path) -> Callable[..., Program]:
                 parts = [Path(f"{output}.{number}.o") for number in range(len(sources))]
 
                 def compile_part(source: Path, part: Path) -> int:
-                    only = Build(sources=(source,), output=part, mode=mode, compile_only=True, flags=tuple(flags))
+                    only = Build(
+                        sources=(source,),
+                        output=part,
+                        mode=mode,
+                        compile_only=True,
+                        profiles=PROFILES,
+                        flags=tuple(flags),
+                    )
                     return build(only)[0]
 
                 # Several at once: workers that need the program wait for it meanwhile.
@@ -66,7 +76,9 @@ def pairs(xpu_programs: XpuPrograms) -> Callable[[str], Callable[..., Ran]]:
 
     def make(mode: str) -> Callable[..., Ran]:
         # What is wrong on purpose is what compilers warn about.
-        program = xpu_programs([kernel.path for kernel in PAIRS.values()], list(PAIRS), mode, flags=["-w"])
+        program = xpu_programs(
+            [kernel.path for kernel in PAIRS.values()], list(PAIRS), mode, profiles=PROFILES, flags=["-w"]
+        )
 
         def run(*words: Any, options: str = "") -> Ran:
             elements = 1024
@@ -87,7 +99,8 @@ def builtins(xpu_programs: XpuPrograms) -> Callable[[str], Callable[..., Ran]]:
     """builtins(mode)(name, options=): a test of the builtins; an AssertionError with the line where one fails."""
 
     def make(mode: str) -> Callable[..., Ran]:
-        program = xpu_programs(BUILTIN_FILES, list(BUILTIN_TESTS), mode, flags=["-Wall", "-Wextra", "-Werror"])
+        flags = ["-Wall", "-Wextra", "-Werror"]
+        program = xpu_programs(BUILTIN_FILES, list(BUILTIN_TESTS), mode, profiles=PROFILES, flags=flags)
 
         def run(name: str, options: str = "") -> Ran:
             clusters, cores = BUILTIN_TESTS[name]
