@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 HELP = "serve a model over HTTP, with OpenAI's API"
 API_KEY = "SPECDEC_HAL_API_KEY"
 EMBEDDED = Path(specdec_hal.__file__).parents[1] / "configs" / "serve.yaml"
-_KEYS = ("host", "port", "served_model_name", "chat_template")
+_KEYS = ("host", "port", "served_model_name", "chat_template", "reasoning_parser", "tool_call_parser")
 _PART = ("part", "directory", "alive-fd", "listener-fd", "resume")
 
 

@@ -333,6 +333,9 @@ class ServeSettings(Section):
 
     `allowed_origins`: web pages of other servers that may use this one, as in `https://example.com`; `*` for all.
 
+    `reasoning_parser` and `tool_call_parser`: what finds thoughts and calls of tools in the answers to chats; null:
+    nothing does.
+
     `max_body_bytes` bounds a request's body, `receive_timeout_s` the time until all of it has arrived,
     `max_concurrent_requests` those that are answered at the same time; more
     are refused. `drain_timeout_s`: how long they may go on once the server is told to end.
@@ -350,6 +353,8 @@ class ServeSettings(Section):
     chat_template: PathText | None = None
     allowed_hosts: list[Text] | None = None
     allowed_origins: list[Text] = Field(default_factory=list)
+    reasoning_parser: Literal["deepseek_r1", "mistral", "qwen3"] | None = None
+    tool_call_parser: Literal["hermes", "llama3_json", "mistral"] | None = None
     receive_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     max_body_bytes: Annotated[int, Field(ge=1, le=INT32_MAX)] = 1 << 20
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 256

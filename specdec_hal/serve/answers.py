@@ -23,6 +23,7 @@ from specdec_hal.runner import RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner.metrics import acceptance
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.stream import PROMPT_TAIL, Detokenizer, detokenizer_for
+from specdec_hal.serve.parsers import THINK, TOOLS, Call, Content, Parser, Part, Reasoning, make_parser
 from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 Json = dict[str, Any]
@@ -115,8 +116,17 @@ class Answer(ABC):
         if self.request.return_spans:
             choice["spans"] = delta.spans
         reason = delta.finish_reason
-        choice["finish_reason"] = None if reason is None else _REASONS.get(reason, reason)
+        choice["finish_reason"] = None if reason is None else self._reason(index, reason)
         return choice
+
+    def _reason(self, index: int, reason: str) -> str:
+        """Why a choice has ended, in the API's words."""
+        return _REASONS.get(reason, reason)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What has to be part of the text, although it may be special tokens."""
+        return ()
 
     @abstractmethod
     def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
@@ -228,6 +238,12 @@ class ChatAnswer(Answer):
     """Of /v1/chat/completions."""
 
     request: ChatCompletionRequest
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    _parsers: dict[int, Parser] = field(default_factory=dict)
+    """Of each choice, if one is configured."""
+    _called: set[int] = field(default_factory=set)
+    """Choices with a call."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -238,7 +254,50 @@ class ChatAnswer(Answer):
             {**self._scored(token, entry.logprob), "top_logprobs": [self._scored(*pair) for pair in entry.top]}
             for token, entry in entries
         ]
-        return {part: {**role, "content": delta.text}, "logprobs": {"content": scores} if scores else None}
+        said = {"content": delta.text} if self._parser is None else self._parsed(index, delta, part)
+        return {part: {**role, **said}, "logprobs": {"content": scores} if scores else None}
+
+    def _parsed(self, index: int, delta: StreamDelta, part: str) -> Json:
+        """The text of a delta in its parts."""
+        if index not in self._parsers:
+            reasoning, tools, prompt = *(self._parser or (None, None)), self.prompts[index // self.request.n]
+            self._parsers[index] = make_parser(reasoning, tools, prompt if isinstance(prompt, str) else "")
+        parser = self._parsers[index]
+        found = [*parser.push(delta.text), *(() if delta.finish_reason is None else parser.finish())]
+        said: dict[type[Part], list[str]] = {Content: [], Reasoning: []}
+        calls = list[Json]()
+        for one in found:
+            if not isinstance(one, Call):
+                said[type(one)].append(one.text)
+            elif self.request.parallel_tool_calls or not one.number:
+                _add_call(calls, one)
+                self._called.add(index)
+        result: Json = {"content": "".join(said[Content])}
+        if said[Reasoning] and self.request.include_reasoning:
+            result["reasoning_content"] = "".join(said[Reasoning])
+        if calls:  # which have numbers in a stream alone
+            result["tool_calls"] = calls
+            if part == "message":
+                for call in calls:
+                    del call["index"]
+        if part == "message" and not result["content"] and (calls or said[Reasoning]):
+            result["content"] = None
+        return result
+
+    @cached_property
+    def _parser(self) -> tuple[str | None, str | None] | None:
+        """The names of what finds thoughts and calls; None: neither is looked for."""
+        names = self.reasoning_parser, self.tool_call_parser if self.request.may_call else None
+        return None if names == (None, None) else names
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What has to be part of the text, although it may be special tokens."""
+        reasoning, tools = self._parser or (None, None)
+        return (*(THINK[reasoning] if reasoning else ()), *(TOOLS[tools].markers if tools else ()))
+
+    def _reason(self, index: int, reason: str) -> str:
+        return "tool_calls" if reason == "stop" and index in self._called else super()._reason(index, reason)
 
     def _about_prompt(self, index: int, delta: StreamDelta) -> Json:
         return {} if index else self._prompt_logprobs(0, delta)
@@ -247,6 +306,16 @@ class ChatAnswer(Answer):
         special = token in self.tokenizer.special_ids
         data = None if special else list(self.tokenizer.token_bytes(token))
         return {"token": self._token(token), "logprob": finite(logprob), "bytes": data}
+
+
+def _add_call(calls: list[Json], call: Call) -> None:
+    """Another part of a call."""
+    head = {} if call.name is None else {"id": call.id, "type": "function"}
+    name = {} if call.name is None else {"name": call.name}
+    if calls and calls[-1]["index"] == call.number:
+        calls[-1]["function"]["arguments"] += call.arguments
+    else:
+        calls.append({"index": call.number, **head, "function": {**name, "arguments": call.arguments}})
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import specdec_hal
 from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
-from specdec_hal.serve.answers import ERRORS, ChatAnswer, CompletionAnswer, Json, error_body, refusal, refuse
+from specdec_hal.serve.answers import ERRORS, CompletionAnswer, Json, error_body, refusal, refuse
 from specdec_hal.serve.gate import Gate
 from specdec_hal.serve.protocol import (
     AbortRequest,
@@ -150,8 +150,7 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     @app.post("/v1/chat/completions", responses=STREAM, dependencies=json_body)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a chat."""
-        prompt = await service.chat_prompt(body)
-        return await service.answer(request, ChatAnswer(body, service.name, service.tokenizer, [prompt], service.mark))
+        return await service.answer(request, await service.chat_answer(body))
 
     @app.post("/abort", dependencies=json_body)
     async def abort(body: AbortRequest) -> Any:

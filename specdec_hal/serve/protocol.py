@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId, UnicodeText
 from specdec_hal.engine.async_engine import EngineInfo
@@ -372,6 +372,7 @@ class Message(Body):
     reasoning_content: UnicodeText | None = None
     tool_calls: Annotated[Annotated[list[ToolCall], Field(fail_fast=True)] | None, _ITEMS] = None
     tool_call_id: UnicodeText | None = None
+    reasoning: UnicodeText | None = Field(None, description="vLLM's name of `reasoning_content`")
     annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(
         None, description="taken, as the openai client sends it back, and not used"
     )
@@ -389,7 +390,7 @@ class Message(Body):
         text = content if isinstance(content, str) else "".join(part.plain for part in content or ())
         values: dict[str, Any] = {
             "name": self.name,
-            "reasoning_content": self.reasoning_content,
+            "reasoning_content": self.reasoning if self.reasoning_content is None else self.reasoning_content,
             "tool_call_id": self.tool_call_id,
         }
         if self.tool_calls:
@@ -435,6 +436,17 @@ class TemplateKeys(Body):
             raise RequestError(f"reasoning_effort: expected none, got {got}; the chat template has no such variable")
         return {"reasoning_effort": self.reasoning_effort, **given}
 
+    @field_validator("tools")
+    @classmethod
+    def _are_functions(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for at, tool in enumerate(tools or ()):
+            function = tool.get("function")
+            if tool.get("type") != "function":
+                raise ValueError(f"expected tools of type 'function', got {short(tool.get('type'))} in tool {at}")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ValueError(f"expected a function with a name in tool {at}, got {short(function)}")
+        return tools
+
     @model_validator(mode="after")
     def _check_variables(self) -> TemplateKeys:
         taken = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
@@ -448,7 +460,8 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1), Field(fail_fast=True), _ITEMS]
     tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: bool = Field(True, description="false: the first call of an answer alone")
+    include_reasoning: bool = Field(True, description="false: an answer without its thoughts")
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
@@ -459,6 +472,11 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     max_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+
+    @property
+    def may_call(self) -> bool:
+        """Whether calls are looked for in the answer."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def token_limit(self) -> int | None:
@@ -472,8 +490,6 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
 
     @model_validator(mode="after")
     def _check(self) -> ChatCompletionRequest:
-        if self.tools and self.tool_choice != "none":
-            raise ValueError("tool_choice: expected 'none' with tools, got nothing; calls are not parsed here")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: expected logprobs to be true")
         return self

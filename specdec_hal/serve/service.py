@@ -20,7 +20,7 @@ from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner import Request as EngineRequest
-from specdec_hal.serve.answers import Answer, Json, encode, error_body, event, refusal, token_text
+from specdec_hal.serve.answers import Answer, ChatAnswer, Json, encode, error_body, event, refusal, token_text
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.places import Places
 from specdec_hal.serve.protocol import (
@@ -31,6 +31,7 @@ from specdec_hal.serve.protocol import (
     TokenizeRequest,
 )
 from specdec_hal.serve.rendering import Renderer
+from specdec_hal.wording import short
 
 _log = logging.getLogger("specdec_hal")
 
@@ -146,6 +147,8 @@ class Service:
     async def _submit(self, answer: Answer) -> RequestStream:
         engine = self.engine
         params = answer.request.sampling_params(engine.default_params, engine.info)
+        if answer.markers and any(map(self._is_special, answer.markers)):
+            params = params.model_copy(update={"skip_special_tokens": False})
         answer.params, answer.end_tokens = params, engine.info.end_tokens
         token_ids = [
             await self._encode(prompt, answer.request.add_special_tokens) if isinstance(prompt, str) else prompt
@@ -158,6 +161,28 @@ class Service:
         stream = await engine.submit(requests)
         self.metrics.prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         return stream
+
+    def _is_special(self, text: str) -> bool:
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return len(tokens) == 1 and tokens[0] in self.tokenizer.special_ids
+
+    async def chat_answer(self, request: ChatCompletionRequest) -> ChatAnswer:
+        """What answers a chat. RequestError as from :meth:`chat_prompt`, and for tools that nothing finds calls of."""
+        settings = self.settings
+        if request.may_call and settings.tool_call_parser is None:
+            got = "nothing" if request.tool_choice is None else short(request.tool_choice)
+            cure = "or start the server with --tool-call-parser, which finds calls"
+            raise RequestError(f"tool_choice: expected 'none' with tools, got {got}; give that, {cure}")
+        prompt = await self.chat_prompt(request)
+        return ChatAnswer(
+            request,
+            self.name,
+            self.tokenizer,
+            [prompt],
+            self.mark,
+            reasoning_parser=settings.reasoning_parser,
+            tool_call_parser=settings.tool_call_parser,
+        )
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> str:
         """The text that a chat continues. RequestError without a template, and for messages that it refuses."""

@@ -108,6 +108,8 @@ def test_defaults(read: Read) -> None:
             "chat_template": None,
             "allowed_hosts": None,
             "allowed_origins": [],
+            "reasoning_parser": None,
+            "tool_call_parser": None,
             "receive_timeout_s": 30.0,
             "max_body_bytes": 1 << 20,
             "max_concurrent_requests": 256,

@@ -1,0 +1,450 @@
+"""An answer's text in its parts: thoughts, what the user reads, and calls of tools.
+
+Parsers read text, not tokens, and give the same parts however many tokens a step has: with drafts, a piece of text may
+end one part, hold a second and begin a third. A piece that may be the beginning of a marker is held back. The names are
+vLLM's (`vllm/reasoning`, `vllm/tool_parsers`), the formats those of the models' chat templates.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+THINK = {"qwen3": ("<think>", "</think>"), "deepseek_r1": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
+"""What thoughts begin and end with, by the name of their parser."""
+THINKS_AT_ONCE = ("deepseek_r1",)
+"""Models whose answers begin with a thought that has no marker before it."""
+
+_SPACES = 1024
+"""White space that is held back as it may stand before a call."""
+_NAME_CHARS = 256
+"""Of a function."""
+
+
+class Reasoning(NamedTuple):
+    """A piece of a thought."""
+
+    text: str
+
+
+class Content(NamedTuple):
+    """A piece of what the user reads."""
+
+    text: str
+
+
+class Call(NamedTuple):
+    """A call begins, with an id and a name, or its arguments go on (JSON as the model wrote it)."""
+
+    number: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+Part = Reasoning | Content | Call
+
+
+class Parser(ABC):
+    """Takes a text piece by piece."""
+
+    @abstractmethod
+    def push(self, text: str) -> Iterator[Part]:
+        """The parts that are certain after one more piece."""
+
+    @abstractmethod
+    def finish(self) -> Iterator[Part]:
+        """The rest."""
+
+
+class Plain(Parser):
+    """All of it is content."""
+
+    def push(self, text: str) -> Iterator[Part]:
+        """As it stands."""
+        if text:
+            yield Content(text)
+
+    def finish(self) -> Iterator[Part]:
+        """Nothing is held back."""
+        yield from ()
+
+
+class ThoughtParser(Parser):
+    """Thoughts first, then what `after` makes of the rest.
+
+    `prompt`: that of the answer. A template may have begun the thought there, or have begun and ended it, which means
+    that there is none. An answer that begins otherwise is no thought, except for models that think at once.
+    """
+
+    def __init__(self, name: str, prompt: str, after: Parser) -> None:
+        (self._begin, self._end), self._after = THINK[name], after
+        tail = prompt.rstrip()
+        self._thinks: bool | None = True if tail.endswith(self._begin) or name in THINKS_AT_ONCE else None
+        if tail.endswith(self._end):
+            self._thinks = False
+        self._may_begin = not tail.endswith(self._begin)
+        self._held = ""
+
+    def push(self, text: str) -> Iterator[Part]:
+        """Up to the end of the thought, and after it."""
+        if self._thinks is False:
+            yield from self._after.push(text)
+            return
+        self._held += text
+        if self._may_begin:
+            start = self._held.lstrip()
+            if self._begin.startswith(start[: len(self._begin)]) and len(start) < len(self._begin):
+                return
+            self._may_begin = False
+            if start.startswith(self._begin):
+                self._thinks, self._held = True, start[len(self._begin) :]
+            elif self._thinks is None:
+                yield from self._go_on(self._held)
+                return
+        thought, end, rest = self._held.partition(self._end)
+        if end:
+            if thought:
+                yield Reasoning(thought)
+            yield from self._go_on(rest)
+            return
+        keep = begun(self._held, self._end)
+        shown, self._held = _split(self._held, keep)
+        if shown:
+            yield Reasoning(shown)
+
+    def _go_on(self, rest: str) -> Iterator[Part]:
+        self._thinks, self._held = False, ""
+        yield from self._after.push(rest)
+
+    def finish(self) -> Iterator[Part]:
+        """What was held back."""
+        if self._held:
+            yield Reasoning(self._held) if self._thinks else Content(self._held)
+        yield from self._after.finish()
+
+
+@dataclass
+class ToolParser(Parser):
+    """Text with calls in it. White space before a call, and what only separates calls, is no content."""
+
+    _number: int = -1
+    """Of the last call."""
+    _held: str = ""
+    _call: CallScanner | None = None
+    _opening: str = ""
+    """What the call began with, which is content if it is none."""
+
+    begin: ClassVar[str]
+    """What a call begins with."""
+    markers: ClassVar[tuple[str, ...]] = ()
+    """All that are no content; a tokenizer may have them as special tokens, which have to be text then."""
+
+    def push(self, text: str) -> Iterator[Part]:
+        """Content, and calls."""
+        self._held += text
+        while self._held:
+            if self._call is None:
+                content, begins = self._until_call()
+                if content:
+                    yield Content(content)
+                if not begins:
+                    return
+                self._call = self._scanner()
+            used, parts = self._call.feed(self._held)
+            self._held = self._held[used:]
+            yield from self._numbered(parts)
+            if not self._call.ended:
+                return
+            if self._call.wrong:
+                yield Content(self._opening + self._call.raw)
+            self._call = None
+
+    def finish(self) -> Iterator[Part]:
+        """The rest; a call without a name is content."""
+        if self._call is not None and not self._call.named:
+            yield Content(self._opening + self._call.raw)
+        elif self._call is None and (self._held.strip() or self._number < 0) and self._held:
+            yield Content(self._held)
+
+    def _numbered(self, parts: list[Call]) -> Iterator[Part]:
+        for part in parts:
+            if part.name is not None:
+                self._number += 1
+                part = part._replace(id=self._new_id())
+            yield part._replace(number=self._number)
+
+    def _until_call(self) -> tuple[str, bool]:
+        """The content up to a call, and whether there is one; what may begin one stays held."""
+        content, begin, rest = self._held.partition(self.begin)
+        if begin:
+            self._held, self._opening = rest, begin
+            return content.rstrip(), True
+        keep = begun(self._held, self.begin)
+        tail = _split(self._held, keep)[0][-_SPACES:]
+        keep += len(tail) - len(tail.rstrip())
+        content, self._held = _split(self._held, keep)
+        return content, False
+
+    def _scanner(self) -> CallScanner:
+        return CallScanner()
+
+    def _new_id(self) -> str:
+        return f"call_{secrets.token_hex(12)}"
+
+
+class HermesParser(ToolParser):
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes 2 Pro and later, Qwen 2.5 and 3."""
+
+    begin = "<tool_call>"
+    _end = "</tool_call>"
+    markers = (begin, _end)
+
+    def _until_call(self) -> tuple[str, bool]:
+        if self._number >= 0:
+            left = self._held.lstrip()
+            if left.startswith(self._end):
+                self._held = left[len(self._end) :]
+            elif self._end.startswith(left):
+                return "", False
+        return super()._until_call()
+
+    def finish(self) -> Iterator[Part]:
+        """The rest, without an end of a call that is cut off."""
+        if self._number >= 0 and self._call is None and self._end.startswith(self._held.strip()):
+            self._held = ""
+        yield from super().finish()
+
+
+class LlamaParser(ToolParser):
+    """``{"name": ..., "parameters": {...}}``, several with ``;`` in between: Llama 3.1 and later.
+
+    An answer has calls if it begins with one, or with ``<|python_tag|>``.
+    """
+
+    begin = "<|python_tag|>"
+    markers = (begin,)
+    _plain = False
+
+    def push(self, text: str) -> Iterator[Part]:
+        """Content alone, unless the answer begins with a call."""
+        return Plain().push(text) if self._plain else super().push(text)
+
+    def _until_call(self) -> tuple[str, bool]:
+        left = self._held.lstrip()
+        if self._number >= 0:
+            left = left.removeprefix(";").lstrip()
+        if left.startswith(self.begin):
+            self._opening, left = self.begin, left.removeprefix(self.begin).lstrip()
+        if left.startswith("{"):
+            self._held = left
+            return "", True
+        if not left or self.begin.startswith(left):
+            return "", False
+        content, self._held, self._plain = self._held, "", True
+        return content, False
+
+
+class MistralParser(ToolParser):
+    """``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``; from version 11 on ``[TOOL_CALLS]name[ARGS]{...}``."""
+
+    begin = "[TOOL_CALLS]"
+    _arguments = "[ARGS]"
+    markers = (begin, _arguments, "[CALL_ID]")
+    _in_list = False
+
+    def _until_call(self) -> tuple[str, bool]:
+        if not self._in_list:
+            content, begins = super()._until_call()
+            self._in_list = begins
+            return content, begins
+        self._opening, left = "", self._held.lstrip()
+        if left.startswith(","):
+            self._held = left[1:]
+            return "", True
+        if left.startswith("]"):
+            self._held, self._in_list = left[1:], False
+        elif left:
+            self._in_list = False
+        else:
+            return "", False
+        return self._until_call()
+
+    def _scanner(self) -> CallScanner:
+        return MistralScanner()
+
+    def _new_id(self) -> str:
+        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+TOOLS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3_json": LlamaParser, "mistral": MistralParser}
+"""Parsers of calls by name."""
+
+
+@dataclass
+class CallScanner:
+    """Reads one JSON object with a name and arguments, whose text is given on as it comes.
+
+    An object that ends without a name is `wrong`, and so is what is no object: no call.
+    """
+
+    raw: str = ""
+    """All of it, until the name is known."""
+    named: bool = False
+    ended: bool = False
+    wrong: bool = False
+    _depth: int = 0
+    _in_string: bool = False
+    _escaped: bool = False
+    _key: str | None = None
+    _token: list[str] = field(default_factory=list)
+    """Of the string or value at hand, at depth 1."""
+    _name: str | None = None
+    _has_arguments: bool = False
+    _arguments: list[str] = field(default_factory=list)
+    """What has not been given on."""
+
+    def feed(self, text: str) -> tuple[int, list[Call]]:
+        """How much of a piece of text belongs to the call, and what is new of the call."""
+        used = 0
+        while used < len(text) and not self.ended:
+            self._take(text[used])
+            used += 1
+        if not self.named:
+            self.raw += text[:used]
+        return used, self._news()
+
+    def _news(self) -> list[Call]:
+        if self.wrong:
+            return []
+        arguments = "".join(self._arguments)
+        if self.named:
+            self._arguments.clear()
+            return [Call(0, arguments)] if arguments else []
+        if self._name is None:
+            return []
+        self.named, self.raw = True, ""
+        self._arguments.clear()
+        return [Call(0, arguments, name=self._name)]
+
+    def _take(self, char: str) -> None:
+        if self._depth == 0:
+            if char == "{":
+                self._depth = 1
+            elif not char.isspace():
+                self.ended = self.wrong = True
+            return
+        if self._in_string:
+            self._value(char)
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+            return
+        if char == "}" and self._depth == 1:
+            self._end_value()
+            self._depth, self.ended = 0, True
+            self.wrong = self._name is None
+            if not self._has_arguments:
+                self._arguments.append("{}")
+        elif char == "," and self._depth == 1:
+            self._end_value()
+        elif char == ":" and self._depth == 1 and self._key is None:
+            self._key, self._token = _text("".join(self._token)), []
+        elif self._depth > 1 or not char.isspace():
+            self._depth += (char in "{[") - (char in "}]")
+            self._in_string = char == '"'
+            self._value(char)
+
+    def _value(self, char: str) -> None:
+        """Another character of the key or the value at hand."""
+        if self._key not in ("arguments", "parameters"):
+            self._token.append(char)
+        else:
+            self._has_arguments = True
+            self._arguments.append(char)
+
+    def _end_value(self) -> None:
+        if self._key == "name":
+            self._name = _text("".join(self._token))
+        self._key, self._token = None, []
+
+
+class MistralScanner(CallScanner):
+    """The same, or a name and then the object of its arguments."""
+
+    _NAME: ClassVar[re.Pattern[str]] = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+    _kind = ""
+    _waiting = ""
+
+    def feed(self, text: str) -> tuple[int, list[Call]]:
+        """How much of a piece of text belongs to the call, and what is new of the call."""
+        if self._kind == "list":
+            return super().feed(text)
+        if self._kind == "named":
+            used = 0
+            while used < len(text) and not self.ended:
+                self._bare(text[used])
+                used += 1
+            return used, [Call(0, text[:used])]
+        before, self._waiting = len(self._waiting), self._waiting + text
+        left = self._waiting.lstrip()
+        if left[:1] in ("[", "{"):
+            self._kind = "list"
+            skipped = len(self._waiting) - len(left) + (left[0] == "[")
+            used, parts = super().feed(self._waiting[skipped:])
+            return skipped + used - before, parts
+        found = self._NAME.match(self._waiting)
+        if found is None:
+            self.raw = self._waiting
+            self.ended = self.wrong = len(left) > _NAME_CHARS or not re.match(r"[\w.\-\[\]\s]*$", left)
+            return len(text), []
+        self._kind, self.named = "named", True
+        used, parts = self.feed(self._waiting[found.end() :])
+        return found.end() + used - before, [Call(0, "".join(part.arguments for part in parts), name=found[1])]
+
+    def _bare(self, char: str) -> None:
+        """A character of arguments that stand alone."""
+        if self._in_string:
+            self._in_string = char != '"' or self._escaped
+            self._escaped = char == "\\" and not self._escaped
+            return
+        self._in_string = char == '"'
+        self._depth += (char in "{[") - (char in "}]")
+        self.ended = self._depth == 0
+
+
+def begun(text: str, marker: str) -> int:
+    """How many characters of a marker a text ends with."""
+    for length in range(min(len(text), len(marker) - 1), 0, -1):
+        if text.endswith(marker[:length]):
+            return length
+    return 0
+
+
+def _split(text: str, keep: int) -> tuple[str, str]:
+    """A text without its last characters, and these."""
+    return text[: len(text) - keep], text[len(text) - keep :]
+
+
+def _text(token: str) -> str | None:
+    """A string of JSON; None if it is none."""
+    try:
+        found = json.loads(token)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def make_parser(reasoning: str | None, tools: str | None, prompt: str) -> Parser:
+    """One for an answer to `prompt`, by the parsers' names; None: the text holds no thoughts, or no calls."""
+    after: Parser = Plain() if tools is None else TOOLS[tools]()
+    return after if reasoning is None else ThoughtParser(reasoning, prompt, after)
