@@ -17,8 +17,8 @@
 #include "xpu_sim/kernel/convert.h"
 #include "xpu_sim/kernel/types.h"
 
-// The device's own integers, to which wrappers cast pointers. Its int64_t is `long long`; here it is the host's, so that
-// kernels are found by the linker.
+// The device's own integers, to which wrappers cast pointers. Its int64_t is `long long`; here it is the host's, so
+// that the linker finds kernels.
 namespace xpu3 {
 using ::int64_t;
 using ::uint64_t;
@@ -134,8 +134,8 @@ namespace baidu::xpu::api {
 
 using ::XPUIndexType;
 
-// `n` elements of x as another type, also in place. Floats become integers toward zero; to float16 and bfloat16 they are
-// rounded to the nearest, ties to even.
+// `n` elements of x as another type, also in place. Floats become integers toward zero; to float16 and bfloat16 they
+// are rounded to the nearest, ties to even.
 template <class X, class Y>
 int cast(Context* ctx, const X* x, Y* y, int64_t n, XPU_SIM_SITE) {
   int error = xpu_sim::wrapper::check_memory(ctx, x, n, sizeof(X), "x", xpu_sim_site);
