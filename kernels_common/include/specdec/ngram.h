@@ -77,8 +77,8 @@ struct NgramMatch {
 
 SPECDEC_HD NgramMatch no_match() { return {0, 0}; }
 
-// Drafts that a match gives, of those wanted: up to the end of its haystack; with `continue_cycles` all. Draft i is token
-// `after` + i % period of the text: beyond the text, drafts go on with drafts, and so repeat its last tokens.
+// Drafts that a match gives, of those wanted: up to the end of its haystack; with `continue_cycles` all. Draft i is
+// token `after` + i % period of the text: beyond the text, drafts go on with drafts, and so repeat its last tokens.
 SPECDEC_HD int64_t ngram_draft_count(const NgramSizes& sizes, const NgramMatch& match, int64_t wanted,
                                      bool continue_cycles) {
   if (match.size == 0) return 0;
