@@ -21,8 +21,8 @@ constexpr long long cast_step() {
   return sizeof(A) == 8 || sizeof(B) == 8 ? 128 : least == 1 ? 64 : 32;
 }
 
-// Where an unordered cast from 16 to 32 bits puts element i of a step: those at even places come first, as with unordered
-// loads of vectors. The way back undoes it.
+// Where an unordered cast from 16 to 32 bits puts element i of a step: those at even places come first, as with
+// unordered loads of vectors. The way back undoes it.
 constexpr long long place_unordered(long long i) { return i % 2 * 16 + i / 2; }
 
 template <bool UNORDERED = false, class A, class B>

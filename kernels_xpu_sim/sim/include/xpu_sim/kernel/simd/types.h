@@ -1,5 +1,5 @@
-// Vector types. A vector starts uninitialised and is built from a scalar, v(0), or from its first lanes, v = {1, 2}; v[i]
-// is a lane. RAW is the compiler's vector, which operations are made of.
+// Vector types. A vector starts uninitialised and is built from a scalar, v(0), or from its first lanes, v = {1, 2};
+// v[i] is a lane. RAW is the compiler's vector, which operations are made of.
 #pragma once
 
 #include <cstdint>
@@ -203,8 +203,8 @@ XPU_SIM_VECTOR_OPERATOR(|)
 XPU_SIM_VECTOR_OPERATOR(^)
 #undef XPU_SIM_VECTOR_OPERATOR
 
-// What `specdec-hal xpu-cc` makes of reinterpret_cast<int32x16_t>(v): the language has it for the compiler's own vectors
-// alone.
+// What `specdec-hal xpu-cc` makes of reinterpret_cast<int32x16_t>(v): the language has it for the compiler's own
+// vectors alone.
 template <class V, class T, class RAW>
 XPU_SIM_SIMD V xpu_sim_reinterpret_cast(const xpu_sim::detail::Vec<T, RAW>& from) {
   return reinterpret_cast<typename V::Raw>(from.raw);
