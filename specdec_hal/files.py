@@ -53,9 +53,14 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def sweep(folder: Path, name: str = "*") -> None:
-    """Remove what processes have left that were killed while they replaced files of this name (a pattern)."""
+    """Remove what other processes have left that were killed while they replaced files of this name (a pattern)."""
     for draft in folder.glob(f"{name}.*.*{_DRAFT}"):
-        draft.unlink(missing_ok=True)
+        if not draft.name.endswith(_draft_suffix()):
+            draft.unlink(missing_ok=True)
+
+
+def _draft_suffix() -> str:
+    return f".{socket.gethostname()}.{os.getpid()}{_DRAFT}"
 
 
 class Lock:
@@ -94,7 +99,7 @@ def _release(descriptor: int, path: Path, holder: int) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends, whole or not at all. OSError leaves the old one."""
-    draft = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}{_DRAFT}")
+    draft = path.with_name(f"{path.name}{_draft_suffix()}")
     try:
         with draft.open("wb") as file:
             yield file

@@ -75,8 +75,7 @@ def _journal(runtime: Runtime, *, resume: bool) -> list[Record] | None:
         return None
     if not Path(path).exists():
         return None
-    if (held := journal.lock(Path(path))) is not None:  # else a run that goes on has left it
-        held.close()
+    journal.lock(Path(path))  # of a run that goes on, whose process is named then
     if not resume:
         raise config.error("runner.journal", f"{path} is left from a run that did not end; add --resume, or delete it")
     return journal.read(path)

@@ -12,7 +12,15 @@ from typing import Any
 
 from specdec_hal.errors import RequestError
 from specdec_hal.models.checkpoint import checkpoint_error, parse_json, read_file, read_token_ids
-from specdec_hal.models.detokenizer import LONGEST, ByteDetokenizer, Detokenizer, Ids, PrefixDetokenizer, byte_letters
+from specdec_hal.models.detokenizer import (
+    LONGEST,
+    REPLACEMENT,
+    ByteDetokenizer,
+    Detokenizer,
+    Ids,
+    PrefixDetokenizer,
+    byte_letters,
+)
 from specdec_hal.wording import clip, one_line, short
 
 TOKENIZER = "tokenizer.json"
@@ -160,7 +168,11 @@ class Tokenizer:
         """What tokens add to a text that ends in other tokens, remembered: two in a row come again and again."""
 
         def added(context: Ids, ids: Ids) -> str:
-            return self.decode((*context, *ids))[len(self.decode(context)) :]
+            try:
+                return self.decode((*context, *ids))[len(self.decode(context)) :]
+            except RequestError as error:  # it would end the step, and with it every other request
+                _log.error("%s; its text is U+FFFD", error)
+                return REPLACEMENT
 
         return lru_cache(_PIECES)(added)
 

@@ -14,11 +14,13 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
@@ -34,6 +36,9 @@ _SHARE = 49
 """Time without writing for each second of it, where a journal has no interval."""
 _MARK = "specdec_hal_journal"
 _log = logging.getLogger("specdec_hal")
+_locks: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
+"""Of this process, in which a runner may go on with the journal of one that nobody uses any more."""
+_locking = threading.Lock()
 
 Record = dict[str, Any]
 """A saved request: what was asked, the tokens so far, and how it has ended if it has."""
@@ -205,12 +210,17 @@ class Journal:
 
 
 def lock(path: Path) -> Lock | None:
-    """Keep others from writing a journal; None, with a warning, where there can be no lock.
+    """Keep other processes from writing a journal, as long as what is returned is referred to.
 
-    JournalError names who has it.
+    None, with a warning, where there can be no lock. JournalError names who has it.
     """
+    file = path.resolve().with_name(f"{path.name}.lock")
     try:
-        return Lock(path.with_name(f"{path.name}.lock"))
+        with _locking:
+            found = _locks.get(file)
+            if found is None:
+                found = _locks[file] = Lock(file)
+            return found
     except BlockingIOError as error:
         what = f"{path}: expected a journal that nobody else writes, but {error.strerror}"
         raise JournalError(f"{what}; choose another file, or wait until that has ended") from error

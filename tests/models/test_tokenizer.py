@@ -262,6 +262,15 @@ def test_a_panic_while_decoding(folder: Path) -> None:
         tokenizer.decode(tokenizer.encode("a"))
 
 
+def test_a_panic_in_a_stream_ends_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps make text of many requests: what one cannot be decoded to must not raise there."""
+    tokenizer = load_tokenizer(change(folder, decoder={"type": "Strip", "content": "a", "start": 5, "stop": 5}))
+    detokenizer = tokenizer.detokenizer()
+    letter, *_ = tokenizer.encode("a")
+    assert [detokenizer.push(letter) for _ in range(3)] == ["\ufffd"] * 3 and detokenizer.finish() == ""
+    assert "the tokenizer cannot decode" in caplog.text
+
+
 def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
     """The library's `encode` holds the interpreter: 2 s for 1 MB of text, in which nobody's events came."""
     done, turns = threading.Event(), 0

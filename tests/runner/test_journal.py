@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.errors import JournalError, RequestError
+from specdec_hal.files import Lock
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, journal
 from tests.runner import killed
 from tests.runner.conftest import make_runner
@@ -194,12 +195,14 @@ class TestLocks:
         assert not draft.exists() and (tmp_path / "other.host.123.tmp").exists()
 
     def test_a_runner_that_is_gone_holds_none(self, tmp_path: Path) -> None:
-        path = str(tmp_path / "journal")
+        path = tmp_path / "journal"
         first = journal.Journal(path, None)
-        with pytest.raises(JournalError, match=f"process {os.getpid()} on "):
-            journal.Journal(path, None)
+        second = journal.Journal(path, None)  # as after a failure, in the same process
         del first
-        journal.Journal(path, None)
+        gc.collect()
+        with pytest.raises(BlockingIOError, match=f"process {os.getpid()} on .* uses it"):
+            Lock(tmp_path / "journal.lock")
+        del second
         gc.collect()
         assert not list(tmp_path.iterdir())
 

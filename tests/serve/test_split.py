@@ -134,6 +134,21 @@ def test_the_same_answer_as_of_one_process(both: tuple[Server, Running], body: d
     assert first
 
 
+def test_the_same_limits_as_of_one_process(both: tuple[Server, Running]) -> None:
+    """Heads, hosts, and numbers: a token id of 2^64 was status 500 here, and 70 lines in the log."""
+    split, one = both
+    long = {"A": "x" * 40_000, "B": "y" * 40_000}
+    for url in (split.url, one.url):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for ids in ([1 << 64], [[1 << 64]], [1 << 31]):
+                answer = client.post("/v1/completions", json={"prompt": ids, "max_tokens": 1})
+                assert answer.status_code == 400, answer.text
+            assert client.get("/health", headers=long).status_code == 431
+            assert client.get("/v1/models", headers={"Host": "evil.com"}).status_code == 400
+            many = client.post("/v1/completions", json={"prompt": [1], "n": 100, "max_tokens": 1})
+            assert len(many.json()["choices"]) == 100
+
+
 def test_a_streams_first_event_has_the_log_probabilities_of_its_prompt(both: tuple[Server, Running]) -> None:
     """While the request goes on: nobody waits for them until it ends."""
     body = {"prompt": [[3, 5, 6], [1, 2]], "prompt_logprobs": 1, "stream": True, "max_tokens": 40, "ignore_eos": True}
