@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import paddle
 
 from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
 from specdec_hal.compat.fastdeploy.found import packs_columns
@@ -162,7 +163,7 @@ def _save_output_topk_12(
     save_each_rank: bool,
 ) -> None:
     """Before `preempted_idx`; FastDeploy's MTP proposer still calls it so, for drafts."""
-    none = plan.constant(0, token_num_per_batch.shape, "int32")
+    none = plan.hold(paddle.zeros(token_num_per_batch.shape, "int32").cpu())
     args = [*plan.given(*plan.names).values()]
     speculate_save_output_topk.plan(plan, *args[:9], none, *args[9:])
 

@@ -12,6 +12,8 @@ import paddle
 
 from specdec_hal.backend import Backend, Launch
 from specdec_hal.errors import ArgumentError, UnsupportedError
+from specdec_hal.ops import get_op
+from specdec_hal.ops.spec import Role
 from specdec_hal.tensors import as_numpy
 
 Tensor = Any
@@ -70,12 +72,16 @@ class Plan:
     def run(self, op: str, /, **arguments: Any) -> None:
         """Add a launch of one of this project's ops, its operands and attributes by name.
 
-        Its tensors are the caller's, or this plan's own: what neither made goes through :meth:`hold` first.
+        Its tensors are the caller's, or this plan's own: what neither made goes through :meth:`hold` first. Strided
+        views that are only read are copied, and the plan is then not kept.
         """
         try:
             bound = self.backend.bind(op, **arguments)
         except ArgumentError as error:
-            raise self._renamed(error, arguments) from error
+            strided = [name for name, tensor in arguments.items() if _is_strided(tensor) and _read_only(op, name)]
+            if not strided:
+                raise self._renamed(error, arguments) from error
+            return self.run(op, **arguments | {name: self.contiguous(arguments[name]) for name in strided})
         except UnsupportedError as error:
             raise UnsupportedError(f"{self.op} [FastDeploy on {self.backend.name}]: {error}") from error
         if self.stream is int:
@@ -256,6 +262,15 @@ def _together(steps: Sequence[Launch]) -> Launch:
             step(stream)
 
     return launch
+
+
+def _is_strided(tensor: Any) -> bool:
+    return isinstance(tensor, paddle.Tensor) and not tensor.is_contiguous() and 0 not in tensor.shape
+
+
+def _read_only(op: str, name: str) -> bool:
+    operand = get_op(op).by_name.get(name)
+    return operand is not None and operand.role is Role.IN
 
 
 def _place(tensor: Tensor) -> str:

@@ -31,19 +31,30 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Any:
     messages.queue.cache_clear()
 
 
-def call(line: table.Signature, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def strided(array: Any) -> Any:
+    """A tensor of the same values with other elements between its own."""
+    if array.ndim == 0:
+        return tensor(array)
+    wide = tensor(np.concatenate([array, array], axis=-1)) if array.ndim > 1 else tensor(np.stack([array, array], 1))
+    return wide[..., : array.shape[-1]] if array.ndim > 1 else wide[:, 0]
+
+
+def call(
+    line: table.Signature, values: dict[str, Any], make: Any = lambda name, array: tensor(array)
+) -> tuple[list[Any], dict[str, Any]]:
     """What a call gives, as arrays, and its tensors."""
-    given = {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
-    addresses = {name: value.data_ptr() for name, value in given.items() if isinstance(value, paddle.Tensor)}
+    given = {name: make(name, value) if isinstance(value, np.ndarray) else value for name, value in values.items()}
+    tensors = {name: value for name, value in given.items() if isinstance(value, paddle.Tensor)}
+    addresses = {name: tensors[name].data_ptr() for name in tensors if name in line.writes}
     result = ADAPTORS[line.platform][line.op](*given.values())
     assert {name: given[name].data_ptr() for name in addresses} == addresses, "in place"
     results = [] if result is None else list(result) if isinstance(result, (list, tuple)) else [result]
-    return [out.numpy() for out in results], {name: given[name] for name in addresses}
+    return [out.numpy() for out in results], tensors
 
 
-def same(line: table.Signature, values: dict[str, Any], wanted: tuple[list[Any], dict[str, Any]]) -> None:
+def same(line: table.Signature, values: dict[str, Any], wanted: tuple[list[Any], dict[str, Any]], *make: Any) -> None:
     """A call with the same values in other shapes gives and writes the same."""
-    results, tensors = call(line, values)
+    results, tensors = call(line, values, *make)
     for one, other in zip(results, wanted[0], strict=True):
         np.testing.assert_array_equal(one, other)
     for name in line.writes & tensors.keys():
@@ -74,6 +85,7 @@ def test_a_line(layer: Any, line: table.Signature, monkeypatch: pytest.MonkeyPat
     results_and_what_is_written(line, values, *base)
     numbers_flags_and_columns(line, values, base)
     more_slots_than_are_in_use(line, values, base)
+    same(line, values, base, lambda name, array: tensor(array) if name in line.writes else strided(array))
     what_a_plan_holds(line, values, monkeypatch)
 
 
