@@ -104,8 +104,8 @@ def _policy(reject_all: bool, accept_all: bool) -> AcceptPolicy:
 
 def _offsets(plan: Plan, used: int, offsets: Tensor) -> Tensor:
     """The first `used` + 1 offsets; callers that have no last one, which is not read, get a copy with one."""
-    if offsets.shape[0] != used:
-        return plan.first(used + 1, offsets)
+    if (count := offsets.shape[0]) != used:
+        return offsets if count == used + 1 else plan.first(used + 1, offsets)
     longer, given = plan.scratch([used + 1], "int32"), plan.alias(plan.flat(offsets))
     head = longer[:used]
     plan.step(lambda: paddle.assign(given, head))
