@@ -129,6 +129,10 @@ void cached_access(Core& core, State& state, const Region& region, const char* p
     Finding f = finding_at(Check::missing_fence, core, pc,
                            "read of a line of GM that this core has loaded before it was written, and no mfence since");
     describe(&f, core, p);
+    const Access a = state.access(core, gm_space, 0);
+    state.gm.each(region, at, bytes, a, [&](Cell& c, uintptr_t, size_t) {
+      if (in_launch(a, c.wstamp)) f.other = writer_of(state, c);
+    });
     f.order = "the core reads the line that it has, and not what was written since";
     return depending(std::move(f), "scalar_gm_is_coherent");
   });

@@ -44,6 +44,11 @@ std::string place_text(const Location& where) {
 
 std::string place_text(const void* pc) { return place_text(locate(static_cast<const char*>(pc) - 1)); }
 
+std::string writer_of(const State& state, const Cell& cell) {
+  return text("write by core %d of cluster %d at ", cell.wcore % kMaxCores, cell.wcore / kMaxCores) +
+         place_text(state.places.locate(cell.wplace));
+}
+
 namespace {
 
 struct Words {
@@ -62,9 +67,7 @@ Words words_for(State& state, const Core& core, Conflict conflict, const Cell& c
     w.decides = by_copy ? "sync_store_is_visible" : "barrier_is_fence";
   }
   const char* const kind = write ? "write" : "read";
-  const std::string writer =
-      text("write by core %d of cluster %d at ", cell.wcore % kMaxCores, cell.wcore / kMaxCores) +
-      place_text(state.places.locate(cell.wplace));
+  const std::string writer = writer_of(state, cell);
   const auto reader = [&](bool here) {
     std::string s = "read by ";
     const uint64_t others = cell.readers & ~(uint64_t{1} << core.id);

@@ -165,6 +165,8 @@ void look(State& state, Core& core);
 // FILE:LINE, as far as it is known.
 std::string place_text(const Location& where);
 std::string place_text(const void* pc);  // of a return address
+// The last write that the history has.
+std::string writer_of(const State& state, const Cell& cell);
 void lm_finding(Core& core, Check check, const char* address, size_t bytes, bool write, const void* pc);
 Check check_for(Conflict conflict);
 // Of a write to GM whose first or last element is written in part.
