@@ -76,7 +76,7 @@ def set_stop_value_multi_ends(
     tokens: Array, stop: Array, tt: Array, ends: Array, next_tokens: Array, history: Array, prompts: Array, step: Array,
     max_dec_len: Array, seqs: Array, seqs_lens: Array,
 ) -> None:  # fmt: skip
-    """End a text at an end token, at the limit, and at the token behind a stop sequence."""
+    """End a text at an end token, at the limit, and at the token after a stop sequence."""
     tokens, stop, tt, ends, next_tokens, prompts, step, max_dec_len = flat(
         tokens, stop, tt, ends, next_tokens, prompts, step, max_dec_len
     )

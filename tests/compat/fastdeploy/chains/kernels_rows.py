@@ -26,7 +26,7 @@ def prefix_sums(counts: Any) -> Array:
 
 
 def output_rows(tt: Array, enc: Array) -> Array:
-    """A prompt, or a part of it, has one row of logits; a text as many as tokens."""
+    """A prompt, or a part of it, has one row of logits; a text has one a token."""
     return np.where(tt == 0, 0, np.where((tt == 1) | (enc != 0), 1, tt)).astype(np.int32)
 
 

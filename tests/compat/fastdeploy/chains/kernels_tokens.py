@@ -266,7 +266,7 @@ def limited_token(
 ) -> tuple[int, int, int]:
     """The token in the place of a generated one, the new status, and the new limit of the answer.
 
-    Status: 0 while thinking, k while inject[k - 1] is next, len(inject) + 1 + n behind n tokens of the answer.
+    Status: 0 while thinking, k while inject[k - 1] is next, len(inject) + 1 + n after n tokens of the answer.
     """
     done = len(inject) + 1
     if status == 0:

@@ -26,7 +26,7 @@ class Rows(NamedTuple):
     all_hidden: Buffer
     """Rows of all tokens, in slot order."""
     hidden: Array
-    """Rows behind which tokens are drawn."""
+    """Rows that predict a token."""
     owners: Buffer
     cu_out: Buffer
 
