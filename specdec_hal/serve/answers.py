@@ -80,9 +80,20 @@ class Answer(ABC):
         tail = b"," + encode(more)[1:] if more else b"}"
         return b"".join((self._head, encode(self._choice(index, delta, "delta")), b"]", tail, b"\n\n"))
 
-    def last_chunk(self, outputs: Iterable[RequestOutput]) -> bytes:
-        """The event that has the usage."""
-        return event(self._object(self.chunk_kind, choices=[], usage=self._usage(outputs)))
+    def opening(self) -> bytes:
+        """What a stream begins with."""
+        return b""
+
+    def closing(self, outputs: Iterable[RequestOutput]) -> bytes:
+        """The event that has the usage, if it is asked for, and the last one."""
+        last = b"data: [DONE]\n\n"
+        if not self.request.stream_options.include_usage:
+            return last
+        return event(self._object(self.chunk_kind, choices=[], usage=self._usage(outputs))) + last
+
+    def failure(self, error: HTTPException) -> bytes:
+        """The last event of a stream that cannot go on."""
+        return event(error_body(error.status_code, error.detail))
 
     def _usage_so_far(self, index: int, delta: StreamDelta) -> Json:
         """Of one choice, as vLLM counts it."""
@@ -249,18 +260,23 @@ class ChatAnswer(Answer):
 
     def _content(self, index: int, delta: StreamDelta, part: str, first: bool) -> Json:
         role = {"role": "assistant"} if first else {}
-        entries = zip(delta.token_ids, delta.logprobs, strict=False)
-        scores = [
-            {**self._scored(token, entry.logprob), "top_logprobs": [self._scored(*pair) for pair in entry.top]}
-            for token, entry in entries
-        ]
-        said = {"content": delta.text} if self._parser is None else self._parsed(index, delta, part)
+        scores = self._scores(delta)
+        said = self._said(index, delta, part)
         return {part: {**role, **said}, "logprobs": {"content": scores} if scores else None}
 
-    def _parsed(self, index: int, delta: StreamDelta, part: str) -> Json:
-        """The text of a delta in its parts."""
+    def _scores(self, delta: StreamDelta) -> list[Json]:
+        """The log-probability of each token and of its alternatives."""
+        return [
+            {**self._scored(token, entry.logprob), "top_logprobs": [self._scored(*pair) for pair in entry.top]}
+            for token, entry in zip(delta.token_ids, delta.logprobs, strict=False)
+        ]
+
+    def _said(self, index: int, delta: StreamDelta, part: str) -> Json:
+        """The text of a delta, in its parts if a parser finds them."""
+        if self._parser is None:
+            return {"content": delta.text}
         if index not in self._parsers:
-            reasoning, tools, prompt = *(self._parser or (None, None)), self.prompts[index // self.request.n]
+            reasoning, tools, prompt = *self._parser, self.prompts[index // self.request.n]
             self._parsers[index] = make_parser(reasoning, tools, prompt if isinstance(prompt, str) else "")
         parser = self._parsers[index]
         found = [*parser.push(delta.text), *(() if delta.finish_reason is None else parser.finish())]

@@ -25,6 +25,7 @@ from specdec_hal.serve.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from specdec_hal.serve.responses import ResponsesRequest
 from specdec_hal.serve.service import FAILED, STOPPED, Service
 from specdec_hal.wording import clip, short
 
@@ -151,6 +152,11 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Continue a chat."""
         return await service.answer(request, await service.chat_answer(body))
+
+    @app.post("/v1/responses", responses=STREAM, dependencies=json_body)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Continue a chat, in the form of OpenAI's Responses API."""
+        return await service.answer(request, await service.responses_answer(body))
 
     @app.post("/abort", dependencies=json_body)
     async def abort(body: AbortRequest) -> Any:

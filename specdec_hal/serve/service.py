@@ -20,7 +20,7 @@ from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner import Request as EngineRequest
-from specdec_hal.serve.answers import Answer, ChatAnswer, Json, encode, error_body, event, refusal, token_text
+from specdec_hal.serve.answers import Answer, ChatAnswer, Json, encode, refusal, token_text
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.places import Places
 from specdec_hal.serve.protocol import (
@@ -31,6 +31,7 @@ from specdec_hal.serve.protocol import (
     TokenizeRequest,
 )
 from specdec_hal.serve.rendering import Renderer
+from specdec_hal.serve.responses import ResponsesAnswer, ResponsesRequest
 from specdec_hal.wording import short
 
 _log = logging.getLogger("specdec_hal")
@@ -173,15 +174,18 @@ class Service:
             got = "nothing" if request.tool_choice is None else short(request.tool_choice)
             cure = "or start the server with --tool-call-parser, which finds calls"
             raise RequestError(f"tool_choice: expected 'none' with tools, got {got}; give that, {cure}")
-        prompt = await self.chat_prompt(request)
+        prompt = [await self.chat_prompt(request)]
+        reasoning, calls = settings.reasoning_parser, settings.tool_call_parser
         return ChatAnswer(
-            request,
-            self.name,
-            self.tokenizer,
-            [prompt],
-            self.mark,
-            reasoning_parser=settings.reasoning_parser,
-            tool_call_parser=settings.tool_call_parser,
+            request, self.name, self.tokenizer, prompt, self.mark, reasoning_parser=reasoning, tool_call_parser=calls
+        )
+
+    async def responses_answer(self, request: ResponsesRequest) -> ResponsesAnswer:
+        """What answers a request of the Responses API. RequestError as from :meth:`chat_prompt`."""
+        chat = request.chat()
+        prompt, parser = [await self.chat_prompt(chat)], self.settings.reasoning_parser
+        return ResponsesAnswer(
+            chat, self.name, self.tokenizer, prompt, self.mark, asked=request, reasoning_parser=parser
         )
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> str:
@@ -302,7 +306,7 @@ class Service:
 
 
 class _Events(StreamingResponse):
-    """Server-sent events: one for what each choice gained since the one before, an error if it fails, [DONE]."""
+    """Server-sent events: one for what each choice gained since the one before, and the end or an error."""
 
     def __init__(self, service: Service, answer: Answer, stream: RequestStream, timing: Timing) -> None:
         self._service, self._answer, self._stream, self._timing = service, answer, stream, timing
@@ -317,6 +321,8 @@ class _Events(StreamingResponse):
 
     async def _events(self) -> AsyncIterator[bytes]:
         answer, stream = self._answer, self._stream
+        if opening := answer.opening():
+            yield opening
         try:
             while news := await stream.read():
                 self._timing.gained(news)
@@ -330,10 +336,9 @@ class _Events(StreamingResponse):
         except EngineDeadError:
             failure = refusal(503, STOPPED)
         if failure is not None:
-            yield event(error_body(failure.status_code, failure.detail))
-            return
-        usage = answer.last_chunk(outputs) if answer.request.stream_options.include_usage else b""
-        yield usage + b"data: [DONE]\n\n"
+            yield answer.failure(failure)
+        else:
+            yield answer.closing(outputs)
 
 
 def _headers(answer: Answer) -> dict[str, str]:

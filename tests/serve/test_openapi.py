@@ -27,6 +27,7 @@ def shared() -> Iterator[Running]:
 ROUTES = [
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
     ("POST", "/abort"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),

@@ -1,0 +1,262 @@
+"""OpenAI's Responses API: text in, text out, on the chat that its request stands for. Nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from pydantic import BeforeValidator, Field
+from starlette.exceptions import HTTPException
+
+from specdec_hal.config.schema import INT32_MAX, UnicodeText
+from specdec_hal.runner import RequestOutput, StreamDelta
+from specdec_hal.seeds import SEEDS
+from specdec_hal.serve.answers import ChatAnswer, Json, encode
+from specdec_hal.serve.protocol import (
+    MAX_ITEMS,
+    MAX_LOGPROBS,
+    Body,
+    ChatCompletionRequest,
+    Message,
+    TextFormat,
+    UnusedKeys,
+)
+from specdec_hal.wording import short
+
+LOGPROBS = "message.output_text.logprobs"
+"""What `include` asks for log-probabilities with."""
+
+
+class InputMessage(Message):
+    """A message among the items of an input; `id`, `status` and `phase` are taken as the client sends them back."""
+
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class TextSettings(Body):
+    """`text`: text alone is served, at a length of the model's own."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningSettings(Body):
+    """`reasoning`: `effort` is a variable of the chat template; there are no summaries of thoughts."""
+
+    effort: UnicodeText | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponseStreamOptions(Body):
+    """Chunks are not padded, whatever it says."""
+
+    include_obfuscation: bool = False
+
+
+def _messages(value: Any) -> Any:
+    """The messages of an input: thoughts that the client sends back are left out, as chat templates do."""
+    if not isinstance(value, list):
+        return value
+    if len(value) >= MAX_ITEMS:
+        raise ValueError(f"expected at most {MAX_ITEMS - 1} items, got {len(value)}")
+    for at, item in enumerate(value):
+        kind = item.get("type", "message") if isinstance(item, dict) else "message"
+        if kind not in ("message", "reasoning"):
+            raise ValueError(f"expected items of type 'message', got {short(kind)} in item {at}; text alone is served")
+    return [item for item in value if not (isinstance(item, dict) and item.get("type") == "reasoning")]
+
+
+class ResponsesRequest(UnusedKeys):
+    """POST /v1/responses. `input`: text, or messages. `store` is taken, and nothing stored."""
+
+    model: str | None = None
+    input: Annotated[
+        UnicodeText | Annotated[list[InputMessage], Field(min_length=1), Field(fail_fast=True)],
+        BeforeValidator(_messages),
+    ]
+    instructions: UnicodeText | None = Field(None, description="a system message before the input")
+    max_output_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    text: TextSettings | None = None
+    reasoning: ReasoningSettings | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    # vLLM's and this project's
+    seed: Annotated[int | None, Field(ge=-SEEDS, le=SEEDS - 1)] = None
+    top_k: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
+    num_speculative_tokens: int | None = Field(None, description="most drafts a step, 0 for none")
+
+    def chat(self) -> ChatCompletionRequest:
+        """The chat that it stands for."""
+        given: list[Any] = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [*self.input]
+        if self.instructions is not None:
+            given.insert(0, {"role": "system", "content": self.instructions})
+        same = ("model", "stream", "temperature", "top_p", "top_k", "top_logprobs", "seed", "num_speculative_tokens")
+        values: dict[str, Any] = {name: getattr(self, name) for name in same}
+        values["messages"] = given
+        values["max_completion_tokens"] = self.max_output_tokens
+        values["logprobs"] = self.top_logprobs > 0 or LOGPROBS in (self.include or ())
+        values["reasoning_effort"] = self.reasoning.effort if self.reasoning else None
+        return ChatCompletionRequest(**values)
+
+
+_PART = {"message": "output_text", "reasoning": "reasoning_text"}
+"""The type of the one part of an item, which its events are named after."""
+
+
+@dataclass
+class ResponsesAnswer(ChatAnswer):
+    """Of /v1/responses: a message, after a thought if one is found."""
+
+    asked: ResponsesRequest = field(kw_only=True)
+    _output: list[Json] = field(default_factory=list)
+    """Items; the last one grows until the answer ends."""
+    _events_sent: int = 0
+    _ended_by: str | None = None
+    """The reason, once it has ended."""
+
+    prefix = "resp"
+
+    def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
+        """The answer in one piece."""
+        for delta in deltas:
+            self.chunk(0, delta)
+        list(self._last_item())
+        return self._response(self._status, outputs)
+
+    def opening(self) -> bytes:
+        """The events that a stream begins with."""
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._event(kind, response=self._response("in_progress")) for kind in kinds)
+
+    def chunk(self, index: int, delta: StreamDelta) -> bytes:
+        """The events of one more piece."""
+        said = self._said(index, delta, "delta")
+        self._ended_by = delta.finish_reason or self._ended_by
+        events = list[bytes]()
+        if thought := said.get("reasoning_content"):
+            events += self._grow("reasoning", thought, [])
+        if said["content"] or delta.logprobs:
+            events += self._grow("message", said["content"], self._scores(delta))
+        return b"".join(events)
+
+    def closing(self, outputs: Iterable[RequestOutput]) -> bytes:
+        """The events that a stream ends with."""
+        ends = b"".join(self._last_item())
+        return ends + self._event(f"response.{self._status}", response=self._response(self._status, outputs))
+
+    def failure(self, error: HTTPException) -> bytes:
+        """The event of a stream that cannot go on."""
+        what = {"code": "server_error", "message": error.detail}
+        return self._event("response.failed", response={**self._response("failed"), "error": what})
+
+    @property
+    def _status(self) -> str:
+        return "completed" if self._ended_by == "stop" else "incomplete"
+
+    def _event(self, kind: str, **parts: Any) -> bytes:
+        data = encode({"type": kind, "sequence_number": self._events_sent, **parts})
+        self._events_sent += 1
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
+
+    def _grow(self, kind: str, text: str, scores: list[Json]) -> Iterator[bytes]:
+        if not self._output or self._output[-1]["type"] != kind:
+            yield from self._end_item("completed")
+            yield from self._begin_item(kind)
+        (part,) = self._output[-1]["content"]
+        part["text"] += text
+        if kind == "message":
+            part["logprobs"] += scores
+        more = {"logprobs": scores} if kind == "message" else {}
+        yield self._event(f"response.{_PART[kind]}.delta", **self._place(), content_index=0, delta=text, **more)
+
+    def _begin_item(self, kind: str) -> Iterator[bytes]:
+        own: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
+        name = f"{'msg' if kind == 'message' else 'rs'}_{uuid4().hex}"
+        item = {"id": name, "type": kind, "status": "in_progress", "content": [], **own}
+        self._output.append(item)
+        yield self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+        more: Json = {"annotations": [], "logprobs": []} if kind == "message" else {}
+        item["content"] = [part := {"type": _PART[kind], "text": "", **more}]
+        yield self._event("response.content_part.added", **self._place(), content_index=0, part=part)
+
+    def _last_item(self) -> Iterator[bytes]:
+        """The answer ends; one without text has a message too."""
+        if not self._output:
+            yield from self._begin_item("message")
+        yield from self._end_item(self._status)
+
+    def _end_item(self, status: str) -> Iterator[bytes]:
+        """The item at hand is complete, if there is one."""
+        if not self._output:
+            return
+        item = self._output[-1]
+        item["status"] = status
+        (part,), place = item["content"], {**self._place(), "content_index": 0}
+        more = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+        yield self._event(f"response.{part['type']}.done", **place, text=part["text"], **more)
+        yield self._event("response.content_part.done", **place, part=part)
+        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
+
+    def _place(self) -> Json:
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+
+    def _response(self, status: str, outputs: Iterable[RequestOutput] | None = None) -> Json:
+        asked = self.asked
+        reasons = {"length": "max_output_tokens", "cancelled": "abort"}
+        cut = {"reason": reasons.get(self._ended_by or "", self._ended_by)} if status == "incomplete" else None
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": cut,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata or {},
+            "model": self.model,
+            "output": self._output,
+            "parallel_tool_calls": asked.parallel_tool_calls,
+            "previous_response_id": None,
+            "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
+            "store": False,
+            "temperature": self.params.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": [],
+            "top_logprobs": asked.top_logprobs,
+            "top_p": self.params.top_p,
+            "truncation": "disabled",
+            "seed": self.seeds[0] if self.seeds else None,
+            "user": asked.user,
+            "usage": None if outputs is None else self._counts(outputs),
+        }
+
+    def _counts(self, outputs: Iterable[RequestOutput]) -> Json:
+        """`reasoning_tokens` are those that the text of the thought has."""
+        counts = self._usage(outputs)
+        prompt, completion, total = (counts.pop(f"{name}_tokens") for name in ("prompt", "completion", "total"))
+        thoughts = [item["content"][0]["text"] for item in self._output if item["type"] == "reasoning"]
+        thought = sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in thoughts)
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": min(thought, completion)},
+            "total_tokens": total,
+            **counts,
+        }
