@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from specdec_hal.errors import UnsupportedError
 
@@ -70,7 +70,7 @@ class RaggedCache(Cache):  # type: ignore[misc]
         # Some models have fewer layers than their cache, or layers that use the keys and values of others.
         layers = [layer for layer in getattr(cache, "layers", []) if getattr(layer, "is_initialized", True)]
         other = {type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}
-        if other or not layers:
+        if type(cache) is not DynamicCache or other or not layers:
             raise UnsupportedError(
                 f"expected a dynamic cache with full attention in every layer, got {type(cache).__name__} of "
                 f"{', '.join(sorted(other)) or 'no layers'}; use a model without sliding windows or recurrent layers, "
