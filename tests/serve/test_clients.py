@@ -8,8 +8,13 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params
 
-from tests.serve.conftest import MODEL, Running
+from specdec_hal.serve.protocol import ChatCompletionRequest, CompletionRequest
+from specdec_hal.serve.responses import ResponsesRequest
+from tests.serve.conftest import MODEL, ROOT, Running
 
 PROMPT = [3, 5, 6, 5, 6]
 CHAT = "/v1/chat/completions"
@@ -249,3 +254,53 @@ def test_the_async_client_gets_the_same_errors(running: Running) -> None:
                 await client.completions.create(model="other", prompt="a")
 
     asyncio.run(ask())
+
+
+VLLM = [
+    "add_generation_prompt",
+    "add_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "cache_salt",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "echo",
+    "ignore_eos",
+    "include_reasoning",
+    "include_stop_str_in_output",
+    "kv_transfer_params",
+    "length_penalty",
+    "logits_processors",
+    "media_io_kwargs",
+    "min_p",
+    "min_tokens",
+    "mm_processor_kwargs",
+    "priority",
+    "prompt_embeds",
+    "prompt_logprobs",
+    "repetition_penalty",
+    "request_id",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop_token_ids",
+    "structured_outputs",
+    "top_k",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "vllm_xargs",
+]
+"""Keys of vLLM 0.11 beside OpenAI's."""
+
+
+def test_the_document_has_a_row_for_every_key() -> None:
+    """Of the official client, of vLLM, and of our own."""
+    document = (ROOT / "docs/serving.md").read_text()
+    official = (completion_create_params.CompletionCreateParamsBase, chat_params.CompletionCreateParamsBase)
+    keys = {*VLLM, *response_create_params.ResponseCreateParamsBase.__annotations__}
+    keys.update(*(params.__annotations__ for params in official))
+    keys.update(*(made.model_fields for made in (CompletionRequest, ChatCompletionRequest, ResponsesRequest)))
+    assert [key for key in sorted(keys) if f"`{key}`" not in document] == []
