@@ -73,6 +73,7 @@ def test_defaults(read: Read) -> None:
                 "min_ngram_size": 1,
                 "match_policy": "latest",
                 "token_budget": None,
+                "continue_cycles": None,
                 "pad_to_max": False,
                 "use_index": False,
             },
