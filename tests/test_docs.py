@@ -40,3 +40,49 @@ def test_python_code(page: str, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert comments
     for line, comment in zip(capsys.readouterr().out.splitlines(), comments, strict=True):
         assert comment == line or comment.startswith(f"{line}: ")
+
+
+LINKED = ("CONTRIBUTING.md", "CHANGELOG.md", "docs/learn/architecture.md", "docs/learn/glossary.md")
+
+
+def section(page: str, title: str) -> str:
+    return (ROOT / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def links(text: str) -> list[str]:
+    """The files that a page links to, relative to its folder."""
+    return re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", text)
+
+
+@pytest.mark.parametrize("page", LINKED)
+def test_links_lead_to_files(page: str) -> None:
+    targets = links((ROOT / page).read_text())
+    assert targets or page != "docs/learn/architecture.md"
+    assert [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()] == []
+
+
+def test_the_picture_of_a_step_names_files() -> None:
+    picture = section("docs/learn/architecture.md", "A decode step").split("```")[1]
+    paths = re.findall(r"\b(?:\w+/)*\w+(?:\.py|/)(?=[,\s])", picture)
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / "specdec_hal" / path).exists()] == []
+
+
+def test_a_look_up_takes_at_most_two_files() -> None:
+    """Names stand before the files that hold them."""
+    rows = re.findall(r"^\| .*\? \| .* \| (.*) \|$", section("docs/learn/architecture.md", "Ten look-ups"), re.M)
+    assert len(rows) == 10
+    for row in rows:
+        assert 1 <= len(links(row)) <= 2
+        for part in row.split(";"):
+            names, files = re.findall(r"`([\w.]+)`", part), links(part)
+            assert names and files
+            for file in files:
+                code = (ROOT / "docs/learn" / file).read_text()
+                missing = [name for name in names for word in name.split(".") if not re.search(rf"\b{word}\b", code)]
+                assert not missing, f"{file} has no {missing}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert pages == set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
