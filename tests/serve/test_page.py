@@ -48,6 +48,8 @@ function node() {
 }
 globalThis.document = { getElementById: (id) => (nodes[id] ??= node()),
   createElement: (tag) => Object.assign(node(), { tag }) };
+Object.assign(document.getElementById("rates"), { clientWidth: 400, clientHeight: 160 });
+Object.assign(document.getElementById("lengths"), { clientWidth: 400, clientHeight: 160 });
 const ask = globalThis.fetch;
 globalThis.fetch = (path, options) => ask(new URL(path, process.argv[2] + "/"), options);
 """
@@ -61,8 +63,8 @@ USE = """
   await wait(() => nodes.usage?.textContent);
   await wait(() => Number(nodes.generated?.textContent) > 0);
   const texts = nodes.text.children.map((child) => [child.tag, child.textContent]);
-  const bars = nodes.positions.children.length;
-  console.log(JSON.stringify({ model: nodes.model.textContent, usage: nodes.usage.textContent, texts, bars }));
+  const bars = nodes.positions.children.length, charts = nodes.rates.innerHTML + nodes.lengths.innerHTML;
+  console.log(JSON.stringify({ model: nodes.model.textContent, usage: nodes.usage.textContent, texts, bars, charts }));
   process.exit(0);
 })();
 """
@@ -82,3 +84,4 @@ def test_the_script_against_a_server(running: Running, tmp_path: Path) -> None:
     counts = f"{usage['accepted_tokens']} of {usage['drafted_tokens']} drafted tokens accepted"
     assert shown["usage"] == f"{usage['completion_tokens']} tokens, {counts}" and usage["accepted_tokens"] > 0
     assert shown["texts"] == [["mark" if flag else "span", piece] for piece, flag in answer["choices"][0]["spans"]]
+    assert re.search(r'class="series" d="M[\d.]+ [\d.]+h0', shown["charts"]) and "NaN" not in shown["charts"]
