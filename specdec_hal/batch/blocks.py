@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.batch.rows import Row, encode
+from specdec_hal.batch.rows import Answered, Row, custom_id_of, encode
 from specdec_hal.errors import BatchError, BatchWriteError
 from specdec_hal.files import Lock, open_regular, replacing, sweep
 
@@ -33,11 +33,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Input:
-    """A file of prompts, read once: its blocks, rows and digest."""
+    """A file of prompts, read once: its blocks, rows and digest.
+
+    `openai`: number of the first row that is one of OpenAI's batch lines.
+    """
 
     blocks: list[Block]
     rows: int
     sha256: str
+    openai: int | None = None
 
 
 def scan(path: Path, block_size: int) -> Input:
@@ -45,19 +49,22 @@ def scan(path: Path, block_size: int) -> Input:
     blocks: list[Block] = []
     digest = hashlib.sha256()
     rows = begin = end = 0
+    openai: int | None = None
     with open_regular(path) as file:
         for line in file:
             digest.update(line)
             end += len(line)
             if not line.strip():
                 continue
+            if openai is None and custom_id_of(line) is not None:
+                openai = rows
             rows += 1
             if rows % block_size == 0:
                 blocks.append(Block(len(blocks), rows - block_size, begin, end - begin))
                 begin = end
     if rows % block_size:
         blocks.append(Block(len(blocks), rows - rows % block_size, begin, end - begin))
-    return Input(blocks, rows, digest.hexdigest())
+    return Input(blocks, rows, digest.hexdigest(), openai)
 
 
 def lines_of(path: Path, block: Block) -> list[tuple[int, bytes]]:
@@ -78,7 +85,7 @@ class Notes:
 
     together: int = 0
     alone: Counter[int] = field(default_factory=Counter)
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, Answered] = field(default_factory=dict)
 
 
 @contextmanager
@@ -164,7 +171,7 @@ class OutputFolder:
         """Before an attempt at all rows (None) or at one: if the process dies of it, this stays."""
         self._note(block, {"attempt": row})
 
-    def note_answer(self, block: Block, row: Row) -> None:
+    def note_answer(self, block: Block, row: Answered) -> None:
         """An answer that was found alone."""
         self._note(block, {"answer": row})
 
@@ -177,7 +184,8 @@ class OutputFolder:
                 break
             told = json.loads(line)
             if "answer" in told:
-                notes.rows[told["answer"]["row"]] = told["answer"]
+                answered = Answered(*told["answer"])
+                notes.rows[answered.number] = answered
             elif told["attempt"] is None:
                 notes.together += 1
             else:

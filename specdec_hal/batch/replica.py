@@ -7,18 +7,18 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec_hal.batch.blocks import Block, OutputFolder, lines_of
-from specdec_hal.batch.rows import Row, Wanted, answer, failed, params_of, read_row
+from specdec_hal.batch.rows import Answered, Line, OwnLine, custom_id_of
 from specdec_hal.config import Config, parse
 from specdec_hal.engine import LLM
 from specdec_hal.errors import RequestError
-from specdec_hal.runner import Request, SamplingParams
 
-_OF_ROWS = ("steps", "num_drafts", "drafted_tokens", "accepted_tokens")
-COUNTS = ("rows", "failed", "tokens", *_OF_ROWS)
+if TYPE_CHECKING:
+    from specdec_hal.batch.openai_rows import Endpoints
 
 
 class Replica:
@@ -38,10 +38,13 @@ class Replica:
         block = Block(**{name: int(value) for name, value in item.items()})
         start = time.perf_counter()
         rows = self._answer(block)
-        self._output.finish(block, rows)
-        return {"block": block.number, "replica": self.name, "seconds": time.perf_counter() - start, **count(rows)}
+        self._output.finish(block, (answered.row for answered in rows))
+        counts: Counter[str] = Counter()
+        for row in rows:
+            counts.update(row.counts)
+        return {"block": block.number, "replica": self.name, "seconds": time.perf_counter() - start, **counts}
 
-    def _answer(self, block: Block) -> list[Row]:
+    def _answer(self, block: Block) -> list[Answered]:
         lines, notes = lines_of(self._source, block), self._output.notes(block)
         if notes.together < self._max_crashes:
             self._output.note_attempt(block)
@@ -53,58 +56,43 @@ class Replica:
                 self._output.note_attempt(block, number)
                 row = self._decode([(number, line)])[0]
             else:
-                row = failed(number, name_of(line), f"{notes.alone[number]} processes died while they decoded this row")
+                died = f"{notes.alone[number]} processes died while they decoded this row"
+                row = self._line(number, line).failed(died)
             self._output.note_answer(block, row)
             notes.rows[number] = row
         return [notes.rows[number] for number, _ in lines]
 
-    def _decode(self, lines: list[tuple[int, bytes]]) -> list[Row]:
-        runner, defaults = self._llm.runner, self._llm.default_params
-        names: dict[int, str | None] = {}
-        refused: dict[int, Row] = {}
-        for number, line in lines:
+    def _decode(self, lines: list[tuple[int, bytes]]) -> list[Answered]:
+        runner = self._llm.runner
+        answers: dict[int, Answered] = {}
+        under_way: list[tuple[Line, list[str]]] = []
+        for number, data in lines:
+            line = self._line(number, data)
             try:
-                wanted = read_row(line)
-                names[number] = wanted.id
-                runner.add_request(self._request(number, wanted, defaults))
+                requests = line.requests()
+                runner.add_requests(requests)
+                under_way.append((line, [request.request_id for request in requests]))
             except RequestError as error:
-                refused[number] = failed(number, names.get(number), str(error))
+                answers[number] = line.failed(str(error))
         while runner.has_requests:
             runner.step()
         done = runner.take_finished()
-        return [
-            refused[number] if number in refused else answer(number, names[number], done[str(number)])
-            for number, _ in lines
-        ]
+        for line, names in under_way:
+            answers[line.number] = line.answered([done[name] for name in names])
+        return [answers[number] for number, _ in lines]
 
-    def _request(self, number: int, wanted: Wanted, defaults: SamplingParams) -> Request:
-        tokenizer = self._llm.runner.tokenizer
-        assert tokenizer is not None  # LLM has loaded it
-        tokens = wanted.prompt_token_ids
-        if wanted.prompt is not None:
-            tokens = tokenizer.encode(wanted.prompt, wanted.add_special_tokens)
-        assert tokens is not None  # read_row has seen to it
-        return Request(str(number), tokens, params_of(wanted, defaults, number))
+    def _line(self, number: int, data: bytes) -> Line:
+        if custom_id_of(data) is None:
+            return OwnLine(number, data, self._llm)
+        from specdec_hal.batch.openai_rows import OpenAILine
 
+        return OpenAILine(number, data, self._endpoints)
 
-def name_of(line: bytes) -> str | None:
-    """The `id` of a line, if it can be read."""
-    try:
-        return read_row(line).id
-    except RequestError:
-        return None
+    @cached_property
+    def _endpoints(self) -> Endpoints:
+        from specdec_hal.batch.openai_rows import Endpoints
 
-
-def count(rows: list[Row]) -> Counter[str]:
-    """What rows add up to, by the names in :data:`COUNTS`."""
-    counts = Counter(dict.fromkeys(COUNTS, 0))
-    for row in rows:
-        counts["rows"] += 1
-        counts["failed"] += row["finish_reason"] == "error"
-        counts["tokens"] += len(row["token_ids"])
-        for name in _OF_ROWS:
-            counts[name] += row[name]
-    return counts
+        return Endpoints(self._llm)
 
 
 def dump(config: Config) -> dict[str, Any]:

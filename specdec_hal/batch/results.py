@@ -10,6 +10,7 @@ from typing import BinaryIO
 from specdec_hal.batch.rows import Row, encode
 from specdec_hal.errors import BatchError
 from specdec_hal.files import replacing
+from specdec_hal.wording import describe
 
 ROWS_PER_GROUP = 10_000
 
@@ -21,6 +22,22 @@ def check_format(kind: str) -> None:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
             raise BatchError("--format parquet needs pyarrow; install it: pip install 'specdec-hal[ray]'") from error
+
+
+def check_openai(row: int, kind: str) -> None:
+    """BatchError if OpenAI's batch lines, the first of which is `row`, cannot be answered here, or not as `kind`."""
+    if kind != "jsonl":
+        raise BatchError(
+            f"--format {kind}: expected lines of this project's own form, whose answers have columns, got one of "
+            f"OpenAI's batch lines in row {row}; use --format jsonl"
+        )
+    try:
+        import specdec_hal.batch.openai_rows  # noqa: F401
+    except ImportError as error:
+        raise BatchError(
+            f"row {row}: OpenAI's batch lines need what the server needs ({describe(error)}); "
+            "install it: pip install 'specdec-hal[serve]'"
+        ) from error
 
 
 def write_results(path: Path, rows: Iterator[Row], kind: str) -> None:

@@ -1,21 +1,61 @@
-"""Lines of the input and rows of the output."""
+"""Lines of the input and rows of the output: the form that every line has, and this project's own."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import UnicodeText, raise_combinations
+from specdec_hal.engine import LLM
 from specdec_hal.errors import RequestError
-from specdec_hal.runner import RequestOutput, SamplingParams, TokenLogprobs
+from specdec_hal.runner import Request, RequestOutput, SamplingParams, TokenLogprobs
 from specdec_hal.seeds import derived
 from specdec_hal.wording import describe
 
 Row = dict[str, Any]
 """An answer: one line of the output."""
+
+_SUMS = {"steps": "steps", "num_drafts": "num_drafts", "drafted_tokens": "drafted", "accepted_tokens": "accepted"}
+"""Counts, and the attributes of outputs that they are sums of."""
+
+
+class Answered(NamedTuple):
+    """A line of the input, by its number, and its answer. `counts`: what it adds to those of a replica."""
+
+    number: int
+    row: Row
+    counts: dict[str, int]
+
+    @classmethod
+    def of(cls, number: int, row: Row, outputs: Sequence[RequestOutput], failed: bool) -> Answered:
+        """`outputs`: of each choice; `failed`: whether the row is an error."""
+        counts = {"rows": 1, "failed": int(failed), "choices": sum(bool(one.token_ids) for one in outputs)}
+        counts["tokens"] = sum(len(one.token_ids) for one in outputs)
+        return cls(number, row, counts | {name: sum(getattr(one, of) for one in outputs) for name, of in _SUMS.items()})
+
+
+class Line(ABC):
+    """A line of the input: what the engine decodes for it, and what it is answered with."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    @abstractmethod
+    def requests(self) -> list[Request]:
+        """One for each choice. RequestError if the line cannot be served."""
+
+    @abstractmethod
+    def answered(self, outputs: Sequence[RequestOutput]) -> Answered:
+        """By the outputs of :meth:`requests`, in their order."""
+
+    @abstractmethod
+    def failed(self, error: str) -> Answered:
+        """With an error, where nothing was decoded."""
 
 
 class Wanted(BaseModel):
@@ -40,10 +80,7 @@ class Wanted(BaseModel):
 
 def read_row(line: bytes) -> Wanted:
     """RequestError if the line asks for nothing that can be understood."""
-    try:
-        given = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"expected a line of JSON ({describe(error)})") from error
+    given = read_json(line)
     try:
         return Wanted.model_validate(given)
     except ValidationError as error:
@@ -51,11 +88,70 @@ def read_row(line: bytes) -> Wanted:
         raise RequestError("; ".join(f"{key}: {message}" if key else message for key, message in found)) from error
 
 
+def custom_id_of(line: bytes) -> Any:
+    """The `custom_id` that makes a line one of OpenAI's; None: it is one of our own."""
+    try:
+        given = read_json(line)
+    except RequestError:
+        return None
+    return given.get("custom_id") if isinstance(given, dict) else None
+
+
+def read_json(line: bytes) -> Any:
+    """RequestError if the line is no JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"expected a line of JSON ({describe(error)})") from error
+
+
+class OwnLine(Line):
+    """A line of this project's own form (:class:`Wanted`)."""
+
+    def __init__(self, number: int, line: bytes, llm: LLM) -> None:
+        super().__init__(number)
+        self._llm = llm
+        self._wanted: Wanted | RequestError
+        try:
+            self._wanted = read_row(line)
+        except RequestError as error:
+            self._wanted = error
+
+    def requests(self) -> list[Request]:
+        """The one."""
+        wanted, tokenizer = self._wanted, self._llm.runner.tokenizer
+        if isinstance(wanted, RequestError):
+            raise wanted
+        assert tokenizer is not None  # LLM has loaded it
+        tokens = wanted.prompt_token_ids
+        if wanted.prompt is not None:
+            tokens = tokenizer.encode(wanted.prompt, wanted.add_special_tokens)
+        assert tokens is not None  # read_row has seen to it
+        return [Request(str(self.number), tokens, params_of(wanted, self._llm.default_params, self.number))]
+
+    def answered(self, outputs: Sequence[RequestOutput]) -> Answered:
+        """See :func:`answer`."""
+        row = answer(self.number, self._name, outputs[0])
+        return Answered.of(self.number, row, outputs, row["finish_reason"] == "error")
+
+    def failed(self, error: str) -> Answered:
+        """See :func:`failed`."""
+        return Answered.of(self.number, failed(self.number, self._name, error), (), True)
+
+    @property
+    def _name(self) -> str | None:
+        return self._wanted.id if isinstance(self._wanted, Wanted) else None
+
+
 def params_of(wanted: Wanted, defaults: SamplingParams, row: int) -> SamplingParams:
-    """The defaults, changed by the line's own. Rows without a seed of their own get the defaults' (0 if they have none,
-    so that whoever decodes the file again gets the same answers) plus their number, so that equal prompts have
-    different ones."""
-    return SamplingParams(**{**dict(defaults), "seed": derived(defaults.seed or 0, row), **wanted.params})
+    """The defaults, changed by the line's own."""
+    return SamplingParams(**{**dict(seeded(defaults, row)), **wanted.params})
+
+
+def seeded(defaults: SamplingParams, row: int) -> SamplingParams:
+    """What a row without parameters gets. Its seed is the defaults' (0 if they have none, so that whoever decodes the
+    file again gets the same answers) plus its number, so that equal prompts have different ones."""
+    return defaults.model_copy(update={"seed": derived(defaults.seed or 0, row)})
 
 
 def answer(row: int, name: str | None, output: RequestOutput) -> Row:
@@ -89,6 +185,6 @@ def failed(row: int, name: str | None, error: str) -> Row:
     return answer(row, name, RequestOutput("", 0, (), (), "", "error", error))
 
 
-def encode(row: Row) -> bytes:
+def encode(row: Any) -> bytes:
     """A line of the output."""
     return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"

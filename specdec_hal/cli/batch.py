@@ -3,7 +3,8 @@
   specdec-hal batch --input prompts.jsonl --output out/ --config configs/reference.yaml --ray --replicas 2
 
 A line of the input is {"prompt": "text"} or {"prompt_token_ids": [1, 2]}, with "id" and "params" (keys of the section
-sampling, and num_speculative_tokens) where wanted. A row without a seed gets sampling.seed plus its number. The answers
+sampling, and num_speculative_tokens) where wanted; or one of OpenAI's batch lines ("custom_id", "method", "url",
+"body"), which is answered in their form. A row without a seed gets sampling.seed plus its number. The answers
 are OUTPUT/results.jsonl, in the order of the input: the same bytes for any --replicas and --block-size, and after any
 interruption. Run the same command again to go on. A row that cannot be decoded is answered with an error (status 1).
 """
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Decode what is not done yet; 1 if there are rows that ended in an error."""
     from specdec_hal.batch.blocks import OutputFolder, scan
     from specdec_hal.batch.replica import dump
-    from specdec_hal.batch.results import check_format, write_results
+    from specdec_hal.batch.results import check_format, check_openai, write_results
     from specdec_hal.errors import BatchError, BatchWriteError
 
     if args.ray is None and args.replicas > 1:
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         source = scan(args.input, args.block_size)
     except OSError as error:
         raise BatchError(f"--input {args.input}: cannot be read: {error.strerror or error}") from error
+    if source.openai is not None:
+        check_openai(source.openai, args.format)
     folder, results = OutputFolder(args.output), args.output / f"results.{args.format}"
     start = time.perf_counter()
     by_replica: dict[str, Counter[str]] = defaultdict(Counter)
@@ -162,8 +165,8 @@ def _print(output: Output, document: dict[str, Any], by_replica: dict[str, Count
         columns = ("tokens per decode step", "mean acceptance length", "acceptance rate")
         rows = table("Replicas", "replica", "rows", "errors", "tokens", "tokens/s", *columns)
         for name, counts in sorted(by_replica.items()):
-            # The first token of a row comes with its prompt, not with a decode step.
-            decoded = counts["tokens"] - counts["rows"] + counts["failed"]
+            # The first token of a choice comes with its prompt, not with a decode step.
+            decoded = counts["tokens"] - counts["choices"]
             drafts = acceptance(counts["num_drafts"], counts["drafted_tokens"], counts["accepted_tokens"])
             rows.add_row(
                 name,

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from random import Random, SystemRandom
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.models import Tokenizer
+from specdec_hal.runner import Request as EngineRequest
 from specdec_hal.runner import RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner.metrics import acceptance
 from specdec_hal.runner.request import TokenLogprobs
@@ -63,6 +66,26 @@ class Answer(ABC):
 
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}-{self.mark}{uuid4().hex}"
+
+    def requests(
+        self, defaults: SamplingParams, engine: EngineInfo, token_ids: Sequence[Sequence[int]]
+    ) -> list[EngineRequest]:
+        """What the engine decodes for the answer: a request for each choice, named by :attr:`id` and its number.
+
+        `defaults`: what a body without parameters gets. `token_ids`: of each prompt. RequestError for a bad value.
+        """
+        params = self.request.sampling_params(defaults, engine)
+        if self.markers and any(map(self._is_special, self.markers)):
+            params = params.model_copy(update={"skip_special_tokens": False})
+        self.params, self.end_tokens = params, engine.end_tokens
+        self.prompt_ids = [params.truncated(tokens, engine.max_model_len) for tokens in token_ids]
+        choices = [(tokens, wanted) for tokens in self.prompt_ids for wanted in params.choices()]
+        self.seeds = [wanted.seed for _, wanted in choices]
+        return [EngineRequest(f"{self.id}-{index}", *choice) for index, choice in enumerate(choices)]
+
+    def _is_special(self, text: str) -> bool:
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return len(tokens) == 1 and tokens[0] in self.tokenizer.special_ids
 
     def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
         """The answer in one piece; one delta for each choice."""
@@ -251,6 +274,8 @@ class ChatAnswer(Answer):
     request: ChatCompletionRequest
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
+    call_ids: Random = field(default_factory=SystemRandom)
+    """What the calls' ids are drawn from."""
     _parsers: dict[int, Parser] = field(default_factory=dict)
     """Of each choice, if one is configured."""
     _called: set[int] = field(default_factory=set)
@@ -277,7 +302,9 @@ class ChatAnswer(Answer):
             return {"content": delta.text}
         if index not in self._parsers:
             reasoning, tools, prompt = *self._parser, self.prompts[index // self.request.n]
-            self._parsers[index] = make_parser(reasoning, tools, prompt if isinstance(prompt, str) else "")
+            self._parsers[index] = make_parser(
+                reasoning, tools, prompt if isinstance(prompt, str) else "", self.call_ids
+            )
         parser = self._parsers[index]
         found = [*parser.push(delta.text), *(() if delta.finish_reason is None else parser.finish())]
         said: dict[type[Part], list[str]] = {Content: [], Reasoning: []}
@@ -431,6 +458,12 @@ def error_body(status: int, message: str, param: str | None = None) -> Json:
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> HTTPException:
     """A status with what the client is told."""
     return HTTPException(status, message, headers)
+
+
+def check_model(name: str | None, served: str) -> None:
+    """Refuse a body that names another model than the one that is served."""
+    if name not in (None, served):
+        raise refusal(404, f"model: expected '{served}', got another; GET /v1/models lists it")
 
 
 def refuse(error: HTTPException) -> JSONResponse:

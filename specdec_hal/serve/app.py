@@ -24,10 +24,11 @@ from specdec_hal.serve.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+    first_problem,
 )
 from specdec_hal.serve.responses import ResponsesRequest
 from specdec_hal.serve.service import FAILED, STOPPED, Service
-from specdec_hal.wording import clip, short
+from specdec_hal.wording import short
 
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 """What an answer is if `stream` asks for it, for the OpenAPI document."""
@@ -40,35 +41,12 @@ _ONLY_ITSELF = (
 
 
 def _invalid(error: RequestValidationError) -> JSONResponse:
-    """The first thing that is wrong with a body, with each of the forms that would have been right."""
+    """The error for a body, whose places begin with "body"."""
     details = error.errors()
     if details[0]["type"] == "json_invalid":
         return JSONResponse(error_body(400, f"expected JSON, got {details[0]['ctx']['error']}"), 400)
-    paths = [_path(detail, error.body) for detail in details]
-    where = max((path for path in paths if path[:1] == paths[0][:1]), key=len)  # of a union, the form that was meant
-    whats = dict.fromkeys(_what(detail) for detail, path in zip(details, paths, strict=True) if path == where)
-    what, param = ", or ".join(whats), clip(".".join(map(str, where)), 150) or None
-    return JSONResponse(error_body(400, what if param is None else f"{param}: {what}", param), 400)
-
-
-def _path(detail: Json, body: Any) -> list[str | int]:
-    """Where something is wrong, without the alternatives of a union, which pydantic names in between."""
-    found: list[str | int] = []
-    for part in detail["loc"][1:]:
-        known = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
-        if not known:
-            continue
-        found.append(part)
-        body = body[part]
-    return [*found, detail["loc"][-1]] if detail["type"] == "missing" and len(detail["loc"]) > 1 else found
-
-
-def _what(detail: Json) -> str:
-    if detail["type"] == "extra_forbidden":
-        return "unknown key; it is not served"
-    if detail["type"] == "literal_error":
-        return f"expected {detail['ctx']['expected']}, got {short(detail['input'])}; nothing else is served"
-    return str(detail["msg"].removeprefix("Value error, "))
+    message, param = first_problem([{**detail, "loc": detail["loc"][1:]} for detail in details], error.body)
+    return JSONResponse(error_body(400, message, param), 400)
 
 
 def _application() -> FastAPI:

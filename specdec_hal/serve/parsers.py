@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random, SystemRandom
 from typing import ClassVar, NamedTuple
 
 THINK = {"qwen3": ("<think>", "</think>"), "deepseek_r1": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
@@ -134,6 +134,8 @@ class ThoughtParser(Parser):
 class ToolParser(Parser):
     """Text with calls in it. White space before a call, and what only separates calls, is no content."""
 
+    ids: Random = field(default_factory=SystemRandom)
+    """What the calls' ids are drawn from."""
     _number: int = -1
     """Of the last call."""
     _held: str = ""
@@ -196,7 +198,7 @@ class ToolParser(Parser):
         return CallScanner()
 
     def _new_id(self) -> str:
-        return f"call_{secrets.token_hex(12)}"
+        return f"call_{self.ids.getrandbits(96):024x}"
 
 
 class HermesParser(ToolParser):
@@ -280,7 +282,7 @@ class MistralParser(ToolParser):
         return MistralScanner()
 
     def _new_id(self) -> str:
-        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return "".join(self.ids.choices(string.ascii_letters + string.digits, k=9))
 
 
 TOOLS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3_json": LlamaParser, "mistral": MistralParser}
@@ -444,7 +446,10 @@ def _text(token: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def make_parser(reasoning: str | None, tools: str | None, prompt: str) -> Parser:
-    """One for an answer to `prompt`, by the parsers' names; None: the text holds no thoughts, or no calls."""
-    after: Parser = Plain() if tools is None else TOOLS[tools]()
+def make_parser(reasoning: str | None, tools: str | None, prompt: str, ids: Random | None = None) -> Parser:
+    """One for an answer to `prompt`, by the parsers' names; None: the text holds no thoughts, or no calls.
+
+    `ids`: what the calls' ids are drawn from (default: the operating system's entropy).
+    """
+    after: Parser = Plain() if tools is None else TOOLS[tools](ids or SystemRandom())
     return after if reasoning is None else ThoughtParser(reasoning, prompt, after)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -18,7 +18,7 @@ from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import SamplingParams
 from specdec_hal.seeds import SEEDS
-from specdec_hal.wording import one_line, short
+from specdec_hal.wording import clip, one_line, short
 
 MAX_CHOICES = 128
 """Of one request: prompts times `n`."""
@@ -83,6 +83,38 @@ def _few_prompts(value: Any) -> Any:
 
 _ITEMS = _at_most(MAX_ITEMS, "items")
 _TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+
+
+def first_problem(details: Sequence[Mapping[str, Any]], body: Any) -> tuple[str, str | None]:
+    """The first thing that is wrong with a body, with each of the forms that would have been right, and its key.
+
+    `details`: what ``ValidationError.errors`` gives.
+    """
+    paths = [_path(detail, body) for detail in details]
+    where = max((path for path in paths if path[:1] == paths[0][:1]), key=len)  # of a union, the form that was meant
+    whats = dict.fromkeys(_what(detail) for detail, path in zip(details, paths, strict=True) if path == where)
+    what, param = ", or ".join(whats), clip(".".join(map(str, where)), 150) or None
+    return (what if param is None else f"{param}: {what}"), param
+
+
+def _path(detail: Mapping[str, Any], body: Any) -> list[str | int]:
+    """Where something is wrong, without the alternatives of a union, which pydantic names in between."""
+    found: list[str | int] = []
+    for part in detail["loc"]:
+        known = part in body if isinstance(body, dict) else isinstance(body, list) and isinstance(part, int)
+        if not known:
+            continue
+        found.append(part)
+        body = body[part]
+    return [*found, detail["loc"][-1]] if detail["type"] == "missing" and detail["loc"] else found
+
+
+def _what(detail: Mapping[str, Any]) -> str:
+    if detail["type"] == "extra_forbidden":
+        return "unknown key; it is not served"
+    if detail["type"] == "literal_error":
+        return f"expected {detail['ctx']['expected']}, got {short(detail['input'])}; nothing else is served"
+    return str(detail["msg"].removeprefix("Value error, "))
 
 
 class StreamOptions(Body):
@@ -477,6 +509,13 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     def may_call(self) -> bool:
         """Whether calls are looked for in the answer."""
         return bool(self.tools) and self.tool_choice != "none"
+
+    def check_calls(self, tool_call_parser: str | None) -> None:
+        """RequestError for tools where nothing finds calls of them."""
+        if self.may_call and tool_call_parser is None:
+            got = "nothing" if self.tool_choice is None else short(self.tool_choice)
+            hint = "or set serve.tool_call_parser (--tool-call-parser), which finds calls"
+            raise RequestError(f"tool_choice: expected 'none' with tools, got {got}; give that, {hint}")
 
     @property
     def token_limit(self) -> int | None:

@@ -44,13 +44,14 @@ class Renderer:
         self._end: Callable[[], object] = _nothing
 
     async def render(self, arguments: dict[str, Any]) -> str:
+        """:meth:`render_here` on a thread of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self.render_here, arguments)
+
+    def render_here(self, arguments: dict[str, Any]) -> str:
         """What :meth:`ChatTemplate.render` gives for `arguments`.
 
         RequestError as from there, and for a prompt that takes more than `render_s`, or too much memory.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, arguments)
-
-    def _render(self, arguments: dict[str, Any]) -> str:
         try:
             question = json.dumps(arguments).encode()
         except (RecursionError, ValueError) as error:

@@ -20,7 +20,7 @@ from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner import Request as EngineRequest
-from specdec_hal.serve.answers import Answer, ChatAnswer, Json, encode, refusal, token_text
+from specdec_hal.serve.answers import Answer, ChatAnswer, Json, check_model, encode, refusal, token_text
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.places import Places
 from specdec_hal.serve.protocol import (
@@ -32,7 +32,6 @@ from specdec_hal.serve.protocol import (
 )
 from specdec_hal.serve.rendering import Renderer
 from specdec_hal.serve.responses import ResponsesAnswer, ResponsesRequest
-from specdec_hal.wording import short
 
 _log = logging.getLogger("specdec_hal")
 
@@ -147,33 +146,19 @@ class Service:
 
     async def _submit(self, answer: Answer) -> RequestStream:
         engine = self.engine
-        params = answer.request.sampling_params(engine.default_params, engine.info)
-        if answer.markers and any(map(self._is_special, answer.markers)):
-            params = params.model_copy(update={"skip_special_tokens": False})
-        answer.params, answer.end_tokens = params, engine.info.end_tokens
         token_ids = [
             await self._encode(prompt, answer.request.add_special_tokens) if isinstance(prompt, str) else prompt
             for prompt in answer.prompts
         ]
-        answer.prompt_ids = [params.truncated(tokens, engine.info.max_model_len) for tokens in token_ids]
-        choices = [(tokens, wanted) for tokens in answer.prompt_ids for wanted in params.choices()]
-        answer.seeds = [wanted.seed for _, wanted in choices]
-        requests = [EngineRequest(f"{answer.id}-{index}", *choice) for index, choice in enumerate(choices)]
+        requests = answer.requests(engine.default_params, engine.info, token_ids)
         stream = await engine.submit(requests)
         self.metrics.prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
         return stream
 
-    def _is_special(self, text: str) -> bool:
-        tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        return len(tokens) == 1 and tokens[0] in self.tokenizer.special_ids
-
     async def chat_answer(self, request: ChatCompletionRequest) -> ChatAnswer:
         """What answers a chat. RequestError as from :meth:`chat_prompt`, and for tools that nothing finds calls of."""
         settings = self.settings
-        if request.may_call and settings.tool_call_parser is None:
-            got = "nothing" if request.tool_choice is None else short(request.tool_choice)
-            cure = "or start the server with --tool-call-parser, which finds calls"
-            raise RequestError(f"tool_choice: expected 'none' with tools, got {got}; give that, {cure}")
+        request.check_calls(settings.tool_call_parser)
         prompt = [await self.chat_prompt(request)]
         reasoning, calls = settings.reasoning_parser, settings.tool_call_parser
         return ChatAnswer(
@@ -301,8 +286,7 @@ class Service:
         return self.health()
 
     def _check_model(self, name: str | None) -> None:
-        if name not in (None, self.name):
-            raise refusal(404, f"model: expected '{self.name}', got another; GET /v1/models lists it")
+        check_model(name, self.name)
 
 
 class _Events(StreamingResponse):

@@ -1,0 +1,196 @@
+"""The command `batch` on OpenAI's batch lines: their answers in OpenAI's form, the same bytes in every run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
+
+from specdec_hal.batch.replica import Replica
+from specdec_hal.cli import INTERNAL
+from tests.cli.conftest import CharDetokenizer
+from tests.cli.test_batch import Capture, Killed, Model, batch, rows_of
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def line(custom_id: Any, body: Any, url: str = COMPLETIONS, **more: Any) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body, **more}
+
+
+def chat(custom_id: str, text: str, **body: Any) -> dict[str, Any]:
+    return line(custom_id, {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **body}, CHAT)
+
+
+SAMPLED = {"prompt": "xa", "temperature": 3.0, "max_tokens": 30}
+LINES = [
+    line("c", {"prompt": "a", "max_tokens": 5}),
+    {"id": "own", "prompt": "a", "params": {"max_new_tokens": 5}},
+    chat("chat", "abc", n=2),
+    line("s", SAMPLED),
+    line("s", {**SAMPLED, "return_spans": True, "return_token_ids": True, "return_drafts": True}),
+    line("seed", {**SAMPLED, "seed": 3}),
+    line("two", {"prompt": ["b", "c"], "n": 2, "max_tokens": 3, "logprobs": 2, "stop": ["f"]}),
+]
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> None:
+    """The model's folder has a chat template."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+
+
+def write(path: Path, lines: list[Any]) -> Path:
+    source = path / "lines.jsonl"
+    source.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return source
+
+
+@pytest.mark.usefixtures("template")
+def test_answers(model: Model, tmp_path: Path, capsys: Capture) -> None:
+    assert batch(model().ngram, write(tmp_path, LINES), tmp_path / "out", "--json") == 0
+    (counts,) = json.loads(capsys.readouterr().out)["replicas"].values()
+    assert (counts["rows"], counts["failed"], counts["choices"]) == (7, 0, 11)
+    rows = rows_of(tmp_path / "out")
+    own = rows.pop(1)
+    assert (own["row"], own["id"], own["text"]) == (1, "own", "bcdef")
+    assert [row["custom_id"] for row in rows] == ["c", "chat", "s", "s", "seed", "two"]
+    assert [row["id"] for row in rows] == [f"batch_req-{number}" for number in (0, 2, 3, 4, 5, 6)]
+    assert all(row.keys() == {"id", "custom_id", "response", "error"} and row["error"] is None for row in rows)
+    assert [row["response"]["request_id"] for row in rows[:2]] == ["req-0", "req-2"]
+    assert {row["response"]["status_code"] for row in rows} == {200}
+    bodies = [row["response"]["body"] for row in rows]
+    chat_body = ChatCompletion.model_validate(bodies.pop(1))
+    assert (chat_body.id, chat_body.created, chat_body.model) == ("chatcmpl-2", 0, tmp_path.name)
+    assert [choice.message.content for choice in chat_body.choices] == ["defg", "defg"]
+    assert chat_body.usage is not None and chat_body.usage.completion_tokens == 8
+    first, one, other, seeded, two = map(Completion.model_validate, bodies)
+    assert (first.id, first.created, first.object) == ("cmpl-0", 0, "text_completion")
+    assert (first.choices[0].text, first.choices[0].finish_reason) == ("bcdef", "length")
+    assert one.choices[0].text != other.choices[0].text, "equal prompts have seeds of their own"
+    assert one.choices[0].text == seeded.choices[0].text, "row 3 had the seed 3"
+    assert [choice.text for choice in two.choices] == ["cde", "cde", "de", "de"]
+    assert counts["tokens"] == own["prompt_tokens"] * 5 + sum(body["usage"]["completion_tokens"] for body in bodies) + 8
+
+
+@pytest.mark.usefixtures("template")
+def test_the_bytes_are_the_same_however_it_is_divided(model: Model, tmp_path: Path) -> None:
+    source, options = write(tmp_path, LINES), model().ngram
+    for size in ("1", "2", "256"):
+        assert batch(options, source, tmp_path / size, "--block-size", size) == 0
+    assert len({(tmp_path / size / "results.jsonl").read_bytes() for size in ("1", "2", "256")}) == 1
+
+
+@pytest.mark.usefixtures("template")
+def test_calls_have_the_same_ids_in_every_run(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    monkeypatch.setattr(CharDetokenizer, "push", lambda self, token: call if token == ord("b") else "")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    lines = [chat("one", "a", tools=tools, n=2), chat("two", "a", tools=tools)]
+    options = (*model().ngram, "--set", "serve.tool_call_parser=hermes")
+    for out in ("1", "2"):
+        assert batch(options, write(tmp_path, lines), tmp_path / out, "--block-size", out) == 0
+    assert (tmp_path / "1" / "results.jsonl").read_bytes() == (tmp_path / "2" / "results.jsonl").read_bytes()
+    bodies = [ChatCompletion.model_validate(row["response"]["body"]) for row in rows_of(tmp_path / "1")]
+    ids = [calls[0].id for body in bodies for choice in body.choices if (calls := choice.message.tool_calls)]
+    assert len(set(ids)) == 3
+
+
+TEXT = [{"role": "user", "content": "a"}]
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    (line("x", {"prompt": "a", "stream": True}), "invalid_request_error", "stream: expected false in a batch"),
+    (line("x", {"prompt": "a"}, "/v1/embeddings"), "invalid_request_error", "url: expected '/v1/completions' or"),
+    (line("x", {"prompt": "a"}, method="GET"), "invalid_request_error", "method: expected 'POST', got 'GET'"),
+    (line("x", {"prompt": "a"}, more=1), "invalid_request_error", "more: unknown key"),
+    (line("x", ["a"]), "invalid_request_error", "body: "),
+    (line("x", {"prompt": "a", "model": "gpt-4o"}), "not_found_error", "model: expected "),
+    (line("x", {"prompt": "a", "best_of": 2}), "invalid_request_error", "best_of: expected 1"),
+    (line("x", {"prompt": "a", "\ud800": 2}), "invalid_request_error", "unable to parse raw data as a unicode string"),
+    (line("x", {"prompt": "a", "temperature": -1}), "invalid_request_error", "temperature"),
+    (line("x", {"prompt": [999]}), "invalid_request_error", "999"),
+    (line("x", {"prompt": ["a", ""], "n": 2}), "invalid_request_error", "at least"),
+    (line("x", {"max_tokens": 1}), "invalid_request_error", "prompt: "),
+    (line("x", {"messages": TEXT}, CHAT), "invalid_request_error", "has no chat template"),
+    (line("x", {"messages": TEXT, "tools": [{"type": "function", "function": {"name": "f"}}]}, CHAT),
+     "invalid_request_error", "tool_choice: expected 'none' with tools"),
+    ({"custom_id": "x", "url": COMPLETIONS, "body": {"prompt": "a"}}, "invalid_request_error", "method: "),
+]  # fmt: skip
+
+
+def test_bad_rows_are_answered_with_errors(model: Model, tmp_path: Path) -> None:
+    lines = [*(one for one, _, _ in BAD), line(7, {"prompt": "a"}), line("\ud800", {"prompt": "a"})]
+    source = write(tmp_path, [*lines, line("good", {"prompt": "a", "max_tokens": 2})])
+    assert batch(model().naive, source, tmp_path / "out", "--block-size", "4") == 1
+    *failed, good = rows_of(tmp_path / "out")
+    assert good["response"]["body"]["choices"][0]["text"] == "bc"
+    for number, row in enumerate(failed):
+        assert (row["id"], row["response"]) == (f"batch_req-{number}", None)
+        assert row["error"].keys() == {"code", "message"}
+    for row, (_, code, message) in zip(failed, BAD, strict=False):
+        assert (row["custom_id"], row["error"]["code"]) == ("x", code)
+        assert message in row["error"]["message"]
+    assert [row["custom_id"] for row in failed[len(BAD) :]] == [None, None]
+    assert all("custom_id: " in row["error"]["message"] for row in failed[len(BAD) :])
+
+
+def test_a_row_that_the_engine_cannot_end(model: Model, tmp_path: Path) -> None:
+    source = write(tmp_path, [line("x", {"prompt": "a", "n": 2})])
+    assert batch(model(broken=True).naive, source, tmp_path / "out") == 1
+    (row,) = rows_of(tmp_path / "out")
+    assert (row["custom_id"], row["response"], row["error"]["code"]) == ("x", None, "server_error")
+    assert row["error"]["message"]
+
+
+def test_a_row_that_kills_its_process(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, source = model().ngram, write(tmp_path, [line("a", {"prompt": "a"}), line("b", {"prompt": "b"})])
+    assert batch(options, source, tmp_path / "whole") == 0
+    decode = Replica._decode
+
+    def dies(self: Replica, lines: list[tuple[int, bytes]]) -> Any:
+        if any(number == 1 for number, _ in lines):
+            raise Killed
+        return decode(self, lines)
+
+    monkeypatch.setattr(Replica, "_decode", dies)
+    run = (options, source, tmp_path / "out", "--max-crashes", "2")
+    assert [batch(*run) for _ in range(4)] == [INTERNAL] * 4
+    assert batch(*run) == 1
+    whole, hurt = rows_of(tmp_path / "whole"), rows_of(tmp_path / "out")
+    assert hurt[0] == whole[0], "it was kept in the notes of the block"
+    assert (hurt[1]["custom_id"], hurt[1]["response"]) == ("b", None)
+    assert hurt[1]["error"]["message"] == "2 processes died while they decoded this row"
+
+
+def test_what_they_need_is_looked_for_before_work_begins(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    source, out = write(tmp_path, [{"prompt": "a"}, LINES[0]]), tmp_path / "out"
+    monkeypatch.setitem(sys.modules, "specdec_hal.batch.openai_rows", None)
+    assert batch(model().naive, source, out) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "row 1: OpenAI's batch lines need" in message and "specdec-hal[serve]" in message
+    assert not out.exists()
+
+
+def test_they_are_no_columns(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("specdec_hal.batch.results.check_format", lambda kind: None)  # without pyarrow
+    source, out = write(tmp_path, [{"prompt": "a"}, LINES[0]]), tmp_path / "out"
+    assert batch(model().naive, source, out, "--format", "parquet") == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "--format parquet" in message and "OpenAI's batch lines in row 1; use --format jsonl" in message
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("template")
+def test_the_table_counts_choices(model: Model, tmp_path: Path, capsys: Capture) -> None:
+    """Without drafts, a decode step has one token of each choice."""
+    lines = [line("c", {"prompt": "a", "n": 4, "max_tokens": 6}), LINES[1]]
+    assert batch(model().naive, write(tmp_path, lines), tmp_path / "out") == 0
+    (row,) = [text.split() for text in capsys.readouterr().out.splitlines() if "1.00" in text]
+    assert (row[1:4], row[5]) == (["2", "0", "29"], "1.00")
