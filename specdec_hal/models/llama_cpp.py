@@ -31,7 +31,7 @@ from specdec_hal.models.detokenizer import ByteDetokenizer, Detokenizer
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
 from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig, Segment
 from specdec_hal.models.rows import RowSizes, agreeing
-from specdec_hal.models.tokenizer import Tokenizer
+from specdec_hal.models.tokenizer import Tokenizer, cannot_encode
 
 _BATCH = 512
 """Tokens of one pass."""
@@ -304,7 +304,10 @@ class GgufTokenizer(Tokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """See Tokenizer.encode. The file's `add_bos_token` and `add_eos_token` say which tokens are added."""
-        data = text.encode("utf-8")
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise cannot_encode(text, error) from error
         ids = (c_int32 * (len(data) + 8))()
         count = self._file.api.llama_tokenize(
             self._file.vocab, data, len(data), ids, len(ids), add_special_tokens, True

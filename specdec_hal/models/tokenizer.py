@@ -78,9 +78,7 @@ class Tokenizer:
         try:
             ids: list[int] = _guarded(lambda: encode([text], add_special_tokens=add_special_tokens)[0].ids)
         except _LibraryError as error:
-            halves = any("\ud800" <= char <= "\udfff" for char in text)
-            reason = "it has half of a surrogate pair; replace it" if halves else clip(str(error), 300)
-            raise RequestError(f"the tokenizer cannot encode {short(text)}: {reason}") from error
+            raise cannot_encode(text, error) from error
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -181,6 +179,13 @@ class Tokenizer:
         if context and {context[-1], *ids} <= self.special_ids:
             return "".join(map(self._library.id_to_token, ids))
         return self._added(context, ids)
+
+
+def cannot_encode(text: str, error: Exception) -> RequestError:
+    """The error for a text that a tokenizer refuses with `error`."""
+    halves = any("\ud800" <= char <= "\udfff" for char in text)
+    reason = "it has half of a surrogate pair; replace it" if halves else clip(str(error), 300)
+    return RequestError(f"the tokenizer cannot encode {short(text)}: {reason}")
 
 
 class _LibraryError(Exception):

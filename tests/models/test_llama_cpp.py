@@ -14,7 +14,7 @@ import pytest
 
 import specdec_hal as sd
 from specdec_hal.config import parse
-from specdec_hal.errors import ArgumentError, CheckpointError, UnsupportedError
+from specdec_hal.errors import ArgumentError, CheckpointError, RequestError, UnsupportedError
 from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model, load_tokenizer
 from specdec_hal.models import llama_cpp_api as api
 from specdec_hal.models.chat import load_chat_template
@@ -223,6 +223,12 @@ def test_text_goes_there_and_back(file: Path) -> None:
     assert tokenizer.encode("<|endoftext|>") == [0]  # one special token, as Hugging Face's tokenizers have it
     assert tokenizer.decode([0]) == "<|endoftext|>"
     assert tokenizer.decode([-1, 4096]) == ""
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "a \udc00 b"])
+def test_half_of_a_character_is_refused(file: Path, text: str) -> None:
+    with pytest.raises(RequestError, match="it has half of a surrogate pair; replace it"):
+        load_tokenizer(file).encode(text)
 
 
 def test_special_tokens_are_added_as_the_file_says(file: Path, tmp_path: Path) -> None:
