@@ -42,8 +42,9 @@ class GatedModel(HistoryModel):
 class Running:
     """A server, and clients for it."""
 
-    def __init__(self, service: Service, model: GatedModel, url: str, key: str) -> None:
-        self.service, self.engine, self.model, self.url, self.key = service, service.engine, model, url, key
+    def __init__(self, service: Service, url: str, key: str) -> None:
+        self.service, self.engine, self.url, self.key = service, service.engine, url, key
+        self.model: Any = service.engine.runner.model
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         self.http = httpx.Client(base_url=url, timeout=60, headers=headers)
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
@@ -77,16 +78,26 @@ def serving(
     )
     model = GatedModel()
     engine = AsyncEngine(model, config, tokenizer=LetterTokenizer())  # type: ignore[arg-type]
-    service = Service(engine, name, config.serve, template or load_chat_template(ROOT / "models/tiny-py-lm"))
-    listening = uvicorn.Server(server.uvicorn_config(make_app(service, key), config.serve))
-    with server.listen(config) as (listener,):
-        thread = threading.Thread(target=lambda: asyncio.run(listening.serve([listener])))
-        thread.start()
-        running = Running(service, model, server.url(listener), key or "none")
+    with served(engine, name, template or load_chat_template(ROOT / "models/tiny-py-lm"), key) as running:
         try:
             yield running
         finally:
             model.gate.set()
+
+
+@contextmanager
+def served(engine: AsyncEngine, name: str, template: ChatTemplate | None, key: str | None = None) -> Iterator[Running]:
+    """A server over an engine, which it closes."""
+    config = engine.runner.config
+    service = Service(engine, name, config.serve, template)
+    listening = uvicorn.Server(server.uvicorn_config(make_app(service, key), config.serve))
+    with server.listen(config) as (listener,):
+        thread = threading.Thread(target=lambda: asyncio.run(listening.serve([listener])))
+        thread.start()
+        running = Running(service, server.url(listener), key or "none")
+        try:
+            yield running
+        finally:
             running.http.close()
             running.openai.close()
             listening.should_exit = True
