@@ -299,7 +299,7 @@ def test_transformers_has_the_same_tokens(folder: Model, smollm2: Model) -> None
 
 # ---- answers
 
-TOKENS = 24
+TOKENS = 16  # where the second choice is never nearer than 0.08 in log probability: kernels of other CPUs tip nothing
 GREEDY = SamplingParams(max_new_tokens=TOKENS, temperature=0)
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
 
