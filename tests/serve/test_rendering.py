@@ -11,6 +11,7 @@ import pytest
 
 from specdec_hal.errors import CheckpointError, RequestError
 from specdec_hal.models.chat import ChatTemplate
+from specdec_hal.serve import service
 from specdec_hal.serve.rendering import Renderer
 from tests.serve.conftest import Running, serving
 
@@ -101,7 +102,7 @@ def test_deep_nesting_is_no_template(source: str) -> None:
 
 def test_a_template_that_loops_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It blocked the server for ever."""
-    monkeypatch.setattr("specdec_hal.serve.service.Renderer", lambda template: Renderer(template, 2.0))
+    monkeypatch.setattr(service, "Renderer", lambda template: Renderer(template, 2.0))
     with serving(template=ChatTemplate("{% if messages[0].content == 'b' %}" + FOREVER + "{% endif %}a")) as running:
         asyncio.run(_while_it_loops(running))
 

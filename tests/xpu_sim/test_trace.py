@@ -58,7 +58,7 @@ def program(tmp_path, monkeypatch):
     def run(cores: int, *options: str, mode: str = "fast") -> list[dict]:
         coverage = ["--coverage"] if mode == "fast" else []
         assert main(["xpu-cc", *coverage, "--mode", mode, "halves.xpu", "host.cpp", "-o", "halves"]) == 0
-        variables = {"XPU_SIM_TRACE": "out.json", "XPU_SIM": ",".join(options)}
+        variables = {"XPU_SIM_TRACE": "out.json", "XPU_SIM": ",".join(("profile=portable", *options))}
         done = subprocess.run(
             ["./halves", str(cores)], env={**os.environ, **variables}, capture_output=True, text=True, check=False
         )
