@@ -15,7 +15,7 @@ import pytest
 from specdec_hal.xpu_calls import Call, Host, Ran
 from specdec_hal.xpu_cc import Build, build, toolchain
 from specdec_hal.xpu_pytest import XpuPrograms
-from tests.support.xpu_program import BUILTIN_FILES, BUILTIN_TESTS, PAIRS, Program
+from tests.support.xpu_program import BUILTIN_TESTS, PAIRS, Program, builtin_files, builtin_tests
 
 # No fence but the kernels' own: what these tests are about.
 PROFILES = ("portable",)
@@ -100,7 +100,7 @@ def builtins(xpu_programs: XpuPrograms) -> Callable[[str], Callable[..., Ran]]:
 
     def make(mode: str) -> Callable[..., Ran]:
         flags = ["-Wall", "-Wextra", "-Werror"]
-        program = xpu_programs(BUILTIN_FILES, list(BUILTIN_TESTS), mode, profiles=PROFILES, flags=flags)
+        program = xpu_programs(builtin_files(mode), list(builtin_tests(mode)), mode, profiles=PROFILES, flags=flags)
 
         def run(name: str, options: str = "") -> Ran:
             clusters, cores = BUILTIN_TESTS[name]
