@@ -22,7 +22,7 @@ from specdec_hal.ops.spec import Role
 # Every extent at least 2, so that each tensor can be strided, and no two alike, so that none passes for another.
 SIZES = {
     "M": 4, "B": 3, "S": 5, "L": 16, "V": 11, "D": 2, "C": 6, "E": 2, "W": 7, "N": 8, "Q": 10, "Z": 12, "I_cap": 9,
-    "J": 13, "H": 14, "P": 17, "T_cap": 40, "R_cap": 30, "A_cap": 20, "D_cap": 25,
+    "J": 13, "H": 14, "P": 17, "U": 18, "Y": 19, "T_cap": 40, "R_cap": 30, "A_cap": 20, "D_cap": 25,
 }  # fmt: skip
 
 

@@ -126,6 +126,12 @@ def _apply_penalties() -> Inputs:
     )  # fmt: skip
 
 
+def _apply_bitmask() -> Inputs:
+    """The last row alone has a mask: of every third token."""
+    words = np.packbits(np.arange(32 * -(-V // 32)) % 3 == 0, bitorder="little").view("<i4").astype(np.int32)
+    return build("apply_token_bitmask", logits=_logits(), bitmask=words[None], bitmask_rows=_last(0, -1, "int32"))
+
+
 def _top_p_candidates() -> Inputs:
     probs = np.zeros((ROWS, V), np.float32)
     probs[-1] = _row(0, 2 / V)
@@ -168,6 +174,7 @@ _CASES = (
     WideCase("gather_next_token", "many tokens of many numbers, packed", lambda: _gather_next_token(True)),
     WideCase("gather_next_token", "many tokens of many numbers, scattered", lambda: _gather_next_token(False)),
     WideCase("apply_penalties", "many rows of a large vocabulary", _apply_penalties, {"logits": slice(-2, None)}),
+    WideCase("apply_token_bitmask", "many rows of a large vocabulary", _apply_bitmask, {"logits": slice(-2, None)}),
     WideCase("sample_target", "many rows of a large vocabulary", _sample_target),
     WideCase("top_p_candidates", "many rows of a large vocabulary", _top_p_candidates),
     WideCase("verify_draft_tokens", "draft probabilities of many slots", _verify_draft_tokens),

@@ -25,6 +25,7 @@ SECTIONS = {
     7: "Accepted tokens and log-probabilities",
     8: "Scheduling and stop sequences",
     9: "Draft models that read hidden states",
+    10: "Masks of allowed tokens",
 }
 """Titles by the section numbers that OpSpecs carry."""
 

@@ -1,4 +1,5 @@
-"""What stands beside a :class:`~specdec_hal.ops.rows.ModelScene` for a draft model: the target's side of its state."""
+"""What stands beside a :class:`~specdec_hal.ops.mask_scene.MaskScene` for a draft model: the target's side of its
+state."""
 
 from __future__ import annotations
 
@@ -8,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.ops.rows import ModelScene
+from specdec_hal.ops.mask_scene import MaskScene
 from specdec_hal.ops.scene import WIDE, pick
 
 Array = NDArray[Any]
 
 
-class DraftScene(ModelScene):
+class DraftScene(MaskScene):
     """The slots are the draft model's; the target has fed them the same tokens, and drafts that were rejected."""
 
     @cached_property

@@ -1,6 +1,6 @@
 """Inputs for any op, generated from its OpSpec.
 
-:func:`generate` walks the operands of an OpSpec and cuts each from one coherent scene (`scene`, `rows`,
+:func:`generate` walks the operands of an OpSpec and cuts each from one coherent scene (`scene`, `rows`, `mask_scene`,
 `draft_scene`, `phase_scene`); what the op only writes comes poisoned. :func:`hostile` keeps dtypes and shapes and
 replaces the values by the worst that fit. A tensor or attribute that nobody taught the scene is an error, so that a new
 op cannot be tested with silent zeros.
@@ -47,6 +47,7 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "gather_draft_logits": {"states": ("decode", "prefill")},
     "insert_first_token": {"states": ("decode", "prefill")},
     "limit_thinking": {"states": ("decode",), "S": 6, "L": 40, "V": 40},
+    "truncate_drafts": {"states": ("decode",), "S": 6, "L": 40, "V": 111},
     "reasoning_constraint": {"states": ("decode", "decode", "prefill"), "L": 40, "V": 3, "H": 2},
 }
 """Options under which an op's innermost branches are taken often; others need none."""

@@ -109,6 +109,10 @@ class Scene:
         size.setdefault("T_cap", tokens + pick(rng, 0, 1, 5))
         size.setdefault("R_cap", rows + pick(rng, 0, 1, 5))
         size.setdefault("A_cap", rows + pick(rng, 0, 1, 5))
+        masks = self.rng("mask sizes")
+        size.setdefault("U", pick(masks, 0, 1, rows, rows, rows + 2))
+        words = -(-size["V"] // 32)
+        size.setdefault("Y", max(pick(masks, words, words, words, words - 1, words + 1, 1), 1))
         size.setdefault("D_cap", rows + sum(slot.enc > 0 for slot in self.slots) + pick(phases, 0, 1, 5))
 
     def rng(self, name: str) -> np.random.Generator:

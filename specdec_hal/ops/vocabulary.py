@@ -24,6 +24,8 @@ SYMBOLS = {
     "J": "tokens of the text that ends thinking",
     "H": "tokens allowed behind thinking",
     "G": "KV blocks per slot",
+    "U": "masks of allowed tokens",
+    "Y": "32-bit words of a mask",
     "X": "bytes of one slot's n-gram index",
     "I_cap": "width of `input_ids`: the longest prefill chunk",
     "T_cap": "capacity for packed input tokens",
@@ -33,7 +35,7 @@ SYMBOLS = {
 }
 """What the symbols of the shapes stand for."""
 
-MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "D": 1, "C": 1, "N": 1}
+MINIMUM = {"M": 1, "S": 1, "L": 1, "V": 1, "D": 1, "C": 1, "N": 1, "Y": 1}
 """Smallest extent of the symbols that may not be 0."""
 
 MAXIMUM = {"V": 2**24 - 1}
@@ -123,6 +125,8 @@ _tensor(
     "The target model's token per row; -1 in the tail and where undefined.",
     between(-1, "V-1"),
 )
+_tensor("bitmask", I32, ("U", "Y"), "Masks of allowed tokens: bit t % 32 of word t / 32 is 1 for an allowed token t.")
+_tensor("bitmask_rows", I32, ("R_cap",), "Row of `bitmask` for each output row; -1: none.", between(-1, "U-1"))
 _tensor("probs", F32, ("R_cap", "V"), "Probabilities per row; 0 outside the kept set and in the tail.", between(0, 1))
 
 # Verification

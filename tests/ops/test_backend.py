@@ -248,6 +248,7 @@ BAD_VALUES = {
     "row_top_p": np.nan,
     "row_top_k": -2,
     "row_min_p": 1.1,
+    "bitmask_rows": -2,
     "batch_id_per_token": -2,
     "batch_id_per_token_output": 4,
     "cu_seqlens_q": -5,

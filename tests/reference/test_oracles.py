@@ -7,12 +7,12 @@ import pytest
 
 from specdec_hal.ops import OPS, Purpose
 from specdec_hal.ops.generate import cases, generate
-from tests.support import exact, oracle_ngram, oracle_phases, oracle_rows, oracle_slots, wide_rows
+from tests.support import exact, oracle_bitmask, oracle_ngram, oracle_phases, oracle_rows, oracle_slots, wide_rows
 from tests.support.running import assert_same, run
 
 ORACLES = {
     name: getattr(module, name)
-    for module in (oracle_slots, oracle_rows, oracle_ngram, oracle_phases)
+    for module in (oracle_slots, oracle_rows, oracle_ngram, oracle_phases, oracle_bitmask)
     for name in OPS
     if hasattr(module, name)
 }

@@ -26,6 +26,7 @@ _MODULES = (
     "schedule",
     "phases",
     "draft_model",
+    "bitmask",
     "flags",
 )
 
