@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,17 @@ def test_lines_are_at_most_120_columns_wide(folder: str) -> None:
         if len(line) > WIDEST
     ]
     assert not wide, "\n".join(wide)
+
+
+def test_the_emulator_includes_nothing_of_this_project() -> None:
+    """Kernels of others are compiled with it: it stands alone."""
+    folder = ROOT / "kernels_xpu_sim" / "sim"
+    own = {path.name for path in folder.rglob("*.h")}
+    included = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in folder.rglob("*")
+        if path.suffix in SUFFIXES
+        for name in re.findall(r'#include "(.*)"', path.read_text())
+        if Path(name).name not in own or name.startswith("specdec")
+    }
+    assert included == set()

@@ -54,9 +54,11 @@ class Program:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One of ../xpu_sim/kernels, with what its head says."""
+    """A kernel of ../xpu_sim/kernels, with what its head says."""
 
     path: Path
+    name: str
+    text: tuple[tuple[int, str], ...]  # its lines, by number
     clusters: int
     cores: int
     dma: str
@@ -67,25 +69,28 @@ class Kernel:
 
     def lines(self, mark: str) -> set[int]:
         """The lines whose comment has the mark: "here", "the other access"."""
-        text = self.path.read_text().splitlines()
-        return {number for number, line in enumerate(text, 1) if "// <- " in line and mark in line.split("// <- ")[1]}
-
-    @property
-    def name(self) -> str:
-        return self.path.stem
+        return {number for number, line in self.text if "// <- " in line and mark in line.split("// <- ")[1]}
 
 
-def read(path: Path) -> Kernel:
-    head = dict(
-        re.findall(r"^// (fast|asan|strict|object|launch|dma|model|decides): (.*)$", path.read_text(), re.MULTILINE)
-    )
-    clusters, cores = map(int, head["launch"].split("x"))
-    finds = {mode: head[mode] for mode in MODES if mode in head}
-    schedule = head.get("dma", "eager"), head.get("model", "")
-    return Kernel(path, clusters, cores, *schedule, finds, head.get("decides", ""), head.get("object", ""))
+def read(path: Path) -> list[Kernel]:
+    """The kernels of a file: each begins with a comment that says how to launch it, and what is found."""
+    kernels = []
+    lines = list(enumerate(path.read_text().splitlines(), 1))
+    heads = [i for i, (_, line) in enumerate(lines) if line.startswith("// launch: ")]
+    starts = [next(k for k in range(i, 0, -1) if not lines[k - 1][1].startswith("//")) for i in heads]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        block = "\n".join(line for _, line in lines[start:end])
+        head = dict(re.findall(r"^// (fast|asan|strict|object|launch|dma|model|decides): (.*)$", block, re.MULTILINE))
+        (name,) = re.findall(r"__global__ void (\w+)\(", block)
+        clusters, cores = map(int, head["launch"].split("x"))
+        finds = {mode: head[mode] for mode in MODES if mode in head}
+        schedule = head.get("dma", "eager"), head.get("model", "")
+        said = head.get("decides", ""), head.get("object", "")
+        kernels.append(Kernel(path, name, tuple(lines[start:end]), clusters, cores, *schedule, finds, *said))
+    return kernels
 
 
-PAIRS = {path.stem: read(path) for path in sorted(KERNELS.glob("*.xpu"))}
+PAIRS = {kernel.name: kernel for path in sorted(KERNELS.glob("*.xpu")) for kernel in read(path)}
 
 
 BUILTIN_FILES = sorted((SOURCES / "builtins").glob("*.xpu"))

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "dma_queue.h"
+#include "dma.h"
 #include "xpu_sim/site.h"
 
 namespace xpu_sim::rt {
@@ -41,6 +41,8 @@ class Checker {
   }
   virtual bool has_frame_pointers() const { return true; }  // kernels were compiled with them
   virtual bool frames_are_true() const { return true; }  // as large as without the checks
+  // May others run between any two instructions of a core?
+  virtual bool may_interrupt() const { return true; }
   virtual bool many_workers() const { return true; }  // clusters may run at the same time
 };
 

@@ -1,6 +1,12 @@
 #include "faults.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#include <pthread.h>
+#include <sys/syscall.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -8,9 +14,52 @@
 #include <mutex>
 #include <utility>
 
+#include "checker.h"
 #include "forks.h"
-#include "trap.h"
+#include "report.h"
 #include "worker.h"
+
+#if defined(__x86_64__)
+
+// Called as if by the instruction that was interrupted: keeps every register, and the red zone.
+extern "C" __attribute__((visibility("hidden"))) void xpu_sim_interrupt();
+extern "C" {
+__attribute__((used, visibility("hidden"))) uint32_t xpu_sim_saved_bytes = 0;  // by xsave; 0: use fxsave
+__attribute__((used, visibility("hidden"))) void xpu_sim_interrupted() {
+  xpu_sim::rt::Worker* const worker = xpu_sim::rt::current()->worker;
+  worker->give_way();
+}
+}
+__asm__(
+    ".text\n"
+    ".hidden xpu_sim_interrupt\n"
+    ".globl xpu_sim_interrupt\n"
+    ".type xpu_sim_interrupt, @function\n"
+    "xpu_sim_interrupt:\n"
+    "  pushfq\n  cld\n"
+    "  pushq %rbp\n  movq %rsp, %rbp\n"
+    "  pushq %rax\n  pushq %rbx\n  pushq %rcx\n  pushq %rdx\n  pushq %rsi\n  pushq %rdi\n"
+    "  pushq %r8\n  pushq %r9\n  pushq %r10\n  pushq %r11\n"
+    "  movl xpu_sim_saved_bytes(%rip), %ecx\n"
+    "  movl %ecx, %ebx\n"
+    "  testl %ecx, %ecx\n  jnz 1f\n"
+    "  subq $512, %rsp\n  andq $-64, %rsp\n  fxsave64 (%rsp)\n  jmp 2f\n"
+    "1:subq %rcx, %rsp\n  andq $-64, %rsp\n"
+    // The header of the area must be zero.
+    "  xorl %eax, %eax\n  leaq 512(%rsp), %rdi\n  movl $8, %ecx\n  rep stosq\n"
+    "  movl $0xE7, %eax\n  xorl %edx, %edx\n  xsave64 (%rsp)\n"
+    "2:call xpu_sim_interrupted\n"
+    "  testl %ebx, %ebx\n  jnz 3f\n"
+    "  fxrstor64 (%rsp)\n  jmp 4f\n"
+    "3:movl $0xE7, %eax\n  xorl %edx, %edx\n  xrstor64 (%rsp)\n"
+    "4:leaq -80(%rbp), %rsp\n"
+    "  popq %r11\n  popq %r10\n  popq %r9\n  popq %r8\n"
+    "  popq %rdi\n  popq %rsi\n  popq %rdx\n  popq %rcx\n  popq %rbx\n  popq %rax\n"
+    "  popq %rbp\n  popfq\n"
+    "  ret $128\n"
+    ".size xpu_sim_interrupt, . - xpu_sim_interrupt\n");
+
+#endif
 
 namespace xpu_sim::rt {
 
@@ -148,6 +197,36 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   std::signal(signal, SIG_DFL);  // the instruction is repeated, and ends the process as it would have
 }
 
+// Is it the kernel's own code, which may stop anywhere? The runtime, its hooks and the standard library may not.
+// Kernels without symbols are not interrupted.
+bool is_kernel_code(const Core& core, const void* pc) {
+  const Module* const module = core.launch->kernel->module;
+  const Symbol* const function = module ? module->function_at(reinterpret_cast<uintptr_t>(pc)) : nullptr;
+  if (!function) return false;
+  const char* const name = function->name.c_str();
+  for (const char* others : {"__", "_ZNSt", "_ZNKSt", "_ZSt", "_ZN9__gnu_cxx"}) {
+    if (std::strncmp(name, others, std::strlen(others)) == 0) return false;
+  }
+  return !std::strstr(name, "xpu_sim") || std::strstr(name, "DeducedLauncher");  // a kernel may be inlined there
+}
+
+// Makes the core call xpu_sim_interrupted where it is, if it may.
+void interrupt(const Core& core, ucontext_t* where) {
+#if defined(__x86_64__)
+  constexpr size_t kRoom = 24 * 1024;  // for registers and a switch
+  greg_t* const registers = where->uc_mcontext.gregs;
+  const char* const sp = static_cast<const char*>(sp_of(where));
+  if (!core.fiber || sp < core.fiber->low + kRoom || sp >= core.fiber->high) return;
+  if ((checker && !checker->may_interrupt()) || !is_kernel_code(core, pc_of(where))) return;
+  const uintptr_t top = reinterpret_cast<uintptr_t>(sp) - 128 - sizeof(greg_t);  // below the red zone
+  *reinterpret_cast<greg_t*>(top) = registers[REG_RIP];
+  registers[REG_RSP] = static_cast<greg_t>(top);
+  registers[REG_RIP] = reinterpret_cast<greg_t>(&xpu_sim_interrupt);
+#else
+  (void)core, (void)where;
+#endif
+}
+
 void on_watchdog(int signal, siginfo_t* info, void* context) {
   ucontext_t* const where = static_cast<ucontext_t*>(context);
   Core* const core = core_on(sp_of(where));
@@ -156,9 +235,10 @@ void on_watchdog(int signal, siginfo_t* info, void* context) {
     if (previous_watchdog.sa_flags & SA_SIGINFO) previous_watchdog.sa_sigaction(signal, info, context);
     return;
   }
-  const bool stop = watch->tick();
+  const Watch::Verdict verdict = watch->tick(*core);
   if (!core->worker) return;
-  if (stop) return land(core, signal, nullptr, where);
+  if (verdict == Watch::Verdict::stop) return land(core, signal, nullptr, where);
+  if (verdict == Watch::Verdict::interrupt) interrupt(*core, where);
   if (watch->limit_reached()) core->calls = UINT32_MAX - 1;  // its next call into the runtime ends the launch
 }
 
@@ -170,6 +250,12 @@ void catch_watchdog_signal() {
   static bool done = false;
   const std::lock_guard<std::mutex> lock(lock_of(Shared::signals));
   if (std::exchange(done, true)) return;
+#if defined(__x86_64__)
+  unsigned bytes = 0, others;
+  if (__builtin_cpu_supports("avx") && __get_cpuid_count(13, 0, &others, &bytes, &others, &others)) {
+    xpu_sim_saved_bytes = bytes;
+  }
+#endif
   struct sigaction action;
   std::memset(&action, 0, sizeof action);
   action.sa_sigaction = &on_watchdog;
@@ -209,6 +295,77 @@ SignalStack::~SignalStack() {
   std::memset(&now, 0, sizeof now);
   now.ss_flags = SS_DISABLE;
   sigaltstack(&now, nullptr);
+}
+
+}  // namespace xpu_sim::rt
+
+#ifndef sigev_notify_thread_id
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
+
+namespace xpu_sim::rt {
+
+const char Watch::own_mark = 0;
+
+Watch::~Watch() {
+  if (created_) timer_delete(timer_);
+}
+
+void Watch::begin(double seconds) {
+  limit_ = seconds;
+  used_ = 0;
+  last_ = {};
+  requested_ = held_ = 0;
+  if (generation_ != fork_generation()) {
+    created_ = false;
+    armed_ = 0;
+    generation_ = fork_generation();
+  }
+  watching_ = 1;
+  if (!armed_ || period_ != kPeriod) arm(kPeriod);
+}
+
+void Watch::arm(double period) {
+  if (!created_) {
+    catch_watchdog_signal();
+    sigevent event;
+    std::memset(&event, 0, sizeof event);
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_notify_thread_id = static_cast<int>(syscall(SYS_gettid));
+    event.sigev_signo = watchdog_signal();
+    event.sigev_value.sival_ptr = this;
+    if (timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_) != 0) return;  // no timers left: run unwatched
+    created_ = true;
+  }
+  itimerspec when;
+  std::memset(&when, 0, sizeof when);
+  when.it_interval.tv_nsec = when.it_value.tv_nsec = static_cast<long>(period * 1e9);
+  timer_settime(timer_, 0, &when, nullptr);
+  armed_ = period > 0;
+  period_ = period;
+}
+
+Watch::Verdict Watch::tick(const Core& core) {
+  if (!watching_) {
+    arm(0);
+    return Verdict::go_on;
+  }
+  if (held_) return Verdict::go_on;
+  used_ += period_;
+  if (limit_ > 0 && used_ >= limit_) {
+    // First ask: the core may be in the runtime, which must not be left in the middle. One that has not come by in a
+    // whole period is in its own code.
+    if (requested_) return used_ - requested_at_ >= kPeriod ? Verdict::stop : Verdict::go_on;
+    requested_at_ = used_;
+    requested_ = 1;
+  }
+  if (!core.worker) return Verdict::go_on;
+  const Position now{&core, core.cluster, core.worker->epoch(), core.calls};
+  const bool same = now == last_;
+  last_ = now;
+  if (!same) return Verdict::go_on;
+  if (period_ != kTurn) arm(kTurn);
+  return Verdict::interrupt;
 }
 
 }  // namespace xpu_sim::rt

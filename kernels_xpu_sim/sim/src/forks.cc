@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 
-#include "stacks.h"
+#include "lm.h"
 
 namespace xpu_sim::rt {
 

@@ -1,4 +1,4 @@
-// The programs and libraries in memory: symbols, thread-local segments, source lines.
+// The programs and libraries in memory: symbols, thread-local segments, source lines, kernels.
 #pragma once
 
 #include <cstddef>
@@ -64,5 +64,21 @@ Scalar sm_scalar(const Module& module, size_t offset);
 std::string readable(const std::string& symbol);
 // The variable's name of a function's static variable.
 std::string variable_of(const std::string& symbol);
+
+struct KernelInfo {
+  const void* address = nullptr;
+  std::string name;                // "verify<float>"
+  const Module* module = nullptr;  // nullptr: not in any file, such as code made at run time
+  std::vector<const Symbol*> sm_objects;  // that it declares itself
+  size_t sm_bytes = 0;             // of those
+};
+
+// What a thread launched lately, by a few bits of the address: found without locking.
+struct KernelCache {
+  const KernelInfo* recent[256] = {};
+};
+
+// Found once per kernel and kept.
+const KernelInfo* kernel_info(const void* kernel, const char* name, KernelCache* cache);
 
 }  // namespace xpu_sim::rt

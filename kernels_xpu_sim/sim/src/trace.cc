@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "dma_queue.h"
+#include "dma.h"
 #include "forks.h"
 #include "json.h"
 #include "worker.h"

@@ -76,9 +76,8 @@ def pairs(xpu_programs: XpuPrograms) -> Callable[[str], Callable[..., Ran]]:
 
     def make(mode: str) -> Callable[..., Ran]:
         # What is wrong on purpose is what compilers warn about.
-        program = xpu_programs(
-            [kernel.path for kernel in PAIRS.values()], list(PAIRS), mode, profiles=PROFILES, flags=["-w"]
-        )
+        files = sorted({kernel.path for kernel in PAIRS.values()})
+        program = xpu_programs(files, list(PAIRS), mode, profiles=PROFILES, flags=["-w"])
 
         def run(*words: Any, options: str = "") -> Ran:
             elements = 1024

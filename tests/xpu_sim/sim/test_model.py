@@ -161,11 +161,12 @@ int main() {
 """
 
 
-def test_a_core_that_spins_lets_the_others_run(shared_folder, compiled):
-    """Whoever runs first: the launch ends, and what is wrong with the flag is found each time."""
-    source = shared_folder / "spinning.xpu"
+@pytest.mark.parametrize("mode", MODES_ASAN_SLOW)
+def test_a_core_that_spins_lets_the_others_run(shared_folder, compiled, mode):
+    """Whoever runs first: the launch ends; what is wrong with the flag, the strict build finds each time."""
+    source = shared_folder / f"spinning_{mode}.xpu"
     source.write_text(SPINNING)
-    program = compiled("spinning", [source], "strict")
-    for seed in range(4):
+    program = compiled("spinning", [source], mode)
+    for seed in range(4 if mode == "strict" else 1):  # the others wait for the timer
         result = program(options=f"seed={seed},watchdog_seconds=2")
-        assert (result.status, result.checks) == (1, {"race"}), result.err
+        assert (result.status, result.checks) == ((1, {"race"}) if mode == "strict" else (0, set())), result.err

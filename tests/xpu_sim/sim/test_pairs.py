@@ -1,6 +1,7 @@
-"""Each check has a kernel that must be flagged, and its repaired twin that must not: ../kernels/<name>_{bad,good}.xpu.
+"""Each check has a kernel that must be flagged, <name>_bad, and its repaired twin that must not: <name>_good.
 
-The head of a bad one says which build finds what, and in which object; `launch` is clusters x cores. Lines are marked.
+They are in ../kernels, a file for each family. The comment before a bad one says which build finds what, and in which
+object; `launch` is clusters x cores. Lines are marked.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def test_the_bad_one_is_flagged(pairs, kernel, mode):
             assert f"{kernel.name}: {check}: " in result.err
             continue
         check_place(kernel, mode, seed, finding)
-        assert f"{kernel.name}.xpu:{finding['at']['line']}: {check}: {finding['message']}\n" in result.err
+        assert f"{kernel.path.name}:{finding['at']['line']}: {check}: {finding['message']}\n" in result.err
         assert f"in {kernel.name}, cluster {finding['cluster']}, core {finding['core']}" in result.err
 
 
@@ -80,7 +81,7 @@ def flag(kernel):
 def check_place(kernel, mode, seed, finding):
     """The finding names the place, the object and the other access, as far as this build can know."""
     assert 0 <= finding["cluster"] < kernel.clusters and 0 <= finding["core"] < kernel.cores
-    assert Path(finding["at"]["file"]).name == f"{kernel.name}.xpu"
+    assert Path(finding["at"]["file"]).name == kernel.path.name
     other = kernel.lines("the other access")
     # Where two accesses meet, the order of the cores decides which comes second.
     assert finding["at"]["line"] in kernel.lines("here") | (other if seed else set())
@@ -93,7 +94,7 @@ def check_place(kernel, mode, seed, finding):
         assert finding["object"] == name
         assert seed or finding["offset"] == int(offset)
     if other:
-        named = re.search(rf"{kernel.name}\.xpu:(\d+)", finding["other"])
+        named = re.search(rf"{kernel.path.name}:(\d+)", finding["other"])
         assert named and int(named[1]) in other | (kernel.lines("here") if seed else set())
 
 

@@ -16,14 +16,15 @@
 #include "xpu_sim/kernel/strict.h"
 #include "xpu_sim/kernel/qualifiers.h"
 #include "xpu_sim/kernel/types.h"
-#include "xpu_sim/kernel/coordinates.h"
 #include "xpu_sim/kernel/dma.h"
 #include "xpu_sim/kernel/sync.h"
 #include "xpu_sim/kernel/arithmetic.h"
-#include "xpu_sim/kernel/partition.h"
 #include "xpu_sim/kernel/cast.h"
-#include "xpu_sim/kernel/buffers.h"
-#include "xpu_sim/kernel/atomics.h"
 #include "xpu_sim/kernel/primitives.h"
-#include "xpu_sim/kernel/simd.h"
+// The 512-bit vectors of a core. Names: v(ector) or s(calar) operands, operation, element type x lanes, then what
+// happens to lanes whose mask bit is 0: _mz makes them zero (a store writes zero), _mh keeps `hold` (a store, memory).
+#include "xpu_sim/kernel/simd/types.h"
+#include "xpu_sim/kernel/simd/memory.h"
+#include "xpu_sim/kernel/simd/arithmetic.h"
+#include "xpu_sim/kernel/simd/lanes.h"
 // clang-format on

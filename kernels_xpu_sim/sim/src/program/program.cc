@@ -2,25 +2,105 @@
 // status of the process: 1, a defect, or a suppression that is not needed any more; 3, only what depends on the model;
 // else the program's own. Asked through the environment, since the program's own arguments are its own:
 //   XPU_SIM=seed=7,dma=random    options of all launches that have none of their own
-//   XPU_SIM_SUPPRESSIONS=FILE    findings to pass over (suppressions.h)
+//   XPU_SIM_SUPPRESSIONS=FILE    findings to pass over (class Suppressions)
 //   XPU_SIM_PART=1               the program is one run of several: a suppression that it has no use for is no error
 //   XPU_SIM_JSON=FILE            findings and counters as JSON at the end; - is the standard output
 //   XPU_SIM_TRACE=FILE           a timeline for Perfetto or chrome://tracing at the end
 //   XPU_SIM_REPORT=1             counters by kernel at the end, on the standard error; "launches": after each launch
+#include <fnmatch.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "../forks.h"
 #include "../json.h"
-#include "suppressions.h"
+#include "xpu_sim/finding.h"
 #include "xpu_sim/host.h"
+
+namespace xpu_sim {
+
+// Findings that somebody has looked at: a file with one line each, and a reason.
+//
+//   # check, where (a file, or file:line; * and ? as in a shell), why it is right
+//   missing_fence  vendor/top_k.xpu:81  the wrapper launches one core
+//   race           vendor/*.h           flags are only ever set to 1
+
+class Suppressions {
+ public:
+  // Returns what is wrong with the file, or an empty string.
+  std::string read(const std::string& path);
+
+  // Is the finding among them?
+  bool hold(const Finding& finding);
+
+  // Those that have held no finding, in the order of the file, as "FILE:LINE: check where".
+  std::vector<std::string> stale() const;
+
+ private:
+  struct Entry {
+    std::string check, where, place;  // `place`: its own, in the file
+    bool used;
+  };
+  std::vector<Entry> entries_;
+};
+
+namespace {
+
+bool matches(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0 || fnmatch(("*/" + pattern).c_str(), name.c_str(), 0) == 0;
+}
+
+bool is_at(const Location& place, const std::string& pattern) {
+  return matches(pattern, place.file) || matches(pattern, place.file + ":" + std::to_string(place.line));
+}
+
+}  // namespace
+
+std::string Suppressions::read(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return "expected a file that can be read, got " + path;
+  std::string line;
+  for (int number = 1; std::getline(in, line); ++number) {
+    std::istringstream words(line);
+    Entry entry{"", "", path + ":" + std::to_string(number), false};
+    std::string reason;
+    if (!(words >> entry.check) || entry.check[0] == '#') continue;
+    if (!(words >> entry.where >> reason)) {
+      return entry.place + ": expected a check, a place and a reason, got '" + line + "'";
+    }
+    entries_.push_back(std::move(entry));
+  }
+  return "";
+}
+
+bool Suppressions::hold(const Finding& finding) {
+  bool held = false;
+  for (Entry& entry : entries_) {
+    if (!matches(entry.check, finding.check)) continue;
+    const auto here = [&entry](const Location& place) { return is_at(place, entry.where); };
+    if (!here(finding.at) && !std::any_of(finding.inside.begin(), finding.inside.end(), here)) continue;
+    held = entry.used = true;
+  }
+  return held;
+}
+
+std::vector<std::string> Suppressions::stale() const {
+  std::vector<std::string> all;
+  for (const Entry& entry : entries_) {
+    if (!entry.used) all.push_back(entry.place + ": " + entry.check + " " + entry.where);
+  }
+  return all;
+}
+
+}  // namespace xpu_sim
 
 // Of a program that counts the lines that run (xpu-cc --coverage): its counts are written at exit, or when asked to.
 extern "C" __attribute__((weak)) void __gcov_dump();

@@ -6,10 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "lm_shadow.h"
-#include "memory_calls.h"
+#include "lm.h"
 #include "state.h"
-#include "stores.h"
 
 namespace xpu_sim::rt::strict {
 

@@ -1,11 +1,9 @@
-#include "repeats.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "../findings.h"
 #include "../random.h"
+#include "../report.h"
 #include "state.h"
 
 namespace xpu_sim::rt::strict {

@@ -1,6 +1,6 @@
 #include "state.h"
 
-#include "../trap.h"
+#include "../report.h"
 
 namespace xpu_sim::rt::strict {
 

@@ -2,26 +2,67 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../checks.h"
-#include "../trap.h"
+#include "../report.h"
 #include "../worker.h"
 #include "cell.h"
-#include "gm_caches.h"
-#include "gm_cells.h"
-#include "lazy_array.h"
-#include "lm_shadow.h"
-#include "narrow_stores.h"
-#include "places.h"
-#include "repeats.h"
-#include "sm_cells.h"
-#include "sm_objects.h"
+#include "cells.h"
+#include "lm.h"
+#include "narrow.h"
+#include "xpu_sim/finding.h"
+
+namespace xpu_sim::rt {
+
+// Does it matter what was in memory that nothing had written? A load of it alone is no fault: tiles are loaded ahead,
+// and structures copied whole. So such a load is remembered, and when the launch has ended it is repeated with other
+// values in place of those: if GM, the way of a core or an address of GM differs, the value was used.
+struct Core;
+struct Launch;
+class Worker;
+}  // namespace xpu_sim::rt
 
 namespace xpu_sim::rt::strict {
+
+struct State;
+
+// What GM held before the launch wrote to it.
+class Journal {
+ public:
+  void clear();
+  // Before the first write of a launch to a piece of GM.
+  void save(uintptr_t address, size_t bytes);
+  // What the pieces hold now, one behind the other.
+  std::vector<char> contents() const;
+  void put(const std::vector<char>& contents) const;
+  // Makes GM what it was.
+  void undo() const { put(saved_); }
+
+ private:
+  struct Piece {
+    char* at;
+    size_t bytes;
+  };
+  std::vector<Piece> pieces_;
+  std::vector<char> saved_;
+};
+
+// A load of what nothing has written, at an instruction.
+struct UnwrittenLoad {
+  const void* pc;
+  Finding finding;
+};
+
+// Puts the value to be tried into bytes that nothing has written, if the instruction is the one on trial.
+void try_other_value(const State& state, char* address, size_t bytes, const void* pc);
+
+// Repeats the launch for each remembered load, and reports those that matter. GM is then as the launch left it.
+void repeat_for_unwritten_loads(State& state, Launch& launch);
 
 enum Space { sm_space, gm_space, spaces };
 
@@ -189,5 +230,26 @@ void report_equal(Core& core, Conflict conflict, const void* place, int line, F 
     return f;
   }, Severity::depends);
 }
+
+// -- slow paths of the hooks, and what kernels call in place of memcpy and its like
+
+void load_range(const char* p, size_t bytes, const void* pc);
+void store_range(char* p, size_t bytes, const void* pc);
+
+[[gnu::cold]] void lm_load_slow(Core& core, const char* p, size_t bytes, const void* pc);
+[[gnu::cold]] void lm_store_slow(Core& core, const char* p, size_t bytes, const void* pc);
+// A load where stores of different widths have written. At an instruction, or a copy's line.
+[[gnu::cold]] void narrow_load(Core& core, const char* p, size_t bytes, const void* pc, Site site);
+[[gnu::cold]] void unaligned(Core& core, const char* p, size_t bytes, const void* pc);
+
+void check_copy_conflicts(State& state, Core& core, const Copy& copy, bool sync);
+
+// What a fence, a synchronous copy or the end of the core completes.
+void finish_fenced(State& state, Core& core, uint32_t mask);
+void finish_kind(State& state, Core& core, Direction direction);
+void finish_lm(State& state, Core& core);
+
+void atomic_access(State& state, Core& core, const char* address, bool store);
+void check_room(Core& core, const void* address, size_t bytes, Site site);
 
 }  // namespace xpu_sim::rt::strict

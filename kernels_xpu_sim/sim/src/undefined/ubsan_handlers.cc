@@ -6,7 +6,7 @@
 
 #include "../checker.h"
 #include "../checks.h"
-#include "../trap.h"
+#include "../report.h"
 #include "../worker.h"
 
 namespace xpu_sim::rt {

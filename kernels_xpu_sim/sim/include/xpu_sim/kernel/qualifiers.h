@@ -3,8 +3,6 @@
 
 #include <cstddef>
 
-#include "xpu_sim/kernel/room.h"
-
 // The command line of a kernel compiler says which device it compiles for; a plain g++ call does not.
 #ifndef __xpu__
 #define __xpu__ 1
@@ -33,6 +31,14 @@
   static thread_local __attribute__((aligned(64)))
 #else
 #define __shared__ static thread_local __attribute__((aligned(64)))
+#endif
+
+// How much of its object lies at and after an address, where the compiler can tell; else the largest number. The
+// variables of LM have no names at run time, so that this is all that is known of them there.
+#if __has_builtin(__builtin_dynamic_object_size)
+#define XPU_SIM_ROOM(p) __builtin_dynamic_object_size(p, 0)
+#else
+#define XPU_SIM_ROOM(p) __builtin_object_size(p, 0)
 #endif
 
 // The group's memory is carved out of its LM and used with one core per group, so it is private to that core: a local.

@@ -17,3 +17,68 @@ void sync_cluster(XPU_SIM_SITE);  // all cores of the cluster; cores that have r
 void sync_all(XPU_SIM_SITE);      // the same: there is no barrier across clusters
 void sync_local(XPU_SIM_SITE);    // the cores of one group
 void sync_group(int mask, XPU_SIM_SITE);  // bit g: the cores of group g
+
+// Who am I: the values of the launch, not of the hardware.
+// Constant for the core that runs, hence `const`: the compiler may ask once.
+[[gnu::const]] int core_id();
+[[gnu::const]] int core_num();
+[[gnu::const]] int cluster_id();
+[[gnu::const]] int cluster_num();
+
+// Atomics are pairs of load-linked and store-conditional on integers in SM, written as assembly in kernels:
+//   loada.w  value, address
+//   storea.w failed, value, address      (failed != 0: try again)
+namespace xpu_sim::detail {
+int load_linked(const int* address, Site site);
+int store_conditional(int* address, int value, Site site);  // 0: stored
+void ticket_lock(Site site);
+void ticket_unlock(Site site);
+}  // namespace xpu_sim::detail
+
+#if defined(__x86_64__)
+// Each is a call into the emulator that preserves every register. Operands may be any register, also one that a call
+// would pass arguments in, hence by way of the stack, below the red zone. A result may be of any integer type, bool
+// included: `mov` without a suffix takes its width from the register.
+__asm__(
+    ".ifndef xpu_sim_atomics_defined\n"
+    ".set xpu_sim_atomics_defined, 1\n"
+    ".macro loada.w value, address\n"
+    "  leaq -144(%rsp), %rsp\n"
+    "  movq \\address, (%rsp)\n"
+    "  call xpu_sim_loada@PLT\n"
+    "  mov 8(%rsp), \\value\n"
+    "  leaq 144(%rsp), %rsp\n"
+    ".endm\n"
+    ".macro storea.w failed, value, address\n"
+    "  leaq -144(%rsp), %rsp\n"
+    "  movq \\address, (%rsp)\n"
+    "  movq $0, 8(%rsp)\n"
+    "  mov \\value, 8(%rsp)\n"
+    "  call xpu_sim_storea@PLT\n"
+    "  mov 8(%rsp), \\failed\n"
+    "  leaq 144(%rsp), %rsp\n"
+    ".endm\n"
+    ".endif\n");
+#endif
+
+inline int SM2REG_atomic(const int* address, XPU_SIM_SITE) {
+  return ::xpu_sim::detail::load_linked(address, xpu_sim_site);
+}
+
+// 0: stored; 1: failed, try again from SM2REG_atomic.
+inline int REG2SM_atomic(int* address, int value, XPU_SIM_SITE) {
+  return ::xpu_sim::detail::store_conditional(address, value, xpu_sim_site);
+}
+
+// The old value.
+inline int atomicadd(int* address, int value, XPU_SIM_SITE) {
+  int old;
+  do {
+    old = ::xpu_sim::detail::load_linked(address, xpu_sim_site);
+  } while (::xpu_sim::detail::store_conditional(address, old + value, xpu_sim_site) != 0);
+  return old;
+}
+
+// The cluster's one lock.
+inline void ticket_lock_mix(XPU_SIM_SITE) { ::xpu_sim::detail::ticket_lock(xpu_sim_site); }
+inline void unlock_mix(XPU_SIM_SITE) { ::xpu_sim::detail::ticket_unlock(xpu_sim_site); }

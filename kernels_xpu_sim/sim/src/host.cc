@@ -1,0 +1,232 @@
+// XRE and the frame of operators on the emulator: device memory is GM, and everything asked for has been done when a
+// call returns.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "gm.h"
+#include "report.h"
+#include "xpu/refactor/impl_public/wrapper_check.h"
+#include "xpu/runtime.h"
+#include "xpu/xdnn.h"
+#include "xpu_sim/gm.h"
+#include "xpu_sim/launch.h"
+
+using xpu_sim::Site;
+
+namespace xpu_sim::rt {
+
+namespace {
+
+// A finding of the host's, at its own line.
+int wrong(Check check, const char* function, Site site, std::string message) {
+  Finding f;
+  f.check = name_of(check);
+  f.message = std::move(message);
+  f.kernel = function;
+  if (site.file) f.at = {site.file, site.line, ""};
+  f.replay = to_string(defaults());
+  std::vector<Finding> of_no_launch;
+  keep(f, &of_no_launch);
+  return XPUERR_INVALID_PARAM;
+}
+
+// Is all of it GM?
+int check_device(const void* p, uint64_t bytes, const char* function, Site site) {
+  const size_t room = gm_room(p);
+  if (room >= bytes && (room || !bytes)) return XPU_SUCCESS;
+  if (!p) return wrong(Check::null_pointer, function, site, "expected memory of the device, got nullptr");
+  if (!room) return wrong(Check::host_pointer, function, site, "expected memory of the device, got an address of none");
+  return wrong(Check::gm_out_of_bounds, function, site,
+               text("%llu bytes where the device's memory has %zu left", static_cast<unsigned long long>(bytes), room));
+}
+
+int check_host(const void* p, const char* function, Site site) {
+  if (!p) return wrong(Check::null_pointer, function, site, "expected memory of the host, got nullptr");
+  if (gm_room(p)) {
+    return wrong(Check::host_pointer, function, site,
+                 "expected memory of the host, got the device's; name the copy's direction as it is");
+  }
+  return XPU_SUCCESS;
+}
+
+int copy(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, const char* function, Site site) {
+  if (bytes == 0) return XPU_SUCCESS;
+  if (kind < XPU_HOST_TO_DEVICE || kind > XPU_DEVICE_TO_DEVICE) return XPUERR_INVALID_PARAM;
+  const bool from_host = kind == XPU_HOST_TO_DEVICE, to_host = kind == XPU_DEVICE_TO_HOST;
+  int error = from_host ? check_host(from, function, site) : check_device(from, bytes, function, site);
+  if (!error) error = to_host ? check_host(to, function, site) : check_device(to, bytes, function, site);
+  if (!error) std::memmove(to, from, bytes);
+  return error;
+}
+
+// Streams and events are in order whatever happens: each is a byte of its own, so that handles differ.
+int make_handle(void** handle) {
+  if (!handle) return XPUERR_INVALID_PARAM;
+  *handle = std::malloc(1);
+  return *handle ? XPU_SUCCESS : XPUERR_NOMEM;
+}
+
+}  // namespace
+
+}  // namespace xpu_sim::rt
+
+using namespace xpu_sim::rt;
+
+const char* xpu_strerror(int error) {
+  switch (error) {
+    case XPU_SUCCESS: return "success";
+    case XPUERR_INVALID_DEVICE: return "no such device";
+    case XPUERR_INVALID_PARAM: return "an argument is wrong";
+    case XPUERR_NOMEM: return "not enough memory";
+    case XPUERR_LAUNCH: return "a launch was refused or ended early";
+    default: return "unknown error";
+  }
+}
+
+int xpu_device_count(int* count) {
+  *count = 1;
+  return XPU_SUCCESS;
+}
+
+int xpu_set_device(int device) { return device == 0 ? XPU_SUCCESS : XPUERR_INVALID_DEVICE; }
+
+int xpu_current_device(int* device) {
+  *device = 0;
+  return XPU_SUCCESS;
+}
+
+int xpu_malloc(void** device_ptr, uint64_t bytes, XPUMemoryKind, Site site) {
+  if (!device_ptr) return XPUERR_INVALID_PARAM;
+  try {
+    *device_ptr = xpu_sim::gm_alloc_bytes(bytes, site.file ? text("xpu_malloc:%d", site.line).c_str() : "xpu_malloc");
+  } catch (const std::bad_alloc&) {
+    *device_ptr = nullptr;
+    return XPUERR_NOMEM;
+  }
+  return XPU_SUCCESS;
+}
+
+int xpu_free(void* device_ptr, Site site) {
+  try {
+    xpu_sim::gm_free(device_ptr);
+  } catch (const std::invalid_argument&) {
+    return wrong(Check::host_pointer, "xpu_free", site, "expected an address from xpu_malloc, got another");
+  }
+  return XPU_SUCCESS;
+}
+
+int xpu_host_alloc(void** host_ptr, uint64_t bytes, unsigned) {
+  if (!host_ptr) return XPUERR_INVALID_PARAM;
+  *host_ptr = std::malloc(bytes ? bytes : 1);
+  return *host_ptr ? XPU_SUCCESS : XPUERR_NOMEM;
+}
+
+int xpu_host_free(void* host_ptr) {
+  std::free(host_ptr);
+  return XPU_SUCCESS;
+}
+
+int xpu_memcpy(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, Site site) {
+  return copy(to, from, bytes, kind, "xpu_memcpy", site);
+}
+
+int xpu_memcpy_async(void* to, const void* from, uint64_t bytes, XPUMemcpyKind kind, XPUStream, Site site) {
+  return copy(to, from, bytes, kind, "xpu_memcpy_async", site);
+}
+
+int xpu_memset(void* device_ptr, int value, uint64_t bytes, Site site) {
+  const int error = check_device(device_ptr, bytes, "xpu_memset", site);
+  if (!error) std::memset(device_ptr, value, bytes);
+  return error;
+}
+
+int xpu_wait(XPUStream) { return xpu_sim::take_failed_launch() ? XPUERR_LAUNCH : XPU_SUCCESS; }
+
+int xpu_stream_create(XPUStream* stream) { return make_handle(stream); }
+int xpu_stream_destroy(XPUStream stream) { return xpu_host_free(stream); }
+int xpu_stream_wait_event(XPUStream, XPUEvent) { return XPU_SUCCESS; }
+int xpu_event_create(XPUEvent* event) { return make_handle(event); }
+int xpu_event_record(XPUEvent, XPUStream) { return XPU_SUCCESS; }
+int xpu_event_wait(XPUEvent) { return xpu_wait(); }
+int xpu_event_destroy(XPUEvent event) { return xpu_host_free(event); }
+
+namespace baidu::xpu::api {
+
+// The frame of operators: contexts, scratch memory, and what the checks of arguments say.
+
+Context* create_context() { return new Context(kXPU3); }
+void destroy_context(Context* ctx) { delete ctx; }
+
+void* ctx_guard::bytes(int64_t n) {
+  if (n < 0) return nullptr;
+  void* block = nullptr;
+  const uint64_t size = n ? static_cast<uint64_t>(n) : 1;
+  const bool host = ctx_->dev().type() == kCPU;
+  const int error = host ? xpu_host_alloc(&block, size) : xpu_malloc(&block, size);
+  if (error) return nullptr;
+  if (host) std::memset(block, 0xA5, size);  // as on the device: whoever relies on zeros is to notice
+  blocks_.push_back(block);
+  return block;
+}
+
+ctx_guard::~ctx_guard() {
+  for (void* const block : blocks_) ctx_->dev().type() == kCPU ? xpu_host_free(block) : xpu_free(block);
+}
+
+int do_host2device(Context* ctx, const void* host, void* device, int64_t bytes, xpu_sim::Site site) {
+  if (ctx->dev().type() != kCPU) {
+    const int error = xpu_memcpy(device, host, static_cast<uint64_t>(bytes), XPU_HOST_TO_DEVICE, site);
+    return error ? RUNTIME_ERROR : SUCCESS;
+  }
+  std::memmove(device, host, static_cast<size_t>(bytes));
+  return SUCCESS;
+}
+
+int do_device2host(Context* ctx, const void* device, void* host, int64_t bytes, xpu_sim::Site site) {
+  if (ctx->dev().type() != kCPU) {
+    const int error = xpu_memcpy(host, device, static_cast<uint64_t>(bytes), XPU_DEVICE_TO_HOST, site);
+    return error ? RUNTIME_ERROR : SUCCESS;
+  }
+  std::memmove(host, device, static_cast<size_t>(bytes));
+  return SUCCESS;
+}
+
+}  // namespace baidu::xpu::api
+
+namespace xpu_sim::wrapper {
+
+using namespace baidu::xpu::api;
+
+int complain(int error, Site where, const std::string& message) {
+  std::fprintf(stderr, "%s:%d: %s\n", where.file, where.line, message.c_str());
+  return error;
+}
+
+int check_memory(const Context* ctx, const void* p, int64_t count, size_t element, const char* name, Site where) {
+  if (count < 0)
+    return complain(INVALID_PARAM, where,
+                    rt::text("expected a size of %s, got %lld", name, static_cast<long long>(count)));
+  if (count == 0) return SUCCESS;
+  if (!p) return complain(INVALID_PARAM, where, rt::text("expected %s, got nullptr", name));
+  if (ctx->dev().type() == kCPU) return SUCCESS;
+  const size_t room = gm_room(p), bytes = static_cast<size_t>(count) * element;
+  if (room >= bytes) return SUCCESS;
+  return complain(INVALID_PARAM, where,
+                  room ? rt::text("expected %zu bytes of GM at %s, got %zu", bytes, name, room)
+                       : rt::text("expected GM at %s, got other memory", name));
+}
+
+void begin_call(Context* ctx, const char* function, std::initializer_list<const char*> types) {
+  if (!ctx->debug_level) return;
+  ctx->call = function;
+  for (const char* const type : types) ctx->call += std::string(" ") + type;
+}
+
+void write_call(Context* ctx) {
+  if (ctx->debug_level) std::fprintf(stderr, "%s\n", ctx->call.c_str());
+}
+
+}  // namespace xpu_sim::wrapper

@@ -1,0 +1,51 @@
+// Elements that are written in part.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "cells.h"
+#include "xpu_sim/finding.h"
+
+namespace xpu_sim::rt::strict {
+
+class NarrowStores {
+ public:
+  void clear();
+
+  // A write of [address, address + bytes) from `place` (an instruction, or a file with a line); make() gives the
+  // finding that it is if nothing fills the rest.
+  template <class F>
+  void note(const Region& region, uintptr_t address, size_t bytes, const void* place, int line, F make) {
+    const uintptr_t begin = address - region.begin, last = region.element - 1;
+    if (__builtin_expect(((begin | bytes) & last) == 0 || region.element > 8, 1)) return;
+    const size_t number = number_of(place, line);
+    if (number == places_.size()) places_.push_back({place, line, make()});
+    const uintptr_t end = begin + bytes;
+    add(region, begin & ~last, begin, end, number);
+    if ((begin & ~last) != ((end - 1) & ~last)) add(region, (end - 1) & ~last, begin, end, number);
+  }
+
+  // Those that are not whole, one for each place.
+  std::vector<Finding> take();
+
+ private:
+  struct Place {
+    const void* place;
+    int line;
+    Finding finding;
+  };
+  struct Element {
+    unsigned bytes, written;  // a bit for each byte
+    size_t place;
+  };
+  size_t number_of(const void* place, int line) const;
+  void add(const Region& region, uintptr_t element, uintptr_t begin, uintptr_t end, size_t place);
+
+  std::vector<Place> places_;
+  std::unordered_map<uintptr_t, Element> elements_;
+};
+
+}  // namespace xpu_sim::rt::strict
