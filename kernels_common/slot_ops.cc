@@ -2,18 +2,22 @@
 // into.
 #include <tvm/ffi/error.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "serial_op.h"
+#include "specdec/bitmask.h"
 #include "specdec/draft_rows.h"
 #include "specdec/ngram.h"
 #include "specdec/ngram_index.h"
 #include "specdec/phases.h"
+#include "specdec/row_floats.h"
 #include "specdec/schedule.h"
 #include "specdec/status.h"
 #include "specdec/step_index.h"
 #include "specdec/verify.h"
 #include "specdec/verify_lanes.h"
+#include "specdec_ops/apply_token_bitmask.h"
 #include "specdec_ops/gather_accepted.h"
 #include "specdec_ops/hybrid_mtp_ngram.h"
 #include "specdec_ops/insert_first_token.h"
@@ -23,6 +27,7 @@
 #include "specdec_ops/prepare_inputs.h"
 #include "specdec_ops/schedule_slots.h"
 #include "specdec_ops/set_stop_sequences.h"
+#include "specdec_ops/truncate_drafts.h"
 #include "specdec_ops/update_model_status.h"
 #include "specdec_ops/verify_draft_tokens.h"
 #include "specdec_ops/write_accepted.h"
@@ -423,6 +428,44 @@ void insert_first_token(const InsertFirstTokenArgs& a, const Split&) {
   }
 }
 SPECDEC_OP(insert_first_token, kUnlimited)
+
+// Section 10
+
+// A word at a time, from column -7 on, as where a row begins inside a vector.
+void apply_token_bitmask(const ApplyTokenBitmaskArgs& a, const Split&) {
+  with_float_type(a.logits_type, [&](auto type) {
+    using L = decltype(type);
+    for (int64_t r = 0; r < a.R_cap; ++r) {
+      const int64_t mask = mask_of_row(a.bitmask_rows, a.R_cap, a.U, r);
+      if (mask < 0) continue;
+      auto* row = static_cast<typename L::Bits*>(a.logits) + r * a.V;
+      const int32_t* words = a.bitmask + mask * a.Y;
+      for (int64_t first = -7; first < a.V; first += 32) {
+        const uint32_t forbidden =
+            forbidden_tokens(words, mask_size(a.vocab_size, a.Y), a.first_token + first) & columns_of_row(first, a.V);
+        for (int i = 0; i < 32; ++i) {
+          if ((forbidden >> i & 1u) != 0) row[first + i] = L::narrow(-INFINITY);
+        }
+      }
+    }
+  });
+}
+SPECDEC_OP(apply_token_bitmask, kUnlimited)
+
+void truncate_drafts(const TruncateDraftsArgs& a, const Split&) {
+  for (int64_t b = 0; b < a.B; ++b) {
+    const int64_t drafts = judged_drafts(a.seq_lens_this_time[b], a.seq_lens_encoder[b], a.S);
+    for (int64_t i = 0; i < drafts; ++i) {
+      const int64_t mask = mask_of_row(a.bitmask_rows, a.R_cap, a.U, a.cu_seqlens_q_output[b] + i);
+      if (mask < 0) continue;
+      const int32_t* words = a.bitmask + mask * a.Y;
+      if (mask_allows(words, mask_size(a.vocab_size, a.Y), a.draft_tokens[b * a.S + i + 1])) continue;
+      a.seq_lens_this_time[b] = static_cast<int32_t>(i + 1);
+      break;
+    }
+  }
+}
+SPECDEC_OP(truncate_drafts, kUnlimited)
 
 }  // namespace
 }  // namespace specdec::serial

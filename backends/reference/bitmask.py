@@ -9,17 +9,16 @@ from numpy.typing import NDArray
 
 from specdec_hal.backends.reference.floats import from_f32
 
-BOOL = NDArray[np.bool_]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 
-def mask_of(bitmask: I32, row: int, vocab_size: int) -> BOOL | None:
-    """Whether a mask allows tokens 0, 1, ..., as far as it speaks of them; None for a row that names none."""
-    if not 0 <= row < len(bitmask):
+def mask_of(bitmask: I32, bitmask_rows: I32, row: int) -> I32 | None:
+    """The words of an output row's mask; None if it has none."""
+    if not 0 <= row < len(bitmask_rows) or not 0 <= bitmask_rows[row] < len(bitmask):
         return None
-    words = bitmask[row].astype("<i4", copy=False)
-    return np.unpackbits(words.view(np.uint8), bitorder="little").view(np.bool_)[:vocab_size]
+    words: I32 = bitmask[bitmask_rows[row]]
+    return words
 
 
 def apply_token_bitmask(
@@ -27,13 +26,14 @@ def apply_token_bitmask(
 ) -> None:
     """Make the logits of forbidden tokens -inf."""
     forbidden = from_f32(np.array(-np.inf, np.float32), logits.dtype)
-    for logits_row, mask_row in zip(logits, bitmask_rows, strict=True):
-        allowed = mask_of(bitmask, mask_row, vocab_size)
-        if allowed is None:
+    for r, row in enumerate(logits):
+        words = mask_of(bitmask, bitmask_rows, r)
+        if words is None:
             continue
-        mine = allowed[first_token : first_token + len(logits_row)]
-        logits_row[: len(mine)][~mine] = forbidden
-        logits_row[len(mine) :] = forbidden
+        bits = np.unpackbits(words.astype("<i4", copy=False).view(np.uint8), bitorder="little")
+        allowed = bits[:vocab_size][first_token : first_token + len(row)]
+        np.copyto(row[: len(allowed)], forbidden, where=allowed == 0)
+        row[len(allowed) :] = forbidden
 
 
 def truncate_drafts(
@@ -46,14 +46,14 @@ def truncate_drafts(
     vocab_size: int,
 ) -> None:
     """Cut each slot's drafts at the first that the mask of its row forbids."""
+    size = min(vocab_size, 32 * bitmask.shape[1])
     for b, slt in enumerate(seq_lens_this_time):
         if seq_lens_encoder[b] > 0:
             continue
         for i, draft in enumerate(draft_tokens[b, 1 : max(int(slt), 1)]):
-            row = int(cu_seqlens_q_output[b]) + i
-            if not 0 <= row < len(bitmask_rows):
+            words = mask_of(bitmask, bitmask_rows, int(cu_seqlens_q_output[b]) + i)
+            if words is None:
                 continue
-            allowed = mask_of(bitmask, bitmask_rows[row], vocab_size)
-            if allowed is not None and not (0 <= draft < len(allowed) and allowed[draft]):
+            if not 0 <= draft < size or not words[draft // 32] >> (draft % 32) & 1:
                 seq_lens_this_time[b] = i + 1
                 break

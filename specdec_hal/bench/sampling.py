@@ -1,4 +1,4 @@
-"""From logits to tokens: sampling, the distribution sampled from, candidates, penalties.
+"""From logits to tokens: sampling, the distribution sampled from, candidates, penalties, masks.
 
 Others' figures were measured on an H200, elsewhere, in another run. Targets are those of contract version 2, by which
 one read of a row is enough.
@@ -13,7 +13,7 @@ import numpy as np
 
 from specdec_hal.bench.case import Case, OpCall, WarmCold
 from specdec_hal.bench.decode_step import BATCHES, VOCABULARIES
-from specdec_hal.bench.logit_rows import LogitRows, alone, check_some_rows
+from specdec_hal.bench.logit_rows import WIDTH, LogitRows, alone, check_some_rows
 
 HEADLINE = LogitRows(256, 151_936)
 """The rows that most targets are for."""
@@ -53,6 +53,8 @@ PEERS: Mapping[tuple[str, str], Mapping[str, WarmCold]] = {
     ("no filter", "1536 x 151,936 float32, spread 2"): {"vLLM V2, logits to accepted tokens": (349, None)},
     ("top-p 0.9", "1 x 32,000 float32, spread 2"): {"FlashInfer": (16.8, None)},
 }
+_SECTOR = 32
+"""Bytes that a GPU's memory moves at least."""
 _ROW_PARAMS = ("row_temperature", "row_top_p", "row_top_k", "row_min_p", "position")
 
 
@@ -62,6 +64,7 @@ def cases(quick: bool) -> Iterator[Case]:
         small = LogitRows(8, 32_000)
         yield _sample(small, "top-p 0.9")
         yield _candidates(small, 5)
+        yield _masked(small, 0.5)
         return
     for setting in _SETTINGS:
         yield _sample(HEADLINE, setting)
@@ -73,6 +76,7 @@ def cases(quick: bool) -> Iterator[Case]:
     for rows in (HEADLINE, PEAKED):
         yield _probs(rows, "top-p 0.9")
     yield _penalties(HEADLINE, 1024)
+    yield from (_masked(HEADLINE, share) for share in (0.001, 0.5, 0.97))
     yield from _varied()
 
 
@@ -94,6 +98,8 @@ def _varied() -> Iterator[Case]:
             yield _sample(LogitRows(256, vocabulary, dtype, peaks=PEAKED.peaks), "top-p 0.9")
         yield _candidates(LogitRows(256, vocabulary), 5)
     yield _sample(LogitRows(1, 32_000), "top-p 0.9")
+    yield from (_masked(LogitRows(256, 151_936, dtype), 0.5) for dtype in ("bfloat16", "float16"))
+    yield _masked(LogitRows(48, 151_936), 0.001)
 
 
 def _row_params(rows: int, setting: str, seed: int) -> dict[str, Any]:
@@ -195,6 +201,35 @@ def _penalties(size: LogitRows, history: int) -> Case:
         }
         return OpCall("apply_penalties", {"logits": size.logits(seed)} | inputs)
 
-    moved = size.rows * history * (8 + 2 * 32)  # a logit costs a sector each way
+    moved = size.rows * history * (8 + 2 * _SECTOR)  # a logit costs a sector each way
     label = f"apply_penalties, {history:,} tokens of history, {size}"
     return Case(label, "apply_penalties", alone(call), moved, params={**size.params, "history": history})
+
+
+def _masked(size: LogitRows, allowed: float) -> Case:
+    """A mask a row. Memory moves in sectors, which are read before they are written where not all of one is forbidden.
+
+    `allowed`: share of tokens, about 0.001 where a grammar expects a key, 0.97 inside a string.
+    """
+    words = -(-size.vocabulary // 32)
+
+    def call(seed: int) -> OpCall:
+        bits = np.random.default_rng([seed, 11]).random((size.rows, 32 * words), np.float32) < allowed
+        inputs = {
+            "bitmask": np.packbits(bits, axis=1, bitorder="little").view("<i4").astype(np.int32),
+            "bitmask_rows": np.arange(size.rows, dtype=np.int32),
+        }
+        return OpCall("apply_token_bitmask", {"logits": size.logits(seed)} | inputs)
+
+    of_sector = _SECTOR // WIDTH[size.dtype]
+    passes = 2 - 2 * allowed**of_sector - (1 - allowed) ** of_sector
+    label = f"apply_token_bitmask, {allowed:g} allowed, {size}"
+    return Case(
+        label,
+        "apply_token_bitmask",
+        alone(call),
+        int(size.bytes * passes) + size.rows * words * 4,
+        params={**size.params, "allowed": allowed},
+        checked=False,
+        check=check_some_rows(("logits", "bitmask_rows")),
+    )

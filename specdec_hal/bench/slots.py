@@ -22,6 +22,7 @@ _OPS: Mapping[str, Mapping[str, Any]] = {
     "set_stop_sequences": {**_DECODE, "Q": 4, "Z": 8, "end_after_stop": True},
     "limit_thinking": {**_DECODE, "V": 32_000},
     "reasoning_constraint": {**_DECODE, "V": 1_000, "dtype": "float32", "nan": False},
+    "truncate_drafts": {**_DECODE, "V": 32_000, "U": 256 * 6, "Y": 1_000},
     "write_accepted": _DECODE,
     "clear_accept_num": _DECODE,
     "insert_first_token": {**_SIZES, "states": ("decode", "prefill")},

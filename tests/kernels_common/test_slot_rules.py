@@ -24,6 +24,8 @@ OPS = (
     "limit_thinking",
     "insert_first_token",
     "ngram_index_update",
+    "apply_token_bitmask",
+    "truncate_drafts",
     *PARTS,
 )
 

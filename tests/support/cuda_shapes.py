@@ -21,6 +21,8 @@ LARGE = {
     "insert_first_token": {"M": 1300, "S": 32, "L": 60},
     "limit_thinking": {"M": 1300, "S": 32, "L": 200, "J": 20},
     "reasoning_constraint": {"M": 300, "S": 4, "V": 2051, "L": 60, "H": 20},
+    "apply_token_bitmask": {"M": 60, "S": 4, "V": 9001, "L": 60},
+    "truncate_drafts": {"M": 1300, "S": 32, "V": 70, "L": 200},
     "draft_model_preprocess": {"M": 1300, "S": 32, "L": 300, "I_cap": 40},
     "draft_model_update": {"M": 1300, "S": 32, "L": 300},
     "draft_model_postprocess": {"M": 1300, "S": 32, "L": 300},

@@ -5,8 +5,9 @@ to sixteenths, which makes them compress well and tie often. Ops that the loop d
 `recover_batch` undoes each `adjust_batch`, `hybrid_mtp_ngram` extends the first draft of each look-up,
 `eagle_gather_hidden_states` packs the rows of all slots where `eagle_get_self_hidden_states` packs those that go on,
 `write_accepted` and `clear_accept_num` follow each `update_model_status`, `gather_draft_logits` and
-`insert_first_token` each `gather_accepted`, with the target's rows in place of a draft model's, and
-`reasoning_constraint` each `apply_penalties`, on a part of the vocabulary.
+`insert_first_token` each `gather_accepted`, with the target's rows in place of a draft model's,
+`reasoning_constraint` and `apply_token_bitmask` each `apply_penalties`, on a part of the vocabulary, and
+`truncate_drafts` each `verify_draft_tokens`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,15 @@ RUNS: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 _PART = 24
 """Of the vocabulary, for ops whose rows would make the file large."""
 _COUNTS = ("next_token_num", "batch_token_num")
+
+
+def _masks(rows: int, words: int) -> dict[str, Array]:
+    """Three masks that allow about half of the tokens, and which of them, or none, each of these rows has."""
+    bits = np.arange(3 * words, dtype=np.uint32) * np.uint32(0x9E3779B1)
+    return {
+        "bitmask": bits.view(np.int32).reshape(3, words),
+        "bitmask_rows": np.arange(rows, dtype=np.int32) % 4 - 1,
+    }
 
 
 class Recording:
@@ -163,6 +173,11 @@ class RecordingBackend(ReferenceBackend):
             self._draft_rows({name: array.copy() for name, array in arrays.items()})
         elif call.op.name == "apply_penalties":
             self._reasoning({name: array.copy() for name, array in arrays.items()})
+            logits = arrays["logits"][:, :_PART].copy()
+            self.apply_token_bitmask(logits, **_masks(len(logits), 1))
+        elif call.op.name == "verify_draft_tokens":
+            own = [name for name in get_op("truncate_drafts").by_name if name in arrays]
+            self.truncate_drafts(**{name: arrays[name].copy() for name in own}, **_masks(call.symbols["R_cap"], 128))
 
     def _draft_rows(self, arrays: Mapping[str, Array]) -> None:
         logits, slots = arrays["logits"][:, :_PART].copy(), len(arrays["accept_num"])

@@ -6,6 +6,7 @@ Each is the reference with a few lines changed; every one must fail the suite at
 from __future__ import annotations
 
 from tests.conformance.mutants import (
+    bitmask,
     conduct,
     draft_model,
     ngram,
@@ -30,6 +31,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *schedule.MUTANTS,
     *phases.MUTANTS,
     *draft_model.MUTANTS,
+    *bitmask.MUTANTS,
     *conduct.MUTANTS,
     *single_mode.MUTANTS,
 )

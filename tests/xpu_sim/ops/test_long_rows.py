@@ -37,6 +37,8 @@ BIG = {
     "insert_first_token": {"M": 800, "S": 70, "L": 100},
     "limit_thinking": {"M": 1300, "S": 70, "L": 200, "J": 40},
     "reasoning_constraint": {"M": 40, "S": 4, "V": 40000, "L": 60, "H": 20},
+    "apply_token_bitmask": {"M": 20, "S": 4, "V": 40000, "L": 60},
+    "truncate_drafts": {"M": 800, "S": 70, "V": 70, "L": 100},
     "set_stop_sequences": {"M": 800, "S": 70, "L": 100, "Q": 9, "Z": 80},
 }
 

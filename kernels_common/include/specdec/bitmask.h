@@ -1,0 +1,57 @@
+// Masks of allowed tokens (contract, section 10): what a mask says of neighbouring tokens, and which drafts are judged.
+#pragma once
+
+#include "specdec/integers.h"
+
+namespace specdec {
+
+// Tokens that a mask of `words` words speaks of.
+SPECDEC_HD int64_t mask_size(int64_t vocab_size, int64_t words) {
+  return min64(vocab_size, 32 * min64(words, vocab_size));
+}
+
+// The mask that `numbers` names for an output row, -1 for none. There are `rows` output rows and `masks` masks.
+template <typename Numbers>
+SPECDEC_HD int64_t mask_of_row(Numbers& numbers, int64_t rows, int64_t masks, int64_t row) {
+  if (row < 0 || row >= rows) return -1;
+  const int64_t number = numbers[row];
+  return number < 0 || number >= masks ? -1 : number;
+}
+
+// Word q of a mask of `size` tokens, without the bits of tokens that it does not speak of.
+template <typename Words>
+SPECDEC_HD uint32_t mask_word(Words& words, int64_t size, int64_t q) {
+  const int64_t left = size - 32 * q;
+  if (q < 0 || left <= 0) return 0;
+  const auto word = static_cast<uint32_t>(words[q]);
+  return left >= 32 ? word : word & ((1u << left) - 1u);
+}
+
+template <typename Words>
+SPECDEC_HD bool mask_allows(Words& words, int64_t size, int64_t token) {
+  return token >= 0 && token < size && (mask_word(words, size, token / 32) >> (token % 32) & 1u) != 0;
+}
+
+// Bit i: whether the mask forbids token first + i, first >= -32.
+template <typename Words>
+SPECDEC_HD uint32_t forbidden_tokens(Words& words, int64_t size, int64_t first) {
+  const int64_t q = (first + 32) / 32 - 1, shift = (first + 32) % 32;
+  uint32_t allowed = mask_word(words, size, q) >> shift;
+  if (shift != 0) allowed |= mask_word(words, size, q + 1) << (32 - shift);
+  return ~allowed;
+}
+
+// Bit i: whether a row of `width` columns has column first + i, first >= -32.
+SPECDEC_HD uint32_t columns_of_row(int64_t first, int64_t width) {
+  const int64_t left = width - first;
+  if (left <= 0) return 0;
+  const uint32_t inside = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1u;
+  return first >= 0 ? inside : first <= -32 ? 0 : inside & 0xFFFFFFFFu << -first;
+}
+
+// Drafts of a slot that rows judge, draft i by the slot's row i.
+SPECDEC_HD int64_t judged_drafts(int32_t slt, int32_t enc, int64_t width) {
+  return enc > 0 ? 0 : clamp64(slt, 1, max64(width, 1)) - 1;
+}
+
+}  // namespace specdec
