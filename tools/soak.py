@@ -206,9 +206,10 @@ class Round:
         assert sorted(slots) == list(range(self.config.runner.max_num_seqs)), f"slots {slots}"
         assert scheduler.live == len(scheduler.waiting) + len(scheduler.running), "a request is nowhere, or twice"
         if scheduler.pool is not None:
-            used = [block for sequence in scheduler.running.values() for block in sequence.blocks]
-            assert len(used) == len(set(used)), "a block has two owners"
+            used = Counter(block for sequence in scheduler.running.values() for block in sequence.blocks)
             assert len(used) + scheduler.pool.free == scheduler.pool.num_blocks, "a block is lost"
+            users = dict(enumerate(scheduler.pool._users))
+            assert users == {block: used[block] for block in users}, "a block has more or fewer users than it knows of"
 
     def settle(self) -> None:
         """At the end: every request once, with the tokens of plain decoding."""

@@ -187,8 +187,10 @@ class RunnerSettings(Section):
     one chunk).
 
     KV cache, for models that keep it in blocks: positions of a block (`block_size`), blocks in all (`num_kv_blocks`;
-    null: enough for every slot's context). `overlap`: launch a step before the one before it is read; `graph`: replay
-    steps as device graphs; both null: where backend, model and proposer can. `debug`: ops check values too.
+    null: enough for every slot's context). `enable_prefix_caching`: requests share the blocks of equal beginnings;
+    null: where the model promises bits that do not depend on what is computed together. `overlap`: launch a step
+    before the one before it is read; `graph`: replay steps as device graphs; both null: where backend, model and
+    proposer can. `debug`: ops check values too.
 
     `max_waiting_requests`: requests that may wait for a slot; one more is refused. `queue_timeout_s`: how long one may
     wait. `watchdog_s`: a part of a step that takes longer is named in the log; null: never. `journal`: a file that
@@ -201,6 +203,7 @@ class RunnerSettings(Section):
     max_num_batched_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
     block_size: Annotated[int, Field(ge=1, le=1024)] = 64
     num_kv_blocks: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    enable_prefix_caching: bool | None = None
     overlap: bool | None = None
     graph: bool | None = None
     debug: bool = False

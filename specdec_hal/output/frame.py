@@ -50,6 +50,7 @@ class StreamStart(msgspec.Struct, array_like=True, frozen=True):
     drafts: list[Drafts] = []
     prompt_tail: list[int] = []
     """The prompt's last tokens, which the text after it may depend on."""
+    num_cached_tokens: int = 0
 
 
 class PromptScores(msgspec.Struct, array_like=True, frozen=True):

@@ -21,6 +21,7 @@ class Ended(NamedTuple):
     counts: tuple[int, int, int, int]
     """See :attr:`~specdec_hal.runner.stream.OutputStream.counts`."""
     queue_s: float | None
+    num_cached_tokens: int = 0
 
 
 class News(NamedTuple):
@@ -111,7 +112,7 @@ class TokenProcessor:
         request = Request(start.request_id, (), SamplingParams(**start.params))
         detokenizer = detokenizer_for(self._detokenizer, request.params, start.prompt_tail)
         output = OutputStream(request, start.prompt_tokens, start.max_new_tokens, detokenizer)
-        output.queue_s = start.queue_s
+        output.queue_s, output.num_cached_tokens = start.queue_s, start.num_cached_tokens
         output.extend(start.token_ids, start.accepted_draft, list(start.logprobs), self._end_tokens)
         output.counts = start.counts
         output.prompt_logprobs = list(start.prompt_logprobs)
@@ -190,7 +191,8 @@ class TokenProcessor:
         ended = None
         if output.finish_reason is not None:
             stream.closed = True
-            ended = Ended(output.prompt_len, output.error, output.counts, output.queue_s)
+            cached = output.num_cached_tokens
+            ended = Ended(output.prompt_len, output.error, output.counts, output.queue_s, cached)
         return [News(delta, tokens, chars, ended)]
 
 

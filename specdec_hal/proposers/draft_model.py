@@ -58,6 +58,7 @@ class ChainedDraftModel(DraftChain):
     """
 
     hidden_layers: tuple[int, ...] = ()
+    cache_lookahead = 0
 
     def __init__(self, context: ProposerContext, model: DeviceModel) -> None:
         config, state, size = context.config, context.state, context.state.symbols

@@ -27,6 +27,7 @@ class HybridProposer(Proposer):
     runs_on: RunsOn = "device"
     hidden_layers = MTPProposer.hidden_layers
     gives_draft_probs = False
+    cache_lookahead = MTPProposer.cache_lookahead
 
     def __init__(self, context: ProposerContext) -> None:
         # What is looked up has no distribution, so that REJECTION takes all drafts to be certain.

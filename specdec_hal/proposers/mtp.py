@@ -38,6 +38,7 @@ class MTPProposer(DraftChain):
     """Chains the module: row p of its cache goes with the token at p + 1 and the target's hidden state of p."""
 
     hidden_layers: tuple[int, ...] = (FINAL_NORM,)
+    cache_lookahead = 1
 
     def __init__(self, context: ProposerContext, drafts: int | None = None, *, certain: bool = False) -> None:
         """`drafts`: at most so many a step; None: K. `certain`: see :class:`DraftSampler`."""

@@ -140,12 +140,19 @@ class Proposer(Protocol):
     refused. `gives_draft_probs`: whether `propose` returns the distributions that its drafts were drawn from.
     `draft_positions`: how many positions its drafts take after a step's tokens in the blocks of
     ``state["block_tables"]``, for a proposer with a cache there.
+
+    `cache_lookahead`, for a proposer with `hidden_layers` or `draft_positions`: how many tokens after a position its
+    row depends on, in a cache of its own that is laid out by these blocks: 1 where a row goes with the next token
+    (MTP, EAGLE), 0 where it goes with its own, or where no rows are kept. Requests then share prefixes in both caches:
+    the first chunk of a request may begin after position 0. None (the default): rows elsewhere, so that a request with
+    drafts shares no prefix.
     """
 
     runs_on: RunsOn
     hidden_layers: tuple[int, ...]
     gives_draft_probs: bool
     draft_positions: int = 0
+    cache_lookahead: int | None = None
 
     @abstractmethod
     def reset(self, slots: list[int]) -> None:

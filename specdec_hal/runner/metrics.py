@@ -85,13 +85,15 @@ def acceptance(num_drafts: int, drafted: int, accepted: int, by_position: Sequen
 
 
 class Load(NamedTuple):
-    """How full a runner is: requests that have a slot, requests that wait, the used part of its KV cache in 0..1, and
-    how often a request was preempted so far."""
+    """How full a runner is: requests that have a slot, requests that wait, the used part of its KV cache in 0..1; and
+    so far, how often a request was preempted, and how many tokens the prefix cache was asked for and had."""
 
     running: int
     waiting: int
     kv_usage: float
     preemptions: int
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from specdec_hal import seeds
 from specdec_hal.backend import AUTO
 from specdec_hal.config.problems import problems
-from specdec_hal.config.schema import MAX_DRAFTS, Config, SamplingSettings
+from specdec_hal.config.schema import MAX_DRAFTS, Config, SamplingSettings, UnicodeText
 from specdec_hal.errors import RequestError
 from specdec_hal.models.checkpoint import read_generation_defaults
 
@@ -28,12 +28,14 @@ class SamplingParams(SamplingSettings):
 
     `n`: how many choices to generate for a prompt, each a request of its own (:meth:`choices`).
     `num_speculative_tokens` lowers the runner's K for this request (0: no drafts); None takes the runner's.
-    `return_drafts`: report what was drafted, the rejected tokens too. Raises RequestError for a value out of range.
+    `return_drafts`: report what was drafted, the rejected tokens too. `cache_salt`: only requests with equal salts
+    share KV blocks, so that response times tell nobody what others have asked. RequestError for a value out of range.
     """
 
     n: Annotated[int, Field(ge=1, le=1 << 14)] = 1
     num_speculative_tokens: Annotated[int | None, Field(ge=0, le=MAX_DRAFTS)] = None
     return_drafts: bool = False
+    cache_salt: Annotated[UnicodeText | None, Field(min_length=1)] = None
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -211,6 +213,7 @@ class RequestOutput:
     "error" or "timeout". `queue_s`: seconds until it had a slot; None if it never had.
     `prompt_logprobs`: as a :class:`StreamDelta` has them; empty also where a request ended before its prompt was read.
     `seed`: given or drawn, with which the request can be repeated; None where nothing was sampled and none was given.
+    `num_cached_tokens`: prompt tokens whose keys and values earlier requests had computed.
     """
 
     request_id: str
@@ -229,3 +232,4 @@ class RequestOutput:
     drafts: tuple[Drafts, ...] = ()
     seed: int | None = None
     num_drafts: int = 0
+    num_cached_tokens: int = field(default=0, compare=False)

@@ -42,7 +42,7 @@ from specdec_hal.runner.request import (
     TokenLogprobs,
 )
 from specdec_hal.runner.row_logits import RowLogits
-from specdec_hal.runner.scheduler import Schedule, Scheduler, Work
+from specdec_hal.runner.scheduler import PrefixCache, Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.stream import PROMPT_TAIL, detokenizer_for
 from specdec_hal.runner.watchdog import Activity
@@ -123,7 +123,8 @@ class ModelRunner:
             named=config.model,
         )
         self._planner.check()
-        self._scheduler = Scheduler(self.state, pool, headroom, self._proposer.draft_positions)
+        prefixes = self._prefix_cache(pool is not None)
+        self._scheduler = Scheduler(self.state, pool, headroom, self._proposer.draft_positions, prefixes)
         room = None if pool is None else pool.num_blocks * pool.block_size - headroom
         missing = frozenset(status.op for status in backend.explain() if not status.available)
         self._rules = RequestRules(self._vocab_size, self.state, speculative, room, missing, config.model)
@@ -162,6 +163,18 @@ class ModelRunner:
     def _row_logits(self) -> RowLogits:
         """Who has the logits."""
         return RowLogits(self.backend, self.model)
+
+    def _prefix_cache(self, blocks: bool) -> PrefixCache | None:
+        """How requests share KV blocks, if they do; ConfigError where the model has none (`blocks`)."""
+        wanted, proposer = self.config.runner.enable_prefix_caching, self._proposer
+        if wanted and not blocks:
+            message = "expected false for a model that keeps no KV blocks, got true; leave it out"
+            raise self.config.error("runner.enable_prefix_caching", message)
+        stable = blocks and self.model.capabilities.stable_row_counts is None
+        if not (stable if wanted is None else wanted):
+            return None
+        draft_rows = bool(proposer.hidden_layers) or proposer.draft_positions > 0
+        return PrefixCache(draft_rows, proposer.cache_lookahead if draft_rows else 0)
 
     # ---- requests
 
@@ -264,7 +277,10 @@ class ModelRunner:
         scheduler, pool = self._scheduler, self._scheduler.pool
         running = len(scheduler.running)
         usage = running / self.state.symbols["M"] if pool is None else 1 - pool.free / pool.num_blocks
-        return Load(running, len(scheduler.waiting), usage, scheduler.preemptions)
+        return Load(
+            running, len(scheduler.waiting), usage, scheduler.preemptions, scheduler.prefix_queries,
+            scheduler.prefix_hits,
+        )  # fmt: skip
 
     def counts(self) -> Counts:
         """What it has counted so far. Any thread may ask."""
@@ -276,6 +292,8 @@ class ModelRunner:
             **self.metrics.summary(),
             "failed_proposals": self.metrics.failed_proposals + self._planner.failed_proposals,
             "preemptions": self._scheduler.preemptions,
+            "prefix_cache_queries": self._scheduler.prefix_queries,
+            "prefix_cache_hits": self._scheduler.prefix_hits,
             "graphs": self._planner.captures,
             "graph_failures": self._planner.capture_failures,
             "journal_failures": 0 if self._journal is None else self._journal.failures,
@@ -284,7 +302,8 @@ class ModelRunner:
         }
 
     def forget(self) -> None:
-        """Forget what requests have left behind that ended: metrics, acceptance, responses that the proposer remembers.
+        """Forget what requests have left behind that ended: metrics, acceptance, responses that the proposer remembers,
+        and prefixes in the KV cache.
 
         What was compiled, captured and measured of the step's cost stays: measurements of a warm runner begin here.
         RequestError while requests are live or their outputs have not been taken.
@@ -300,6 +319,7 @@ class ModelRunner:
         if self._lengths is not None:
             self._lengths.forget()
         self._proposer.forget()
+        self._scheduler.forget_prefixes()
 
     def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
         """Have `ended` called, from any thread, once what the runner computes with is lost, though a step may never
@@ -359,13 +379,18 @@ class ModelRunner:
     def _enqueue(self, schedule: Schedule, record: StepRecord) -> LaunchedStep:
         if schedule.filled:
             failed = self._reset_proposer(schedule.filled)
+            for slot in self._undrafted.intersection(schedule.filled):
+                schedule.work[slot].sequence.draft_rows = False
             if failed or self._lengths is not None:
                 self._set_limits(schedule.work[slot].sequence for slot in schedule.filled)
         needs = self._planner.needs([work.sequence for work in schedule.work.values()])
         bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
-        chunks = chunks_of(schedule)
+        chunks, before = chunks_of(schedule), self._planner.failed_proposals
         plan, report = self._planner.launch(bucket, record, chunks)
+        if self._planner.failed_proposals != before:
+            for work in schedule.work.values():
+                work.sequence.draft_rows = False
         prompts = self._planner.score_prompts(chunks, record) if chunks else None
         return LaunchedStep(schedule, record, plan, report, prompts)
 
@@ -437,7 +462,10 @@ class ModelRunner:
         Gives how many drafts the model accepted, those after the request's end too.
         """
         sequence, fed = work.sequence, report.fed(slot)
-        if sequence.finish_reason is not None or not work.emits:
+        if sequence.finish_reason is not None:
+            return None
+        if not work.emits:
+            self._scheduler.computed(sequence, work.end)
             return None
         tokens = report.tokens(slot)
         if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
@@ -451,6 +479,7 @@ class ModelRunner:
         if self.sink is not None:
             self.sink.gained(sequence, slot, flags, drafted)
         sequence.extend(tokens, flags, logprobs, self.end_tokens)
+        self._scheduler.computed(sequence, sequence.length - 1)
         if wants.thinking:
             sequence.limit_status = report.limit_status(slot)
         gained = len(sequence.token_ids) - before
@@ -478,6 +507,7 @@ class ModelRunner:
         _log.exception("a step of %d requests failed; they are computed again", len(schedule.work))
         self.metrics.failed_steps += 1
         self._read_down_to(0)
+        self._scheduler.forget_prefixes()  # it may have written something else
         for sequence in reversed(list(self._scheduler.running.values())):
             self._scheduler.preempt(sequence)
             if self.sink is not None:

@@ -2,7 +2,8 @@
 
 First come, first served. A step has a budget of tokens: decoding slots take theirs first, what is left goes to chunks
 of prompts, the oldest request first. KV blocks are taken as contexts grow; when there are none, the youngest request
-gives its blocks back and waits, and later computes its context again (recompute on resume).
+gives its blocks back and waits, and later computes its context again (recompute on resume). A request that takes a slot
+begins behind the blocks that hold the beginning of its context already (prefix caching), whoever computed them.
 
 The scheduler runs ahead of what the host knows: a step is scheduled before the step before it has been read. So it goes
 by bounds (a decoding slot may have gained S tokens in every step that is under way), and a slot that has stopped on the
@@ -21,13 +22,13 @@ from typing import NamedTuple
 import numpy as np
 
 from specdec_hal.ops import SlotAction
-from specdec_hal.runner.blocks import BlockPool
+from specdec_hal.runner.blocks import BlockPool, block_keys
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.state import DecodeState
 
 
 class Work(NamedTuple):
-    """What a slot does in a step. `chunk`: prompt tokens that it takes, 0 if it decodes.
+    """What a slot does in a step. `chunk`: prompt tokens that it takes, 0 if it decodes; `end`: where those end.
 
     `emits`: whether its emitted tokens count. A chunk inside the prompt emits none; one that ends inside the generated
     tokens of a resumed request draws a token that is known already.
@@ -36,6 +37,7 @@ class Work(NamedTuple):
     sequence: Sequence
     chunk: int = 0
     emits: bool = True
+    end: int = 0
 
 
 @dataclass
@@ -50,17 +52,35 @@ class Schedule:
     chunked: bool = False
 
 
+@dataclass(frozen=True)
+class PrefixCache:
+    """How requests share KV blocks. `draft_rows`: the proposer has a row for every position of a context; `lookahead`:
+    its cache_lookahead, see :class:`~specdec_hal.proposers.protocol.Proposer`."""
+
+    draft_rows: bool = False
+    lookahead: int | None = 0
+
+
 class Scheduler:
     """The waiting line, the slots, and the KV blocks (`pool` None: the model keeps a cache for every slot).
 
     `headroom`: positions that padded drafts may take beyond a request's limit. `draft_positions`: those that the
-    proposer's cache takes behind a step's tokens, in the same blocks.
+    proposer's cache takes behind a step's tokens, in the same blocks. `prefixes` None: every request computes its whole
+    context.
     """
 
     def __init__(
-        self, state: DecodeState, pool: BlockPool | None = None, headroom: int = 0, draft_positions: int = 0
+        self,
+        state: DecodeState,
+        pool: BlockPool | None = None,
+        headroom: int = 0,
+        draft_positions: int = 0,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.state, self.pool, self.headroom, self.draft_positions = state, pool, headroom, draft_positions
+        self._prefixes = prefixes
+        self.prefix_queries = self.prefix_hits = 0
+        """Tokens of requests that took their first slot, and those of them that were found in the KV cache."""
         self.budget = state.symbols["T_cap"]
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission: a preempted request leaves
@@ -109,8 +129,10 @@ class Scheduler:
         del self._by_id[sequence.request.request_id]
         if sequence.slot is None:
             self.waiting.remove(sequence)
-        else:
-            self._vacate(sequence)
+            return
+        if sequence.finish_reason == "error" and self.pool is not None:
+            self.pool.forget(sequence.blocks)  # what has gone wrong may stand in them
+        self._vacate(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         """Put a running request back at the head of the line; it resumes with the tokens that it has by then."""
@@ -207,8 +229,10 @@ class Scheduler:
                 return
             self.waiting.remove(sequence)
             sequence.slot = slot = heapq.heappop(self._free_slots)
+            self._share(slot, sequence)
             if sequence.queue_s is None:
                 sequence.queue_s = time.monotonic() - sequence.arrived_s
+                self._count(sequence)
             self.running[slot], self._decoding[slot] = sequence, Work(sequence)
             self._install(slot, sequence)
             self._chunk(step, slot, sequence)
@@ -222,13 +246,17 @@ class Scheduler:
         first.resume()
         if self.pool is None:
             return first
-        wanted = self.pool.needed(self._reach(first, first.target + self.state.symbols["S"]))
+        pool, found = self.pool, self._find(first)
+        wanted = pool.needed(self._reach(first, first.target + self.state.symbols["S"])) - len(found)
+
+        def short() -> bool:  # a block to grow into for everybody, or the youngest would be sent back at once
+            return wanted + pool.idle(found) + len(self.running) > pool.free
+
         if only is not None:  # those who sit out this step end nothing, and so free no block
             for other in [s for s in reversed(self.running.values()) if s not in only]:
-                if wanted + len(self.running) > self.pool.free:
+                if short():
                     self._give_way(other)
-        # A block to grow into for everybody, or the youngest would be sent back at once.
-        return None if self.running and wanted + len(self.running) > self.pool.free else first
+        return None if self.running and short() else first
 
     def _chunk(self, step: Schedule, slot: int, sequence: Sequence) -> bool:
         """Give a slot the next chunk of its context; False if there is no room for it in this step."""
@@ -242,7 +270,7 @@ class Scheduler:
         if start and sequence.token_ids:  # a token drawn behind the chunk before stands in the history, and has counted
             self._write_generated(slot, sequence)
         sequence.cached = end
-        step.work[slot] = Work(sequence, count, end == sequence.target)
+        step.work[slot] = Work(sequence, count, end == sequence.target, end)
         step.tokens += count
         step.context, step.chunked = max(step.context, reach), True
         return True
@@ -270,6 +298,72 @@ class Scheduler:
         self.state.schedule.host["block_tables"][slot, before : len(sequence.blocks)] = sequence.blocks[before:]
         self._dirty = True
         return True
+
+    # ---- blocks that hold a known text
+
+    def _find(self, sequence: Sequence) -> list[int]:
+        """The blocks that hold the beginning of a request's context; its last token is computed in any case."""
+        pool, prefixes = self.pool, self._prefixes
+        if pool is None or prefixes is None or sequence.scores_prompt:
+            return []
+        drafts = self._keeps_draft_rows(sequence)
+        if drafts and prefixes.lookahead is None:
+            return []
+        keys = self._keys(sequence)[: (sequence.target - 1) // pool.block_size]
+        return pool.find(keys, drafts)
+
+    def _share(self, slot: int, sequence: Sequence) -> None:
+        """Let a request that takes a slot begin behind the blocks that are found of its context."""
+        if self.pool is None or self._prefixes is None:
+            return
+        found = self._find(sequence)
+        self.pool.share(found)
+        self.state.schedule.host["block_tables"][slot, : len(found)] = sequence.blocks = found
+        self._dirty = True
+        sequence.registered, sequence.cached = len(found), len(found) * self.pool.block_size
+        sequence.draft_rows = self._keeps_draft_rows(sequence)
+
+    def _count(self, sequence: Sequence) -> None:
+        """Count what a request has found that takes its first slot."""
+        if self._prefixes is not None and not sequence.scores_prompt:
+            self.prefix_queries += sequence.target
+            self.prefix_hits += sequence.cached
+        sequence.num_cached_tokens = min(sequence.cached, sequence.prompt_len)
+
+    def computed(self, sequence: Sequence, positions: int) -> None:
+        """A step was read, with which the caches hold the first `positions` of a request's context: others may share
+        the blocks that it has filled."""
+        pool = self.pool
+        if pool is None or self._prefixes is None or positions < (sequence.registered + 1) * pool.block_size:
+            return
+        if sequence.slot is None or sequence.finish_reason == "error":
+            return
+        # The drafter is not fed what the last step emits, nor what leaves no room for a draft.
+        room = sequence.max_new_tokens - len(sequence.token_ids)
+        drafted = sequence.draft_rows and sequence.finish_reason is None and room > 1
+        keys = self._keys(sequence)[: positions // pool.block_size]
+        for at in range(sequence.registered, len(keys)):
+            pool.register(sequence.blocks[at], keys[at], drafted)
+        sequence.registered = len(keys)
+
+    def forget_prefixes(self) -> None:
+        """No later request finds the blocks of those so far."""
+        if self.pool is not None:
+            self.pool.reset()
+
+    def _keeps_draft_rows(self, sequence: Sequence) -> bool:
+        """Whether the proposer has rows for a request's tokens."""
+        assert self._prefixes is not None
+        return self._prefixes.draft_rows and sequence.request.params.num_speculative_tokens != 0
+
+    def _keys(self, sequence: Sequence) -> list[bytes]:
+        assert self.pool is not None and self._prefixes is not None
+        size, lookahead = self.pool.block_size, self._prefixes.lookahead or 0
+        keys = sequence.block_keys
+        if (len(keys) + 1) * size + lookahead <= sequence.length:
+            tokens = np.concatenate([sequence.prompt, np.array(sequence.token_ids, np.int64)])
+            block_keys(keys, tokens, size, lookahead, sequence.request.params.cache_salt)
+        return keys
 
     # ---- a new owner
 

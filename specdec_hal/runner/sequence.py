@@ -51,6 +51,12 @@ class Sequence(OutputStream):
         """Where it is in thinking, the text that ends it, or its answer, behind the tokens that the host knows."""
         self.slot: int | None = None
         self.blocks: list[int] = []
+        self.block_keys: list[bytes] = []
+        """Of the blocks that its text fills, see :func:`specdec_hal.runner.blocks.block_keys`."""
+        self.registered = 0
+        """Its first blocks that are full, which others may share."""
+        self.draft_rows = False
+        """Whether the drafter has its rows for all that is computed of the context."""
         self.cached = 0
         """Tokens of its context that chunks have been scheduled for since it took its slot."""
         self.target = 0
@@ -70,6 +76,11 @@ class Sequence(OutputStream):
     def prefilling(self) -> bool:
         """Whether part of its context has not been scheduled."""
         return self.cached < self.target
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed."""
+        return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len
 
     def resume(self) -> None:
         """It takes a slot next: all its tokens go through prefill."""

@@ -201,6 +201,8 @@ class OutputStream:
         self.stop_sequences = request.params.stop_token_sequences
         self.queue_s: float | None = None
         """How long it waited for its first slot; None if it has never had one."""
+        self.num_cached_tokens = 0
+        """Prompt tokens that its first slot found in the KV cache."""
         self.token_ids: list[int] = []
         self.accepted_draft: list[bool] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -326,4 +328,5 @@ class OutputStream:
             tuple(self.drafts),
             self.request.params.seed,
             self.num_drafts,
+            self.num_cached_tokens,
         )

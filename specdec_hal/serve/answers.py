@@ -380,7 +380,9 @@ def usage(n: int, outputs: Iterable[RequestOutput]) -> Json:
     completion = sum(len(output.token_ids) for output in every)
     sums = (sum(getattr(output, name) for output in every) for name in ("num_drafts", "drafted", "accepted"))
     counted = acceptance(*sums)
-    return {**token_counts(prompt, completion), **{name: counted[name] for name in _COUNTED}}
+    details = {"cached_tokens": sum(output.num_cached_tokens for output in every[::n])}
+    counts = {**token_counts(prompt, completion), "prompt_tokens_details": details}
+    return {**counts, **{name: counted[name] for name in _COUNTED}}
 
 
 def token_counts(prompt: int, completion: int) -> Json:

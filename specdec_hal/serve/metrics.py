@@ -182,6 +182,9 @@ class _EngineCollector(Collector):
         yield self._counter("vllm:prompt_tokens", text, self.prompt_tokens)
         yield self._counter("vllm:generation_tokens", "Generated tokens.", counts.emitted)
         yield self._counter("vllm:num_preemptions", "Preempted requests.", load.preemptions)
+        text = "Tokens that the KV cache was asked for, once for each request with a slot."
+        yield self._counter("vllm:prefix_cache_queries", text, load.prefix_queries)
+        yield self._counter("vllm:prefix_cache_hits", "Those of them that it had.", load.prefix_hits)
         ended = {(reason,): count for reason, count in counts.finished.items()}
         yield self._counters("vllm:request_success", "Requests that have ended.", ("finished_reason",), ended)
         yield self._gauge("vllm:num_requests_running", "Requests that have a slot.", load.running)

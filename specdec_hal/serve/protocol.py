@@ -46,6 +46,7 @@ _AS_THEY_ARE = (
     "num_speculative_tokens",
     "seed",
     "n",
+    "cache_salt",
 )
 
 
@@ -157,7 +158,7 @@ class UnusedKeys(Body):
     prediction: dict[str, Any] | None = Field(None, description="a hint that changes no token; drafts are our own")
     response_format: TextFormat | None = None
     # vLLM's
-    cache_salt: str | None = None
+    cache_salt: Annotated[UnicodeText | None, Field(min_length=1)] = None
     priority: Annotated[int, Field(ge=0, le=0)] | None = None
     use_beam_search: Literal[False] | None = None
     length_penalty: One | None = None

@@ -104,7 +104,10 @@ class ResponsesRequest(UnusedKeys):
         given: list[Any] = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [*self.input]
         if self.instructions is not None:
             given.insert(0, {"role": "system", "content": self.instructions})
-        same = ("model", "stream", "temperature", "top_p", "top_k", "top_logprobs", "seed", "num_speculative_tokens")
+        same = (
+            "model", "stream", "temperature", "top_p", "top_k", "top_logprobs", "seed", "num_speculative_tokens",
+            "cache_salt",
+        )  # fmt: skip
         values: dict[str, Any] = {name: getattr(self, name) for name in same}
         values["messages"] = given
         values["max_completion_tokens"] = self.max_output_tokens
@@ -250,11 +253,12 @@ class ResponsesAnswer(ChatAnswer):
         """`reasoning_tokens` are those that the text of the thought has."""
         counts = self._usage(outputs)
         prompt, completion, total = (counts.pop(f"{name}_tokens") for name in ("prompt", "completion", "total"))
+        cached = counts.pop("prompt_tokens_details")["cached_tokens"]
         thoughts = [item["content"][0]["text"] for item in self._output if item["type"] == "reasoning"]
         thought = sum(len(self.tokenizer.encode(text, add_special_tokens=False)) for text in thoughts)
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": completion,
             "output_tokens_details": {"reasoning_tokens": min(thought, completion)},
             "total_tokens": total,

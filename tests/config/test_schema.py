@@ -45,6 +45,7 @@ def test_defaults(read: Read) -> None:
             "max_num_batched_tokens": None,
             "block_size": 64,
             "num_kv_blocks": None,
+            "enable_prefix_caching": None,
             "overlap": None,
             "graph": None,
             "debug": False,

@@ -73,7 +73,7 @@ class Pair:
         return RequestOutput(
             name, ended.prompt_tokens, joined.token_ids, joined.accepted_draft, joined.text, joined.finish_reason,
             ended.error, joined.logprobs, steps, drafted, accepted, ended.queue_s,
-            joined.prompt_logprobs, joined.drafts, seed, num_drafts,
+            joined.prompt_logprobs, joined.drafts, seed, num_drafts, ended.num_cached_tokens,
         )  # fmt: skip
 
     def restart_processor(self) -> None:
@@ -102,6 +102,16 @@ def in_process() -> dict[str, RequestOutput]:
         runner.add_request(random_request(number))
     outputs = runner.run()
     return {f"request-{number}": outputs[f"request-{number}"] for number in range(COUNT)}
+
+
+def test_what_the_prefix_cache_had_comes_with_the_end() -> None:
+    pair = Pair(**SECTIONS)
+    for name in "ab":
+        pair.runner.add_request(Request(name, list(range(1, 14)), SamplingParams(max_new_tokens=2)))
+        while pair.runner.has_requests:
+            pair.step()
+        pair.receive()
+    assert [pair.output(name).num_cached_tokens for name in "ab"] == [0, 12]
 
 
 @pytest.mark.parametrize("trouble", ["none", "restarts", "failures"])

@@ -324,7 +324,7 @@ def news(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = Fa
     ids = tuple(LetterTokenizer().encode(text))
     prompt = () if tokens else (None, TokenLogprobs(-1.0, 2, ()))
     delta = StreamDelta(name, ids, (True,) * len(ids), ((text, True),), "length" if ended else None, (), prompt)
-    return News(delta, tokens, chars, Ended(2, "", (3, 4, 5, 2), 0.5) if ended else None)
+    return News(delta, tokens, chars, Ended(2, "", (3, 4, 5, 2), 0.5, 1) if ended else None)
 
 
 def test_news_may_come_before_the_engine_says_that_it_has_queued_the_request(tmp_path: Path) -> None:
@@ -355,6 +355,7 @@ def test_what_a_new_token_processor_says_again_is_left_out(tmp_path: Path) -> No
             output = stream.outputs["a"]
             assert output.prompt_logprobs == (None, TokenLogprobs(-1.0, 2, ())), "once"
             assert output.text == "bcdefgh" and (output.drafted, output.accepted, output.queue_s) == (4, 5, 0.5)
+            assert output.num_cached_tokens == 1
             assert sent[-1] == messages.Release("a", "length")
             engine._take(messages.Update([news("a", "bcdefgh", ended=True)]))
             assert sent[-1] == messages.Release("a", "cancelled"), "nobody waits for it any more"

@@ -78,6 +78,7 @@ class _Live:
             whole.request_id, ended.prompt_tokens, whole.token_ids, whole.accepted_draft, whole.text,
             whole.finish_reason, ended.error, whole.logprobs, steps, drafted, accepted, ended.queue_s,
             whole.prompt_logprobs, whole.drafts, self.request.params.seed, num_drafts,
+            ended.num_cached_tokens,
         )  # fmt: skip
 
 
