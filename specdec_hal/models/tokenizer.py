@@ -84,10 +84,11 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included; bytes that are no UTF-8 become U+FFFD."""
         try:
-            text: str = _guarded(lambda: self._library.decode(ids, skip_special_tokens=False))
+            # Of a batch, which does not hold the interpreter's lock.
+            (text,) = _guarded(lambda: self._library.decode_batch([ids], skip_special_tokens=False))
         except _LibraryError as error:
             raise RequestError(f"the tokenizer cannot decode {short(ids)}: {clip(str(error), 300)}") from error
-        return text
+        return str(text)
 
     def detokenizer(
         self,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -17,14 +19,15 @@ from starlette.middleware.cors import CORSMiddleware
 import specdec_hal
 from specdec_hal.errors import EngineDeadError, QueueFullError, RequestError
 from specdec_hal.serve.answers import ERRORS, CompletionAnswer, Json, error_body, refusal, refuse
+from specdec_hal.serve.bodies import Bodies, BodyError
 from specdec_hal.serve.gate import Gate
 from specdec_hal.serve.protocol import (
     AbortRequest,
+    Body,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    first_problem,
 )
 from specdec_hal.serve.responses import ResponsesRequest
 from specdec_hal.serve.service import FAILED, STOPPED, Service
@@ -40,13 +43,32 @@ _ONLY_ITSELF = (
 """What the page may load: nothing, but it may ask this server. No other page may show it."""
 
 
-def _invalid(error: RequestValidationError) -> JSONResponse:
-    """The error for a body, whose places begin with "body"."""
-    details = error.errors()
-    if details[0]["type"] == "json_invalid":
-        return JSONResponse(error_body(400, f"expected JSON, got {details[0]['ctx']['error']}"), 400)
-    message, param = first_problem([{**detail, "loc": detail["loc"][1:]} for detail in details], error.body)
-    return JSONResponse(error_body(400, message, param), 400)
+class _JsonRequest(Request):
+    """Has a body of one kind, which FastAPI need not validate again."""
+
+    def __init__(self, request: Request, kind: type[Body], bodies: Bodies) -> None:
+        super().__init__(request.scope, request.receive)
+        self._kind, self._bodies = kind, bodies
+
+    async def json(self) -> Body:
+        """The validated body. BodyError or RequestError if it is none."""
+        try:
+            return await self._bodies.read(self._kind, await self.body())
+        except RequestError as error:  # FastAPI takes any other error for one of its own
+            raise BodyError(str(error)) from error
+
+
+class _Route(APIRoute):
+    """Reads the parameter `body` by :class:`Bodies`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """As FastAPI has it."""
+        handle, kind = super().get_route_handler(), get_type_hints(self.endpoint).get("body")
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request, kind, request.app.state.bodies) if kind else request)
+
+        return handle_json
 
 
 def _application() -> FastAPI:
@@ -85,6 +107,7 @@ def _expect_json(request: Request) -> None:
 def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     """The application; `api_key` None: everybody may use it."""
     app = _application()
+    app.state.bodies, app.router.route_class = service.bodies, _Route
     app.openapi = partial(_document, app, api_key is not None)  # type: ignore[method-assign]
     app.add_middleware(Gate, key=api_key, settings=service.settings)
     if origins := service.settings.allowed_origins:  # outermost: a browser asks for leave without a key
@@ -102,9 +125,13 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     async def refused_here(request: Request, error: HTTPException) -> Response:
         return refuse(error)
 
+    @app.exception_handler(BodyError)
+    async def invalid(request: Request, error: BodyError) -> Response:
+        return JSONResponse(error_body(400, error.detail, error.param), 400)
+
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return _invalid(error)
+    async def empty(request: Request, error: RequestValidationError) -> Response:
+        return JSONResponse(error_body(400, "expected JSON, got an empty body"), 400)
 
     @app.exception_handler(RequestError)
     async def refused(request: Request, error: RequestError) -> Response:
@@ -144,12 +171,12 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
     @app.post("/tokenize", dependencies=json_body)
     async def tokenize(body: TokenizeRequest) -> Any:
         """The tokens of a text, or of a chat's prompt."""
-        return await service.tokenize(body)
+        return Response(await service.tokenize(body), media_type="application/json")
 
     @app.post("/detokenize", dependencies=json_body)
     async def detokenize(body: DetokenizeRequest) -> Any:
         """The text of tokens, special tokens included."""
-        return service.detokenize(body)
+        return Response(await service.detokenize(body), media_type="application/json")
 
     @app.get("/v1/models")
     async def models() -> Any:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
 from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId, UnicodeText
 from specdec_hal.engine.async_engine import EngineInfo
@@ -18,7 +18,11 @@ from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import SamplingParams
 from specdec_hal.seeds import SEEDS
+from specdec_hal.serve.rendering import rendered
 from specdec_hal.wording import clip, one_line, short
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_CHOICES = 128
 """Of one request: prompts times `n`."""
@@ -64,6 +68,13 @@ class Body(Section):
             del given[key]
         return given
 
+    def settled(self, template: ChatTemplate | None) -> Self:
+        """The same for an answer, without what is not needed once a template has rendered a chat.
+
+        RequestError as from :func:`~specdec_hal.serve.rendering.rendered`.
+        """
+        return self
+
 
 def _at_most(count: int, what: str) -> BeforeValidator:
     """Look at the length of a list or object before its items, and before the types that it may have."""
@@ -92,10 +103,15 @@ def first_problem(details: Sequence[Mapping[str, Any]], body: Any) -> tuple[str,
     `details`: what ``ValidationError.errors`` gives.
     """
     paths = [_path(detail, body) for detail in details]
-    where = max((path for path in paths if path[:1] == paths[0][:1]), key=len)  # of a union, the form that was meant
+    where = max((path for path in paths if path[:1] == paths[0][:1]), key=_depth)  # of a union, what was meant
     whats = dict.fromkeys(_what(detail) for detail, path in zip(details, paths, strict=True) if path == where)
     what, param = ", or ".join(whats), clip(".".join(map(str, where)), 150) or None
     return (what if param is None else f"{param}: {what}"), param
+
+
+def _depth(path: Sequence[str | int]) -> tuple[int, int]:
+    """How far validation has come."""
+    return len(path), max((part for part in path[-1:] if isinstance(part, int)), default=0)
 
 
 def _path(detail: Mapping[str, Any], body: Any) -> list[str | int]:
@@ -148,7 +164,7 @@ class UnusedKeys(Body):
     """Keys of OpenAI's and vLLM's requests that change no answer, as far as their type allows them."""
 
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]] | None, _at_most(16, "pairs")] = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -164,6 +180,10 @@ class UnusedKeys(Body):
     length_penalty: One | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
     bad_words: Annotated[list[str], Field(max_length=0, fail_fast=True)] | None = None
+
+    def settled(self, template: ChatTemplate | None) -> Self:
+        """See :class:`Body`."""
+        return self.model_copy(update={"prediction": None, "prompt_cache_options": None})
 
 
 class GenerationRequest(UnusedKeys, ABC):
@@ -432,8 +452,9 @@ class Message(Body):
 
 
 class TemplateKeys(Body):
-    """What a chat template gets beside the messages."""
+    """What a chat template gets."""
 
+    messages: Annotated[Annotated[list[Message], Field(min_length=1), Field(fail_fast=True)] | None, _ITEMS] = None
     tools: Annotated[Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None, _ITEMS] = Field(
         None, description="shown to the chat template"
     )
@@ -449,10 +470,26 @@ class TemplateKeys(Body):
         False, description="the prompt ends in the last message; add_generation_prompt must be false"
     )
 
-    def template_arguments(self, messages: Iterable[Message], template: ChatTemplate) -> dict[str, Any]:
+    _prompt: str | None = PrivateAttr(None)
+
+    @property
+    def prompt_text(self) -> str | None:
+        """What the template has rendered; None: nothing yet."""
+        return self._prompt
+
+    def settled(self, template: ChatTemplate | None) -> Self:
+        """See :class:`Body`."""
+        found = super().settled(template)
+        if self.messages is not None and template is not None:
+            found._prompt = rendered(template, self.template_arguments(template))
+        tools = self.tools and [{}]  # whether there are any is asked afterwards
+        empty = {"messages": self.messages and [], "tools": tools, "documents": None, "chat_template_kwargs": None}
+        return found.model_copy(update=empty)
+
+    def template_arguments(self, template: ChatTemplate) -> dict[str, Any]:
         """What :meth:`ChatTemplate.render` is called with. RequestError for what this template cannot render."""
         return {
-            "messages": [message.plain() for message in messages],
+            "messages": [message.plain() for message in self.messages or ()],
             "tools": self.tools,
             "documents": self.documents,
             "add_generation_prompt": self.add_generation_prompt,
@@ -540,7 +577,6 @@ class TokenizeRequest(TemplateKeys):
 
     model: str | None = None
     prompt: UnicodeText | None = None
-    messages: Annotated[Annotated[list[Message], Field(min_length=1), Field(fail_fast=True)] | None, _ITEMS] = None
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
     return_token_strs: bool = Field(False, description="report the tokens' texts as `token_strs`")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr
 from starlette.exceptions import HTTPException
 
 from specdec_hal.config.schema import INT32_MAX, UnicodeText
+from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.runner import RequestOutput, StreamDelta
 from specdec_hal.seeds import SEEDS
 from specdec_hal.serve.answers import ChatAnswer, Json, encode
@@ -24,6 +25,9 @@ from specdec_hal.serve.protocol import (
     UnusedKeys,
 )
 from specdec_hal.wording import short
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` asks for log-probabilities with."""
@@ -99,6 +103,8 @@ class ResponsesRequest(UnusedKeys):
     top_k: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
     num_speculative_tokens: int | None = Field(None, description="most drafts a step, 0 for none")
 
+    _prompt: str | None = PrivateAttr(None)
+
     def chat(self) -> ChatCompletionRequest:
         """The chat that it stands for."""
         given: list[Any] = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [*self.input]
@@ -113,7 +119,15 @@ class ResponsesRequest(UnusedKeys):
         values["max_completion_tokens"] = self.max_output_tokens
         values["logprobs"] = self.top_logprobs > 0 or LOGPROBS in (self.include or ())
         values["reasoning_effort"] = self.reasoning.effort if self.reasoning else None
-        return ChatCompletionRequest(**values)
+        found = ChatCompletionRequest(**values)
+        found._prompt = self._prompt
+        return found
+
+    def settled(self, template: ChatTemplate | None) -> Self:
+        """See :class:`Body`."""
+        found = super().settled(template).model_copy(update={"input": ""})
+        found._prompt = self.chat().settled(template).prompt_text
+        return found
 
 
 _PART = {"message": "output_text", "reasoning": "reasoning_text"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
@@ -21,12 +22,12 @@ from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner import Request as EngineRequest
 from specdec_hal.serve.answers import Answer, ChatAnswer, Json, check_model, encode, refusal, token_text
+from specdec_hal.serve.bodies import Bodies
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
 from specdec_hal.serve.places import Places
 from specdec_hal.serve.protocol import (
     ChatCompletionRequest,
     DetokenizeRequest,
-    Message,
     TemplateKeys,
     TokenizeRequest,
 )
@@ -37,10 +38,12 @@ _log = logging.getLogger("specdec_hal")
 
 FAILED = "the request failed inside the engine; the server's log has the cause"
 _SHORT = 4096
-"""Characters that take less time to encode here, some 0.5 ms, than to hand to another thread and back."""
+"""Characters or tokens that take less time here, some 0.5 ms, than to hand to another thread and back."""
 _LONG = 1 << 17
 """Characters whose encoding takes so much memory that it is given back: some 100 bytes for each of them."""
 STOPPED = "the engine has stopped; the server must be started anew"
+
+_Made = TypeVar("_Made")
 
 
 class ServedEngine(Protocol):
@@ -110,6 +113,7 @@ class Service:
             raise RequestError("serving needs a tokenizer; give the engine one")
         self.engine, self.name, self.settings = engine, name, settings
         self.renderer = None if template is None else Renderer(template)
+        self.bodies = Bodies(template, settings.max_body_bytes)
         self.peers, self.mark = peers, "" if peers is None else peers.mark
         self.tokenizer: Tokenizer = engine.tokenizer
         self.metrics = ServerMetrics(name, engine.info)
@@ -175,18 +179,17 @@ class Service:
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> str:
         """The text that a chat continues. RequestError without a template, and for messages that it refuses."""
-        return await self._rendered(request, request.messages)
+        return await self._rendered(request)
 
-    async def _rendered(self, keys: TemplateKeys, messages: Sequence[Message]) -> str:
+    async def _rendered(self, keys: TemplateKeys) -> str:
         if self.renderer is None:
             raise missing_template(self.name)
-        return await self.renderer.render(keys.template_arguments(messages, self.renderer.template))
+        if keys.prompt_text is not None:
+            return keys.prompt_text
+        return await self.renderer.render(keys.template_arguments(self.renderer.template))
 
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) <= _SHORT:
-            return self.tokenizer.encode(text, add_special_tokens)
-        # Everybody else's events would have to wait.
-        ids = await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+        ids = await _off_loop(len(text), partial(self.tokenizer.encode, text, add_special_tokens))
         if len(text) >= _LONG:
             await asyncio.to_thread(trim_heap)
         return ids
@@ -257,19 +260,24 @@ class Service:
         card = {"id": self.name, "object": "model", "created": 0, "owned_by": "specdec_hal"}
         return {**card, "max_model_len": self.engine.info.max_model_len}
 
-    async def tokenize(self, request: TokenizeRequest) -> Json:
+    async def tokenize(self, request: TokenizeRequest) -> bytes:
         """The tokens that a request with this prompt or these messages would begin with, as vLLM reports them."""
         self._check_model(request.model)
-        text = request.prompt if request.messages is None else await self._rendered(request, request.messages)
+        text = request.prompt if request.messages is None else await self._rendered(request)
         tokens = await self._encode(text or "", request.adds_special_tokens)
-        names = [token_text(self.tokenizer, token) for token in tokens] if request.return_token_strs else None
-        length = self.engine.info.max_model_len
-        return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": names}
 
-    def detokenize(self, request: DetokenizeRequest) -> Json:
+        def answer() -> bytes:
+            names = [token_text(self.tokenizer, token) for token in tokens] if request.return_token_strs else None
+            length = self.engine.info.max_model_len
+            return encode({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": names})
+
+        return await _off_loop(len(tokens), answer)
+
+    async def detokenize(self, request: DetokenizeRequest) -> bytes:
         """The text of tokens."""
         self._check_model(request.model)
-        return {"prompt": self.tokenizer.decode(request.tokens)}
+        tokens = request.tokens
+        return await _off_loop(len(tokens), lambda: encode({"prompt": self.tokenizer.decode(tokens)}))
 
     def health(self) -> Json:
         """503 once the engine has stopped."""
@@ -347,6 +355,11 @@ def failed(output: RequestOutput) -> HTTPException | None:
         _log.error("request '%s' failed: %s", output.request_id, output.error)
         return refusal(500, FAILED)
     return None
+
+
+async def _off_loop(size: int, work: Callable[[], _Made]) -> _Made:
+    """Do what is long on another thread: everybody else's events would have to wait."""
+    return work() if size <= _SHORT else await asyncio.to_thread(work)
 
 
 async def _disconnected(http: Request) -> None:

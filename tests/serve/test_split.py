@@ -22,6 +22,7 @@ from specdec_hal.engine.async_engine import EngineInfo, RequestStream
 from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError
 from specdec_hal.output.processor import Ended, News
 from specdec_hal.runner import Request, SamplingParams, StreamDelta, TokenLogprobs
+from specdec_hal.serve import bodies
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.engine import EngineProcess
 from specdec_hal.serve.split.remote import MAX_DEATHS, RemoteEngine
@@ -115,6 +116,8 @@ SAMPLED = {"temperature": 0.9, "seed": 5, "max_tokens": 30}
             **SAMPLED,
         },
         {"prompt": [3, 5, 3], "method": "none", "max_tokens": 9},
+        {"prompt": [3, 5, 3], "user": "x" * bodies.LONG, "max_tokens": 9},
+        {"messages": [{"role": "user", "content": "a" * 9}], "user": "x" * bodies.LONG, "max_tokens": 9},
         {"prompt": [[3, 5, 6], [1]], "echo": True, "logprobs": 1, "max_tokens": 0},
         {"messages": [{"role": "user", "content": "abab"}], "logprobs": True, "top_logprobs": 2, "max_tokens": 9},
         {"prompt": [99]},
