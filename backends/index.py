@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from specdec_hal.backend import Backend, Layout
 from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import OPS
 from specdec_hal.ops.validate import Call
+from specdec_hal.plugin.backend import Backend, Layout
 
 
 class IndexBackend(Backend, ABC):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_hal.backend import Capability
 from specdec_hal.ops import OPS
 from specdec_hal.ops.validate import Call
+from specdec_hal.plugin.backend import Capability
 
 _MOST_INT = 2**62
 """Larger integer attributes without a maximum (a token budget, a window) mean the same as this one, and an export takes

@@ -25,7 +25,7 @@ import numpy as np
 from record import write
 
 from specdec_hal import hookimpl, load
-from specdec_hal.registry import Registry
+from specdec_hal.plugin.registry import Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 
 ROOT = Path(__file__).parents[1]

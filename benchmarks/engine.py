@@ -21,9 +21,9 @@ from engine_latency import measure
 from record import write
 
 from specdec_hal import load
-from specdec_hal.memory import freeze_heap
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
-from specdec_hal.runtime import Runtime
+from specdec_hal.tensors.memory import freeze_heap
 
 ROOT = Path(__file__).parents[1]
 CHECKPOINT = ROOT / "models/tiny-py-lm"

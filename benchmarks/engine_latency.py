@@ -14,10 +14,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from specdec_hal import hookimpl
-from specdec_hal.memory import freeze_heap
-from specdec_hal.registry import Registry
+from specdec_hal.plugin.registry import Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.tensors.memory import freeze_heap
 
 SAMPLES = 7
 WARM_UP = 2  # in the first a plan is compiled, in the second it is captured

@@ -141,7 +141,8 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
 
     import specdec_hal as sd
     from specdec_hal.config import load
-    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model, load_tokenizer
+    from specdec_hal.models import load_model, load_tokenizer
+    from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
     tokenizer = load_tokenizer(path)
     bare = load_model(path, threads=threads, bit_stable=False)

@@ -207,8 +207,8 @@ def output_path(args: argparse.Namespace) -> dict[str, Any]:
 
 def frames(repeats: int) -> dict[str, Any]:
     """Microseconds to encode and decode a step of 256 slots with three drafts, half of them accepted."""
-    from specdec_hal.output import FrameKind, OutputFrame
-    from specdec_hal.output.frame import NOTHING
+    from specdec_hal.serve.stream import FrameKind, OutputFrame
+    from specdec_hal.serve.stream.frame import NOTHING
 
     rng, slots, most = np.random.default_rng(0), 256, 4
     counts = rng.integers(1, most + 1, slots)
@@ -248,7 +248,7 @@ def frames(repeats: int) -> dict[str, Any]:
 
 def writing(repeats: int) -> dict[str, Any]:
     """Microseconds of an engine's step that a frame writer takes with 256 slots: told slot by slot, then sent."""
-    from specdec_hal.output import FrameWriter
+    from specdec_hal.serve.stream import FrameWriter
 
     rng, slots, most = np.random.default_rng(0), 256, 4
     requests = [Stub(str(slot)) for slot in range(slots)]

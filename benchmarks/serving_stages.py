@@ -39,7 +39,7 @@ class Stub:
 
 def frames_of(requests: list[Any], text: list[int], tokens: int, steps: int, took: list[float]) -> list[bytes]:
     """The frames of so many steps; the seconds that telling and encoding took are added to `took`."""
-    from specdec_hal.output import FrameWriter
+    from specdec_hal.serve.stream import FrameWriter
 
     slots = len(requests)
     sizes = SimpleNamespace(symbols={"S": tokens, "M": slots})
@@ -156,8 +156,8 @@ async def remote_stages(
 def stages(requests: int, tokens: int, steps: int = 200) -> dict[str, Any]:
     """Microseconds of each stage by request and step, and the tokens that one core takes through it in a second."""
     import specdec_hal as sd
-    from specdec_hal.output import FrameReader, TokenProcessor
     from specdec_hal.serve.split import messages
+    from specdec_hal.serve.stream import FrameReader, TokenProcessor
 
     runtime = sd.load(ROOT / "configs/serve.yaml")
     tokenizer = runtime.load_tokenizer()

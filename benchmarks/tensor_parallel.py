@@ -22,15 +22,15 @@ from record import write
 
 import specdec_hal as sd
 from specdec_hal.config import parse
-from specdec_hal.memory import freeze_heap
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.llama_cuda import LlamaCuda
+from specdec_hal.models.llama_cuda_tp import TensorParallelLlamaCuda
+from specdec_hal.models.tp_weights import WeightsPart
 from specdec_hal.models.weights import expected_shapes
-from specdec_hal.parallel.group import ProcessGroup
-from specdec_hal.parallel.llama_cuda import TensorParallelLlamaCuda
 from specdec_hal.parallel.runner import RankRunner
-from specdec_hal.parallel.weights import WeightsPart
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.tensors.group import ProcessGroup
+from specdec_hal.tensors.memory import freeze_heap
 
 SHAPE = LlamaConfig(
     vocab_size=128_256,

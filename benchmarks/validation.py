@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from record import write
 
-from specdec_hal.backend import Backend, Capability, Launch
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import OPS
-from specdec_hal.ops.generate import generate
 from specdec_hal.ops.validate import Call, check_call
+from specdec_hal.plugin.backend import Backend, Capability, Launch
 
 OPS_MEASURED = ("apply_penalties", "update_model_status", "verify_draft_tokens")  # 13, 14 and 16 tensors
 SIZES = {"M": 8, "B": 8, "S": 6, "L": 64, "V": 64, "E": 2, "W": 2}

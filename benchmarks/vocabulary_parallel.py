@@ -23,10 +23,10 @@ from record import write
 
 import specdec_hal as sd
 from specdec_hal.bench.timing import Figures
-from specdec_hal.parallel.group import ProcessGroup
 from specdec_hal.parallel.kernels import PartBackend, kernels_of
 from specdec_hal.parallel.sampling import VocabularyPart
 from specdec_hal.parallel.work import RowParams, Work
+from specdec_hal.tensors.group import ProcessGroup
 
 KINDS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0},

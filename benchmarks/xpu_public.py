@@ -23,9 +23,9 @@ from typing import Any
 
 from record import write
 
-from specdec_hal.xpu_cc import Build
-from specdec_hal.xpu_device import vector_assembly
-from specdec_hal.xpu_test import Plan, WrapperTest, load_arguments
+from specdec_hal.xpu.cc import Build
+from specdec_hal.xpu.device import vector_assembly
+from specdec_hal.xpu.test import Plan, WrapperTest, load_arguments
 
 COMPILER = [str(Path(sys.executable).with_name("specdec-hal")), "xpu-cc", "-c"]
 MODES = {"kernels": ("fast", "strict"), "wrappers": ("fast",)}

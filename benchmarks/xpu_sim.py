@@ -18,11 +18,11 @@ import numpy as np
 from record import write
 
 import specdec_hal as sd
-from specdec_hal.backend import Backend
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import MatchPolicy, Strategy
-from specdec_hal.ops.generate import generate
 from specdec_hal.ops.spec import Role
-from specdec_hal.xpu_cc import Build, build
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.xpu.cc import Build, build
 
 Inputs = dict[str, Any]
 

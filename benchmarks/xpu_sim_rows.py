@@ -14,8 +14,8 @@ from record import write
 from xpu_sim import decode_step, op_time
 
 import specdec_hal as sd
-from specdec_hal.backend import Backend
-from specdec_hal.ops.generate import generate
+from specdec_hal.conformance.inputs.generate import generate
+from specdec_hal.plugin.backend import Backend
 
 Inputs = dict[str, Any]
 SETTINGS = {

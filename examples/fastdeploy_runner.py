@@ -15,7 +15,7 @@ import paddle
 import specdec_hal as sd
 import specdec_hal.compat.fastdeploy as layer
 from specdec_hal.models import load_model, load_tokenizer
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
 ROOT = Path(__file__).parents[1]
 TOPP, GREEDY, TARGET_MATCH = 0, 1, 2

@@ -9,51 +9,53 @@ Importing this package loads no framework and no compiled library; names below a
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec_hal.backend import API_VERSION, Backend, BackendSpec, BoundOp, Capability, Layout, Probe
-    from specdec_hal.drafter import Drafter
     from specdec_hal.engine import LLM, AsyncEngine
+    from specdec_hal.engine.runtime import Runtime, load
     from specdec_hal.errors import SpecDecError
-    from specdec_hal.functional import sample, verify
-    from specdec_hal.hookspecs import hookimpl
+    from specdec_hal.loop.drafter import Drafter
+    from specdec_hal.loop.functional import sample, verify
     from specdec_hal.ops.enums import AcceptPolicy, MatchPolicy, Strategy, TokenOrder
-    from specdec_hal.registry import explain, get_backend
+    from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec, BoundOp, Capability, Layout, Probe
+    from specdec_hal.plugin.hookspecs import hookimpl
+    from specdec_hal.plugin.registry import explain, get_backend
     from specdec_hal.runner import ModelRunner, Request, SamplingParams
-    from specdec_hal.runtime import Runtime, load
-    from specdec_hal.state import DecodeState
+    from specdec_hal.runner.state import DecodeState
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "API_VERSION": "backend",
-    "Backend": "backend",
-    "BackendSpec": "backend",
-    "BoundOp": "backend",
-    "Capability": "backend",
-    "Layout": "backend",
-    "Probe": "backend",
-    "Drafter": "drafter",
+    "API_VERSION": "plugin.backend",
+    "Backend": "plugin.backend",
+    "BackendSpec": "plugin.backend",
+    "BoundOp": "plugin.backend",
+    "Capability": "plugin.backend",
+    "Layout": "plugin.backend",
+    "Probe": "plugin.backend",
+    "Drafter": "loop.drafter",
     "AsyncEngine": "engine",
     "LLM": "engine",
     "SpecDecError": "errors",
-    "sample": "functional",
-    "verify": "functional",
-    "hookimpl": "hookspecs",
+    "sample": "loop.functional",
+    "verify": "loop.functional",
+    "hookimpl": "plugin.hookspecs",
     "AcceptPolicy": "ops.enums",
     "MatchPolicy": "ops.enums",
     "Strategy": "ops.enums",
     "TokenOrder": "ops.enums",
-    "explain": "registry",
-    "get_backend": "registry",
+    "explain": "plugin.registry",
+    "get_backend": "plugin.registry",
     "ModelRunner": "runner",
     "Request": "runner",
     "SamplingParams": "runner",
-    "Runtime": "runtime",
-    "load": "runtime",
-    "DecodeState": "state",
+    "Runtime": "engine.runtime",
+    "load": "engine.runtime",
+    "DecodeState": "runner.state",
 }
 
 __all__ = [
@@ -86,12 +88,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'specdec_hal' has no attribute '{name}'")
-    value = getattr(import_module(f"specdec_hal.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose names are resolved on first use: `homes` maps a name to its module."""
+
+    def resolve(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return resolve
+
+
+__getattr__ = lazy(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec_hal.wording import clip
+from specdec_hal.text import clip
 
 
 class SpecDecError(Exception):

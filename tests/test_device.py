@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.capturing import capturing, check_stream
-from specdec_hal.device import Device, HostDevice, PaddleDevice, TorchDevice, current_stream_of, download, get_device
 from specdec_hal.errors import CaptureError, UnsupportedError
-from specdec_hal.staging import Field
-from specdec_hal.tensors import describe
+from specdec_hal.tensors.device import (
+    Device,
+    HostDevice,
+    PaddleDevice,
+    TorchDevice,
+    current_stream_of,
+    download,
+    get_device,
+)
+from specdec_hal.tensors.graph_capture import capturing, check_stream
+from specdec_hal.tensors.transfer import Field
+from specdec_hal.tensors.views import describe
 from tests.support.dlpack import FakeTensor
 
 DTYPES = ("int64", "int32", "uint8", "bool", "float32", "float16", "bfloat16")

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import specdec_hal as sd
-from specdec_hal import drafter as module
 from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
-from specdec_hal.hookspecs import ProposerSpec
+from specdec_hal.loop import drafter as module
 from specdec_hal.ops import MatchPolicy
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, StepView
-from specdec_hal.registry import Registry
+from specdec_hal.plugin.hookspecs import ProposerSpec
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, StepView
+from specdec_hal.plugin.registry import Registry
 from tests.support.oracle_ngram import lookup
 
 K, SIZES = 4, range(3, 0, -1)
@@ -259,7 +259,7 @@ def test_a_bad_history_among_good_ones_leaves_the_good_ones(named: bool) -> None
 @pytest.mark.torch
 def test_buffers_of_a_framework_are_written_as_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the host cannot write into the state, as on a GPU: here PyTorch's CPU tensors, written through PyTorch."""
-    from specdec_hal.device import TorchDevice
+    from specdec_hal.tensors.device import TorchDevice
 
     host = make()
     monkeypatch.setattr(module, "get_device", lambda place, framework: TorchDevice("cpu"))
@@ -289,8 +289,8 @@ def test_a_registry_of_ones_own() -> None:
 
 
 def test_a_context_that_the_backend_cannot_hold_is_refused_and_changes_nothing() -> None:
-    from specdec_hal.backend import Capability
     from specdec_hal.backends.reference.backend import ReferenceBackend
+    from specdec_hal.plugin.backend import Capability
 
     small = ReferenceBackend()
     small.capabilities = {**small.capabilities, "ngram_match": Capability(limits={"L": 8})}

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec_hal as sd
-from specdec_hal import functional
 from specdec_hal.errors import ArgumentError
+from specdec_hal.loop import functional
 from specdec_hal.ops import Strategy
 from tests.runner.conftest import make_runner
 from tests.support.history_model import END, VOCABULARY, logits_after

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from specdec_hal.memory import freeze_heap
+from specdec_hal.tensors.memory import freeze_heap
 
 
 class Cycle:

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.backend import Launch
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.conformance.reproduction import load_inputs
+from specdec_hal.engine.runtime import Runtime
+from specdec_hal.engine.shadow_check import Shadow
 from specdec_hal.errors import ConfigError, OutputError
 from specdec_hal.ops.validate import Call
+from specdec_hal.plugin.backend import Launch
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
-from specdec_hal.runtime import Runtime
-from specdec_hal.shadow import Shadow
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_new_tokens=30, bad_token_ids=[0], logprobs=2)

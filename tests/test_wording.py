@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specdec_hal import errors
 from specdec_hal.errors import ArgumentError, QueueFullError, SpecDecError
-from specdec_hal.wording import MESSAGE_LIMIT, clip, one_line, short
+from specdec_hal.text import MESSAGE_LIMIT, clip, one_line, short
 from tests.support.bounded import bounded
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary()

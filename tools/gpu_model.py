@@ -29,10 +29,10 @@ sys.path.insert(0, str(ROOT))
 
 from specdec_hal.models.checkpoint import LlamaConfig, read_config  # noqa: E402
 from specdec_hal.models.llama_cuda import LlamaCuda  # noqa: E402
-from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch  # noqa: E402
 from specdec_hal.models.triton_kernels.launcher import Heads, Launcher  # noqa: E402
 from specdec_hal.models.triton_kernels.tiles import AttentionTile, ProductTile, tiles_of  # noqa: E402
 from specdec_hal.models.weights import expected_shapes, load_weights  # noqa: E402
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch  # noqa: E402
 from tests.support.llama_oracle import oracle  # noqa: E402
 from tests.support.paged import Paged  # noqa: E402
 

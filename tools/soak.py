@@ -24,11 +24,11 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from specdec_hal import registry
-from specdec_hal.backend import Backend, Launch
 from specdec_hal.bench.record import circumstances
 from specdec_hal.config import parse
 from specdec_hal.ops.validate import Call
+from specdec_hal.plugin import registry
+from specdec_hal.plugin.backend import Backend, Launch
 from specdec_hal.runner import ModelRunner, Request, StreamDelta
 from tests.runner.test_equality import plain_decoding
 from tests.runner.test_many_requests import random_request

@@ -7,19 +7,19 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from specdec_hal.backend import BoundOp, Launch
 from specdec_hal.backends import native_ops
 from specdec_hal.backends.cuda.graph import capture
 from specdec_hal.backends.cuda.options import Options
 from specdec_hal.backends.cuda.probe import LIBRARY
 from specdec_hal.backends.index import IndexBackend
-from specdec_hal.device import current_stream_of, download
 from specdec_hal.errors import ArgumentError
-from specdec_hal.native import load_library
 from specdec_hal.ops import TokenOrder
 from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.ops.validate import Call, check_call
-from specdec_hal.tensors import describe, dlpack_view, framework_of
+from specdec_hal.plugin.backend import BoundOp, Launch
+from specdec_hal.tensors.device import current_stream_of, download
+from specdec_hal.tensors.native import load_library
+from specdec_hal.tensors.views import describe, dlpack_view, framework_of
 
 _NATIVE = ("torch", "paddle")
 """Frameworks whose tensors tvm-ffi reads without asking them to synchronise anything."""

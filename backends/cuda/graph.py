@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specdec_hal.backend import Backend, BoundOp, Launch
-from specdec_hal.capturing import capturing
 from specdec_hal.errors import ArgumentError, UnsupportedError
-from specdec_hal.tensors import describe
+from specdec_hal.plugin.backend import Backend, BoundOp, Launch
+from specdec_hal.tensors.graph_capture import capturing
+from specdec_hal.tensors.views import describe
 
 
 class StepGraph:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from specdec_hal.errors import ConfigError
-from specdec_hal.suggest import check_backend_options
+from specdec_hal.plugin.backend import check_backend_options
 
 
 @dataclass(frozen=True)

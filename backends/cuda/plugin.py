@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_hal.backend import API_VERSION, Backend, BackendSpec
 from specdec_hal.backends.cuda.probe import probe
-from specdec_hal.hookspecs import hookimpl
+from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec
+from specdec_hal.plugin.hookspecs import hookimpl
 
 
 def _factory(options: Mapping[str, Any]) -> Backend:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.backend import Probe
-from specdec_hal.native import library_path
+from specdec_hal.plugin.backend import Probe
+from specdec_hal.tensors.native import library_path
 
 LIBRARY = "specdec_cuda"
 DRIVER = "libcuda.so.1"

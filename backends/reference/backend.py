@@ -9,11 +9,11 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from specdec_hal import backends
-from specdec_hal.backend import Capability, Launch
 from specdec_hal.backends.host import HostBackend
 from specdec_hal.backends.reference.ngram_index import index_bytes
 from specdec_hal.ops import OPS
 from specdec_hal.ops.validate import Call
+from specdec_hal.plugin.backend import Capability, Launch
 
 _APART = ("backend", "plugin")
 _MODULES = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Probe
 from specdec_hal.errors import ConfigError
-from specdec_hal.hookspecs import hookimpl
+from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec, Probe
+from specdec_hal.plugin.hookspecs import hookimpl
 
 
 def _probe() -> Probe:

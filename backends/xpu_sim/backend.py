@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ctypes
 
-from specdec_hal.backend import Launch
 from specdec_hal.backends import native_ops
 from specdec_hal.backends.host import HostBackend
 from specdec_hal.backends.xpu_sim.options import LIBRARY, Options
 from specdec_hal.errors import ConfigError
-from specdec_hal.native import library_path, load_library
 from specdec_hal.ops import TokenOrder
 from specdec_hal.ops.validate import Call
-from specdec_hal.tensors import shareable
+from specdec_hal.plugin.backend import Launch
+from specdec_hal.tensors.native import library_path, load_library
+from specdec_hal.tensors.views import shareable
 
 
 class XpuSimBackend(HostBackend):

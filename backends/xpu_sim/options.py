@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specdec_hal.errors import ConfigError
-from specdec_hal.suggest import check_backend_options, did_you_mean
+from specdec_hal.plugin.backend import check_backend_options
+from specdec_hal.text import did_you_mean
 
 LIBRARY = "specdec_xpu_sim"
 """The native library; those of the other modes have the mode's name behind it."""

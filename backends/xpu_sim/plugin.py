@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Probe
 from specdec_hal.backends.xpu_sim.options import LIBRARY
-from specdec_hal.hookspecs import hookimpl
-from specdec_hal.native import library_path
+from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec, Probe
+from specdec_hal.plugin.hookspecs import hookimpl
+from specdec_hal.tensors.native import library_path
 
 
 def _probe() -> Probe:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from specdec_hal.batch.rows import Answered, Row, custom_id_of, encode
+from specdec_hal.config.files import Lock, open_regular, replacing, sweep
 from specdec_hal.errors import BatchError, BatchWriteError
-from specdec_hal.files import Lock, open_regular, replacing, sweep
 
 
 @dataclass(frozen=True)

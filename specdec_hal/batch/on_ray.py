@@ -9,13 +9,13 @@ from typing import Any
 from specdec_hal.batch.blocks import Block
 from specdec_hal.batch.replica import Replica
 from specdec_hal.errors import BatchError, BatchWriteError
-from specdec_hal.ray_cluster import connect
-from specdec_hal.wording import describe
+from specdec_hal.serve.ray_cluster import connect
+from specdec_hal.text import describe
 
 
 @dataclass(frozen=True)
 class Placement:
-    """On which cluster replicas run (see :func:`specdec_hal.ray_cluster.connect`), how many, and what each needs."""
+    """On which cluster replicas run (:func:`specdec_hal.serve.ray_cluster.connect`), how many, and what each needs."""
 
     address: str
     replicas: int

@@ -21,7 +21,7 @@ from specdec_hal.runner import Request, RequestOutput, StreamDelta
 from specdec_hal.serve.answers import Answer, ChatAnswer, CompletionAnswer, check_model, error_body
 from specdec_hal.serve.protocol import Body, ChatCompletionRequest, CompletionRequest, GenerationRequest, first_problem
 from specdec_hal.serve.rendering import Renderer
-from specdec_hal.wording import clip
+from specdec_hal.text import clip
 
 BODIES: dict[str, type[GenerationRequest]] = {
     "/v1/completions": CompletionRequest,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specdec_hal.batch.rows import Row, encode
+from specdec_hal.config.files import replacing
 from specdec_hal.errors import BatchError
-from specdec_hal.files import replacing
-from specdec_hal.wording import describe
+from specdec_hal.text import describe
 
 ROWS_PER_GROUP = 10_000
 

@@ -13,9 +13,9 @@ from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import UnicodeText, raise_combinations
 from specdec_hal.engine import LLM
 from specdec_hal.errors import RequestError
+from specdec_hal.ops.seeds import derived
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, TokenLogprobs
-from specdec_hal.seeds import derived
-from specdec_hal.wording import describe
+from specdec_hal.text import describe
 
 Row = dict[str, Any]
 """An answer: one line of the output."""

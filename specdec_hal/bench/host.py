@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.backend import Backend
 from specdec_hal.bench.timing import Figures, call_cost
-from specdec_hal.device import Device
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.tensors.device import Device
 
 _BLOCK = 100
 

@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
-from specdec_hal.backend import Backend
 from specdec_hal.bench import SUITES
 from specdec_hal.bench.case import Case, Prepared, WarmCold, WrongResult
 from specdec_hal.bench.floor import Floor, measure_floor
 from specdec_hal.bench.host import host_costs
 from specdec_hal.bench.record import circumstances
 from specdec_hal.bench.timing import GraphTimer, HostTimer, Timer
-from specdec_hal.device import Device, get_device
 from specdec_hal.errors import ArgumentError
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.tensors.device import Device, get_device
 
 Row = dict[str, Any]
 
@@ -70,7 +70,7 @@ def _instruments(backend: Backend, device: Device, document: dict[str, Any], qui
     if backend.device != "cuda":
         return HostTimer(0.1 if quick else 0.5), None
     from specdec_hal.backends.cuda.probe import LIBRARY
-    from specdec_hal.native import load_library
+    from specdec_hal.tensors.native import load_library
 
     index = int(device.place.partition(":")[2])
     timer, exports = GraphTimer(index, 15 if quick else 60), load_library(LIBRARY)

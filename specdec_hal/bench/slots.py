@@ -1,8 +1,8 @@
 """State of slots: the draft model's, and what schedules, stops and ends a request.
 
-Inputs are drawn from the ops' specs (:func:`specdec_hal.ops.generate.generate`): 256 slots that decode, five drafts
-each, contexts of up to 2,048 tokens. An op that changes its own inputs sees what it has made of them when it is
-repeated. The target is that of the issues that asked for these ops.
+Inputs are drawn from the ops' specs (:func:`specdec_hal.conformance.inputs.generate.generate`): 256 slots that decode,
+five drafts each, contexts of up to 2,048 tokens. An op that changes its own inputs sees what it made of them when it
+is repeated. The target is that of the issues that asked for these ops.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specdec_hal.bench.case import Case, OpCall
-from specdec_hal.ops.generate import generate
+from specdec_hal.conformance.inputs.generate import generate
 
 TARGET_US = 2.5
 _SIZES = {"M": 256, "B": 256, "S": 6, "L": 2048}

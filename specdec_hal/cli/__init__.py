@@ -14,7 +14,6 @@ from contextlib import redirect_stdout
 from typing import NoReturn
 
 import specdec_hal
-from specdec_hal import secrets
 from specdec_hal.cli import (
     backends,
     batch,
@@ -24,6 +23,7 @@ from specdec_hal.cli import (
     conformance,
     explain,
     generate,
+    secrets,
     serve,
     xpu_cc,
     xpu_coverage,
@@ -33,7 +33,7 @@ from specdec_hal.cli import (
 from specdec_hal.cli.output import Guarded, Output, WriteError
 from specdec_hal.cli.process import PROGRAM, announce_imports, complain, discard_stdout, prepare_process, report
 from specdec_hal.errors import EngineDeadError, SpecDecError
-from specdec_hal.wording import clip, one_line
+from specdec_hal.text import clip, one_line
 
 FAILED, BAD_INPUT, INTERNAL, CANNOT_WRITE, INTERRUPTED, READER_GONE = 1, 2, 70, 74, 130, 141
 COMMANDS = {

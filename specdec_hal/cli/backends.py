@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from specdec_hal import registry
 from specdec_hal.cli.output import Output, table
 from specdec_hal.errors import SpecDecError
-from specdec_hal.registry import BackendInfo
+from specdec_hal.plugin import registry
+from specdec_hal.plugin.registry import BackendInfo
 
 HELP = "list backends and plug-ins"
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_hal.cli.decoding import number
 from specdec_hal.cli.output import Output, WriteError, add_config_arguments, read_runtime, table, writing
-from specdec_hal.ray_cluster import LOCAL
+from specdec_hal.serve.ray_cluster import LOCAL
 
 if TYPE_CHECKING:
     from specdec_hal.batch.blocks import Block

@@ -61,8 +61,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
-    from specdec_hal import registry
     from specdec_hal.bench.runner import run_suites
+    from specdec_hal.plugin import registry
 
     backend = registry.get_backend(args.backend)
     suites = args.suite or list(SUITES)

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from specdec_hal.config import Config
+    from specdec_hal.engine.runtime import Runtime
     from specdec_hal.runner import ModelRunner, SamplingParams
-    from specdec_hal.runtime import Runtime
 
 Runs = dict[str, list[Run]]
 """The runs of each side: "naive", and "spec" or the names of methods."""

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_hal import registry
 from specdec_hal.cli.output import Output, output_file, table, writing
 from specdec_hal.errors import ConfigError
-from specdec_hal.memory import host_free
+from specdec_hal.plugin import registry
+from specdec_hal.tensors.memory import host_free
 
 if TYPE_CHECKING:
     from specdec_hal.conformance.parallel import Job, Task

@@ -16,10 +16,11 @@ from specdec_hal.cli.prompts import Prompt
 
 if TYPE_CHECKING:
     from specdec_hal.config import Config
-    from specdec_hal.models import TargetModel, Tokenizer
+    from specdec_hal.engine.runtime import Runtime
+    from specdec_hal.models import Tokenizer
+    from specdec_hal.plugin.model import TargetModel
     from specdec_hal.runner import ModelRunner, RequestOutput, SamplingParams, StreamDelta
     from specdec_hal.runner.journal import Record
-    from specdec_hal.runtime import Runtime
 
 Progress = Callable[[int], None]
 """Called with the number of tokens just generated."""

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
-from specdec_hal import registry
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime, table
 from specdec_hal.errors import ConfigError, UnknownBackendError
 from specdec_hal.ops import OPS, OpSpec
-from specdec_hal.registry import Explanation
-from specdec_hal.suggest import did_you_mean
+from specdec_hal.plugin import registry
+from specdec_hal.plugin.registry import Explanation
+from specdec_hal.text import did_you_mean
 
 HELP = "explain an op or a backend"
 
@@ -58,7 +58,7 @@ def _print_op(spec: OpSpec, output: Output) -> None:
     if output.json:
         output.document(_op_document(spec))
         return
-    from specdec_hal.ops.docs import render_op
+    from specdec_hal.conformance.contract_page import render_op
 
     text = render_op(spec)
     if output.console.is_terminal:

@@ -14,10 +14,10 @@ from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specdec_hal.engine.runtime import Runtime
     from specdec_hal.models import Tokenizer
     from specdec_hal.runner import StreamDelta
     from specdec_hal.runner.journal import Record
-    from specdec_hal.runtime import Runtime
 
 HELP = "continue prompts, with the accepted drafts highlighted"
 ACCEPTED = "bold green"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from specdec_hal.runtime import Runtime
+    from specdec_hal.engine.runtime import Runtime
 
 
 class WriteError(Exception):
@@ -116,7 +116,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
 def read_runtime(args: argparse.Namespace) -> Runtime:
     """The configuration that the options ask for, ready to run."""
     from specdec_hal.config import parse
-    from specdec_hal.runtime import Runtime, load
+    from specdec_hal.engine.runtime import Runtime, load
 
     if args.config is None:
         return Runtime(parse({}, args.overrides, source="defaults"))

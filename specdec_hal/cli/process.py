@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from importlib import metadata
 
 import specdec_hal
-from specdec_hal import secrets
-from specdec_hal.wording import clip, describe
+from specdec_hal.cli import secrets
+from specdec_hal.text import clip, describe
 
 PROGRAM = "specdec-hal"
 _WIDTHS = range(20, 1001)
@@ -57,7 +57,7 @@ class _Imports(logging.Handler):
 
 def announce_imports() -> None:
     """Say which third-party plug-in is imported before it is: it may end the process without a word."""
-    imports = logging.getLogger("specdec_hal.registry.imports")
+    imports = logging.getLogger("specdec_hal.plugin.registry.imports")
     if not any(isinstance(handler, _Imports) for handler in imports.handlers):
         imports.addHandler(_Imports())
         imports.setLevel(logging.INFO)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec_hal.errors import RequestError
-from specdec_hal.wording import short
+from specdec_hal.text import short
 
 MAX_BYTES = 64 << 20
 """Of a prompt: far more than any context holds."""

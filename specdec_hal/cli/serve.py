@@ -23,13 +23,13 @@ from specdec_hal.cli.decoding import load
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
 from specdec_hal.cli.process import complain
 from specdec_hal.errors import ConfigError, EngineDeadError
-from specdec_hal.memory import freeze_heap
-from specdec_hal.ray_cluster import LOCAL
+from specdec_hal.serve.ray_cluster import LOCAL
+from specdec_hal.tensors.memory import freeze_heap
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from specdec_hal.runtime import Runtime
+    from specdec_hal.engine.runtime import Runtime
     from specdec_hal.serve.service import Service
     from specdec_hal.serve.split.supervisor import Part
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from specdec_hal.cli.output import Output
 from specdec_hal.errors import CompileError
-from specdec_hal.xpu_cc import MODES, Build, build
+from specdec_hal.xpu.cc import MODES, Build, build
 
 HELP = "compile XPU kernels for the emulator"
 

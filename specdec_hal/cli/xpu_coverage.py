@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Print; always 0."""
-    from specdec_hal.xpu_cc import Build
-    from specdec_hal.xpu_coverage import read_coverage, to_text
+    from specdec_hal.xpu.cc import Build
+    from specdec_hal.xpu.coverage import read_coverage, to_text
 
     files = read_coverage(Build(sources=(), output=args.program).counts)
     if output.json:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from specdec_hal.cli.output import Output, output_file
 from specdec_hal.cli.xpu_cc import add_compiler_arguments
 from specdec_hal.errors import CompileError
-from specdec_hal.xpu_cc import MODES, Build
+from specdec_hal.xpu.cc import MODES, Build
 
 if TYPE_CHECKING:
-    from specdec_hal.xpu_test import Failure
+    from specdec_hal.xpu.test import Failure
 
 HELP = "test a wrapper's kernels against its CPU path"
 POLICIES = ("eager", "deferred", "random")
@@ -82,8 +82,8 @@ def _tolerance(text: str) -> tuple[str, tuple[float, float]]:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Compile, run, compare; 1 if something failed."""
-    from specdec_hal.xpu_coverage import to_text
-    from specdec_hal.xpu_test import Plan, WrapperTest, load_arguments
+    from specdec_hal.xpu.coverage import to_text
+    from specdec_hal.xpu.test import Plan, WrapperTest, load_arguments
 
     plan = Plan(
         cases=args.cases,

@@ -18,7 +18,7 @@ import torch
 
 from specdec_hal.compat.ragged_cache import RaggedCache
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.wording import describe
+from specdec_hal.text import describe
 
 _CACHE_NAMES = ("cache", "past_key_values")
 """How models name the argument and the output with their keys and values: since 5.24, and before."""

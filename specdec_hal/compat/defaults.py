@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_hal.drafter import Drafter
+from specdec_hal.loop.drafter import Drafter
 
 
 def default_drafter(num_speculative_tokens: int, **options: Any) -> Drafter:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_hal.compat.versions import require
+from specdec_hal.plugin.versions import require
 
 KNOWN_VERSIONS = tuple(f"5.{minor}" for minor in range(17, 25))
 VERSION = require("transformers", KNOWN_VERSIONS, ["transformers"])
@@ -35,9 +35,9 @@ from transformers.generation import (  # noqa: E402
 
 from specdec_hal.compat.cached_model import CachedModel, check_keys_and_values  # noqa: E402
 from specdec_hal.compat.defaults import default_drafter  # noqa: E402
-from specdec_hal.drafter import Drafter  # noqa: E402
 from specdec_hal.errors import RequestError, UnsupportedError  # noqa: E402
-from specdec_hal.functional import verify  # noqa: E402
+from specdec_hal.loop.drafter import Drafter  # noqa: E402
+from specdec_hal.loop.functional import verify  # noqa: E402
 
 _WARPERS = {
     TemperatureLogitsWarper: "temperature",

@@ -18,9 +18,9 @@ import numpy as np
 
 from specdec_hal.compat.defaults import default_drafter
 from specdec_hal.compat.texts import KnownTexts
-from specdec_hal.compat.versions import require
-from specdec_hal.drafter import Drafter
 from specdec_hal.errors import ConfigError
+from specdec_hal.loop.drafter import Drafter
+from specdec_hal.plugin.versions import require
 from specdec_hal.runner.draft_length import Drafted, DraftLengths
 
 KNOWN_VERSIONS = ("0.32",)
@@ -32,7 +32,7 @@ OVERRIDE = "specdec_hal"
 class _Proposer:
     """What vLLM builds for ``speculative_config["model"]``. Raises UnsupportedError for versions that were not run.
 
-    Options are arguments of :class:`~specdec_hal.drafter.Drafter`: a JSON object in the environment variable
+    Options are arguments of :class:`~specdec_hal.loop.drafter.Drafter`: a JSON object in the environment variable
     SPECDEC_HAL_VLLM, or in the engine's ``hf_overrides={"specdec_hal": {...}}``, which wins key by key. One more is
     ``adaptive`` (default False): each request's number of drafts follows what was accepted of them and how long steps
     took (:mod:`specdec_hal.runner.draft_length`).

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from specdec_hal.suggest import did_you_mean
-from specdec_hal.wording import one_line, short
+from specdec_hal.text import did_you_mean, one_line, short
 
 Key = tuple[str, ...]
 Schema = type[BaseModel]

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from specdec_hal.errors import ConfigError
-from specdec_hal.wording import one_line, short
+from specdec_hal.text import one_line, short
 
 MAX_VALUES = 10_000
 """Most keys and values of a document, each alias counted as all that it stands for."""

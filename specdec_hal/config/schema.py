@@ -1,8 +1,8 @@
 """Every key a configuration may have: type, range, default, meaning.
 
 Values are strict: a quoted number is a string, and ``true`` is not 1. Sections that are left out take their defaults.
-A configuration holds settings and nothing that lives: :class:`specdec_hal.runtime.Runtime` builds what they describe.
-The sections of the proposers are added by :mod:`specdec_hal.config.sections`.
+A configuration holds settings and nothing that lives: :class:`specdec_hal.engine.runtime.Runtime` builds what they
+describe. The sections of the proposers are added by :mod:`specdec_hal.config.sections`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from specdec_hal.backend import AUTO
 from specdec_hal.errors import ConfigError, SpecDecError
 from specdec_hal.ops.enums import Strategy
+from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.ops.vocabulary import SERVED
-from specdec_hal.seeds import SEEDS
+from specdec_hal.plugin.backend import AUTO
 
 MAX_DRAFTS = SERVED["S"] - 1
 DEFAULT_DRAFTS = 5

@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 
 from specdec_hal.config.schema import Config, SpeculativeSettings
 from specdec_hal.errors import PluginError
-from specdec_hal.hookspecs import ProposerSpec
-from specdec_hal.registry import Registry
-from specdec_hal.wording import describe, short
+from specdec_hal.plugin.hookspecs import ProposerSpec
+from specdec_hal.plugin.registry import Registry
+from specdec_hal.text import describe, short
 
 _TAKEN = frozenset((*dir(SpeculativeSettings), *SpeculativeSettings.model_fields))
 """Names that mean something else in the section ``speculative``."""

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from specdec_hal.config import problems as wording
+from specdec_hal.config.files import read_regular
 from specdec_hal.config.reader import MAX_DEPTH, check_text, read_yaml
 from specdec_hal.config.schema import (
     ARGUMENT,
@@ -29,10 +30,8 @@ from specdec_hal.config.schema import (
 )
 from specdec_hal.config.sections import config_class
 from specdec_hal.errors import ConfigError
-from specdec_hal.files import read_regular
-from specdec_hal.registry import Registry, or_default
-from specdec_hal.suggest import did_you_mean
-from specdec_hal.wording import clip, one_line
+from specdec_hal.plugin.registry import Registry, or_default
+from specdec_hal.text import clip, did_you_mean, one_line
 
 MAX_BYTES = 1 << 18
 """Of a configuration file."""

@@ -7,8 +7,9 @@ report = specdec_hal.conformance.run(backend)
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from specdec_hal import lazy
 
 if TYPE_CHECKING:
     from specdec_hal.conformance.case import Case
@@ -30,8 +31,4 @@ _HOME = {
 
 __all__ = ["Case", "Check", "ExpectedFailures", "Report", "Result", "reproduce", "run"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'specdec_hal.conformance' has no attribute '{name}'")
-    return getattr(import_module(f"specdec_hal.conformance.{_HOME[name]}"), name)
+__getattr__ = lazy(__name__, _HOME)

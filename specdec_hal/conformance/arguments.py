@@ -13,10 +13,10 @@ import numpy as np
 from specdec_hal.conformance.bits import same_bits
 from specdec_hal.conformance.case import Inputs, Workspace
 from specdec_hal.conformance.guarded import GuardedHost
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import get_op
-from specdec_hal.ops.generate import generate
 from specdec_hal.ops.spec import Role
 
 # Every extent at least 2, so that each tensor can be strided, and no two alike, so that none passes for another.

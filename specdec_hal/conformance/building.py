@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hal.conformance.inputs.generate import poison
+from specdec_hal.conformance.inputs.rows import numpy_dtype, to_logits
 from specdec_hal.ops import get_op
-from specdec_hal.ops.generate import poison
-from specdec_hal.ops.rows import numpy_dtype, to_logits
 from specdec_hal.ops.spec import Role
-from specdec_hal.tensors import numpy_dtype_name
+from specdec_hal.tensors.views import numpy_dtype_name
 
 _NEUTRAL = {"repetition": 1, "top_p": 1, "row_top_p": 1, "row_temperature": 1, "temperature": 1, "max_dec_len": 1000}
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from specdec_hal.backend import Layout
 from specdec_hal.ops import get_op
 from specdec_hal.ops.spec import FLOATS
+from specdec_hal.plugin.backend import Layout
 
 Inputs = dict[str, Any]
 """Arguments by name: NumPy arrays (bfloat16 as uint16, outputs poisoned) and attributes."""

@@ -14,10 +14,10 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from specdec_hal import registry
 from specdec_hal.conformance.guarded import device_for
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.suite import Settings, Unit, run_unit
+from specdec_hal.plugin import registry
 
 _PR_SET_PDEATHSIG = 1
 

@@ -18,17 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.backend import Backend
 from specdec_hal.backends.native_ops import attributes
 from specdec_hal.conformance.case import Case, Inputs, Workspace
+from specdec_hal.conformance.inputs.generate import cases, generate
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.trial import Trial
 from specdec_hal.errors import ConfigError
 from specdec_hal.ops import get_op
-from specdec_hal.ops.generate import cases, generate
 from specdec_hal.ops.spec import FLOATS
 from specdec_hal.ops.validate import Call, check_call
-from specdec_hal.suggest import did_you_mean
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.text import did_you_mean
 
 MAGIC = b"SDCASES1"
 NO_FLOAT = 0xFF

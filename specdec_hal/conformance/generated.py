@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from specdec_hal.conformance.case import Case
+from specdec_hal.conformance.inputs.generate import DEEP, generate, hostile
 from specdec_hal.ops import get_op
-from specdec_hal.ops.generate import DEEP, generate, hostile
 
 SIZES = {
     "M": st.integers(1, 6),
@@ -39,7 +39,7 @@ def _whole_alphabet(op: str) -> dict[str, st.SearchStrategy[Any]]:
 
 @st.composite
 def op_options(draw: st.DrawFn, /, op: str, **fixed: Any) -> dict[str, Any]:
-    """Options of :func:`specdec_hal.ops.generate.generate`; they shrink towards few slots, short rows, small ids.
+    """Options of :func:`.inputs.generate.generate`; they shrink towards few slots, short rows, small ids.
 
     About a third leave everything to the scene, a third have the options that reach the op's deep branches.
     """

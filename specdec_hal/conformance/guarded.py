@@ -1,4 +1,4 @@
-"""Where the tensors of the backend under test live: guarded, unlike those of :mod:`specdec_hal.device`.
+"""Where the tensors of the backend under test live: guarded, unlike those of :mod:`specdec_hal.tensors.device`.
 
 Cases are NumPy. A :class:`GuardedDevice` makes a tensor of each, inside a larger buffer whose margins hold a known
 pattern, and reads both back; it knows how to capture a launch for replay and how to notice a read of a device value on
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.backend import Backend, BoundOp
 from specdec_hal.errors import BackendUnavailableError
+from specdec_hal.plugin.backend import Backend, BoundOp
 
 Array = NDArray[Any]
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdec_hal import registry
 from specdec_hal.conformance.distributions import SAMPLES
 from specdec_hal.conformance.report import FAILED, Result
 from specdec_hal.conformance.reproduction import save_inputs
 from specdec_hal.conformance.suite import Settings, Unit, cases_of
 from specdec_hal.errors import SpecDecError
-from specdec_hal.memory import as_text
+from specdec_hal.plugin import registry
+from specdec_hal.tensors.memory import as_text
 
 Task = tuple[Unit, int]
 """A unit and its seed."""

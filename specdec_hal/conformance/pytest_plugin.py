@@ -50,10 +50,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def conformance_subject(request: pytest.FixtureRequest) -> Subject:
     """The backend under test."""
-    from specdec_hal import registry
     from specdec_hal.conformance.guarded import device_for
     from specdec_hal.conformance.options import parse_options
     from specdec_hal.conformance.subject import Subject
+    from specdec_hal.plugin import registry
 
     config = request.config
     backend = registry.get_backend(

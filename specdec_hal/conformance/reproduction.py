@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal import registry
 from specdec_hal.conformance.case import Case, Inputs
 from specdec_hal.conformance.checks import CHECKS
 from specdec_hal.conformance.guarded import device_for
@@ -20,6 +19,7 @@ from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.trial import Trial
 from specdec_hal.errors import ConfigError
 from specdec_hal.ops import get_op
+from specdec_hal.plugin import registry
 
 _LARGEST = 2000
 """Elements of an array that is written out; a larger one is given by its bytes, compressed."""

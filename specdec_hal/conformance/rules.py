@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from specdec_hal.conformance.contract_page import CONVENTIONS
 from specdec_hal.conformance.report import REFUSED, Report
 from specdec_hal.ops import OPS, get_op
-from specdec_hal.ops.docs import CONVENTIONS
 from specdec_hal.ops.spec import parse_rules
 
 CONVENTION = "conventions"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.backend import Backend, BoundOp, Layout
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.conformance.bits import same_bits
 from specdec_hal.conformance.case import Inputs
@@ -19,6 +18,7 @@ from specdec_hal.errors import SpecDecError, UnsupportedError
 from specdec_hal.ops import get_op
 from specdec_hal.ops.spec import Role
 from specdec_hal.ops.validate import check_call
+from specdec_hal.plugin.backend import Backend, BoundOp, Layout
 
 Array = NDArray[Any]
 

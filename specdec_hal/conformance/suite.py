@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from specdec_hal.backend import Backend
 from specdec_hal.conformance import arguments, checks, distributions, lookups, traces
 from specdec_hal.conformance.case import Case, mode_of
 from specdec_hal.conformance.checks import Check
@@ -24,7 +23,8 @@ from specdec_hal.conformance.wide import wide_cases
 from specdec_hal.conformance.xfail import ExpectedFailures
 from specdec_hal.errors import SpecDecError, UnsupportedError
 from specdec_hal.ops import OPS, get_op
-from specdec_hal.wording import describe
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.text import describe
 
 GROUPS = ("edges", "wide", "arguments", "generated", "hostile", "traces", "statistics")
 

@@ -19,9 +19,10 @@ from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.runner import Counts, ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 
 if TYPE_CHECKING:
-    from specdec_hal.models import TargetModel, Tokenizer
-    from specdec_hal.registry import Registry
-    from specdec_hal.runtime import Runtime
+    from specdec_hal.engine.runtime import Runtime
+    from specdec_hal.models import Tokenizer
+    from specdec_hal.plugin.model import TargetModel
+    from specdec_hal.plugin.registry import Registry
 
 _log = logging.getLogger("specdec_hal")
 

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.config import Config, Override, arguments, changed, parse
+from specdec_hal.engine.runtime import Runtime, load
 from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
-from specdec_hal.runtime import Runtime, load
-from specdec_hal.wording import short
+from specdec_hal.text import short
 
 if TYPE_CHECKING:
-    from specdec_hal.models import TargetModel, Tokenizer
+    from specdec_hal.models import Tokenizer
     from specdec_hal.models.chat import ChatTemplate, Message
-    from specdec_hal.registry import Registry
+    from specdec_hal.plugin.model import TargetModel
+    from specdec_hal.plugin.registry import Registry
 
 Prompt = str | Sequence[int]
 """Text, which the tokenizer encodes, or token ids."""

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import round_up
-from specdec_hal.models.protocol import Segment
 from specdec_hal.models.rope import rotations
-from specdec_hal.native import load_library
+from specdec_hal.plugin.model import Segment
+from specdec_hal.tensors.native import load_library
 
 _LINE = 64  # bytes
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_hal.errors import ArgumentError
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from specdec_hal.config.files import read_regular
 from specdec_hal.errors import CheckpointError, RequestError
-from specdec_hal.files import read_regular
 from specdec_hal.models.checkpoint import parse_json
 from specdec_hal.models.loader import is_gguf
-from specdec_hal.wording import clip, describe, one_line, short
+from specdec_hal.text import clip, describe, one_line, short
 
 Message = Mapping[str, Any]
 """`role` and `content`, and whatever else the template reads (`tool_calls`, `name`, ...)."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from specdec_hal.config.files import open_regular, read_regular
 from specdec_hal.errors import CheckpointError
-from specdec_hal.files import open_regular, read_regular
-from specdec_hal.models.protocol import ModelConfig
 from specdec_hal.models.rope import ROPE_TYPES, RopeScaling, yarn_attention_factor
-from specdec_hal.wording import one_line, short
+from specdec_hal.plugin.model import ModelConfig
+from specdec_hal.text import one_line, short
 
 DTYPES = ("float32", "float16", "bfloat16")
 """What weights are stored in, and computed with."""

@@ -36,8 +36,8 @@ from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import LayerWeights, LlamaWeights, MTPWeights
 from specdec_hal.models.primitives import HostArray, Primitives
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 from specdec_hal.models.rows import RowSizes, linear_sizes
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
 Start = Callable[[Any, int, int], tuple[Any, Any]]
 """From the embedded tokens of a block, its first row in the batch and its rows: residual, and what is added to it."""
@@ -65,7 +65,7 @@ class _Layer:
 
 
 class Llama(Primitives):
-    """The decoder; see :class:`specdec_hal.models.protocol.TargetModel` for what a runner calls."""
+    """The decoder; see :class:`specdec_hal.plugin.model.TargetModel` for what a runner calls."""
 
     framework: ClassVar[str]
 
@@ -269,7 +269,7 @@ def _no_cache(framework: str, op: str) -> ArgumentError:
 
 
 class LlamaMTP:
-    """The multi-token-prediction module of a :class:`Llama`; see :class:`specdec_hal.models.protocol.MTPModule`.
+    """The multi-token-prediction module of a :class:`Llama`; see :class:`specdec_hal.plugin.model.MTPModule`.
 
     One more decoder layer over ``eh_proj([enorm(embedding of p + 1), hnorm(hidden state of p)])`` (DeepSeek-V3,
     arXiv:2412.19437, equation 21). The product is computed as that of its two halves, whose sum is the residual. The

@@ -29,9 +29,9 @@ from specdec_hal.models import llama_cpp_api as api
 from specdec_hal.models.batch import Limits, check_hidden_layers
 from specdec_hal.models.detokenizer import ByteDetokenizer, Detokenizer
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig, Segment
 from specdec_hal.models.rows import RowSizes, agreeing
 from specdec_hal.models.tokenizer import Tokenizer, cannot_encode
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig, Segment
 
 _BATCH = 512
 """Tokens of one pass."""
@@ -89,7 +89,7 @@ class Gguf:
 
 
 class LlamaCpp:
-    """A :class:`~specdec_hal.models.TargetModel`. `dtype`: of the KV cache; the file says that of the weights.
+    """A :class:`~specdec_hal.plugin.model.TargetModel`. `dtype`: of the KV cache; the file says that of the weights.
 
     `threads` None: one for each core that this process may use. `bit_stable`: drafts and batches never change a token's
     bits, at the cost of computing requests one after the other.

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.compat.versions import require
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.plugin.versions import require
 
 FRAMEWORK = "llama.cpp"
 KNOWN_VERSIONS = ("2026.10",)

@@ -28,10 +28,10 @@ import torch
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.batch import Limits, check_hidden_layers
 from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
-from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, ModelCapabilities
 from specdec_hal.models.rope import rotations
 from specdec_hal.models.triton_kernels.launcher import Heads, Launcher
 from specdec_hal.models.weights import EMBEDDING, HEAD, Slices, load_weights
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, ModelCapabilities
 
 # Positions of a block where the host interface makes the pool.
 _BLOCK_SIZE = 64
@@ -108,7 +108,7 @@ class LlamaCuda:
             hidden_dtype=str(self.dtype).removeprefix("torch."),
         )
 
-    # ---- on the device: see specdec_hal.models.protocol.DeviceModel
+    # ---- on the device: see specdec_hal.plugin.model.DeviceModel
 
     def bytes_per_block(self, block_size: int) -> int:
         """See DeviceModel.bytes_per_block."""
@@ -194,7 +194,7 @@ class LlamaCuda:
         """See DeviceModel.compute_logits_device. Rows from `num_rows` on are left alone; captures as forward_device."""
         self.launcher.linear(hidden, self._head, out, num_rows)
 
-    # ---- from the host: see specdec_hal.models.protocol.TargetModel
+    # ---- from the host: see specdec_hal.plugin.model.TargetModel
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Each slot gets blocks of its own."""
@@ -265,7 +265,7 @@ class LlamaCuda:
 
 
 class LlamaCudaMTP:
-    """The first MTP module of a :class:`LlamaCuda`; see :class:`specdec_hal.models.protocol.DeviceMTPModule`.
+    """The first MTP module of a :class:`LlamaCuda`; see :class:`specdec_hal.plugin.model.DeviceMTPModule`.
 
     One more layer over ``eh_proj([enorm(embedding of p + 1), hnorm(hidden state of p)])`` (DeepSeek-V3,
     arXiv:2412.19437, equation 21), as two products onto one residual. Bits are as the model's.

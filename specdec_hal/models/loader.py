@@ -6,12 +6,12 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.backend import AUTO
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
 from specdec_hal.models import llama_cpp_api
 from specdec_hal.models.checkpoint import CONFIG, read_json
-from specdec_hal.models.protocol import ModelMemory, TargetModel
-from specdec_hal.registry import Registry, or_default
+from specdec_hal.plugin.backend import AUTO
+from specdec_hal.plugin.model import ModelMemory, TargetModel
+from specdec_hal.plugin.registry import Registry, or_default
 
 if TYPE_CHECKING:
     from specdec_hal.models.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from paddle import _C_ops as ops
 
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import RotaryTable, round_up
-from specdec_hal.models.protocol import Segment
+from specdec_hal.plugin.model import Segment
 
 _STRIDE = 64  # contexts are rounded up to a multiple of it, so that few shapes come up
 

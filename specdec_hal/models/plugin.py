@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
-from specdec_hal.hookspecs import ANY_ARCHITECTURE, ModelSpec, hookimpl
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
-from specdec_hal.models.protocol import ModelMemory
-from specdec_hal.staging import Field
+from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE, ModelSpec, hookimpl
+from specdec_hal.plugin.model import ModelMemory
+from specdec_hal.tensors.transfer import Field
 
 if TYPE_CHECKING:
-    from specdec_hal.parallel.group import Group
+    from specdec_hal.tensors.group import Group
 
 ARCHITECTURE = "LlamaForCausalLM"
 
@@ -33,7 +33,7 @@ def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = N
 def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None, **options: Any) -> Any:
     if device == "cpu":
         if group is not None:
-            from specdec_hal.parallel.llama import TensorParallelLlama
+            from specdec_hal.models.llama_tp import TensorParallelLlama
 
             return TensorParallelLlama(*_read(path), group=group, **options)
         from specdec_hal.models.llama_torch import LlamaTorch
@@ -52,7 +52,7 @@ def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None,
             "Linux wheels for CUDA bring the version they work with)"
         )
     if group is not None:
-        from specdec_hal.parallel.llama_cuda import load_part
+        from specdec_hal.models.llama_cuda_tp import load_part
 
         return load_part(path, config, group=group, device=device, **options)
     from specdec_hal.models.llama_cuda import load

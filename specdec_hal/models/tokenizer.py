@@ -21,7 +21,7 @@ from specdec_hal.models.detokenizer import (
     PrefixDetokenizer,
     byte_letters,
 )
-from specdec_hal.wording import clip, one_line, short
+from specdec_hal.text import clip, one_line, short
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER = 128 << 20

@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.device import get_device
+from specdec_hal.config.files import open_regular
 from specdec_hal.errors import CheckpointError
-from specdec_hal.files import open_regular
-from specdec_hal.memory import host_free, require
 from specdec_hal.models.checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -27,8 +25,10 @@ from specdec_hal.models.checkpoint import (
     parse_json,
     read_json,
 )
-from specdec_hal.staging import Field
-from specdec_hal.wording import short
+from specdec_hal.tensors.device import get_device
+from specdec_hal.tensors.memory import host_free, require
+from specdec_hal.tensors.transfer import Field
+from specdec_hal.text import short
 
 Shapes = dict[str, tuple[int, ...]]
 Slices = tuple[slice, ...]

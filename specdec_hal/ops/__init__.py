@@ -13,7 +13,7 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.ops import bitmask, draft_model, ngram, output, phases, sampling, schedule, step_index, verify
 from specdec_hal.ops.enums import AcceptPolicy, LogprobMode, MatchPolicy, Purpose, SlotAction, Strategy, TokenOrder
 from specdec_hal.ops.spec import OpSpec
-from specdec_hal.suggest import did_you_mean
+from specdec_hal.text import did_you_mean
 
 OPS: Mapping[str, OpSpec] = {
     spec.name: spec

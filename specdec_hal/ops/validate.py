@@ -18,9 +18,8 @@ import numpy as np
 from specdec_hal.errors import ArgumentError, OutputError
 from specdec_hal.ops.spec import AttrSpec, Dim, Operand, OpSpec, Role, ValueRule
 from specdec_hal.ops.vocabulary import MAXIMUM, MINIMUM
-from specdec_hal.suggest import nearest
-from specdec_hal.tensors import TensorInfo, as_numpy, describe, disguised
-from specdec_hal.wording import one_line, short
+from specdec_hal.tensors.views import TensorInfo, as_numpy, describe, disguised
+from specdec_hal.text import nearest, one_line, short
 
 _MOST_ACCEPTED = 256
 """Combinations of shapes, dtypes and attributes remembered per op; then all are forgotten."""

@@ -9,9 +9,9 @@ import torch
 
 from specdec_hal.backends.reference.primitives import CHUNK
 from specdec_hal.ops.parts import PART_OPS
-from specdec_hal.parallel.group import Group
 from specdec_hal.parallel.local import DIGIT_BITS, Asked, Columns, Draw, LocalRows, Needed
 from specdec_hal.parallel.work import Work
+from specdec_hal.tensors.group import Group
 
 
 class PartBackend(Protocol):

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 from specdec_hal.backends.reference.primitives import CHUNK, MASS_ONE
 from specdec_hal.ops import Purpose
-from specdec_hal.parallel.group import Group
 from specdec_hal.parallel.masses import (
     KEY_INF,
     KEY_NAN,
@@ -34,6 +33,7 @@ from specdec_hal.parallel.masses import (
     token_at,
 )
 from specdec_hal.parallel.work import Filters, RowParams, Work
+from specdec_hal.tensors.group import Group
 
 DIGIT_BITS = 4
 """Of the keys that a search for a cut goes through."""

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_hal.config import Config, parse
 from specdec_hal.errors import SpecDecError
-from specdec_hal.parallel.group import Group, ProcessGroup
 from specdec_hal.parallel.runner import RankRunner
+from specdec_hal.tensors.group import Group, ProcessGroup
 
 if TYPE_CHECKING:
-    from specdec_hal.backend import Backend
-    from specdec_hal.models import TargetModel, Tokenizer
+    from specdec_hal.models import Tokenizer
+    from specdec_hal.plugin.backend import Backend
+    from specdec_hal.plugin.model import TargetModel
 
 _log = logging.getLogger("specdec_hal")
 _LOAD_S = 1800.0

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from specdec_hal.backend import Backend
-from specdec_hal.logit_bias import LogitBias
-from specdec_hal.models.protocol import TargetModel
-from specdec_hal.parallel.group import Group
 from specdec_hal.parallel.kernels import kernels_of
 from specdec_hal.parallel.sampling import VocabularyPart
 from specdec_hal.parallel.work import RowParams, Work
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.model import TargetModel
+from specdec_hal.runner.logit_bias import LogitBias
 from specdec_hal.runner.request import SamplingParams
 from specdec_hal.runner.row_logits import Call, RowLogits
+from specdec_hal.tensors.group import Group
 
 _OF_TOKENS = {
     "apply_penalties": ("token_ids_all", "draft_tokens", "bad_tokens", "end_tokens"),

@@ -10,7 +10,6 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from specdec_hal.errors import EngineDeadError, RankLostError, RankMismatchError, RequestError
-from specdec_hal.parallel.group import Group
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, StreamDelta
 from specdec_hal.runner.guard import owns_cache
 from specdec_hal.runner.journal import Record
@@ -19,6 +18,7 @@ from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Work
+from specdec_hal.tensors.group import Group
 
 Decision = tuple[int, int, tuple[int, ...]]
 """What a step did to a slot: step, slot, tokens."""

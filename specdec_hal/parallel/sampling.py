@@ -31,8 +31,8 @@ import torch
 
 from specdec_hal.backends.reference.primitives import MASS_ONE
 from specdec_hal.backends.reference.sampling import LOWEST
+from specdec_hal.models.tp_weights import vocabulary_part
 from specdec_hal.ops import LogprobMode, Purpose
-from specdec_hal.parallel.group import Group
 from specdec_hal.parallel.kernels import KernelRows, PartBackend
 from specdec_hal.parallel.local import Asked, Columns, Draw, LocalRows, Needed, pick
 from specdec_hal.parallel.masses import (
@@ -42,8 +42,8 @@ from specdec_hal.parallel.masses import (
     place,
     token_at,
 )
-from specdec_hal.parallel.weights import vocabulary_part
 from specdec_hal.parallel.work import LISTED, Filters, RowParams, Work
+from specdec_hal.tensors.group import Group
 
 _LOWEST = float(LOWEST)
 

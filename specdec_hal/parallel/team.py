@@ -26,9 +26,9 @@ from weakref import WeakSet
 
 from specdec_hal.config import Config
 from specdec_hal.errors import EngineDeadError, RankLostError
-from specdec_hal.parallel.group import ProcessGroup
 from specdec_hal.parallel.rank import END, HERE, READY, Load, beat_s, follow, join
 from specdec_hal.parallel.runner import LeadingRunner
+from specdec_hal.tensors.group import ProcessGroup
 
 _log = logging.getLogger("specdec_hal")
 _PATIENCE_S = 3.0

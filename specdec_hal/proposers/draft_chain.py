@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.models.protocol import DeviceBatch
 from specdec_hal.ops import TokenOrder
+from specdec_hal.plugin.model import DeviceBatch
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, StepBounds
 from specdec_hal.proposers.draft_sampler import DraftSampler
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, StepBounds
 
 Call = Callable[[int], None]
 

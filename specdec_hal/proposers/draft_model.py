@@ -13,15 +13,15 @@ import numpy as np
 
 from specdec_hal.config.schema import PathText, Section
 from specdec_hal.errors import SpecDecError, UnsupportedError
-from specdec_hal.memory import require
 from specdec_hal.models.loader import load_tokenizer
-from specdec_hal.models.protocol import FINAL_NORM, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.models.tokenizer import Tokenizer
 from specdec_hal.ops import Strategy
+from specdec_hal.plugin.model import FINAL_NORM, DeviceModel, ForwardBatch, Segment, TargetModel
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, SlotView, StepBounds, StepView
 from specdec_hal.proposers.draft_chain import SLOTS, Call, DraftChain
 from specdec_hal.proposers.draft_sampler import DraftSampler
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, SlotView, StepBounds, StepView
-from specdec_hal.wording import short
+from specdec_hal.tensors.memory import require
+from specdec_hal.text import short
 
 
 class DraftModelSettings(Section):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from specdec_hal.ops import Purpose, Strategy
-from specdec_hal.proposers.protocol import ProposerContext
+from specdec_hal.plugin.proposer import ProposerContext
 
 Call = Callable[[int], None]
 

@@ -10,9 +10,9 @@ from typing import Annotated
 from pydantic import Field
 
 from specdec_hal.config.schema import MAX_DRAFTS
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, StepView
 from specdec_hal.proposers.mtp import MTPProposer
 from specdec_hal.proposers.ngram import NgramProposer, NgramSettings
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, StepView
 
 
 class HybridSettings(NgramSettings):

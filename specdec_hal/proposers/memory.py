@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from specdec_hal.models.protocol import MTPModel
 from specdec_hal.ops import Strategy
-from specdec_hal.proposers.protocol import MemoryContext
-from specdec_hal.staging import Field
+from specdec_hal.plugin.model import MTPModel
+from specdec_hal.plugin.proposer import MemoryContext
+from specdec_hal.tensors.transfer import Field
 
 
 def mtp_memory(context: MemoryContext) -> dict[str, int]:

@@ -15,12 +15,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from specdec_hal.device import download
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, MTPModel, Segment
 from specdec_hal.ops import TokenOrder
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, MTPModel, Segment
+from specdec_hal.plugin.proposer import ProposerContext, StepBounds, StepView
 from specdec_hal.proposers.draft_chain import Call, DraftChain
-from specdec_hal.proposers.protocol import ProposerContext, StepBounds, StepView
+from specdec_hal.tensors.device import download
 
 _log = logging.getLogger("specdec_hal")
 

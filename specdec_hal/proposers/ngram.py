@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from specdec_hal.config.schema import INT32_MAX, LOWER, Section, by_name, raise_combinations
 from specdec_hal.ops.enums import MatchPolicy
 from specdec_hal.ops.ngram import MAX_NGRAM_SIZE
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, StepView
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, StepView
 
 NO_BUDGET = INT32_MAX
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from specdec_hal.hookspecs import ProposerSpec, hookimpl
+from specdec_hal.plugin.hookspecs import ProposerSpec, hookimpl
 
 if TYPE_CHECKING:
-    from specdec_hal.proposers.protocol import MemoryContext, Proposer, ProposerContext
+    from specdec_hal.plugin.proposer import MemoryContext, Proposer, ProposerContext
 
 
 def _settings(module: str, name: str) -> Callable[[], Any]:

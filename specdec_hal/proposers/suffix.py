@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from specdec_hal.config.schema import Section
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, RunsOn, SlotView, StepView
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, SlotView, StepView
 
 Context = tuple[int, ...]
 

@@ -15,8 +15,8 @@ from specdec_hal.config.schema import ModelSettings, SpeculativeSettings
 from specdec_hal.errors import RequestError
 from specdec_hal.ops import Strategy
 from specdec_hal.runner.request import Request, SamplingParams
-from specdec_hal.state import DecodeState, prompt_array
-from specdec_hal.wording import short
+from specdec_hal.runner.state import DecodeState, prompt_array
+from specdec_hal.text import short
 
 MAX_BAD_TOKENS = 64
 """Bad tokens a request may name: the width of the slot tensor."""

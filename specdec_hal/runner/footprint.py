@@ -6,19 +6,19 @@ from bisect import bisect_right
 from functools import partial
 from typing import Any, cast
 
-from specdec_hal.backend import Backend
 from specdec_hal.config.schema import Config
-from specdec_hal.device import get_device
-from specdec_hal.measuring import MeasuringDevice
-from specdec_hal.memory import require
 from specdec_hal.models.loader import checkpoint_memory
-from specdec_hal.models.protocol import DeviceModel, TargetModel
 from specdec_hal.ops import Strategy
-from specdec_hal.proposers.protocol import MemoryContext
-from specdec_hal.registry import Registry, or_default
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.model import DeviceModel, TargetModel
+from specdec_hal.plugin.proposer import MemoryContext
+from specdec_hal.plugin.registry import Registry, or_default
 from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_SEQUENCES
 from specdec_hal.runner.blocks import BlockPool
-from specdec_hal.state import DecodeState
+from specdec_hal.runner.state import DecodeState
+from specdec_hal.tensors.device import get_device
+from specdec_hal.tensors.memory import require
+from specdec_hal.tensors.timing import MeasuringDevice
 
 
 def checked_length(config: Config, model: TargetModel, headroom: int) -> int:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from specdec_hal.errors import PluginError
-from specdec_hal.proposers.protocol import SlotView, StepView
+from specdec_hal.plugin.proposer import SlotView, StepView
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.plan import Planner, StepPlan
 from specdec_hal.runner.report import StepReport

@@ -24,12 +24,12 @@ from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
+from specdec_hal.config.files import Lock, replacing, sweep
 from specdec_hal.config.problems import problems
 from specdec_hal.errors import JournalError
-from specdec_hal.files import Lock, replacing, sweep
 from specdec_hal.runner import sequence as running
 from specdec_hal.runner.request import Drafts, FinishReason, Request, SamplingParams, TokenLogprobs
-from specdec_hal.wording import describe, one_line, short
+from specdec_hal.text import describe, one_line, short
 
 VERSION = 1
 _SHARE = 49

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from specdec_hal.backend import AUTO, Backend
 from specdec_hal.config.schema import NAIVE, Config
-from specdec_hal.models import TargetModel
 from specdec_hal.ops import draft_model
-from specdec_hal.registry import Registry
+from specdec_hal.plugin.backend import AUTO, Backend
+from specdec_hal.plugin.model import TargetModel
+from specdec_hal.plugin.registry import Registry
 
 _log = logging.getLogger("specdec_hal")
 

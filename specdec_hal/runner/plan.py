@@ -21,21 +21,21 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from specdec_hal.backend import Backend
 from specdec_hal.config.schema import ModelSettings, SpeculativeSettings
-from specdec_hal.device import DeviceGraph
 from specdec_hal.errors import PluginError
-from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
 from specdec_hal.ops import MatchPolicy, Strategy, TokenOrder
-from specdec_hal.proposers.protocol import Proposer, StepBounds, StepView
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, DeviceModel, ForwardBatch, Segment, TargetModel
+from specdec_hal.plugin.proposer import Proposer, StepBounds, StepView
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
 from specdec_hal.runner.row_logits import Call, RowLogits
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.staging import Fetched, Outputs
-from specdec_hal.state import REPORT, ROW_SCORES, DecodeState
+from specdec_hal.runner.state import REPORT, ROW_SCORES, DecodeState
+from specdec_hal.tensors.device import DeviceGraph
+from specdec_hal.tensors.transfer import Fetched, Outputs
 
 _log = logging.getLogger("specdec_hal")
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.backend import Backend
+from specdec_hal.plugin.backend import Backend
 from specdec_hal.runner import sequence as running
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Schedule
-from specdec_hal.staging import Fetched, Field, Outputs
-from specdec_hal.state import DecodeState
+from specdec_hal.runner.state import DecodeState
+from specdec_hal.tensors.transfer import Fetched, Field, Outputs
 
 _LEAST_BLOCK, _MOST_BLOCK = 64, 256
 """Rows that are turned into logits at once, where decode steps have fewer, and more. A model may need memory of their

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.staging import Arrays
+from specdec_hal.tensors.transfer import Arrays
 
 Array = NDArray[Any]
 
@@ -20,7 +20,7 @@ _entry = partial(tuple.__new__, TokenLogprobs)
 
 
 class StepReport:
-    """The values of :data:`specdec_hal.state.REPORT` behind one step, and its log-probabilities if it made any.
+    """The values of :data:`specdec_hal.runner.state.REPORT` behind one step, and its log-probabilities if it made any.
 
     Those are what `token_logprobs` and `gather_accepted` wrote, or, by output row, `sample_target`. Everything is valid
     until the next step is read. What is behind the step's slots may be of an earlier step.
@@ -121,7 +121,7 @@ def _by_token(values: Arrays) -> Arrays:
 
 
 class StepSink(Protocol):
-    """Takes what steps do to a place where text is made of it (:mod:`specdec_hal.output`)."""
+    """Takes what steps do to a place where text is made of it (:mod:`specdec_hal.serve.stream`)."""
 
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
         """A step emitted ``len(from_draft)`` tokens for a request that had ``sequence.token_ids`` before.

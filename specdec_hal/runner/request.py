@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError
 
-from specdec_hal import seeds
-from specdec_hal.backend import AUTO
 from specdec_hal.config.problems import problems
 from specdec_hal.config.schema import MAX_DRAFTS, Config, SamplingSettings, UnicodeText
 from specdec_hal.errors import RequestError
 from specdec_hal.models.checkpoint import read_generation_defaults
+from specdec_hal.ops import seeds
+from specdec_hal.plugin.backend import AUTO
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
@@ -68,7 +68,7 @@ class SamplingParams(SamplingSettings):
         return self.model_copy(update={"seed": int(seeds.fresh(1)[0])})
 
     def choices(self) -> list[SamplingParams]:
-        """Those of each of the `n` choices, whose n is 1: choice i has `seed` + i (:func:`specdec_hal.seeds.derived`).
+        """Those of each of the `n` choices, whose n is 1: choice i has `seed` + i (:func:`.seeds.derived`).
 
         Greedy choices without a seed have none, and are equal.
         """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, cast
 
-from specdec_hal.backend import Backend
-from specdec_hal.logit_bias import LogitBias
-from specdec_hal.models.protocol import DeviceModel, TargetModel
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.model import DeviceModel, TargetModel
+from specdec_hal.runner.logit_bias import LogitBias
 from specdec_hal.runner.request import SamplingParams
 
 Call = Callable[[int], None]

@@ -10,14 +10,13 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
-from specdec_hal.backend import Backend
 from specdec_hal.config.schema import Config
-from specdec_hal.device import get_device
 from specdec_hal.errors import EngineDeadError, JournalError, PluginError, RequestError
-from specdec_hal.models import TargetModel, Tokenizer, load_model
-from specdec_hal.models.protocol import DeviceModel
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, check_hidden_layers
-from specdec_hal.registry import Registry, or_default
+from specdec_hal.models import Tokenizer, load_model
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.model import DeviceModel, TargetModel
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, check_hidden_layers
+from specdec_hal.plugin.registry import Registry, or_default
 from specdec_hal.runner import journal
 from specdec_hal.runner.admission import RequestRules
 from specdec_hal.runner.deadlines import Deadlines
@@ -44,10 +43,11 @@ from specdec_hal.runner.request import (
 from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import PrefixCache, Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.state import DecodeState
 from specdec_hal.runner.stream import PROMPT_TAIL, detokenizer_for
 from specdec_hal.runner.watchdog import Activity
-from specdec_hal.state import DecodeState
-from specdec_hal.wording import describe, short
+from specdec_hal.tensors.device import get_device
+from specdec_hal.text import describe, short
 
 _log = logging.getLogger("specdec_hal")
 

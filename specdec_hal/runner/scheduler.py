@@ -24,7 +24,7 @@ import numpy as np
 from specdec_hal.ops import SlotAction
 from specdec_hal.runner.blocks import BlockPool, block_keys
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.state import DecodeState
+from specdec_hal.runner.state import DecodeState
 
 
 class Work(NamedTuple):
@@ -55,7 +55,7 @@ class Schedule:
 @dataclass(frozen=True)
 class PrefixCache:
     """How requests share KV blocks. `draft_rows`: the proposer has a row for every position of a context; `lookahead`:
-    its cache_lookahead, see :class:`~specdec_hal.proposers.protocol.Proposer`."""
+    its cache_lookahead, see :class:`~specdec_hal.plugin.proposer.Proposer`."""
 
     draft_rows: bool = False
     lookahead: int | None = 0

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from weakref import WeakSet
 
-from specdec_hal.backend import BoundOp
+from specdec_hal.plugin.backend import BoundOp
 
 _log = logging.getLogger("specdec_hal")
 

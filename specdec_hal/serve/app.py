@@ -31,7 +31,7 @@ from specdec_hal.serve.protocol import (
 )
 from specdec_hal.serve.responses import ResponsesRequest
 from specdec_hal.serve.service import FAILED, STOPPED, Service
-from specdec_hal.wording import short
+from specdec_hal.text import short
 
 STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 """What an answer is if `stream` asks for it, for the OpenAPI document."""

@@ -16,10 +16,10 @@ from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId, Unicod
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
+from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.runner import SamplingParams
-from specdec_hal.seeds import SEEDS
 from specdec_hal.serve.rendering import rendered
-from specdec_hal.wording import clip, one_line, short
+from specdec_hal.text import clip, one_line, short
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,10 +15,10 @@ from importlib import import_module
 from typing import Any
 
 from specdec_hal.config import Config, load, parse
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import EngineDeadError
-from specdec_hal.memory import freeze_heap
-from specdec_hal.ray_cluster import LOCAL, connect
-from specdec_hal.runtime import Runtime
+from specdec_hal.serve.ray_cluster import LOCAL, connect
+from specdec_hal.tensors.memory import freeze_heap
 
 NAME = "specdec_hal"
 _engines: list[Any] = []

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 
 from specdec_hal.config.schema import INT32_MAX, UnicodeText
 from specdec_hal.models.chat import ChatTemplate
+from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.runner import RequestOutput, StreamDelta
-from specdec_hal.seeds import SEEDS
 from specdec_hal.serve.answers import ChatAnswer, Json, encode
 from specdec_hal.serve.protocol import (
     MAX_ITEMS,
@@ -24,7 +24,7 @@ from specdec_hal.serve.protocol import (
     TextFormat,
     UnusedKeys,
 )
-from specdec_hal.wording import short
+from specdec_hal.text import short
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 from specdec_hal.config.schema import Config, ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream
 from specdec_hal.errors import EngineDeadError, RequestError
-from specdec_hal.memory import trim_heap
 from specdec_hal.models import Tokenizer
 from specdec_hal.models.chat import ChatTemplate, missing_template
 from specdec_hal.runner import Counts, RequestOutput, SamplingParams, StreamDelta
@@ -33,6 +32,7 @@ from specdec_hal.serve.protocol import (
 )
 from specdec_hal.serve.rendering import Renderer
 from specdec_hal.serve.responses import ResponsesAnswer, ResponsesRequest
+from specdec_hal.tensors.memory import trim_heap
 
 _log = logging.getLogger("specdec_hal")
 

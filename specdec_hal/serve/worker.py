@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from weakref import finalize
 
 from specdec_hal.errors import RequestError
-from specdec_hal.memory import trim_heap
-from specdec_hal.wording import describe
+from specdec_hal.tensors.memory import trim_heap
+from specdec_hal.text import describe
 
 MEMORY = 512 << 20
 """Bytes that a process may take beyond those that it starts with, unless told otherwise."""

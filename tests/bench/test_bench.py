@@ -19,9 +19,9 @@ from specdec_hal.bench.case import Case, Index, OpCall, Prepared
 from specdec_hal.bench.runner import run_suites
 from specdec_hal.bench.timing import Figures
 from specdec_hal.cli import main
-from specdec_hal.device import HostDevice
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.errors import ArgumentError
-from specdec_hal.ops.generate import generate
+from specdec_hal.tensors.device import HostDevice
 
 
 def status(seed: int) -> tuple[list[OpCall], list[OpCall]]:
@@ -102,7 +102,7 @@ def test_a_wrong_kernel_is_not_measured(suite, monkeypatch, capsys):
     wrong, right = run_suites([suite], Wrong(), [])["rows"]
     assert re.fullmatch(r"six slots: 'step_idx'\[0\] is \d+, expected \d+: not measured", wrong["error"])
     assert "warm_us" not in wrong and "warm_us" in right
-    monkeypatch.setattr("specdec_hal.registry.get_backend", lambda name: Wrong())
+    monkeypatch.setattr("specdec_hal.plugin.registry.get_backend", lambda name: Wrong())
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["bench", "--suite", suite]) == 1
     assert "six slots" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from specdec_hal.bench import sampling, verify
 from specdec_hal.bench.case import Prepared, WrongResult
 from specdec_hal.bench.decode_step import DecodeStep
 from specdec_hal.bench.runner import cases_of
-from specdec_hal.device import get_device
+from specdec_hal.tensors.device import get_device
 
 BACKEND = ReferenceBackend()
 BACKEND.debug = True

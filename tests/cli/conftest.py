@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specdec_hal import models
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig
 
 CYCLE = "abcdefghij"
 VOCABULARY = 256

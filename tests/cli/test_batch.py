@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from specdec_hal.batch.blocks import lines_of, scan
 from specdec_hal.batch.replica import Replica
 from specdec_hal.cli import INTERNAL, main
-from specdec_hal.files import Lock
+from specdec_hal.config.files import Lock
 
 Model = Callable[..., SimpleNamespace]
 Capture = pytest.CaptureFixture[str]
@@ -291,7 +291,7 @@ def test_a_full_disk(
         else:
             real = os.fsync
             patched.setattr(
-                "specdec_hal.files.os.fsync",
+                "specdec_hal.config.files.os.fsync",
                 lambda fd: full_disk(fd) if full in Path(os.readlink(f"/proc/self/fd/{fd}")).name else real(fd),
             )
         assert batch(options, prompts, out) == 74

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from specdec_hal import registry
-from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Capability, Probe
 from specdec_hal.cli import main
-from specdec_hal.hookspecs import hookimpl
 from specdec_hal.ops import OPS, MatchPolicy
+from specdec_hal.plugin import registry
+from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec, Capability, Probe
+from specdec_hal.plugin.hookspecs import hookimpl
 
 Run = Callable[..., Any]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec_hal import cli, secrets
+from specdec_hal import cli
+from specdec_hal.cli import secrets
 from specdec_hal.errors import SpecDecError
 
 KEY = "open sesame 1001"

@@ -6,8 +6,8 @@ import importlib.metadata
 
 import pytest
 
-from specdec_hal.compat.versions import require
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.plugin.versions import require
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Probe
 from specdec_hal.config import Config, load
 from specdec_hal.errors import ConfigError
-from specdec_hal.hookspecs import ModelSpec, ProposerSpec, hookimpl
+from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec, Probe
+from specdec_hal.plugin.hookspecs import ModelSpec, ProposerSpec, hookimpl
+from specdec_hal.plugin.registry import Registry
 from specdec_hal.proposers.ngram import NgramSettings
-from specdec_hal.registry import Registry
 
 
 class FakeBackend(Backend):

@@ -12,8 +12,8 @@ from specdec_hal.config import load, parse
 from specdec_hal.config.reader import MAX_DEPTH, MAX_VALUES
 from specdec_hal.config.source import MAX_BYTES
 from specdec_hal.errors import ConfigError
-from specdec_hal.registry import Registry
-from specdec_hal.wording import MESSAGE_LIMIT
+from specdec_hal.plugin.registry import Registry
+from specdec_hal.text import MESSAGE_LIMIT
 from tests.support.bounded import bounded
 
 

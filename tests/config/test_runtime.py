@@ -10,9 +10,9 @@ import pytest
 
 import specdec_hal as sd
 from specdec_hal.config import Config
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import ConfigError
-from specdec_hal.registry import Registry
-from specdec_hal.runtime import Runtime
+from specdec_hal.plugin.registry import Registry
 
 Read = Callable[..., Config]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from specdec_hal import registry
 from specdec_hal.config import MAX_DRAFTS, Config, SpeculativeSettings, load, parse
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import BackendUnavailableError, ConfigError
 from specdec_hal.ops import OPS, MatchPolicy, Strategy
+from specdec_hal.plugin import registry
+from specdec_hal.plugin.registry import Registry
 from specdec_hal.proposers.ngram import NgramSettings
-from specdec_hal.registry import Registry
-from specdec_hal.runtime import Runtime
 
 Read = Callable[..., Config]
 Problems = Callable[..., list[str]]

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field, field_validator
 
 from specdec_hal.config import Config, PathText, Section, load, parse, raise_combinations
 from specdec_hal.errors import ConfigError
-from specdec_hal.hookspecs import ProposerSpec, hookimpl
-from specdec_hal.registry import Registry
+from specdec_hal.plugin.hookspecs import ProposerSpec, hookimpl
+from specdec_hal.plugin.registry import Registry
 
 
 class Weights(Section):

@@ -10,7 +10,7 @@ import pytest
 
 from specdec_hal.config import Config, arguments, changed, load, parse
 from specdec_hal.errors import ConfigError
-from specdec_hal.registry import Registry
+from specdec_hal.plugin.registry import Registry
 
 Read = Callable[..., Config]
 Problems = Callable[..., list[str]]

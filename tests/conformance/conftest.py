@@ -76,7 +76,7 @@ def specdec_backends():
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Installs it for child processes and for a fresh registry here; gives its name."""
-    from specdec_hal import registry
+    from specdec_hal.plugin import registry
 
     folder = tmp_path / "site"
     info = folder / "faulty_backend-1.0.dist-info"

@@ -7,11 +7,11 @@ from itertools import islice
 
 import pytest
 
-from specdec_hal import registry
 from specdec_hal.conformance.report import PASSED, REFUSED, Report
 from specdec_hal.conformance.rules import coverage
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.suite import LEVELS, Level, Settings, Unit, run_unit, units
+from specdec_hal.plugin import registry
 
 SAMPLES = {"reference": 4096}
 """The distribution tests' full number takes NumPy minutes; so few show a total variation of 0.08."""

@@ -8,7 +8,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from specdec_hal.backend import Backend
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.conformance import Result, checks, suite
 from specdec_hal.conformance.generated import drawn_cases
@@ -18,6 +17,7 @@ from specdec_hal.conformance.suite import Level, Settings, Unit, run_unit
 from specdec_hal.conformance.trial import Trial
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.ops import OPS
+from specdec_hal.plugin.backend import Backend
 
 INDEX_OPS = ("ngram_index_update", "ngram_index_reset")
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specdec_hal import registry
 from specdec_hal.conformance import matrix
 from specdec_hal.ops import OPS
+from specdec_hal.plugin import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.backend import Capability
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.conformance.edges import edge_cases
 from specdec_hal.conformance.expectations import unmet
@@ -16,6 +15,7 @@ from specdec_hal.conformance.suite import Settings, Unit, run_unit
 from specdec_hal.errors import PluginError
 from specdec_hal.ops import MatchPolicy, Strategy
 from specdec_hal.ops.validate import Call
+from specdec_hal.plugin.backend import Capability
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from specdec_hal.backend import Backend
 from specdec_hal.backends import reference
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.conformance.suite import Settings, Unit, run_unit
 from specdec_hal.ops import OPS
+from specdec_hal.plugin.backend import Backend
 from tests.conformance.mutants import MUTANTS
 from tests.conformance.mutants.editing import Edit, names_that_stay
 from tests.conformance.mutants.making import Mutant, around, edited_reference, undefined

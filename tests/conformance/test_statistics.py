@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal import registry
-from specdec_hal.backend import Capability
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
 from specdec_hal.conformance.distributions import FIRST, JOINT, SAMPLES, distribution_tests
 from specdec_hal.conformance.statistics import ALPHA, g_test, shifted, threshold, upper_gamma, verdict, visible
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.ops import Strategy
+from specdec_hal.plugin import registry
+from specdec_hal.plugin.backend import Capability
 
 TESTS = [test for op in ("verify_draft_tokens", "sample_target") for test in distribution_tests(op)]
 

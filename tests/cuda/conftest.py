@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_hal.backend import Backend
+from specdec_hal.plugin.backend import Backend
 from tests.support.gpu import why_not
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import specdec_hal as sd
-from specdec_hal.models import TargetModel
+from specdec_hal.plugin.model import TargetModel
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
 
 pytestmark = pytest.mark.gpu

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.cuda.backend import CudaBackend
+from specdec_hal.conformance.inputs.generate import cases, generate, hostile
 from specdec_hal.conformance.subject import REFERENCE, written
 from specdec_hal.conformance.wide import WideCase, wide_cases
 from specdec_hal.ops import OPS, MatchPolicy
-from specdec_hal.ops.generate import cases, generate, hostile
 from specdec_hal.ops.spec import FLOATS
 from tests.support import wide_rows
 from tests.support.bits import assert_same_bits

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from specdec_hal.conformance.guarded import GuardedHost
+from specdec_hal.conformance.inputs.generate import hostile
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.ops import MatchPolicy
-from specdec_hal.ops.generate import hostile
 from tests.kernels_common.test_compact_index import TEXTS, buckets_of_single_tokens
 from tests.support.bits import assert_same_bits
 from tests.support.building import build

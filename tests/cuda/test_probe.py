@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from specdec_hal import registry
 from specdec_hal.backends.cuda import probe as cuda_probe
 from specdec_hal.backends.cuda.probe import Build, probe
+from specdec_hal.plugin import registry
 
 BUILD = {"toolkit": "13.0", "binaries": ["8.0", "8.6", "8.9", "9.0", "10.0", "12.0"], "ptx": "9.0"}
 
@@ -136,7 +136,7 @@ def test_the_registry_prefers_it_only_where_it_runs(installed, monkeypatch):
 
 def test_probing_loads_neither_framework_nor_library():
     code = (
-        "import sys; from specdec_hal import registry; registry.backends();"
+        "import sys; from specdec_hal.plugin import registry; registry.backends();"
         "print([m for m in ('torch', 'paddle', 'cupy', 'tvm_ffi') if m in sys.modules],"
         "'specdec_cuda' in open('/proc/self/maps').read())"
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import specdec_hal as sd
-from specdec_hal.models import TargetModel, Tokenizer, load_model, load_tokenizer
+from specdec_hal.models import Tokenizer, load_model, load_tokenizer
+from specdec_hal.plugin.model import TargetModel
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
 
 ROOT = Path(__file__).parents[2]

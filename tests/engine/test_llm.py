@@ -16,10 +16,10 @@ import pytest
 
 from specdec_hal.config import parse
 from specdec_hal.engine import LLM, AsyncEngine
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
-from specdec_hal.models.protocol import ForwardBatch
+from specdec_hal.plugin.model import ForwardBatch
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta
-from specdec_hal.runtime import Runtime
 from tests.runner.test_equality import plain_decoding, scored_prompt
 from tests.support.history_model import HistoryModel, LetterTokenizer
 

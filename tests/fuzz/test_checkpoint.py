@@ -16,7 +16,7 @@ from specdec_hal.errors import CheckpointError
 from specdec_hal.models import load_tokenizer
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.weights import expected_shapes, read_weights
-from specdec_hal.wording import MESSAGE_LIMIT
+from specdec_hal.text import MESSAGE_LIMIT
 from tests.support.bounded import bounded
 from tests.support.fuzz import fuzz
 

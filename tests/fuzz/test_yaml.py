@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specdec_hal.config import load, parse
 from specdec_hal.errors import ConfigError
-from specdec_hal.wording import MESSAGE_LIMIT
+from specdec_hal.text import MESSAGE_LIMIT
 from tests.support.bounded import bounded
 from tests.support.fuzz import fuzz
 

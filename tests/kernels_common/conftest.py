@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from specdec_hal.native import load_library
+from specdec_hal.tensors.native import load_library
 
 
 class Native:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from specdec_hal.models.attention import HostAttention
 from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.protocol import Segment
-from specdec_hal.native import load_library
+from specdec_hal.plugin.model import Segment
+from specdec_hal.tensors.native import load_library
 
 Array = npt.NDArray[np.float32]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.native import load_library
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import OPS
-from specdec_hal.ops.generate import generate
+from specdec_hal.tensors.native import load_library
 from tests.support.running import BACKEND
 
 NATIVE = load_library("specdec_common")

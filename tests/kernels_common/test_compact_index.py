@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.backends.reference.ngram import continuation, longest_query
-from specdec_hal.native import load_library
 from specdec_hal.ops import MatchPolicy
+from specdec_hal.tensors.native import load_library
 
 LONGEST = 1 << 20  # of a row; leaves an entry no bits of the hash
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec_hal import native as loader
 from specdec_hal.errors import BackendUnavailableError
+from specdec_hal.tensors import native as loader
 
 
 def test_the_library_is_loaded_once():

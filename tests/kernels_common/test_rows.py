@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.reference.primitives import chunk_masses, mass_product
-from specdec_hal.native import load_library
+from specdec_hal.conformance.inputs.generate import cases, generate, hostile
 from specdec_hal.ops import OPS
-from specdec_hal.ops.generate import cases, generate, hostile
 from specdec_hal.ops.spec import FLOATS
+from specdec_hal.tensors.native import load_library
 from tests.support import wide_rows
 from tests.support.bits import assert_same_bits
 from tests.support.redzone import RedZones

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.native import load_library
+from specdec_hal.conformance.inputs.generate import cases, generate, hostile
 from specdec_hal.ops import get_op
-from specdec_hal.ops.generate import cases, generate, hostile
+from specdec_hal.tensors.native import load_library
 from tests.support.running import BACKEND, assert_same, copied, run, written
 
 PARTS = {"verify_draft_tokens": (0, 1, 3, 1000), "ngram_match": (1, 4), "hybrid_mtp_ngram": (1, 3)}

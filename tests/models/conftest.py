@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
+from specdec_hal.models import load_model
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.weights import expected_shapes
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
 # Triton's functions are made when it is imported: compiled ones where there is a GPU, interpreted ones elsewhere.
 _GPU = Path("/dev/nvidiactl").exists()

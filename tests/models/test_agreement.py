@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, llama, load_tokenizer
+from specdec_hal.models import llama, load_tokenizer
 from specdec_hal.models.rows import RowSizes
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
 Drivers = Callable[..., Any]
 Logits = list[npt.NDArray[np.float32]]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_hal.errors import ArgumentError
-from specdec_hal.models import ForwardBatch, Segment
 from specdec_hal.models.batch import Limits, blocks
+from specdec_hal.plugin.model import ForwardBatch, Segment
 
 LIMITS = Limits("paddle", vocab_size=10, max_num_seqs=3, max_model_len=8)
 

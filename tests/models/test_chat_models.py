@@ -18,9 +18,10 @@ from specdec_hal import SamplingParams
 from specdec_hal.config import Config, parse
 from specdec_hal.engine import LLM, AsyncEngine
 from specdec_hal.errors import RequestError
-from specdec_hal.models import TargetModel, Tokenizer, load_model, load_tokenizer
+from specdec_hal.models import Tokenizer, load_model, load_tokenizer
 from specdec_hal.models import llama_cpp_api as api
 from specdec_hal.models.chat import ChatTemplate, load_chat_template
+from specdec_hal.plugin.model import TargetModel
 from tests.serve.conftest import Running, served
 
 pytestmark = pytest.mark.gguf

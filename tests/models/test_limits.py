@@ -16,7 +16,7 @@ from specdec_hal.models import load_tokenizer, weights
 from specdec_hal.models.checkpoint import MAX_CONFIG, read_config
 from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.models.weights import MAX_HEADER, read_weights
-from specdec_hal.wording import MESSAGE_LIMIT
+from specdec_hal.text import MESSAGE_LIMIT
 from tests.support.bounded import bounded
 
 Make = Callable[..., Path]
@@ -155,8 +155,8 @@ def test_weights_that_do_not_fit(make_checkpoint: Make, monkeypatch: pytest.Monk
 @pytest.mark.torch
 def test_weights_of_torch_that_do_not_fit(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    from specdec_hal.device import HostDevice
     from specdec_hal.models.weights import load_weights
+    from specdec_hal.tensors.device import HostDevice
 
     folder = make_checkpoint(num_nextn_predict_layers=0)
     config = read_config(folder)

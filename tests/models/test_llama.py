@@ -136,7 +136,7 @@ def test_cache_grows_with_its_context(driver: Any, make_driver: Any) -> None:
 
 
 def test_hidden_states_may_come_in_any_form(driver: Any) -> None:
-    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment
+    from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
     tokens = driver.tokens(20)
     hidden = driver.model.forward(ForwardBatch(tokens, [Segment(0, 0, 20, 0)]))[FINAL_NORM]
@@ -153,7 +153,7 @@ def test_hidden_states_may_come_in_any_form(driver: Any) -> None:
 
 
 def test_empty_batch(driver: Any) -> None:
-    from specdec_hal.models import FINAL_NORM, ForwardBatch
+    from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch
 
     hidden = driver.model.forward(ForwardBatch(np.zeros(0, np.int64), []))[FINAL_NORM]
     assert tuple(hidden.shape) == (0, driver.model.config.hidden_size)
@@ -161,7 +161,7 @@ def test_empty_batch(driver: Any) -> None:
 
 
 def test_refused_batch_writes_nothing(driver: Any) -> None:
-    from specdec_hal.models import ForwardBatch, Segment
+    from specdec_hal.plugin.model import ForwardBatch, Segment
 
     tokens = driver.tokens(21)
     expected = driver.whole(tokens)[20:]
@@ -173,7 +173,8 @@ def test_refused_batch_writes_nothing(driver: Any) -> None:
 
 
 def test_cache_is_needed_and_can_be_replaced(make_checkpoint: Callable[..., Path], framework: str) -> None:
-    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
+    from specdec_hal.models import load_model
+    from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
     model: Any = load_model(make_checkpoint(), framework)
     batch = ForwardBatch(np.array([5, 6]), [Segment(0, 0, 2, 0)])
@@ -198,9 +199,9 @@ def test_every_layer_can_be_tapped(driver: Any, make_driver: Any, tmp_path: Path
     """Layer i's hidden state, normed, is the output of the same model cut behind layer i; whatever the chunks are."""
     from safetensors.numpy import load_file, save_file
 
-    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment
     from specdec_hal.models.checkpoint import read_config
     from specdec_hal.models.weights import expected_shapes
+    from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
     model, tokens = driver.model, driver.tokens(40)
     layers = tuple(range(model.config.num_hidden_layers))
@@ -235,7 +236,7 @@ def test_every_layer_can_be_tapped(driver: Any, make_driver: Any, tmp_path: Path
 
 
 def test_a_layer_that_is_not_there_is_refused(driver: Any) -> None:
-    from specdec_hal.models import ForwardBatch, Segment
+    from specdec_hal.plugin.model import ForwardBatch, Segment
 
     batch = ForwardBatch(driver.tokens(2), [Segment(0, 0, 2, 0)], (0, 99))
     with pytest.raises(ValueError, match=r"forward .*'hidden_layers': expected layers among -1, 0, .*, got 99"):

@@ -15,10 +15,11 @@ import pytest
 import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.errors import ArgumentError, CheckpointError, RequestError, UnsupportedError
-from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model, load_tokenizer
 from specdec_hal.models import llama_cpp_api as api
+from specdec_hal.models import load_model, load_tokenizer
 from specdec_hal.models.chat import load_chat_template
-from specdec_hal.tensors import as_numpy
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.tensors.views import as_numpy
 
 pytestmark = pytest.mark.gguf
 ROOT = Path(__file__).parents[2]

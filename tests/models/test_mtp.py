@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from specdec_hal.errors import ArgumentError
-from specdec_hal.models import FINAL_NORM, DeviceBatch, ForwardBatch, Segment
 from specdec_hal.models.checkpoint import read_config
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, Segment
 from tests.support.llama_oracle import oracle
 
 Array = npt.NDArray[np.float32]

@@ -182,7 +182,7 @@ def run_attention(
     """`parts`: position and number of tokens of each slot. What the kernel gives, and what it should."""
     import torch
 
-    from specdec_hal.models.protocol import DeviceBatch
+    from specdec_hal.plugin.model import DeviceBatch
 
     width = -(-bound // block_size)
     pool = torch.full((len(parts) * width, 2, block_size, heads.kv_heads, heads.head_dim), float("nan"))

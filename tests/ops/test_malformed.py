@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.backend import Backend
 from specdec_hal.errors import ArgumentError
-from specdec_hal.registry import get_backend
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.registry import get_backend
 from tests.support.calls import valid_call
 
 OP = "update_model_status"

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specdec_hal.conformance.contract_page import SECTIONS, render_contracts, render_op
 from specdec_hal.ops import OPS, MatchPolicy, Purpose, Strategy, TokenOrder, vocabulary
-from specdec_hal.ops.docs import SECTIONS, render_contracts, render_op
 from specdec_hal.ops.enums import ENUMERATIONS, AcceptPolicy, SlotAction
 from specdec_hal.ops.spec import NO_NAN, OFFSETS, Dim, Relation, Role, between
 
@@ -136,10 +136,12 @@ def test_the_page_has_every_op_once_and_every_symbol():
 
 def test_the_committed_page_is_up_to_date():
     committed = (ROOT / "docs" / "contracts.md").read_text()
-    cure = "run: python -m specdec_hal.ops.docs > docs/contracts.md"
+    cure = "run: python -m specdec_hal.conformance.contract_page > docs/contracts.md"
     assert committed == render_contracts(), cure
 
 
 def test_the_module_prints_the_page():
-    printed = subprocess.run([sys.executable, "-m", "specdec_hal.ops.docs"], capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [sys.executable, "-m", "specdec_hal.conformance.contract_page"], capture_output=True, text=True, check=True
+    )
     assert printed.stdout == render_contracts()

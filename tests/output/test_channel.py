@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from specdec_hal.output.channel import FrameSender, receiver
+from specdec_hal.serve.stream.channel import FrameSender, receiver
 
 
 @pytest.fixture

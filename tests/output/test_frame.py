@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_hal.errors import FrameError
-from specdec_hal.output import FrameKind, FrameReader, OutputFrame, frame
-from specdec_hal.output.frame import PromptScores, StreamEnd, StreamStart
 from specdec_hal.runner import TokenLogprobs
+from specdec_hal.serve.stream import FrameKind, FrameReader, OutputFrame, frame
+from specdec_hal.serve.stream.frame import PromptScores, StreamEnd, StreamStart
 
 counts = st.lists(st.integers(-10, 4).map(lambda c: c if c >= 0 else -9 if c < -5 else -3), max_size=6)
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from specdec_hal.errors import FrameError
-from specdec_hal.output import FrameReader, FrameWriter, News, OutputFrame, TokenProcessor
-from specdec_hal.output.frame import FrameKind, PromptScores, StreamEnd, StreamStart
-from specdec_hal.output.writer import TOO_SLOW
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner.request import Drafts
+from specdec_hal.serve.stream import FrameReader, FrameWriter, News, OutputFrame, TokenProcessor
+from specdec_hal.serve.stream.frame import FrameKind, PromptScores, StreamEnd, StreamStart
+from specdec_hal.serve.stream.writer import TOO_SLOW
 from tests.runner.conftest import make_runner
 from tests.runner.test_many_requests import check_drafts, expected, random_request
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer

@@ -15,10 +15,10 @@ import torch
 
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import LlamaCuda, load
-from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch
-from specdec_hal.parallel.group import ProcessGroup
-from specdec_hal.parallel.llama_cuda import load_part
-from specdec_hal.parallel.weights import vocabulary_part
+from specdec_hal.models.llama_cuda_tp import load_part
+from specdec_hal.models.tp_weights import vocabulary_part
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch
+from specdec_hal.tensors.group import ProcessGroup
 
 CUTS: dict[str, list[int]] = {"whole": [], "chunks": [5, 6]}
 LENGTH, BLOCK = 13, 4

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 
 from specdec_hal.ops import LogprobMode, Purpose
-from specdec_hal.parallel.group import ProcessGroup
+from specdec_hal.tensors.group import ProcessGroup
 from tests.parallel.test_vocabulary import KINDS, check, on_parts, on_whole_rows, params_of, rows_of
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.tp_weights import WeightsPart
 from specdec_hal.models.weights import load_weights, read_weights
-from specdec_hal.parallel.weights import WeightsPart
 from tests.models.conftest import Shape, write_checkpoint
 from tests.models.conftest import triton_place as triton_place
 from tests.parallel.cuda_ranks import run_ranks

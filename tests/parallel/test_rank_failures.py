@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.capturing import capturing
 from specdec_hal.config import Config, parse
-from specdec_hal.device import DeviceGraph
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import CaptureError, RankLostError
 from specdec_hal.runner import journal
-from specdec_hal.runtime import Runtime
+from specdec_hal.tensors.device import DeviceGraph
+from specdec_hal.tensors.graph_capture import capturing
 from tests.parallel.test_tensor_parallel import checkpoint as checkpoint
 from tests.parallel.test_tensor_parallel import requests, settings, tokens_of
 from tests.support.rank_server import END_S, Texts, disturb
@@ -97,7 +97,7 @@ def test_a_rank_that_cannot_load(checkpoint: Path) -> None:
 def test_graphs_are_released_before_their_communicator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL waits for them; those without a gather of this group stay."""
     torch = pytest.importorskip("torch")
-    from specdec_hal.parallel.group import ProcessGroup
+    from specdec_hal.tensors.group import ProcessGroup
 
     group = ProcessGroup(0, 1, str(tmp_path / "meet"), 60)
     ended = list[str]()
@@ -125,7 +125,7 @@ def test_graphs_are_released_before_their_communicator(tmp_path: Path, monkeypat
 
 def test_a_communicator_that_cannot_be_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from specdec_hal.parallel.group import ProcessGroup
+    from specdec_hal.tensors.group import ProcessGroup
 
     group = ProcessGroup(0, 1, str(tmp_path / "meet"), 60)
     destroy, told = torch.distributed.destroy_process_group, threading.Event()

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from specdec_hal.config import parse
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import ConfigError, EngineDeadError, RankMismatchError, RequestError
-from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
+from specdec_hal.models import load_model
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
-from specdec_hal.runtime import Runtime
 from tests.models.conftest import Shape, write_checkpoint
 from tests.parallel.ranks import Threads
 

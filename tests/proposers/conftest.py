@@ -7,11 +7,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from specdec_hal.hookspecs import ProposerSpec, hookimpl
-from specdec_hal.models import TargetModel
+from specdec_hal.plugin.hookspecs import ProposerSpec, hookimpl
+from specdec_hal.plugin.model import TargetModel
+from specdec_hal.plugin.proposer import Proposer, ProposerContext
+from specdec_hal.plugin.registry import BUILTINS, Registry
 from specdec_hal.proposers.draft_model import DraftModelSettings, draft_model_proposer
-from specdec_hal.proposers.protocol import Proposer, ProposerContext
-from specdec_hal.registry import BUILTINS, Registry
 
 PROPOSERS = ("ngram", "suffix", "imitation", "mtp", "hybrid")
 

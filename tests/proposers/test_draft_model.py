@@ -16,7 +16,7 @@ import specdec_hal as sd
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError, UnsupportedError
-from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, ModelConfig
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, ModelConfig
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
 from tests.support.cuda_on_host import CudaOnHost, why_not

@@ -7,8 +7,8 @@ import warnings
 import numpy as np
 import pytest
 
+from specdec_hal.conformance.inputs.generate import cases, generate, hostile
 from specdec_hal.ops import OPS
-from specdec_hal.ops.generate import cases, generate, hostile
 from specdec_hal.ops.spec import Role
 from tests.support.redzone import RedZones
 from tests.support.running import BACKEND, run

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.conformance.generated import op_inputs
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import MatchPolicy, SlotAction, TokenOrder
-from specdec_hal.ops.generate import generate
 from tests.support.running import assert_same, run
 
 

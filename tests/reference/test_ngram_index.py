@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec_hal.conformance.inputs.generate import cases, generate
 from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import MatchPolicy
-from specdec_hal.ops.generate import cases, generate
 from tests.support.building import build
 from tests.support.running import BACKEND, assert_same, run
 

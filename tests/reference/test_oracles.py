@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specdec_hal.conformance.inputs.generate import cases, generate
 from specdec_hal.ops import OPS, Purpose
-from specdec_hal.ops.generate import cases, generate
 from tests.support import exact, oracle_bitmask, oracle_ngram, oracle_phases, oracle_rows, oracle_slots, wide_rows
 from tests.support.running import assert_same, run
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Capability, Probe
-from specdec_hal.hookspecs import hookimpl
-from specdec_hal.registry import Registry
+from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec, Capability, Probe
+from specdec_hal.plugin.hookspecs import hookimpl
+from specdec_hal.plugin.registry import Registry
 
 
 @dataclass

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import specdec_hal
-from specdec_hal import registry as registry_module
 from specdec_hal.errors import PluginError
-from specdec_hal.hookspecs import ModelSpec, ProposerSpec, hookimpl
-from specdec_hal.registry import Registry
+from specdec_hal.plugin import registry as registry_module
+from specdec_hal.plugin.hookspecs import ModelSpec, ProposerSpec, hookimpl
+from specdec_hal.plugin.registry import Registry
 
 
 def _raising(*_: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.backend import API_VERSION, Probe
 from specdec_hal.errors import (
     BackendUnavailableError,
     ConfigError,
@@ -15,9 +14,10 @@ from specdec_hal.errors import (
     UnknownBackendError,
     UnsupportedError,
 )
-from specdec_hal.hookspecs import ModelSpec, ProposerSpec
 from specdec_hal.ops import OPS
-from specdec_hal.registry import BackendInfo
+from specdec_hal.plugin.backend import API_VERSION, Probe
+from specdec_hal.plugin.hookspecs import ModelSpec, ProposerSpec
+from specdec_hal.plugin.registry import BackendInfo
 
 ABSENT = {"probe": lambda: Probe(False, "no driver found", "install the driver")}
 
@@ -106,7 +106,7 @@ class TestAutomatic:
     def test_the_process_environment_is_the_default(
         self, fakes: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from specdec_hal.registry import Registry
+        from specdec_hal.plugin.registry import Registry
 
         monkeypatch.setenv("SPECDEC_HAL_BACKEND", "nonsense")
         with pytest.raises(UnknownBackendError, match="nonsense"):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from specdec_hal.backend import API_VERSION, BackendSpec, Probe
 from specdec_hal.errors import PluginError
-from specdec_hal.hookspecs import hookimpl
-from specdec_hal.registry import BUILTINS, Registry
+from specdec_hal.plugin.backend import API_VERSION, BackendSpec, Probe
+from specdec_hal.plugin.hookspecs import hookimpl
+from specdec_hal.plugin.registry import BUILTINS, Registry
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
@@ -86,8 +86,8 @@ def test_built_in_plug_ins_may_be_all(fakes: Any) -> None:
 
 
 def test_a_capability_that_matches_nothing_is_the_plug_ins_fault(fakes: Any) -> None:
-    from specdec_hal.backend import Capability
     from specdec_hal.backends.reference.backend import ReferenceBackend
+    from specdec_hal.plugin.backend import Capability
 
     class Odd(ReferenceBackend):
         def __init__(self) -> None:

@@ -12,16 +12,16 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.device import HostDevice
 from specdec_hal.errors import InsufficientMemoryError
-from specdec_hal.hookspecs import ModelSpec, hookimpl
 from specdec_hal.models import load_model
 from specdec_hal.models.checkpoint import read_config
-from specdec_hal.models.protocol import ModelMemory
 from specdec_hal.models.weights import expected_shapes
-from specdec_hal.registry import BUILTINS, Registry
+from specdec_hal.plugin.hookspecs import ModelSpec, hookimpl
+from specdec_hal.plugin.model import ModelMemory
+from specdec_hal.plugin.registry import BUILTINS, Registry
 from specdec_hal.runner import ModelRunner
 from specdec_hal.runner.footprint import footprint
+from specdec_hal.tensors.device import HostDevice
 from tests.runner.conftest import make_runner
 from tests.support.bounded import bounded
 from tests.support.history_model import DeviceHistoryModel, HistoryModel

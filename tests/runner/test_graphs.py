@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.capturing import capturing, refuse_in_capture
 from specdec_hal.config import parse
-from specdec_hal.device import DeviceGraph, HostDevice
 from specdec_hal.errors import CaptureError, EngineDeadError
-from specdec_hal.proposers.protocol import StepView
-from specdec_hal.registry import Registry
+from specdec_hal.plugin.proposer import StepView
+from specdec_hal.plugin.registry import Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.tensors.device import DeviceGraph, HostDevice
+from specdec_hal.tensors.graph_capture import capturing, refuse_in_capture
 from tests.proposers.conftest import registry_with_draft_model, settings_of
 from tests.runner.test_seam import Guess, GuessSettings, with_proposer
 from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer

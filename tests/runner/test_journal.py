@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec_hal.config.files import Lock
 from specdec_hal.errors import JournalError, RequestError
-from specdec_hal.files import Lock
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, journal
 from tests.runner import killed
 from tests.runner.conftest import make_runner

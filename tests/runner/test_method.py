@@ -9,8 +9,8 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.models import ModelCapabilities
-from specdec_hal.registry import default as registry
+from specdec_hal.plugin.model import ModelCapabilities
+from specdec_hal.plugin.registry import default as registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.method import chosen

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import specdec_hal as sd
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.plugin.model import ModelCapabilities
 from specdec_hal.proposers.mtp import mention_training
 from specdec_hal.runner import ModelRunner
 from tests.runner.conftest import make_runner
@@ -81,7 +82,7 @@ def test_the_module_is_worth_its_while() -> None:
 
 def test_a_model_without_a_module_is_refused_by_name() -> None:
     class Plain(HistoryModel):
-        capabilities = sd.models.ModelCapabilities(stable_row_counts=None)
+        capabilities = ModelCapabilities(stable_row_counts=None)
 
     for method in ("mtp", "hybrid"):
         with pytest.raises(UnsupportedError, match=f"'{method}'.*num_nextn_predict_layers"):

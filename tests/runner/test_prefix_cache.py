@@ -13,7 +13,7 @@ import pytest
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError, RequestError
-from specdec_hal.models.protocol import ModelCapabilities, ModelConfig
+from specdec_hal.plugin.model import ModelCapabilities, ModelConfig
 from specdec_hal.proposers.mtp import MTPProposer
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, journal
 from specdec_hal.runner.blocks import BlockPool, block_keys

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.errors import RequestError
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, StreamDelta, prompt_logprobs
 from tests.runner.conftest import make_runner
 from tests.runner.test_equality import plain_decoding, scored_prompt

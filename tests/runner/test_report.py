@@ -12,7 +12,7 @@ from specdec_hal.config import parse
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import TokenLogprobs
-from specdec_hal.state import REPORT, ROW_SCORES
+from specdec_hal.runner.state import REPORT, ROW_SCORES
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 
 TAIL = -(10**6)

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from specdec_hal import registry as registry_module
-from specdec_hal.backend import API_VERSION, Backend, BackendSpec, Probe
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import Section, parse
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import ConfigError, PluginError, UnsupportedError
-from specdec_hal.hookspecs import ModelSpec, ProposerSpec, hookimpl
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities
 from specdec_hal.ops import MatchPolicy
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView, StepView
-from specdec_hal.registry import BUILTINS, Registry
+from specdec_hal.plugin import registry as registry_module
+from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec, Probe
+from specdec_hal.plugin.hookspecs import ModelSpec, ProposerSpec, hookimpl
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, SlotView, StepView
+from specdec_hal.plugin.registry import BUILTINS, Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
-from specdec_hal.runtime import Runtime
 from tests.runner.conftest import PrefillFirst
 from tests.runner.test_equality import plain_decoding
 from tests.support.history_model import CONTEXT, VOCABULARY, DeviceHistoryModel, HistoryModel, LetterTokenizer

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specdec_hal import seeds
 from specdec_hal.errors import JournalError, RequestError
+from specdec_hal.ops import seeds
 from specdec_hal.runner import Request, SamplingParams
 from tests.runner.conftest import make_runner
 from tests.runner.test_equality import plain_decoding

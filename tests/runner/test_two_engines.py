@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import specdec_hal as sd
-from specdec_hal.capturing import capturing, check_stream, refuse_in_capture
 from specdec_hal.config import parse
 from specdec_hal.errors import CaptureError
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.tensors.graph_capture import capturing, check_stream, refuse_in_capture
 from tests.runner.test_graphs import GraphDevice, LaunchingBackend, plain_tokens
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
 

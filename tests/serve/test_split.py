@@ -20,13 +20,13 @@ from specdec_hal.config import parse
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream
 from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError
-from specdec_hal.output.processor import Ended, News
 from specdec_hal.runner import Request, SamplingParams, StreamDelta, TokenLogprobs
 from specdec_hal.serve import bodies
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.engine import EngineProcess
 from specdec_hal.serve.split.remote import MAX_DEATHS, RemoteEngine
 from specdec_hal.serve.split.supervisor import Part, Supervisor
+from specdec_hal.serve.stream.processor import Ended, News
 from tests.runner.conftest import make_runner
 from tests.serve.conftest import Running, serving
 from tests.support.history_model import LetterTokenizer

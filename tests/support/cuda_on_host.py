@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from specdec_hal.backends.cuda.backend import CudaBackend
 from specdec_hal.backends.cuda.options import Options
-from specdec_hal.native import library_path
 from specdec_hal.ops.validate import Call
-from specdec_hal.tensors import as_numpy
+from specdec_hal.tensors.native import library_path
+from specdec_hal.tensors.views import as_numpy
 
 ARCHS = (900, 800)
 """Compute capabilities, times 100, that the sources differ for: with thread block clusters and without."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ForwardBatch, ModelCapabilities, ModelConfig
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, ModelCapabilities, ModelConfig
 
 VOCABULARY = 24
 CONTEXT = 64

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.models.protocol import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig
 
 
 class MarkovModel:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from specdec_hal.models.llama_cuda import LlamaCuda
-from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch
 
 POISON = float("nan")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.backend import Backend, BoundOp
-from specdec_hal.device import Device
 from specdec_hal.ops import MatchPolicy, SlotAction, Strategy
-from specdec_hal.state import DecodeState
+from specdec_hal.plugin.backend import Backend, BoundOp
+from specdec_hal.runner.state import DecodeState
+from specdec_hal.tensors.device import Device
 
 SIZES = {"max_ngram_size": 3, "min_ngram_size": 1}
 COMPARED = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdec_hal.device import get_device
-from specdec_hal.models.protocol import FINAL_NORM, DeviceBatch, ModelCapabilities
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
+from specdec_hal.tensors.device import get_device
 from tests.support.history_model import _BY_HISTORY, _BY_LAST_TWO, CONTEXT, VOCABULARY, HistoryModel
 
 

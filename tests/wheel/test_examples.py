@@ -112,7 +112,8 @@ def test_the_embedded_model_through_transformers(installed_model: Any) -> None:
     """It computes what the project's own decoder computes, layer by layer, and forgets rejected drafts."""
     import numpy as np
 
-    from specdec_hal.models import FINAL_NORM, ForwardBatch, Segment, load_model
+    from specdec_hal.models import load_model
+    from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
     path = ROOT / "models/tiny-py-lm"
     theirs, ours = installed_model.TransformersModel(path), load_model(path, "torch")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import specdec_hal as sd
-from specdec_hal import registry
 from specdec_hal.backends.xpu_sim import plugin
 from specdec_hal.backends.xpu_sim.options import MODEL, Options
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.errors import ArgumentError, ConfigError, UnsupportedError
 from specdec_hal.ops import OPS, TokenOrder
-from specdec_hal.ops.generate import generate
+from specdec_hal.plugin import registry
 from tests.support.running import assert_same, copied, run
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import specdec_hal as sd
-from specdec_hal.backend import Backend
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.ops import OPS
+from specdec_hal.plugin.backend import Backend
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from tests.support.history_model import HistoryModel, LetterTokenizer
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import specdec_hal as sd
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import OPS
-from specdec_hal.ops.generate import generate
-from specdec_hal.tensors import as_numpy
+from specdec_hal.tensors.views import as_numpy
 from tests.support.running import assert_same, run, written
 
 pytestmark = pytest.mark.usefixtures("little_garbage")

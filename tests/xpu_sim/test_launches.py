@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec_hal.errors import CompileError
-from specdec_hal.xpu_launches import rewrite_launches, rewrite_vector_casts
+from specdec_hal.xpu.launches import rewrite_launches, rewrite_vector_casts
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec_hal.xpu_calls import Call, CallProgram
-from specdec_hal.xpu_cc import Build, build
+from specdec_hal.xpu.calls import Call, CallProgram
+from specdec_hal.xpu.cc import Build, build
 
 FOLDER = Path(__file__).parent / "plugin_shape"
 WRAPPERS = sorted((FOLDER / "src" / "wrapper").glob("*.cpp"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specdec_hal.cli import main
-from specdec_hal.xpu_device import type_warnings, vector_assembly
+from specdec_hal.xpu.device import type_warnings, vector_assembly
 
 FILES = {
     "devices/kunlun/common.h": """\

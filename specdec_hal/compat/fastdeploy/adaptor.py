@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import paddle
 
-from specdec_hal.backend import Backend
 from specdec_hal.compat.fastdeploy.plan import KeptPlan, Plan, Tensor, data_ptr, dtype_of
+from specdec_hal.engine.runtime import load
 from specdec_hal.errors import ArgumentError
-from specdec_hal.logit_batch import backend_for
-from specdec_hal.registry import get_backend
-from specdec_hal.runtime import load
-from specdec_hal.wording import short
+from specdec_hal.loop.logit_batch import backend_for
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.registry import get_backend
+from specdec_hal.text import short
 
 __all__ = ["ADAPTORS", "Adaptor", "Plan", "Tensor", "adaptor", "older", "use_backend"]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from specdec_hal.backend import Backend
 from specdec_hal.compat.fastdeploy import gpu, types, xpu
 from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS, use_backend
 from specdec_hal.compat.fastdeploy.found import folders
 from specdec_hal.compat.fastdeploy.names import LEFT, WITHOUT_COMPILED
-from specdec_hal.registry import ENV_BACKEND
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.registry import ENV_BACKEND
 
 PACKAGE = "fastdeploy.model_executor.ops"
 COMPILED = "fastdeploy_ops"

@@ -27,7 +27,7 @@ from specdec_hal.compat.fastdeploy.messages import (
 )
 from specdec_hal.compat.fastdeploy.sysv import MessageQueue, queue_key
 from specdec_hal.errors import ConfigError
-from specdec_hal.tensors import as_numpy
+from specdec_hal.tensors.views import as_numpy
 
 QUEUE_VARIABLE, USER_VARIABLE = "INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"
 PLAIN_PATH, SCORED_PATH = "./", "/dev/shm"

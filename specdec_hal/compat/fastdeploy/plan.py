@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 import paddle
 
-from specdec_hal.backend import Backend, Launch
 from specdec_hal.errors import ArgumentError, UnsupportedError
 from specdec_hal.ops import get_op
 from specdec_hal.ops.spec import Role
-from specdec_hal.tensors import as_numpy
+from specdec_hal.plugin.backend import Backend, Launch
+from specdec_hal.tensors.views import as_numpy
 
 Tensor = Any
 """A `paddle.Tensor`. An adaptor's parameters that are annotated with it, or with ``Tensor | None``, are tensors."""

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.conformance.case import Case, Inputs, Workspace
+from specdec_hal.conformance.inputs.generate import poison
+from specdec_hal.conformance.inputs.rows import numpy_dtype
 from specdec_hal.ops import get_op
-from specdec_hal.ops.generate import poison
-from specdec_hal.ops.rows import numpy_dtype
 from specdec_hal.ops.spec import Role
 
 Array = NDArray[Any]

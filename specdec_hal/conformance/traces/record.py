@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_hal.backend import Launch
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.conformance.traces import FILE, VERSION, recorded_outputs
 from specdec_hal.ops import TokenOrder, get_op
 from specdec_hal.ops.spec import Role
 from specdec_hal.ops.validate import Call
-from specdec_hal.tensors import as_numpy
+from specdec_hal.plugin.backend import Launch
+from specdec_hal.tensors.views import as_numpy
 
 Array = NDArray[Any]
 

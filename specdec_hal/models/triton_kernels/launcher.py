@@ -14,7 +14,6 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specdec_hal.models.arena import Arena
-from specdec_hal.models.protocol import DeviceBatch
 from specdec_hal.models.triton_kernels.attention import chunk_count, paged_attention
 from specdec_hal.models.triton_kernels.gate_up import gate_up
 from specdec_hal.models.triton_kernels.linear import linear
@@ -29,6 +28,7 @@ from specdec_hal.models.triton_kernels.tiles import (
     split_parts,
     tiles_of,
 )
+from specdec_hal.plugin.model import DeviceBatch
 
 
 @dataclass(frozen=True)

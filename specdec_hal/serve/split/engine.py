@@ -10,12 +10,12 @@ import zmq
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.errors import JournalError, QueueFullError, RequestError
-from specdec_hal.output import FrameWriter
-from specdec_hal.output.channel import FrameSender, receiver
 from specdec_hal.runner import ModelRunner, journal
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox, ToEngine
+from specdec_hal.serve.stream import FrameWriter
+from specdec_hal.serve.stream.channel import FrameSender, receiver
 
 _log = logging.getLogger("specdec_hal")
 

@@ -10,11 +10,11 @@ import msgspec
 import zmq
 
 from specdec_hal.engine.async_engine import EngineInfo
-from specdec_hal.output import frame
-from specdec_hal.output.processor import News
 from specdec_hal.runner import Counts, Request, SamplingParams
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.metrics import Observed
+from specdec_hal.serve.stream import frame
+from specdec_hal.serve.stream.processor import News
 
 HTTP, ENGINE, TOKENS = "http", "engine", "tokens"
 _OWNED = re.compile(r"[a-z]+-(\d{1,3})-")

@@ -19,12 +19,12 @@ from specdec_hal.config import Config
 from specdec_hal.engine.async_engine import EngineInfo, RequestStream
 from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, RequestError
 from specdec_hal.models import Tokenizer
-from specdec_hal.output import News
 from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.serve.metrics import Observed
 from specdec_hal.serve.places import Places
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox, ToEngine, ToHttp
+from specdec_hal.serve.stream import News
 
 _log = logging.getLogger("specdec_hal")
 

@@ -11,10 +11,10 @@ import zmq
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.errors import FrameError
 from specdec_hal.models import Tokenizer
-from specdec_hal.output import FrameReader, News, TokenProcessor
-from specdec_hal.output.channel import receiver
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox
+from specdec_hal.serve.stream import FrameReader, News, TokenProcessor
+from specdec_hal.serve.stream.channel import receiver
 
 _log = logging.getLogger("specdec_hal")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.backend import Backend, BoundOp, Capability, Launch
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.errors import ArgumentError, UnsupportedError
 from specdec_hal.ops import MatchPolicy, OpSpec, Strategy
 from specdec_hal.ops.validate import Call
+from specdec_hal.plugin.backend import Backend, BoundOp, Capability, Launch
 from tests.conformance.mutants.editing import Edit
 from tests.conformance.mutants.making import Arrays, Mutant, around, edited
 

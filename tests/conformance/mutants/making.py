@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from specdec_hal.backend import Backend, Launch
 from specdec_hal.backends import reference
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.ops.validate import Call
+from specdec_hal.plugin.backend import Backend, Launch
 from tests.conformance.mutants.editing import Edit
 
 Arrays = dict[str, Any]

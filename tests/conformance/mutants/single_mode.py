@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from specdec_hal.backend import Backend, Capability
 from specdec_hal.ops import MatchPolicy, Strategy
+from specdec_hal.plugin.backend import Backend, Capability
 from tests.conformance.mutants import ngram, verify
 from tests.conformance.mutants.making import Mutant, edited_reference
 

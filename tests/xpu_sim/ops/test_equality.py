@@ -10,8 +10,8 @@ import pytest
 
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
+from specdec_hal.conformance.inputs.generate import cases, generate, hostile
 from specdec_hal.ops import OPS, MatchPolicy
-from specdec_hal.ops.generate import cases, generate, hostile
 from tests.support.redzone import RedZones
 from tests.support.running import BACKEND, assert_same, run, written
 

@@ -7,8 +7,8 @@ import pytest
 
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import MatchPolicy
-from specdec_hal.ops.generate import generate
 from tests.support.building import build
 from tests.support.running import BACKEND, assert_same, run
 

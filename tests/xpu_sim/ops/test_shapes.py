@@ -8,8 +8,8 @@ import pytest
 
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops import OPS, get_op
-from specdec_hal.ops.generate import generate
 from tests.support.redzone import RedZones
 from tests.support.running import assert_same, run, written
 

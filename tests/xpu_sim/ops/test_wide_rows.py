@@ -9,7 +9,7 @@ import pytest
 
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
-from specdec_hal.ops.generate import generate
+from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.ops.spec import FLOATS
 from tests.support import wide_rows
 from tests.support.bits import assert_same_bits

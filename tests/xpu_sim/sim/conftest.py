@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_hal.xpu_calls import Call, Host, Ran
-from specdec_hal.xpu_cc import Build, build, toolchain
-from specdec_hal.xpu_pytest import XpuPrograms
+from specdec_hal.xpu.calls import Call, Host, Ran
+from specdec_hal.xpu.cc import Build, build, toolchain
+from specdec_hal.xpu.pytest_plugin import XpuPrograms
 from tests.support.xpu_program import BUILTIN_TESTS, PAIRS, Program, builtin_files, builtin_tests
 
 # No fence but the kernels' own: what these tests are about.

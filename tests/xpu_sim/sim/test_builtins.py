@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_hal.xpu_cc import toolchain
+from specdec_hal.xpu.cc import toolchain
 from tests.support.xpu_program import MODES, builtin_tests
 
 OPTIONS = ("seed=0", "seed=3,dma=deferred,poison=90", "seed=8,dma=random,llsc_failure=0.3")

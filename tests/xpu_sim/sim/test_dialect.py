@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec_hal.xpu_cc import Build, build, toolchain
+from specdec_hal.xpu.cc import Build, build, toolchain
 from tests.support.xpu_program import BUILTIN_FILES, MODES_ASAN_SLOW, SOURCES
 from tests.xpu_sim.sim import dialect_table
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec_hal.xpu_cc import Build, build, toolchain
+from specdec_hal.xpu.cc import Build, build, toolchain
 from tests.support.xpu_program import MODES, MODES_ASAN_SLOW, SOURCES, Program
 
 FILES = sorted((SOURCES / "host").glob("*.cpp"))

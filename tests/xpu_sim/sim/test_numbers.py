@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdec_hal.xpu_calls import Call
+from specdec_hal.xpu.calls import Call
 from tests.support.xpu_program import SOURCES
 
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import specdec_hal as sd
 from acme_npu import kernels
-from specdec_hal.backend import Launch
 from specdec_hal.ops import Strategy
 from specdec_hal.ops.validate import Call
+from specdec_hal.plugin.backend import Launch
 
 _KERNELS: Mapping[str, Callable[..., None]] = {
     "prepare_inputs": kernels.prepare_inputs,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specdec_hal import hookimpl
-from specdec_hal.hookspecs import ProposerSpec
+from specdec_hal.plugin.hookspecs import ProposerSpec
 
 if TYPE_CHECKING:
     from acme_phrase_book.proposer import PhraseBook
     from acme_phrase_book.settings import PhraseBookSettings
-    from specdec_hal.proposers.protocol import ProposerContext
+    from specdec_hal.plugin.proposer import ProposerContext
 
 
 def _factory(context: ProposerContext) -> PhraseBook:

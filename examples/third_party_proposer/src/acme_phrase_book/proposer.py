@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.proposers.protocol import Proposer, ProposerContext, SlotView, StepView
+from specdec_hal.plugin.proposer import Proposer, ProposerContext, SlotView, StepView
 
 
 class PhraseBook(Proposer):

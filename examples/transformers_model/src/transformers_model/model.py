@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.models import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig
 from specdec_hal.models.batch import Limits, check_hidden_layers
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, ModelConfig
 
 
 class TransformersModel:
-    """See :class:`specdec_hal.models.TargetModel`. `device`: where it computes ("cpu", "cuda:0").
+    """See :class:`specdec_hal.plugin.model.TargetModel`. `device`: where it computes ("cpu", "cuda:0").
 
     Slots run one after the other. The bits of a token's logits depend on how many tokens its slot feeds, as they do in
     transformers; `capabilities` promises nothing else.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal import hookimpl
-from specdec_hal.hookspecs import ANY_ARCHITECTURE, ModelSpec
+from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE, ModelSpec
 
 if TYPE_CHECKING:
     from transformers_model.model import TransformersModel

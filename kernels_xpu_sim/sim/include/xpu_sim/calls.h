@@ -1,5 +1,5 @@
 // Programs that call kernels and wrappers with arguments from a file: what `specdec-hal xpu-test` and the fixture
-// `xpu_kernel` of pytest generate. specdec_hal/xpu_calls.py is the other side.
+// `xpu_kernel` of pytest generate. specdec_hal/xpu/calls.py is the other side.
 //
 // Kernels are instrumented, and what they instantiate of the standard library would be too, for the emulator as well:
 // nothing of it is used here. For wrappers there is wrapper_calls.h.

@@ -1,0 +1,1 @@
+"""Coherent random inputs of ops, drawn from their OpSpecs."""

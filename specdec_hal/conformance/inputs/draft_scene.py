@@ -1,0 +1,90 @@
+"""What stands beside a :class:`~.mask_scene.MaskScene` for a draft model: the target's side of its
+state."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_hal.conformance.inputs.mask_scene import MaskScene
+from specdec_hal.conformance.inputs.scene import WIDE, pick
+
+Array = NDArray[Any]
+
+
+class DraftScene(MaskScene):
+    """The slots are the draft model's; the target has fed them the same tokens, and drafts that were rejected."""
+
+    @cached_property
+    def base_model_draft_tokens(self) -> Array:
+        """[M, S]: drafts, then -1."""
+        rng, (m, s) = self.rng("base_model_draft_tokens"), (self.size["M"], self.size["S"])
+        tokens = rng.integers(0, self.size["V"], (m, s)) + (WIDE if self.wide_ids else 0)
+        tokens[np.arange(s) > rng.integers(0, s, (m, 1))] = -1
+        return tokens
+
+    @cached_property
+    def base_model_seq_lens_decoder(self) -> Array:
+        """[M]."""
+        fed = np.where(self.seq_lens_encoder > 0, self.seq_lens_encoder, self.accept_num)
+        return (self.seq_lens_decoder + fed).clip(0, self.size["L"]).astype(np.int32)
+
+    @cached_property
+    def base_model_step_idx(self) -> Array:
+        """[M]."""
+        return (self.step_idx + self.accept_num).clip(0, self.size["L"])
+
+    @cached_property
+    def base_model_stop_flags(self) -> Array:
+        """[M]: some have stopped in this step."""
+        ended: Array = self.rng("base_model_stop_flags").random(self.size["M"]) < 0.1
+        return self.stop_flags | ended
+
+    @cached_property
+    def base_model_cu_seqlens_q(self) -> Array:
+        """[B+1]: as many tokens a slot as the draft model is fed, or more, as long as T_cap has room."""
+        rng, room = self.rng("base_model_cu_seqlens_q"), self.size["T_cap"] - sum(slot.slt for slot in self.slots)
+        lens = []
+        for slot in self.slots:
+            more = pick(rng, 0, 0, 1, 2)
+            lens.append(slot.slt + min(more, room))
+            room = max(room - more, 0)
+        return np.cumsum([0, *lens]).astype(np.int32)
+
+    @cached_property
+    def batch_id_per_token(self) -> Array:
+        """[T_cap]."""
+        slots = [b for b, slot in enumerate(self.slots) for _ in range(slot.slt)]
+        return np.array([*slots, *[-1] * self.size["T_cap"]], np.int32)[: self.size["T_cap"]]
+
+    @cached_property
+    def inter_next_tokens(self) -> Array:
+        """[R_cap]: a token for each row, sometimes none."""
+        rng, rows = self.rng("inter_next_tokens"), self.size["R_cap"]
+        tokens = rng.integers(0, self.size["V"], rows) + (WIDE if self.wide_ids else 0)
+        return np.where(rng.random(rows) < 0.05, -1, tokens)
+
+    @cached_property
+    def pre_ids(self) -> Array:
+        """[M, P]: mostly the generated tokens."""
+        rng = self.rng("pre_ids")
+        ids = rng.integers(-1, self.size["V"], (self.size["M"], self.size["P"]))
+        for b, prompt_len in enumerate(self.prompt_lens.clip(0, self.size["L"]).tolist()):
+            generated = self.token_ids_all[b, prompt_len:][: self.size["P"]]
+            if rng.random() < 0.8:
+                ids[b, : len(generated)] = generated
+        return ids
+
+    @cached_property
+    def min_room(self) -> int:
+        """One token that can be accepted beside the target's own, or more."""
+        return pick(self.rng("min_room"), 0, 2, 2, 3, 5)
+
+    @cached_property
+    def substep(self) -> int:
+        """The first, another, or one without a column in draft_tokens."""
+        k = self.size["S"] - 1
+        return pick(self.rng("substep"), 0, 0, max(k - 1, 0), k, between=(0, k))

@@ -1,0 +1,146 @@
+"""What a configuration describes, brought to life: one registry, and what is built with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from specdec_hal import config as configuration
+from specdec_hal.config import Config, Override
+from specdec_hal.errors import ConfigError
+from specdec_hal.plugin.backend import AUTO, Backend
+from specdec_hal.plugin.registry import Registry, or_default
+
+if TYPE_CHECKING:
+    from specdec_hal.models import Tokenizer
+    from specdec_hal.parallel.team import Team
+    from specdec_hal.plugin.model import TargetModel
+    from specdec_hal.runner import ModelRunner
+    from specdec_hal.tensors.group import Group
+
+
+def load(
+    path: str | os.PathLike[str], overrides: Iterable[Override] = (), *, registry: Registry | None = None
+) -> Runtime:
+    """Read a configuration (see :func:`specdec_hal.config.load`) and make it ready to run.
+
+    ``sd.load("configs/reference.yaml").backend`` is the backend it names, ``.runner()`` a runner with its model.
+    """
+    return Runtime(configuration.load(path, overrides, registry=registry), registry)
+
+
+class Runtime:
+    """A configuration with the registry that everything in it is looked up in. Nothing is built before it is used."""
+
+    def __init__(self, config: Config, registry: Registry | None = None) -> None:
+        self.config, self.registry = config, or_default(registry)
+
+    @cached_property
+    def backend(self) -> Backend:
+        """The configured backend, built on first use (errors: see :meth:`Registry.get_backend`)."""
+        config = self.config
+        try:
+            backend = self.registry.get_backend(
+                config.backend.name,
+                options=_options(config),
+                fallback=config.fallback.allow,
+                debug=config.runner.debug,
+            )
+        except ConfigError as error:  # a factory that refuses its options knows the key, not the file
+            raise config.error("backend.options", str(error).removeprefix("backend.options: ")) from error
+        if config.shadow.backend is not None:
+            self._shadow(backend, config.shadow.backend)
+        return backend
+
+    def _shadow(self, backend: Backend, name: str) -> None:
+        from specdec_hal.engine.shadow_check import Shadow
+
+        other = self.registry.get_backend(name)
+        if other.device != "cpu":
+            message = f"expected a backend that works on host memory, got '{name}', which works on {other.device}"
+            raise self.config.error("shadow.backend", f"{message}; choose reference or xpu_sim")
+        backend.shadow = Shadow(backend, other, self.config.shadow.fraction)
+
+    @cached_property
+    def team(self) -> Team | None:
+        """The processes that share the model, started on first use; None where one holds it all."""
+        if self.config.engine.tensor_parallel == 1:
+            return None
+        from specdec_hal.parallel.team import Team
+
+        return Team(self.config, _places(self.config, self.backend), _load_rank)
+
+    def load_model(self, *, group: Group | None = None) -> TargetModel:
+        """The configured model, where the backend works; a part of it on each rank of engine.tensor_parallel.
+
+        `group`: that of a rank which is not the first.
+        """
+        from specdec_hal.models import load_model
+
+        if group is None and self.team is not None:
+            group = self.team.group
+        path, settings = self.config.model_path, self.config.model
+        place = self.backend.place  # first: a backend that cannot run here is reported before the model is loaded
+        dtype = None if settings.dtype == AUTO else settings.dtype
+        threads = settings.num_threads
+        chosen = {"dtype": dtype, "bit_stable": settings.bit_stable, "threads": threads, "group": group}
+        options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+        return load_model(path, settings.framework, registry=self.registry, device=place, **options)
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer beside the configured model."""
+        from specdec_hal.models import load_tokenizer
+
+        return load_tokenizer(self.config.model_path)
+
+    def runner(self, *, model: TargetModel | None = None, tokenizer: Tokenizer | None = None) -> ModelRunner:
+        """A runner of what the configuration names; a model or tokenizer that is already loaded can be handed in.
+
+        Runners that share a model must not be interleaved: each takes over its KV cache.
+        """
+        from specdec_hal.runner import ModelRunner
+
+        model = self.load_model() if model is None else model
+        tokenizer = self.load_tokenizer() if tokenizer is None else tokenizer
+        make = ModelRunner if self.team is None else self.team.runner
+        return make(self.config, self.backend, model, tokenizer, registry=self.registry)
+
+    def with_config(self, config: Config) -> Runtime:
+        """Another configuration of the same backend, which both share."""
+        other = Runtime(config, self.registry)
+        other.backend, other.team = self.backend, self.team
+        return other
+
+    def close(self) -> None:
+        """End the processes that share the model, if it was divided; runners of it take no more steps."""
+        team = vars(self).get("team")
+        if team is not None:
+            team.close()
+
+    def naive(self) -> Runtime:
+        """The same without speculation, for comparisons."""
+        return self.with_config(self.config.naive())
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """Those of the backend; of engine.rank_devices the first is this process's."""
+    devices = config.engine.rank_devices
+    return dict(config.backend.options) if devices is None else {**config.backend.options, "device": devices[0]}
+
+
+def _places(config: Config, backend: Backend) -> list[str]:
+    """Where each rank of engine.tensor_parallel works, if this process's backend is the first's."""
+    kind, _, first = backend.place.partition(":")
+    ranks = config.engine.tensor_parallel
+    if not first:
+        return [kind] * ranks
+    devices = config.engine.rank_devices or range(int(first), int(first) + ranks)
+    return [f"{kind}:{device}" for device in devices]
+
+
+def _load_rank(config: Config, group: Group) -> tuple[Backend, TargetModel, Tokenizer]:
+    """What a rank of engine.tensor_parallel that is not the first runs."""
+    runtime = Runtime(config)
+    return runtime.backend, runtime.load_model(group=group), runtime.load_tokenizer()

@@ -1,0 +1,76 @@
+"""Calling what plug-ins announced: whatever goes wrong is theirs, and the message says whose.
+
+:mod:`specdec_hal.plugin.discovery` loads them; :mod:`specdec_hal.plugin.registry` decides which of them is meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from specdec_hal.errors import PluginError, SpecDecError
+from specdec_hal.plugin.backend import Backend, BackendSpec, Probe
+from specdec_hal.plugin.discovery import Plugin
+from specdec_hal.text import describe, short
+
+_MISSPELT = 0.85
+"""How alike a name is to one that was meant: a letter left out or too many."""
+
+
+def call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a plug-in's function; whatever it raises that is no SpecDecError becomes a PluginError."""
+    try:
+        return function(*args, **kwargs)
+    except (SpecDecError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # see plugins.load
+        raise PluginError(f"{what}: its {part} raised {describe(error)}") from error
+
+
+def check_members(
+    what: str, built: object, *, methods: Iterable[str], values: Iterable[str] = (), defaults: Mapping[str, str] = {}
+) -> None:
+    """Refuse what a plug-in built if it lacks a part of its protocol.
+
+    `defaults`: the names for which a protocol has a default, and the protocol; a name that is nearly one of them is
+    refused, too.
+    """
+    names = (*methods, *values)
+    for name in names:
+        if not hasattr(built, name) or (name in methods and not callable(getattr(built, name))):
+            kind = "method" if name in methods else "attribute"
+            cure = f"; derive it from {defaults[name]}, which has a default" if name in defaults else ""
+            raise PluginError(f"{what}: {short(built)} has no {kind} '{name}'{cure}")
+    for name in {name for name in dir(built) if not name.startswith("_")}.difference(names):
+        if meant := difflib.get_close_matches(name, defaults, n=1, cutoff=_MISSPELT):
+            raise PluginError(f"{what}: {short(built)} has '{name}', which nobody asks for; did you mean '{meant[0]}'?")
+
+
+def probe(spec: BackendSpec) -> tuple[Probe, str]:
+    """The probe's answer, and its fault if it did not give one."""
+    try:
+        answer = spec.probe()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # see plugins.load
+        fault = f"its probe raised {describe(error)}"
+        return Probe(False, fault), fault
+    if not isinstance(answer, Probe):
+        fault = f"its probe returned {short(answer)} instead of a Probe"
+        return Probe(False, fault), fault
+    if not answer.available and not answer.reason:
+        return Probe(False, "its probe gave no reason", answer.cure), ""
+    return answer, ""
+
+
+def build_backend(plugin: Plugin, spec: BackendSpec, options: Mapping[str, Any], debug: bool) -> Backend:
+    """Call a backend's factory."""
+    what = f"backend '{spec.name}' of {plugin.label}"
+    backend = call(what, "factory", spec.factory, dict(options))
+    if not isinstance(backend, Backend):
+        raise PluginError(f"{what}: its factory returned {short(backend)} instead of a Backend")
+    call(what, "table of capabilities", backend.check_capabilities)
+    if debug:
+        backend.debug = True
+    return backend

@@ -1,0 +1,205 @@
+"""TokenProcessor: frames to streams of text, one for each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specdec_hal.errors import FrameError
+from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.request import Drafts, Request, SamplingParams, StreamDelta
+from specdec_hal.runner.stream import Detokenizer, OutputStream, detokenizer_for
+from specdec_hal.serve.stream.frame import PREEMPTED, FrameKind, OutputFrame, PromptScores, StreamStart
+
+
+class Ended(NamedTuple):
+    """How a request has ended: what its :class:`~specdec_hal.runner.RequestOutput` has that is in no delta."""
+
+    prompt_tokens: int
+    error: str
+    counts: tuple[int, int, int, int]
+    """See :attr:`~specdec_hal.runner.stream.OutputStream.counts`."""
+    queue_s: float | None
+    num_cached_tokens: int = 0
+
+
+class News(NamedTuple):
+    """What a request gained, behind so many tokens and characters; `ended` with the last of it."""
+
+    delta: StreamDelta
+    token_start: int
+    char_start: int
+    ended: Ended | None
+
+
+@dataclass
+class _Stream:
+    output: OutputStream
+    shown: int = 0
+    """Characters that deltas have shown."""
+    closed: bool = False
+
+
+class TokenProcessor:
+    """Makes the streams that the runner would make if it had the tokenizer, of the frames that it sends.
+
+    Every stream ends exactly once. After a frame 0 each begins anew, with all that it has had. FrameError for a frame
+    that cannot follow the ones before; its reader must ask for a session that begins anew then.
+    """
+
+    def __init__(self, detokenizer: Callable[..., Detokenizer]) -> None:
+        self._detokenizer = detokenizer
+        self._streams: dict[int, _Stream] = {}
+        self._end_tokens: frozenset[int] = frozenset()
+        self._touched: dict[int, _Stream] = {}
+        """Requests that gained something since :meth:`news` was called."""
+        self._unpaired: dict[tuple[int, int], tuple[int, ...]] = {}
+        """Drafts whose tokens come with the next frame, by number and start."""
+        self.totals = StepRecord()
+        """`drafted` and `accepted` by position, and `emitted` tokens, over all requests."""
+        self.preempted = self.recovered = 0
+        """Times that a request lost its slot, or that its step was computed again."""
+
+    def take(self, frame: OutputFrame) -> list[News]:
+        """What requests gained by a frame, in the order of the frame. By drafts they gain nothing until they are paired
+        with the next frame's tokens."""
+        self.add(frame)
+        return self.news()
+
+    def add(self, frame: OutputFrame) -> None:
+        """Take a frame; :meth:`news` tells what requests gained by it, and by others before it."""
+        if frame.flags == FrameKind.DRAFT and frame.sequence:
+            self._unpaired.update(_drafts_of(frame))
+            return
+        if frame.flags != FrameKind.TARGET:
+            raise FrameError(
+                f"flags: expected {FrameKind.TARGET.value}, tokens of the target model, or behind frame 0 "
+                f"{FrameKind.DRAFT.value}, drafts; got {frame.flags}"
+            )
+        if frame.sequence == 0:
+            self._streams, self._unpaired, self._touched = {}, {}, {}
+            self._end_tokens = frozenset(frame.end_tokens)
+        for start in frame.streams:
+            self._begin(start)
+        for scores in frame.prompts:
+            self._score(scores)
+        self._extend(frame)
+        for end in frame.ended:
+            stream = self._stream(end.number)
+            output = stream.output
+            if output.finish_reason is None:
+                output.finish(end.reason, end.error)
+            self._touched[end.number] = stream
+        for number in frame.released:
+            self._stream(number)
+            del self._streams[number]
+
+    def news(self) -> list[News]:
+        """What requests gained by the frames since the last call, each once, in the order of the frames."""
+        touched, self._touched = self._touched, {}
+        return [found for stream in touched.values() for found in self._news(stream)]
+
+    def _stream(self, number: int) -> _Stream:
+        stream = self._streams.get(number)
+        if stream is None:
+            raise FrameError(f"number: expected a request of this session, got {number}")
+        return stream
+
+    def _begin(self, start: StreamStart) -> None:
+        if start.number in self._streams:
+            raise FrameError(f"streams: expected a new number, got {start.number} again")
+        request = Request(start.request_id, (), SamplingParams(**start.params))
+        detokenizer = detokenizer_for(self._detokenizer, request.params, start.prompt_tail)
+        output = OutputStream(request, start.prompt_tokens, start.max_new_tokens, detokenizer)
+        output.queue_s, output.num_cached_tokens = start.queue_s, start.num_cached_tokens
+        output.extend(start.token_ids, start.accepted_draft, list(start.logprobs), self._end_tokens)
+        output.counts = start.counts
+        output.prompt_logprobs = list(start.prompt_logprobs)
+        output.drafts = list(start.drafts)
+        self._touched[start.number] = self._streams[start.number] = _Stream(output)
+
+    def _score(self, scores: PromptScores) -> None:
+        output = self._stream(scores.number).output
+        if scores.first != len(output.prompt_logprobs):
+            had = f"expected {len(output.prompt_logprobs)} tokens before, got {scores.first}"
+            raise FrameError(f"prompts: request '{output.request.request_id}': {had}; some are missing")
+        output.prompt_logprobs += scores.entries
+
+    def _extend(self, frame: OutputFrame) -> None:
+        """Add the tokens of all entries."""
+        tokens, accepted_draft = frame.emitted, list(map(bool, frame.accepted_draft))
+        judged_drafts, accepted_drafts, end = list[int](), list[int](), 0
+        for number, start, count, drafted in zip(frame.numbers, frame.starts, frame.counts, frame.drafted, strict=True):
+            stream = self._stream(number)
+            output = stream.output
+            if count < 0:
+                self.preempted += count == PREEMPTED
+                self.recovered += count != PREEMPTED
+                continue
+            rows = slice(end, end + count)
+            end += count
+            gained, flags = tokens[rows], accepted_draft[rows]
+            wants = output.request.params
+            judged = self._pair(output, number, start, drafted, gained, flags) if wants.return_drafts else ()
+            if output.finish_reason is not None:
+                continue  # by a stop string, which the engine does not know
+            if start != len(output.token_ids):
+                had = f"expected {len(output.token_ids)} tokens before, got {start}"
+                raise FrameError(f"starts: request '{output.request.request_id}': {had}; some are missing")
+            logprobs = [] if wants.logprobs is None else frame.logprobs(rows, wants.logprobs)
+            output.extend(gained, flags, logprobs, self._end_tokens)
+            self.totals.emitted += len(output.token_ids) - start
+            if drafted >= 0:
+                accepted = output.count(start, drafted)
+                if judged:
+                    output.drafts.append(Drafts(start, judged, accepted))
+                judged_drafts.append(drafted)
+                accepted_drafts.append(accepted)
+            self._touched[number] = stream
+        self.totals.count_drafts(judged_drafts, accepted_drafts)
+        # The reader was too slow for the tokens of those that end in an error.
+        given_up = {end.number for end in frame.ended if end.reason == "error"}
+        for number, start in self._unpaired:
+            if number not in given_up:
+                raise FrameError(f"drafts: request {number}: expected tokens behind {start} for its drafts, got none")
+        self._unpaired = {}
+
+    def _pair(
+        self, output: OutputStream, number: int, start: int, drafted: int, tokens: list[int], from_draft: list[bool]
+    ) -> tuple[int, ...]:
+        """The drafts that these tokens of a request that asks for them were judged with."""
+        if drafted < 1:
+            return ()
+        judged = self._unpaired.pop((number, start), ())
+        found = [token == draft for token, draft in zip(tokens, judged, strict=False)]
+        if len(judged) != drafted or found != from_draft[: len(found)]:
+            name = f"drafts: request '{output.request.request_id}'"
+            raise FrameError(f"{name}: expected {drafted} that give {tokens} behind {start}, got {list(judged)}")
+        return judged
+
+    def _news(self, stream: _Stream) -> list[News]:
+        output = stream.output
+        if stream.closed:
+            return []
+        tokens, chars = output.reported, stream.shown
+        delta = output.delta()
+        if delta is None:
+            return []
+        for text, _ in delta.spans:
+            stream.shown += len(text)
+        ended = None
+        if output.finish_reason is not None:
+            stream.closed = True
+            cached = output.num_cached_tokens
+            ended = Ended(output.prompt_len, output.error, output.counts, output.queue_s, cached)
+        return [News(delta, tokens, chars, ended)]
+
+
+def _drafts_of(frame: OutputFrame) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
+    """What was drafted, by number and start."""
+    ids, at = frame.emitted, 0
+    for number, start, count in zip(frame.numbers, frame.starts, frame.counts, strict=True):
+        rows = slice(at, at + max(count, 0))
+        at = rows.stop
+        yield (number, start), tuple(ids[rows])

@@ -1,0 +1,205 @@
+"""From a runner's steps to frames: the engine's end of the way to a token processor."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specdec_hal.runner import ModelRunner
+from specdec_hal.runner.report import StepReport
+from specdec_hal.runner.request import TokenLogprobs
+from specdec_hal.runner.sequence import Sequence
+from specdec_hal.runner.stream import PROMPT_TAIL
+from specdec_hal.serve.stream.frame import (
+    NOTHING,
+    PREEMPTED,
+    RECOVERY,
+    FrameKind,
+    OutputFrame,
+    PromptScores,
+    StreamEnd,
+    StreamStart,
+)
+
+Send = Callable[[bytes], bool]
+"""Hands a frame on; False, at once, if the reader is so far behind that the frame is not taken."""
+
+TOO_SLOW = "the reader of the output is too far behind (serve.slow_reader: drop)"
+
+
+class _Judged(NamedTuple):
+    """Where the drafts of a request that asks for them were judged, behind so many of its tokens."""
+
+    number: int
+    slot: int
+    start: int
+
+
+@dataclass
+class _Step:
+    """What a frame that is being made says. `entries`: number, start, count and drafts of each; `sequences` and `slots`
+    of those that have tokens."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    entries: list[tuple[int, int, int, int]] = field(default_factory=list)
+    accepted_draft: bytearray = field(default_factory=bytearray)
+    judged: list[_Judged] = field(default_factory=list)
+
+
+class FrameWriter:
+    """Becomes a runner's :class:`~specdec_hal.runner.report.StepSink`, and sends a frame behind every step.
+
+    `send` may wait for the reader, which holds up the engine, or refuse the frame: its requests are ended with an error
+    then, and the next frame that is taken tells so.
+    """
+
+    def __init__(self, runner: ModelRunner, send: Send) -> None:
+        self._runner, self._send = runner, send
+        self._max_tokens = runner.state.symbols["S"]
+        self._columns = np.arange(self._max_tokens, dtype=np.int32)
+        self._slots = list(range(runner.state.symbols["M"]))
+        self.begin()
+        runner.sink = self
+
+    def begin(self) -> None:
+        """Start a session for a reader that knows nothing: its first frame has every request, with what it has."""
+        self._session, self._sequence = secrets.randbits(62), 0
+        self._step = _Step()
+        self._numbers: dict[Sequence, int] = {}
+        self._next = 0
+        self._streams: list[StreamStart] = []
+        self._ended: list[StreamEnd] = []
+        self._released: list[int] = []
+        self._prompts: list[PromptScores] = []
+        for sequence in self._runner.streams:
+            self._number(sequence)
+            if sequence.finish_reason is not None:
+                self.ended(sequence)
+
+    # ---- what the runner tells
+
+    def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
+        """See :class:`~specdec_hal.runner.report.StepSink`."""
+        step, number, start = self._step, self._numbers.get(sequence), len(sequence.token_ids)
+        if number is None:
+            number = self._number(sequence)
+        step.sequences.append(sequence)
+        step.slots.append(slot)
+        step.entries.append((number, start, len(from_draft), -1 if drafted is None else drafted))
+        step.accepted_draft.extend(from_draft)
+        if drafted and sequence.request.params.return_drafts:
+            step.judged.append(_Judged(number, slot, start))
+
+    def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
+        """See :class:`~specdec_hal.runner.report.StepSink`."""
+        self._prompts.append(PromptScores(self._number(sequence), len(sequence.prompt_logprobs), entries))
+
+    def resumes(self, sequence: Sequence, *, failed: bool) -> None:
+        """See :class:`~specdec_hal.runner.report.StepSink`."""
+        kind = RECOVERY if failed else PREEMPTED
+        self._step.entries.append((self._number(sequence), len(sequence.token_ids), kind, -1))
+
+    def ended(self, sequence: Sequence) -> None:
+        """See :class:`~specdec_hal.runner.report.StepSink`."""
+        assert sequence.finish_reason is not None
+        self._ended.append(StreamEnd(self._number(sequence), sequence.finish_reason, sequence.error))
+
+    def released(self, sequence: Sequence) -> None:
+        """Nobody needs this request any more."""
+        number = self._numbers.pop(sequence, None)
+        if number is not None:
+            self._released.append(number)
+
+    def _number(self, sequence: Sequence) -> int:
+        number = self._numbers.get(sequence)
+        if number is None:
+            self._numbers[sequence] = number = self._next
+            self._next += 1
+            self._streams.append(_start(number, sequence))
+        return number
+
+    # ---- frames
+
+    def stepped(self, report: StepReport) -> None:
+        """Send what has been told, with the tokens of a step."""
+        slots = self._step.slots
+        # All slots up to some, as most steps have them, are a view.
+        where: Any = slice(len(slots)) if slots == self._slots[: len(slots)] else np.array(slots, np.int64)
+        mask = self._columns < report.counts[where][:, None]
+        if not self._send_drafts(report):
+            step, self._step = self._step, _Step()
+            self._lose(step)
+            return
+        if report.scores is None:
+            self._send_frame(1, report.emitted[where][mask].data, NOTHING, NOTHING)
+            return
+        offsets = report.scores["cu_batch_token_offset"][where]
+        rows = (offsets[:, None] + self._columns)[mask]
+        ids, scores, ranks = (np.ascontiguousarray(report.scores[name][rows]) for name in ("ids", "logprobs", "ranks"))
+        self._send_frame(ids.shape[1], ids.data, scores.data, ranks.data)
+
+    def _send_drafts(self, report: StepReport) -> bool:
+        """Send what was drafted for requests that ask for it; False if the reader has not taken it."""
+        judged = self._step.judged
+        if not judged:
+            return True
+        if self._sequence == 0:  # the session begins with its requests; those that this step ended end behind it
+            step, self._step, ended, self._ended = self._step, _Step(), self._ended, []
+            self._send_frame(1, NOTHING, NOTHING, NOTHING)
+            self._step, self._ended = step, ended
+            if self._sequence == 0:
+                return False
+        drafts = [report.drafts(one.slot) for one in judged]
+        tokens = np.array([token for ids in drafts for token in ids], "<i8")
+        frame = OutputFrame(
+            self._session, self._sequence, FrameKind.DRAFT, 1, self._max_tokens, [one.number for one in judged],
+            [one.start for one in judged], list(map(len, drafts)), [-1] * len(judged), bytes(len(tokens)), tokens.data,
+        )  # fmt: skip
+        if not self._send(frame.encode()):
+            return False
+        self._sequence += 1
+        return True
+
+    def flush(self) -> None:
+        """Send what has been told outside of steps, if anything."""
+        if self._sequence == 0 or self._step.entries or self._ended or self._released:
+            assert not self._step.slots, "tokens go with their step"
+            self._send_frame(1, NOTHING, NOTHING, NOTHING)
+
+    def _send_frame(self, n: int, ids: memoryview, scores: memoryview, ranks: memoryview) -> None:
+        step, first = self._step, self._sequence == 0
+        numbers, starts, counts, drafted = ([entry[column] for entry in step.entries] for column in range(4))
+        frame = OutputFrame(
+            self._session, self._sequence, FrameKind.TARGET, n, self._max_tokens, numbers, starts, counts, drafted,
+            bytes(step.accepted_draft), ids, scores, ranks, self._streams, self._ended, self._released,
+            sorted(self._runner.end_tokens) if first else [], self._prompts,
+        )  # fmt: skip
+        self._step = _Step()
+        if self._send(frame.encode()):
+            self._sequence += 1
+            self._streams, self._ended, self._released, self._prompts = [], [], [], []
+            return
+        self._lose(step)
+
+    def _lose(self, step: _Step) -> None:
+        """The tokens of a step are lost to the reader: end its requests."""
+        lost = {number for number, *_ in step.entries}
+        self._ended = [StreamEnd(e.number, "error", TOO_SLOW) if e.number in lost else e for e in self._ended]
+        for sequence in step.sequences:
+            if sequence.finish_reason is None:
+                self._runner.cancel(sequence.request.request_id, "error", TOO_SLOW)
+
+
+def _start(number: int, sequence: Sequence) -> StreamStart:
+    request = sequence.request
+    return StreamStart(
+        number, request.request_id, sequence.prompt_len, sequence.max_new_tokens, request.params.model_dump(),
+        sequence.queue_s, list(sequence.token_ids), list(sequence.accepted_draft), list(sequence.logprobs),
+        sequence.counts, list(sequence.prompt_logprobs), list(sequence.drafts),
+        list(request.prompt_token_ids[-PROMPT_TAIL:]), sequence.num_cached_tokens,
+    )  # fmt: skip
