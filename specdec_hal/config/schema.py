@@ -230,17 +230,19 @@ class EngineSettings(Section):
 
 
 class SpeculativeSettings(Section):
-    """`method`: a registered proposer; "auto": the checkpoint's MTP module if it has one, else n-grams (the runner
-    chooses, and logs why). `num_speculative_tokens` (K): most drafts a step; 0 for naive, whatever is set.
-    `adaptive`: draft between 0 and K tokens for each request, as many as give the most tokens a second by what was
-    measured while decoding; tokens are the same. null: with the method auto, unless ranks of engine.tensor_parallel
-    must agree or drafts are padded to K.
+    """`method`: a registered proposer; "auto": what the drafter in `path` is for; without one the checkpoint's MTP
+    module if it has one, else n-grams (the runner chooses, and logs why). `path`: a drafter's checkpoint, for methods
+    that need one; their own section may name another. `num_speculative_tokens` (K): most drafts a step; 0 for naive,
+    whatever is set. `adaptive`: draft between 0 and K tokens for each request, as many as give the most tokens a second
+    by what was measured while decoding; tokens are the same. null: with the method auto, unless ranks of
+    engine.tensor_parallel must agree or drafts are padded to K.
 
     `verify_window` and `candidates` (C) matter to the strategy "topp" only. A proposer with settings of its own has a
     section of its name beside these keys; :attr:`settings` is the one of the method.
     """
 
     method: MethodName = AUTO
+    path: PathText | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFTS, validate_default=True)] = DEFAULT_DRAFTS
     adaptive: bool | None = None
     verify_strategy: StrategyName = Strategy.TARGET_MATCH
@@ -399,6 +401,15 @@ class Config(Section):
     def as_json(self) -> dict[str, Any]:
         """What was set, for another process: :func:`specdec_hal.config.parse` reads it."""
         return self.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def drafter_path(self) -> str:
+        """The drafter's checkpoint of the method that is set; ConfigError where none is configured."""
+        speculative = self.speculative
+        path = getattr(speculative.settings, "path", None) or speculative.path
+        if path is None:
+            raise self.error(f"speculative.{speculative.method}.path", "expected the folder of a drafter, got none")
+        return str(path)
 
     @property
     def served_name(self) -> str:

@@ -136,7 +136,7 @@ def read_json(folder: str | Path, name: str, limit: int = MAX_CONFIG) -> dict[st
     return raw
 
 
-class _Fields:
+class Fields:
     """Typed look-ups in a config.json or a section of it, each with its own error; null is as good as no key."""
 
     def __init__(self, file: Path, raw: Mapping[str, Any], prefix: str = "") -> None:
@@ -147,26 +147,50 @@ class _Fields:
         return key in self._raw
 
     def error(self, key: str, expected: str, cure: str = "correct config.json") -> CheckpointError:
+        """The error about a key, to be raised."""
         got = short(self._raw[key]) if key in self._raw else "no such key"
         return checkpoint_error(self._file, f"{self._prefix}{key}: {expected}", got, cure)
 
-    def section(self, key: str) -> _Fields:
+    def keys(self) -> frozenset[str]:
+        """Those that have a value."""
+        return frozenset(self._raw)
+
+    def value(self, key: str) -> Any:
+        """As it stands; None if there is no such key."""
+        return self._raw.get(key)
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """A list of integers >= 0; None if there is no such key."""
+        value = self._raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in value):
+            raise self.error(key, "a list of integers")
+        if not value or min(value) < 0 or max(value) > MAX_SIZE:
+            raise self.error(key, f"at least one integer, each in 0..{MAX_SIZE}")
+        return tuple(value)
+
+    def section(self, key: str) -> Fields:
+        """The object under a key; an empty one where there is none."""
         value = self._raw.get(key, {})
         if not isinstance(value, dict):
             raise self.error(key, "a JSON object")
-        return _Fields(self._file, value, f"{key}.")
+        return Fields(self._file, value, f"{key}.")
 
     def only(self, key: str, value: Any) -> None:
+        """Refuse any other value."""
         if self._raw.get(key, value) != value:
             raise self.error(key, f"{json.dumps(value)} or no such key", "use a checkpoint without it")
 
     def one_of(self, key: str, choices: Sequence[str], default: str, cure: str) -> str:
+        """One of these strings."""
         value = self._raw.get(key, default)
         if value not in choices:
             raise self.error(key, f"one of {', '.join(choices)}", cure)
         return str(value)
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+        """An integer in minimum..:data:`MAX_SIZE`."""
         value = self._raw.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.error(key, f"an integer >= {minimum}")
@@ -175,6 +199,7 @@ class _Fields:
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number > 0."""
         value = self._raw.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise self.error(key, "a number > 0")
@@ -183,23 +208,27 @@ class _Fields:
         return float(value)
 
     def number(self, key: str, default: float | None = None, most: float = MAX_NUMBER) -> float:
+        """A number in 0..most."""
         value = self._raw.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
             raise self.error(key, f"a number in 0..{most:g}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
+        """True or false."""
         value = self._raw.get(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "true or false")
         return value
 
     def token_ids(self) -> TokenIds:
+        """Vocabulary size, bos and eos ids."""
         vocab_size = self.integer("vocab_size")
         bos, ends = (self.token_id_list(key, vocab_size) for key in ("bos_token_id", "eos_token_id"))
         return TokenIds(vocab_size, bos[0] if bos else None, ends)
 
     def token_id_list(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """Token ids: one, a list, or none."""
         value = self._raw.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token in ids:
@@ -210,10 +239,10 @@ class _Fields:
 
 def read_token_ids(folder: str | Path) -> TokenIds:
     """Vocabulary size, bos and eos ids of a checkpoint of any architecture."""
-    return _token_ids(folder, _Fields(Path(folder) / CONFIG, read_json(folder, CONFIG)))
+    return _token_ids(folder, Fields(Path(folder) / CONFIG, read_json(folder, CONFIG)))
 
 
-def _token_ids(folder: str | Path, fields: _Fields) -> TokenIds:
+def _token_ids(folder: str | Path, fields: Fields) -> TokenIds:
     """Those of config.json; end tokens of generation_config.json come first, as `transformers` and vLLM have it."""
     tokens = fields.token_ids()
     generation = _generation_fields(folder)
@@ -223,10 +252,10 @@ def _token_ids(folder: str | Path, fields: _Fields) -> TokenIds:
     return replace(tokens, eos_token_ids=tuple(dict.fromkeys((*ends, *tokens.eos_token_ids))))
 
 
-def _generation_fields(folder: str | Path) -> _Fields:
+def _generation_fields(folder: str | Path) -> Fields:
     """generation_config.json; empty where a checkpoint has none."""
     file = Path(folder) / GENERATION_CONFIG
-    return _Fields(file, read_json(folder, GENERATION_CONFIG) if file.exists() else {})
+    return Fields(file, read_json(folder, GENERATION_CONFIG) if file.exists() else {})
 
 
 def read_generation_defaults(path: str | Path) -> dict[str, Any]:
@@ -252,11 +281,16 @@ def read_generation_defaults(path: str | Path) -> dict[str, Any]:
 
 def read_config(folder: str | Path) -> LlamaConfig:
     """config.json of a Llama-style model, checked; what this project cannot compute is refused by name."""
-    fields = _Fields(Path(folder) / CONFIG, read_json(folder, CONFIG))
+    fields = Fields(Path(folder) / CONFIG, read_json(folder, CONFIG))
+    return llama_config(fields, _token_ids(folder, fields))
+
+
+def llama_config(fields: Fields, tokens: TokenIds) -> LlamaConfig:
+    """The same of a section, or of a file whose token ids stand elsewhere."""
     fields.one_of("model_type", ("llama",), "llama", "use a Llama-style checkpoint")
     for key, value in _FIXED.items():
         fields.only(key, value)
-    tokens, hidden_size = _token_ids(folder, fields), fields.integer("hidden_size")
+    hidden_size = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
@@ -286,7 +320,7 @@ def read_config(folder: str | Path) -> LlamaConfig:
     )
 
 
-def _dtype(fields: _Fields) -> str | None:
+def _dtype(fields: Fields) -> str | None:
     """`dtype`, or `torch_dtype` as transformers before version 5 writes; None if neither is there."""
     for key in ("dtype", "torch_dtype"):
         if key in fields:
@@ -294,10 +328,10 @@ def _dtype(fields: _Fields) -> str | None:
     return None
 
 
-def _rope(fields: _Fields, positions: int) -> tuple[float, RopeScaling | None]:
+def _rope(fields: Fields, positions: int) -> tuple[float, RopeScaling | None]:
     """The base of the rotary embeddings and their scaling, from wherever transformers writes or wrote them."""
     rope = next(
-        (fields.section(key) for key in ("rope_scaling", "rope_parameters") if key in fields), _Fields(Path(), {})
+        (fields.section(key) for key in ("rope_scaling", "rope_parameters") if key in fields), Fields(Path(), {})
     )
     theta = (rope if "rope_theta" in rope else fields).positive("rope_theta", _DEFAULT_ROPE_THETA)
     rope.only("partial_rotary_factor", 1.0)

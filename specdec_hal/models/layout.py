@@ -65,9 +65,8 @@ class LlamaWeights:
     mtp: tuple[MTPWeights, ...] = ()
 
 
-def arrange_layer(weights: Mapping[str, Array], index: int, config: LlamaConfig) -> LayerWeights:
-    """Layer `index` of a checkpoint in this module's layout."""
-    layer = f"model.layers.{index}"
+def arrange_layer(weights: Mapping[str, Array], layer: str, config: LlamaConfig) -> LayerWeights:
+    """The layer of that name of a checkpoint in this module's layout."""
 
     def get(name: str) -> Array:
         return weights[f"{layer}.{name}.weight"]
@@ -76,11 +75,11 @@ def arrange_layer(weights: Mapping[str, Array], index: int, config: LlamaConfig)
     k = _pair_rotary(get("self_attn.k_proj"), config.head_dim)
     return LayerWeights(
         attention_norm=get("input_layernorm"),
-        qkv=_in_out(_padded(np.concatenate([q, k, get("self_attn.v_proj")]))),
-        out=_in_out(get("self_attn.o_proj")),
+        qkv=in_out(_padded(np.concatenate([q, k, get("self_attn.v_proj")]))),
+        out=in_out(get("self_attn.o_proj")),
         mlp_norm=get("post_attention_layernorm"),
-        gate_up=_in_out(np.concatenate([_padded(get("mlp.gate_proj")), _padded(get("mlp.up_proj"))])),
-        down=_padded(_in_out(get("mlp.down_proj"))),
+        gate_up=in_out(np.concatenate([_padded(get("mlp.gate_proj")), _padded(get("mlp.up_proj"))])),
+        down=_padded(in_out(get("mlp.down_proj"))),
     )
 
 
@@ -91,9 +90,9 @@ def arrange_mtp(weights: Mapping[str, Array], index: int, config: LlamaConfig) -
     return MTPWeights(
         embedding_norm=weights[f"{layer}.enorm.weight"],
         hidden_norm=weights[f"{layer}.hnorm.weight"],
-        embedding_in=_in_out(embedding_in),
-        hidden_in=_in_out(hidden_in),
-        layer=arrange_layer(weights, index, config),
+        embedding_in=in_out(embedding_in),
+        hidden_in=in_out(hidden_in),
+        layer=arrange_layer(weights, layer, config),
         final_norm=weights[f"{layer}.shared_head.norm.weight"],
     )
 
@@ -105,9 +104,9 @@ def arrange(weights: Mapping[str, Array], config: LlamaConfig) -> LlamaWeights:
     modules = config.num_nextn_predict_layers
     return LlamaWeights(
         embedding=embedding,
-        layers=tuple(arrange_layer(weights, i, config) for i in range(config.num_hidden_layers)),
+        layers=tuple(arrange_layer(weights, f"model.layers.{i}", config) for i in range(config.num_hidden_layers)),
         final_norm=weights["model.norm.weight"],
-        head=_in_out(head),
+        head=in_out(head),
         mtp=tuple(arrange_mtp(weights, config.num_hidden_layers + i, config) for i in range(modules)),
     )
 
@@ -117,7 +116,8 @@ def round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def _in_out(weight: Array) -> Array:
+def in_out(weight: Array) -> Array:
+    """A weight [out, in] as [in, out]."""
     return np.ascontiguousarray(weight.T)
 
 

@@ -22,7 +22,7 @@ at most 2 % of 2, 6 or 11, and of 200 where a size is near; in PyTorch at most 4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -39,8 +39,9 @@ from specdec_hal.models.primitives import HostArray, Primitives
 from specdec_hal.models.rows import RowSizes, linear_sizes
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
-Start = Callable[[Any, int, int], tuple[Any, Any]]
-"""From the embedded tokens of a block, its first row in the batch and its rows: residual, and what is added to it."""
+Start = Callable[[Any, int, int], tuple[Any, Any | None, Any | None]]
+"""From the embedded tokens of a block, its first row in the batch and its rows: residual, what is added to it, and
+queries, keys and values of the first layer where they are not projected from its norm."""
 
 # Rows of a block where any number may be taken.
 _ANY = RowSizes(range(1, 257))
@@ -68,6 +69,8 @@ class Llama(Primitives):
     """The decoder; see :class:`specdec_hal.plugin.model.TargetModel` for what a runner calls."""
 
     framework: ClassVar[str]
+    is_partial: ClassVar[bool] = False
+    """Whether it holds a part of each weight, as a rank of a tensor-parallel model does."""
 
     def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, bit_stable: bool) -> None:
         self.config = config
@@ -76,6 +79,7 @@ class Llama(Primitives):
         self._zeros: dict[tuple[int, int], Any] = {}
         self._buffers: dict[int, Any] = {}
         self._limits: Limits | None = None
+        self._widest = widest(weights.layers)
         with self._inference():
             self._embedding = self._upload(weights.embedding)
             self._layers = [self._layer(layer) for layer in weights.layers]
@@ -116,11 +120,11 @@ class Llama(Primitives):
 
     def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
         """See TargetModel.forward."""
-        return self._forward(batch, lambda embedded, first, tokens: (embedded, None))
+        return self._forward(batch, lambda embedded, first, tokens: (embedded, None, None))
 
     def _forward(self, batch: ForwardBatch, start: Start) -> Mapping[int, Any]:
         if self._limits is None:
-            raise _no_cache(self.framework, "forward")
+            raise no_cache(self.framework, "forward")
         ids = self._limits.check(batch)
         layers = check_hidden_layers(batch, self.capabilities, self.framework)
         with self._inference():
@@ -147,12 +151,7 @@ class Llama(Primitives):
                     got=str(list(shape)),
                     cure="pass rows of what forward() returned",
                 )
-            rows, step = shape[0], self._head.sizes.largest
-            if rows <= step:
-                return self._output(self._project(x, self._head, rows))
-            cuts = [(start, min(start + step, rows)) for start in range(0, rows, step)]
-            parts = [self._project(self._rows(x, a, b), self._head, b - a) for a, b in cuts]
-            return self._output(self._concat(parts))
+            return self._output(self._project_all(x, self._head))
 
     # ---- one block
 
@@ -165,11 +164,13 @@ class Llama(Primitives):
         padded[:tokens] = ids[first:last]
         block = self._attention.begin(group, first, rows)
         hidden: dict[int, Any] = {}
-        residual, delta = start(self._embed(self._embedding, self._upload(padded)), first, tokens)
+        residual, delta, qkv = start(self._embed(self._embedding, self._upload(padded)), first, tokens)
         for i, layer in enumerate(self._layers):
-            normed, residual = self._add_norm(residual, delta, layer.attention_norm)
-            qkv = self._output(self._project(normed, layer.qkv, rows))
-            attended = self._cast(self._attention.attend(i, qkv, block))
+            if qkv is None:
+                normed, residual = self._add_norm(residual, delta, layer.attention_norm)
+                qkv = self._project(normed, layer.qkv, rows)
+            attended = self._cast(self._attention.attend(i, self._output(qkv), block))
+            qkv = None
             delta = self._whole(self._project(attended, layer.out, rows))
             normed, residual = self._add_norm(residual, delta, layer.mlp_norm)
             gated = self._swiglu(self._project(normed, layer.gate_up, rows))
@@ -193,6 +194,14 @@ class Llama(Primitives):
             return self._matmul(x, linear.weight)
         padding = self._zero_rows(linear.sizes.fit(rows) - rows, x.shape[1])
         return self._rows(self._matmul(self._concat([x, padding]), linear.weight), 0, rows)
+
+    def _project_all(self, x: Any, linear: Linear) -> Any:
+        """x @ weight of any number of rows."""
+        rows, step = x.shape[0], linear.sizes.largest
+        if rows <= step:
+            return self._project(x, linear, rows)
+        cuts = [(start, min(start + step, rows)) for start in range(0, rows, step)]
+        return self._concat([self._project(self._rows(x, a, b), linear, b - a) for a, b in cuts])
 
     def _new_attention(self, layers: int, slots: int, positions: int) -> Attention:
         """Rotary embeddings, caches and attention; on the host, unless a framework has them elsewhere."""
@@ -257,7 +266,13 @@ class Llama(Primitives):
         self._block_sizes = self._agreed(RowSizes(shared or range(1, min(sizes.largest for sizes in linear) + 1)))
 
 
-def _no_cache(framework: str, op: str) -> ArgumentError:
+def widest(layers: Sequence[LayerWeights]) -> int:
+    """The most columns of what runs through these layers."""
+    return max(columns for layer in layers for columns in (len(layer.down), layer.qkv.shape[1]))
+
+
+def no_cache(framework: str, op: str) -> ArgumentError:
+    """The error of a call before `allocate`."""
     return ArgumentError(
         op=op,
         backend=framework,
@@ -279,7 +294,7 @@ class LlamaMTP:
     def __init__(self, model: Llama, weights: MTPWeights) -> None:
         limits = model._limits
         if limits is None:
-            raise _no_cache(model.framework, "mtp_module")
+            raise no_cache(model.framework, "mtp_module")
         self._model = module = copy(model)
         with model._inference():
             module._layers = [model._layer(weights.layer)]
@@ -307,14 +322,14 @@ class LlamaMTP:
         with model._inference():
             x = model._input(hidden)
 
-        def start(embedded: Any, first: int, tokens: int) -> tuple[Any, Any]:
+        def start(embedded: Any, first: int, tokens: int) -> tuple[Any, Any, None]:
             rows = embedded.shape[0]
             below = model._rows(x, first, first + tokens)
             if rows > tokens:
                 below = model._concat([below, model._zero_rows(rows - tokens, width)])
             token, _ = model._add_norm(embedded, None, self._embedding_norm)
             state, _ = model._add_norm(below, None, self._hidden_norm)
-            return model._project(token, self._embedding_in, rows), model._project(state, self._hidden_in, rows)
+            return model._project(token, self._embedding_in, rows), model._project(state, self._hidden_in, rows), None
 
         return model._forward(batch, start)[FINAL_NORM]
 

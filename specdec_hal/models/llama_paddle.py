@@ -119,8 +119,12 @@ class LlamaPaddle(Llama):
     def _rows(self, x: Any, start: int, stop: int) -> Any:
         return _aligned(ops.slice(x, [0], [start], [stop], [1], []))
 
-    def _concat(self, parts: list[Any]) -> Any:
-        return ops.concat(parts, 0)
+    def _concat(self, parts: list[Any], axis: int = 0) -> Any:
+        return ops.concat(parts, axis)
+
+    def _spread(self, x: Any, columns: Any, width: int) -> Any:
+        spread = paddle.full([width, x.shape[0]], -np.inf)
+        return paddle.scatter(spread, columns, x.T).T.contiguous()
 
     # ---- the network
 

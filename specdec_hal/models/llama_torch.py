@@ -53,8 +53,6 @@ class LlamaTorch(Llama):
         self._dtype = getattr(torch, dtype)
         exact = self._dtype is torch.float32
         self._packed = exact and _has_onednn()
-        self._ffn = weights.layers[0].down.shape[0]
-        self._widest = max(self._ffn, weights.layers[0].qkv.shape[1])
         super().__init__(config, weights, bit_stable=exact if bit_stable is None else bit_stable)
 
     # ---- data
@@ -94,8 +92,11 @@ class LlamaTorch(Llama):
     def _rows(self, x: Any, start: int, stop: int) -> Any:
         return _aligned(x[start:stop])
 
-    def _concat(self, parts: list[Any]) -> Any:
-        return torch.cat(parts)
+    def _concat(self, parts: list[Any], axis: int = 0) -> Any:
+        return torch.cat(parts, axis)
+
+    def _spread(self, x: Any, columns: Any, width: int) -> Any:
+        return x.new_full((len(x), width), -torch.inf).index_copy_(1, columns, x)
 
     # ---- the network
 
@@ -110,10 +111,10 @@ class LlamaTorch(Llama):
     def _add_norm(self, residual: Any, delta: Any | None, weight: Any) -> tuple[Any, Any]:
         if delta is not None:
             residual = residual.add_(delta)
-        return F.rms_norm(residual, (self.config.hidden_size,), weight, self.config.rms_norm_eps), residual
+        return F.rms_norm(residual, weight.shape, weight, self.config.rms_norm_eps), residual
 
     def _swiglu(self, x: Any) -> Any:
-        half = self._ffn
+        half = x.shape[1] // 2
         return F.silu(x[:, :half]).mul_(x[:, half:])
 
     def _host_threads(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import arrange
@@ -19,6 +19,8 @@ class TensorParallelLlama(LlamaTorch):
     Sums over ranks are gathered and added in the order of ranks. So a token's bits depend neither on the batch nor on
     how a library would divide the sum, but they do on the number of ranks.
     """
+
+    is_partial: ClassVar[bool] = True
 
     def __init__(self, config: LlamaConfig, weights: Mapping[str, Any], *, group: Group, **options: Any) -> None:
         """`weights`: the whole checkpoint's, by name."""

@@ -66,8 +66,12 @@ class Primitives(ABC):
         """x[start:stop], without a copy where the start is aligned."""
 
     @abstractmethod
-    def _concat(self, parts: list[Any]) -> Any:
-        """Rows one below the other."""
+    def _concat(self, parts: list[Any], axis: int = 0) -> Any:
+        """A new tensor: rows one below the other, or with `axis` 1 columns side by side."""
+
+    @abstractmethod
+    def _spread(self, x: Any, columns: Any, width: int) -> Any:
+        """[rows, width] with the columns of x at `columns` int64, and -inf elsewhere."""
 
     # ---- the network
 
@@ -81,7 +85,7 @@ class Primitives(ABC):
 
     @abstractmethod
     def _add_norm(self, residual: Any, delta: Any | None, weight: Any) -> tuple[Any, Any]:
-        """(rms_norm(r) * weight, r) for r = residual + delta; may overwrite `residual`.
+        """(rms_norm(r) * weight, r) for r = residual + delta; with a delta it may overwrite `residual`.
 
         rms_norm(r) = r / sqrt(mean(r^2) + eps) (Zhang and Sennrich, arXiv:1910.07467).
         """

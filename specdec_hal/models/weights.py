@@ -40,7 +40,7 @@ MAX_INDEX = 64 << 20
 """Bytes of an index of shards."""
 MAX_HEADER = 16 << 20
 """Bytes of the header of a safetensors file: some 100,000 weights."""
-_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # What older checkpoints hold besides weights: recomputed.
 _DERIVED = ".rotary_emb.inv_freq"
 
@@ -51,14 +51,10 @@ def read_weights(folder: str | Path, config: LlamaConfig) -> dict[str, npt.NDArr
 
     files = _files(Path(folder), config)
     _require_memory(Path(folder), _widened_memory(files, config), "cpu", host_free())
-    weights = {}
+    weights: dict[str, npt.NDArray[np.float32]] = {}
     for file, stored in files.items():
-        for name, info in deserialize(file.read_bytes()):
-            if name in stored:
-                weights[name] = array = _widened(info)
-                bad = int(array.size - np.isfinite(array).sum())
-                if bad:
-                    raise _not_finite(file, name, f"{bad} that are not")
+        weights |= {name: widened(info) for name, info in deserialize(file.read_bytes()) if name in stored}
+        check_finite(file, {name: weights[name] for name in stored})
     return weights
 
 
@@ -113,7 +109,7 @@ def load_weights(
     flags = torch.stack(list(finite.values())).tolist()  # one look at the device for all
     for (file, name), good in zip(finite, flags, strict=True):
         if not good:
-            raise _not_finite(file, f"{name} as {dtype}", "some that are not")
+            raise not_finite(file, f"{name} as {dtype}", "some that are not")
     return weights
 
 
@@ -129,24 +125,13 @@ def _dtype(files: Mapping[Path, Mapping[str, str]], config: LlamaConfig) -> str:
 
 def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
     """Every weight that the checkpoint of such a model holds, MTP modules included or not."""
-    d, ffn = config.hidden_size, config.intermediate_size
-    q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    d = config.hidden_size
     shapes: Shapes = {EMBEDDING: (config.vocab_size, d), "model.norm.weight": (d,)}
     if not config.tie_word_embeddings:
         shapes[HEAD] = (config.vocab_size, d)
     for i in range(config.num_hidden_layers + (config.num_nextn_predict_layers if mtp else 0)):
         layer = f"model.layers.{i}"
-        shapes |= {
-            f"{layer}.input_layernorm.weight": (d,),
-            f"{layer}.self_attn.q_proj.weight": (q, d),
-            f"{layer}.self_attn.k_proj.weight": (kv, d),
-            f"{layer}.self_attn.v_proj.weight": (kv, d),
-            f"{layer}.self_attn.o_proj.weight": (d, q),
-            f"{layer}.post_attention_layernorm.weight": (d,),
-            f"{layer}.mlp.gate_proj.weight": (ffn, d),
-            f"{layer}.mlp.up_proj.weight": (ffn, d),
-            f"{layer}.mlp.down_proj.weight": (d, ffn),
-        }
+        shapes |= layer_shapes(layer, config, d)
         if i >= config.num_hidden_layers:
             shapes |= {
                 f"{layer}.enorm.weight": (d,),
@@ -157,41 +142,67 @@ def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
     return shapes
 
 
+def layer_shapes(layer: str, config: LlamaConfig, width: int) -> Shapes:
+    """The weights of a decoder layer of that name. `width`: columns of what its queries, keys and values come from."""
+    d, ffn = config.hidden_size, config.intermediate_size
+    q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    return {
+        f"{layer}.input_layernorm.weight": (d,),
+        f"{layer}.self_attn.q_proj.weight": (q, width),
+        f"{layer}.self_attn.k_proj.weight": (kv, width),
+        f"{layer}.self_attn.v_proj.weight": (kv, width),
+        f"{layer}.self_attn.o_proj.weight": (d, q),
+        f"{layer}.post_attention_layernorm.weight": (d,),
+        f"{layer}.mlp.gate_proj.weight": (ffn, d),
+        f"{layer}.mlp.up_proj.weight": (ffn, d),
+        f"{layer}.mlp.down_proj.weight": (d, ffn),
+    }
+
+
 def _files(folder: Path, config: LlamaConfig) -> dict[Path, dict[str, str]]:
     """The checkpoint's files, and the dtype of each weight in them; headers are checked against config.json."""
     files: dict[Path, dict[str, str]] = {}
     got: dict[str, tuple[Path, tuple[int, ...]]] = {}
-    for file in _shards(folder):
+    for file in shards(folder):
         files[file] = {}
-        for name, (shape, dtype) in _header(file).items():
+        for name, (shape, dtype) in header(file).items():
             if name.endswith(_DERIVED) or (name == HEAD and config.tie_word_embeddings):
                 continue
             if name in got:
                 raise checkpoint_error(file, "each weight in one shard", f"{name}, also in {got[name][0].name}", _AGAIN)
-            if dtype not in _STORED:
+            if dtype not in STORED:
                 raise checkpoint_error(file, f"{name} as F16, BF16 or F32", dtype, "convert the checkpoint")
             got[name] = file, shape
-            files[file][name] = _STORED[dtype]
+            files[file][name] = STORED[dtype]
     whole = folder / WEIGHTS if len(files) == 1 else folder / INDEX
     cure = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
     layers = config.num_hidden_layers + config.num_nextn_predict_layers
     if layers > len(got):  # before a name is made for each of their weights
         raise checkpoint_error(whole, f"the {layers} layers of {CONFIG}", f"{len(got)} weights", cure)
-    expected = expected_shapes(config)
+    check_shapes(whole, got, expected_shapes(config))
+    return files
+
+
+def check_shapes(whole: Path, got: Mapping[str, tuple[Path, tuple[int, ...]]], expected: Shapes) -> None:
+    """CheckpointError unless the file of each weight, and its shape, are there for exactly the expected ones."""
+    cure = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
     if missing := sorted(expected.keys() - got.keys()):
-        raise checkpoint_error(whole, f"the {len(expected)} weights of {CONFIG}", f"none of {_some(missing)}", cure)
+        raise checkpoint_error(
+            whole, f"the {len(expected)} weights of {CONFIG}", f"none of {some_names(missing)}", cure
+        )
     if extra := sorted(got.keys() - expected.keys()):
-        raise checkpoint_error(whole, f"only the {len(expected)} weights of {CONFIG}", f"also {_some(extra)}", cure)
+        raise checkpoint_error(
+            whole, f"only the {len(expected)} weights of {CONFIG}", f"also {some_names(extra)}", cure
+        )
     for name, (file, shape) in got.items():
         if shape != expected[name]:
             raise checkpoint_error(file, f"{name} of shape {list(expected[name])}", f"shape {list(shape)}", cure)
-    return files
 
 
 _AGAIN = "download or export it again"
 
 
-def _shards(folder: Path) -> list[Path]:
+def shards(folder: Path) -> list[Path]:
     """The safetensors files: one, or those of the index."""
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return [check_file(folder, WEIGHTS)]
@@ -205,7 +216,7 @@ def _shards(folder: Path) -> list[Path]:
     return [check_file(folder, name) for name in sorted(set(names.values()))]
 
 
-def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+def header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and dtype by name; no weight is read."""
     from safetensors import SafetensorError, safe_open
 
@@ -249,18 +260,28 @@ def _require_memory(folder: Path, parts: Mapping[str, int], place: str, free: in
     )
 
 
-def _widened(info: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+def widened(info: Mapping[str, Any]) -> npt.NDArray[np.float32]:
     """A stored weight as float32."""
-    shape, dtype = tuple(info["shape"]), _STORED[info["dtype"]]
+    shape, dtype = tuple(info["shape"]), STORED[info["dtype"]]
     if dtype == "bfloat16":  # the upper half of a float32
         widened = np.frombuffer(info["data"], np.uint16).astype(np.uint32) << np.uint32(16)
         return widened.view(np.float32).reshape(shape)
     return np.frombuffer(info["data"], dtype).reshape(shape).astype(np.float32, copy=False)
 
 
-def _not_finite(file: Path, what: str, got: str) -> CheckpointError:
+def check_finite(file: Path, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """CheckpointError for a weight with NaN or an infinity."""
+    for name, array in weights.items():
+        bad = int(array.size - np.isfinite(array).sum())
+        if bad:
+            raise not_finite(file, name, f"{bad} that are not")
+
+
+def not_finite(file: Path, what: str, got: str) -> CheckpointError:
+    """The error of a weight with NaN or an infinity."""
     return checkpoint_error(file, f"finite numbers in {what}", got, "export the weights again")
 
 
-def _some(names: list[str]) -> str:
+def some_names(names: list[str]) -> str:
+    """The first few of them."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -178,6 +178,16 @@ class MTPModule(Protocol):
         """As TargetModel.compute_logits, from rows of `forward`."""
 
 
+class DraftHead(MTPModule, Protocol):
+    """A trained EAGLE-3 head (arXiv:2503.01840), with a KV cache of its own. Rows are those of an MTP module.
+
+    The states that it reads are what :meth:`fuse` makes of the target's, or what its own `forward` returned.
+    """
+
+    def fuse(self, features: Mapping[int, Any]) -> Any:
+        """States [T, D] from the residuals [T, H] of the target's, by the number of decoder layers before them."""
+
+
 class DeviceMTPModule(Protocol):
     """The same for a :class:`DeviceModel`: a step of it only launches work. Its KV blocks go by the model's tables."""
 

@@ -25,14 +25,15 @@ from specdec_hal.text import short
 
 
 class DraftModelSettings(Section):
-    """`path`: the draft model's checkpoint, with the target's vocabulary and tokenizer."""
+    """`path`: the draft model's checkpoint, with the target's vocabulary and tokenizer; null: `speculative.path`."""
 
-    path: PathText
+    path: PathText | None = None
 
 
 def draft_model_proposer(context: ProposerContext) -> Proposer:
     """Loads the model. UnsupportedError or ConfigError for one that cannot draft for this target."""
-    path, config = context.settings.path, context.config
+    config = context.config
+    path = config.drafter_path
     model = context.load_model(path)
     _check_vocabulary(context, path, model.config.vocab_size)
     length, longest = context.state.symbols["L"], model.config.max_position_embeddings

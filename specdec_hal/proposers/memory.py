@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import cast
 
+from specdec_hal.models.drafter import eagle3_shapes
 from specdec_hal.ops import Strategy
 from specdec_hal.plugin.model import MTPModel
 from specdec_hal.plugin.proposer import MemoryContext
+from specdec_hal.proposers.eagle3 import head_config
 from specdec_hal.tensors.transfer import Field
 
 
@@ -25,6 +27,16 @@ def mtp_memory(context: MemoryContext) -> dict[str, int]:
     return parts
 
 
+def eagle3_memory(context: MemoryContext) -> dict[str, int]:
+    """Of drafts by a trained head; its cache grows with the contexts, as the target's does."""
+    _, head = head_config(context.config, context.settings, context.model.config)
+    size, required = context.symbols, eagle3_shapes(head)[0]
+    rows = Field((4 * size["T_cap"] + 2 * size["M"], head.hidden_size), "float32").nbytes
+    taps = Field((len(head.taps) * (size["T_cap"] + size["R_cap"]), head.feature_size), "float32").nbytes
+    weights = sum(Field(shape, "float32").nbytes for shape in required.values())
+    return {"EAGLE-3 head": weights, "EAGLE-3 head's hidden states": rows + taps, **_sampler(context)}
+
+
 def hybrid_memory(context: MemoryContext) -> dict[str, int]:
     """Of :func:`mtp_memory`, but the distributions that its drafts have none of."""
     return {name: size for name, size in mtp_memory(context).items() if name != _PROBABILITIES}
@@ -33,7 +45,7 @@ def hybrid_memory(context: MemoryContext) -> dict[str, int]:
 def draft_model_memory(context: MemoryContext) -> dict[str, int]:
     """Of drafts by a second checkpoint; without what only the loaded model knows, if nobody else tells."""
     parts, size = _sampler(context), context.symbols
-    need = context.checkpoint_memory(context.settings.path)
+    need = context.checkpoint_memory(context.config.drafter_path)
     if need is not None:
         parts |= {f"draft model's {name}": part for name, part in need.weights.items()}
         parts["draft model's KV cache"] = context.kv_blocks * context.config.runner.block_size * need.kv_position

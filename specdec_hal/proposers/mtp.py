@@ -1,26 +1,20 @@
 """Drafts of the checkpoint's multi-token-prediction (MTP) module, which reads the target's hidden states.
 
-The module sees every token that the target was fed: the chunks of prompts, and what each step accepted. Behind the last
-of them it predicts the first draft, and behind each draft the next. (DeepSeek-V3, arXiv:2412.19437, section 2.2, trains
-a module for one prediction; chaining it is how serving engines draft more.) A request that wants no drafts
-(`draft_token_num` 0) costs nothing: the module is not fed. Under `speculative.adaptive`, where it may want some again,
-the module is fed all the same, so that its cache lacks no rows then.
+DeepSeek-V3 (arXiv:2412.19437, section 2.2) trains a module for one prediction; chaining it is how serving engines draft
+more.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, cast
 
-import numpy as np
-
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.ops import TokenOrder
-from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, MTPModel, Segment
-from specdec_hal.plugin.proposer import ProposerContext, StepBounds, StepView
-from specdec_hal.proposers.draft_chain import Call, DraftChain
-from specdec_hal.tensors.device import download
+from specdec_hal.plugin.model import FINAL_NORM, MTPModel
+from specdec_hal.plugin.proposer import ProposerContext
+from specdec_hal.proposers.module_chain import ModuleChain
 
 _log = logging.getLogger("specdec_hal")
 
@@ -34,15 +28,14 @@ def mention_training(method: str, drafts: int) -> None:
     )  # fmt: skip
 
 
-class MTPProposer(DraftChain):
-    """Chains the module: row p of its cache goes with the token at p + 1 and the target's hidden state of p."""
+class MTPProposer(ModuleChain):
+    """Chains the checkpoint's own module."""
 
     hidden_layers: tuple[int, ...] = (FINAL_NORM,)
-    cache_lookahead = 1
 
     def __init__(self, context: ProposerContext, drafts: int | None = None, *, certain: bool = False) -> None:
         """`drafts`: at most so many a step; None: K. `certain`: see :class:`DraftSampler`."""
-        model, size = context.model, context.state.symbols
+        model, k = context.model, context.state.symbols["S"] - 1
         capabilities, method = model.capabilities, context.config.speculative.method
         if capabilities.mtp_modules < 1:
             path = context.config.model.path
@@ -51,100 +44,12 @@ class MTPProposer(DraftChain):
                 f"{f' {path}' if path else ''} has none (num_nextn_predict_layers in config.json); use a checkpoint "
                 "with one, or another method"
             )
-        k = size["S"] - 1
         drafts = k if drafts is None else min(drafts, k)
         if drafts > 1 and not context.config.speculative.adaptive:  # which drafts as many as are accepted
             mention_training(method, drafts)
-        self._static, self._adaptive = capabilities.device_lengths, context.config.speculative.adaptive
-        self.draft_positions = max(drafts - 1, 0)
-        self._module = cast(MTPModel, model).mtp_module()
         width, dtype = model.config.hidden_size, capabilities.hidden_dtype
-        super().__init__(context, drafts, width=width, dtype=dtype, certain=certain)
-        # The target's rows, those that the module is fed, and those of slots that go on.
-        self._raw, self._hidden = (self._rows(0 if self._static else size["T_cap"]) for _ in range(2))
-        self._fed, self._next = self._rows(size["T_cap"]), self._rows(size["M"])
-        if not self._static:
-            self._every = StepBounds(size["M"], size["T_cap"], size["I_cap"], size["L"])
-            self._plans[self._every] = self._plan(self._every, self._hidden)
+        module = cast(MTPModel, model).mtp_module()
+        super().__init__(context, module, drafts, width=width, dtype=dtype, certain=certain)
 
-    def propose(self, step: StepView) -> Any:
-        """Feed the module what the step accepted, then its own drafts."""
-        hidden = step.input_hidden_states[FINAL_NORM]
-        if self._static:
-            plan = self._plans.get(step.bounds)
-            if plan is None:
-                self._plans[step.bounds] = plan = self._plan(step.bounds, hidden)
-        else:
-            plan = self._plans[self._every]
-            self._device.assign(self._raw[: len(hidden)], hidden)
-        return self._launch(plan, step.stream)
-
-    # ---- the calls
-
-    def _head(self, bounds: StepBounds) -> list[Call]:
-        sizes = {"B": bounds.slots}
-        ordered = [] if self._static else [self._in_slot_order()]
-        fed = {"draft_token_num": self._every_request} if self._adaptive else {}
-        return [self._bind("schedule_slots", sizes), *ordered, self._bind("draft_model_preprocess", sizes, **fed)]
-
-    def _in_slot_order(self) -> Call:
-        if self._backend.token_order is TokenOrder.SLOT:
-            return lambda stream: self._device.assign(self._hidden, self._raw)
-        # Of the target's step: its chunks are the module's, of all slots until some are found to draft nothing.
-        starts, lengths = self._state["cu_seqlens_q"], self._state.allocate("seq_lens_this_time")
-        encoder = self._tensors["seq_lens_encoder"]
-        recover = self._backend.bind(
-            "recover_batch", self._raw, starts, lengths, encoder, out=self._hidden,
-            token_order=TokenOrder.PREFILL_FIRST,
-        )  # fmt: skip
-
-        def call(stream: int) -> None:
-            # The target's own lengths are 0 by now for a slot that was fed after it had stopped.
-            self._device.write(lengths, slice(None), np.diff(self._device.download(starts)))
-            recover(stream)
-
-        return call
-
-    def _read(self, number: int, bounds: StepBounds, sizes: dict[str, int], hidden: Any) -> list[Call]:
-        given, prepare = self._given[: sizes["T_cap"]], self._bind("prepare_inputs", sizes)
-        if number == 0:
-            fed = self._fed[: sizes["T_cap"]]
-            calls = [prepare, self._bind("eagle_get_hidden_states", sizes, hidden, out=fed)]
-        else:
-            before, fed = bounds.tokens if number == 1 else bounds.slots, self._next[: bounds.slots]
-            go_on = self._bind("eagle_get_self_hidden_states", sizes, self._given[:before], last_hidden=fed)
-            calls = [go_on, prepare]
-        if not self._static:
-            return [*calls, partial(self._forward, fed)]
-        batch = self._batch(bounds, sizes, 1 if number else bounds.query, self._tensors["seq_lens_decoder"])
-        return [*calls, lambda stream: self._module.forward_device(batch, fed, given)]
-
-    def _logits(self, last: Any) -> Call:
-        if not self._static:
-            return self._compute_logits
-        logits = self._sampler.logits[: len(last)]
-        return lambda stream: self._module.compute_logits_device(last, logits)
-
-    # ---- modules that take lists
-
-    def _goes_on(self) -> bool:
-        return self._static or bool(self._values("has_running")[0])
-
-    def _values(self, name: str) -> Any:
-        return self._device.download(self._tensors[name])
-
-    def _forward(self, fed: Any, stream: int) -> None:
-        names = ("seq_lens_this_time", "seq_lens_decoder")
-        lens, positions = (self._values(name).tolist() for name in names)
-        segments, end = [], 0
-        for slot, length in enumerate(lens):
-            if length > 0:
-                segments.append(Segment(slot, end, length, positions[slot]))
-                end += length
-        ids = self._values("ids_remove_padding")[:end, 0]
-        self._device.assign(self._given[:end], self._module.forward(ForwardBatch(ids, segments), fed[:end]))
-
-    def _compute_logits(self, stream: int) -> None:
-        slots = np.flatnonzero(self._values("seq_lens_this_time") > 0)
-        logits = self._module.compute_logits(self._last[slots])
-        self._device.write(self._sampler.logits, slots, download(logits))
+    def _states(self, features: Mapping[int, Any]) -> Any:
+        return features[FINAL_NORM]

@@ -56,6 +56,13 @@ def specdec_proposers() -> list[ProposerSpec]:
             memory=_memory("mtp_memory"),
         ),
         ProposerSpec(
+            "eagle3",
+            _proposer("eagle3", "Eagle3Proposer"),
+            _settings("eagle3", "Eagle3Settings"),
+            "a trained EAGLE-3 head, which reads the target's hidden states at a few depths",
+            memory=_memory("eagle3_memory"),
+        ),
+        ProposerSpec(
             "hybrid",
             _proposer("hybrid", "HybridProposer"),
             _settings("hybrid", "HybridSettings"),

@@ -6,6 +6,8 @@ import logging
 from typing import Any
 
 from specdec_hal.config.schema import NAIVE, Config
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.models.drafter import drafter_kind
 from specdec_hal.ops import draft_model
 from specdec_hal.plugin.backend import AUTO, Backend
 from specdec_hal.plugin.model import TargetModel
@@ -19,7 +21,7 @@ def chosen(config: Config, backend: Backend, model: TargetModel, registry: Regis
     wanted = config.speculative
     if wanted.method != AUTO:
         return config
-    method, why = _method(config, backend, model)
+    method, why = _method(config, backend, model, registry)
     config = _with(config, method=method)
     if wanted.adaptive is None:
         padded = registry.pads_drafts(method, config.speculative.settings)
@@ -33,10 +35,15 @@ def _with(config: Config, **keys: Any) -> Config:
     return config.model_copy(update={"speculative": config.speculative.model_copy(update=keys)})
 
 
-def _method(config: Config, backend: Backend, model: TargetModel) -> tuple[str, str]:
+def _method(config: Config, backend: Backend, model: TargetModel, registry: Registry) -> tuple[str, str]:
     """The method, and why."""
     if config.speculative.num_speculative_tokens == 0:
         return NAIVE, "num_speculative_tokens is 0"
+    if (path := config.speculative.path) is not None:
+        kind = drafter_kind(path)
+        if kind not in registry.proposers():
+            raise UnsupportedError(f"speculative.path: {path} is a drafter of the kind '{kind}', which no method runs")
+        return kind, f"{path} is for it"
     if model.capabilities.mtp_modules < 1:
         return "ngram", "the model has no MTP module"
     missing = sorted(status.op for status in backend.explain() if not status.available and status.op in _MTP_OPS)

@@ -64,6 +64,7 @@ def test_defaults(read: Read) -> None:
         },
         "speculative": {
             "method": "auto",
+            "path": None,
             "num_speculative_tokens": 5,
             "adaptive": None,
             "verify_strategy": "target_match",

@@ -1,0 +1,115 @@
+"""An EAGLE-3 head (Li et al., arXiv:2503.01840) over a :class:`~specdec_hal.models.llama.Llama`.
+
+Row p of its cache goes with the token at p + 1 and a state of the target at p, and predicts the token at p + 2. The
+state is the target's features at a few depths, fused by one product; in further drafts it is the head's own. The first
+layer reads the normed embedding and the normed state side by side; the residual is the state::
+
+    u = fc(features) or the head's own state           c = [input_layernorm(embedding), hidden_norm(u)]
+    y = u + attention(c)                               z = y + mlp(post_attention_layernorm(y))
+    logits = lm_head(norm(z))                          the next u: z, or norm(z) with `norm_output`
+
+:mod:`specdec_hal.models.drafter` reads heads and says what the options of a config.json are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from specdec_hal.errors import ArgumentError, UnsupportedError
+from specdec_hal.models.drafter import Eagle3Config, Eagle3Weights
+from specdec_hal.models.llama import Llama, no_cache, widest
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, TargetModel
+
+
+def eagle3_head(model: TargetModel, config: Eagle3Config, weights: Eagle3Weights) -> LlamaEagle3:
+    """The head beside its target. UnsupportedError for a model that lends nobody its layers."""
+    if not isinstance(model, Llama) or model.is_partial:
+        raise UnsupportedError(
+            "speculative.method 'eagle3': expected a Llama-style checkpoint on a CPU and engine.tensor_parallel 1, got "
+            f"{type(model).__name__}; use another method"
+        )
+    return LlamaEagle3(model, config, weights)
+
+
+class LlamaEagle3:
+    """See :class:`specdec_hal.plugin.model.DraftHead`. The layers, and so the KV cache, are the head's own.
+
+    Embedding and head are the target's where the head has none. What the model says of bits holds here too.
+    """
+
+    def __init__(self, model: Llama, config: Eagle3Config, weights: Eagle3Weights) -> None:
+        limits = model._limits
+        if limits is None:
+            raise no_cache(model.framework, "eagle3_head")
+        self.config, self._vocab_size = config, model.config.vocab_size
+        self._model = head = copy(model)
+        head.config, head._buffers, head._linear_sizes = config, {}, dict(model._linear_sizes)
+        head._widest = max(widest(weights.layers), weights.fc.shape[0])
+        with model._inference():
+            head._layers = [head._layer(layer) for layer in weights.layers]
+            head._final_norm = head._upload(weights.final_norm)
+            if weights.embedding is not None:
+                head._embedding = head._upload(weights.embedding)
+            if weights.head is not None:
+                head._head = head._linear(weights.head)
+            self._fc = head._linear(weights.fc)
+            self._feature_norms = [head._upload(norm) for norm in weights.feature_norms]
+            self._hidden_norm = head._upload(weights.hidden_norm)
+            self._draft_ids = None if weights.draft_ids is None else head._upload(weights.draft_ids)
+        head._choose_sizes()
+        head._attention = head._new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
+
+    def fuse(self, features: Mapping[int, Any]) -> Any:
+        """See DraftHead.fuse."""
+        head, norms = self._model, self._feature_norms
+        with head._inference():
+            parts = [head._input(features[tap]) for tap in self.config.taps]
+            if self.config.fc_norm:
+                parts = [head._add_norm(part, None, norm)[0] for part, norm in zip(parts, norms, strict=True)]
+            x = head._concat(parts, 1)
+            if self.config.norm_before_fc:
+                x, _ = head._add_norm(x, None, norms[0])
+            return head._output(head._project_all(x, self._fc))
+
+    def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
+        """See DraftHead.forward."""
+        head, width = self._model, self.config.hidden_size
+        expected = [len(batch.token_ids), width]
+        if list(hidden.shape) != expected:
+            raise ArgumentError(
+                op="forward",
+                backend=head.framework,
+                argument="hidden",
+                expected=str(expected),
+                got=str(list(hidden.shape)),
+                cure="pass a row for each token",
+            )
+        with head._inference():
+            x = head._input(hidden)
+        first_layer = head._layers[0]
+
+        def start(embedded: Any, first: int, tokens: int) -> tuple[Any, Any, Any]:
+            rows = embedded.shape[0]
+            padding = [head._zero_rows(rows - tokens, width)] if rows > tokens else []
+            state = head._concat([head._rows(x, first, first + tokens), *padding])  # a copy, which is added to
+            token, _ = head._add_norm(embedded, None, first_layer.attention_norm)
+            normed, _ = head._add_norm(state, None, self._hidden_norm)
+            qkv = head._project(head._concat([token, normed], 1), first_layer.qkv, rows)
+            return (normed if self.config.norm_before_residual else state), None, qkv
+
+        last = len(head._layers) - 1
+        given = head._forward(replace(batch, hidden_layers=(last,)), start)
+        return given[FINAL_NORM if self.config.norm_output else last]
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """See DraftHead.compute_logits."""
+        head = self._model
+        with head._inference():
+            x = head._input(hidden)
+            if not self.config.norm_output:
+                x, _ = head._add_norm(x, None, head._final_norm)
+            logits = head._output(head._project_all(x, head._head))
+            return logits if self._draft_ids is None else head._spread(logits, self._draft_ids, self._vocab_size)

@@ -1,0 +1,79 @@
+"""Drafts of a trained EAGLE-3 head (Li et al., arXiv:2503.01840), a checkpoint beside the target's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, cast
+
+from pydantic import Field
+
+from specdec_hal.config.schema import MAX_CONTEXT, Config, PathText, Section
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.models.checkpoint import LlamaConfig
+from specdec_hal.models.drafter import Eagle3Config, read_eagle3, read_eagle3_weights
+from specdec_hal.models.eagle3 import eagle3_head
+from specdec_hal.plugin.model import ModelConfig
+from specdec_hal.plugin.proposer import ProposerContext
+from specdec_hal.proposers.module_chain import ModuleChain
+
+_log = logging.getLogger("specdec_hal")
+
+
+class Eagle3Settings(Section):
+    """`path`: the head's checkpoint, original format or that of `speculators`; null: `speculative.path`.
+
+    The others take the place of what its config.json says, for one that says it wrongly or not at all. `layers`: taps,
+    each the residual stream after so many decoder layers of the target (config.json may count otherwise; the log says
+    what was made of it). `norm_before_residual`, `norm_output`: null leaves the head's own.
+    """
+
+    path: PathText | None = None
+    layers: Annotated[list[Annotated[int, Field(ge=1, le=MAX_CONTEXT)]] | None, Field(min_length=1)] = None
+    norm_before_residual: bool | None = None
+    norm_output: bool | None = None
+
+
+def head_config(config: Config, settings: Eagle3Settings, target: ModelConfig) -> tuple[str, Eagle3Config]:
+    """The head's folder, and its config.json with the settings that change it."""
+    path = config.drafter_path
+    if not isinstance(target, LlamaConfig):
+        raise UnsupportedError("speculative.method 'eagle3': expected a Llama-style checkpoint; use another method")
+    head = read_eagle3(path, target)
+    changed: dict[str, Any] = {
+        name: value
+        for name in ("norm_before_residual", "norm_output")
+        if (value := getattr(settings, name)) is not None
+    }
+    if settings.layers is not None:
+        taps = tuple(settings.layers)
+        if taps != tuple(sorted(set(taps))) or len(taps) != len(head.taps) or taps[-1] > target.num_hidden_layers:
+            expected = f"expected {len(head.taps)} different numbers in ascending order"
+            message = f"{expected}, each at most {target.num_hidden_layers}, got {settings.layers}"
+            raise config.error("speculative.eagle3.layers", message)
+        changed |= {"taps": taps, "numbering": "as speculative.eagle3.layers says"}
+    return path, replace(head, **changed)
+
+
+class Eagle3Proposer(ModuleChain):
+    """Chains the head: its first row of a step reads the target's features, those of further drafts its own states."""
+
+    def __init__(self, context: ProposerContext) -> None:
+        path, head = head_config(context.config, context.settings, context.model.config)
+        module = eagle3_head(context.model, head, read_eagle3_weights(path, head))
+        _log.info(
+            "speculative.method eagle3: %s reads the target's residuals after %s of its layers (%s)%s", path,
+            ", ".join(map(str, head.taps)), head.numbering,
+            "".join(f", {name}" for name in _OPTIONS if getattr(head, name)),
+        )  # fmt: skip
+        self._taps = head.taps
+        self.hidden_layers: tuple[int, ...] = tuple(tap - 1 for tap in head.taps)
+        dtype = context.model.capabilities.hidden_dtype
+        super().__init__(context, module, context.state.symbols["S"] - 1, width=head.hidden_size, dtype=dtype)
+
+    def _states(self, features: Mapping[int, Any]) -> Any:
+        return cast(Any, self._module).fuse({tap: features[tap - 1] for tap in self._taps})
+
+
+_OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

@@ -1,0 +1,245 @@
+"""EAGLE-3 heads: both formats read back, every way to be wrong refused, and the pass against a slow one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.errors import ArgumentError, CheckpointError, UnsupportedError
+from specdec_hal.models import load_model
+from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.drafter import drafter_kind, read_eagle3, read_eagle3_weights
+from specdec_hal.models.eagle3 import eagle3_head
+from specdec_hal.plugin.model import ForwardBatch, Segment
+from tests.support.drafters import Head
+from tests.support.history_model import HistoryModel
+from tests.support.llama_oracle import oracle, stored
+
+TOKENS = np.random.default_rng(5).integers(0, 131, 24)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "norm-before-residual": {"options": {"norm_before_residual": True}},
+    "norm-before-fc": {"options": {"norm_before_fc": True}},
+    "fc-norm, norm-output": {"options": {"fc_norm": True, "norm_output": True}},
+    "two layers, full vocabulary": {"layers": 2, "draft_vocab_size": 131},
+    "narrower than the target": {
+        "hidden_size": 32,
+        "target_hidden_size": 48,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 12,
+    },
+    "other rotary embeddings": {"rope_theta": 500.0, "eps": 1e-3},
+}
+
+
+def make_head(seed: int = 1, **changes: Any) -> Head:
+    sizes: dict[str, Any] = {
+        "vocab_size": 131, "hidden_size": 48, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate_size": 40,
+        "taps": (1, 3, 6), "draft_vocab_size": 70,
+    }  # fmt: skip
+    return Head(**{**sizes, **changes}).randomize(seed)
+
+
+@pytest.fixture
+def target(make_checkpoint: Callable[..., Path]) -> Path:
+    return make_checkpoint(num_hidden_layers=6, num_nextn_predict_layers=0)
+
+
+def features(target: Path, tokens: Any, taps: tuple[int, ...]) -> dict[int, Any]:
+    return {tap: oracle(target, tokens, tap=tap - 1) for tap in taps}
+
+
+@pytest.mark.parametrize("framework", ["paddle", pytest.param("torch", marks=pytest.mark.torch)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_are_those_of_an_independent_head(variant: str, framework: str, target: Path, tmp_path: Path) -> None:
+    """In chunks, over rows that are overwritten, and three times on its own states."""
+    pytest.importorskip(framework)
+    head = make_head(**VARIANTS[variant])
+    model = load_model(target, framework)
+    config = read_eagle3(head.write_speculators(tmp_path / "head"), model.config)  # type: ignore[arg-type]
+    assert config.taps == head.taps
+    model.allocate(2, 64)
+    module = eagle3_head(model, config, read_eagle3_weights(tmp_path / "head", config))
+    given = features(target, TOKENS, head.taps)
+    states = module.fuse({tap: rows.astype(np.float32) for tap, rows in given.items()})
+    wanted = head.states(np.concatenate([given[tap] for tap in head.taps], -1))
+    np.testing.assert_allclose(states.numpy(), wanted, atol=2e-4)
+    module.forward(ForwardBatch(TOKENS[:20], [Segment(1, 0, 20, 0)]), states[:20])  # what others left in a slot
+    logits, text, fed = [], TOKENS[1:15].tolist(), wanted[:14]
+    for start, stop in ((0, 5), (5, 6), (6, 14)):
+        after = module.forward(
+            ForwardBatch(TOKENS[start + 1 : stop + 1], [Segment(1, 0, stop - start, start)]), states[start:stop]
+        )
+        logits.append(module.compute_logits(after).numpy())
+    for number in range(3):
+        expected, own = head.run(np.array(text), fed)
+        if number == 0:
+            np.testing.assert_allclose(np.concatenate(logits), expected, atol=2e-3)
+        else:
+            np.testing.assert_allclose(module.compute_logits(after).numpy()[-1], expected[-1], atol=2e-3)
+        text.append(int(TOKENS[-number - 1]))
+        fed = np.concatenate([fed, own[-1:]])
+        after = module.forward(ForwardBatch(np.array(text[-1:]), [Segment(1, 0, 1, 14 + number)]), after[-1:])
+
+
+@pytest.mark.parametrize("pickled", [False, pytest.param(True, marks=pytest.mark.torch)])
+def test_the_original_format_is_the_same_head(target: Path, tmp_path: Path, pickled: bool) -> None:
+    if pickled:
+        pytest.importorskip("torch")
+    head, llama = make_head(options={"norm_before_residual": True}), read_config(target)
+    folders = head.write_speculators(tmp_path / "a"), head.write_original(tmp_path / "b", pickled=pickled)
+    first, second = (read_eagle3(folder, llama) for folder in folders)
+    assert first.taps == second.taps == (1, 3, 6)
+    assert "outputs of these layers" in second.numbering
+    a, b = (read_eagle3_weights(folder, first) for folder in folders)
+    for name in ("embedding", "head", "draft_ids", "fc", "hidden_norm", "final_norm"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+    np.testing.assert_array_equal(a.layers[0].qkv, b.layers[0].qkv)
+    np.testing.assert_array_equal(a.draft_ids, head.ids)
+
+
+def test_numbering(target: Path, tmp_path: Path) -> None:
+    """Each source of layer ids in its own convention; sorted, each once, as vLLM has them."""
+    head, llama = make_head(taps=(2, 3)), read_config(target)
+    cases: list[tuple[dict[str, Any], tuple[int, ...]]] = [
+        ({"eagle_config": None}, (2, 3)),  # 2, 6 // 2, 6 - 3
+        ({"eagle_config": None, "eagle_aux_hidden_state_layer_ids": [6, 2, 6]}, (2, 6)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [5, 1, 3]}}, (2, 4, 6)),
+    ]
+    for number, (changes, taps) in enumerate(cases):
+        assert read_eagle3(head.write_original(tmp_path / str(number), **changes), llama).taps == taps
+
+
+def test_what_is_missing_is_the_targets(target: Path, tmp_path: Path) -> None:
+    """Embedding and head, where the vocabulary is whole."""
+    head = make_head(draft_vocab_size=131)
+    folder = head.write_speculators(tmp_path / "head", ("embed_tokens.weight", "lm_head.weight"))
+    config = read_eagle3(folder, read_config(target))
+    weights = read_eagle3_weights(folder, config)
+    assert weights.embedding is None and weights.head is None and weights.draft_ids is None
+    model = load_model(target)
+    model.allocate(1, 32)
+    module = eagle3_head(model, config, weights)
+    given = features(target, TOKENS[:8], head.taps)
+    states = module.fuse({tap: rows.astype(np.float32) for tap, rows in given.items()})
+    rows = module.forward(ForwardBatch(TOKENS[1:8], [Segment(0, 0, 7, 0)]), states[:7])
+    shared = stored(target)["model.embed_tokens.weight"]
+    head.tensors |= {"embed_tokens.weight": shared, "lm_head.weight": shared}
+    expected, _ = head.run(TOKENS[1:8], head.states(np.concatenate([given[t][:7] for t in head.taps], -1)))
+    np.testing.assert_allclose(module.compute_logits(rows).numpy(), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_before_everything": True}, "norm_before_everything: no such key"),
+        ({"logit_scale": 0.5}, "logit_scale: no such key"),
+        ({"attention_bias": True}, "attention_bias: false"),
+        ({"rope_interleaved": True}, "rope_interleaved: no such key"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types: full_attention alone"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"model_type": "qwen3"}, "model_type: one of llama"),
+        ({"vocab_size": 130}, "vocab_size: the target's 131"),
+        ({"target_hidden_size": 64}, "target_hidden_size: the target's hidden_size, 48"),
+        ({"draft_vocab_size": 132}, "draft_vocab_size: at most"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state: true"),
+        ({"eagle_config": {"layer_ids": [1]}}, r"eagle_config\.layer_ids: no such key"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 6]}}, "residuals after 1 to 6 layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 3]}, "residuals after 1 to 6 layers"),
+        ({"num_aux_hidden_states": 2}, "num_aux_hidden_states: 3"),
+        ({"norm_before_fc": True, "fc_norm": True}, "fc_norm: false with norm_before_fc"),
+    ],
+)
+def test_keys_that_cannot_be_computed_are_refused(
+    target: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = make_head().write_original(tmp_path / "head", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        read_eagle3(folder, read_config(target))
+
+
+def test_keys_without_a_meaning_for_the_pass_are_taken(target: Path, tmp_path: Path) -> None:
+    changes = {
+        "logit_scale": 1.0,
+        "pretraining_tp": 1,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "bias": False,
+    }
+    assert read_eagle3(make_head().write_original(tmp_path / "head", **changes), read_config(target)).taps == (1, 3, 6)
+
+
+def broken(head: Head, what: str) -> tuple[str, ...]:
+    """Break a head's tensors; what is left out."""
+    tensors = head.tensors
+    if what == "shape":
+        tensors["layers.0.self_attn.k_proj.weight"] = tensors["layers.0.self_attn.k_proj.weight"][:, :48]
+    elif what == "features":
+        tensors["fc.weight"] = tensors["fc.weight"][:, :96]
+    elif what == "more":
+        tensors["layers.0.self_attn.q_norm.weight"] = np.ones(16)
+    elif what == "nan":
+        tensors["norm.weight"][3] = np.nan
+    elif what == "outside":
+        tensors["d2t"][-1] = 100
+    elif what == "twice":
+        tensors["d2t"][1:] -= tensors["d2t"][1] - tensors["d2t"][0] + 1
+    return {"d2t": ("d2t", "t2d"), "head": ("lm_head.weight",), "norm": ("layers.0.hidden_norm.weight",)}.get(what, ())
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("shape", r"layers\.0\.self_attn\.k_proj\.weight of shape \[32, 96\], got shape \[32, 48\]"),
+        ("features", r"fc\.weight of shape \[48, 144\], got shape \[48, 96\]"),
+        ("more", r"also layers\.0\.self_attn\.q_norm\.weight"),
+        ("nan", "finite numbers in norm.weight"),
+        ("outside", r"d2t\[i\] \+ i in 0\.\.130"),
+        ("twice", "another target token for each entry of d2t"),
+        ("d2t", "none of d2t"),
+        ("head", r"none of lm_head\.weight"),
+        ("norm", r"none of layers\.0\.hidden_norm\.weight"),
+    ],
+)
+def test_wrong_tensors_are_refused(target: Path, tmp_path: Path, what: str, message: str) -> None:
+    head = make_head()
+    folder = head.write_speculators(tmp_path / "head", broken(head, what))
+    with pytest.raises(CheckpointError, match=message):
+        read_eagle3_weights(folder, read_eagle3(folder, read_config(target)))
+
+
+def test_kinds(tmp_path: Path, target: Path) -> None:
+    told = [
+        ({"speculators_model_type": "peagle"}, "peagle"),
+        ({"architectures": ["DFlashDraftModel"]}, "dflash"),
+        ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 100}, "eagle3"),
+        ({"architectures": ["LlamaForCausalLM"]}, "draft_model"),
+    ]
+    for raw, kind in told:
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        assert drafter_kind(tmp_path) == kind
+    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "medusa"}))
+    with pytest.raises(CheckpointError, match="speculators_model_type: one of"):
+        drafter_kind(tmp_path)
+    with pytest.raises(CheckpointError, match="an EAGLE-3 head, got a checkpoint of the kind 'draft_model'"):
+        read_eagle3(target, read_config(target))
+
+
+def test_wrong_calls(target: Path, tmp_path: Path) -> None:
+    config = read_eagle3(make_head().write_speculators(tmp_path / "head"), read_config(target))
+    weights, model = read_eagle3_weights(tmp_path / "head", config), load_model(target)
+    with pytest.raises(ArgumentError, match="allocate"):
+        eagle3_head(model, config, weights)
+    model.allocate(1, 16)
+    with pytest.raises(ArgumentError, match=r"expected \[3, 48\], got \[2, 48\]"):
+        eagle3_head(model, config, weights).forward(
+            ForwardBatch(TOKENS[:3], [Segment(0, 0, 3, 0)]), np.zeros((2, 48), np.float32)
+        )
+    with pytest.raises(UnsupportedError, match="got HistoryModel"):
+        eagle3_head(HistoryModel(), config, weights)  # type: ignore[arg-type]

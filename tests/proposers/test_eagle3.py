@@ -1,0 +1,190 @@
+"""Decodes with EAGLE-3 heads: a perfect one is always right, any other drafts what it would without a cache."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specdec_hal as sd
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import parse
+from specdec_hal.errors import ConfigError, UnsupportedError
+from specdec_hal.models import load_model
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
+from tests.support.drafters import perfect
+from tests.support.history_model import HistoryModel
+from tests.support.llama_oracle import oracle
+
+FRAMEWORKS = ["paddle", pytest.param("torch", marks=pytest.mark.torch)]
+PROMPTS = [[3, 5, 1], [7, 7, 2, 9, 0, 4, 8], [1, 2], [11, 6, 3, 3, 0, 1, 10, 5, 4, 2, 9]]
+
+
+def make_runner(target: Path, speculative: dict[str, Any], framework: str = "auto", **runner: Any) -> ModelRunner:
+    if framework != "auto":
+        pytest.importorskip(framework)
+    speculative = {"num_speculative_tokens": 4, **speculative}
+    config = parse({"speculative": speculative, "runner": {"prefill_chunk": 4, "max_num_seqs": 2, **runner}})
+    return ModelRunner(config, ReferenceBackend(), load_model(target, framework))
+
+
+def decode(runner: ModelRunner, temperature: float = 0.0, tokens: int = 20) -> list[RequestOutput]:
+    for number, prompt in enumerate(PROMPTS):
+        params = SamplingParams(max_new_tokens=tokens, temperature=temperature, seed=number, return_drafts=True)
+        runner.add_request(Request(str(number), prompt, params))
+    return finish(runner)
+
+
+def finish(runner: ModelRunner) -> list[RequestOutput]:
+    outputs = runner.run()
+    assert runner.summary()["failed_proposals"] == runner.summary()["failed_steps"] == 0
+    return [outputs[str(number)] for number in range(len(PROMPTS))]
+
+
+def with_head(path: Path, **more: Any) -> dict[str, Any]:
+    return {"method": "eagle3", "eagle3": {"path": str(path)}, **more}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("strategy", "temperature"), [("greedy", 0.0), ("target_match", 1.0), ("rejection", 0.0), ("rejection", 1.0)]
+)
+def test_every_draft_of_a_perfect_head_is_accepted(
+    tmp_path: Path, framework: str, strategy: str, temperature: float
+) -> None:
+    """Prompts in chunks, in more slots than there are; sampled tokens are those of plain decoding."""
+    target, head = perfect(tmp_path / "target")
+    drafting = with_head(head.write_speculators(tmp_path / "head"), verify_strategy=strategy)
+    outputs = decode(make_runner(target, drafting, framework), temperature)
+    assert all(output.drafted == output.accepted > 10 for output in outputs)
+    if strategy != "rejection":
+        plain = decode(make_runner(target, {"method": "naive"}, framework), temperature)
+        assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+
+
+def test_a_wrong_tap_of_it_is_noticed(tmp_path: Path) -> None:
+    """What the test above rests on: one row of features too early."""
+    target, head = perfect(tmp_path / "target")
+    folder = head.write_speculators(tmp_path / "head")
+    runner = make_runner(target, with_head(folder))
+    fuse = runner._proposer._module.fuse  # type: ignore[attr-defined]
+    runner._proposer._module.fuse = lambda given: np.roll(fuse(given).numpy(), 1, 0)  # type: ignore[attr-defined]
+    outputs = decode(runner)
+    assert sum(output.accepted for output in outputs) < 0.6 * sum(output.drafted for output in outputs)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_it_is_right_again_after_rejections(tmp_path: Path, adaptive: bool) -> None:
+    """Its draft vocabulary lacks a token: drafts are wrong where that comes, and nowhere else."""
+    target, head = perfect(tmp_path / "target")
+    plain = decode(make_runner(target, {"method": "naive"}), 0.8, 40)
+    lacking = max(range(12), key=[token for output in plain for token in output.token_ids].count)
+    ids = np.delete(np.arange(12), lacking)
+    head.draft_vocab_size = 11
+    head.tensors |= {"lm_head.weight": head.tensors["lm_head.weight"][ids], "d2t": ids - np.arange(11)}
+    folder = head.write_original(tmp_path / "head")
+    outputs = decode(make_runner(target, with_head(folder, verify_strategy="greedy", adaptive=adaptive)), 0.0, 40)
+    expected = [output.token_ids for output in decode(make_runner(target, {"method": "naive"}), 0.0, 40)]
+    assert [output.token_ids for output in outputs] == expected
+    rounds = 0
+    for output in outputs:
+        for round_ in output.drafts:
+            wanted = output.token_ids[round_.start : round_.start + len(round_.token_ids)]
+            right = [*wanted, lacking].index(lacking)
+            assert round_.token_ids[:right] == wanted[:right]
+            assert round_.accepted >= min(right, len(wanted))
+            rounds += right < len(wanted)
+    sampled = decode(make_runner(target, with_head(folder)), 0.8, 40)
+    assert [output.token_ids for output in sampled] == [output.token_ids for output in plain]
+    assert rounds or sum(output.accepted for output in sampled) < sum(output.drafted for output in sampled)
+
+
+def test_a_restart_changes_no_acceptance(tmp_path: Path) -> None:
+    target, head = perfect(tmp_path / "target")
+    drafting = with_head(head.write_speculators(tmp_path / "head"))
+    runner = make_runner(target, drafting)
+    for number, prompt in enumerate(PROMPTS):
+        runner.add_request(
+            Request(str(number), prompt, SamplingParams(max_new_tokens=20, temperature=1.0, seed=number))
+        )
+    for _ in range(4):
+        runner.step()
+    records = runner.snapshot()
+    restored = make_runner(target, drafting)
+    restored.restore(records)
+    outputs = finish(restored)
+    assert [o.token_ids for o in outputs] == [
+        o.token_ids for o in decode(make_runner(target, {"method": "naive"}), 1.0)
+    ]
+    assert restored.summary()["acceptance_rate"] == 1.0
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_before_residual": True, "fc_norm": True, "norm_output": True}])
+def test_drafts_are_those_without_a_cache(tmp_path: Path, options: dict[str, bool]) -> None:
+    """Of a head that is often wrong, in every round: its cache holds the target's features of all that was accepted."""
+    target, head = perfect(tmp_path / "target")
+    generator = np.random.default_rng(3)
+    head.options, head.draft_vocab_size = options, 9
+    ids = np.sort(generator.choice(12, 9, replace=False))
+    exact = {**head.tensors, "lm_head.weight": head.tensors["lm_head.weight"][ids]}
+    exact |= {f"fc_norm.{i}.weight": np.ones(16) for i in range(3)} if options else {}
+    head.tensors = {name: value + 0.05 * generator.standard_normal(value.shape) for name, value in exact.items()}
+    head.tensors["d2t"] = ids - np.arange(9)
+    folder = head.write_speculators(tmp_path / "head")
+    runner = make_runner(target, with_head(folder, verify_strategy="greedy"))
+    outputs = decode(runner)
+    assert 0 < runner.summary()["acceptance_rate"] < 0.9
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        for round_ in output.drafts:
+            text = [*prompt, *output.token_ids[: round_.start]]
+            given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in head.taps], -1)
+            assert list(round_.token_ids) == head.chain(text, given, len(round_.token_ids))
+
+
+def test_auto_knows_the_format_and_says_what_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target, head = perfect(tmp_path / "target")
+    folder = head.write_original(tmp_path / "head")
+    with caplog.at_level(logging.INFO, "specdec_hal"):
+        runner = make_runner(target, {"method": "auto", "path": str(folder), "adaptive": False})
+    assert runner.config.speculative.method == "eagle3"
+    assert any("residuals after 1, 2, 4 of its layers" in record.message for record in caplog.records)
+    assert all(output.drafted == output.accepted > 10 for output in decode(runner))
+
+
+def test_settings_take_the_place_of_what_the_head_says(tmp_path: Path) -> None:
+    target, head = perfect(tmp_path / "target")
+    folder = head.write_speculators(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[1, 3, 4], norm_output=True)
+    settings = {"path": str(folder), "layers": [1, 2, 4], "norm_output": False}
+    runner = make_runner(target, {"method": "eagle3", "eagle3": settings})
+    assert runner._proposer.hidden_layers == (0, 1, 3)
+    assert all(output.drafted == output.accepted > 10 for output in decode(runner))
+    for layers in ([1, 2], [2, 1, 4], [1, 2, 5]):
+        with pytest.raises(ConfigError, match=r"eagle3\.layers: expected 3 different numbers in ascending order"):
+            make_runner(target, {"method": "eagle3", "eagle3": {**settings, "layers": layers}})
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    target, head = perfect(tmp_path / "target")
+    with pytest.raises(ConfigError, match=r"speculative\.eagle3\.path: expected the folder of a drafter"):
+        make_runner(target, {"method": "eagle3"})
+    folder = head.write_speculators(tmp_path / "head")
+    config = parse({"speculative": with_head(folder)})
+    with pytest.raises(UnsupportedError, match="expected a Llama-style checkpoint"):
+        ModelRunner(config, ReferenceBackend(), HistoryModel())  # type: ignore[arg-type]
+    other = head.write_speculators(tmp_path / "other", speculators_model_type="dspark")
+    with pytest.raises(UnsupportedError, match="a drafter of the kind 'dspark', which no method runs"):
+        make_runner(target, {"method": "auto", "path": str(other)})
+
+
+def test_a_request_without_drafts_and_one_that_wants_fewer(tmp_path: Path) -> None:
+    target, head = perfect(tmp_path / "target")
+    runner = make_runner(target, with_head(head.write_speculators(tmp_path / "head")))
+    for number, most in enumerate((0, 1, 3, None)):
+        params = sd.SamplingParams(max_new_tokens=12, num_speculative_tokens=most)
+        runner.add_request(Request(str(number), PROMPTS[number], params))
+    outputs = finish(runner)
+    assert outputs[0].drafted == 0 and all(o.drafted == o.accepted > 0 for o in outputs[1:])
+    assert outputs[1].steps > outputs[2].steps
