@@ -220,6 +220,7 @@ class EngineSettings(Section):
     `vocabulary_parallel`: each samples from its own part of the vocabulary, so that no logits are sent; same tokens.
     `rank_devices`: the GPU of each rank; null: `backend.options.device` and those behind it. Ranks that share one work
     for tests: what they exchange goes through the host, and steps are not captured.
+    `warm_up`: compile and capture steps before the first request; null: in servers and AsyncEngine, not in LLM.
     """
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
@@ -227,6 +228,7 @@ class EngineSettings(Section):
     rank_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     vocabulary_parallel: bool = False
     rank_devices: list[Annotated[int, Field(ge=0, lt=1024)]] | None = None
+    warm_up: bool | None = None
 
 
 class SpeculativeSettings(Section):

@@ -14,7 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specdec_hal.config import Config
-from specdec_hal.engine.llm import Prompt, make_runner, requests_of
+from specdec_hal.engine.llm import Prompt, make_runner, requests_of, warm_up
 from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.runner import Counts, ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
 
@@ -30,6 +30,10 @@ _LAST_STEP_S = 5.0
 """How long a step may take to end in an engine that has failed: one that waits for a device may never."""
 
 Command = Callable[[ModelRunner], None]
+
+
+class _Closed(Exception):
+    """The engine was closed while it warmed up."""
 
 
 class EngineInfo(NamedTuple):
@@ -137,7 +141,8 @@ class AsyncEngine:
                 print(delta.text, end="")
 
     Arguments are those of :class:`~specdec_hal.engine.LLM`. One thread owns the runner. Every stream ends with a delta
-    whose `finish_reason` is set, or raises. A stream that is closed early cancels its request.
+    whose `finish_reason` is set, or raises. A stream that is closed early cancels its request. Unless
+    ``engine.warm_up`` is false, the thread warms the runner up first: :attr:`unready` says so, and requests wait.
     """
 
     def __init__(
@@ -158,6 +163,8 @@ class AsyncEngine:
         self._lock = threading.Lock()
         self._ended = ""  # why the engine takes no more commands
         self._failed = threading.Event()
+        self._unready = "" if self.config.engine.warm_up is False else "warming up"
+        self._closing = threading.Event()
         self._waiting: list[Callable[[], None]] = []
         """Called once it has ended."""
         self.runner.when_lost(self._fail)
@@ -175,6 +182,7 @@ class AsyncEngine:
 
         A step that does not return although the engine has failed is not waited for longer than some seconds.
         """
+        self._closing.set()
         self._commands.put(None)
         while self._thread.is_alive() and not self._failed.is_set():
             self._thread.join(0.1)
@@ -237,7 +245,7 @@ class AsyncEngine:
     @property
     def unready(self) -> str:
         """Why requests would have to wait for the engine itself; empty if they would not."""
-        return ""
+        return self._unready
 
     async def counts(self) -> Counts:
         """What the engine has counted so far."""
@@ -327,6 +335,10 @@ class AsyncEngine:
     def _work(self) -> None:
         runner = self.runner
         try:
+            if self._unready:
+                with suppress(_Closed):
+                    warm_up(runner, self._warming)
+                self._unready = ""
             while self._obey(block=not runner.has_requests):
                 runner.step()
                 self._hand_out(runner)
@@ -342,6 +354,11 @@ class AsyncEngine:
         self._hand_out(runner)
         self._post(runner)
         self._refuse_the_rest()
+
+    def _warming(self, done: int, steps: int) -> None:
+        self._unready = f"warming up: {done} of {steps} steps"
+        if self._closing.is_set() and self.config.engine.tensor_parallel == 1:  # other ranks cannot be stopped
+            raise _Closed
 
     def _end(self, why: str) -> None:
         """Take no more commands. The first reason counts."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from specdec_hal.models.chat import ChatTemplate, Message
     from specdec_hal.plugin.model import TargetModel
     from specdec_hal.plugin.registry import Registry
+
+_log = logging.getLogger("specdec_hal")
 
 Prompt = str | Sequence[int]
 """Text, which the tokenizer encodes, or token ids."""
@@ -72,7 +76,8 @@ class LLM:
     ``LLM("models/tiny-py-lm", "configs/reference.yaml").generate(["def add(a, b):"])[0].text``. `model` is a checkpoint
     folder or a loaded model, `config` a YAML file or a configuration; either may be left to the other. `overrides`:
     keys of the sections `model`, `runner` and `engine`, or sections with some of their keys, which take the place of
-    what `config` says: ``LLM(folder, max_num_seqs=4, speculative={"method": "ngram"})``.
+    what `config` says: ``LLM(folder, max_num_seqs=4, speculative={"method": "ngram"})``. With ``warm_up=True`` no
+    prompt waits for a compiler or a capture (:meth:`ModelRunner.warm_up <specdec_hal.runner.ModelRunner.warm_up>`).
 
     Leaving a ``with`` block closes it.
     """
@@ -87,6 +92,8 @@ class LLM:
         **overrides: Any,
     ) -> None:
         self._runner: ModelRunner | None = make_runner(model, config, tokenizer, registry, overrides)
+        if self._runner.config.engine.warm_up:
+            warm_up(self._runner)
         self._numbers = count()
 
     def __enter__(self) -> LLM:
@@ -223,6 +230,27 @@ def _each(prompts: Any) -> Sequence[Prompt]:
     first = prompts[0]
     several = isinstance(first, (str, bytes, Sequence, Mapping)) or first is None or getattr(first, "ndim", 0) > 0
     return prompts if several else [prompts]
+
+
+def warm_up(runner: ModelRunner, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
+    """Warm a runner up, with a bar on a terminal, and log how long it took."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console, began, total = Console(stderr=True), time.perf_counter(), 0
+    columns = (TextColumn("warming up"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+
+        def advance(done: int, steps: int) -> None:
+            nonlocal total
+            total = steps
+            bar.update(task, completed=done, total=steps)
+            progress(done, steps)
+
+        runner.warm_up(advance)
+    if total:
+        _log.info("warmed up: %d steps in %.1f s", total, time.perf_counter() - began)
 
 
 @contextmanager

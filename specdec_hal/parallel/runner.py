@@ -144,6 +144,11 @@ class LeadingRunner(RankRunner):
         super().forget()
         self._tell("forget")
 
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
+        """See ModelRunner.warm_up. `progress` must not raise: the other ranks go on."""
+        self._tell("warm_up")
+        super().warm_up(progress)
+
     def step(self) -> list[StreamDelta]:
         """See ModelRunner.step. RankLostError if a rank has ended, or does not answer."""
         self._tell("step")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -159,6 +160,16 @@ class DeviceModel(TargetModel, Protocol):
 
         `num_rows` int32 [1], on the device: the rows that hold something, None for all; the others are undefined.
         """
+
+    @property
+    def compilations(self) -> int:
+        """Kernels that this process has compiled, or loaded, so far; 0 for a model that compiles none. Optional."""
+        return 0
+
+    def compiling(self) -> AbstractContextManager[object]:
+        """While inside, calls launch nothing and only have their kernels compiled, several at a time; leaving it waits
+        for all. Optional, for models that compile: a runner warms up with it."""
+        return nullcontext()
 
 
 class MTPModule(Protocol):

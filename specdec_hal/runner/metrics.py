@@ -112,15 +112,17 @@ class Counts:
     failed_steps: int
     failed_proposals: int
     dropped_drafts: int
+    late: dict[str, int] = field(default_factory=dict)
+    """Plans that were bound or captured, and kernels that were compiled, while requests waited."""
 
     @classmethod
-    def of(cls, metrics: Metrics, load: Load, fallback_calls: Mapping[str, int]) -> Counts:
+    def of(cls, metrics: Metrics, load: Load, fallback_calls: Mapping[str, int], late: Mapping[str, int]) -> Counts:
         """The runner's thread may go on meanwhile: dictionaries are copied whole before they are read."""
         total = metrics.total
         return cls(
             load, dict(total.drafted), dict(total.accepted), total.emitted, dict(metrics.requests),
             list(dict(metrics.buckets).items()), dict(fallback_calls), dict(total.seconds), metrics.failed_steps,
-            metrics.failed_proposals, total.dropped_drafts,
+            metrics.failed_proposals, total.dropped_drafts, dict(late),
         )  # fmt: skip
 
 

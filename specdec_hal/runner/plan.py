@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -165,8 +166,10 @@ class Planner:
         # A model over device tensors finds each token's slot in `batch_id_per_token`, which is in slot order.
         self._order = TokenOrder.SLOT if self.static else backend.token_order
         self.captured = captured
+        self._compiled = self._compilations()
         self.captures = self.capture_failures = self.failed_proposals = 0
-        self._capturing = False
+        self._capturing = self._warming = False
+        self._late = {"bind": 0, "capture": 0}
         self._no_drafts: Call | None = None
         self._plans: dict[Bucket, StepPlan] = {}
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
@@ -212,6 +215,63 @@ class Planner:
         query = max(s, size["I_cap"]) if chunked else s
         return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), needs)
 
+    def warm_up(self, needs: Iterable[Needs], progress: Callable[[int, int], None]) -> None:
+        """Bind, launch and capture the plan of every step that requests with these needs can take part in.
+
+        No slot has anything to do, so that nothing is computed. `progress(done, all)` may raise, which ends it.
+        """
+        if not self.static:
+            return
+        buckets = [bucket for wanted in needs for bucket in self._buckets(wanted)]
+        self._warming = True
+        try:
+            if (compiling := getattr(self.model, "compiling", None)) is not None:
+                with compiling():  # submits the model's kernels only, to be compiled at the same time
+                    for bucket in buckets:
+                        self._bound(bucket).run(self.state.device.stream(), StepRecord())
+            for done, bucket in enumerate(buckets):
+                progress(done, len(buckets))
+                while not self._warm(bucket):
+                    _, fetched = self.launch(bucket, StepRecord())
+                    fetched()
+            progress(len(buckets), len(buckets))
+        finally:
+            self._warming = False
+            self._compiled = self._compilations()
+
+    def _warm(self, bucket: Bucket) -> bool:
+        """Whether a step of this bucket waits for nothing. Draft probabilities that change drop all plans."""
+        plan = self._plans.get(bucket)
+        return plan is not None and plan.launches > 0 and (plan.replay is not None or not self.captured)
+
+    def _buckets(self, needs: Needs) -> list[Bucket]:
+        """Every bucket of steps with these needs, large ones first: scratch memory that grows is never given back."""
+        size, found = self.state.symbols, dict[Bucket, None]()
+        width = max(size["S"], size["I_cap"])
+        for context in reversed(_sizes(512, size["L"])):
+            for slots in reversed(_sizes(1, size["M"])):
+                before = [0, *_sizes(128, size["T_cap"])]
+                for least, tokens in reversed(list(pairwise(before))):
+                    if least < slots * width:
+                        found[self.bucket(slots, tokens, context, True, needs)] = None
+                found[self.bucket(slots, 0, context, False, needs)] = None
+        return list(found)
+
+    def _bound(self, bucket: Bucket) -> StepPlan:
+        plan = self._plans.get(bucket)
+        if plan is None:
+            self._plans[bucket] = plan = self._plan(bucket)
+            self._late["bind"] += self.static and not self._warming
+        return plan
+
+    @property
+    def late(self) -> dict[str, int]:
+        """What requests have waited for: how often a plan was bound, or captured, or a kernel compiled."""
+        return {**self._late, "compile": self._compilations() - self._compiled}
+
+    def _compilations(self) -> int:
+        return int(getattr(self.model, "compilations", 0))  # which models need not have
+
     def launch(
         self, bucket: Bucket, record: StepRecord, chunks: Iterable[PromptChunk] = ()
     ) -> tuple[StepPlan, Fetched]:
@@ -223,9 +283,7 @@ class Planner:
         self._scored = {chunk.slot for chunk in chunks}
         if not self.static:
             bucket = self._read_rows(bucket, stream, record)
-        plan = self._plans.get(bucket)
-        if plan is None:
-            self._plans[bucket] = plan = self._plan(bucket)
+        plan = self._bound(bucket)
         if plan.replay is None and self.captured and plan.launches:
             self._capture(plan, stream)
         plan.launches += 1
@@ -263,6 +321,7 @@ class Planner:
             self.captures += 1
         finally:
             self._capturing = False
+            self._late["capture"] += not self._warming
 
     def release(self) -> None:
         """Free the captured steps."""
@@ -546,6 +605,14 @@ class Planner:
 def _columns(top: int, vocab_size: int) -> int:
     """N for so many alternatives, -1 for no log-probabilities."""
     return 1 + top if top < 1 else 1 + _round_up(top, 1, vocab_size - 1)
+
+
+def _sizes(least: int, most: int) -> list[int]:
+    """What :func:`_round_up` gives."""
+    sizes = [min(least, most)]
+    while sizes[-1] < most:
+        sizes.append(_round_up(sizes[-1] + 1, least, most))
+    return sizes
 
 
 def _round_up(value: int, least: int, most: int) -> int:

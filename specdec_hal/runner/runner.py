@@ -106,7 +106,7 @@ class ModelRunner:
         self._proposer = self._build_proposer(0 if pool is None else pool.num_blocks)
         # A step only launches work: its drafts too, if the proposer works on the device.
         launches = model.capabilities.device_lengths and backend.asynchronous
-        launches = launches and not backend.debug and backend.shadow is None
+        self._launches = launches = launches and not backend.debug and backend.shadow is None
         on_device = self._proposer.runs_on == "device"
         self.overlap = launches and on_device if settings.overlap is None else settings.overlap
         if self.overlap and not on_device:
@@ -284,7 +284,7 @@ class ModelRunner:
 
     def counts(self) -> Counts:
         """What it has counted so far. Any thread may ask."""
-        return Counts.of(self.metrics, self.load(), self.backend.fallback_calls)
+        return Counts.of(self.metrics, self.load(), self.backend.fallback_calls, self._planner.late)
 
     def summary(self) -> dict[str, Any]:
         """The metrics, with preemptions, captured graphs, and what fell back to another backend."""
@@ -297,6 +297,7 @@ class ModelRunner:
             "graphs": self._planner.captures,
             "graph_failures": self._planner.capture_failures,
             "journal_failures": 0 if self._journal is None else self._journal.failures,
+            "late": self._planner.late,
             "fallback_calls": dict(self.backend.fallback_calls),
             "shadow": None if self.backend.shadow is None else self.backend.shadow.summary(),
         }
@@ -320,6 +321,25 @@ class ModelRunner:
             self._lengths.forget()
         self._proposer.forget()
         self._scheduler.forget_prefixes()
+
+    def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
+        """Compile and capture every step of requests that ask for what the section `sampling` says, or for nothing.
+
+        What else requests ask for (log-probabilities, penalties, ...) is bound when they come: `late` of
+        :meth:`summary` counts that. Where steps are not launched on a device, there is nothing to do. `progress(done,
+        all)` is called before each step and at the end; what it raises ends the warm-up. RequestError while requests
+        are live.
+        """
+        with self._guard.driving("warm_up"), self.state.device.working():
+            self._read_down_to(0)
+            if self.has_requests:
+                raise RequestError(f"warm_up(): expected no requests, got {self._scheduler.live}; call it before")
+            if not self._launches:
+                return
+            self._scheduler.idle()
+            asked = (self.default_params, SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9))
+            needs = [self._planner.needs([Sequence(Request("", [0], one), 1, None)]) for one in asked]
+            self._planner.warm_up(dict.fromkeys(needs), progress)
 
     def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
         """Have `ended` called, from any thread, once what the runner computes with is lost, though a step may never

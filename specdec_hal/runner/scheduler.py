@@ -193,6 +193,14 @@ class Scheduler:
         self._dirty = bool(used.size)
         return step
 
+    def idle(self) -> None:
+        """Tell the device that no slot does anything."""
+        actions = self.state.schedule.host["slot_actions"]
+        actions[:] = SlotAction.KEEP
+        actions[list(self._stops)] = SlotAction.STOP
+        self.state.schedule.upload()
+        self._dirty = True
+
     def launched(self) -> None:
         """The device will do what :meth:`schedule` has decided. A step that fails may not have come so far."""
         self._stops.clear()

@@ -195,6 +195,9 @@ class _EngineCollector(Collector):
         yield self._counters("specdec_hal:steps", text, ("slots", "tokens", "context"), buckets)
         fallbacks = {(op,): count for op, count in counts.fallback_calls.items()}
         yield self._counters("specdec_hal:fallback_calls", "Ops that went to a fallback.", ("op",), fallbacks)
+        late = {(kind,): count for kind, count in counts.late.items()}
+        text = "Plans bound or captured, and kernels compiled, while requests waited."
+        yield self._counters("specdec_hal:late_preparations", text, ("kind",), late)
         stages = {(stage,): seconds for stage, seconds in counts.seconds.items()}
         yield self._counters("specdec_hal:stage_seconds", "Seconds by stage of a step.", ("stage",), stages)
         yield self._counter(

@@ -58,6 +58,7 @@ def test_defaults(read: Read) -> None:
         "engine": {
             "tensor_parallel": 1,
             "digest_interval": 16,
+            "warm_up": None,
             "rank_timeout_s": 60.0,
             "vocabulary_parallel": False,
             "rank_devices": None,

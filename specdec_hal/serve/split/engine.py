@@ -9,6 +9,7 @@ import zmq
 
 from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo
+from specdec_hal.engine.llm import warm_up
 from specdec_hal.errors import JournalError, QueueFullError, RequestError
 from specdec_hal.runner import ModelRunner, journal
 from specdec_hal.runner.request import FinishReason
@@ -36,6 +37,8 @@ class EngineProcess:
         self._unsettled = set(workers) if resume else set[int]()
         """HTTP processes that have not said which requests somebody waits for. What the journal has may be what killed
         the engine before."""
+        if runner.config.engine.warm_up is not False:
+            warm_up(runner)  # before HTTP hears of it
         own = runner.config.runner.journal is None
         self._journal = journal.Journal(directory / "journal", None) if own else None
         if resume:

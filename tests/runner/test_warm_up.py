@@ -1,0 +1,201 @@
+"""Steps that are compiled and captured before the first request: no request waits for either."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config import parse
+from specdec_hal.engine import LLM, AsyncEngine
+from specdec_hal.engine.runtime import Runtime
+from specdec_hal.errors import RequestError
+from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.serve.service import Service
+from tests.proposers.conftest import registry_with_draft_model, settings_of
+from tests.runner.test_graphs import GraphDevice, LaunchingBackend, plain_tokens
+from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
+
+WAITS = {"bind": 0, "capture": 0, "compile": 0}
+
+
+class CompilingModel(DeviceHistoryModel):
+    """Compiles a kernel for each shape, when it is first launched or while somebody warms up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled: set[Any] = set()
+        self.ahead: set[Any] | None = None
+        self.forwards = 0
+
+    @property
+    def compilations(self) -> int:
+        return len(self.compiled)
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        self.ahead = set()
+        yield
+        self.compiled |= self.ahead
+        self.ahead = None
+
+    def forward_device(self, batch: Any, out: Any) -> None:
+        shape = len(batch.token_ids), batch.max_query_len, batch.max_seq_len
+        if self.ahead is not None:
+            self.ahead.add(shape)
+            return
+        self.compiled.add(shape)
+        self.forwards += 1
+        super().forward_device(batch, out)
+
+
+@pytest.fixture(autouse=True)
+def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_hal.runner.runner.get_device", lambda place, framework: GraphDevice())
+
+
+def settings(method: str = "ngram", **sections: Any) -> Any:
+    registry = registry_with_draft_model(DeviceHistoryModel)
+    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    if section := settings_of(method):
+        speculative[method] = section
+    sizes = {"max_num_seqs": 5, "prefill_chunk": 20, "max_num_batched_tokens": 150}
+    return parse({"runner": sizes, "speculative": speculative, **sections}, registry=registry), registry
+
+
+def make(method: str = "ngram", model: Any = None, **sections: Any) -> ModelRunner:
+    config, registry = settings(method, **sections)
+    tokenizer: Any = LetterTokenizer()
+    return ModelRunner(config, LaunchingBackend(), model or CompilingModel(), tokenizer, registry=registry)
+
+
+def decode(runner: ModelRunner, **more: Any) -> None:
+    for number in range(9):
+        params = SamplingParams(max_new_tokens=9, temperature=number % 2, seed=number, bad_token_ids=[], **more)
+        runner.add_request(Request(str(number), [number % 3 + 1, 5, 6] * (1 + 2 * number), params))
+        runner.step()
+    outputs = runner.run()
+    for number in (3, 8):
+        prompt, params = [number % 3 + 1, 5, 6] * (1 + 2 * number), SamplingParams(
+            max_new_tokens=9, temperature=number % 2, seed=number
+        )  # fmt: skip
+        assert more or outputs[str(number)].token_ids == plain_tokens(prompt, params)
+
+
+@pytest.mark.parametrize(
+    ("method", "strategy"),
+    [("ngram", "target_match"), ("mtp", "target_match"), ("mtp", "rejection"), ("suffix", "target_match")],
+)
+def test_no_request_waits(method: str, strategy: str) -> None:
+    runner = make(method)
+    if strategy == "rejection":
+        config, registry = settings(method, speculative={"method": method, "verify_strategy": strategy})
+        runner = ModelRunner(config, LaunchingBackend(), CompilingModel(), registry=registry)  # type: ignore[arg-type]
+    seen = list[tuple[int, int]]()
+    runner.warm_up(lambda done, steps: seen.append((done, steps)))
+    captured = runner.summary()["graphs"]
+    assert seen == [(done, captured) for done in range(captured + 1)] and captured > 6
+    assert runner.summary()["late"] == WAITS
+    forwards = runner.model.forwards  # type: ignore[attr-defined]
+    if strategy == "rejection":
+        runner.add_request(Request("a", [1, 5, 6], SamplingParams(temperature=1.0, seed=1, max_new_tokens=9)))
+        runner.run()
+    else:
+        decode(runner)
+    summary = runner.summary()
+    assert (summary["late"], summary["graphs"], summary["failed_steps"]) == (WAITS, captured, 0)
+    assert set(summary["seconds_by_stage"]) <= {"replay", "wait", "host", "propose"}
+    assert runner.model.forwards > forwards  # type: ignore[attr-defined]
+    decode(runner, logprobs=2)
+    late = runner.summary()["late"]
+    assert late["bind"] >= late["capture"] > 0 == late["compile"], "what nobody has announced"
+    assert runner.counts().late == late
+
+
+def test_without_a_warm_up_requests_wait() -> None:
+    runner = make()
+    decode(runner)
+    late = runner.summary()["late"]
+    assert late["bind"] > late["capture"] > 0 and late["compile"] > 0
+
+
+def test_everything_is_compiled_before_anything_is_launched() -> None:
+    model = CompilingModel()
+    runner = make(model=model)
+
+    def stop(done: int, steps: int) -> None:
+        assert model.forwards == 0 and len(model.compiled) > 4
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.warm_up(stop)
+    decode(runner)
+    assert runner.summary()["late"]["compile"] == 0 < runner.summary()["late"]["capture"]
+
+
+def test_where_nothing_is_launched_nothing_is_warmed_up() -> None:
+    config, registry = settings()
+    runner = ModelRunner(config, ReferenceBackend(), CompilingModel(), registry=registry)
+    runner.warm_up(lambda done, steps: pytest.fail("a step"))
+    runner.add_request(Request("a", [1], SamplingParams()))
+    with pytest.raises(RequestError, match=r"warm_up\(\): expected no requests, got 1"):
+        runner.warm_up()
+
+
+@pytest.mark.parametrize("wanted", [None, True, False])
+def test_engines_warm_up(wanted: bool | None) -> None:
+    config, registry = settings(engine={"warm_up": wanted})
+    runtime, tokenizer = Runtime(config, registry), LetterTokenizer()
+    runtime.backend = LaunchingBackend()
+    with LLM(CompilingModel(), runtime, tokenizer=tokenizer) as llm:  # type: ignore[arg-type]
+        assert (llm.runner.summary()["graphs"] > 0) == (wanted is True)
+    gate, model = threading.Event(), CompilingModel()
+    forward = model.forward_device
+
+    def gated(*args: Any) -> None:
+        assert gate.wait(60)
+        forward(*args)
+
+    model.forward_device = gated  # type: ignore[method-assign]
+
+    async def serve() -> None:
+        engine = AsyncEngine(model, runtime, tokenizer=tokenizer)  # type: ignore[arg-type]
+        service = Service(engine, "letters", config.serve, None)
+        if wanted is not False:
+            with pytest.raises(HTTPException, match="warming up") as refused:
+                service.ready()
+            assert refused.value.status_code == 503
+        answer = asyncio.ensure_future(anext(aiter(engine.generate([1, 2, 3], SamplingParams(max_new_tokens=1)))))
+        gate.set()
+        assert len((await answer).token_ids) == 1 and service.ready() == {"status": "ok"}
+        late = (await engine.counts()).late
+        assert (late == WAITS) == (wanted is not False)
+        await asyncio.to_thread(engine.close)
+
+    asyncio.run(serve())
+
+
+def test_an_engine_that_is_closed_does_not_warm_up_on() -> None:
+    config, registry = settings()
+    runtime = Runtime(config, registry)
+    runtime.backend = LaunchingBackend()
+    model, first = CompilingModel(), threading.Event()
+    forward = model.forward_device
+
+    def slow(*args: Any) -> None:
+        forward(*args)
+        if model.ahead is None:
+            first.set()
+            assert engine._closing.wait(60)
+
+    model.forward_device = slow  # type: ignore[method-assign]
+    engine = AsyncEngine(model, runtime, tokenizer=LetterTokenizer())  # type: ignore[arg-type]
+    assert first.wait(60) and "of" in engine.unready
+    engine.close()
+    assert 0 < model.forwards <= 2 and not engine.failure
