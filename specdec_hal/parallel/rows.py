@@ -59,6 +59,8 @@ class VocabularyRows(RowLogits):
         assert not args, args
         if op in _OF_TOKENS:
             return self._bind_shifted(op, logits, operands)
+        if op == "apply_token_bitmask":
+            return super().bind(op, logits, **operands, first_token=self._part.first)
         assert op == "token_logprobs", op
         mine, tensors = self._mine(logits, operands)
         return lambda stream: self._part.token_logprobs(mine, **tensors)

@@ -75,6 +75,7 @@ class RequestRules:
             ("set_stop_sequences", stops),
             ("limit_thinking", params.limits_thinking),
             ("reasoning_constraint", params.constrains_answer),
+            ("apply_token_bitmask", params.allowed_token_ids is not None),
         ):
             if wanted and op in self.missing:
                 raise RequestError(f"{name}: needs the op {op}, which the backend lacks; allow a fallback that has it")

@@ -69,6 +69,7 @@ def state_sizes(config: Config, model: TargetModel, max_model_len: int, position
         "end_tokens": frozenset(model.config.eos_token_ids),
         "max_bad_tokens": MAX_BAD_TOKENS,
         "max_logit_bias": MAX_LOGIT_BIAS,
+        "vocab_size": model.config.vocab_size,
         "max_num_batched_tokens": settings.max_num_batched_tokens or slots * (k + 1) + chunk,
         "max_stop_sequences": MAX_STOP_SEQUENCES,
         "think_end_text": config.model.think_end_text,

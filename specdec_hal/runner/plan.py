@@ -1,9 +1,9 @@
 """One decode step as a plan: the ops of the contract in their order, around two calls of the model, bound once.
 
 schedule_slots -> prepare_inputs -> adjust_batch -> model -> gather_next_token -> logits -> bias, penalties,
-reasoning_constraint -> sampling parameters -> target tokens, candidates or probabilities -> verify_draft_tokens ->
-limit_thinking -> log-probabilities -> set_stop_sequences -> update_model_status -> proposer. Plain decoding is the same
-path with one token a slot.
+reasoning_constraint, apply_token_bitmask -> sampling parameters -> target tokens, candidates or probabilities ->
+verify_draft_tokens -> limit_thinking -> log-probabilities -> set_stop_sequences -> update_model_status -> proposer.
+Plain decoding is the same path with one token a slot.
 
 A plan is made for a :class:`Bucket`, sizes and needs that a step fits into, and kept. Where backend and model declare
 that they can, it reads no device value, so that it is captured as a device graph; elsewhere it is a list of calls. A
@@ -45,6 +45,7 @@ class Needs(NamedTuple):
     """What the requests of a step ask for beyond tokens.
 
     `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most tokens whose logits one of them changes.
+    `allowed`: one of them may generate some tokens only.
     `work`: see :meth:`RowLogits.work_of`.
     """
 
@@ -54,6 +55,7 @@ class Needs(NamedTuple):
     answer: bool = False
     logprobs: int = 0
     bias: int = 0
+    allowed: bool = False
     work: Hashable = None
 
     @classmethod
@@ -69,13 +71,14 @@ class Needs(NamedTuple):
             answer=any(one.answer for one in wanted),
             logprobs=_columns(top, vocab_size),
             bias=_round_up(biased, 1, MAX_LOGIT_BIAS) if biased else 0,
+            allowed=any(one.allowed for one in wanted),
             work=work,
         )
 
     @property
     def changes_logits(self) -> bool:
         """Whether tokens are drawn from other logits than the model's."""
-        return bool(self.bias) or self.penalties or self.answer
+        return bool(self.bias) or self.penalties or self.answer or self.allowed
 
 
 class Bucket(NamedTuple):
@@ -389,8 +392,8 @@ class Planner:
         if needs.changes_logits and needs.logprobs:
             raw = self._extra("logits", V=self._row_logits.width)[:rows]
             calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
+        slots = state.part("batch_id_per_token_output", sizes)
         if needs.bias:
-            slots = state.part("batch_id_per_token_output", sizes)
             calls.append(("penalties", lambda stream: self._row_logits.add_bias(state.bias, logits, slots, needs.bias)))
         if needs.penalties:
             args = state.args("apply_penalties", sizes)
@@ -399,6 +402,9 @@ class Planner:
             args = state.args("reasoning_constraint", sizes)
             tokens = {"think_end_id": self._named.think_end_id, "line_break_id": self._named.line_break_id}
             calls.append(("penalties", self._row_logits.bind("reasoning_constraint", logits, **args, **tokens)))
+        if needs.allowed:
+            masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots}
+            calls.append(("penalties", self._row_logits.bind("apply_token_bitmask", logits, **masks)))
         calls.append(("sample", bind("build_sampling_params")))
         told = {}
         if self._sampling_tells(bucket.needs):

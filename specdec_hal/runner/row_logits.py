@@ -34,8 +34,8 @@ class RowLogits:
         bias.add(logits, slot_of_row, width)
 
     def bind(self, op: str, logits: Any, *args: Any, **operands: Any) -> Call:
-        """As Backend.bind, of an op that looks for tokens: `apply_penalties`, `reasoning_constraint`, or
-        `token_logprobs`."""
+        """As Backend.bind, of an op that looks for tokens: `apply_penalties`, `reasoning_constraint`,
+        `apply_token_bitmask`, or `token_logprobs`."""
         return self._backend.bind(op, logits, *args, **operands)
 
     def work_of(self, requests: Iterable[SamplingParams]) -> Hashable:

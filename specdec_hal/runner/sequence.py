@@ -19,7 +19,8 @@ from specdec_hal.runner.stream import Detokenizer, OutputStream
 class Wants(NamedTuple):
     """What a request asks for beyond tokens. `top`: alternatives with each log-probability, -1 for none of either.
 
-    `bias`: how many tokens' logits it changes. `answer`: whether its answer's first token is constrained.
+    `bias`: how many tokens' logits it changes. `answer`: whether its answer's first token is constrained. `allowed`:
+    whether it may generate some tokens only.
     """
 
     penalties: bool
@@ -28,6 +29,7 @@ class Wants(NamedTuple):
     answer: bool
     top: int
     bias: int
+    allowed: bool
 
 
 class Sequence(OutputStream):
@@ -46,7 +48,8 @@ class Sequence(OutputStream):
         """The prompt's tokens once more, as the device gets them."""
         top = -1 if params.logprobs is None else params.logprobs
         stops, bias = bool(self.stop_sequences), len(params.logit_bias)
-        self.wants = Wants(params.penalised, stops, params.limits_thinking, params.constrains_answer, top, bias)
+        thinks, allowed = params.limits_thinking, params.allowed_token_ids is not None
+        self.wants = Wants(params.penalised, stops, thinks, params.constrains_answer, top, bias, allowed)
         self.limit_status = 0
         """Where it is in thinking, the text that ends it, or its answer, behind the tokens that the host knows."""
         self.slot: int | None = None

@@ -25,6 +25,7 @@ from specdec_hal.errors import RequestError
 from specdec_hal.ops import SlotAction, get_op
 from specdec_hal.ops.vocabulary import names, tensor
 from specdec_hal.runner.logit_bias import LogitBias
+from specdec_hal.runner.slot_masks import SlotMasks
 from specdec_hal.tensors.device import Device, HostDevice
 from specdec_hal.tensors.transfer import Field
 from specdec_hal.text import one_line, short
@@ -78,6 +79,7 @@ _ELSEWHERE = (
     "batch_token_num",
     "cu_next_token_offset",
     "pre_ids",
+    "bitmask_rows",
 )
 """What those allocate that need it: the proposer, the strategy, a caller with a loop of its own."""
 _REASONED = 3
@@ -126,9 +128,9 @@ class DecodeState(OpTensors):
     M = `max_num_seqs`, S = `num_speculative_tokens` + 1, L = `max_model_len`, I_cap = `prefill_chunk`, T_cap =
     `max_num_batched_tokens`, W = `max_bad_tokens`, Q and Z = `max_stop_sequences` (how many, how long), J and H =
     the lengths of `think_end_text` and `answer_start_ids`, G = `max_blocks` (KV blocks a slot; 0 where the model
-    keeps no block tables). What requests add to logits is no tensor of an op, and stands in :attr:`bias`
-    (`max_logit_bias` tokens a slot). `ids_remove_padding` is a column [T_cap, 1], which ops take for [T_cap] as
-    well as for rows of width 1.
+    keeps no block tables). No tensors of ops are what requests add to logits, :attr:`bias` (`max_logit_bias` tokens a
+    slot), and :attr:`slot_masks` (which tokens they may generate, of `vocab_size`). `ids_remove_padding` is a column
+    [T_cap, 1], which ops take for [T_cap] as well as for rows of width 1.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class DecodeState(OpTensors):
         end_tokens: Iterable[int] = (),
         max_bad_tokens: int = 0,
         max_logit_bias: int = 0,
+        vocab_size: int = 0,
         max_num_batched_tokens: int | None = None,
         max_stop_sequences: tuple[int, int] = (0, 0),
         think_end_text: Sequence[int] = (),
@@ -177,6 +180,7 @@ class DecodeState(OpTensors):
         }
         self.report = self.device.outputs({**{name: self.field(name) for name in REPORT}, **scores})
         self.bias = LogitBias(self.device, max_num_seqs, max_logit_bias)
+        self.slot_masks = SlotMasks(self.device, max_num_seqs, vocab_size)
         own = {name: self.allocate(name) for name in self._device_names()}
         groups = self.request, self.request_lists, self.schedule, self.report
         super().__init__(own | {name: tensor for group in groups for name, tensor in group.tensors.items()})
@@ -240,6 +244,10 @@ class DecodeState(OpTensors):
             raise RequestError(f"{request}: at most {width} bad_token_ids, got {count}; forbid fewer")
         if (count := len(params.logit_bias)) > self.bias.width:
             raise RequestError(f"{request}: at most {self.bias.width} tokens in logit_bias, got {count}; bias fewer")
+        largest, size = max(params.allowed_token_ids or [0]), self.slot_masks.vocab_size
+        if largest and largest >= size:
+            outside = f"token {largest} is outside the vocabulary [0, {size})"
+            raise RequestError(f"{request}: allowed_token_ids: {outside}")
         many, long = self.symbols["Q"], self.symbols["Z"]
         stops = params.stop_token_sequences
         if (count := len(stops)) > many:
@@ -311,7 +319,8 @@ class DecodeState(OpTensors):
         self.bias.upload()
 
     def fill_request(self, slot: int, prompt_len: int, params: SamplingParams, max_new_tokens: int) -> None:
-        """Write what a request asks for into the host's side of `request`, `request_lists` and `bias`."""
+        """Write what a request asks for into the host's side of `request`, `request_lists` and `bias`, and into
+        `slot_masks`."""
         host, k = self.request.host, self.symbols["S"] - 1
         wanted, (max_think, max_reply) = params.num_speculative_tokens, params.thinking_limits
         values = {
@@ -335,6 +344,7 @@ class DecodeState(OpTensors):
         for name, value in values.items():
             host[name][slot] = value
         self.bias.fill(slot, params.logit_bias)
+        self.slot_masks.fill(slot, params.allowed_token_ids)
         stops = params.stop_token_sequences
         for i, tokens in enumerate(stops):
             host["stop_seqs_lens"][slot, i] = len(tokens)

@@ -47,6 +47,7 @@ _AS_THEY_ARE = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
+    "allowed_token_ids",
     "num_speculative_tokens",
     "seed",
     "n",
@@ -225,6 +226,9 @@ class GenerationRequest(UnusedKeys, ABC):
     )
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = Field(
         None, description="the last tokens of the prompt that are taken; -1: those that leave room for max_tokens"
+    )
+    allowed_token_ids: Annotated[_TokenIds | None, Field(min_length=1)] = Field(
+        None, description="tokens that may be generated, an end token only if it is among them"
     )
     return_token_ids: bool = Field(
         False, description="report `token_ids`, and in `accepted_draft` which of them were accepted drafts"

@@ -100,6 +100,7 @@ def test_defaults(read: Read) -> None:
             "stop_token_ids": [],
             "stop_sequences": [],
             "bad_token_ids": [],
+            "allowed_token_ids": None,
             "logit_bias": {},
             "logprobs": None,
             "prompt_logprobs": None,

@@ -72,6 +72,7 @@ def all_kinds() -> list[Request]:
         # Tokens of every rank in turn, by what they have cost so far; one of them never.
         {"temperature": 0, "logit_bias": {9: 50, 1030: 50, 2077: 50, 3999: 50, 3000: 99}, "frequency_penalty": 9.0}
         | {"bad_token_ids": [3000], "repetition_penalty": 1.1},
+        {"temperature": 0, "allowed_token_ids": [7, 1023, 1024, 2077, 3333, 3999], "frequency_penalty": 9.0},
     ]
     return [
         Request(f"k{i}", rng.integers(1, 4096, 9 + 5 * i).tolist(), SamplingParams(max_new_tokens=12, seed=i, **kind))
@@ -155,6 +156,7 @@ def gathered(path: Path, ranks: int) -> dict[str, Any]:
     assert all(outputs == first for outputs in others) and len(first) == len(all_kinds())
     assert first["k1"][1] and first["k2"][2], "log-probabilities, and those of the prompt"
     assert {9, 1030, 2077, 3999} <= set(first["k8"][0]), "penalties matter on every rank"
+    assert {7, 2077, 3999} <= set(first["k9"][0]) <= {7, 1023, 1024, 2077, 3333, 3999}, "so do masks"
     return first
 
 

@@ -52,6 +52,8 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
         thinks = params.thinking is None or params.thinking.enabled
         if params.constrains_answer and awaits_answer(generated, thinks, THINK_END, LINE_BREAK):
             logits[[token for token in range(VOCABULARY) if token not in ANSWER_STARTS]] = -1e10
+        if params.allowed_token_ids is not None:
+            logits[[token for token in range(VOCABULARY) if token not in params.allowed_token_ids]] = -np.inf
         target = np.zeros(1, np.int64)
         backend.sample_target(
             logits[None],
@@ -66,8 +68,8 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
         generated.append(thinking.next(int(target[0]), len(generated)) if params.limits_thinking else int(target[0]))
         text = "".join(chr(ord("a") + token) for token in generated if token != END)
         ends = [[token] for token in params.stop_token_ids] + params.stop_sequences
-        stopped = len(generated) >= params.min_new_tokens and any(generated[-len(end) :] == end for end in ends)
-        if generated[-1] == END or stopped or any(stop in text for stop in params.stop):
+        stopped = any(generated[-len(end) :] == end for end in ends) or any(map(text.endswith, params.stop))
+        if generated[-1] == END or (stopped and len(generated) >= params.min_new_tokens):
             return Expected(generated, "stop")
         if len(generated) == limit:
             return Expected(generated, "length")
@@ -110,6 +112,9 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         stop_sequences=draw(st.lists(st.lists(tokens, min_size=1, max_size=3), max_size=2)),
         stop=draw(st.lists(st.text("bcdefgh", min_size=1, max_size=3), max_size=2)),
         bad_token_ids=draw(st.lists(tokens, max_size=3)),
+        allowed_token_ids=draw(
+            st.none() | st.none() | st.lists(st.integers(0, VOCABULARY - 1), min_size=6, max_size=12, unique=True)
+        ),
         logit_bias=draw(st.just({}) | st.dictionaries(st.integers(0, VOCABULARY - 1), floats(-4, 4), max_size=9)),
         num_speculative_tokens=draw(st.none() | st.just(0)),
         prompt_logprobs=draw(st.none() | st.integers(0, 4)),

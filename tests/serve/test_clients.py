@@ -84,7 +84,7 @@ JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
         (None, "guided_json", {}, "guided_json: unknown key; it is not served"),
         (None, "structured_outputs", {"json": {}}, "structured_outputs: unknown key; it is not served"),
         (None, "bad_words", ["a"], "bad_words: List should have at most 0 items"),
-        (None, "allowed_token_ids", [1], "allowed_token_ids: unknown key; it is not served"),
+        (None, "allowed_token_ids", [], "allowed_token_ids: List should have at least 1 item"),
         (None, "use_beam_search", True, "use_beam_search: expected False, got True; nothing else is served"),
         (None, "length_penalty", 2, "length_penalty: "),
         (None, "priority", 1, "priority: Input should be less than or equal to 0"),

@@ -242,6 +242,7 @@ def test_a_greedy_choice_has_no_seed(running: Running) -> None:
         ({"min_tokens": 9, "temperature": 1.0, "seed": 2}, {"min_new_tokens": 9}),
         ({"logit_bias": {"4": -100, "9": -100.0, "2": 0, "7": 3.5}}, {"logit_bias": {4: -100, 9: -100, 2: 0, 7: 3.5}}),
         ({"logit_bias": {"11": 100}, "temperature": 1.0, "seed": 4}, {"bad_token_ids": [*range(11), *range(12, 24)]}),
+        ({"allowed_token_ids": [2, 3, 5], "temperature": 1.0, "seed": 4}, {}),
         ({"ignore_eos": True, "temperature": 1.0, "seed": 3}, {"bad_token_ids": [END]}),
         ({"temperature": None, "seed": None, "stop": None}, {}),
     ],

@@ -1,0 +1,42 @@
+"""Which tokens each slot's request may generate at all (vLLM's `allowed_token_ids`): a mask a slot.
+
+The rows of a slot share its mask, drafted or not, so `apply_token_bitmask` takes the slot of a row as the number of its
+mask, and nothing is read or written on the host while a request runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_hal.tensors.device import Device
+
+
+class SlotMasks:
+    """Masks of `slots` slots over `vocab_size` tokens; the memory is taken when the first request needs one."""
+
+    def __init__(self, device: Device, slots: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._device, self._shape = device, (slots, -(-vocab_size // 32))
+        self._masked: set[int] = set()
+        self._tensor: Any = None
+
+    @property
+    def tensor(self) -> Any:
+        """`bitmask` [slots, ceil(vocab_size / 32)]."""
+        if self._tensor is None:
+            self._tensor = self._device.zeros(self._shape, "int32")
+            self._device.write(self._tensor, slice(None), np.full(self._shape, -1, np.int32))
+        return self._tensor
+
+    def fill(self, slot: int, allowed: Sequence[int] | None) -> None:
+        """Write what a slot's new request may generate, None for everything, in the order of the current stream."""
+        if allowed is None and slot not in self._masked:
+            return
+        bits = np.full(32 * self._shape[1], allowed is None, np.uint8)
+        if allowed is not None:
+            bits[list(allowed)] = 1
+        self._device.write(self.tensor, slot, np.packbits(bits, bitorder="little").view("<i4").astype(np.int32))
+        self._masked.discard(slot) if allowed is None else self._masked.add(slot)
