@@ -234,10 +234,11 @@ class EngineSettings(Section):
 class SpeculativeSettings(Section):
     """`method`: a registered proposer; "auto": what the drafter in `path` is for; without one the checkpoint's MTP
     module if it has one, else n-grams (the runner chooses, and logs why). `path`: a drafter's checkpoint, for methods
-    that need one; their own section may name another. `num_speculative_tokens` (K): most drafts a step; 0 for naive,
-    whatever is set. `adaptive`: draft between 0 and K tokens for each request, as many as give the most tokens a second
-    by what was measured while decoding; tokens are the same. null: with the method auto, unless ranks of
-    engine.tensor_parallel must agree or drafts are padded to K.
+    that need one; their own section may name another. `calibrate`: refuse a trained head (eagle3) that would draft
+    better if it were read otherwise, see ``specdec-hal drafters check``. `num_speculative_tokens` (K): most drafts a
+    step; 0 for naive, whatever is set. `adaptive`: draft between 0 and K tokens for each request, as many as give the
+    most tokens a second by what was measured while decoding; tokens are the same. null: with the method auto, unless
+    ranks of engine.tensor_parallel must agree or drafts are padded to K.
 
     `verify_window` and `candidates` (C) matter to the strategy "topp" only. A proposer with settings of its own has a
     section of its name beside these keys; :attr:`settings` is the one of the method.
@@ -245,6 +246,7 @@ class SpeculativeSettings(Section):
 
     method: MethodName = AUTO
     path: PathText | None = None
+    calibrate: bool = False
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_DRAFTS, validate_default=True)] = DEFAULT_DRAFTS
     adaptive: bool | None = None
     verify_strategy: StrategyName = Strategy.TARGET_MATCH
@@ -463,6 +465,8 @@ def _combinations(config: Config) -> Iterator[tuple[str, str]]:
     if config.serve.http_workers > 1 and not config.serve.split:
         yield "serve.http_workers", f"expected 1 without serve.split, got {config.serve.http_workers}; set serve.split"
     speculative, sampling = config.speculative, config.sampling
+    if speculative.calibrate and speculative.method not in (AUTO, "eagle3"):
+        yield "speculative.calibrate", f"expected false with the method '{speculative.method}'; it is for 'eagle3'"
     if config.engine.tensor_parallel > 1:
         if config.serve.split:
             yield "serve.split", "expected false with engine.tensor_parallel, whose ranks mind stop strings themselves"

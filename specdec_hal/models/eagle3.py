@@ -62,6 +62,12 @@ class LlamaEagle3:
         head._choose_sizes()
         head._attention = head._new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
 
+    def variant(self, config: Eagle3Config) -> LlamaEagle3:
+        """The same weights and cache, read in another way: other taps, `norm_output`, `norm_before_residual`."""
+        other = copy(self)
+        other.config = config
+        return other
+
     def fuse(self, features: Mapping[int, Any]) -> Any:
         """See DraftHead.fuse."""
         head, norms = self._model, self._feature_norms

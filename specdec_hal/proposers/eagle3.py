@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, cast
 
+import numpy as np
 from pydantic import Field
 
 from specdec_hal.config.schema import MAX_CONTEXT, Config, PathText, Section
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.drafter import Eagle3Config, read_eagle3, read_eagle3_weights
-from specdec_hal.models.eagle3 import eagle3_head
+from specdec_hal.models.eagle3 import LlamaEagle3, eagle3_head
 from specdec_hal.plugin.model import ModelConfig
 from specdec_hal.plugin.proposer import ProposerContext
+from specdec_hal.proposers.calibration import LENGTH, TEXTS, better, calibrate
 from specdec_hal.proposers.module_chain import ModuleChain
 
 _log = logging.getLogger("specdec_hal")
@@ -67,6 +69,8 @@ class Eagle3Proposer(ModuleChain):
             ", ".join(map(str, head.taps)), head.numbering,
             "".join(f", {name}" for name in _OPTIONS if getattr(head, name)),
         )  # fmt: skip
+        if context.config.speculative.calibrate:
+            _calibrate(context, module)
         self._taps = head.taps
         self.hidden_layers: tuple[int, ...] = tuple(tap - 1 for tap in head.taps)
         dtype = context.model.capabilities.hidden_dtype
@@ -74,6 +78,30 @@ class Eagle3Proposer(ModuleChain):
 
     def _states(self, features: Mapping[int, Any]) -> Any:
         return cast(Any, self._module).fuse({tap: features[tap - 1] for tap in self._taps})
+
+
+def _calibrate(context: ProposerContext, head: LlamaEagle3) -> None:
+    """Log how often the head and its variants agree with the target; ConfigError if one of those is better."""
+    longest, tokenizer = context.state.symbols["L"], context.tokenizer
+    generator = np.random.default_rng(0)
+    if tokenizer is None:
+        prompts = [generator.integers(0, context.model.config.vocab_size, 8).tolist() for _ in TEXTS]
+    else:
+        prompts = [tokenizer.encode(text) for text in TEXTS]
+    length = min(LENGTH, longest - max(map(len, prompts)))
+    if length < LENGTH // 4:
+        message = f"expected runner.max_model_len >= {longest - length + LENGTH // 4} with it, got {longest}"
+        raise context.config.error("speculative.calibrate", message)
+    found = calibrate(context.model, head, prompts, length)
+    for one in found:
+        _log.info("speculative.calibrate: agreement %s %s", one.shares, one.key or "as configured")
+    best = better(found)
+    if best is not None:
+        message = (
+            f"the head agrees with its target on {best.shares} of its drafts by depth with other settings, on "
+            f"{found[0].shares} with these; set {best.key}"
+        )
+        raise context.config.error("speculative.calibrate", message)
 
 
 _OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

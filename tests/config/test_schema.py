@@ -66,6 +66,7 @@ def test_defaults(read: Read) -> None:
         "speculative": {
             "method": "auto",
             "path": None,
+            "calibrate": False,
             "num_speculative_tokens": 5,
             "adaptive": None,
             "verify_strategy": "target_match",

@@ -221,19 +221,21 @@ def _write(folder: Path, raw: dict[str, Any], tensors: dict[str, Any], pickled: 
 def perfect(folder: Path, vocabulary: int = 12, seed: int = 0) -> tuple[Path, Head]:
     """A target whose next token depends on the last alone, and a head with its logits: (the target's folder, the head).
 
-    The target's layers add nothing, so that its residuals are embeddings: a constant and a place for each token. The
-    head's state is the embedding of the token before. Its first attention head looks at its own row and adds the
-    embedding of the row's token, the second looks at the row before and takes the embedding of that token away: rotary
-    embeddings, turned by a row's distance, choose the row. So a wrong feature, row or position, or a row of the cache
-    that is missing, gives other logits.
+    The target's residuals are a constant and a place for each token, which its second and its third layer permute; the
+    others add nothing. The head's state is that of the token before, as the second layer left it. Its first attention
+    head looks at its own row and adds the embedding of the row's token, the second looks at the row before and takes
+    the embedding of that token away: rotary embeddings, turned by a row's distance, choose the row. So a wrong feature,
+    row or position, or a row of the cache that is missing, gives other logits.
     """
     from safetensors.numpy import save_file
 
     generator = np.random.default_rng(seed)
-    size, layers, head_dim, ffn = vocabulary + 4, 4, 2 * (vocabulary + 4), 8
+    before, after = (np.eye(vocabulary)[generator.permutation(vocabulary)] for _ in range(2))
+    size, layers, head_dim, ffn = vocabulary + 4, 4, 2 * (vocabulary + 4), vocabulary
     embedding = np.concatenate([np.ones((vocabulary, 1)), np.eye(vocabulary), np.zeros((vocabulary, 3))], 1)
     lm_head = np.zeros((vocabulary, size))
-    lm_head[:, 1 : vocabulary + 1] = generator.normal(0, 1, (vocabulary, vocabulary))
+    places = slice(1, vocabulary + 1)
+    lm_head[:, places] = generator.normal(0, 1, (vocabulary, vocabulary))
     raw = {
         "vocab_size": vocabulary, "hidden_size": size, "intermediate_size": ffn, "num_hidden_layers": layers,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": head_dim, "max_position_embeddings": 256,
@@ -251,20 +253,29 @@ def perfect(folder: Path, vocabulary: int = 12, seed: int = 0) -> tuple[Path, He
                     value[:, :size] if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")) else value
                 )
                 target[f"model.layers.{i}.{name.removeprefix('layers.0.')}"] = narrow
-    target |= {"model.embed_tokens.weight": embedding, "lm_head.weight": lm_head}
+    norm = np.sqrt(2 / size + head.eps)  # of every residual: what its RMSNorm divides by
+    for i, turn in ((1, before.T - np.eye(vocabulary)), (2, after - np.eye(vocabulary))):
+        gate, up, down = (np.zeros((vocabulary, size)) for _ in range(3))
+        gate[:, 0], up[:, places], down[:, places] = 20 * norm, turn * norm / 20, np.eye(vocabulary)  # silu(20) is 20
+        mlp = f"model.layers.{i}.mlp."
+        target |= {f"{mlp}gate_proj.weight": gate, f"{mlp}up_proj.weight": up, f"{mlp}down_proj.weight": down.T.copy()}
+    first, final = embedding.copy(), lm_head.copy()
+    first[:, places], final[:, places] = before.T, lm_head[:, places] @ after.T
+    target |= {"model.embed_tokens.weight": first, "lm_head.weight": final}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw))
     save_file({k: np.ascontiguousarray(v, np.float32) for k, v in target.items()}, folder / "model.safetensors")
 
     w = {**zeros, "embed_tokens.weight": embedding, "lm_head.weight": lm_head}
     w["fc.weight"][:, size : 2 * size] = np.eye(size)  # the second feature
-    norm = np.sqrt(2 / size + head.eps)  # of every embedding: what its RMSNorm divides by
     half, sharp = head_dim // 2, 30.0
-    for h, angle in enumerate((0.0, -1.0)):  # own row; the row before, which is one radian away in the first pair
+    for h, angle in enumerate((0.0, -1.0)):  # own row; the row before: what a position turns the first pair by
         q, k, v, o = (w[f"layers.0.self_attn.{n}_proj.weight"] for n in "qkvo")
         first = h * head_dim
-        q[first, 0], q[first + half, 0] = sharp * np.cos(angle), sharp * np.sin(angle)
-        k[first, 0] = sharp
+        for pair in range(2):
+            turn = angle * 10000.0 ** (-pair / half)
+            q[first + pair, 0], q[first + half + pair, 0] = sharp * np.cos(turn), sharp * np.sin(turn)
+            k[first + pair, 0] = sharp
         v[first : first + size, :size] = np.eye(size) * norm
         o[:, first : first + size] = np.eye(size) * (1 - 2 * h)
     head.tensors = w

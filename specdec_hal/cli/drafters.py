@@ -1,0 +1,56 @@
+"""Check a trained drafter against its target: whether it is read as it was trained.
+
+`drafters check PATH` loads the EAGLE-3 head in PATH beside the target of the configuration, lets the target write some
+hundred tokens, and compares the head's drafts with the target's own best tokens: as configured, with taps one layer
+lower and higher, and with its options the other way. Exit status 1 if one of these is clearly better.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from specdec_hal.cli.output import Output, add_config_arguments, read_runtime, table
+
+HELP = "check a trained drafter against its target"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is done, to what, and the configuration."""
+    parser.add_argument("action", choices=("check",), help="what to do")
+    parser.add_argument("path", metavar="PATH", help="the drafter's folder")
+    add_config_arguments(parser)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Print the agreement of the head and its variants."""
+    from specdec_hal.cli.decoding import load
+    from specdec_hal.models.drafter import read_eagle3_weights
+    from specdec_hal.models.eagle3 import eagle3_head
+    from specdec_hal.proposers.calibration import DEPTH, LENGTH, TEXTS, better, calibrate
+    from specdec_hal.proposers.eagle3 import head_config
+
+    args.overrides = [*args.overrides, "speculative.method=eagle3", f"speculative.eagle3.path={args.path}"]
+    runtime = read_runtime(args)
+    config = runtime.config
+    model, tokenizer = load(runtime)
+    path, head = head_config(config, config.speculative.settings, model.config)
+    weights = read_eagle3_weights(path, head)
+    prompts = [tokenizer.encode(text) for text in TEXTS]
+    model.allocate(1, max(map(len, prompts)) + LENGTH)
+    found = calibrate(model, eagle3_head(model, head, weights), prompts)
+    best = better(found)
+    if output.json:
+        shown: list[dict[str, Any]] = [
+            {"changes": one.changes, "agreement": one.agreement, "sigmas": one.sigmas} for one in found
+        ]
+        output.document({"taps": head.taps, "numbering": head.numbering, "variants": shown, "cure": best and best.key})
+        return int(best is not None)
+    output.console.print(f"taps {', '.join(map(str, head.taps))}: {head.numbering}", soft_wrap=True)
+    rows = table("Agreement with the target", "variant", *(f"draft {i + 1}" for i in range(DEPTH)), "sigmas")
+    for one in found:
+        rows.add_row(one.key or "as configured", *(f"{share:.3f}" for share in one.agreement), f"{one.sigmas:+.1f}")
+    output.console.print(rows)
+    if best is not None:
+        output.console.print(f"better: set {best.key}", soft_wrap=True)
+    return int(best is not None)

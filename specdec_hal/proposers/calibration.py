@@ -1,0 +1,143 @@
+"""Whether a head reads what it was trained on: its variants, tried on text of the target.
+
+Checkpoints that say nothing of a convention, or are read in another one, draft badly without any error (layer ids that
+are one too low took a public head from 45 % to 10 % acceptance). So the head as configured is compared with itself as
+it would be with taps one layer lower and higher, with `norm_output` and with `norm_before_residual` the other way. Each
+drafts DEPTH tokens after many positions of the target's own text, the true tokens being fed; what counts is how many of
+its best tokens are the target's. A variant is better if it is so by SIGMAS standard errors of the paired difference: a
+head that was trained little cannot be told from its variants, and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_hal.models.drafter import Eagle3Config
+from specdec_hal.models.eagle3 import LlamaEagle3
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment, TargetModel
+from specdec_hal.tensors.device import download
+
+Ids = npt.NDArray[np.int64]
+
+TEXTS = (
+    "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n",
+    "The first step of the algorithm is to sort the list. After that, ",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n",
+    "Question: what is the capital of France, and what is it known for?\nAnswer:",
+)
+LENGTH, STRIDE, DEPTH, SIGMAS = 96, 2, 3, 3.0
+"""Tokens that the target adds to each text; positions from one to the next that is tried; drafts there; see above."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A head's configuration, what of it differs, and the share of its drafts that are the target's, by depth."""
+
+    config: Eagle3Config
+    changes: dict[str, Any]
+    agreement: tuple[float, ...]
+    sigmas: float
+    """By how many standard errors it is better than the head as configured."""
+
+    @property
+    def shares(self) -> str:
+        """The agreement by depth."""
+        return ", ".join(f"{share:.3f}" for share in self.agreement)
+
+    @property
+    def key(self) -> str:
+        """The settings that make the head this variant."""
+        return " and ".join(f"speculative.eagle3.{name}={str(value).lower()}" for name, value in self.changes.items())
+
+
+def variants(config: Eagle3Config, layers: int) -> Iterator[dict[str, Any]]:
+    """Changes of a head, none first. `layers`: of its target."""
+    offsets = [d for d in (0, -1, 1) if config.taps[0] + d >= 1 and config.taps[-1] + d <= layers]
+    for offset in offsets:
+        for output in (config.norm_output, not config.norm_output):
+            for residual in (config.norm_before_residual, not config.norm_before_residual):
+                changes: dict[str, Any] = {}
+                if offset:
+                    changes["layers"] = [tap + offset for tap in config.taps]
+                if output != config.norm_output:
+                    changes["norm_output"] = output
+                if residual != config.norm_before_residual:
+                    changes["norm_before_residual"] = residual
+                yield changes
+
+
+def calibrate(model: TargetModel, head: LlamaEagle3, prompts: list[list[int]], length: int = LENGTH) -> list[Variant]:
+    """Every variant, the head as configured first. `prompts`: token ids that the target continues, one by one.
+
+    Model and head have caches already, whose slot 0 is overwritten.
+    """
+    config: Any = model.config
+    tried = list(variants(head.config, config.num_hidden_layers))
+    taps = {tap for changes in tried for tap in _changed(head.config, changes).taps}
+    hits: list[list[npt.NDArray[np.bool_]]] = [[] for _ in tried]
+    for number, prompt in enumerate(prompts):
+        text = _continued(model, prompt, length, np.random.default_rng(number))
+        given = model.forward(ForwardBatch(text, [Segment(0, 0, len(text), 0)], tuple(tap - 1 for tap in taps)))
+        best = download(model.compute_logits(given[FINAL_NORM])).argmax(-1)
+        features = {tap: given[tap - 1] for tap in taps}
+        for found, changes in zip(hits, tried, strict=True):
+            found.append(_hits(head.variant(_changed(head.config, changes)), text, features, best, len(prompt)))
+    scores = [np.concatenate(found) for found in hits]
+    return [
+        Variant(_changed(head.config, changes), changes, tuple(score.mean(0).tolist()), _sigmas(score, scores[0]))
+        for changes, score in zip(tried, scores, strict=True)
+    ]
+
+
+def better(found: list[Variant]) -> Variant | None:
+    """The best variant, if it is better than the head as configured beyond chance."""
+    best = max(found, key=lambda one: sum(one.agreement))
+    return best if best.sigmas > SIGMAS else None
+
+
+def _changed(config: Eagle3Config, changes: dict[str, Any]) -> Eagle3Config:
+    own = {name: value for name, value in changes.items() if name != "layers"}
+    return replace(config, taps=tuple(changes.get("layers", config.taps)), **own)
+
+
+def _continued(model: TargetModel, prompt: list[int], length: int, generator: np.random.Generator) -> Ids:
+    """The prompt and what the target says after it, sampled, so that it does not repeat itself."""
+    text, position = list(prompt), 0
+    while len(text) < len(prompt) + length:
+        new = np.array(text[position:], np.int64)
+        hidden = model.forward(ForwardBatch(new, [Segment(0, 0, len(new), position, outputs=1)]))[FINAL_NORM]
+        logits = download(model.compute_logits(hidden[len(new) - 1 : len(new)]))[0].astype(np.float64)
+        position = len(text)
+        text.append(int((logits + generator.gumbel(size=len(logits))).argmax()))
+    return np.array(text, np.int64)
+
+
+def _hits(head: LlamaEagle3, text: Ids, features: dict[int, Any], best: Ids, start: int) -> npt.NDArray[np.bool_]:
+    """[positions, DEPTH]: whether draft d after each position is the target's best token there.
+
+    Rows with the target's features are fed at once; then the head's own, from the last position backwards, so that
+    those before a position are the target's still.
+    """
+    tried = range(start, len(text) - DEPTH, STRIDE)
+    states = head.fuse(features)
+    rows = head.forward(ForwardBatch(text[1:], [Segment(0, 0, len(text) - 1, 0)]), states[: len(text) - 1])
+    found = np.zeros((len(tried), DEPTH), bool)
+    first = download(head.compute_logits(rows)).argmax(-1) == best[1:]
+    for number, at in reversed(list(enumerate(tried))):
+        found[number, 0], state = first[at], rows[at : at + 1]
+        for depth in range(1, DEPTH):
+            batch = ForwardBatch(text[at + 1 + depth : at + 2 + depth], [Segment(0, 0, 1, at + depth)])
+            state = head.forward(batch, state)
+            found[number, depth] = download(head.compute_logits(state)).argmax() == best[at + 1 + depth]
+    return found
+
+
+def _sigmas(score: npt.NDArray[np.bool_], reference: npt.NDArray[np.bool_]) -> float:
+    difference = score.mean(1) - reference.mean(1)
+    spread = float(difference.std() / np.sqrt(len(difference)))
+    return float(difference.mean()) / spread if spread else 0.0
