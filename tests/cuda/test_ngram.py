@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.ops import MatchPolicy
-from tests.kernels_common.test_compact_index import TEXTS, buckets_of_single_tokens
+from tests.support.ngram_texts import TEXTS, buckets_of_single_tokens
 from tests.support.bits import assert_same_bits
 from tests.support.building import build
 from tests.support.gpu import run_on_gpu
