@@ -78,17 +78,6 @@ def long_history(policy: MatchPolicy) -> Inputs:
     return inputs
 
 
-def index_of(backend: Backend, inputs: Inputs) -> Any:
-    """A fresh n-gram index of the inputs' histories."""
-    names = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
-    sizes = {name: inputs[name] for name in ("max_ngram_size", "min_ngram_size")}
-    slots, length = inputs["token_ids_all"].shape
-    layout = backend.workspace("ngram_index_update", M=slots, L=length, **sizes)["index"]
-    index = np.zeros(layout.shape, layout.dtype)
-    backend.ngram_index_update(index, *(inputs[name] for name in names), **sizes)
-    return index
-
-
 def cases() -> Iterator[tuple[str, str, Inputs, float | None]]:
     """Name, op, inputs, target in microseconds."""
     for strategy in (Strategy.TARGET_MATCH, Strategy.TOPP, Strategy.REJECTION):
@@ -98,9 +87,6 @@ def cases() -> Iterator[tuple[str, str, Inputs, float | None]]:
         yield f"{op}, B=256 K=5", op, generate(op, 1, M=256, B=256, S=6, L=64, states=("decode",)), 40
     for policy in MatchPolicy:
         yield f"ngram_match, {policy.name}, B=16, history 131072", "ngram_match", long_history(policy), 12000
-    inputs = long_history(MatchPolicy.LATEST)
-    inputs["index"] = index_of(sd.get_backend("xpu_sim"), inputs)
-    yield "ngram_match with an index, LATEST, B=16, history 131072", "ngram_match", inputs, None
 
 
 def decode_step(backend: Backend) -> Iterator[tuple[str, Inputs]]:

@@ -47,5 +47,5 @@ class XpuSimBackend(HostBackend):
         return launch
 
     def index_bytes(self, rows: int, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
-        """As the kernels lay it out."""
-        return int(self._exports["ngram_index_bytes"](row_width, min_ngram_size, max_ngram_size))
+        """Next to nothing: kernels search histories instead."""
+        return 16

@@ -1,6 +1,5 @@
 // A compact n-gram index of one slot, for devices that insert and look up in parallel: 16 bytes a token of history for
-// up to three n-gram sizes (16/3 for each size more). Results are those of the search, as with the index of
-// ngram_index.h.
+// up to three n-gram sizes (16/3 for each size more). Results are those of the search.
 //
 // A row is a header, then an open-addressing hash table of 8-byte entries in buckets of eight. An entry holds three
 // places (columns of the token after the n-gram; 0: none): the latest, the first inside the prompt, the first inside
