@@ -4,7 +4,7 @@
 #include "ops.h"
 #include "row_launch.cuh"
 #include "row_list.cuh"
-#include "specdec/row_parts.h"
+#include "row_parts.cuh"
 #include "specdec_ops/part_chunks.h"
 
 namespace specdec::cuda {

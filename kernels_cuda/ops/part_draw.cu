@@ -3,8 +3,8 @@
 
 #include "launch.cuh"
 #include "ops.h"
+#include "row_parts.cuh"
 #include "specdec/philox.h"
-#include "specdec/row_parts.h"
 #include "specdec_ops/part_draw.h"
 #include "specdec_ops/part_kept.h"
 #include "specdec_ops/part_shares.h"
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kWarp) part_shares_kernel(const __grid_constan
   if (threadIdx.x == 0) a.sums[r] = static_cast<int64_t>(sum);
 }
 
-// A warp a chunk; most have nothing that is kept.
+// What min_p keeps, in rows that have it and no other filter. A warp a chunk; most have nothing that is kept.
 template <class L>
 __global__ void __launch_bounds__(kWarp)
     part_kept_kernel(const __grid_constant__ PartKeptArgs a, const typename L::Bits* logits) {
@@ -44,11 +44,11 @@ __global__ void __launch_bounds__(kWarp)
   let_next_start();
   const int64_t r = blockIdx.x / a.Chunks, c = blockIdx.x % a.Chunks, at = r * a.Chunks + c;
   const SamplingParams params = params_of(a, r);
-  if (a.position[r] < 0 || is_greedy(params) || !Filters(params, a.vocab_size).any()) return;
-  const KeptMasses kept = kept_of(a, r, {top_of_ranks(a, r), drawn_at(params.temperature)});
-  const float chunk_top = a.chunk_tops[at];
+  const Filters filters(params, a.vocab_size);
+  if (a.position[r] < 0 || is_greedy(params) || !filters.by_weight || filters.by_count) return;
+  const Softmax softmax = {top_of_ranks(a, r), drawn_at(params.temperature)};
   uint64_t sum = 0;
-  if (order_key(chunk_top) >= kept.cut.key && kept.softmax(chunk_top) >= kept.least) {
+  if (softmax(a.chunk_tops[at]) >= filters.least) {
     const int64_t first = c * kChunkIds;
     const int count = static_cast<int>(min64(a.V - first, kChunkIds));
     const typename L::Bits* x = logits + r * a.V + first;
@@ -58,9 +58,8 @@ __global__ void __launch_bounds__(kWarp)
       for (int k = 0; k < kAhead; ++k) bits[k] = x[min(i + k * static_cast<int>(kWarp), count - 1)];
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
-        const int j = i + k * static_cast<int>(kWarp);
-        const float logit = L::widen(bits[k]);
-        if (j < count) sum += kept.of(order_key(logit), a.first_token + first + j, kept.softmax(logit));
+        const uint64_t mass = softmax(L::widen(bits[k]));
+        if (i + k * static_cast<int>(kWarp) < count && mass >= filters.least) sum += mass;
       }
     }
   }
@@ -85,7 +84,8 @@ __global__ void __launch_bounds__(kDrawThreads)
   }
   const SamplingParams params = params_of(a, r);
   const int64_t position = a.position[r];
-  if (position < 0 || is_greedy(params)) return;
+  const Filters filters(params, a.vocab_size);
+  if (position < 0 || is_greedy(params) || filters.by_count) return;
   uint64_t total = 0, before = 0, mine = 0;
   for (int64_t rank = 0; rank < a.Ranks; ++rank) {
     const uint64_t sum = static_cast<uint64_t>(a.sums_of_ranks[rank * a.R_cap + r]);
@@ -111,9 +111,8 @@ __global__ void __launch_bounds__(kDrawThreads)
   const uint64_t rest = rest_in_chunk;
   const float chunk_top = a.chunk_tops[r * a.Chunks + chunk];
   const Softmax row = {top_of_ranks(a, r), drawn_at(params.temperature)};
-  const bool filtered = Filters(params, a.vocab_size).any();
+  const bool filtered = filters.by_weight;
   const Softmax masses = {filtered ? row.row_max : chunk_top, row.inv_temperature};
-  const KeptMasses kept = kept_of(a, r, row);
   const uint64_t weight = filtered ? kMassOne : chunk_weight(row, chunk_top);
   float logit[kDrawEach];
   uint64_t mass[kDrawEach], sum = 0;
@@ -122,7 +121,7 @@ __global__ void __launch_bounds__(kDrawThreads)
     const bool real = first + j < a.V;
     logit[j] = L::widen(logits[r * a.V + (real ? first + j : a.V - 1)]);
     mass[j] = real ? masses(logit[j]) : 0;
-    if (filtered) mass[j] = kept.of(order_key(logit[j]), a.first_token + first + j, mass[j]);
+    if (filtered && mass[j] < filters.least) mass[j] = 0;
     sum += mass[j];
   }
   uint64_t prefix = block_below(sum, parts[1], &all);

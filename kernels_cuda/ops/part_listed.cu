@@ -1,11 +1,10 @@
-// part_listed: a block a row, a thread an element that some rank has told. ln_totals: a thread a total.
+// part_listed: a block a row, a thread an element that some rank has told.
 #include <string>
 
 #include "launch.cuh"
 #include "ops.h"
+#include "row_parts.cuh"
 #include "specdec/philox.h"
-#include "specdec/row_parts.h"
-#include "specdec_ops/ln_totals.h"
 #include "specdec_ops/part_listed.h"
 #include "warp.cuh"
 
@@ -18,7 +17,7 @@ struct Told {
   int64_t unordered[kToldThreads], place[kToldThreads];
   uint64_t upto[kToldThreads], kept[kToldThreads];
   uint64_t parts[2][kToldThreads / kWarp];
-  int complete, reached;  // elements behind which another rank may have more; the first that reaches top_p's share
+  int reached;  // the first that reaches top_p's share
 };
 
 __global__ void __launch_bounds__(kToldThreads) part_listed_kernel(const __grid_constant__ PartListedArgs a) {
@@ -29,19 +28,12 @@ __global__ void __launch_bounds__(kToldThreads) part_listed_kernel(const __grid_
   const int i = static_cast<int>(threadIdx.x), n = static_cast<int>(a.Ranks * a.Listed);
   if (i == 0) {
     a.drawn[r] = kNowhere;
-    a.total[r] = 0;
-    a.settled[r] = false;
-    s.complete = 0;
     s.reached = n;
   }
   const SamplingParams params = params_of(a, r);
   const Filters filters(params, a.vocab_size);
   const int64_t position = a.position[r];
-  if (position < 0 || is_greedy(params) || !(filters.by_count || filters.by_mass)) return;
-  int64_t known = kNowhere;  // no rank has another element above it
-  for (int64_t rank = 0; rank < a.Ranks; ++rank) {
-    known = max64(known, a.first_of_ranks[(rank * a.R_cap + r + 1) * a.Listed - 1]);
-  }
+  if (position < 0 || is_greedy(params) || !filters.by_count) return;
   if (i < n) s.unordered[i] = a.first_of_ranks[(i / a.Listed * a.R_cap + r) * a.Listed + i % a.Listed];
   __syncthreads();
   if (i < n) {
@@ -52,35 +44,24 @@ __global__ void __launch_bounds__(kToldThreads) part_listed_kernel(const __grid_
   }
   __syncthreads();
 
-  if (!has_distribution(place_key(s.place[0]))) {
-    if (i == 0) a.settled[r] = true;
-    return;
-  }
+  if (!has_distribution(place_key(s.place[0]))) return;
   const Softmax softmax = {place_value(s.place[0]), drawn_at(params.temperature)};
   const int64_t place = i < n ? s.place[i] : kNowhere;
   const uint64_t mass = i < n ? softmax(place_value(place)) : 0;
   uint64_t all;
   const uint64_t in_warp = warp_inclusive(mass);
   s.upto[i] = block_warps_below(__shfl_sync(kAllLanes, in_warp, kWarp - 1), s.parts[0], &all) + in_warp;
-  if (i < n && place >= known && (i == n - 1 || s.place[i + 1] < known)) s.complete = i + 1;
   __syncthreads();
   const int last = static_cast<int>(min64(params.top_k, n)) - 1;
-  const uint64_t counted = s.upto[filters.by_count ? last : n - 1];
-  const uint64_t need =
-      nucleus(params.top_p, filters.by_count || a.totals == nullptr ? counted : static_cast<uint64_t>(a.totals[r]));
+  const uint64_t need = nucleus(params.top_p, s.upto[last]);
   if (i < n && s.upto[i] >= need && (i == 0 || s.upto[i - 1] < need)) s.reached = i;
   __syncthreads();
   const int end = filters.by_mass ? s.reached : last;
-  if ((filters.by_count && params.top_k > s.complete) || end >= s.complete) return;
 
   const uint64_t kept = i <= end && mass >= filters.least ? mass : 0;
   s.kept[i] = kept;
   uint64_t total;
   block_warps_below(warp_sum(kept), s.parts[1], &total);
-  if (i == 0) {
-    a.total[r] = static_cast<int64_t>(total);
-    a.settled[r] = true;
-  }
   if (kept == 0) return;
   const uint64_t point = draw_point(philox_words(a.row_seed[r], position, a.purpose).u64(), total);
   const int64_t token = place_token(place);
@@ -89,15 +70,6 @@ __global__ void __launch_bounds__(kToldThreads) part_listed_kernel(const __grid_
     if (place_token(s.place[j]) < token) before += s.kept[j];
   }
   if (before <= point && point - before < kept) a.drawn[r] = place;
-}
-
-constexpr unsigned kTotalsThreads = 128;
-
-__global__ void __launch_bounds__(kTotalsThreads) ln_totals_kernel(const __grid_constant__ LnTotalsArgs a) {
-  wait_for_previous();
-  let_next_start();
-  const int64_t r = int64_t{blockIdx.x} * kTotalsThreads + threadIdx.x;
-  if (r < a.R_cap) a.logarithms[r] = ln_ratio(static_cast<uint64_t>(a.totals[r]));
 }
 
 void part_listed(const PartListedArgs& a, cudaStream_t stream) {
@@ -110,10 +82,5 @@ void part_listed(const PartListedArgs& a, cudaStream_t stream) {
   launch("part_listed", stream, {dim3(static_cast<unsigned>(a.R_cap)), dim3(kToldThreads)}, part_listed_kernel, a);
 }
 SPECDEC_OP(part_listed, kLimits)
-
-void ln_totals(const LnTotalsArgs& a, cudaStream_t stream) {
-  launch("ln_totals", stream, {blocks_for(a.R_cap, kTotalsThreads), kTotalsThreads}, ln_totals_kernel, a);
-}
-SPECDEC_OP(ln_totals, kLimits)
 
 }  // namespace specdec::cuda

@@ -217,7 +217,8 @@ class RunnerSettings(Section):
 class EngineSettings(Section):
     """`tensor_parallel`: processes that share one model, each with a part of every weight. They compare what they
     decided every `digest_interval` steps; null: never. `rank_timeout_s`: how long one waits for the others.
-    `vocabulary_parallel`: each samples from its own part of the vocabulary, so that no logits are sent; same tokens.
+    `vocabulary_parallel`: steps of many rows on GPUs are sampled from each one's part of the vocabulary, so that no
+    logits are sent; same tokens.
     `rank_devices`: the GPU of each rank; null: `backend.options.device` and those behind it. Ranks that share one work
     for tests: what they exchange goes through the host, and steps are not captured.
     `warm_up`: compile and capture steps before the first request; null: in servers and AsyncEngine, not in LLM.

@@ -50,7 +50,8 @@ class WideCase:
 
 
 class WideIndex:
-    """An n-gram index of more than 2^31 bytes; the last slot's is reset, brought up to date and asked."""
+    """An n-gram index of more than 2^31 bytes or histories of more elements; the last slot's is reset, brought up
+    to date and asked."""
 
     op = "ngram_index_update"
     name = "the index of many long requests"
@@ -64,8 +65,11 @@ class WideIndex:
     def wrong(self, subject: Subject) -> str | None:
         """What is wrong, or None. Raises CallFailed."""
         length, sizes = 2**17, {"max_ngram_size": MAX_NGRAM_SIZE, "min_ngram_size": 1}
-        width = subject.workspace(self.op, M=1, L=length, **sizes)["index"].shape[1]
-        m = ELEMENTS // width + 2
+
+        def width(slots: int) -> int:
+            return subject.workspace(self.op, M=slots, L=length, **sizes)["index"].shape[1]
+
+        m = ELEMENTS // max(width(ELEMENTS // length), length) + 2
         last = np.arange(m) == m - 1
         text = np.zeros((m, length), np.int64)
         text[-1, :9] = [1, 2, 3, 4, 1, 2, 9, 1, 2]
@@ -73,7 +77,7 @@ class WideIndex:
             "token_ids_all": text, "prompt_lens": last * 5, "step_idx": last * 4,
             "seq_lens_encoder": np.zeros(m, np.int32), "seq_lens_decoder": last * np.int32(8),
         }  # fmt: skip
-        index = np.zeros((m, width), np.uint8)
+        index = np.zeros((m, width(m)), np.uint8)
         self._call(subject, "ngram_index_reset", {"index": index, "reset_slots": last})
         self._call(subject, self.op, {"index": index, **history, **sizes})
         call: Inputs = {

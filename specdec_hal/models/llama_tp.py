@@ -31,12 +31,8 @@ class TensorParallelLlama(LlamaTorch):
     def compute_logits(self, hidden: Any) -> Any:
         """See TargetModel.compute_logits."""
         with self._inference():
-            parts = self._group.gather(self.compute_logits_part(hidden))
+            parts = self._group.gather(super().compute_logits(hidden))
             return parts.transpose(0, 1).flatten(1)[:, : self.config.vocab_size].contiguous()
-
-    def compute_logits_part(self, hidden: Any) -> Any:
-        """This rank's columns of `compute_logits`, as many as every rank has; undefined behind the vocabulary."""
-        return super().compute_logits(hidden)
 
     def _whole(self, partial: Any) -> Any:
         first, *others = self._group.gather(partial)

@@ -70,8 +70,8 @@ NGRAM_MATCH = op(
     token ends queries, but is in no haystack [#skip-last]. {_CYCLES}
     {_BUDGET}
     With an up-to-date `index` the results are equal, and where the backend keeps one the look-up does not depend on
-    the history's length [#index]; under `skip_last` or with pre_ids it is not used. {_PRE_IDS} Source: prompt look-up decoding (Saxena 2023);
-    FastDeploy PRs #6960, #7103, #7136.
+    the history's length [#index]; under `skip_last` or with pre_ids it is not used. {_PRE_IDS}
+    Source: prompt look-up decoding (Saxena 2023); FastDeploy PRs #6960, #7103, #7136.
     """,
     *_MATCH_OPERANDS,
     attrs=_match_attrs(use_draft_token_num=True),

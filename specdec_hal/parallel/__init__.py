@@ -5,7 +5,5 @@ rank sends tokens to another. `group`: what ranks tell each other. `weights`: a 
 decoder over a group. `runner`: a runner that has the others do what it does, and compares what they decided.
 `rank`: the life of one that is not the first. `team`: all of them, as the first sees them.
 
-Where each rank samples from its own part of the vocabulary, a rank does send the token that only it can tell.
-`masses`: the contract's arithmetic in PyTorch. `work`: what is exchanged. `sampling`: ops over parts of rows. `rows`:
-the runner's.
+`vocabulary`: sampling where each rank has a part of the vocabulary; a rank does send the token that only it can tell.
 """

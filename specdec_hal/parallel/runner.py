@@ -14,9 +14,9 @@ from specdec_hal.runner import ModelRunner, Request, RequestOutput, StreamDelta
 from specdec_hal.runner.guard import owns_cache
 from specdec_hal.runner.journal import Record
 from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.plan import VocabularyPart
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import FinishReason
-from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Work
 from specdec_hal.tensors.group import Group
 
@@ -33,12 +33,12 @@ class RankRunner(ModelRunner):
         self._decisions: list[Decision] = []
         self._compared = 0
 
-    def _row_logits(self) -> RowLogits:
+    def _vocabulary_part(self) -> VocabularyPart | None:
         if not self.config.engine.vocabulary_parallel:
-            return super()._row_logits()
-        from specdec_hal.parallel.rows import VocabularyRows
+            return None
+        from specdec_hal.parallel import vocabulary
 
-        return VocabularyRows(self.backend, self.model, self._group)
+        return vocabulary.VocabularyPart.of(self._group, self.backend, self.model)
 
     def step(self) -> list[StreamDelta]:
         """See ModelRunner.step. RankMismatchError if the ranks differ, at the first comparison behind that step."""

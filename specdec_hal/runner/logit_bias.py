@@ -50,9 +50,4 @@ class LogitBias:
         `slot_of_row` int32 [R], -1 in the tail; no slot in use has more than `width` entries. Enqueues, and reads
         nothing on the host.
         """
-        self._device.add_entries(logits, slot_of_row, *self.entries(width))
-
-    def entries(self, width: int) -> tuple[Any, Any]:
-        """`ids` and `values` [slots, width] on the device, of at most `width` entries a slot."""
-        ids, values = (tensor[:, :width] for tensor in self._group.tensors.values())
-        return ids, values
+        self._device.add_entries(logits, slot_of_row, *(tensor[:, :width] for tensor in self._group.tensors.values()))

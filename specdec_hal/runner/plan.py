@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from specdec_hal.plugin.proposer import Proposer, StepBounds, StepView
 from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
-from specdec_hal.runner.row_logits import Call, RowLogits
+from specdec_hal.runner.request import SamplingParams
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.state import REPORT, ROW_SCORES, DecodeState
@@ -40,13 +40,33 @@ from specdec_hal.tensors.transfer import Fetched, Outputs
 
 _log = logging.getLogger("specdec_hal")
 
+Call = Callable[[int], None]
+"""A part of a step; takes the stream."""
+
+
+class VocabularyPart(Protocol):
+    """This process's columns of the logits, from which it samples together with other ranks."""
+
+    width: int
+    least_rows: int
+
+    def work_of(self, requests: Iterable[SamplingParams]) -> Hashable:
+        """What a step of these requests takes, whatever its values are; None if its rows have to be whole."""
+
+    def compute_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """As DeviceModel.compute_logits_device, of these columns [R, width]."""
+
+    @property
+    def sample_target(self) -> Callable[..., None]:
+        """The op over these columns and what :meth:`work_of` said, on the current stream."""
+
 
 class Needs(NamedTuple):
     """What the requests of a step ask for beyond tokens.
 
     `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most tokens whose logits one of them changes.
     `allowed`: one of them may generate some tokens only.
-    `work`: see :meth:`RowLogits.work_of`.
+    `parts`: how ranks sample from their own columns of the logits; None: from whole rows.
     """
 
     penalties: bool = False
@@ -56,10 +76,10 @@ class Needs(NamedTuple):
     logprobs: int = 0
     bias: int = 0
     allowed: bool = False
-    work: Hashable = None
+    parts: Hashable = None
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence], vocab_size: int, work: Hashable = None) -> Needs:
+    def of(cls, sequences: Iterable[Sequence], vocab_size: int) -> Needs:
         """What these need together. Numbers are rounded up to powers of two, so that there are few plans."""
         wanted = {one.wants for one in sequences}
         top = max((one.top for one in wanted), default=-1)
@@ -72,7 +92,6 @@ class Needs(NamedTuple):
             logprobs=_columns(top, vocab_size),
             bias=_round_up(biased, 1, MAX_LOGIT_BIAS) if biased else 0,
             allowed=any(one.allowed for one in wanted),
-            work=work,
         )
 
     @property
@@ -148,7 +167,8 @@ class Planner:
 
     `static`: the model takes device tensors of fixed capacity, so that no call reads a device value. `captured`: plans
     become device graphs; one that cannot be captured is launched call by call from then on, which is said once.
-    `row_logits`: who has the logits. `named`: the tokens with which the model thinks.
+    `parts`: this rank's part of the vocabulary, for steps that are sampled from parts. `named`: the tokens with which
+    the model thinks.
     """
 
     def __init__(
@@ -160,10 +180,11 @@ class Planner:
         settings: SpeculativeSettings,
         *,
         captured: bool,
-        row_logits: RowLogits,
+        parts: VocabularyPart | None,
         named: ModelSettings,
     ) -> None:
-        self._row_logits, self._named = row_logits, named
+        self._parts = parts if model.capabilities.device_lengths else None
+        self._named = named
         self.backend, self.model, self.state, self.proposer, self.settings = backend, model, state, proposer, settings
         self.static = model.capabilities.device_lengths
         # A model over device tensors finds each token's slot in `batch_id_per_token`, which is in slot order.
@@ -188,7 +209,7 @@ class Planner:
         self._buffers = Buffers(
             hidden={layer: device.zeros((size["T_cap"], config.hidden_size), dtype) for layer in self._layers},
             picked={layer: device.zeros((size["R_cap"], config.hidden_size), dtype) for layer in self._layers},
-            logits=device.zeros((size["R_cap"], row_logits.width), "float32"),
+            logits=device.zeros((size["R_cap"], config.vocab_size), "float32"),
         )
 
     def check(self) -> None:
@@ -205,8 +226,10 @@ class Planner:
 
     def needs(self, sequences: Collection[Sequence]) -> Needs:
         """What a step of these needs."""
-        work = self._row_logits.work_of(one.request.params for one in sequences) if self.static else None
-        return Needs.of(sequences, self.model.config.vocab_size, work)
+        needs = Needs.of(sequences, self.model.config.vocab_size)
+        if self._parts is None or needs.changes_logits or needs.logprobs:
+            return needs
+        return needs._replace(parts=self._parts.work_of(one.request.params for one in sequences))
 
     def bucket(self, slots: int, tokens: int, context: int, chunked: bool, needs: Needs) -> Bucket:
         """The smallest bucket that a step fits into; sizes are powers of two, so that there are few."""
@@ -216,6 +239,8 @@ class Planner:
         slots = _round_up(slots, 1, size["M"])
         packed = _round_up(tokens, 128, size["T_cap"]) if chunked else slots * s
         query = max(s, size["I_cap"]) if chunked else s
+        if self._parts is not None and slots * s < self._parts.least_rows:
+            needs = needs._replace(parts=None)
         return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), needs)
 
     def warm_up(self, needs: Iterable[Needs], progress: Callable[[int, int], None]) -> None:
@@ -301,7 +326,7 @@ class Planner:
         """Enqueue the log-probabilities of prompt tokens, behind the :meth:`launch` of the step that they are of."""
         buffers = self._buffers
         if self._prompts is None:
-            self._prompts = PromptScorer(self.backend, self._row_logits, self.state, buffers.logits)
+            self._prompts = PromptScorer(self.backend, self.model, self.state, buffers.logits)
         top = max(chunk.sequence.request.params.prompt_logprobs or 0 for chunk in chunks)
         starts = None if self.static else self._starts
         columns = _columns(top, self.model.config.vocab_size)
@@ -378,7 +403,7 @@ class Planner:
         rows = bucket.rows
         hidden = {layer: tensor[: bucket.tokens] for layer, tensor in buffers.hidden.items()}
         picked = {layer: tensor[:rows] for layer, tensor in buffers.picked.items()}
-        logits = buffers.logits[:rows]
+        logits, needs = buffers.logits[:rows], bucket.needs
 
         def bind(op: str, *args: Any, **kwargs: Any) -> Call:
             return backend.bind(op, *args, **state.args(op, sizes, **kwargs))
@@ -387,30 +412,32 @@ class Planner:
             ("gather", bind("gather_next_token", x, out=picked[layer], is_speculative=True, token_order=self._order))
             for layer, x in hidden.items()
         ]
-        calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes)))
-        raw, needs = logits, bucket.needs
+        if needs.parts is not None:
+            logits = self._of_part()[:rows]
+        calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes, needs.parts is not None)))
+        raw = logits
         if needs.changes_logits and needs.logprobs:
-            raw = self._extra("logits", V=self._row_logits.width)[:rows]
+            raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
             calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
         slots = state.part("batch_id_per_token_output", sizes)
         if needs.bias:
-            calls.append(("penalties", lambda stream: self._row_logits.add_bias(state.bias, logits, slots, needs.bias)))
+            calls.append(("penalties", lambda stream: state.bias.add(logits, slots, needs.bias)))
         if needs.penalties:
             args = state.args("apply_penalties", sizes)
-            calls.append(("penalties", self._row_logits.bind("apply_penalties", logits, **args)))
+            calls.append(("penalties", backend.bind("apply_penalties", logits, **args)))
         if needs.answer:
             args = state.args("reasoning_constraint", sizes)
             tokens = {"think_end_id": self._named.think_end_id, "line_break_id": self._named.line_break_id}
-            calls.append(("penalties", self._row_logits.bind("reasoning_constraint", logits, **args, **tokens)))
+            calls.append(("penalties", backend.bind("reasoning_constraint", logits, **args, **tokens)))
         if needs.allowed:
             masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots}
-            calls.append(("penalties", self._row_logits.bind("apply_token_bitmask", logits, **masks)))
+            calls.append(("penalties", backend.bind("apply_token_bitmask", logits, **masks)))
         calls.append(("sample", bind("build_sampling_params")))
         told = {}
         if self._sampling_tells(bucket.needs):
             plan.report = (*REPORT, *ROW_SCORES)
             told = {output: state.report.tensors[name][:rows] for name, output in ROW_SCORES.items()}
-        judged_by = self._judge(logits, sizes, needs.work, calls, told)
+        judged_by = self._judge(logits, sizes, needs.parts, calls, told)
         calls.append((
             "verify",
             bind(
@@ -491,13 +518,24 @@ class Planner:
     def _misbehaved(self, what: str) -> PluginError:
         return PluginError(f"proposer '{self.settings.method}' {what}; fix it (found by runner.debug)")
 
-    def _logits(self, picked: Any, logits: Any, sizes: dict[str, int]) -> Call:
-        device, held = self.state.device, self._row_logits
-        if self.static:
-            counted = self.state["cu_seqlens_q_output"][sizes["B"] : sizes["B"] + 1]
-            num_rows = None if self.backend.debug else counted  # whose checks look at every row
-            return lambda stream: held.compute_device(picked, logits, num_rows)
-        return lambda stream: device.assign(logits, held.compute(picked))
+    def _logits(self, picked: Any, logits: Any, sizes: dict[str, int], of_part: bool) -> Call:
+        device, model = self.state.device, self.model
+        if not self.static:
+            return lambda stream: device.assign(logits, model.compute_logits(picked))
+        counted = self.state["cu_seqlens_q_output"][sizes["B"] : sizes["B"] + 1]
+        num_rows = None if self.backend.debug else counted  # whose checks look at every row
+        compute = cast(DeviceModel, model).compute_logits_device
+        if of_part and self._parts is not None:
+            compute = self._parts.compute_device
+        return lambda stream: compute(picked, logits, num_rows)
+
+    def _of_part(self) -> Any:
+        """Where this rank's columns of the logits come out, at full capacity."""
+        assert self._parts is not None
+        if "part" not in self._buffers.extra:
+            shape = (self.state.symbols["R_cap"], self._parts.width)
+            self._buffers.extra["part"] = self.state.device.zeros(shape, "float32")
+        return self._buffers.extra["part"]
 
     def _extra(self, name: str, **symbols: int) -> Any:
         """A buffer of this name at full capacity, shared by all plans."""
@@ -515,7 +553,7 @@ class Planner:
         self,
         logits: Any,
         sizes: dict[str, int],
-        work: Hashable,
+        parts: Hashable,
         calls: list[tuple[str, Call]],
         told: Mapping[str, Any],
     ) -> dict[str, Any]:
@@ -526,7 +564,12 @@ class Planner:
         backend, state, strategy, rows = self.backend, self.state, self.settings.verify_strategy, sizes["R_cap"]
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
             args = state.args("sample_target", sizes)
-            calls.append(("sample", self._row_logits.bind_sample_target(logits, work, **args, **told)))
+            if parts is None:
+                calls.append(("sample", backend.bind("sample_target", logits, **args, **told)))
+            else:
+                assert self._parts is not None
+                sample = partial(self._parts.sample_target, logits, parts, **args)
+                calls.append(("sample", lambda stream: sample()))
             return {}
         vocabulary = self.model.config.vocab_size
         probs = self._extra("probs", V=vocabulary)[:rows]
@@ -557,7 +600,7 @@ class Planner:
         args = {**state.args("gather_accepted", {"B": bucket.slots}), **packed}
         args["cu_batch_token_offset"] = outputs.tensors["cu_batch_token_offset"]
         calls.append(("logprobs", backend.bind("gather_accepted", logits, **args)))
-        calls.append(("logprobs", self._row_logits.bind("token_logprobs", logits, **packed, **outputs.tensors)))
+        calls.append(("logprobs", backend.bind("token_logprobs", logits, **packed, **outputs.tensors)))
         return outputs
 
     # ---- models that take lists

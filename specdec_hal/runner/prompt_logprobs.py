@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from specdec_hal.plugin.backend import Backend
+from specdec_hal.backend import Backend
+from specdec_hal.models.protocol import DeviceModel, TargetModel
 from specdec_hal.runner import sequence as running
 from specdec_hal.runner.request import TokenLogprobs
-from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.state import DecodeState
 from specdec_hal.tensors.transfer import Fetched, Field, Outputs
@@ -81,8 +81,8 @@ class ScoredPrompts:
 class PromptScorer:
     """Scores the chunks of one runner's steps. `logits` [R_cap, V] may be overwritten behind a step's plan."""
 
-    def __init__(self, backend: Backend, row_logits: RowLogits, state: DecodeState, logits: Any) -> None:
-        self._backend, self._held, self._state = backend, row_logits, state
+    def __init__(self, backend: Backend, model: TargetModel, state: DecodeState, logits: Any) -> None:
+        self._backend, self._model, self._state = backend, model, state
         size, device = state.symbols, state.device
         self._block = block = min(max(size["R_cap"], min(_LEAST_BLOCK, size["T_cap"])), _MOST_BLOCK)
         blocks = -(-size["T_cap"] // block)
@@ -97,7 +97,7 @@ class PromptScorer:
             }
         )
         lent = block <= size["R_cap"]
-        self._logits = logits[:block] if lent else device.zeros((block, row_logits.width), "float32")
+        self._logits = logits[:block] if lent else device.zeros((block, model.config.vocab_size), "float32")
         self._rows = device.upload(np.arange(block, dtype=state.field("rows", A_cap=block).numpy_dtype))
         self._outputs: dict[int, Outputs] = {}
 
@@ -109,7 +109,7 @@ class PromptScorer:
         `hidden` [T_cap, D] are its final hidden states. `starts`: at which of their rows each slot's tokens begin; None
         where they stand in slot order, so that the device knows.
         """
-        state, device, held = self._state, self._state.device, self._held
+        state, device, model = self._state, self._state.device, self._model
         total = self._fill(chunks, starts)
         self._inputs.upload()
         given, blocks = self._inputs.tensors, -(-total // self._block)
@@ -123,12 +123,12 @@ class PromptScorer:
             end = given["ends"][at]
             if starts is None:
                 num_rows = None if self._backend.debug else end[1:]  # whose checks look at every row
-                held.compute_device(picked[rows], self._logits, num_rows)
+                cast(DeviceModel, model).compute_logits_device(picked[rows], self._logits, num_rows)
             else:
-                logits = held.compute(picked[rows.start : rows.start + filled])
+                logits = model.compute_logits(picked[rows.start : rows.start + filled])
                 device.assign(self._logits[:filled], logits)
             scores = {name: tensor[rows] for name, tensor in outputs.tensors.items()}
-            score = held.bind(
+            score = self._backend.bind(
                 "token_logprobs",
                 self._logits,
                 rows=self._rows,

@@ -27,7 +27,7 @@ from specdec_hal.runner.guard import Guard, check_cache, claim_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.method import chosen
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
-from specdec_hal.runner.plan import LaunchedStep, Planner, StepPlan
+from specdec_hal.runner.plan import LaunchedStep, Planner, StepPlan, VocabularyPart
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Trials
 from specdec_hal.runner.report import StepReport, StepSink
@@ -40,7 +40,6 @@ from specdec_hal.runner.request import (
     StreamDelta,
     TokenLogprobs,
 )
-from specdec_hal.runner.row_logits import RowLogits
 from specdec_hal.runner.scheduler import PrefixCache, Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.state import DecodeState
@@ -119,7 +118,7 @@ class ModelRunner:
             self._proposer,
             speculative,
             captured=captured,
-            row_logits=self._row_logits(),
+            parts=self._vocabulary_part(),
             named=config.model,
         )
         self._planner.check()
@@ -160,9 +159,9 @@ class ModelRunner:
         check_hidden_layers(proposer, method, model)
         return proposer
 
-    def _row_logits(self) -> RowLogits:
-        """Who has the logits."""
-        return RowLogits(self.backend, self.model)
+    def _vocabulary_part(self) -> VocabularyPart | None:
+        """This process's part of the vocabulary, where it can sample from one."""
+        return None
 
     def _prefix_cache(self, blocks: bool) -> PrefixCache | None:
         """How requests share KV blocks, if they do; ConfigError where the model has none (`blocks`)."""

@@ -13,10 +13,10 @@ from specdec_hal.conformance.inputs.generate import hostile
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.ops import MatchPolicy
 from specdec_hal.ops.generate import hostile
-from tests.support.ngram_texts import TEXTS, buckets_of_single_tokens
 from tests.support.bits import assert_same_bits
 from tests.support.building import build
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not
+from tests.support.ngram_texts import TEXTS, buckets_of_single_tokens
 from tests.support.running import run
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")

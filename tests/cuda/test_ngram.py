@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from specdec_hal.ops import MatchPolicy
-from tests.support.ngram_texts import TEXTS, buckets_of_single_tokens
 from tests.support.bits import assert_same_bits
 from tests.support.building import build
 from tests.support.gpu import run_on_gpu
+from tests.support.ngram_texts import TEXTS, buckets_of_single_tokens
 from tests.support.running import run
 
 pytestmark = pytest.mark.gpu

@@ -20,22 +20,25 @@ import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import load
-from specdec_hal.models.llama_cuda_tp import load_part
-from specdec_hal.parallel.rows import VocabularyRows
+from specdec_hal.parallel.group import ProcessGroup
+from specdec_hal.parallel.llama_cuda import load_part
 from specdec_hal.parallel.runner import RankRunner
+from specdec_hal.parallel.vocabulary import VocabularyPart
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
-from specdec_hal.tensors.device import TorchDevice
-from specdec_hal.tensors.group import ProcessGroup
+from tests.support.cuda_on_host import CudaOnHost
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0},
-    {"temperature": 0.8, "logprobs": 0},
-    {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "logprobs": 2},
+    {"temperature": 0.8},
+    {"temperature": 0.9, "top_k": 12, "top_p": 0.9},
     {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {3: 2.0, 70: 2.5}, "prompt_logprobs": 1},
     {"temperature": 1.2, "top_p": 0.95},
     {"temperature": 1, "min_p": 0.05, "frequency_penalty": 0.2},
     {"temperature": 1, "top_k": 100, "logprobs": 1},
+    {"temperature": 0.8, "logprobs": 0},
+    {"temperature": 0.9, "top_k": 12, "logprobs": 2},
 ]
+"""The first three together are sampled from parts."""
 
 
 def requests(vocab: int, short: bool) -> Iterator[Request]:
@@ -46,11 +49,23 @@ def requests(vocab: int, short: bool) -> Iterator[Request]:
         yield Request(f"r{i}", ids, SamplingParams(max_new_tokens=2 if short else 24, seed=i, **kind))
 
 
-class PartsRunner(RankRunner):
-    """Samples from parts of the vocabulary, however many ranks there are."""
+class CountedPart(VocabularyPart):
+    """Counts how often it was used."""
 
-    def _row_logits(self) -> Any:
-        return VocabularyRows(self.backend, self.model, self._group)
+    used = 0
+
+    def sample_target(self, *args: Any, **operands: Any) -> None:
+        self.used += 1
+        super().sample_target(*args, **operands)
+
+
+class PartsRunner(RankRunner):
+    """Samples from parts of the vocabulary, however many ranks and rows there are."""
+
+    def _vocabulary_part(self) -> VocabularyPart:
+        kernels: Any = self.backend if hasattr(self.backend, "bind_part") else CudaOnHost()
+        self.part = CountedPart(self._group, self.model.config.vocab_size, kernels, self.model, least_rows=1)
+        return self.part
 
 
 def main(folder: str, rank: int, size: int, rendezvous: str, place: str, transport: str, out: str) -> None:
@@ -82,6 +97,7 @@ def main(folder: str, rank: int, size: int, rendezvous: str, place: str, transpo
             for name, one in runner.run().items()
         }
         summary = runner.summary()
+        assert not isinstance(runner, PartsRunner) or runner.part.used
         assert summary["failed_steps"] == summary["graph_failures"] == 0, summary
         assert (summary["graphs"] > 0) == (graph and transport == "nccl"), "captured where that was asked"
         assert not k or short or summary["accepted_tokens"] > 0, "drafts were accepted"

@@ -1,4 +1,4 @@
-"""Rows of a part of a vocabulary, and a comparison of all that kernels and operators find in them."""
+"""Rows of a vocabulary that ranks share, and the tokens of whole ones."""
 
 from __future__ import annotations
 
@@ -7,133 +7,99 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec_hal.ops import Purpose
-from specdec_hal.parallel.kernels import KernelRows
-from specdec_hal.parallel.local import Asked, Columns, LocalRows, Needed
-from specdec_hal.parallel.work import Filters, RowParams, Work
-from tests.parallel.ranks import Threads
-from tests.parallel.test_vocabulary import KINDS, params_of, rows_of, tensors
-
-PARTS = 3
-"""Ranks, of which the second is looked at."""
+from specdec_hal.backends.reference import sampling
+from specdec_hal.ops import LogprobMode, Purpose
+from specdec_hal.parallel.vocabulary import VocabularyPart, Work
+from specdec_hal.runner import SamplingParams
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
-WIDTHS = [1, 31, 1023, 1024, 1025, 3000]
+
+KINDS: dict[str, tuple[float, float, int, float]] = {
+    "greedy": (0, 0.5, 3, 0.5),
+    "unfiltered": (1, 1, 0, 0),
+    "tempered": (0.7, 1, 0, 0),
+    "hot": (3e38, 1, 0, 0),
+    "cold": (1e-42, 1, 0, 0),
+    "top_k": (0.8, 1, 7, 0),
+    "top_k 1": (1, 1, 1, 0),
+    "top_k as listed": (1.3, 1, 32, 0),
+    "top_k all": (1, 1, 10**6, 0),
+    "top_k and top_p": (0.8, 0.6, 20, 0),
+    "top_k, top_p 0": (2, 0, 30, 0),
+    "min_p": (1, 1, 0, 0.02),
+    "min_p 1": (1, 1, 0, 1),
+    "all": (1.5, 0.9, 15, 0.01),
+}
+"""Temperature, top_p, top_k, min_p of rows that are sampled from parts."""
 
 
-class Guarded(KernelRows):
-    """Outputs hold anything before, and nothing is written beside them."""
-
-    MARGIN = 40
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._buffers: list[Any] = []
-
-    def _empty(self, *shape: int, dtype: Any = torch.int64) -> Any:
-        extents = (self._rows, *shape)
-        count, each = int(np.prod(extents)), torch.empty(0, dtype=dtype).element_size()
-        bytes_ = torch.full(
-            (count * each + 2 * self.MARGIN * each,), 0x5A, dtype=torch.uint8, device=self._logits.device
-        )
-        self._buffers.append((bytes_, self.MARGIN * each))
-        return bytes_[self.MARGIN * each : -self.MARGIN * each].view(dtype).view(extents)
-
-    def check_margins(self) -> None:
-        for bytes_, margin in self._buffers:
-            assert (bytes_[:margin] == 0x5A).all() and (bytes_[-margin:] == 0x5A).all()
-
-
-def part_rows(width: int, rank: int) -> Any:
-    """Logits of a part [rows, width]: maxima that are equal, at the ends of chunks and in other ranks' parts."""
-    rows = rows_of(PARTS * max(width, 32))[:, rank * width : (rank + 1) * width]
-    tied = np.tile(np.float32([1, 1, 0, -np.inf]), width // 4 + 1)[:width]
-    ends = np.full(width, -9, np.float32)
-    ends[0::1024] = ends[1023::1024] = 4
-    ends[-1] = 4
-    empty = np.full(width, -np.inf, np.float32)
-    chunks = rows[0].copy()
-    chunks[1024:2048] = -np.inf
-    few = empty.copy()
-    few[:: max(width // 7, 1)] = -2
-    nan = rows[0].copy()
-    nan[-1] = np.nan
-    return np.float32([*rows, tied, ends, empty, chunks, few, nan])
+def rows_of(vocab: int) -> Any:
+    """Logits [rows, vocab]: spread, peaked, tied, with -inf, infinities, NaN; equal maxima at the ends of chunks."""
+    rng = np.random.default_rng(vocab)
+    normal = rng.normal(0, 2, vocab)
+    equal_maxima = normal.copy()
+    equal_maxima[[vocab // 5, vocab // 2, vocab - 1]] = 11
+    masked, only_last, one_part = normal.copy(), np.full(vocab, -np.inf), np.full(vocab, -np.inf)
+    masked[rng.random(vocab) < 0.9] = -np.inf
+    masked[: vocab // 3] = -np.inf  # whole chunks
+    only_last[-1] = -3
+    one_part[vocab // 2 : vocab // 2 + 40] = rng.normal(0, 1, 40)
+    infinite, nan = normal.copy(), normal.copy()
+    infinite[[vocab // 3, vocab - 2]] = np.inf
+    nan[vocab - 5] = np.nan
+    one_sided, ends = normal.copy(), np.full(vocab, -9.0)
+    one_sided[: vocab // 6] += 30
+    ends[::1024] = ends[1023::1024] = ends[-1] = 4
+    zeros, tied = np.where(rng.random(vocab) < 0.5, 0.0, -0.0), np.round(normal)
+    rows = [normal, normal * 5, tied, equal_maxima, masked, only_last, one_part, infinite, nan, zeros, one_sided, ends]
+    return np.float32([*rows, np.full(vocab, -np.inf)])
 
 
-def unaligned(array: Any, dtype: Any, offset: int) -> Any:
-    """As a tensor that begins `offset` elements behind an aligned address."""
-    flat = torch.zeros(array.size + offset + 16, dtype=dtype)
-    mine = flat[offset : offset + array.size].view(array.shape)
-    mine.copy_(torch.from_numpy(array))
-    return mine
+def params_of(kinds: list[str], rows: int) -> dict[str, Any]:
+    """Row i * K + k: logits i under kind k."""
+    table, rng = np.array([KINDS[kind] for kind in kinds] * rows, np.float64), np.random.default_rng(7)
+    position = rng.integers(0, 1 << 40, len(table))
+    position[::9] = -1  # tails, and a word of seeds
+    return {
+        "row_temperature": table[:, 0].astype(np.float32),
+        "row_top_p": table[:, 1].astype(np.float32),
+        "row_top_k": table[:, 2].astype(np.int32),
+        "row_min_p": table[:, 3].astype(np.float32),
+        "row_seed": rng.integers(-(1 << 63), 1 << 63, len(table)),
+        "position": position,
+    }
 
 
-def same(found: Any, wanted: Any, context: object) -> None:
-    assert found.dtype == wanted.dtype, context
-    torch.testing.assert_close(
-        found.cpu(), wanted.cpu(), rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{context}: {m}"
-    )
+def requests(kinds: list[str]) -> list[SamplingParams]:
+    names = ("temperature", "top_p", "top_k", "min_p")
+    return [SamplingParams.model_construct(**dict(zip(names, KINDS[kind], strict=True))) for kind in kinds]
 
 
-def compare(kernels: Any, width: int, dtype: Any, count: int, number: int = 0, device: str = "cpu") -> None:
-    """Every step of a draw by the second of three ranks, by kernels and by operators, over all kinds of rows."""
-    span = -(-width // 1024) * 1024
-    vocab, kinds = PARTS * span, list(KINDS)[number % 2 :: 2]
-    arrays = [part_rows(width, rank) for rank in range(PARTS)]
-    offset, each = number % 4, len(arrays[0])
-    params = params_of(kinds, each, vocab)
-    params["position"][4] = -1
-    asked = tensors(params)
-    asked = RowParams(*(tensor.to(device) for tensor in asked))
-    drawing = Asked(asked, Filters.of(asked, vocab), Purpose.SAMPLE)
-    logits = [unaligned(np.repeat(array, len(kinds), 0), dtype, offset).to(device) for array in arrays]
-    if device != "cpu" and offset:
-        logits[1] = torch.cat([logits[1].new_zeros(offset), logits[1].flatten()])[offset:].view(logits[1].shape)
-    columns = [Columns(rank * span, span, vocab) for rank in range(PARTS)]
-    needed = Needed(shares=True, raw=True, kept=True)
-    others = [LocalRows(logits[rank], columns[rank], drawing) for rank in range(PARTS)]
-    told = [rows.first(count, needed) for rows in others]
-    mine, wanted = Guarded(kernels, logits[1], columns[1], drawing), others[1]
+def work_of(part: VocabularyPart, kinds: list[str]) -> Work:
+    work = part.work_of(requests(kinds))
+    assert work is not None
+    return work
 
-    used, nan = asked.position >= 0, torch.isnan(logits[1].float()).any(1)
-    first = mine.first(count, needed)
-    same(first[used & ~nan], told[1][used & ~nan], "first")
-    assert (first[~used] == -(1 << 63)).all()
-    lists = torch.stack(told)
-    mine.meet(lists), [rows.meet(lists) for rows in others]
-    defined = used & wanted.defined
-    shares = [rows.shares() for rows in others]
-    same(mine.shares()[defined], shares[1][defined], "shares")
-    same(mine.raw_shares()[defined], wanted.raw_shares()[defined], "raw shares")
-    sampled = defined & drawing.filters.sampled
 
-    totals = torch.stack(shares).sum(0)
-    (found, settled), (draw, known) = mine.draw_listed(totals), wanted.draw_listed(totals)
-    same(settled[used], known[used], "settled")
-    same(found.place[known & defined], draw.place[known & defined], "listed")
-    same(found.total[known & defined], draw.total[known & defined], "total of the listed")
+def on_part(part: VocabularyPart, logits: Any, kinds: list[str], params: dict[str, Any], **options: Any) -> Any:
+    """The tokens, by one rank, from logits that are not aligned; nothing beside the tokens is written."""
+    mine = logits[:, part.first : part.first + part.width]
+    flat = torch.zeros(mine.numel() + 3, dtype=mine.dtype, device=mine.device)
+    offset = part.width % 4
+    flat[offset : offset + mine.numel()] = mine.flatten()
+    held = torch.full((len(mine) + 2,), -7, device=mine.device)
+    given = {name: torch.from_numpy(array).to(mine.device) for name, array in params.items()}
+    mine = flat[offset : offset + mine.numel()].view(mine.shape)
+    part.sample_target(mine, work_of(part, kinds), target_tokens=held[1:-1], **given, **options)
+    assert held[[0, -1]].tolist() == [-7, -7]
+    return held[1:-1].cpu().numpy()
 
-    work = Work.of(asked, vocab)
-    if work.by_count or work.by_mass:
-        for rows in (mine, wanted):
-            ranks = [others[0], rows, others[2]]
-            cut = Threads(PARTS).run(lambda group, ranks=ranks: ranks[group.rank].last_kept(group, work, totals))[1]
-            kept = rows.keep(cut)
-            if rows is mine:
-                found = kept
-        searched = sampled & drawing.filters.cut & ~settled
-        same(found[searched], kept[searched], "kept behind a search")
 
-    rng = np.random.default_rng(width)
-    cuts = torch.from_numpy(rng.integers(0, width, len(used))).to(device)[:, None]
-    last = wanted.places()[:, :width].sort(1, descending=True).values.gather(1, cuts)[:, 0]
-    last[::5] = (1 << 63) - 1  # nothing is kept here
-    for rank, rows in enumerate(others):  # what the others keep is not cut
-        shares[rank] = torch.where(drawing.filters.unfiltered, shares[rank], rows.keep(last if rank == 1 else None))
-    kept = mine.keep(last)
-    same(kept[sampled], shares[1][sampled], "kept")
-    sums = torch.stack(shares)
-    same(mine.draw(sums, 1)[sampled], wanted.draw(sums, 1)[sampled], "drawn")
-    same(mine.logarithms(sums.sum(0))[sampled], wanted.logarithms(sums.sum(0))[sampled], "logarithms")
-    mine.check_margins()
+def on_whole_rows(logits: Any, params: dict[str, Any], purpose: Purpose = Purpose.SAMPLE) -> Any:
+    count = len(logits)
+    tokens, scores, ranks = np.zeros(count, np.int64), np.zeros(count, np.float32), np.zeros(count, np.int64)
+    sampling.sample_target(
+        logits, **params, target_tokens=tokens, logprobs=scores, ranks=ranks, purpose=purpose,
+        logprob_mode=LogprobMode.RAW,
+    )  # fmt: skip
+    return tokens

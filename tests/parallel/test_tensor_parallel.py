@@ -161,13 +161,6 @@ def gathered(path: Path, ranks: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_parts_of_the_vocabulary_give_the_same_outputs(checkpoint: Path, ranks: int) -> None:
-    """With all that reads logits: filters, penalties, biases, log-probabilities of tokens and prompts."""
-    for outputs in on_threads(checkpoint, ranks, outputs_of, vocabulary_parallel=True):
-        assert outputs == gathered(checkpoint, ranks)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
 def test_processes_give_the_tokens_of_one_process_until_one_dies(checkpoint: Path, ranks: int) -> None:
     """One process that adds in the same order, and `ranks` processes: drafted and plain, sampled and not."""
     naive = on_threads(checkpoint, ranks, method="naive")

@@ -17,7 +17,6 @@ struct PartDrawArgs {
   const int64_t* position;  // [R_cap]
   const float* chunk_tops;  // [R_cap, Chunks]
   const int64_t* first_of_ranks;  // [Ranks, R_cap, Listed]
-  const int64_t* last_kept;  // [R_cap], may be null
   const int64_t* shares;  // [R_cap, Chunks]
   const int64_t* sums_of_ranks;  // [Ranks, R_cap]
   int64_t* drawn;  // [R_cap]
@@ -54,7 +53,6 @@ struct Tables {
       OperandInfo{"chunk_tops", Cell::kFloat32, Access::kRead, offsetof(Args, chunk_tops), {{R_cap}, {Chunks}}},
       OperandInfo{"first_of_ranks", Cell::kInt64, Access::kRead,
                   offsetof(Args, first_of_ranks), {{Ranks}, {R_cap}, {Listed}}},
-      OperandInfo{"last_kept", Cell::kInt64, Access::kRead, offsetof(Args, last_kept), {{R_cap}}}.or_null(),
       OperandInfo{"shares", Cell::kInt64, Access::kRead, offsetof(Args, shares), {{R_cap}, {Chunks}}},
       OperandInfo{"sums_of_ranks", Cell::kInt64, Access::kRead, offsetof(Args, sums_of_ranks), {{Ranks}, {R_cap}}},
       OperandInfo{"drawn", Cell::kInt64, Access::kWrite, offsetof(Args, drawn), {{R_cap}}},

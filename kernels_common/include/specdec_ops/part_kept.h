@@ -16,11 +16,9 @@ struct PartKeptArgs {
   const int64_t* position;  // [R_cap]
   const float* chunk_tops;  // [R_cap, Chunks]
   const int64_t* first_of_ranks;  // [Ranks, R_cap, Listed]
-  const int64_t* last_kept;  // [R_cap], may be null
   int64_t* shares;  // [R_cap, Chunks]
   FloatType logits_type;
   int64_t R_cap, V, Chunks, Ranks, Listed;
-  int32_t first_token;
   int32_t vocab_size;
 };
 
@@ -29,7 +27,7 @@ namespace detail::part_kept {
 struct Tables {
   using Args = PartKeptArgs;
   enum : int { R_cap, V, Chunks, Ranks, Listed };
-  enum : int { first_token, vocab_size };
+  enum : int { vocab_size };
   static constexpr SymbolInfo symbols[] = {
       {"R_cap", 0, INT64_MAX, offsetof(Args, R_cap)},
       {"V", 1, 16777215, offsetof(Args, V)},
@@ -48,11 +46,9 @@ struct Tables {
       OperandInfo{"chunk_tops", Cell::kFloat32, Access::kRead, offsetof(Args, chunk_tops), {{R_cap}, {Chunks}}},
       OperandInfo{"first_of_ranks", Cell::kInt64, Access::kRead,
                   offsetof(Args, first_of_ranks), {{Ranks}, {R_cap}, {Listed}}},
-      OperandInfo{"last_kept", Cell::kInt64, Access::kRead, offsetof(Args, last_kept), {{R_cap}}}.or_null(),
       OperandInfo{"shares", Cell::kInt64, Access::kWrite, offsetof(Args, shares), {{R_cap}, {Chunks}}},
   };
   static constexpr AttributeInfo attributes[] = {
-      {"first_token", 0, 2147483647, offsetof(Args, first_token), 4},
       {"vocab_size", 1, 16777215, offsetof(Args, vocab_size), 4},
   };
   static constexpr List<Order> symbol_orders = {};

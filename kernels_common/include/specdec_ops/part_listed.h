@@ -3,7 +3,6 @@
 #pragma once
 
 #include "specdec/contract.h"
-#include "specdec/flag.h"
 #include "specdec_ops/signature.h"
 
 namespace specdec {
@@ -16,10 +15,7 @@ struct PartListedArgs {
   const int64_t* row_seed;  // [R_cap]
   const int64_t* position;  // [R_cap]
   const int64_t* first_of_ranks;  // [Ranks, R_cap, Listed]
-  const int64_t* totals;  // [R_cap], may be null
   int64_t* drawn;  // [R_cap]
-  int64_t* total;  // [R_cap]
-  Flag* settled;  // [R_cap]
   int64_t R_cap, Ranks, Listed;
   int32_t vocab_size;
   Purpose purpose;
@@ -45,10 +41,7 @@ struct Tables {
       OperandInfo{"position", Cell::kInt64, Access::kRead, offsetof(Args, position), {{R_cap}}},
       OperandInfo{"first_of_ranks", Cell::kInt64, Access::kRead,
                   offsetof(Args, first_of_ranks), {{Ranks}, {R_cap}, {Listed}}},
-      OperandInfo{"totals", Cell::kInt64, Access::kRead, offsetof(Args, totals), {{R_cap}}}.or_null(),
       OperandInfo{"drawn", Cell::kInt64, Access::kWrite, offsetof(Args, drawn), {{R_cap}}},
-      OperandInfo{"total", Cell::kInt64, Access::kWrite, offsetof(Args, total), {{R_cap}}},
-      OperandInfo{"settled", Cell::kBool, Access::kWrite, offsetof(Args, settled), {{R_cap}}},
   };
   static constexpr AttributeInfo attributes[] = {
       {"vocab_size", 1, 16777215, offsetof(Args, vocab_size), 4},

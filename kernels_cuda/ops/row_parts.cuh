@@ -39,12 +39,4 @@ SPECDEC_HD SamplingParams params_of(const Args& a, int64_t r) {
 // At which masses are summed: 1 for a row that is not drawn.
 SPECDEC_HD float drawn_at(float temperature) { return temperature > 0.0f ? inverse_temperature(temperature) : 1.0f; }
 
-// What is kept of row r; `softmax`: the row's. Ids are tokens.
-template <class Args>
-SPECDEC_HD KeptMasses kept_of(const Args& a, int64_t r, const Softmax& softmax) {
-  const int64_t last = a.last_kept == nullptr ? kNowhere : a.last_kept[r];
-  const Cut cut = last == kNowhere ? keep_all() : Cut{place_key(last), place_token(last)};
-  return {softmax, cut, threshold(a.row_min_p[r], kMassOne)};
-}
-
 }  // namespace specdec
