@@ -18,9 +18,9 @@ from record import write
 
 import specdec_hal as sd
 from specdec_hal.bench.timing import Figures
-from specdec_hal.parallel.group import ProcessGroup
 from specdec_hal.parallel.vocabulary import VocabularyPart
 from specdec_hal.runner import SamplingParams
+from specdec_hal.tensors.group import ProcessGroup
 
 KINDS: dict[str, SamplingParams] = {
     "greedy": SamplingParams(temperature=0),

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from specdec_hal.backends.reference.primitives import CHUNK
+from specdec_hal.models.tp_weights import vocabulary_part
 from specdec_hal.ops import Purpose
-from specdec_hal.parallel.group import Group
-from specdec_hal.parallel.weights import vocabulary_part
 from specdec_hal.runner.request import SamplingParams
+from specdec_hal.tensors.group import Group
 
 LISTED = 32
 """Candidates that each rank tells of a row with top_k."""

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from specdec_hal.backend import Backend
-from specdec_hal.models.protocol import DeviceModel, TargetModel
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.model import DeviceModel, TargetModel
 from specdec_hal.runner import sequence as running
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.scheduler import Schedule

@@ -12,7 +12,6 @@ from specdec_hal.conformance.guarded import GuardedHost
 from specdec_hal.conformance.inputs.generate import hostile
 from specdec_hal.conformance.subject import Subject
 from specdec_hal.ops import MatchPolicy
-from specdec_hal.ops.generate import hostile
 from tests.support.bits import assert_same_bits
 from tests.support.building import build
 from tests.support.cuda_on_host import ARCHS, CudaOnHost, why_not

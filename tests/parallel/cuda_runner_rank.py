@@ -20,11 +20,12 @@ import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import load
-from specdec_hal.parallel.group import ProcessGroup
-from specdec_hal.parallel.llama_cuda import load_part
+from specdec_hal.models.llama_cuda_tp import load_part
 from specdec_hal.parallel.runner import RankRunner
 from specdec_hal.parallel.vocabulary import VocabularyPart
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.tensors.device import TorchDevice
+from specdec_hal.tensors.group import ProcessGroup
 from tests.support.cuda_on_host import CudaOnHost
 
 KINDS: list[dict[str, Any]] = [

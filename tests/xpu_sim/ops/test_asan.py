@@ -15,7 +15,7 @@ from specdec_hal.backends.xpu_sim.options import Options
 from specdec_hal.conformance.inputs.generate import cases, generate, hostile
 from specdec_hal.errors import ConfigError
 from specdec_hal.ops import OPS
-from specdec_hal.ops.generate import cases, generate, hostile
+from specdec_hal.tensors.native import library_path
 from tests.support.running import assert_same, run, searched
 
 ROOT = Path(__file__).parents[3]

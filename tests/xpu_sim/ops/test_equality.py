@@ -9,8 +9,8 @@ import pytest
 
 from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import Options
+from specdec_hal.conformance.inputs.generate import cases, generate, hostile
 from specdec_hal.ops import OPS
-from specdec_hal.ops.generate import cases, generate, hostile
 from tests.support.redzone import RedZones
 from tests.support.running import assert_same, searched, written
 

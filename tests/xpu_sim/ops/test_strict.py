@@ -10,7 +10,6 @@ from specdec_hal.backends.xpu_sim.backend import XpuSimBackend
 from specdec_hal.backends.xpu_sim.options import PROFILES, Options
 from specdec_hal.conformance.inputs.generate import cases, generate, hostile
 from specdec_hal.ops import OPS
-from specdec_hal.ops.generate import cases, generate, hostile
 from tests.support.running import assert_same, run, searched
 
 SHAPES = [("auto", "auto"), (2, 3), (1, 64), (12, 16)]
