@@ -10,7 +10,7 @@ Sources: Kwon et al. 2023, PagedAttention; Zheng et al. 2024, SGLang; vllm/v1/co
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 
 import numpy as np
@@ -113,17 +113,21 @@ class BlockPool:
 
 
 def block_keys(
-    keys: list[bytes], tokens: NDArray[np.int64], block_size: int, lookahead: int, salt: str | None
+    keys: list[bytes],
+    length: int,
+    tokens: Callable[[int, int], NDArray[np.int64]],
+    block_size: int,
+    lookahead: int,
+    salt: str | None,
 ) -> list[bytes]:
-    """`keys`, the first blocks' of a text, continued in place to the last block that `tokens` [n], all of it, fills.
+    """`keys`, the first blocks' of a text, continued in place to the last block that its `length` tokens fill.
 
     A key is a digest of `salt` and all tokens up to `lookahead` after the block's end, which its rows depend on: equal
-    keys mean equal rows.
+    keys mean equal rows. `tokens(start, end)` reads the text.
     """
     last = keys[-1] if keys else sha256(b"" if salt is None else b"salt" + salt.encode()).digest()
-    tokens = np.ascontiguousarray(tokens, np.int64)
-    for at in range(len(keys), max(len(tokens) - lookahead, 0) // block_size):
-        start, end = at * block_size, (at + 1) * block_size + lookahead
-        last = sha256(last + tokens[start + lookahead if at else 0 : end].tobytes()).digest()
+    for at in range(len(keys), max(length - lookahead, 0) // block_size):
+        start, end = at * block_size + (lookahead if at else 0), (at + 1) * block_size + lookahead
+        last = sha256(last + tokens(start, end).tobytes()).digest()
         keys.append(last)
     return keys

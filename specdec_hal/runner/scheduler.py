@@ -369,8 +369,8 @@ class Scheduler:
         size, lookahead = self.pool.block_size, self._prefixes.lookahead or 0
         keys = sequence.block_keys
         if (len(keys) + 1) * size + lookahead <= sequence.length:
-            tokens = np.concatenate([sequence.prompt, np.array(sequence.token_ids, np.int64)])
-            block_keys(keys, tokens, size, lookahead, sequence.request.params.cache_salt)
+            salt = sequence.request.params.cache_salt
+            block_keys(keys, sequence.length, sequence.tokens, size, lookahead, salt)
         return keys
 
     # ---- a new owner

@@ -75,6 +75,14 @@ class Sequence(OutputStream):
         """Tokens of prompt and output that the host knows."""
         return self.prompt_len + len(self.token_ids)
 
+    def tokens(self, start: int, end: int) -> NDArray[np.int64]:
+        """Some of them."""
+        first = self.prompt_len
+        if end <= first:
+            return self.prompt[start:end]
+        generated = np.array(self.token_ids[max(start - first, 0) : end - first], np.int64)
+        return np.concatenate([self.prompt[start:], generated]) if start < first else generated
+
     @property
     def prefilling(self) -> bool:
         """Whether part of its context has not been scheduled."""

@@ -165,8 +165,10 @@ class TextStream:
 
     def release(self, final: bool) -> tuple[Span, ...]:
         """The spans that can be shown now: all if the request has ended, else all but what may begin a stop string."""
-        begun = max((stop.matched for stop in self.stop), default=0)
+        begun = max([stop.matched for stop in self.stop]) if self.stop else 0
         if final or not begun:
+            if not self._held:
+                return ()
             shown = tuple(self._held)
             self._held.clear()
             self._held_chars = 0

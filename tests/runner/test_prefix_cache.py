@@ -75,7 +75,7 @@ class Blocks:
         for sequence in self.runner.streams:
             text = [*sequence.request.prompt_token_ids, *sequence.token_ids]
             salt = sequence.request.params.cache_salt
-            keys = block_keys([], np.array(text, np.int64), BLOCK, self.lookahead, salt)
+            keys = keys_of(text, self.lookahead, salt)
             for at, key in enumerate(keys):
                 self.texts[key] = text[: (at + 1) * BLOCK + self.lookahead]
         cache, rows = self.runner.model.cache, self._rows()  # type: ignore[attr-defined]
@@ -278,8 +278,11 @@ def test_where_it_is_on() -> None:
         SamplingParams(cache_salt="")
 
 
-def keys_of(text: Iterable[int], lookahead: int = 0, salt: str | None = None) -> list[bytes]:
-    return block_keys([], np.array(list(text), np.int64), BLOCK, lookahead, salt)
+def keys_of(
+    text: Iterable[int], lookahead: int = 0, salt: str | None = None, keys: list[bytes] | None = None
+) -> list[bytes]:
+    tokens = np.array(list(text), np.int64)
+    return block_keys(keys or [], len(tokens), lambda start, end: tokens[start:end], BLOCK, lookahead, salt)
 
 
 def test_keys_are_of_all_tokens_before() -> None:
@@ -292,7 +295,7 @@ def test_keys_are_of_all_tokens_before() -> None:
             assert same == [at >= (block + 1) * BLOCK + lookahead for block in range(3)]
     for lookahead in (0, 1):
         grown = keys_of(text[:6], lookahead)
-        assert block_keys(grown, np.array(text), BLOCK, lookahead, None) == keys_of(text, lookahead)
+        assert keys_of(text, lookahead, keys=grown) == keys_of(text, lookahead)
     assert not {*keys_of(text)} & {*keys_of(text, salt="")} and keys_of(text, salt="a") != keys_of(text, salt="b")
 
 
