@@ -80,7 +80,27 @@ class StepReport:
         ids, values, ranks = self._columns
         return TokenLogprobs.rows(ids[start:end], values[start:end], ranks[start:end], top)
 
+    def goes_on(self, slots: int, end_tokens: Array, vocab_size: int) -> bool:
+        """Whether all that the first `slots` slots emitted are tokens of the vocabulary other than `end_tokens` [E]."""
+        emitted = self.emitted[:slots]
+        ends = emitted.view(np.uint64) >= vocab_size  # negative ones are large
+        for token in end_tokens:
+            ends |= emitted == token
+        return not (ends & self._counted[:slots]).any()
+
     # ---- made when first asked for, once a step
+
+    @cached_property
+    def matched(self) -> list[int]:
+        """[M]: how many tokens of each slot are accepted drafts."""
+        counts: list[int] = (self._matches & self._counted).sum(1).tolist()
+        return counts
+
+    @cached_property
+    def _counted(self) -> NDArray[np.bool_]:
+        """[M, S]: which tokens were emitted."""
+        counted: NDArray[np.bool_] = np.arange(self.emitted.shape[1]) < self.counts[:, None]
+        return counted
 
     @cached_property
     def scores(self) -> Arrays | None:
@@ -91,12 +111,19 @@ class StepReport:
 
     @cached_property
     def _as_drafted(self) -> list[list[bool]]:
+        flags: list[list[bool]] = self._matches.tolist()
+        return flags
+
+    @cached_property
+    def _matches(self) -> NDArray[np.bool_]:
         """[M, S]: which tokens equal the drafts at their places, if there were any."""
+        if self.emitted.shape[1] == 1:
+            return np.zeros(self.emitted.shape, np.bool_)
         offsets, ids = self._values["cu_seqlens_q"], self._values["ids_remove_padding"][:, 0]
         at = offsets[:-1, None] + np.arange(1, self.emitted.shape[1] + 1)
         drafts = ids[np.minimum(at, len(ids) - 1)]
-        flags: list[list[bool]] = ((self.emitted == drafts) & (at < offsets[1:, None])).tolist()
-        return flags
+        matches: NDArray[np.bool_] = (self.emitted == drafts) & (at < offsets[1:, None])
+        return matches
 
     @cached_property
     def _inputs(self) -> list[int]:

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
+
 from specdec_hal.config.schema import Config
 from specdec_hal.errors import EngineDeadError, JournalError, PluginError, RequestError
 from specdec_hal.models import Tokenizer, load_model
@@ -87,6 +89,9 @@ class ModelRunner:
         self.max_model_len = max_model_len
         self.metrics = Metrics()
         self.end_tokens = frozenset(model.config.eos_token_ids)
+        self._end_ids = np.array(sorted(self.end_tokens), np.int64)
+        self._goes_on = False
+        """Whether no token of the step that is being read ends its request by itself."""
         self._vocab_size = model.config.vocab_size
         self._headroom = headroom
         positions = max_model_len + headroom
@@ -438,6 +443,7 @@ class ModelRunner:
             if step.prompts is not None:
                 step.prompts.read(self._tell_scored)
             report = StepReport(values)
+            self._goes_on = report.goes_on(step.schedule.slots, self._end_ids, self._vocab_size)
             decoded, drafted, accepted, inputs, rows = list[Drafted](), list[int](), list[int](), 0, 0
             for slot, work in step.schedule.work.items():
                 sequence, kept, fed = work.sequence, work.sequence.accepted, report.fed(slot)
@@ -487,6 +493,20 @@ class ModelRunner:
             self._scheduler.computed(sequence, work.end)
             return None
         tokens = report.tokens(slot)
+        if self._goes_on and sequence.plain and not work.chunk:
+            length = len(sequence.token_ids) + len(tokens)
+            if length < sequence.max_new_tokens:  # nothing ends, as in nearly every step
+                flags, accepted = report.from_draft(slot, tokens), report.matched[slot]
+                if self.sink is not None:
+                    self.sink.gained(sequence, slot, flags, fed - 1)
+                sequence.advance(tokens, flags, fed - 1, accepted)
+                if sequence.prompt_len + length > sequence.shares_at:
+                    self._scheduler.computed(sequence, sequence.prompt_len + length - 1)
+                record.emitted += len(tokens)
+                record.decode_slots += 1
+                record.decode_tokens += len(tokens)
+                self._show(sequence)
+                return accepted if tokens else None
         if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
             vocabulary = f"the vocabulary [0, {self._vocab_size})"
             self._end("error", sequence, f"backend '{self.backend.name}' emitted {max(tokens)}, outside {vocabulary}")

@@ -209,13 +209,18 @@ class Scheduler:
         """Let everybody decode whose context is computed; slots and requests of which some is not."""
         width, unfinished, context = self.state.symbols["S"], list[tuple[int, Sequence]](), 0
         block_size = 0 if self.pool is None else self.pool.block_size
+        beyond, headroom = self.draft_positions - 1, self.headroom
         for slot, sequence in list(self.running.items()):
             if only is not None and sequence not in only:
                 continue
             if sequence.cached < sequence.target:  # or preempted for an older one, just now
                 unfinished.append((slot, sequence))
                 continue
-            reach = self._reach(sequence, sequence.length - 1 + (sequence.in_flight + 1) * width)
+            # As _reach, of `length`; written out, since every step does it for every request.
+            reach = sequence.prompt_len + len(sequence.token_ids) + (sequence.in_flight + 1) * width + beyond
+            most = sequence.prompt_len + sequence.max_new_tokens + headroom
+            if reach > most:
+                reach = most
             if reach > len(sequence.blocks) * block_size and not self._reserve(sequence, reach):
                 continue
             step.work[slot] = self._decoding[slot]
@@ -328,7 +333,9 @@ class Scheduler:
         self.pool.share(found)
         self.state.schedule.host["block_tables"][slot, : len(found)] = sequence.blocks = found
         self._dirty = True
-        sequence.registered, sequence.cached = len(found), len(found) * self.pool.block_size
+        size = self.pool.block_size
+        sequence.registered, sequence.cached = len(found), len(found) * size
+        sequence.shares_at = sequence.cached + size
         sequence.draft_rows = self._keeps_draft_rows(sequence)
 
     def _count(self, sequence: Sequence) -> None:
@@ -341,18 +348,17 @@ class Scheduler:
     def computed(self, sequence: Sequence, positions: int) -> None:
         """A step was read, with which the caches hold the first `positions` of a request's context: others may share
         the blocks that it has filled."""
+        if positions < sequence.shares_at or sequence.slot is None or sequence.finish_reason == "error":
+            return
         pool = self.pool
-        if pool is None or self._prefixes is None or positions < (sequence.registered + 1) * pool.block_size:
-            return
-        if sequence.slot is None or sequence.finish_reason == "error":
-            return
+        assert pool is not None
         # The drafter is not fed what the last step emits, nor what leaves no room for a draft.
         room = sequence.max_new_tokens - len(sequence.token_ids)
         drafted = sequence.draft_rows and sequence.finish_reason is None and room > 1
         keys = self._keys(sequence)[: positions // pool.block_size]
         for at in range(sequence.registered, len(keys)):
             pool.register(sequence.blocks[at], keys[at], drafted)
-        sequence.registered = len(keys)
+        sequence.registered, sequence.shares_at = len(keys), (len(keys) + 1) * pool.block_size
 
     def forget_prefixes(self) -> None:
         """No later request finds the blocks of those so far."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_hal.config.schema import INT32_MAX
 from specdec_hal.runner.request import Request
 from specdec_hal.runner.stream import Detokenizer, OutputStream
 
@@ -50,6 +51,8 @@ class Sequence(OutputStream):
         stops, bias = bool(self.stop_sequences), len(params.logit_bias)
         thinks, allowed = params.limits_thinking, params.allowed_token_ids is not None
         self.wants = Wants(params.penalised, stops, thinks, params.constrains_answer, top, bias, allowed)
+        self.plain = top < 0 and not (stops or params.stop or thinks or params.return_drafts)
+        """Whether the host wants nothing of a step but its tokens, and end tokens alone can end it."""
         self.limit_status = 0
         """Where it is in thinking, the text that ends it, or its answer, behind the tokens that the host knows."""
         self.slot: int | None = None
@@ -58,6 +61,8 @@ class Sequence(OutputStream):
         """Of the blocks that its text fills, see :func:`specdec_hal.runner.blocks.block_keys`."""
         self.registered = 0
         """Its first blocks that are full, which others may share."""
+        self.shares_at = INT32_MAX
+        """Positions that fill one more."""
         self.draft_rows = False
         """Whether the drafter has its rows for all that is computed of the context."""
         self.cached = 0

@@ -284,6 +284,16 @@ class OutputStream:
                 self.finish("length")
                 return
 
+    def advance(self, token_ids: list[int], from_draft: list[bool], drafted: int, accepted: int) -> None:
+        """Take over, and count, a decode step of a request without log-probabilities that none of its tokens ends."""
+        self.token_ids += token_ids
+        self.accepted_draft += from_draft
+        self._text.extend(token_ids, from_draft)
+        self.steps += 1
+        self.num_drafts += drafted > 0
+        self.drafted += drafted
+        self.accepted += accepted
+
     def finish(self, reason: FinishReason, error: str = "") -> None:
         """End the request."""
         self.finish_reason, self.error = reason, error

@@ -38,7 +38,18 @@ def test_tokens_and_which_of_them_were_drafts() -> None:
     assert [report.tokens(slot) for slot in range(4)] == [[5, 6], [7], [8, 9], []]
     flags = [report.from_draft(slot, report.tokens(slot)) for slot in range(3)]
     assert flags == [[True, False], [False], [True, False]]
+    assert report.matched == [1, 0, 1, 0]
     assert report.limit_status(1) == 3 and report.largest == 9 and report.scores is None
+
+
+@pytest.mark.parametrize(("slot", "column", "counts"), [(0, 1, True), (1, 0, True), (1, 1, False), (3, 0, False)])
+def test_whether_a_request_may_have_ended(slot: int, column: int, counts: bool) -> None:
+    """End tokens and what is no token, among those that the step emitted."""
+    for token in (0, 20, -1, 10):
+        given = values()
+        given["accept_tokens"][slot, column] = token
+        assert StepReport(given).goes_on(3, np.array([20, 0]), 10) != counts
+    assert StepReport(values()).goes_on(3, np.array([20, 0]), 10)
 
 
 ROW_LOGPROBS = np.array([-1.5, -0.25, TAIL, -2, -3, -0.125, TAIL, TAIL], np.float32)
