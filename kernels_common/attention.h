@@ -25,11 +25,15 @@ struct Span {
 };
 
 struct Call {
-  const float* qkv;  // [rows, width]: queries, keys, values, not yet rotated
-  const float* rotary;  // [positions, head_dim]: complex factors for neighbouring pairs
+  const float* qkv;  // [rows, width]: queries, keys, values
+  const float* rotary;  // [positions, head_dim]: complex factors for neighbouring pairs; null: qkv has been rotated
   float* out;  // [rows, heads * head_dim]
   int64_t width;
   int64_t heads, kv_heads, head_dim;
+  float scale = 1.0f;  // of scores
+  int64_t window = 0;  // a query sees so many keys, itself included; 0: all up to itself
+  float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: they stay
+  const float* sinks = nullptr;  // [heads]: a score each without a value, in the softmax's sum; null: none
 
   int64_t group() const { return heads / kv_heads; }
   int64_t padded_dim() const { return (head_dim + kPad - 1) / kPad * kPad; }

@@ -139,26 +139,38 @@ Helpers& helpers() {
   return now->helpers;
 }
 
-// qkv float32 [R, W], rotary float32 [P, D], out float32 [R, H * D]; spans int64 [N, 5]: row, length, position, address
-// of a cache [layers, blocks, kv_heads, 2, 64 * padded D], positions that it has room for. `set`: 0 ..
+// qkv float32 [R, W], rotary float32 [P, D] or [0, D] for qkv that has been rotated, out float32 [R, H * D], sinks
+// float32 [H] or [0]; spans int64 [N, 5]: row, length, position, address of a cache [layers, blocks, kv_heads, 2,
+// 64 * padded D], positions that it has room for. `scale`, `window`, `softcap`: see Call. `set`: 0 ..
 // attention_sets() - 1, slowest first; each has bits of its own.
 void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t layer, int64_t heads, int64_t kv_heads,
-               int64_t threads, int64_t set, TensorView out) {
+               double scale, int64_t window, double softcap, TensorView sinks, int64_t threads, int64_t set,
+               TensorView out) {
   specdec::ffi::Operands operands("attention");
   const int64_t rows = operands.extent(qkv, 0), width = operands.extent(qkv, 1);
   const int64_t positions = operands.extent(rotary, 0), dim = operands.extent(rotary, 1);
-  const int64_t count = operands.extent(spans, 0);
+  const int64_t count = operands.extent(spans, 0), sinking = operands.extent(sinks, 0);
+  const float* const factors = operands.data<float>("rotary", rotary, {positions, dim});
+  const float* const sunk = operands.data<float>("sinks", sinks, {sinking == 0 ? 0 : heads});
   const Call call{operands.data<float>("qkv", qkv, {rows, width}),
-                  operands.data<float>("rotary", rotary, {positions, dim}),
+                  positions == 0 ? nullptr : factors,
                   operands.data<float>("out", out, {rows, heads * dim}),
                   width,
                   heads,
                   kv_heads,
-                  dim};
+                  dim,
+                  static_cast<float>(scale),
+                  window,
+                  static_cast<float>(softcap),
+                  sinking == 0 ? nullptr : sunk};
   const int64_t* const given = operands.data<int64_t>("spans", spans, {count, 5});
-  if (kv_heads < 1 || heads % kv_heads || dim % 2 || width < (heads + 2 * kv_heads) * dim) {
+  if (kv_heads < 1 || heads % kv_heads || (positions > 0 && dim % 2) || width < (heads + 2 * kv_heads) * dim) {
     TVM_FFI_THROW(ValueError) << "attention: argument 'heads': expected a multiple of kv_heads that fits rows of width "
                               << width << " and an even head_dim, got " << heads << ", " << kv_heads << ", " << dim;
+  }
+  if (window < 0 || !(softcap >= 0)) {
+    TVM_FFI_THROW(ValueError) << "attention: argument 'window': expected a window and a softcap >= 0, got " << window
+                              << " and " << softcap;
   }
   const auto& sets = instruction_sets();
   if (set < 0 || set >= static_cast<int64_t>(sets.size())) {
@@ -171,7 +183,7 @@ void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t laye
   int64_t done = 0, work = 0;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t* const s = given + 5 * i;
-    const int64_t room = std::min(s[4], positions);
+    const int64_t room = positions == 0 ? s[4] : std::min(s[4], positions);
     if (s[0] < done || s[1] < 1 || s[0] + s[1] > rows || s[2] < 0 || s[2] + s[1] > room || s[3] == 0) {
       TVM_FFI_THROW(ValueError) << "attention: argument 'spans': expected rows " << done << ".." << rows
                                 << " in order and positions below " << room << ", got row " << s[0] << ", length "
@@ -188,7 +200,8 @@ void attention(TensorView qkv, TensorView rotary, TensorView spans, int64_t laye
         tasks.push_back({&span, h, first, std::min(first + kQueries, queries)});
       }
     }
-    work += kv_heads * (span.position + span.length) * dim * 2 * (span.length * call.group() + kReading);
+    const int64_t keys = window > 0 ? std::min(span.position, window) : span.position;
+    work += kv_heads * (keys + span.length) * dim * 2 * (span.length * call.group() + kReading);
   }
   std::memset(call.out + done * heads * dim, 0, static_cast<size_t>((rows - done) * heads * dim) * sizeof(float));
   Job job{kernels, call, tasks};

@@ -58,8 +58,20 @@ inline Vector exp_of(Vector x) {
   return x < kLowest ? Vector{} : p;
 }
 
-// Rotated pairs: neighbours as complex numbers times complex numbers.
+// softcap * tanh(x / softcap), with an absolute error of some 1e-7 * softcap.
+inline Vector capped(Vector x, float softcap) {
+  const Vector minus = x < Vector{} ? x : -x;  // -|x|
+  const Vector e = exp_of(minus * all(2.0f / softcap));
+  const Vector cap = all(softcap) * ((all(1.0f) - e) / (all(1.0f) + e));
+  return x < Vector{} ? -cap : cap;
+}
+
+// Rotated pairs: neighbours as complex numbers times complex numbers. Without factors a copy.
 inline void rotate(const float* x, const float* factors, int64_t dim, float* out) {
+  if (factors == nullptr) {
+    for (int64_t i = 0; i < dim; ++i) out[i] = x[i];
+    return;
+  }
   for (int64_t i = 0; i < dim; i += 2) {
     out[i] = x[i] * factors[i] - x[i + 1] * factors[i + 1];
     out[i + 1] = x[i] * factors[i + 1] + x[i + 1] * factors[i];
@@ -71,17 +83,21 @@ void store_span(const Call& call, const Span& span) {
   for (int64_t t = 0; t < span.length; ++t) {
     const int64_t position = span.position + t, key = position % kBlockKeys;
     const float* const row = call.qkv + (span.row + t) * call.width + call.heads * dim;
-    const float* const factors = call.rotary + position * dim;
+    const float* const factors = call.rotary == nullptr ? nullptr : call.rotary + position * dim;
     for (int64_t h = 0; h < call.kv_heads; ++h) {
       float* const keys = span.cache + (position / kBlockKeys * call.kv_heads + h) * 2 * half;
       float* const values = keys + half + key * padded;
       const float* const k = row + h * dim;
       const float* const v = row + (call.kv_heads + h) * dim;
-      for (int64_t i = 0; i < dim; i += 2) {
-        float pair[2];
-        rotate(k + i, factors + i, 2, pair);
-        keys[i * kBlockKeys + key] = pair[0];
-        keys[(i + 1) * kBlockKeys + key] = pair[1];
+      if (factors == nullptr) {
+        for (int64_t i = 0; i < dim; ++i) keys[i * kBlockKeys + key] = k[i];
+      } else {
+        for (int64_t i = 0; i < dim; i += 2) {
+          float pair[2];
+          rotate(k + i, factors + i, 2, pair);
+          keys[i * kBlockKeys + key] = pair[0];
+          keys[(i + 1) * kBlockKeys + key] = pair[1];
+        }
       }
       for (int64_t i = 0; i < dim; ++i) values[i] = v[i];
     }
@@ -151,20 +167,34 @@ inline void weigh_all(float* const* sums, const float (*weights)[kBlockKeys], co
 // A query with what it has seen so far: its largest score, and relative to that the total of its weights and the sum of
 // the values.
 struct Query {
-  int64_t position;
+  int64_t first, position;  // the first and last key that it sees
   float *q, *sum;
   float largest, total;
 };
 
-// A block's scores, of which the first `visible` count, become weights relative to the largest score so far, and so do
-// the query's sums.
-inline void weights_of(float* scores, int64_t visible, Query* query, int64_t padded) {
+// Keys `from` .. `to` - 1 of a block.
+struct Keys {
+  int64_t from, to;
+};
+
+// What a query sees of the block whose first key is `start`; empty: from >= to.
+inline Keys seen(const Query& query, int64_t start) {
+  const int64_t from = query.first - start, to = query.position + 1 - start;
+  return {from < 0 ? 0 : from, to < kBlockKeys ? to : kBlockKeys};
+}
+
+// A block's scores, of which those of `keys` count, become weights relative to the largest score so far, and so do the
+// query's sums.
+inline void weights_of(float* scores, Keys keys, float softcap, Query* query, int64_t padded) {
   Integers lane;
   for (int j = 0; j < kLanes; ++j) lane[j] = j;
   Vector top = all(-kInfinity);
   for (int v = 0; v < kVectors; ++v) {
-    const Integers hidden = lane + v * kLanes >= static_cast<int32_t>(visible);
-    const Vector x = hidden ? all(-kInfinity) : load(scores + v * kLanes);
+    const Integers at = lane + v * kLanes;
+    const Integers hidden = (at >= static_cast<int32_t>(keys.to)) | (at < static_cast<int32_t>(keys.from));
+    Vector x = load(scores + v * kLanes);
+    if (softcap != 0.0f) x = capped(x, softcap);
+    x = hidden ? all(-kInfinity) : x;
     store(scores + v * kLanes, x);
     top = x > top ? x : top;
   }
@@ -188,24 +218,35 @@ inline void weights_of(float* scores, int64_t visible, Query* query, int64_t pad
 
 template <int R>
 inline void attend_block(Query* queries, const float* keys, const float* values, int64_t dim, int64_t padded,
-                         int64_t start, int64_t ahead) {
-  const int64_t least = queries[0].position + 1 - start;
-  const int64_t most = queries[R - 1].position + 1 - start;  // positions ascend
-  if (most <= 0) return;
+                         int64_t start, float softcap, int64_t ahead) {
+  Keys see[R], common = {0, kBlockKeys};
+  int64_t most = 0;
+  for (int r = 0; r < R; ++r) {
+    see[r] = seen(queries[r], start);
+    if (see[r].from >= see[r].to) see[r] = {0, 0};
+    common.from = see[r].from > common.from ? see[r].from : common.from;
+    common.to = see[r].to < common.to ? see[r].to : common.to;
+    most = see[r].to > most ? see[r].to : most;
+  }
+  if (most == 0) return;
+  if (common.to < common.from) common.to = common.from;
   alignas(64) float scores[R][kBlockKeys];
   const float* q[R];
   float* sums[R];
   for (int r = 0; r < R; ++r) q[r] = queries[r].q, sums[r] = queries[r].sum;
-  score<R>(q, keys, dim, most < kBlockKeys ? most : kBlockKeys, scores, ahead);
+  score<R>(q, keys, dim, most, scores, ahead);
   for (int r = 0; r < R; ++r) {
-    const int64_t visible = queries[r].position + 1 - start;
-    if (visible > 0) weights_of(scores[r], visible < kBlockKeys ? visible : kBlockKeys, queries + r, padded);
+    if (see[r].to > 0) weights_of(scores[r], see[r], softcap, queries + r, padded);
   }
-  const int64_t common = least < 0 ? 0 : least < kBlockKeys ? least : kBlockKeys;
-  weigh_all<R>(sums, scores, values, padded, 0, common, ahead);
+  // Each query adds its keys in ascending order: those before the common ones, the common ones, and the rest.
   for (int r = 0; r < R; ++r) {
-    const int64_t visible = queries[r].position + 1 - start;
-    weigh_all<1>(sums + r, scores + r, values, padded, common, visible < kBlockKeys ? visible : kBlockKeys, 0);
+    const int64_t end = see[r].to < common.from ? see[r].to : common.from;
+    weigh_all<1>(sums + r, scores + r, values, padded, see[r].from, end, 0);
+  }
+  weigh_all<R>(sums, scores, values, padded, common.from, common.to, ahead);
+  for (int r = 0; r < R; ++r) {
+    const int64_t from = see[r].from > common.to ? see[r].from : common.to;
+    weigh_all<1>(sums + r, scores + r, values, padded, from, see[r].to, 0);
   }
 }
 
@@ -214,29 +255,45 @@ void attend_queries(const Call& call, const Span& span, int64_t kv_head, int64_t
   const int count = static_cast<int>(last - first);
   Query queries[kQueries] = {};
   float* out[kQueries] = {};
+  float sinks[kQueries] = {};
   for (int i = 0; i < count; ++i) {
     const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
     float* const q = scratch + i * 2 * padded;
-    queries[i] = {span.position + token, q, q + padded, -kInfinity, 0.0f};
-    rotate(call.qkv + (span.row + token) * call.width + head * dim, call.rotary + queries[i].position * dim, dim, q);
+    const int64_t position = span.position + token;
+    const int64_t before = call.window > 0 ? position + 1 - call.window : 0;
+    queries[i] = {before < 0 ? 0 : before, position, q, q + padded, -kInfinity, 0.0f};
+    rotate(call.qkv + (span.row + token) * call.width + head * dim,
+           call.rotary == nullptr ? nullptr : call.rotary + position * dim, dim, q);
+    if (call.scale != 1.0f) {
+      for (int64_t d = 0; d < dim; ++d) q[d] *= call.scale;
+    }
     for (int64_t d = 0; d < padded; ++d) queries[i].sum[d] = 0.0f;
     out[i] = call.out + ((span.row + token) * call.heads + head) * dim;
+    if (call.sinks != nullptr) sinks[i] = call.sinks[head];
   }
-  const int64_t end = span.position + (last - 1) / group + 1;
-  const float* keys = span.cache + kv_head * 2 * half;
-  for (int64_t start = 0; start < end; start += kBlockKeys, keys += call.kv_heads * 2 * half) {
-    int64_t ahead = start + kBlockKeys < end ? call.kv_heads * 2 * half : 0;
+  const int64_t begin = queries[0].first / kBlockKeys * kBlockKeys, end = queries[count - 1].position + 1;
+  const int64_t block = call.kv_heads * 2 * half;
+  const float* keys = span.cache + begin / kBlockKeys * block + kv_head * 2 * half;
+  for (int64_t start = begin; start < end; start += kBlockKeys, keys += block) {
+    int64_t ahead = start + kBlockKeys < end ? block : 0;
+    const float cap = call.softcap;
     int i = 0;
     for (; i + kTile <= count; i += kTile, ahead = 0) {
-      attend_block<kTile>(queries + i, keys, keys + half, dim, padded, start, ahead);
+      attend_block<kTile>(queries + i, keys, keys + half, dim, padded, start, cap, ahead);
     }
     const int rest = count - i;
-    if (rest == 3) attend_block<3>(queries + i, keys, keys + half, dim, padded, start, ahead);
-    if (rest == 2) attend_block<2>(queries + i, keys, keys + half, dim, padded, start, ahead);
-    if (rest == 1) attend_block<1>(queries + i, keys, keys + half, dim, padded, start, ahead);
+    if (rest == 3) attend_block<3>(queries + i, keys, keys + half, dim, padded, start, cap, ahead);
+    if (rest == 2) attend_block<2>(queries + i, keys, keys + half, dim, padded, start, cap, ahead);
+    if (rest == 1) attend_block<1>(queries + i, keys, keys + half, dim, padded, start, cap, ahead);
   }
   for (int i = 0; i < count; ++i) {
-    for (int64_t d = 0; d < dim; ++d) out[i][d] = queries[i].sum[d] / queries[i].total;
+    float factor = 1.0f, total = queries[i].total;
+    if (call.sinks != nullptr) {
+      const float most = sinks[i] > queries[i].largest ? sinks[i] : queries[i].largest;
+      factor = exp_of(all(queries[i].largest - most))[0];
+      total = total * factor + exp_of(all(sinks[i] - most))[0];
+    }
+    for (int64_t d = 0; d < dim; ++d) out[i][d] = queries[i].sum[d] * factor / total;
   }
 }
 

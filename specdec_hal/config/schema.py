@@ -145,10 +145,11 @@ class ShadowSettings(Section):
 
 class ModelSettings(Section):
     """`path`: the checkpoint folder or a .gguf file, absolute once loaded. `framework`: what computes the model, as a
-    plug-in announces it; "auto": llama.cpp for a .gguf file, else Paddle if importable, else PyTorch. `dtype`: of
-    weights and KV cache; "auto": float32 on CPUs, the checkpoint's own on GPUs (of PyTorch; Paddle's model has float32
-    alone; with llama.cpp it is that of the KV cache, "auto" float16). `bit_stable`: a token's bits depend neither on
-    drafts nor on other requests; null: as the model's implementation has it (llama.cpp: no; the others on CPUs: yes).
+    plug-in announces it; "auto": llama.cpp for a .gguf file, else the first of paddle, torch and transformers that has
+    the architecture and is installed. `dtype`: of weights and KV cache; "auto": float32 on CPUs, the checkpoint's own
+    on GPUs (Paddle's model has float32 alone; with llama.cpp it is that of the KV cache, "auto" float16). `bit_stable`:
+    a token's bits depend neither on drafts nor on other requests; null: as the model's implementation has it
+    (llama.cpp: no; the others on CPUs: yes).
     `generation_config`: "auto" takes sampling defaults from the checkpoint's generation_config.json for keys that the
     section `sampling` leaves out; "none" ignores them. Its end tokens count in both cases.
     `num_threads`: the most that compute the model on a CPU; null: as its implementation has it (one for each core that

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import round_up
-from specdec_hal.models.rope import rotations
 from specdec_hal.plugin.model import Segment
 from specdec_hal.tensors.native import load_library
 
@@ -53,25 +51,33 @@ class SlotCache:
 
 
 class HostAttention:
-    """Attention of all layers. `buffer(rows)`: a float32 tensor [rows, heads * head_dim] on the host to write to."""
+    """Attention of `layers` layers with the same heads.
+
+    `rotary` float32 [positions, head_dim] turns queries and keys, as :mod:`.layout` arranges them; None: nothing does.
+    `buffer(rows)`: a float32 tensor [rows, heads * head_dim] on the host to write to.
+    """
 
     def __init__(
         self,
-        config: LlamaConfig,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
         *,
         layers: int,
         slots: int,
         positions: int,
         threads: int,
         buffer: Callable[[int], Any],
+        rotary: npt.NDArray[np.float32] | None = None,
     ) -> None:
         library = load_library("specdec_common")
         self._attention, self._set = library["attention"], library["attention_sets"]() - 1
-        self._heads = config.num_attention_heads, config.num_key_value_heads
+        self._heads = heads, kv_heads
         self._block = int(library["attention_block"]())  # positions that lie together in a cache
-        self._shape = layers, config.num_key_value_heads, int(library["attention_block_size"](config.head_dim))
+        self._shape = layers, kv_heads, int(library["attention_block_size"](head_dim))
         self._limit = round_up(positions, self._block)
-        self._rotary = rotations(config, self._limit).astype(np.complex64).view(np.float32)
+        self._rotary = np.zeros((0, head_dim), np.float32) if rotary is None else rotary
+        self._no_sinks = np.zeros(0, np.float32)
         self._threads = threads
         self._buffer = buffer
         self.slots = [SlotCache(0, self._blocks(0)) for _ in range(slots)]
@@ -95,10 +101,26 @@ class HostAttention:
         ]
         return np.array(spans, np.int64), self._buffer(rows)
 
-    def attend(self, layer: int, qkv: Any, block: tuple[Spans, Any]) -> Any:
-        """See Attention."""
+    def attend(
+        self,
+        layer: int,
+        qkv: Any,
+        block: tuple[Spans, Any],
+        *,
+        scale: float = 1.0,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Any = None,
+    ) -> Any:
+        """See Attention. `scale`: on scores, `window`: keys that a query sees, itself included (0: all of them).
+
+        `softcap`: scores become softcap * tanh(score / softcap), unless it is 0. `sinks` float32 [heads]: a score each
+        without a value, in the softmax's sum.
+        """
         spans, out = block
-        self._attention(qkv, self._rotary, spans, layer, *self._heads, self._threads, self._set, out)
+        sinks = self._no_sinks if sinks is None else sinks
+        rule = scale, window, softcap, sinks
+        self._attention(qkv, self._rotary, spans, layer, *self._heads, *rule, self._threads, self._set, out)
         return out
 
     def _blocks(self, count: int) -> npt.NDArray[np.float32]:

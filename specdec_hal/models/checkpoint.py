@@ -180,7 +180,7 @@ class Fields:
     def only(self, key: str, value: Any) -> None:
         """Refuse any other value."""
         if self._raw.get(key, value) != value:
-            raise self.error(key, f"{json.dumps(value)} or no such key", "use a checkpoint without it")
+            raise self.error(key, f"{json.dumps(value)} or no such key", "set model.framework transformers")
 
     def one_of(self, key: str, choices: Sequence[str], default: str, cure: str) -> str:
         """One of these strings."""
@@ -336,7 +336,7 @@ def _rope(fields: Fields, positions: int) -> tuple[float, RopeScaling | None]:
     theta = (rope if "rope_theta" in rope else fields).positive("rope_theta", _DEFAULT_ROPE_THETA)
     rope.only("partial_rotary_factor", 1.0)
     key = "rope_type" if "rope_type" in rope else "type"
-    kind = rope.one_of(key, ROPE_TYPES, "default", "use a checkpoint with one of these")
+    kind = rope.one_of(key, ROPE_TYPES, "default", "set model.framework transformers")
     if kind == "default":
         return theta, None
     if kind in ("linear", "dynamic"):

@@ -36,6 +36,7 @@ from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.layout import LayerWeights, LlamaWeights, MTPWeights
 from specdec_hal.models.primitives import HostArray, Primitives
+from specdec_hal.models.rope import rotations
 from specdec_hal.models.rows import RowSizes, linear_sizes
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
@@ -205,13 +206,17 @@ class Llama(Primitives):
 
     def _new_attention(self, layers: int, slots: int, positions: int) -> Attention:
         """Rotary embeddings, caches and attention; on the host, unless a framework has them elsewhere."""
+        config = self.config
         return HostAttention(
-            self.config,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
             layers=layers,
             slots=slots,
             positions=positions,
             threads=self._host_threads(),
             buffer=self._buffer,
+            rotary=rotations(config, positions).astype(np.complex64).view(np.float32),
         )
 
     def _buffer(self, rows: int) -> Any:

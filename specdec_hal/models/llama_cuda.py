@@ -16,25 +16,19 @@ TF32, which lose two of 24 bits: logits are as close to float64 as those of floa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
 
-from specdec_hal.errors import ArgumentError
-from specdec_hal.models.batch import Limits, check_hidden_layers
 from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
+from specdec_hal.models.from_host import FromHost, gpu, refused
 from specdec_hal.models.rope import rotations
-from specdec_hal.models.triton_kernels.launcher import Heads, Launcher
+from specdec_hal.models.triton_kernels.launcher import Heads, Launcher, has_pdl
 from specdec_hal.models.weights import EMBEDDING, HEAD, Slices, load_weights
-from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, ModelCapabilities
-
-# Positions of a block where the host interface makes the pool.
-_BLOCK_SIZE = 64
+from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 
 
 @dataclass(frozen=True)
@@ -60,22 +54,14 @@ class _Pool:
     rotary: tuple[Any, Any]
 
 
-@dataclass(frozen=True)
-class _Slots:
-    """What the host interface keeps: where each slot's positions are."""
-
-    limits: Limits
-    block_tables: np.ndarray[Any, np.dtype[np.int32]]
-
-
-class LlamaCuda:
+class LlamaCuda(FromHost):
     """`weights` by the checkpoint's names, all of one dtype and on one device; they are taken out of the mapping.
 
     `pdl`: launches overlap (programmatic dependent launch); None: where the GPU can, from compute capability 9.0 on.
     `load_mtp` gives the weights of the MTP modules when one is asked for; None: they cannot be run.
     """
 
-    framework: ClassVar[str] = "torch"
+    config: LlamaConfig
 
     def __init__(
         self,
@@ -91,10 +77,9 @@ class LlamaCuda:
         self._head = self._embedding if config.tie_word_embeddings else weights.pop(HEAD)
         self._final_norm = weights.pop("model.norm.weight")
         self._layers = [_layer(weights, i, config.head_dim) for i in range(config.num_hidden_layers)]
-        self.launcher = Launcher(self.device, self.dtype, _has_pdl(self.device) if pdl is None else pdl)
+        self.launcher = Launcher(self.device, self.dtype, has_pdl(self.device) if pdl is None else pdl)
         self._heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         self._pool: _Pool | None = None
-        self._slots: _Slots | None = None
 
     @property
     def capabilities(self) -> ModelCapabilities:
@@ -194,74 +179,12 @@ class LlamaCuda:
         """See DeviceModel.compute_logits_device. Rows from `num_rows` on are left alone; captures as forward_device."""
         self.launcher.linear(hidden, self._head, out, num_rows)
 
-    # ---- from the host: see specdec_hal.plugin.model.TargetModel
-
-    def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
-        """See TargetModel.allocate. Each slot gets blocks of its own."""
-        self._check_positive(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
-        width = -(-max_model_len // _BLOCK_SIZE)
-        self.allocate_blocks(max_num_seqs * width, _BLOCK_SIZE, width * _BLOCK_SIZE)
-        limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
-        self._slots = _Slots(limits, np.arange(max_num_seqs * width, dtype=np.int32).reshape(max_num_seqs, width))
-
-    def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
-        """See TargetModel.forward."""
-        if self._slots is None:
-            raise _refused("forward", "batch", "a KV cache to write to", "none", "call allocate() first")
-        ids = self._slots.limits.check(batch)
-        layers = check_hidden_layers(batch, self.capabilities, self.framework)
-        shape = (len(ids), self.config.hidden_size)
-        hidden = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in layers}
-        if len(ids):
-            segments = batch.segments
-            lengths = np.array([segment.length for segment in segments])
-            positions = np.array([segment.position for segment in segments])
-            with self._here():
-                self.forward_device(
-                    DeviceBatch(
-                        token_ids=self._upload(ids, torch.int64),
-                        batch_id_per_token=self._upload(np.repeat(np.arange(len(segments)), lengths), torch.int32),
-                        cu_seqlens_q=self._upload(np.concatenate([[0], np.cumsum(lengths)]), torch.int32),
-                        seq_lens_decoder=self._upload(positions, torch.int32),
-                        block_tables=self._upload(self._slots.block_tables[[s.slot for s in segments]], torch.int32),
-                        max_seq_len=int((positions + lengths).max()),
-                        max_query_len=int(lengths.max()),
-                    ),
-                    hidden,
-                )
-        return {layer: tensor.float() for layer, tensor in hidden.items()}
-
-    def compute_logits(self, hidden: Any) -> Any:
-        """See TargetModel.compute_logits."""
-        tensor = torch.from_numpy(hidden) if isinstance(hidden, np.ndarray) else torch.from_dlpack(hidden)
-        x = tensor.to(self.device, self.dtype).contiguous()
-        if x.ndim != 2 or x.shape[1] != self.config.hidden_size:
-            expected = f"[R, {self.config.hidden_size}]"
-            raise _refused("compute_logits", "hidden", expected, list(x.shape), "pass rows of what forward() returned")
-        logits = torch.empty((len(x), self.config.vocab_size), dtype=torch.float32, device=self.device)
-        if len(x):
-            with self._here():
-                self.compute_logits_device(x, logits)
-        return logits
-
-    def _here(self) -> AbstractContextManager[Any]:
-        """The model's device as the current one, which Triton launches on."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-
     # ---- checks
 
     def _pool_for(self, op: str) -> _Pool:
         if self._pool is None:
-            raise _refused(op, "batch", "a KV pool to write to", "none", "call allocate_blocks() first")
+            raise refused(op, "batch", "a KV pool to write to", "none", "call allocate_blocks() first")
         return self._pool
-
-    def _check_positive(self, **sizes: int) -> None:
-        for name, value in sizes.items():
-            if value < 1:
-                raise _refused("allocate", name, "an integer >= 1", value, "ask for at least one")
-
-    def _upload(self, array: Any, dtype: Any) -> Any:
-        return torch.as_tensor(array, dtype=dtype).to(self.device, non_blocking=True)
 
 
 class LlamaCudaMTP:
@@ -315,22 +238,13 @@ def load(
     `make` is called as the class is; `options` are its own. `device`: of a GPU, or "cpu" for Triton's interpreter.
     """
     if dtype not in (None, *DTYPES):
-        raise _refused("load_model", "dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
-    place = device if device == "cpu" else _place(device)
+        raise refused("load_model", "dtype", f"one of {', '.join(DTYPES)}", repr(dtype), "choose one of them")
+    place = device if device == "cpu" else gpu(device)
     weights = load_weights(path, config, device=place, dtype=dtype, part=part)
     # In the decoder's dtype, which the checkpoint's first weight decides where nobody else does.
     chosen = str(weights[EMBEDDING].dtype).removeprefix("torch.")
     load_mtp = partial(load_weights, path, config, device=place, dtype=chosen, mtp=True, part=part)
     return make(config, weights, load_mtp=load_mtp, **options)
-
-
-def _place(device: str) -> str:
-    index = torch.device(device).index
-    count = torch.cuda.device_count()
-    if not count or (index or 0) >= count:
-        expected = f"one of the {count} CUDA GPUs that PyTorch sees"
-        raise _refused("load_model", "device", expected, repr(device), "use another")
-    return f"cuda:{torch.cuda.current_device() if index is None else index}"
 
 
 def _layer(weights: dict[str, Any], index: int, head_dim: int) -> _Layer:
@@ -348,11 +262,3 @@ def _layer(weights: dict[str, Any], index: int, head_dim: int) -> _Layer:
         gate_up=torch.stack([take("mlp.gate_proj"), take("mlp.up_proj")], 1).flatten(0, 1),
         down=take("mlp.down_proj"),
     )
-
-
-def _has_pdl(device: Any) -> bool:
-    return bool(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0))
-
-
-def _refused(op: str, argument: str, expected: str, got: object, cure: str) -> ArgumentError:
-    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=str(got), cure=cure)

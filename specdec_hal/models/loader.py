@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,16 @@ from specdec_hal.errors import ArgumentError, BackendUnavailableError
 from specdec_hal.models import llama_cpp_api
 from specdec_hal.models.checkpoint import CONFIG, read_json
 from specdec_hal.plugin.backend import AUTO
+from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE
 from specdec_hal.plugin.model import ModelMemory, TargetModel
 from specdec_hal.plugin.registry import Registry, or_default
 
 if TYPE_CHECKING:
     from specdec_hal.models.tokenizer import Tokenizer
 
-BUILTIN_FRAMEWORKS = ("paddle", "torch")
-"""What "auto" chooses from, the first that is installed; each is a module and an extra of this package."""
+BUILTIN_FRAMEWORKS = {"paddle": ("paddle",), "torch": ("torch",), "transformers": ("torch", "transformers")}
+"""What "auto" chooses from, the first that has a model of the architecture and is installed, and the modules that it
+needs; each is an extra of this package."""
 
 
 def load_model(
@@ -25,13 +28,13 @@ def load_model(
 ) -> TargetModel:
     """The model of a checkpoint folder, by the architecture that its config.json names, or of a GGUF file.
 
-    `framework`: "paddle", "torch", "llama.cpp" for a file ``*.gguf``, or what a plug-in of `registry` (None: that of
-    this process) announces; "auto": llama.cpp for such a file, else the first of the other two that is installed.
-    `options` go to the model: ``device`` ("cpu"); ``bit_stable`` where the model is :mod:`specdec_hal.models.llama`'s
-    or llama.cpp's, and on a CPU ``threads``; ``dtype`` for PyTorch, by default float32 on CPUs and the checkpoint's own
-    on GPUs, and for llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError for anything wrong
-    with the files; BackendUnavailableError if the framework is not installed; UnsupportedError for an architecture that
-    no plug-in knows; PluginError for a plug-in's loader that fails.
+    `framework`: "paddle", "torch", "transformers", "llama.cpp" for a file ``*.gguf``, or what a plug-in of `registry`
+    (None: that of this process) announces; "auto": llama.cpp for such a file, else the first of the other three that
+    has a model of the architecture and is installed. `options` go to the model: ``device`` ("cpu"); on a CPU
+    ``bit_stable`` and ``threads``; ``dtype`` for PyTorch and transformers, by default float32 on CPUs and the
+    checkpoint's own on GPUs, and for llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError
+    for anything wrong with the files; BackendUnavailableError if the framework is not installed; UnsupportedError for
+    an architecture that no plug-in knows, or that cannot be run; PluginError for a plug-in's loader that fails.
     """
     registry = or_default(registry)
     return registry.build_model(*_announced(path, framework, registry), path, **options)
@@ -57,7 +60,7 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
             cure="choose one of them",
         )
     if is_gguf(path):
-        if framework in BUILTIN_FRAMEWORKS:
+        if framework in ("paddle", "torch"):
             expected = f"{AUTO} or another framework, for a GGUF file"
             raise ArgumentError(
                 op="load_model", backend="models", argument="framework", expected=expected, got=repr(framework),
@@ -68,10 +71,12 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
     if framework == llama_cpp_api.FRAMEWORK:
         return "GGUF", framework  # whose loader says what it wants instead
     raw = read_json(path, CONFIG)
-    chosen = _installed(BUILTIN_FRAMEWORKS if framework == AUTO else (framework,))
     names = raw.get("architectures")
-    architecture = names[0] if isinstance(names, list) and names else "LlamaForCausalLM"
-    return str(architecture), chosen
+    architecture = str(names[0]) if isinstance(names, list) and names else "LlamaForCausalLM"
+    if framework == AUTO:
+        having = {spec.framework for spec in registry.models() if spec.name in (architecture, ANY_ARCHITECTURE)}
+        return architecture, _installed([name for name in BUILTIN_FRAMEWORKS if name in having])
+    return architecture, _installed([framework])
 
 
 def is_gguf(path: str | Path) -> bool:
@@ -79,13 +84,13 @@ def is_gguf(path: str | Path) -> bool:
     return Path(path).suffix == ".gguf"
 
 
-def _installed(wanted: tuple[str, ...]) -> str:
+def _installed(wanted: Sequence[str]) -> str:
     """The first framework that can be imported; a plug-in's own is its own business."""
     for name in wanted:
-        if name not in BUILTIN_FRAMEWORKS or importlib.util.find_spec(name) is not None:
+        if all(importlib.util.find_spec(module) for module in BUILTIN_FRAMEWORKS.get(name, ())):
             return name
     extras = " or ".join(f"pip install 'specdec-hal[{name}]'" for name in wanted)
-    raise BackendUnavailableError(f"expected {' or '.join(wanted)} to compute the model, got neither; {extras}")
+    raise BackendUnavailableError(f"expected {' or '.join(wanted)} to compute the model, got none; {extras}")
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.errors import ArgumentError, BackendUnavailableError
+from specdec_hal.models.checkpoint import DTYPES
 from specdec_hal.models.llama_cpp_api import FRAMEWORK
 from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE, ModelSpec, hookimpl
 from specdec_hal.plugin.model import ModelMemory
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from specdec_hal.tensors.group import Group
 
 ARCHITECTURE = "LlamaForCausalLM"
+TRANSFORMERS = "transformers"
 
 
 def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = None, **options: Any) -> Any:
@@ -68,6 +70,24 @@ def _llama_cpp(path: str | Path, *, group: Group | None = None, **options: Any) 
     return LlamaCpp(path, **options)
 
 
+def _transformers(
+    path: str | Path, *, device: str = "cpu", dtype: str | None = None, group: Group | None = None, **options: Any
+) -> Any:
+    if group is not None:
+        raise _refused(TRANSFORMERS, "tensor_parallel", "1", group.size, "use a LlamaForCausalLM with framework torch")
+    if dtype not in (None, *DTYPES):
+        raise _refused(TRANSFORMERS, "dtype", f"one of {', '.join(DTYPES)}", dtype, "choose one of them")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise _refused(TRANSFORMERS, "device", "cpu, cuda or cuda:N", device, "choose one of them")
+    if device != "cpu":
+        for name in ("threads", "bit_stable"):
+            if name in options:
+                raise _refused(TRANSFORMERS, name, f"none on {device}", options[name], "leave it out")
+    from specdec_hal.models.transformers.load import load
+
+    return load(path, device=device, dtype=dtype, **options)
+
+
 def _host_memory(path: str | Path, *, device: str) -> ModelMemory:
     """The models on CPUs keep everything in float32, and a cache that grows."""
     from specdec_hal.models.checkpoint import read_config
@@ -112,9 +132,11 @@ def _refused(framework: str, argument: str, expected: str, got: object, cure: st
 
 @hookimpl
 def specdec_models() -> list[ModelSpec]:
-    """A Llama-style decoder in PaddlePaddle, and in PyTorch, which has another one for CUDA GPUs; any GGUF file."""
+    """A Llama-style decoder in PaddlePaddle, and in PyTorch, which has another one for CUDA GPUs; any decoder of
+    `transformers`; any GGUF file."""
     return [
         ModelSpec(ARCHITECTURE, "paddle", _paddle, _host_memory),
         ModelSpec(ARCHITECTURE, "torch", _torch, _torch_memory),
+        ModelSpec(ANY_ARCHITECTURE, TRANSFORMERS, _transformers),
         ModelSpec(ANY_ARCHITECTURE, FRAMEWORK, _llama_cpp),
     ]

@@ -50,12 +50,16 @@ def agreeing(signature: Callable[[int], bytes | None], candidates: Iterable[int]
 
     `signature(n)` is the result's bytes for one row, computed in a batch of n equal rows; None if these n results
     differ among themselves. Classes are compared by how many common decode sizes they hold, then by the smallest one.
+    Empty if no size has a signature.
     """
     classes: dict[bytes, list[int]] = {}
     for n in candidates:
         key = signature(n)
         if key is not None:
             classes.setdefault(key, []).append(n)
+
+    if not classes:
+        return RowSizes(())
     return RowSizes(max(classes.values(), key=lambda sizes: (sum(n <= _COMMON for n in sizes), -min(sizes))))
 
 

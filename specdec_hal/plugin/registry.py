@@ -414,11 +414,12 @@ class Registry:
         claims = [(plugin, spec) for plugin, spec in of_framework if spec.name == name]
         claims = claims or [(plugin, spec) for plugin, spec in of_framework if spec.name == ANY_ARCHITECTURE]
         if not claims:
-            known = sorted(f"{spec.name} ({spec.framework})" for _, spec in every)
+            known = sorted(f"{spec.name} ({spec.framework})" for _, spec in every if spec.name != ANY_ARCHITECTURE)
             wanted = f"{name} ({framework})"
+            general = sorted({spec.framework for _, spec in every if spec.name == ANY_ARCHITECTURE})
             raise UnsupportedError(
-                f"unknown model {wanted}{did_you_mean(wanted, known)}; "
-                f"known: {', '.join(known) or 'none'}{self._failures()}"
+                f"unknown model {wanted}{did_you_mean(wanted, known)}; known: {', '.join(known) or 'none'}; "
+                f"of any architecture: model.framework {' or '.join(general) or 'none'}{self._failures()}"
             )
         return _only_claim("model", f"{name} ({framework})", claims)
 

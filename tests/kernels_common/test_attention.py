@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.models.attention import HostAttention
-from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.plugin.model import Segment
 from specdec_hal.tensors.native import load_library
 
@@ -43,24 +43,20 @@ class Model:
     slots: int = 3
     rows: dict[int, Array] = field(default_factory=dict)
 
+    rotated: bool = True
+    scale: float = 1.0
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Array | None = None
+
     def __post_init__(self) -> None:
-        self.config = LlamaConfig(
-            vocab_size=9,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=2,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            max_position_embeddings=POSITIONS,
-            rope_theta=100.0,
-            rms_norm_eps=1e-5,
-            tie_word_embeddings=True,
-        )
+        angle = np.arange(POSITIONS)[:, None] * 100.0 ** (-np.arange(self.head_dim // 2) / (self.head_dim // 2))
         self.width = (self.heads + 2 * self.kv_heads) * self.head_dim + 6
         self.host = HostAttention(
-            self.config, layers=2, slots=self.slots, positions=POSITIONS, threads=self.threads,
+            self.heads, self.kv_heads, self.head_dim,
+            layers=2, slots=self.slots, positions=POSITIONS, threads=self.threads,
             buffer=lambda rows: np.full((rows, self.heads * self.head_dim), np.nan, np.float32),
+            rotary=np.exp(1j * angle).astype(np.complex64).view(np.float32) if self.rotated else None,
         )  # fmt: skip
         self.host._set = self.instructions
 
@@ -81,7 +77,8 @@ class Model:
             self.host.reserve(slot, position + len(rows))
             total += len(rows)
         qkv = np.concatenate([*(rows for *_, rows in parts), np.full((padding, self.width), np.nan, np.float32)])
-        out = self.host.attend(1, qkv, self.host.begin(segments, 0, total + padding))
+        rule = {"scale": self.scale, "window": self.window, "softcap": self.softcap, "sinks": self.sinks}
+        out = self.host.attend(1, qkv, self.host.begin(segments, 0, total + padding), **rule)
         assert not out[total:].any(), "rows behind the last segment give 0"
         return [out[s.start : s.start + s.length] for s in segments]
 
@@ -102,15 +99,22 @@ def exact(model: Model, rows: Array) -> npt.NDArray[np.float64]:
     """Softmax attention in float64."""
     heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
     angle = np.arange(len(rows))[:, None] * 100.0 ** (-np.arange(dim // 2) / (dim // 2))
-    turn = np.exp(1j * angle)[:, None]
+    turn = np.exp(1j * angle * model.rotated)[:, None]
     columns = np.split(rows.astype(np.float64), np.cumsum([heads * dim, kv_heads * dim, kv_heads * dim]), 1)
     q, k = (
         (np.ascontiguousarray(part.reshape(len(rows), -1, dim)).view(np.complex128) * turn).view(np.float64)
         for part in columns[:2]
     )
     k, v = (np.repeat(part.reshape(len(rows), kv_heads, dim), heads // kv_heads, 1) for part in (k, columns[2]))
-    scores = np.einsum("qhd,khd->hqk", q, k)
-    scores[:, np.triu(np.ones((len(rows), len(rows)), bool), 1)] = -np.inf
+    scores = np.einsum("qhd,khd->hqk", q, k) * model.scale
+    if model.softcap:
+        scores = model.softcap * np.tanh(scores / model.softcap)
+    ones = np.ones((len(rows), len(rows)), bool)
+    scores[:, np.triu(ones, 1) | (np.tril(ones, -model.window) if model.window else ~ones)] = -np.inf
+    if model.sinks is not None:
+        sinks = np.broadcast_to(model.sinks[:, None, None], (heads, len(rows), 1))
+        scores = np.concatenate([scores, sinks], -1)
+        v = np.concatenate([v, np.zeros((1, heads, dim))])
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(len(rows), -1)
 
@@ -121,6 +125,31 @@ def test_it_is_softmax_attention(shape: tuple[int, int, int], instructions: int)
     model = Model(*shape, instructions)
     rows = model.text(0)[:200]
     np.testing.assert_allclose(model.step((1, 0, rows))[0], exact(model, rows), rtol=0, atol=5e-6)
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "not rotated": {"rotated": False},
+    "scale": {"scale": 0.3},
+    "window in a block": {"window": 7},
+    "window over blocks": {"window": 100},
+    "window of one": {"window": 1},
+    "soft cap": {"softcap": 2.0},
+    "sinks": {"sinks": np.linspace(-3, 4, 6, dtype=np.float32)},
+    "all": {"window": 65, "softcap": 3.0, "sinks": np.full(6, 1.5, np.float32), "scale": 1.7, "rotated": False},
+}
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("rule", list(RULES))
+def test_what_other_models_want(rule: str, instructions: int) -> None:
+    """Right, and to the last bit the same row by row and in parts of any length."""
+    model = Model(6, 2, 20, instructions, **RULES[rule])
+    rows = model.text(3)[:230]
+    (whole,) = model.step((1, 0, rows))
+    np.testing.assert_allclose(whole, exact(model, rows), rtol=0, atol=1e-5)
+    cuts = [0, 90, 91, 92, 97, 140, 141, 200, 230]
+    parts = [model.step((2, a, rows[a:b]))[0].copy() for a, b in pairwise(cuts)]
+    assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize("sharp", [30.0, 1e4])
@@ -232,7 +261,8 @@ def refuse(message: str, *, spans: Sequence[Sequence[int]] = (), **changes: Any)
     with pytest.raises(ValueError, match=message):
         NATIVE["attention"](
             np.zeros((given["rows"], given["width"]), np.float32), np.ones((BLOCK, given["dim"]), np.float32), table, 0,
-            given["heads"], given["kv_heads"], 1, given["set"],
+            given["heads"], given["kv_heads"], 1.0, given.get("window", 0), given.get("softcap", 0.0),
+            np.zeros(given.get("sinks", 0), np.float32), 1, given["set"],
             np.zeros((given["rows"], given["heads"] * given["dim"]), given.get("dtype", np.float32)),
         )  # fmt: skip
 
@@ -251,4 +281,7 @@ def test_arguments_are_checked() -> None:
     refuse("'heads': expected .* an even head_dim, got 2, 2, 9", dim=9)
     refuse("'heads': expected .* rows of width 59", width=59)
     refuse("'out': expected float32", dtype=np.float64)
+    refuse("'window': expected a window and a softcap >= 0, got -1 and 0", window=-1)
+    refuse("'window': expected .*, got 0 and nan", softcap=float("nan"))
+    refuse("'sinks': expected .*2", sinks=3)
     refuse("'set': expected 0", set=len(SETS))

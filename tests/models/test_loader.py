@@ -56,7 +56,7 @@ def test_no_framework(make_checkpoint: Make, absent: set[str]) -> None:
 
 
 def test_unknown_framework(make_checkpoint: Make) -> None:
-    message = r"argument 'framework': expected auto, llama\.cpp, paddle or torch, got 'jax'"
+    message = r"argument 'framework': expected auto, llama\.cpp, paddle, torch or transformers, got 'jax'"
     with pytest.raises(ArgumentError, match=message):
         load_model(make_checkpoint(), "jax")
 

@@ -164,20 +164,32 @@ def test_norm_of_embeddings(make_launcher: MakeLauncher) -> None:
 # ---- attention
 
 
-def attended(q: Doubles, keys: Doubles, values: Doubles, positions: list[int], group: int) -> Doubles:
+def attended(
+    q: Doubles,
+    keys: Doubles,
+    values: Doubles,
+    positions: list[int],
+    group: int,
+    scale: float | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Any = None,
+) -> Doubles:
     """Causal attention of q [n, heads, d] at `positions` to keys and values [context, kv_heads, d]."""
     out = np.empty_like(q)
     for i, position in enumerate(positions):
         for head in range(q.shape[1]):
-            k, v = keys[: position + 1, head // group], values[: position + 1, head // group]
-            scores = k @ q[i, head] / np.sqrt(q.shape[2])
-            weights = np.exp(scores - scores.max())
-            out[i, head] = weights @ v / weights.sum()
+            seen = slice(max(0, position + 1 - window) if window else 0, position + 1)
+            k, v = keys[seen, head // group], values[seen, head // group]
+            scores = k @ q[i, head] * (q.shape[2] ** -0.5 if scale is None else scale)
+            scores = softcap * np.tanh(scores / softcap) if softcap else scores
+            weights = np.exp(scores)
+            out[i, head] = weights @ v / (weights.sum() + (0 if sinks is None else np.exp(float(sinks[head]))))
     return out
 
 
 def run_attention(
-    launcher: Any, parts: list[tuple[int, int]], heads: Any, block_size: int, bound: int, padding: int = 0
+    launcher: Any, parts: list[tuple[int, int]], heads: Any, block_size: int, bound: int, padding: int = 0, **rule: Any
 ) -> tuple[Any, Doubles]:
     """`parts`: position and number of tokens of each slot. What the kernel gives, and what it should."""
     import torch
@@ -199,14 +211,15 @@ def run_attention(
         keys, values = doubles(lines)
         mine = doubles(q)[offsets[slot] : offsets[slot + 1]].reshape(count, heads.heads, heads.head_dim)
         where = list(range(position, position + count))
-        want[offsets[slot] : offsets[slot + 1]] = attended(mine, keys, values, where, heads.heads // heads.kv_heads)
+        group = heads.heads // heads.kv_heads
+        want[offsets[slot] : offsets[slot + 1]] = attended(mine, keys, values, where, group, **rule)
     out = torch.full_like(q, float("nan"))
     most = max(count for _, count in parts)
     batch = DeviceBatch(
         q, q, ints(launcher, offsets), ints(launcher, [p for p, _ in parts]), ints(launcher, tables), bound, most
     )
     for _ in range(2):  # the second launch finds the counters as the first one did
-        launcher.attention(q, out, pool, batch, heads)
+        launcher.attention(q, out, pool, batch, heads, **rule)
     assert out[rows:].isnan().all()
     return out[:rows], want.reshape(rows, -1)
 
@@ -241,6 +254,20 @@ def test_attention(
     launcher = make_launcher()
     launcher.tiles = replace(launcher.tiles, chunk=16, keys=16)
     got, want = run_attention(launcher, parts, launches.Heads(heads, kv_heads, head_dim), 16, 160, padding=2)
+    np.testing.assert_allclose(doubles(got), want, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_attention_of_other_models(make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+    """A scale, a window over several chunks, a soft cap and sinks."""
+    from specdec_hal.models.triton_kernels import launcher as launches
+
+    monkeypatch.setattr(launches, "chunks_apart", lambda programs: apart)
+    launcher = make_launcher()
+    launcher.tiles = replace(launcher.tiles, chunk=32, keys=16)
+    rule = {"scale": 0.4, "window": 37, "softcap": 1.5, "sinks": random(launcher, 4, seed=9) * 2}
+    parts = [(130, 1), (0, 0), (40, 20), (3, 2)]
+    got, want = run_attention(launcher, parts, launches.Heads(4, 2, 16), 16, 160, padding=2, **rule)
     np.testing.assert_allclose(doubles(got), want, rtol=0, atol=2e-5)
 
 

@@ -20,6 +20,7 @@ import triton.language as tl
 from specdec_hal.models.triton_kernels.launch import begin
 
 MASKED = tl.constexpr(-1.0e30)  # finite: the difference of two such maxima is 0, not NaN
+LOG2E = tl.constexpr(1.4426950408889634)
 _LEVEL = tl.constexpr(32)
 FOUR = tl.constexpr(4)  # chunks whose states are merged first; divides _LEVEL
 
@@ -80,10 +81,13 @@ def paged_attention(
     table_width,
     num_blocks,
     scale,
+    sinks,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     CHUNK: tl.constexpr,
     SPLIT: tl.constexpr,
     EACH: tl.constexpr,
@@ -99,7 +103,9 @@ def paged_attention(
 ):
     """`q` and `out` [capacity, HEADS HEAD_DIM], `pool` and `block_tables` as in :func:`.qkv.qkv`.
 
-    `scale` includes log2(e). A slot with up to `FEW` tokens takes up to `slot_tiles` tiles; each of its programs folds
+    `scale` includes log2(e), and so does `SOFTCAP`: scores become SOFTCAP * tanh(score / SOFTCAP), unless it is 0. With
+    `WINDOW` a token sees its own position and WINDOW - 1 before it. `sinks` [HEADS], or None: see Launcher.attention.
+    A slot with up to `FEW` tokens takes up to `slot_tiles` tiles; each of its programs folds
     `EACH` chunks (1 or 4), whose state is in `values` float32 [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D],
     `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before
     and after. With `APART` so do slots with more tokens, and the scratch memory is [tiles, KV_HEADS, ..]. Grid:
@@ -154,8 +160,11 @@ def paged_attention(
             chunk_maximum = tl.full([BLOCK_M], MASKED, tl.float32)
             weights = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
             chunk_value = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-            end = min(chunk_start(chunk + 1, CHUNK), context)
-            for first in range(chunk_start(chunk, CHUNK), end, BLOCK_N):
+            begin_at, end = chunk_start(chunk, CHUNK), min(chunk_start(chunk + 1, CHUNK), context)
+            if WINDOW > 0:  # keys that no token of the tile sees change no bit of it
+                hidden = max(before + local * TOKENS + 1 - WINDOW - begin_at, 0)
+                begin_at += hidden // BLOCK_N * BLOCK_N
+            for first in range(begin_at, end, BLOCK_N):
                 key = first + tl.arange(0, BLOCK_N)
                 page = key // BLOCK_SIZE
                 there = (key < end) & (page < table_width)
@@ -167,7 +176,14 @@ def paged_attention(
                 keys = tl.load(kv_at, mask=inside, other=0.0)
                 vals = tl.load(kv_at + BLOCK_SIZE * LINE, mask=inside, other=0.0)  # under way beside the scores
                 scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
+                if SOFTCAP > 0:
+                    fall = tl.exp2(
+                        tl.abs(scores) * (-2 * LOG2E / SOFTCAP)
+                    )  # tanh by an exponential that cannot overflow
+                    scores = tl.where(scores < 0, -SOFTCAP, SOFTCAP) * ((1 - fall) / (1 + fall))
                 visible = there[None, :] & (key[None, :] <= position[:, None])
+                if WINDOW > 0:
+                    visible &= key[None, :] > position[:, None] - WINDOW
                 scores = tl.where(visible, scores, MASKED)
                 joint = tl.maximum(chunk_maximum, tl.max(scores, 1))
                 fade = tl.exp2(chunk_maximum - joint)
@@ -224,5 +240,11 @@ def paged_attention(
                 if EACH == 1:
                     maximum, total, value = _merge(maximum, total, value, four_maximum, four_total, four_value)
             tl.store(counters + group, 0)
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2E
+        joint = tl.maximum(maximum, sink)
+        fade = tl.exp2(maximum - joint)
+        total = total * fade + tl.exp2(sink - joint)
+        value = value * fade[:, None]
     result = value / tl.where(live, total, 1.0)[:, None]
     tl.store(out + q_at, result.to(out.dtype.element_ty), mask=q_inside)

@@ -174,8 +174,25 @@ class Launcher:
 
     # ---- attention
 
-    def attention(self, q: Any, out: Any, pool: Any, batch: DeviceBatch, heads: Heads) -> None:
-        """`out` = attention of `q` [rows, heads * head_dim] to the slots' positions in `pool`, causal."""
+    def attention(
+        self,
+        q: Any,
+        out: Any,
+        pool: Any,
+        batch: DeviceBatch,
+        heads: Heads,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Any | None = None,
+    ) -> None:
+        """`out` = attention of `q` [rows, heads * head_dim] to the slots' positions in `pool`, causal.
+
+        `scale` None: head_dim^-1/2. `window`: positions that a token sees, its own included, 0 for all. `softcap`:
+        scores become softcap * tanh(score / softcap), unless it is 0. `sinks` [heads]: a score each without a value,
+        in the softmax's sum.
+        """
         rows, slots = len(q), len(batch.cu_seqlens_q) - 1
         group = heads.heads // heads.kv_heads
         tokens = min(batch.max_query_len, rows)
@@ -209,11 +226,14 @@ class Launcher:
             splits,
             batch.block_tables.shape[1],
             len(pool),
-            heads.head_dim**-0.5 * log2(e),
+            (heads.head_dim**-0.5 if scale is None else scale) * log2(e),
+            sinks,
             HEADS=heads.heads,
             KV_HEADS=heads.kv_heads,
             HEAD_DIM=heads.head_dim,
             BLOCK_SIZE=pool.shape[2],
+            WINDOW=window,
+            SOFTCAP=softcap * log2(e),
             CHUNK=self.tiles.chunk,
             SPLIT=splits > 1,
             EACH=each,
@@ -229,3 +249,8 @@ class Launcher:
             num_stages=tile.stages,
             **self._options,
         )
+
+
+def has_pdl(device: Any) -> bool:
+    """Whether launches can overlap there (programmatic dependent launch)."""
+    return bool(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0))

@@ -1,1 +1,1 @@
-"""Causal language models of transformers behind specdec_hal's TargetModel."""
+"""A decoder that `transformers` does not have, written as its models are, for specdec_hal."""

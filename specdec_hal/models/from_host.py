@@ -1,0 +1,128 @@
+"""The host's interface of a model over device tensors: lists become tensors, and each slot has blocks of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from specdec_hal.errors import ArgumentError
+from specdec_hal.models.batch import Limits, check_hidden_layers
+from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, ModelCapabilities, ModelConfig
+
+# Positions of a block where the host interface makes the pool.
+_BLOCK_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where each slot's positions are."""
+
+    limits: Limits
+    block_tables: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class FromHost:
+    """Makes a :class:`~specdec_hal.plugin.model.TargetModel` of what has the rest of a DeviceModel's members."""
+
+    framework: ClassVar[str] = "torch"
+    config: ModelConfig
+    device: Any
+    dtype: Any
+    _slots: Slots | None = None
+
+    @property
+    def capabilities(self) -> ModelCapabilities:
+        """See TargetModel."""
+        raise NotImplementedError
+
+    def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
+        """See DeviceModel."""
+        raise NotImplementedError
+
+    def forward_device(self, batch: DeviceBatch, out: Mapping[int, Any]) -> None:
+        """See DeviceModel."""
+        raise NotImplementedError
+
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """See DeviceModel."""
+        raise NotImplementedError
+
+    def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
+        """See TargetModel.allocate. Each slot gets blocks of its own."""
+        self._check_positive(max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        width = -(-max_model_len // _BLOCK_SIZE)
+        self.allocate_blocks(max_num_seqs * width, _BLOCK_SIZE, width * _BLOCK_SIZE)
+        limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
+        self._slots = Slots(limits, np.arange(max_num_seqs * width, dtype=np.int32).reshape(max_num_seqs, width))
+
+    def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
+        """See TargetModel.forward."""
+        if self._slots is None:
+            raise refused("forward", "batch", "a KV cache to write to", "none", "call allocate() first")
+        ids = self._slots.limits.check(batch)
+        layers = check_hidden_layers(batch, self.capabilities, self.framework)
+        shape = (len(ids), self.config.hidden_size)
+        hidden = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in layers}
+        if len(ids):
+            segments = batch.segments
+            lengths = np.array([segment.length for segment in segments])
+            positions = np.array([segment.position for segment in segments])
+            with self._here():
+                self.forward_device(
+                    DeviceBatch(
+                        token_ids=self._upload(ids, torch.int64),
+                        batch_id_per_token=self._upload(np.repeat(np.arange(len(segments)), lengths), torch.int32),
+                        cu_seqlens_q=self._upload(np.concatenate([[0], np.cumsum(lengths)]), torch.int32),
+                        seq_lens_decoder=self._upload(positions, torch.int32),
+                        block_tables=self._upload(self._slots.block_tables[[s.slot for s in segments]], torch.int32),
+                        max_seq_len=int((positions + lengths).max()),
+                        max_query_len=int(lengths.max()),
+                    ),
+                    hidden,
+                )
+        return {layer: tensor.float() for layer, tensor in hidden.items()}
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """See TargetModel.compute_logits."""
+        tensor = torch.from_numpy(hidden) if isinstance(hidden, np.ndarray) else torch.from_dlpack(hidden)
+        x = tensor.to(self.device, self.dtype).contiguous()
+        if x.ndim != 2 or x.shape[1] != self.config.hidden_size:
+            expected = f"[R, {self.config.hidden_size}]"
+            raise refused("compute_logits", "hidden", expected, list(x.shape), "pass rows of what forward() returned")
+        logits = torch.empty((len(x), self.config.vocab_size), dtype=torch.float32, device=self.device)
+        if len(x):
+            with self._here():
+                self.compute_logits_device(x, logits)
+        return logits
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """The model's device as the current one, which Triton launches on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _check_positive(self, **sizes: int) -> None:
+        for name, value in sizes.items():
+            if value < 1:
+                raise refused("allocate", name, "an integer >= 1", value, "ask for at least one")
+
+    def _upload(self, array: Any, dtype: Any) -> Any:
+        return torch.as_tensor(array, dtype=dtype).to(self.device, non_blocking=True)
+
+
+def refused(op: str, argument: str, expected: str, got: object, cure: str) -> ArgumentError:
+    """The error of a model in PyTorch for an argument."""
+    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=str(got), cure=cure)
+
+
+def gpu(device: str) -> str:
+    """The place of a GPU, "cuda:N"; ArgumentError for one that PyTorch does not see."""
+    index = torch.device(device).index
+    count = torch.cuda.device_count()
+    if not count or (index or 0) >= count:
+        expected = f"one of the {count} CUDA GPUs that PyTorch sees"
+        raise refused("load_model", "device", expected, repr(device), "use another")
+    return f"cuda:{torch.cuda.current_device() if index is None else index}"

@@ -1,0 +1,165 @@
+"""A model of `transformers`, once loaded: packed rows to hidden states, hidden states to logits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.models.transformers.interface import Store, bind
+from specdec_hal.models.transformers.survey import Survey, refused, survey
+from specdec_hal.plugin.model import FINAL_NORM, ModelConfig
+
+
+class Decoder:
+    """`model`: a causal language model, on one device; `config`: what a runner must know of it."""
+
+    def __init__(self, model: Any, config: ModelConfig) -> None:
+        self.model, self.config = model, config
+        self.base = model.get_decoder()
+        self.survey: Survey = survey(model, self.base, config.max_position_embeddings)
+        self._head, self._hidden = _head_of(model, self.base)
+        self._rotary = [(module, module.rope_type) for module in model.modules() if hasattr(module, "rope_type")]
+        self._wanted: Collection[int] = ()
+        self._taps: dict[int, Any] = {}
+        self._hooked: set[int] = set()
+        self._check()
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """See ModelCapabilities.hidden_layers."""
+        return (FINAL_NORM, *range(len(self.survey.layers) if self.survey.tappable else 0))
+
+    @property
+    def dtype(self) -> Any:
+        """Of hidden states."""
+        return self.model.get_input_embeddings().weight.dtype
+
+    def serve(self, store: Store, positions: int) -> None:
+        """Have a store serve the attention layers, for contexts of up to so many positions."""
+        for module, layer in zip(self.survey.attentions, self.survey.layers, strict=True):
+            bind(module, layer, store)
+        for module, kinds in self._rotary:
+            module.rope_type = _fixed_rotary(module, kinds, positions)
+
+    def hidden(self, ids: Any, positions: Any, layers: Collection[int] = ()) -> dict[int, Any]:
+        """Hidden states [T, D] by layer, :data:`FINAL_NORM` among them, of ids and positions int64 [T]."""
+        self._wanted = layers
+        for layer in layers:
+            if layer != FINAL_NORM and layer not in self._hooked:
+                self._hooked.add(layer)
+                self.survey.blocks[layer].register_forward_hook(self._tap(layer))
+        output = self.base(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        found = {FINAL_NORM: output[0][0], **self._taps}
+        self._wanted, self._taps = (), {}
+        return found
+
+    def _tap(self, layer: int) -> Any:
+        def keep(module: Any, args: Any, output: Any) -> None:
+            if layer in self._wanted:
+                self._taps[layer] = (output[0] if isinstance(output, tuple) else output)[0]
+
+        return keep
+
+    def logits(self, hidden: Any) -> Any:
+        """Float32 [R, V] from rows [R, D], by the class's own head with whatever it does to logits."""
+        self._hidden.rows = hidden[None]
+        try:
+            ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+            logits = self._head(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            self._hidden.rows = None
+        return logits.float()
+
+    def _check(self) -> None:
+        """UnsupportedError unless the head gives what the whole model gives."""
+        ids = torch.arange(2, device=next(self.model.parameters()).device)[None]
+        states: list[Any] = []
+        hook = self.base.register_forward_hook(lambda module, args, output: states.append(output[0]))
+        self.serve(_Zeros(), 2)
+        try:
+            with torch.inference_mode():
+                expected = self.model(input_ids=ids, position_ids=ids, use_cache=False).logits[0].float()
+                got = self.logits(states[0][0])
+        finally:
+            hook.remove()
+        if got.shape != expected.shape or not torch.allclose(got, expected, rtol=1e-3, atol=1e-3):
+            raise refused(self.model, "its logits are computed from more than its last hidden states")
+        if got.shape[1] != self.config.vocab_size:
+            raise UnsupportedError(
+                f"{type(self.model).__name__}: expected logits of {self.config.vocab_size} tokens, as config.json "
+                f"says, got {got.shape[1]}; correct vocab_size"
+            )
+
+
+class _Zeros:
+    """A store without contents: attention gives zeros."""
+
+    def attend(self, layer: Any, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+        return query.new_zeros((*query.shape[:2], layer.value_dim))
+
+
+class _Output:
+    """What a head may ask the output of its base for."""
+
+    def __init__(self, hidden: Any) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Hidden(torch.nn.Module):  # type: ignore[misc]
+    """Stands for the base: returns the rows that it was given."""
+
+    rows: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> _Output:
+        return _Output(self.rows)
+
+
+def _head_of(model: Any, base: Any) -> tuple[Any, _Hidden]:
+    """The model with its base replaced, sharing everything else, and what replaces it."""
+    (path,) = (name for name, module in model.named_modules() if module is base)
+    hidden = _Hidden()
+    head = part = _shallow(model)
+    *above, last = path.split(".")
+    for name in above:
+        part._modules[name] = _shallow(part._modules[name])
+        part = part._modules[name]
+    part._modules[last] = hidden
+    return head, hidden
+
+
+def _shallow(module: Any) -> Any:
+    made = copy.copy(module)
+    made._modules = dict(module._modules)
+    return made
+
+
+def _fixed_rotary(module: Any, kinds: Any, positions: int) -> Any:
+    """Frequencies that the longest position of a step would decide, decided for contexts of up to `positions`.
+
+    "dynamic" is as without scaling up to the positions that the model was trained for, which a runner does not exceed;
+    "longrope" has two sets of frequencies, of which the engine's longest context takes one (vLLM does the same).
+    """
+    if isinstance(kinds, dict):
+        return {name: _fixed(module, kind, positions, name) for name, kind in kinds.items()}
+    return _fixed(module, kinds, positions, None)
+
+
+def _fixed(module: Any, kind: str, positions: int, layer_type: str | None) -> str:
+    if kind == "longrope":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        name = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
+        old = getattr(module, name)
+        frequencies, _ = ROPE_INIT_FUNCTIONS[kind](module.config, old.device, seq_len=positions, layer_type=layer_type)
+        setattr(module, name, frequencies)
+    return "default" if kind == "longrope" or "dynamic" in kind else kind

@@ -1,0 +1,240 @@
+"""A model of `transformers` on a CPU: slots with caches that grow, and the native attention over them.
+
+In float32 linear layers and experts are multiplied by oneDNN from weights packed once (see :mod:`.packed`). Numbers of
+rows that give a token the same bits are measured when the model is loaded, with one decoder layer of each kind, and
+steps are padded up to them: see :mod:`specdec_hal.models.rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from specdec_hal.errors import ArgumentError
+from specdec_hal.models import cpu_threads
+from specdec_hal.models.attention import HostAttention
+from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
+from specdec_hal.models.rows import RowSizes, agreeing
+from specdec_hal.models.transformers.decoder import Decoder
+from specdec_hal.models.transformers.interface import Layer
+from specdec_hal.models.transformers.packed import pack
+from specdec_hal.models.transformers.survey import only
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
+
+# Rows of a pass that are tried; logits are asked for fewer rows than there are tokens.
+_SIZES = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 256)
+_HEAD_SIZES = _SIZES[: _SIZES.index(64) + 1]
+_TRIED = (11, 7)  # token ids
+
+
+@dataclass
+class _Group:
+    """The native attention of layers with the same heads, and what it knows of the block that is being computed."""
+
+    attention: HostAttention
+    block: Any = None
+
+
+class HostStore:
+    """Keys and values of all slots, float32."""
+
+    def __init__(self, layers: Sequence[Layer], slots: int, positions: int, threads: int) -> None:
+        groups: dict[tuple[int, int, int], list[int]] = {}
+        for layer in layers:
+            groups.setdefault((layer.heads, layer.kv_heads, layer.head_dim), []).append(layer.index)
+        self._groups: list[_Group] = []
+        self._of: dict[int, tuple[_Group, int]] = {}
+        for shape, members in groups.items():
+            width = shape[0] * shape[2]
+            attention = HostAttention(
+                *shape, layers=len(members), slots=slots, positions=positions, threads=threads,
+                buffer=partial(_buffer, width),
+            )  # fmt: skip
+            group = _Group(attention)
+            self._groups.append(group)
+            self._of |= {index: (group, i) for i, index in enumerate(members)}
+
+    def reserve(self, slot: int, positions: int) -> None:
+        """See HostAttention."""
+        for group in self._groups:
+            group.attention.reserve(slot, positions)
+
+    def begin(self, segments: Sequence[Segment], first: int, rows: int) -> None:
+        """See HostAttention."""
+        for group in self._groups:
+            group.block = group.attention.begin(segments, first, rows)
+
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+        """See Store."""
+        group, index = self._of[layer.index]
+        if narrower := layer.head_dim - layer.value_dim:
+            value = torch.nn.functional.pad(value, (0, narrower))
+        qkv = torch.cat([query.flatten(1), key.flatten(1), value.flatten(1)], 1)
+        out = group.attention.attend(
+            index, qkv.float(), group.block, scale=layer.scale, window=layer.window, softcap=layer.softcap,
+            sinks=None if sinks is None else sinks.float(),
+        ).view(len(query), layer.heads, layer.head_dim)  # fmt: skip
+        return (out[..., : layer.value_dim] if narrower else out).to(query.dtype)
+
+
+def _buffer(width: int, rows: int) -> Any:
+    return torch.empty((rows, width))
+
+
+class HostTransformers:
+    """See :class:`specdec_hal.plugin.model.TargetModel`. `model`: loaded on a CPU; its linear layers are replaced.
+
+    `bit_stable` None: in float32. `threads`: PyTorch's for this whole process, from now on; None: as they are.
+    """
+
+    framework: ClassVar[str] = "torch"
+
+    def __init__(self, decoder: Decoder, *, bit_stable: bool | None = None, threads: int | None = None) -> None:
+        cpu_threads.check(threads, self.framework)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._decoder, self.config = decoder, decoder.config
+        exact = decoder.dtype is torch.float32
+        self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
+        self.bit_stable = False
+        with torch.inference_mode():
+            steady = not exact or pack(decoder.model)
+            if exact if bit_stable is None else bit_stable:
+                self._measure(steady)
+        self._limits: Limits | None = None
+
+    @property
+    def capabilities(self) -> ModelCapabilities:
+        """Every layer can be tapped; shapes follow the batch."""
+        return ModelCapabilities(
+            hidden_layers=self._decoder.hidden_layers, stable_row_counts=None if self.bit_stable else ()
+        )
+
+    def describe(self) -> str:
+        """How it computes, for the log."""
+        if not self.bit_stable:
+            return "a token's bits may depend on what shares its step"
+        return f"a token's bits are the same in passes of {_spans(self._sizes)} rows, which steps are padded to"
+
+    def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
+        """See TargetModel.allocate. Calling it again replaces the cache."""
+        for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
+            if value < 1:
+                cure = "ask for at least one slot and one position"
+                raise _refused("allocate", name, "an integer >= 1", str(value), cure)
+        layers, threads = self._decoder.survey.layers, torch.get_num_threads()
+        self._store = HostStore(layers, max_num_seqs, max_model_len, threads)
+        self._decoder.serve(self._store, max_model_len)
+        self._limits = Limits(self.framework, self.config.vocab_size, max_num_seqs, max_model_len)
+
+    def forward(self, batch: ForwardBatch) -> Mapping[int, Any]:
+        """See TargetModel.forward."""
+        if self._limits is None:
+            raise _refused("forward", "batch", "a KV cache to write to", "none", "call allocate() first")
+        ids = self._limits.check(batch)
+        layers = check_hidden_layers(batch, self.capabilities, self.framework)
+        if not len(ids):
+            return {layer: torch.zeros((0, self.config.hidden_size)) for layer in layers}
+        with torch.inference_mode():
+            for segment in batch.segments:
+                self._store.reserve(segment.slot, segment.position + segment.length)
+            parts = [self._run(ids, group, layers) for group in blocks(batch.segments, self._sizes.largest)]
+            return {n: torch.cat([part[n] for part in parts]) if len(parts) > 1 else parts[0][n] for n in layers}
+
+    def _run(self, ids: Any, group: Sequence[Segment], layers: frozenset[int]) -> dict[int, Any]:
+        """Hidden states of one block's tokens, by layer."""
+        first, last = group[0].start, group[-1].start + group[-1].length
+        tokens = last - first
+        rows = self._sizes.fit(tokens)
+        padded, positions = np.zeros((2, rows), np.int64)
+        padded[:tokens] = ids[first:last]
+        for segment in group:
+            start = segment.start - first
+            positions[start : start + segment.length] = range(segment.position, segment.position + segment.length)
+        self._store.begin(group, first, rows)
+        hidden = self._decoder.hidden(torch.from_numpy(padded), torch.from_numpy(positions), layers)
+        return {layer: hidden[layer][:tokens].float() for layer in layers}
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """See TargetModel.compute_logits."""
+        x = torch.from_numpy(hidden) if isinstance(hidden, np.ndarray) else torch.from_dlpack(hidden)
+        if x.ndim != 2 or x.shape[1] != self.config.hidden_size:
+            expected, cure = f"[R, {self.config.hidden_size}]", "pass rows of what forward() returned"
+            raise _refused("compute_logits", "hidden", expected, str(list(x.shape)), cure)
+        if not len(x):
+            return torch.zeros((0, self.config.vocab_size))
+        with torch.inference_mode():
+            x = x.to(self._decoder.dtype)
+            parts = [self._logits(part) for part in x.split(self._head_sizes.largest)]
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _logits(self, x: Any) -> Any:
+        missing = self._head_sizes.fit(len(x)) - len(x)
+        # A tensor of its own, since kernels may mind how rows are aligned.
+        padded = torch.cat([x, x.new_zeros((missing, x.shape[1]))]) if missing else x.clone()
+        return self._decoder.logits(padded)[: len(x)]
+
+    # ---- numbers of rows that agree
+
+    def _measure(self, steady: bool) -> None:
+        """Choose sizes of passes; `steady`: no part of the model sorts rows by what they hold."""
+        survey = self._decoder.survey
+        kinds: dict[Any, int] = {}
+        for i, block in enumerate(survey.blocks):
+            kinds.setdefault(_kind(block, survey.layers[i]), i)
+        self._decoder.serve(_Silent(), 1)
+
+        def hidden(rows: int) -> bytes | None:
+            at = torch.zeros(rows, dtype=torch.int64)
+            return _common([self._decoder.hidden(at + token, at)[FINAL_NORM] for token in _TRIED])
+
+        def logits(rows: int) -> bytes | None:
+            x = torch.linspace(-3, 3, self.config.hidden_size, dtype=self._decoder.dtype)
+            return _common([self._decoder.logits(x.repeat(rows, 1))])
+
+        with only(survey.blocks, list(kinds.values())):
+            sizes = agreeing(hidden, _SIZES)
+        head = agreeing(logits, _HEAD_SIZES)
+        if steady and sizes.sizes and head.sizes:
+            self._sizes, self._head_sizes, self.bit_stable = sizes, head, True
+
+
+class _Silent:
+    """A store whose attention gives something without looking at other rows."""
+
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+        return query[..., : layer.value_dim].contiguous()
+
+
+def _kind(block: Any, layer: Layer) -> Any:
+    """What two decoder layers have in common that compute in the same way."""
+    parts = tuple((name, type(module)) for name, module in block.named_modules())
+    tensors = tuple((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items())
+    return parts, tensors, Layer(**{**vars(layer), "index": 0})
+
+
+def _spans(sizes: RowSizes) -> str:
+    """Sizes as ranges: 1..16, 20, 24."""
+    found: list[list[int]] = []
+    for size in sizes.sizes:
+        if found and size == found[-1][1] + 1:
+            found[-1][1] = size
+        else:
+            found.append([size, size])
+    return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in found)
+
+
+def _common(results: Sequence[Any]) -> bytes | None:
+    """The first rows' bytes, if in each result all rows are equal."""
+    if not all(torch.equal(rows, rows[:1].expand_as(rows)) for rows in results):
+        return None
+    return b"".join(rows[0].contiguous().view(torch.uint8).numpy().tobytes() for rows in results)
+
+
+def _refused(op: str, argument: str, expected: str, got: str, cure: str) -> ArgumentError:
+    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=got, cure=cure)

@@ -1,0 +1,84 @@
+"""The attention function that `transformers` models call under our name, and what serves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from transformers import AttentionInterface, AttentionMaskInterface
+
+NAME = "specdec_hal"
+"""No mask is registered under it: `transformers` then builds none."""
+TRIAL = "specdec_hal_trial"
+"""The name during a trial, whose masks say what a layer sees."""
+
+_LAYER, _STORE = "_specdec_layer", "_specdec_store"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one attention layer wants. `index`: among the layers of the model, and of the KV cache.
+
+    `window`: keys that a query sees, itself included, 0 for all; `softcap`: 0 for none. Values may be narrower than
+    keys (`value_dim` <= `head_dim`), as in DeepSeek's latent attention.
+    """
+
+    index: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+
+class Store(Protocol):
+    """The KV cache during a step."""
+
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+        """Keep `key` [T, kv_heads, head_dim] and `value` [T, kv_heads, value_dim]; what `query` [T, heads, head_dim]
+        sees: [T, heads, value_dim]. `sinks` [heads]: a score each without a value, in the softmax's sum."""
+
+
+class Recorder(Protocol):
+    """Serves the layers during a trial, when nothing is known of them."""
+
+    def record(self, module: Any, query: Any, key: Any, value: Any, mask: Any, arguments: dict[str, Any]) -> Any:
+        """As Store.attend; `arguments`: what the layer passed by name."""
+
+    def mask(self, mask_function: Any) -> Any:
+        """What stands for a mask among the arguments of `record`."""
+
+
+recorder: Recorder | None = None
+"""Set while a model is tried."""
+
+
+def bind(module: Any, layer: Layer, store: Store) -> None:
+    """Serve an attention layer from now on."""
+    module.__dict__[_LAYER], module.__dict__[_STORE] = layer, store
+
+
+def _attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **arguments: Any) -> tuple[Any, None]:
+    """`query`, `key` and `value` are [1, heads, T, width], rotated already."""
+    state = module.__dict__
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = state[_STORE].attend(state[_LAYER], query, key, value, arguments.get("s_aux"))
+    return out[None], None
+
+
+def _try(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **arguments: Any) -> tuple[Any, None]:
+    assert recorder is not None  # models have this name during a trial only
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    return recorder.record(module, query, key, value, attention_mask, arguments)[None], None
+
+
+def _mask(*args: Any, mask_function: Any, **arguments: Any) -> Any:
+    assert recorder is not None
+    return recorder.mask(mask_function)
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionInterface.register(TRIAL, _try)
+AttentionMaskInterface.register(TRIAL, _mask)

@@ -1,0 +1,113 @@
+"""Loads a checkpoint folder, or a GGUF file, with `transformers`."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from specdec_hal.errors import CheckpointError, UnsupportedError
+from specdec_hal.models.checkpoint import read_token_ids
+from specdec_hal.models.from_host import gpu
+from specdec_hal.models.transformers.decoder import Decoder
+from specdec_hal.models.transformers.interface import NAME
+from specdec_hal.models.transformers.survey import check_class, refused
+from specdec_hal.plugin.model import ModelConfig
+from specdec_hal.text import describe
+
+_log = logging.getLogger("specdec_hal")
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str | None = None,
+    bit_stable: bool | None = None,
+    threads: int | None = None,
+) -> Any:
+    """A :class:`~.host.HostTransformers` on a CPU, a :class:`~.device.DeviceTransformers` on a GPU.
+
+    `dtype` None: float32 on CPUs, the checkpoint's own on GPUs. CheckpointError for what `transformers` cannot load;
+    UnsupportedError for a model that cannot be run over our KV cache, with the reason.
+    """
+    on_host = device == "cpu"
+    if not on_host:
+        device = gpu(device)
+    decoder = load_decoder(path, device, dtype or ("float32" if on_host else "auto"))
+    if on_host:
+        from specdec_hal.models.transformers.host import HostTransformers
+
+        made = HostTransformers(decoder, bit_stable=bit_stable, threads=threads)
+        _log.info("%s: %s", type(decoder.model).__name__, made.describe())
+        return made
+    from specdec_hal.models.transformers.device import DeviceTransformers, load_launcher
+
+    return DeviceTransformers(decoder, launcher=load_launcher(torch.device(device), decoder.dtype))
+
+
+def load_decoder(path: str | Path, device: str, dtype: str) -> Decoder:
+    """The model of a checkpoint, tried; `dtype`: of :data:`~specdec_hal.models.checkpoint.DTYPES`, or "auto"."""
+    where, options = _where(path)
+    try:
+        config = transformers.AutoConfig.from_pretrained(where, local_files_only=True, **options)
+        known = transformers.AutoModelForCausalLM._model_mapping
+        architecture = known[type(config)] if type(config) in known.keys() else None  # noqa: SIM118
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    if config.is_encoder_decoder:
+        raise refused(
+            (config.architectures or [config.model_type])[0],
+            "it is an encoder-decoder model, and drafts are verified by a decoder alone",
+        )
+    if architecture is None:
+        raise UnsupportedError(
+            f"{config.model_type}: transformers {transformers.__version__} has no decoder "
+            "alone for it (AutoModelForCausalLM); choose another model"
+        )
+    if isinstance(architecture, tuple):
+        architecture = architecture[0]
+    check_class(config, architecture)
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            where, config=copy.deepcopy(config), dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            attn_implementation=NAME, local_files_only=True, **options,
+        )  # fmt: skip
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    return Decoder(model.eval().to(device), _config(path, model))
+
+
+def _where(path: str | Path) -> tuple[Path, dict[str, str]]:
+    """The folder, and the name of a GGUF file in it."""
+    file = Path(path)
+    return (file.parent, {"gguf_file": file.name}) if file.suffix == ".gguf" else (file, {})
+
+
+def _unreadable(path: str | Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: expected a checkpoint that transformers {transformers.__version__} loads, got "
+        f"{describe(error)}; download it again, or use another version of transformers"
+    )
+
+
+def _config(path: str | Path, model: Any) -> ModelConfig:
+    text = model.config.get_text_config()
+    if Path(path).is_dir():
+        tokens = read_token_ids(path)
+        vocabulary, bos, ends = tokens.vocab_size, tokens.bos_token_id, tokens.eos_token_ids
+    else:
+        ended = model.generation_config.eos_token_id
+        ends = () if ended is None else tuple(ended) if isinstance(ended, list) else (ended,)
+        vocabulary, bos = text.vocab_size, text.bos_token_id
+    return ModelConfig(
+        vocab_size=vocabulary,
+        hidden_size=text.hidden_size,
+        max_position_embeddings=text.max_position_embeddings,
+        eos_token_ids=ends,
+        bos_token_id=bos,
+    )

@@ -1,0 +1,124 @@
+"""Keys and values in a pool of blocks, and attention over it: the store of a model on a GPU, and of every trial.
+
+Triton's kernel computes where it is there; PyTorch's operators otherwise, over each slot's whole context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specdec_hal.models.transformers.interface import Layer
+from specdec_hal.plugin.model import DeviceBatch
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A batch, and for each row: its slot, its position, and the line of the pool where its key goes."""
+
+    batch: DeviceBatch
+    slot: Any
+    position: Any
+    line: Any
+
+
+class PagedStore:
+    """Per layer [num_blocks + 1, 2, block_size, kv_heads, head_dim]; the last block takes rows that have no place.
+
+    `launcher`: of Triton's kernels, or None. Nothing is read on the host; calls follow each other on one stream.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: Any,
+        device: Any,
+        launcher: Any = None,
+    ) -> None:
+        self._block_size, self._launcher, self._dtype = block_size, launcher, dtype
+        # Zeros: what a mask hides is multiplied with weight 0, which is 0 for numbers alone.
+        self.pool = [
+            torch.zeros((num_blocks + 1, 2, block_size, layer.kv_heads, layer.head_dim), dtype=dtype, device=device)
+            for layer in layers
+        ]
+        self._step: _Step | None = None
+
+    def begin(self, batch: DeviceBatch) -> Any:
+        """Take a batch of tensors of this device; the position of each row, 0 in the tail."""
+        slot, size, dead = batch.batch_id_per_token.long(), self._block_size, len(self.pool[0]) - 1
+        real, slot = slot >= 0, slot.clamp(min=0)
+        row = torch.arange(len(slot), device=slot.device)
+        position = batch.seq_lens_decoder[slot].long() + row - batch.cu_seqlens_q[slot]
+        width = batch.block_tables.shape[1]
+        inside = real & (position >= 0) & (position < min(width * size, batch.max_seq_len))
+        position = torch.where(inside, position, 0)
+        block = batch.block_tables[slot, position // size].long()
+        inside &= (block >= 0) & (block < dead)
+        block = torch.where(inside, block, dead)
+        line = block * (2 * size) + position % size
+        self._step = _Step(batch, slot, position, line)
+        return position
+
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+        """See Store.attend."""
+        assert self._step is not None
+        step, pool = self._step, self.pool[layer.index]
+        narrower = layer.head_dim - layer.value_dim
+        if narrower:
+            value = torch.nn.functional.pad(value, (0, narrower))
+        lines = pool.view(-1, layer.kv_heads, layer.head_dim)
+        lines.index_copy_(0, step.line, key.to(self._dtype))
+        lines.index_copy_(0, step.line + self._block_size, value.to(self._dtype))
+        query = query.to(self._dtype)
+        if self._launcher is not None:
+            out = self._by_triton(layer, query, pool, step.batch, sinks)
+        else:
+            out = self._by_torch(layer, query, pool, step, sinks)
+        return out[..., : layer.value_dim] if narrower else out
+
+    def _by_triton(self, layer: Layer, query: Any, pool: Any, batch: DeviceBatch, sinks: Any | None) -> Any:
+        from specdec_hal.models.triton_kernels.launcher import Heads
+
+        query = query.contiguous()
+        out = torch.zeros_like(query)  # the kernel leaves rows of the tail alone
+        self._launcher.attention(
+            query, out, pool, batch, Heads(layer.heads, layer.kv_heads, layer.head_dim),
+            scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=sinks,
+        )  # fmt: skip
+        return out
+
+    def _by_torch(self, layer: Layer, query: Any, pool: Any, step: _Step, sinks: Any | None) -> Any:
+        """Each slot's queries, padded to the most that one may have, with its whole context."""
+        batch, size, group = step.batch, self._block_size, layer.heads // layer.kv_heads
+        slots, rows = len(batch.cu_seqlens_q) - 1, len(query)
+        most = min(batch.max_query_len, rows)
+        starts = batch.cu_seqlens_q[:-1].long()
+        # Queries by slot: [slots, most, heads, head_dim].
+        index = (starts[:, None] + torch.arange(most, device=query.device)).clamp(max=rows - 1)
+        queries = query[index].unflatten(2, (layer.kv_heads, group)).float()
+        blocks = -(-batch.max_seq_len // size)
+        tables = batch.block_tables[:slots, :blocks].long().clamp(0, len(pool) - 1)
+        keys, values = (pool[tables, i].flatten(1, 2).float() for i in (0, 1))  # [slots, context, kv_heads, head_dim]
+        scores = torch.einsum("bqhgd,bkhd->bhgqk", queries, keys) * layer.scale
+        if layer.softcap:
+            scores = layer.softcap * torch.tanh(scores / layer.softcap)
+        at = torch.arange(keys.shape[1], device=query.device)
+        positions = batch.seq_lens_decoder[:slots, None].long() + torch.arange(most, device=query.device)
+        seen = at <= positions[..., None]
+        if layer.window:
+            seen &= at > positions[..., None] - layer.window
+        scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+        scores = scores.masked_fill(~seen.any(-1)[:, None, None, :, None], 0.0)  # of padding: anything but NaN
+        if sinks is not None:
+            sink = sinks.float().view(1, layer.kv_heads, group, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, sink], -1)
+        weights = scores.softmax(-1)[..., : keys.shape[1]]
+        out = torch.einsum("bhgqk,bkhd->bqhgd", weights, values).flatten(2, 3)
+        row = (torch.arange(rows, device=query.device) - starts[step.slot]).clamp(0, most - 1)
+        return out[step.slot, row].to(self._dtype)

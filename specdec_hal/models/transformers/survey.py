@@ -1,0 +1,279 @@
+"""What a model's attention layers are like, found by a trial; what cannot be run is refused by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.models.transformers import interface
+from specdec_hal.models.transformers.interface import NAME, TRIAL, Layer
+from specdec_hal.models.transformers.paged import PagedStore
+from specdec_hal.plugin.model import DeviceBatch
+
+# What a layer may pass by name beside what is honoured: of no consequence for its result, or absent where it is.
+_HARMLESS = {
+    "dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits",
+    "return_dict", "is_causal", "cache_position", "logits_to_keep", "attention_type",
+}  # fmt: skip
+_HONOURED = {"scaling", "sliding_window", "softcap", "s_aux"}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_TRIED = 7  # tokens of the trial's text, of which the first _CHUNK come first, packed with another text
+_CHUNK = 4
+_OTHER, _FUTURE = -1, -2  # in the place of a window: masks that are none
+
+_one_trial = threading.Lock()
+
+
+def refused(what: Any, reason: str) -> UnsupportedError:
+    """The error for a model that cannot be run so."""
+    name = what if isinstance(what, str) else type(what).__name__
+    return UnsupportedError(f"{name}: {reason}; choose another model")
+
+
+def check_class(config: Any, architecture: Any) -> None:
+    """UnsupportedError for a class of `transformers` that says itself that it cannot be run over a cache of ours."""
+    name, text = architecture.__name__, config.get_text_config()
+    kinds = sorted({*(getattr(text, "layer_types", None) or ())} - _LAYER_TYPES)
+    reasons = {
+        "it keeps a state besides keys and values, which cannot forget rejected drafts": getattr(
+            architecture, "_is_stateful", False
+        ),
+        f"it has layers of type {', '.join(kinds)}, which keep more than keys and values": kinds,
+        "its later layers share keys and values of earlier ones (num_kv_shared_layers)": getattr(
+            text, "num_kv_shared_layers", 0
+        ),
+        "its attention adds a bias by position (ALiBi)": getattr(text, "alibi", False)
+        or text.model_type in ("bloom", "mpt"),
+        "its attention does not go through the attention interface of transformers": not (
+            architecture.is_backend_compatible() or architecture._can_set_attn_implementation()
+        ),
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise refused(name, reason)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """`blocks`: the decoder layers, with `attentions` in them; `tappable`: what they return are hidden states."""
+
+    layers: tuple[Layer, ...]
+    attentions: tuple[Any, ...]
+    blocks: Any
+    tappable: bool
+    hidden_size: int
+    vocab_size: int
+
+
+class _Recorder:
+    """Serves attention layers from what they pass, and keeps what that was."""
+
+    def __init__(self, model: Any, positions: int) -> None:
+        self.model, self.positions = model, positions
+        self.found: dict[Any, Layer] = {}
+        self._keys: dict[int, Any] = {}
+
+    def mask(self, mask_function: Any) -> Any:
+        """The window that a mask amounts to, as a mask of one number."""
+        return torch.full((1, 1, 1, 1), _window(mask_function, self.positions))
+
+    def record(self, module: Any, query: Any, key: Any, value: Any, mask: Any, arguments: dict[str, Any]) -> Any:
+        """See Recorder."""
+        name = type(module).__name__
+        if module in self.found:
+            raise refused(self.model, f"a layer ({name}) calls its attention twice in one pass")
+        self._check(module, name, arguments)
+        if key.data_ptr() in self._keys:
+            raise refused(self.model, f"layers ({name}) share their keys")
+        self._keys[key.data_ptr()] = key  # held, so that no other key gets its memory
+        scale = arguments.get("scaling")
+        layer = Layer(
+            index=len(self.found),
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            head_dim=key.shape[2],
+            value_dim=value.shape[2],
+            scale=key.shape[2] ** -0.5 if scale is None else float(scale),
+            window=self._window(name, mask, arguments.get("sliding_window")),
+            softcap=float(arguments.get("softcap") or 0.0),
+        )
+        self.found[module] = layer
+        here = Layer(**{**vars(layer), "index": 0})
+        store = PagedStore([here], 1, len(query), dtype=query.dtype, device=query.device)
+        store.begin(_batch(query.device, [(0, len(query))], len(query)))
+        return store.attend(here, query, key, value, arguments.get("s_aux"))
+
+    def _check(self, module: Any, name: str, arguments: dict[str, Any]) -> None:
+        causal = arguments.get("is_causal")
+        if not (getattr(module, "is_causal", True) if causal is None else causal):
+            raise refused(self.model, f"its attention ({name}) is not causal")
+        for argument, value in arguments.items():
+            known = argument in _HARMLESS or argument in _HONOURED
+            if not known and value is not None and value is not False:
+                raise refused(self.model, f"its attention ({name}) wants '{argument}', which is not computed here")
+
+    def _window(self, name: str, mask: Any, named: int | None) -> int:
+        windows = {named} if named else set()
+        if mask is not None:
+            if mask.numel() != 1:
+                raise refused(self.model, f"it masks its attention ({name}) itself")
+            seen = int(mask)
+            if seen == _FUTURE:
+                raise refused(self.model, f"its attention ({name}) is not causal")
+            if seen == _OTHER:
+                raise refused(self.model, f"its attention ({name}) sees neither all keys nor a sliding window of them")
+            windows |= {seen} if seen else set()
+        return int(min(windows, default=0))
+
+
+def _window(mask_function: Any, positions: int) -> int:
+    """Keys that a query sees by a mask: 0 for all up to its own, or so many, itself included."""
+    zero, found = torch.tensor(0), set()
+    for query in (positions - 1, positions - 2):
+        seen = mask_function(zero, zero, torch.tensor(query), torch.arange(positions + 8)).expand(positions + 8)
+        if seen[query + 1 :].any():
+            return _FUTURE
+        count = int(seen.sum())
+        if not seen[query + 1 - count : query + 1].all():
+            return _OTHER
+        found.add(0 if count == query + 1 else count)
+    return found.pop() if len(found) == 1 else _OTHER
+
+
+def _batch(device: Any, parts: Sequence[tuple[int, int]], size: int) -> DeviceBatch:
+    """Position and length of each slot's tokens, as a batch without ids; each slot has one block of `size`."""
+    lengths = [length for _, length in parts]
+
+    def ints(values: Any) -> Any:
+        return torch.as_tensor(values, dtype=torch.int32).to(device)
+
+    return DeviceBatch(
+        token_ids=None,
+        batch_id_per_token=ints([slot for slot, length in enumerate(lengths) for _ in range(length)]),
+        cu_seqlens_q=ints([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
+        seq_lens_decoder=ints([position for position, _ in parts]),
+        block_tables=ints([[slot] for slot in range(len(parts))]),
+        max_seq_len=size,
+        max_query_len=max(lengths),
+    )
+
+
+def set_attention(model: Any, name: str) -> None:
+    """Have every layer ask for that attention function."""
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), "_attn_implementation"):
+            module.config._attn_implementation = name
+
+
+def survey(model: Any, base: Any, positions: int) -> Survey:
+    """Try a loaded model; `base`: its part up to the final norm, `positions`: of its longest context.
+
+    Its layers then call :data:`.interface.NAME`, and want a store. UnsupportedError for what cannot be run.
+    """
+    with torch.inference_mode():
+        return _survey(model, base, positions)
+
+
+def _survey(model: Any, base: Any, positions: int) -> Survey:
+    device = next(model.parameters()).device
+    vocabulary = model.get_input_embeddings().num_embeddings
+    ids = torch.arange(1, 2 * _TRIED, device=device)[None] * 7919 % vocabulary
+    first, second = ids[:, :_TRIED], ids[:, _TRIED:]
+    tapped: list[Any] = []
+    with _one_trial:
+        interface.recorder = recorder = _Recorder(model, min(positions, 1 << 17))
+        try:
+            set_attention(model, TRIAL)
+            # With a mask given, none of texts that share a row is looked for.
+            at = torch.arange(_TRIED, device=device)[None]
+            ones = torch.ones_like(first)
+            hidden = base(input_ids=first, attention_mask=ones, position_ids=at, use_cache=False)[0]
+        finally:
+            interface.recorder = None
+            set_attention(model, NAME)
+    if not recorder.found:
+        raise refused(model, "none of its layers called its attention")
+    attentions, layers = tuple(recorder.found), tuple(recorder.found.values())
+    blocks = _blocks(model, attentions)
+
+    store = PagedStore(layers, 2, _TRIED, dtype=hidden.dtype, device=device)
+    for module, layer in recorder.found.items():
+        interface.bind(module, layer, store)
+
+    def run(*parts: tuple[Any, int, int]) -> list[Any]:
+        """Hidden states of `length` tokens of a text from `start` on, of all parts in one pass."""
+        position = store.begin(_batch(device, [(start, length) for _, start, length in parts], _TRIED))
+        packed = torch.cat([text[:, start : start + length] for text, start, length in parts], 1)
+        found = base(input_ids=packed, position_ids=position[None], use_cache=False)[0][0]
+        return list(found.split([length for *_, length in parts]))
+
+    def tap(module: Any, args: Any, output: Any) -> None:
+        tapped.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [block.register_forward_hook(tap) for block in blocks]
+    try:
+        (whole,) = run((first, 0, _TRIED))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    (other,) = run((second, 0, second.shape[1]))
+    rest = _TRIED - _CHUNK
+    one, two = run((first, 0, _CHUNK), (second, 0, 2))
+    three, four = run((first, _CHUNK, rest), (second, 2, second.shape[1] - 2))
+    _compare(model, hidden[0], whole, "it masks attention in a way that was not understood")
+    for expected, got in ((whole, [one, three]), (other, [two, four])):
+        _compare(
+            model, expected, torch.cat(got),
+            "its hidden states are others when a text comes in two steps, and beside another text: it keeps more than "
+            "keys and values, or mixes the rows of a step",
+        )  # fmt: skip
+    tappable = len(tapped) == len(layers) and all(x.shape == hidden.shape for x in tapped)
+    return Survey(layers, attentions, blocks, tappable, hidden.shape[-1], vocabulary)
+
+
+def _compare(model: Any, expected: Any, got: Any, reason: str) -> None:
+    """UnsupportedError with `reason` unless both are equal up to rounding."""
+    error = (got - expected).float().norm() / expected.float().norm()
+    if not error <= (1e-3 if expected.dtype == torch.float32 else 0.1):
+        raise refused(model, f"{reason} (relative difference {error:.1e})")
+
+
+def _blocks(model: Any, attentions: Sequence[Any]) -> Any:
+    """The list of decoder layers, each of which holds one of the attention layers."""
+    names = {module: name for name, module in model.named_modules()}
+    modules = {name: module for module, name in names.items()}
+    found: dict[Any, set[int]] = {}
+    for attention in attentions:
+        path = names[attention].split(".")
+        for i in range(len(path) - 1, -1, -1):
+            parent = modules[".".join(path[:i])]
+            if isinstance(parent, torch.nn.ModuleList):
+                found.setdefault(parent, set()).add(int(path[i]))
+                break
+        else:
+            raise refused(model, f"its attention {names[attention]} is in no list of layers")
+    if len(found) != 1:
+        raise refused(model, f"its attention layers are in {len(found)} lists of layers")
+    ((blocks, reached),) = found.items()
+    missing = [i for i in range(len(blocks)) if i not in reached]
+    if missing or len(attentions) != len(blocks):
+        where = f"not in {', '.join(map(str, missing))}" if missing else "more than once in some"
+        raise refused(model, f"attention was called in {len(attentions)} of {len(blocks)} layers, {where}")
+    return blocks
+
+
+@contextmanager
+def only(blocks: Any, kept: Sequence[int]) -> Iterator[None]:
+    """Within it the model has these decoder layers alone."""
+    held = blocks._modules
+    blocks._modules = {str(i): held[str(index)] for i, index in enumerate(kept)}
+    try:
+        yield
+    finally:
+        blocks._modules = held

@@ -1,0 +1,165 @@
+"""Decoders of `transformers` over our KV cache: tiny random checkpoints of many architectures, against the library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from specdec_hal.errors import UnsupportedError
+from specdec_hal.models import load_model
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.runner import Request, SamplingParams
+from tests.runner.conftest import make_runner
+from tests.support.hf_models import ARCHITECTURES, REFUSED, VOCABULARY, write_model
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
+
+NEW_TOKENS = 20
+
+
+@dataclass
+class Case:
+    """A checkpoint, the library's model of it, and what that generates."""
+
+    folder: Path
+    prompts: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        generator = np.random.default_rng(5)
+        beginning = generator.integers(3, VOCABULARY, 9)
+        self.prompts = [np.tile(beginning, 2).tolist(), generator.integers(3, VOCABULARY, 21).tolist(), [7, 8]]
+
+    @cached_property
+    def reference(self) -> Any:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        options = {"dtype": torch.float32, "attn_implementation": "eager"}
+        return AutoModelForCausalLM.from_pretrained(self.folder, **options).eval()
+
+    def logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        import torch
+
+        with torch.inference_mode():
+            logits: npt.NDArray[np.float32] = self.reference(torch.as_tensor(ids)[None]).logits[0].numpy()
+        return logits
+
+    @cached_property
+    def generated(self) -> list[list[int]]:
+        """Greedy continuations of the prompts, alone."""
+        import torch
+
+        texts = []
+        for prompt in self.prompts:
+            ids = torch.tensor([prompt])
+            out = self.reference.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0
+            )
+            texts.append(out[0, len(prompt) :].tolist())
+        return texts
+
+    @cached_property
+    def host(self) -> Any:
+        return load_model(self.folder, "transformers")
+
+    @cached_property
+    def device(self) -> Any:
+        """The model for GPUs, on a CPU: attention by PyTorch's operators."""
+        from specdec_hal.models.transformers.device import DeviceTransformers
+        from specdec_hal.models.transformers.load import load_decoder
+
+        return DeviceTransformers(load_decoder(self.folder, "cpu", "float32"))
+
+    def decode(self, model: Any, method: str, **settings: Any) -> tuple[list[list[int]], dict[str, Any]]:
+        """What a runner generates of the prompts, in one batch, and what it counted."""
+        k = 0 if method == "none" else 3
+        runner = make_runner(
+            model=model,
+            speculative={"method": "ngram" if method == "none" else method, "num_speculative_tokens": k},
+            runner={"max_num_seqs": 3, "prefill_chunk": 5, "max_model_len": 64, **settings},
+        )
+        params = SamplingParams(max_new_tokens=NEW_TOKENS)
+        for i, prompt in enumerate(self.prompts):
+            runner.add_request(Request(str(i), prompt, params))
+        outputs = runner.run()
+        return [list(outputs[str(i)].token_ids) for i in range(len(self.prompts))], runner.summary()
+
+
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    yield Case(write_model(tmp_path_factory.mktemp(request.param), request.param))
+
+
+def test_logits(case: Case) -> None:
+    """Of two texts in parts that share steps, with rows that are taken back; every layer's hidden states too."""
+    model, reference = case.host, case.reference
+    texts = np.random.default_rng(0).integers(3, VOCABULARY, (2, 40))
+    wrong = (texts[0][20:24] + 1) % VOCABULARY
+    model.allocate(3, 64)
+    layers = tuple(range(len(model.capabilities.hidden_layers) - 1))
+    assert len(layers) == reference.config.num_hidden_layers
+    got: list[list[Any]] = [[], []]
+    hidden: list[Any] = []
+
+    def step(*parts: tuple[int, int, Any]) -> list[Any]:
+        segments, ids = [], np.concatenate([tokens for *_, tokens in parts])
+        start = 0
+        for slot, position, tokens in parts:
+            segments.append(Segment(2 * slot, start, len(tokens), position))
+            start += len(tokens)
+        states = model.forward(ForwardBatch(ids, segments, layers))
+        logits = model.compute_logits(states[FINAL_NORM]).numpy()
+        hidden.append(np.stack([states[layer].numpy() for layer in layers]))
+        return [logits[s.start : s.start + s.length] for s in segments]
+
+    a, b = texts
+    got[0] += step((0, 0, a[:19]))
+    for i, part in enumerate(step((1, 0, b[:7]), (0, 19, np.r_[a[19:20], wrong]))):
+        got[1 - i].append(part[: len(part) - 4 * i])
+    for i, part in enumerate(step((0, 20, a[20:]), (1, 7, b[7:]))):
+        got[i].append(part)
+    for i, text in enumerate(texts):
+        want = case.logits(text)
+        np.testing.assert_allclose(np.concatenate(got[i]), want, rtol=0, atol=1e-4 * max(1.0, np.abs(want).max()))
+    import torch
+
+    with torch.inference_mode():
+        states = reference(torch.as_tensor(a)[None], output_hidden_states=True).hidden_states
+    for layer in layers[:-1]:  # the library gives the last one after the norm
+        np.testing.assert_allclose(hidden[0][layer], states[layer + 1][0, :19].numpy(), rtol=0, atol=1e-3)
+
+
+def test_tokens(case: Case) -> None:
+    """Those of `generate`, with and without drafts; drafts change no token."""
+    assert case.host.capabilities.stable_row_counts is None
+    plain, _ = case.decode(case.host, "none")
+    assert plain == case.generated
+    accepted = 0
+    for method in ("ngram", "suffix"):
+        drafted, counted = case.decode(case.host, method)
+        assert drafted == plain, method
+        accepted += counted["accepted_tokens"]
+    assert accepted > 0
+
+
+def test_tokens_over_a_small_pool(case: Case) -> None:
+    """The model for GPUs: requests lose their blocks and come back."""
+    drafted, counted = case.decode(case.device, "ngram", block_size=4, num_kv_blocks=13)
+    assert drafted == case.generated
+    assert counted["preemptions"] > 0
+
+
+@pytest.mark.parametrize("kind", list(REFUSED))
+def test_refused(kind: str, tmp_path: Path) -> None:
+    """By name, with the reason, and before its weights are read where its class tells."""
+    changes, reason = REFUSED[kind]
+    with pytest.raises(UnsupportedError, match=reason):
+        load_model(write_model(tmp_path, kind, **changes), "transformers")

@@ -1,0 +1,122 @@
+"""Tiny random checkpoints of many architectures of `transformers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 96
+POSITIONS = 256
+
+_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": POSITIONS,
+}
+_UNGROUPED = {**_SIZES, "num_key_value_heads": 4}
+_NEOX = {name: _SIZES[name] for name in _SIZES if name not in ("num_key_value_heads", "head_dim")}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
+_MIXTURE = {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LATENT = {
+    **_UNGROUPED, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+    "v_head_dim": 16, "head_dim": 8,
+}  # fmt: skip
+WINDOW = 8
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "Llama": _SIZES,
+    "Mistral": {**_SIZES, "sliding_window": WINDOW},
+    "Qwen2": _SIZES,
+    "Qwen2Moe": {**_MIXTURE, "shared_expert_intermediate_size": 32},
+    "Qwen3": {**_SIZES, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "Qwen3Moe": _MIXTURE,
+    "Gemma": _SIZES,
+    "Gemma2": {**_SIZES, "sliding_window": WINDOW, "query_pre_attn_scalar": 20},
+    "Gemma3": {**_SIZES, "sliding_window": WINDOW, "query_pre_attn_scalar": 20, "num_hidden_layers": 3,
+               "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "Phi": _NEOX,
+    "Phi3": {**_SIZES, "pad_token_id": 0},
+    "GPT2": _GPT2,
+    "GPTNeoX": _NEOX,
+    "GptOss": {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+    "Olmo2": _SIZES,
+    "Olmo3": {**_SIZES, "sliding_window": WINDOW, "num_hidden_layers": 4},
+    "Granite": {**_SIZES, "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+                "residual_multiplier": 0.5},
+    "Cohere": {**_SIZES, "logit_scale": 0.3},
+    "Cohere2": {**_SIZES, "sliding_window": WINDOW, "logit_scale": 0.3, "num_hidden_layers": 4},
+    "StableLm": {**_NEOX, "num_key_value_heads": 2},
+    "Starcoder2": {**_SIZES, "sliding_window": WINDOW},
+    "SmolLM3": {**_SIZES, "no_rope_layers": [1, 0], "pad_token_id": 0},
+    "Glm": {**_SIZES, "pad_token_id": 0},
+    "Glm4": {**_SIZES, "pad_token_id": 0},
+    "Ernie4_5": _SIZES,
+    "Mixtral": {**_SIZES, "num_local_experts": 4},
+    "DeepseekV3": {**_LATENT, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
+                   "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "OPT": {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "word_embed_proj_dim": 32, "max_position_embeddings": POSITIONS},
+    "Exaone4": {**_SIZES, "sliding_window": WINDOW, "num_hidden_layers": 4},
+    "SeedOss": _SIZES,
+    "Nemotron": _SIZES,
+    "Olmoe": {**_NEOX, "num_experts": 4, "num_experts_per_tok": 2},
+}  # fmt: skip
+
+
+_STATE = "it keeps a state besides keys and values, which cannot forget rejected drafts"
+_INTERFACE = "its attention does not go through the attention interface of transformers"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "Mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, f"^MambaForCausalLM: {_STATE}"),
+    "Qwen3Next": (
+        {
+            **_MIXTURE, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8, "shared_expert_intermediate_size": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        f"^Qwen3NextForCausalLM: {_STATE}",
+    ),
+    "T5": ({"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}, "encoder-decoder"),
+    "Bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, r"^BloomForCausalLM: .* \(ALiBi\)"),
+    "Lfm2": ({**_SIZES, "layer_types": ["conv", "full_attention"]}, "^Lfm2ForCausalLM: it has layers of type conv"),
+    "Llama4Text": (
+        {**_SIZES, "num_local_experts": 2, "intermediate_size_mlp": 32, "attention_chunk_size": 64},
+        "^Llama4ForCausalLM: it has layers of type chunked_attention",
+    ),
+    "GPTJ": ({**_GPT2, "rotary_dim": 4}, f"^GPTJForCausalLM: {_INTERFACE}"),
+    "Falcon": ({"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}, _INTERFACE),
+    "Doge": (_SIZES, r"^DogeForCausalLM: it masks its attention \(DogeAttention\) itself"),
+    "DiffLlama": (_SIZES, r"^DiffLlamaForCausalLM: a layer \(DiffLlamaAttention\) calls its attention twice"),
+}  # fmt: skip
+
+
+def config_of(kind: str, **changes: Any) -> Any:
+    """The configuration of an architecture, by the name of its class."""
+    import transformers
+
+    name = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
+    options = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, **ARCHITECTURES.get(kind, {}), **changes}
+    return getattr(transformers, name)(**options)
+
+
+def write_model(folder: Path, kind: str, **changes: Any) -> Path:
+    """A checkpoint with random weights, which are large enough that tokens are chosen clearly."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    torch.manual_seed(3)
+    config = config_of(kind, **changes)
+    model = (AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM).from_config(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1 and name.endswith("norm.weight"):
+                weight.add_(torch.randn_like(weight) * 0.1)
+            elif "sinks" in name:
+                weight.normal_()
+            else:
+                weight.mul_(4)
+    model.save_pretrained(folder)
+    return folder
