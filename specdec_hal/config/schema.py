@@ -298,7 +298,8 @@ class SamplingSettings(Section):
     `spaces_between_special_tokens` (where they are): with the spaces that the tokenizer puts between them.
     `truncate_prompt_tokens`: the last tokens of a prompt that are taken, -1 for those that leave room for
     `max_new_tokens`. `bad_token_ids` are never produced, nor any others than `allowed_token_ids`, where there are such
-    (end tokens are none if they are not named). `logit_bias`: what is added to the logits of these tokens, before
+    (end tokens are none if they are not named). The texts of `bad_words`, with a space before them and without, and the
+    token ids of `bad_sequences` are never completed. `logit_bias`: what is added to the logits of these tokens, before
     penalties. `thinking`: limits of a request that thinks before it answers (null: none).
     """
 
@@ -321,6 +322,8 @@ class SamplingSettings(Section):
     stop_sequences: list[Annotated[list[TokenId], Field(min_length=1)]] = Field(default_factory=list)
     bad_token_ids: list[TokenId] = Field(default_factory=list)
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    bad_words: list[Text] = Field(default_factory=list)
+    bad_sequences: list[Annotated[list[TokenId], Field(min_length=1)]] = Field(default_factory=list)
     logit_bias: dict[BiasedToken, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     prompt_logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None

@@ -75,7 +75,10 @@ class RequestRules:
             ("set_stop_sequences", stops),
             ("limit_thinking", params.limits_thinking),
             ("reasoning_constraint", params.constrains_answer),
-            ("apply_token_bitmask", params.allowed_token_ids is not None),
+            (
+                "apply_token_bitmask",
+                params.allowed_token_ids is not None or bool(params.bad_words or params.bad_sequences),
+            ),
         ):
             if wanted and op in self.missing:
                 raise RequestError(f"{name}: needs the op {op}, which the backend lacks; allow a fallback that has it")

@@ -32,6 +32,7 @@ from specdec_hal.runner.admission import MAX_LOGIT_BIAS
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.prompt_logprobs import PromptChunk, PromptScorer, ScoredPrompts
 from specdec_hal.runner.request import SamplingParams
+from specdec_hal.runner.row_masks import RowMasks
 from specdec_hal.runner.scheduler import Schedule
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.state import REPORT, ROW_SCORES, DecodeState
@@ -65,7 +66,7 @@ class Needs(NamedTuple):
     """What the requests of a step ask for beyond tokens.
 
     `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most tokens whose logits one of them changes.
-    `allowed`: one of them may generate some tokens only.
+    `allowed`: one of them may generate some tokens only. `masked`: some rows may emit some tokens only.
     `parts`: how ranks sample from their own columns of the logits; None: from whole rows.
     """
 
@@ -76,10 +77,11 @@ class Needs(NamedTuple):
     logprobs: int = 0
     bias: int = 0
     allowed: bool = False
+    masked: bool = False
     parts: Hashable = None
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence], vocab_size: int) -> Needs:
+    def of(cls, sequences: Iterable[Sequence], vocab_size: int, masked: bool = False) -> Needs:
         """What these need together. Numbers are rounded up to powers of two, so that there are few plans."""
         wanted = {one.wants for one in sequences}
         top = max((one.top for one in wanted), default=-1)
@@ -92,12 +94,13 @@ class Needs(NamedTuple):
             logprobs=_columns(top, vocab_size),
             bias=_round_up(biased, 1, MAX_LOGIT_BIAS) if biased else 0,
             allowed=any(one.allowed for one in wanted),
+            masked=masked,
         )
 
     @property
     def changes_logits(self) -> bool:
         """Whether tokens are drawn from other logits than the model's."""
-        return bool(self.bias) or self.penalties or self.answer or self.allowed
+        return bool(self.bias) or self.penalties or self.answer or self.allowed or self.masked
 
 
 class Bucket(NamedTuple):
@@ -168,7 +171,7 @@ class Planner:
     `static`: the model takes device tensors of fixed capacity, so that no call reads a device value. `captured`: plans
     become device graphs; one that cannot be captured is launched call by call from then on, which is said once.
     `parts`: this rank's part of the vocabulary, for steps that are sampled from parts. `named`: the tokens with which
-    the model thinks.
+    the model thinks. `masks`: what rows may emit.
     """
 
     def __init__(
@@ -182,9 +185,10 @@ class Planner:
         captured: bool,
         parts: VocabularyPart | None,
         named: ModelSettings,
+        masks: Callable[[], RowMasks],
     ) -> None:
         self._parts = parts if model.capabilities.device_lengths else None
-        self._named = named
+        self._named, self._masks = named, masks
         self.backend, self.model, self.state, self.proposer, self.settings = backend, model, state, proposer, settings
         self.static = model.capabilities.device_lengths
         # A model over device tensors finds each token's slot in `batch_id_per_token`, which is in slot order.
@@ -224,9 +228,9 @@ class Planner:
 
     # ---- choosing a plan
 
-    def needs(self, sequences: Collection[Sequence]) -> Needs:
-        """What a step of these needs."""
-        needs = Needs.of(sequences, self.model.config.vocab_size)
+    def needs(self, sequences: Collection[Sequence], masked: bool = False) -> Needs:
+        """What a step of these needs. `masked`: whether rows of it have masks."""
+        needs = Needs.of(sequences, self.model.config.vocab_size, masked)
         if self._parts is None or needs.changes_logits or needs.logprobs:
             return needs
         return needs._replace(parts=self._parts.work_of(one.request.params for one in sequences))
@@ -432,6 +436,9 @@ class Planner:
         if needs.allowed:
             masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots}
             calls.append(("penalties", backend.bind("apply_token_bitmask", logits, **masks)))
+        if needs.masked:
+            operands = {name: tensor[:rows] for name, tensor in self._masks().tensors.items()}
+            calls.append(("mask", backend.bind("apply_token_bitmask", logits, **operands)))
         calls.append(("sample", bind("build_sampling_params")))
         told = {}
         if self._sampling_tells(bucket.needs):

@@ -105,6 +105,21 @@ class SamplingParams(SamplingSettings):
         )
 
     @property
+    def forbidden_token_ids(self) -> list[int]:
+        """`bad_sequences` of one token."""
+        return [tokens[0] for tokens in self.bad_sequences if len(tokens) == 1]
+
+    @property
+    def limits_tokens(self) -> bool:
+        """Whether some tokens are forbidden wherever they would stand."""
+        return self.allowed_token_ids is not None or bool(self.forbidden_token_ids)
+
+    @property
+    def forbids_sequences(self) -> bool:
+        """Whether some are behind others."""
+        return any(len(tokens) > 1 for tokens in self.bad_sequences)
+
+    @property
     def thinking_limits(self) -> tuple[int, int]:
         """Most tokens of thought, and of the answer behind it; -1: no limit."""
         limits = (None, None) if self.thinking is None else (self.thinking.max_tokens, self.thinking.max_reply_tokens)

@@ -7,7 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.model import DeviceModel, TargetModel
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, check_hidden_layers
 from specdec_hal.plugin.registry import Registry, or_default
-from specdec_hal.runner import journal
+from specdec_hal.runner import bad_words, journal
 from specdec_hal.runner.admission import RequestRules
 from specdec_hal.runner.deadlines import Deadlines
 from specdec_hal.runner.delivery import Delivery
@@ -42,6 +42,7 @@ from specdec_hal.runner.request import (
     StreamDelta,
     TokenLogprobs,
 )
+from specdec_hal.runner.row_masks import RowMasks
 from specdec_hal.runner.scheduler import PrefixCache, Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.state import DecodeState
@@ -125,6 +126,7 @@ class ModelRunner:
             captured=captured,
             parts=self._vocabulary_part(),
             named=config.model,
+            masks=lambda: self._masks,
         )
         self._planner.check()
         prefixes = self._prefix_cache(pool is not None)
@@ -136,6 +138,8 @@ class ModelRunner:
         self._undrafted = set[int]()
         """Slots whose request the proposer failed to take."""
         self._launched: deque[LaunchedStep] = deque()
+        self._masked = 0
+        """Requests that wait or run and have masks of their own in some rows."""
         self._trials = Trials()
         self._finished: dict[str, Sequence] = {}
         self._guard = Guard()
@@ -203,11 +207,16 @@ class ModelRunner:
         if sequences and not self._scheduler.has_room:
             self._deadlines.admit(f"request '{next(iter(sequences))}'", self._scheduler.line)
         for sequence in sequences.values():
-            self._scheduler.add(sequence)
-            self._deadlines.watch(sequence)
+            self._admit(sequence)
+
+    def _admit(self, sequence: Sequence) -> None:
+        self._scheduler.add(sequence)
+        self._deadlines.watch(sequence)
+        self._masked += sequence.wants.masked
 
     def _sequence(self, request: Request) -> Sequence:
         copy, prompt, limit = self._rules.check(request, self.tokenizer or self.sink)
+        copy = bad_words.spelled(copy, self.tokenizer, self._vocab_size)
         if self.find(copy.request_id) is not None:
             raise _in_use(copy)
         tokenizer = self.tokenizer if self.sink is None else None
@@ -271,8 +280,7 @@ class ModelRunner:
         if twice:
             raise JournalError(f"request {short(twice[0])} is in the journal twice; give a file of runner.journal")
         for sequence in sequences:
-            self._scheduler.add(sequence)
-            self._deadlines.watch(sequence)
+            self._admit(sequence)
             if sequence.finish_reason is not None:
                 self._retire(sequence)
 
@@ -368,8 +376,10 @@ class ModelRunner:
             for sequence, late in self._deadlines.passed():
                 self._end("timeout", sequence, late)
             with self.state.device.working():
+                if self._masked:  # whose next masks need the tokens of the step before
+                    self._read_down_to(0)
                 scheduled = self._launch()
-                self._read_down_to(int(self.overlap and scheduled))
+                self._read_down_to(int(self.overlap and scheduled and not self._masked))
             self._delivery.run()
             if self._journal is not None:
                 self._journal.step(self.snapshot, idle=not self.has_requests)
@@ -407,7 +417,7 @@ class ModelRunner:
                 schedule.work[slot].sequence.draft_rows = False
             if failed or self._lengths is not None:
                 self._set_limits(schedule.work[slot].sequence for slot in schedule.filled)
-        needs = self._planner.needs([work.sequence for work in schedule.work.values()])
+        needs = self._planner.needs([work.sequence for work in schedule.work.values()], self._fill_masks(schedule))
         bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
         chunks, before = chunks_of(schedule), self._planner.failed_proposals
@@ -417,6 +427,21 @@ class ModelRunner:
                 work.sequence.draft_rows = False
         prompts = self._planner.score_prompts(chunks, record) if chunks else None
         return LaunchedStep(schedule, record, plan, report, prompts)
+
+    @cached_property
+    def _masks(self) -> RowMasks:
+        """Those of a step's rows; the buffer is made for the first request that needs it."""
+        return RowMasks(self.state.device, self.state.symbols["R_cap"], self._vocab_size)
+
+    def _fill_masks(self, schedule: Schedule) -> bool:
+        """Write what rows of a step may not emit; whether there is such a row."""
+        if not any(work.sequence.wants.masked for work in schedule.work.values()):
+            return False
+        self._masks.forget()
+        if not bad_words.forbid(self._masks, self.state, schedule):
+            return False
+        self._masks.upload()
+        return True
 
     def _reset_proposer(self, slots: list[int]) -> bool:
         """Give new requests to the proposer. One that it fails on goes on without drafts; whether there are any."""
@@ -594,6 +619,7 @@ class ModelRunner:
         """A request has ended: its place is free, its output can be taken, its stream gets its last delta."""
         assert sequence.finish_reason is not None
         self._scheduler.release(sequence)
+        self._masked -= sequence.wants.masked
         self._finished[sequence.request.request_id] = sequence
         self.metrics.requests[sequence.finish_reason] += 1
         self._deadlines.ended()

@@ -21,7 +21,7 @@ class Wants(NamedTuple):
     """What a request asks for beyond tokens. `top`: alternatives with each log-probability, -1 for none of either.
 
     `bias`: how many tokens' logits it changes. `answer`: whether its answer's first token is constrained. `allowed`:
-    whether it may generate some tokens only.
+    whether some tokens are forbidden wherever they would stand, `masked`: after some others.
     """
 
     penalties: bool
@@ -31,6 +31,7 @@ class Wants(NamedTuple):
     top: int
     bias: int
     allowed: bool
+    masked: bool
 
 
 class Sequence(OutputStream):
@@ -49,8 +50,9 @@ class Sequence(OutputStream):
         """The prompt's tokens once more, as the device gets them."""
         top = -1 if params.logprobs is None else params.logprobs
         stops, bias = bool(self.stop_sequences), len(params.logit_bias)
-        thinks, allowed = params.limits_thinking, params.allowed_token_ids is not None
-        self.wants = Wants(params.penalised, stops, thinks, params.constrains_answer, top, bias, allowed)
+        thinks, allowed = params.limits_thinking, params.limits_tokens
+        masked, answer = params.forbids_sequences, params.constrains_answer
+        self.wants = Wants(params.penalised, stops, thinks, answer, top, bias, allowed, masked)
         self.plain = top < 0 and not (stops or params.stop or thinks or params.return_drafts)
         """Whether the host wants nothing of a step but its tokens, and end tokens alone can end it."""
         self.limit_status = 0

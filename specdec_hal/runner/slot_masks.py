@@ -1,4 +1,5 @@
-"""Which tokens each slot's request may generate at all (vLLM's `allowed_token_ids`): a mask a slot.
+"""Which tokens each slot's request may generate at all (vLLM's `allowed_token_ids`, and `bad_words` of one token): a
+mask a slot.
 
 The rows of a slot share its mask, drafted or not, so `apply_token_bitmask` takes the slot of a row as the number of its
 mask, and nothing is read or written on the host while a request runs.
@@ -31,12 +32,15 @@ class SlotMasks:
             self._device.write(self._tensor, slice(None), np.full(self._shape, -1, np.int32))
         return self._tensor
 
-    def fill(self, slot: int, allowed: Sequence[int] | None) -> None:
-        """Write what a slot's new request may generate, None for everything, in the order of the current stream."""
-        if allowed is None and slot not in self._masked:
+    def fill(self, slot: int, allowed: Sequence[int] | None, forbidden: Sequence[int] = ()) -> None:
+        """Write what a slot's new request may generate (`allowed` None: everything) but for what is `forbidden`, in the
+        order of the current stream."""
+        masked = allowed is not None or bool(forbidden)
+        if not masked and slot not in self._masked:
             return
         bits = np.full(32 * self._shape[1], allowed is None, np.uint8)
         if allowed is not None:
             bits[list(allowed)] = 1
+        bits[list(forbidden)] = 0
         self._device.write(self.tensor, slot, np.packbits(bits, bitorder="little").view("<i4").astype(np.int32))
-        self._masked.discard(slot) if allowed is None else self._masked.add(slot)
+        (self._masked.add if masked else self._masked.discard)(slot)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -244,10 +245,10 @@ class DecodeState(OpTensors):
             raise RequestError(f"{request}: at most {width} bad_token_ids, got {count}; forbid fewer")
         if (count := len(params.logit_bias)) > self.bias.width:
             raise RequestError(f"{request}: at most {self.bias.width} tokens in logit_bias, got {count}; bias fewer")
-        largest, size = max(params.allowed_token_ids or [0]), self.slot_masks.vocab_size
-        if largest and largest >= size:
-            outside = f"token {largest} is outside the vocabulary [0, {size})"
-            raise RequestError(f"{request}: allowed_token_ids: {outside}")
+        size, bad = self.slot_masks.vocab_size, chain.from_iterable(params.bad_sequences)
+        for what, named in (("allowed_token_ids", params.allowed_token_ids or ()), ("bad_sequences", bad)):
+            if (largest := max(named, default=-1)) >= size:
+                raise RequestError(f"{request}: {what}: token {largest} is outside the vocabulary [0, {size})")
         many, long = self.symbols["Q"], self.symbols["Z"]
         stops = params.stop_token_sequences
         if (count := len(stops)) > many:
@@ -271,6 +272,8 @@ class DecodeState(OpTensors):
         """
         if not 0 <= slot < self.symbols["M"]:
             raise RequestError(f"slot {slot}: expected one in [0, {self.symbols['M']}); raise max_num_seqs")
+        if params.bad_words or params.forbids_sequences:
+            raise RequestError(f"slot {slot}: bad_words: a ModelRunner alone minds more than single bad_sequences")
         limit = self.room(f"slot {slot}", prompt, params)
         self.write("token_ids_all", (slot, slice(len(prompt))), np.asarray(prompt, np.int64))
         self.fill_request(slot, len(prompt), params, limit)
@@ -344,7 +347,7 @@ class DecodeState(OpTensors):
         for name, value in values.items():
             host[name][slot] = value
         self.bias.fill(slot, params.logit_bias)
-        self.slot_masks.fill(slot, params.allowed_token_ids)
+        self.slot_masks.fill(slot, params.allowed_token_ids, params.forbidden_token_ids)
         stops = params.stop_token_sequences
         for i, tokens in enumerate(stops):
             host["stop_seqs_lens"][slot, i] = len(tokens)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, TokenId, UnicodeText
+from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, Text, TokenId, UnicodeText
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
@@ -48,6 +48,7 @@ _AS_THEY_ARE = (
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
     "allowed_token_ids",
+    "bad_words",
     "num_speculative_tokens",
     "seed",
     "n",
@@ -180,7 +181,6 @@ class UnusedKeys(Body):
     use_beam_search: Literal[False] | None = None
     length_penalty: One | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
-    bad_words: Annotated[list[str], Field(max_length=0, fail_fast=True)] | None = None
 
     def settled(self, template: ChatTemplate | None) -> Self:
         """See :class:`Body`."""
@@ -229,6 +229,9 @@ class GenerationRequest(UnusedKeys, ABC):
     )
     allowed_token_ids: Annotated[_TokenIds | None, Field(min_length=1)] = Field(
         None, description="tokens that may be generated, an end token only if it is among them"
+    )
+    bad_words: Annotated[list[Text], Field(fail_fast=True)] | None = Field(
+        None, description="texts that are not generated, after a space or not", max_length=MAX_ITEMS
     )
     return_token_ids: bool = Field(
         False, description="report `token_ids`, and in `accepted_draft` which of them were accepted drafts"

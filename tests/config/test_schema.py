@@ -102,6 +102,8 @@ def test_defaults(read: Read) -> None:
             "stop_sequences": [],
             "bad_token_ids": [],
             "allowed_token_ids": None,
+            "bad_words": [],
+            "bad_sequences": [],
             "logit_bias": {},
             "logprobs": None,
             "prompt_logprobs": None,

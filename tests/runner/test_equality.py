@@ -52,8 +52,13 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
         thinks = params.thinking is None or params.thinking.enabled
         if params.constrains_answer and awaits_answer(generated, thinks, THINK_END, LINE_BREAK):
             logits[[token for token in range(VOCABULARY) if token not in ANSWER_STARTS]] = -1e10
+        for *before, last in params.bad_sequences:
+            if generated[len(generated) - len(before) :] == before:
+                logits[last] = -np.inf
         if params.allowed_token_ids is not None:
             logits[[token for token in range(VOCABULARY) if token not in params.allowed_token_ids]] = -np.inf
+        if (logits == -np.inf).all():
+            return Expected(generated, "error")
         target = np.zeros(1, np.int64)
         backend.sample_target(
             logits[None],
@@ -112,6 +117,7 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         stop_sequences=draw(st.lists(st.lists(tokens, min_size=1, max_size=3), max_size=2)),
         stop=draw(st.lists(st.text("bcdefgh", min_size=1, max_size=3), max_size=2)),
         bad_token_ids=draw(st.lists(tokens, max_size=3)),
+        bad_sequences=draw(st.lists(st.lists(tokens, min_size=1, max_size=3), max_size=6)),
         allowed_token_ids=draw(
             st.none() | st.none() | st.lists(st.integers(0, VOCABULARY - 1), min_size=6, max_size=12, unique=True)
         ),

@@ -83,7 +83,7 @@ JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
         (None, "response_format", JSON, "response_format.type: expected 'text', got 'json_schema'"),
         (None, "guided_json", {}, "guided_json: unknown key; it is not served"),
         (None, "structured_outputs", {"json": {}}, "structured_outputs: unknown key; it is not served"),
-        (None, "bad_words", ["a"], "bad_words: List should have at most 0 items"),
+        (None, "bad_words", ["a", ""], "bad_words.1: String should have at least 1 character"),
         (None, "allowed_token_ids", [], "allowed_token_ids: List should have at least 1 item"),
         (None, "use_beam_search", True, "use_beam_search: expected False, got True; nothing else is served"),
         (None, "length_penalty", 2, "length_penalty: "),

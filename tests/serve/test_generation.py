@@ -243,6 +243,10 @@ def test_a_greedy_choice_has_no_seed(running: Running) -> None:
         ({"logit_bias": {"4": -100, "9": -100.0, "2": 0, "7": 3.5}}, {"logit_bias": {4: -100, 9: -100, 2: 0, 7: 3.5}}),
         ({"logit_bias": {"11": 100}, "temperature": 1.0, "seed": 4}, {"bad_token_ids": [*range(11), *range(12, 24)]}),
         ({"allowed_token_ids": [2, 3, 5], "temperature": 1.0, "seed": 4}, {}),
+        (
+            {"bad_words": ["f", "jc", "rs"], "temperature": 1.0, "seed": 5},
+            {"bad_words": [], "bad_sequences": [[5], [9, 2], [17, 18]]},
+        ),
         ({"ignore_eos": True, "temperature": 1.0, "seed": 3}, {"bad_token_ids": [END]}),
         ({"temperature": None, "seed": None, "stop": None}, {}),
     ],
