@@ -1,11 +1,13 @@
 """A second, smaller model drafts: one token after the other, each from all before it (Leviathan et al. 2022).
 
 Where both models take device tensors, its drafts are a chain of ops that is captured with the step
-(:class:`ChainedDraftModel`); elsewhere the host runs it (:class:`HostDraftModel`).
+(:class:`ChainedDraftModel`); elsewhere, and where the draft model has another vocabulary or a shorter context, the host
+runs it (:class:`HostDraftModel`).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,38 +16,39 @@ import numpy as np
 from specdec_hal.config.schema import PathText, Section
 from specdec_hal.errors import SpecDecError, UnsupportedError
 from specdec_hal.models.loader import load_tokenizer
-from specdec_hal.models.tokenizer import Tokenizer
 from specdec_hal.ops import Strategy
-from specdec_hal.plugin.model import FINAL_NORM, DeviceModel, ForwardBatch, Segment, TargetModel
+from specdec_hal.plugin.model import FINAL_NORM, DeviceModel, ForwardBatch, ModelConfig, Segment, TargetModel
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, SlotView, StepBounds, StepView
 from specdec_hal.proposers.draft_chain import SLOTS, Call, DraftChain
 from specdec_hal.proposers.draft_sampler import DraftSampler
+from specdec_hal.proposers.vocabulary import Vocabulary, intersection, padded, same_tokens
+from specdec_hal.tensors.device import download
 from specdec_hal.tensors.memory import require
-from specdec_hal.text import short
+
+_log = logging.getLogger("specdec_hal")
 
 
 class DraftModelSettings(Section):
-    """`path`: the draft model's checkpoint, with the target's vocabulary and tokenizer; null: `speculative.path`."""
+    """`path`: the draft model's checkpoint; null: `speculative.path`. One of the target's tokenizer drafts best."""
 
     path: PathText | None = None
 
 
 def draft_model_proposer(context: ProposerContext) -> Proposer:
-    """Loads the model. UnsupportedError or ConfigError for one that cannot draft for this target."""
-    config = context.config
-    path = config.drafter_path
+    """Loads the model. UnsupportedError for one that cannot draft for this target."""
+    path = context.config.drafter_path
     model = context.load_model(path)
-    _check_vocabulary(context, path, model.config.vocab_size)
+    vocabulary = _vocabulary(context, path, model.config)
     length, longest = context.state.symbols["L"], model.config.max_position_embeddings
     if length > longest:
-        raise config.error(
-            "speculative.draft_model.path",
-            f"expected a model of {length} positions (runner.max_model_len), got one of {longest}; set "
-            f"runner.max_model_len to {longest} at most",
-        )
-    if model.capabilities.device_lengths and context.model.capabilities.device_lengths:
+        _log.warning(
+            "speculative.method draft_model: %s has %d positions; requests get no drafts beyond them "
+            "(runner.max_model_len is %d)", path, longest, length,
+        )  # fmt: skip
+    on_device = model.capabilities.device_lengths and context.model.capabilities.device_lengths
+    if on_device and vocabulary is None and length <= longest:
         return ChainedDraftModel(context, cast(DeviceModel, model))
-    return HostDraftModel(context, model)
+    return HostDraftModel(context, model, vocabulary)
 
 
 class ChainedDraftModel(DraftChain):
@@ -130,23 +133,27 @@ class ChainedDraftModel(DraftChain):
 
 @dataclass
 class _Cache:
-    """What the model has read of a slot: `known` tokens of its context, and `read` behind them, drafts among them."""
+    """What the model has `read` of a slot, drafts after the request's own tokens.
 
+    `text`: the first `seen` tokens of the request in the model's ids, of which it has read `known`.
+    """
+
+    text: list[int] = field(default_factory=list)
+    seen: int = 0
     known: int = 0
     read: list[int] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return self.known + len(self.read)
-
-    def unread(self, view: SlotView) -> list[int]:
+    def unread(self, view: SlotView, vocabulary: Vocabulary | None) -> list[int]:
         """What is still to be read of a request, its last token at least; forgets the drafts that were rejected."""
         prompt = view.prompt_token_ids
-        context = [*prompt[self.known :], *view.token_ids[max(self.known - len(prompt), 0) :]]
-        kept, most = 0, min(len(self.read), len(context) - 1)
-        while kept < most and self.read[kept] == context[kept]:
-            kept += 1
-        self.known, self.read = self.known + kept, []
-        return context[kept:]
+        new = [*prompt[self.seen :], *view.token_ids[max(self.seen - len(prompt), 0) :]]
+        self.text += new if vocabulary is None else vocabulary.read(new)
+        self.seen += len(new)
+        most = min(len(self.read), len(self.text) - 1)
+        while self.known < most and self.read[self.known] == self.text[self.known]:
+            self.known += 1
+        del self.read[self.known :]
+        return self.text[self.known :]
 
 
 @dataclass
@@ -163,16 +170,21 @@ class HostDraftModel(Proposer):
 
     The cache keeps what was drafted: the tokens that the target accepts need not be read again, those that it rejects
     are overwritten. What a slot has not read yet, its prompt at first, goes in by chunks of `runner.prefill_chunk`.
+    A request that has outgrown the model's context gets no drafts. `vocabulary`: None for the target's own ids.
     """
 
     runs_on: RunsOn = "host"
     hidden_layers: tuple[int, ...] = ()
 
-    def __init__(self, context: ProposerContext, model: TargetModel) -> None:
+    def __init__(self, context: ProposerContext, model: TargetModel, vocabulary: Vocabulary | None = None) -> None:
         state, size = context.state, context.state.symbols
         self.gives_draft_probs = context.config.speculative.verify_strategy is Strategy.REJECTION
-        self._model = model
-        model.allocate(size["M"], size["L"])  # no draft stands behind the last position of a request
+        self._model, self._vocabulary = model, vocabulary
+        # No draft stands behind the last position of a request; its tokens may be more of the draft model's.
+        self._longest = model.config.max_position_embeddings
+        if vocabulary is None:
+            self._longest = min(size["L"], self._longest)
+        model.allocate(size["M"], self._longest)
         self._chunk = size["I_cap"]
         self._state, self._device = state, state.device
         self._sampler = DraftSampler(context)
@@ -185,8 +197,12 @@ class HostDraftModel(Proposer):
 
     def propose(self, step: StepView) -> Any:
         """Draft for every slot that takes drafts; the tensor of their distributions for REJECTION, else None."""
-        going = [_Drafting(view, self._caches[view.slot].unread(view)) for view in step.slots if view.max_drafts > 0]
-        everything = going
+        going = [
+            _Drafting(view, self._caches[view.slot].unread(view, self._vocabulary))
+            for view in step.slots
+            if view.max_drafts > 0
+        ]
+        going = everything = [one for one in going if len(self._caches[one.view.slot].text) <= self._longest]
         index = 0
         while going:
             self._read(going)
@@ -194,10 +210,15 @@ class HostDraftModel(Proposer):
             index += 1
             for one in going:
                 token = int(drawn[one.view.slot])
-                one.unread = [token]
+                one.unread = [token] if self._vocabulary is None else self._vocabulary.read([token])
                 if token >= 0:
                     one.drafts.append(token)
-            going = [d for d in going if len(d.drafts) == index < d.view.max_drafts]
+            going = [
+                one
+                for one in going
+                if len(one.drafts) == index < one.view.max_drafts
+                and len(self._caches[one.view.slot].read) < self._longest
+            ]
         step.draft({one.view.slot: one.drafts for one in everything})
         return self._sampler.probs
 
@@ -210,7 +231,7 @@ class HostDraftModel(Proposer):
                 if not part:
                     continue
                 cache = self._caches[slot]
-                segments.append(Segment(slot, len(tokens), len(part), len(cache), outputs=1))
+                segments.append(Segment(slot, len(tokens), len(part), len(cache.read), outputs=1))
                 tokens += part
                 cache.read += part
                 one.unread = one.unread[self._chunk :]
@@ -224,37 +245,39 @@ class HostDraftModel(Proposer):
             if last:
                 slots, rows = map(list, zip(*last, strict=True))
                 logits = self._model.compute_logits(hidden if len(rows) == len(tokens) else hidden[rows])
+                if self._vocabulary is not None:
+                    logits = self._device.upload(self._vocabulary.spread(download(logits)))
                 self._device.write(self._sampler.logits, slots, self._device.copy(logits))
 
 
-def _check_vocabulary(context: ProposerContext, path: str, vocab_size: int) -> None:
-    """UnsupportedError, which names both, unless draft and target model mean the same by every token id."""
-    target = context.model.config.vocab_size
-    if vocab_size != target:
-        raise UnsupportedError(
-            f"speculative.draft_model.path: expected a draft model with the target's vocabulary of {target} tokens, "
-            f"got {vocab_size} in {path}; choose a draft model of the target's family"
-        )
+def _vocabulary(context: ProposerContext, path: str, own: ModelConfig) -> Vocabulary | None:
+    """How the draft model's ids become the target's; None for the same ids.
+
+    UnsupportedError where nobody can tell, or no token is common.
+    """
+    target = context.model.config
     if context.tokenizer is None:
-        return
+        if own.vocab_size == target.vocab_size:
+            return None
+        raise UnsupportedError(
+            f"speculative.draft_model.path: expected the target's vocabulary of {target.vocab_size} tokens without a "
+            f"tokenizer to compare, got {own.vocab_size} in {path}; choose a draft model of the target's family"
+        )
     try:
         other = load_tokenizer(path)
     except SpecDecError as error:
         raise UnsupportedError(f"speculative.draft_model.path: the tokenizer cannot be compared: {error}") from error
-    different = _first_difference(context.tokenizer, other)
-    if different is not None:
+    if same_tokens(context.tokenizer, other):
+        return None if own.vocab_size == target.vocab_size else padded(target, own)
+    found = intersection(target, own, context.tokenizer, other)
+    if not len(found):
         raise UnsupportedError(
-            f"speculative.draft_model.path: expected a draft model with the target's tokenizer, got another in {path} "
-            f"({different}); choose a draft model of the target's family"
+            f"speculative.draft_model.path: expected tokens that target and draft model both have, got none in {path}; "
+            "choose another draft model"
         )
-
-
-def _first_difference(target: Tokenizer, other: Tokenizer) -> str | None:
-    """What the first token is that means another text to both."""
-    if target.vocab_size != other.vocab_size:
-        return f"{other.vocab_size} tokens where the target has {target.vocab_size}"
-    for token in range(target.vocab_size):
-        texts = target.decode([token]), other.decode([token])
-        if texts[0] != texts[1]:
-            return f"token {token} is {short(texts[1])} where the target has {short(texts[0])}"
-    return None
+    _log.log(
+        logging.INFO if len(found) >= target.vocab_size // 2 else logging.WARNING,
+        "speculative.method draft_model: %s has another vocabulary; it drafts the %d of the target's %d tokens that it "
+        "has too", path, len(found), target.vocab_size,
+    )  # fmt: skip
+    return found

@@ -16,11 +16,14 @@ from specdec_hal.proposers.draft_model import DraftModelSettings, draft_model_pr
 PROPOSERS = ("ngram", "suffix", "imitation", "mtp", "hybrid")
 
 
-def registry_with_draft_model(make: Callable[[], TargetModel]) -> Registry:
-    """The built-in plug-ins, and `imitation`: the proposer `draft_model` over a model that no file holds."""
+def registry_with_draft_model(make: Callable[[], TargetModel], tokenizer: Any = None) -> Registry:
+    """The built-in plug-ins, and `imitation`: the proposer `draft_model` over a model that no file holds.
+
+    `tokenizer`: the target's.
+    """
 
     def build(context: ProposerContext) -> Proposer:
-        return draft_model_proposer(replace(context, load_model=lambda path: make(), tokenizer=None))
+        return draft_model_proposer(replace(context, load_model=lambda path: make(), tokenizer=tokenizer))
 
     spec = ProposerSpec("imitation", build, DraftModelSettings)
     registry = Registry(builtins=BUILTINS, entry_points=(), environ={})
