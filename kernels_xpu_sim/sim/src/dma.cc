@@ -3,6 +3,7 @@
 #include "dma.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "checker.h"
 #include "gm.h"
@@ -61,7 +62,7 @@ void bad_gm(const Core& core, const Copy& c) {
     return trap_at(Check::null_pointer, core, c, gm,
                    what(c) + ": its GM " + side + " is " + (at ? hex(gm) : "a null pointer"));
   }
-  if (core.launch->gm->find(at, c.bytes, nullptr)) {
+  if (core.launch->gm->find(at, c.bytes)) {
     return trap_at(Check::gm_read_only, core, c, gm,
                    what(c) + ": its destination was given to the launch as read-only");
   }
@@ -157,12 +158,17 @@ inline __attribute__((always_inline)) const Span* check_copy(Core& core, const C
   }
   const char* const gm = to_gm(c.direction) ? c.to : c.from;
   const char* const local = to_gm(c.direction) ? c.from : c.to;
-  const Span* const span = core.launch->gm->find(reinterpret_cast<uintptr_t>(gm), c.bytes, worker.gm_hint);
-  if (__builtin_expect(!span || (span->read_only && to_gm(c.direction)), 0)) {
-    bad_gm(core, c);
-    return nullptr;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(gm);
+  const Span*& hint = worker.gm_hints[static_cast<unsigned>(c.site.line) % std::size(worker.gm_hints)];
+  const Span* span = hint;
+  if (__builtin_expect(!span || at < span->begin || at + c.bytes > span->end || (span->read_only && to_gm(c.direction)),
+                       0)) {
+    span = hint = core.launch->gm->find(at, c.bytes);
+    if (__builtin_expect(!span || (span->read_only && to_gm(c.direction)), 0)) {
+      bad_gm(core, c);
+      return nullptr;
+    }
   }
-  worker.gm_hint = span;
   if (local_fence(c.direction) == fence_sm) {
     const size_t offset = static_cast<size_t>(local - worker.sm());
     if (__builtin_expect(offset >= worker.sm_bytes() || c.bytes > worker.sm_bytes() - offset, 0)) {
@@ -249,7 +255,7 @@ void perform_some(Core& core, const char* frame) {
   }
 }
 
-void count(Core* core, Direction d, uintptr_t gm, size_t bytes) {
+inline __attribute__((always_inline)) void count(Core* core, Direction d, uintptr_t gm, size_t bytes) {
   Counters& counters = core->worker->counters;
   ++counters.dma_ops[d];
   counters.dma_bytes[d] += bytes;

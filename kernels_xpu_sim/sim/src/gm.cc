@@ -31,7 +31,7 @@ void GmTable::add(const Span& span, std::shared_ptr<const std::string> name) {
   }
 }
 
-const Span* GmTable::search(uintptr_t address, size_t bytes) const {
+const Span* GmTable::find(uintptr_t address, size_t bytes) const {
   // Branch-free over the few spans of a launch.
   size_t low = 0;
   for (size_t n = spans_.size(); n > 0;) {

@@ -32,17 +32,13 @@ class GmTable {
   void add(const Span& span, std::shared_ptr<const std::string> name = nullptr);
 
   // The span that holds all of [address, address + bytes); nullptr: none. Of several, one that may be written, since a
-  // caller may pass one tensor as two arguments. `hint` is the caller's last result, or nullptr.
-  const Span* find(uintptr_t address, size_t bytes, const Span* hint) const {
-    if (hint && !hint->read_only && address >= hint->begin && address + bytes <= hint->end) return hint;
-    return search(address, bytes);
-  }
+  // caller may pass one tensor as two arguments.
+  const Span* find(uintptr_t address, size_t bytes) const;
   // The span nearest to the address: what the kernel probably meant; nullptr: there is none.
   const Span* nearest(uintptr_t address) const;
   const std::vector<Span>& spans() const { return spans_; }
 
  private:
-  const Span* search(uintptr_t address, size_t bytes) const;
   std::vector<Span> spans_;
   std::vector<std::shared_ptr<const std::string>> names_;
 };

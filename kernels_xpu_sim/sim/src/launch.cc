@@ -38,7 +38,7 @@ void Worker::run(Launch* launch) {
   launch_ = launch;
   cores_per_group_ = (launch->cores + kGroups - 1) / kGroups;
   counters = Counters();
-  gm_hint = nullptr;
+  std::fill(std::begin(gm_hints), std::end(gm_hints), nullptr);
   sm_ = launch->kernel->module ? launch->kernel->module->tls_block() : nullptr;
   head_ = tail_ = 0;
   live_ = 0;

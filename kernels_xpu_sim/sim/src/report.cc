@@ -577,7 +577,7 @@ void describe(Finding* f, const Core& core, const void* address) {
     return;
   }
   const uintptr_t a = reinterpret_cast<uintptr_t>(address);
-  const Span* span = core.launch->gm->find(a, 1, nullptr);
+  const Span* span = core.launch->gm->find(a, 1);
   if (!span) {
     const Span* const near = core.launch->gm->nearest(a);
     if (near && a + 4096 > near->begin && a < near->end + 4096) span = near;

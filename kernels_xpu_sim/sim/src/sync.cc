@@ -44,10 +44,10 @@ using xpu_sim::rt::fence_gm;
 using xpu_sim::rt::fence_lm;
 using xpu_sim::rt::fence_sm;
 
-int core_id() { return current()->id; }
-int cluster_id() { return current()->cluster; }
-int core_num() { return current()->launch ? current()->launch->cores : 0; }
-int cluster_num() { return current()->launch ? current()->launch->clusters : 0; }
+int core_id() noexcept { return current()->id; }
+int cluster_id() noexcept { return current()->cluster; }
+int core_num() noexcept { return current()->launch ? current()->launch->cores : 0; }
+int cluster_num() noexcept { return current()->launch ? current()->launch->clusters : 0; }
 
 void mfence(Site s) { fence(fence_lm | fence_sm | fence_gm, s, XPU_SIM_CALLER); }
 void mfence_lm(Site s) { fence(fence_lm, s, XPU_SIM_CALLER); }

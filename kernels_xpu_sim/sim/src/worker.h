@@ -107,7 +107,8 @@ class Worker {
   // The launch's SM image: the thread-local segment of the kernel's module.
   char* sm() const { return sm_; }
   size_t sm_bytes() const { return launch_->kernel->module ? launch_->kernel->module->tls_bytes : 0; }
-  const Span* gm_hint = nullptr;
+  // What copies at lines with the same last bits found last: most stand for one array.
+  const Span* gm_hints[16];
   Counters counters;
   KernelCache kernels;
   GmTable registry, launch_gm;              // copies for this thread's launches

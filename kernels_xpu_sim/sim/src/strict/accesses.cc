@@ -147,7 +147,7 @@ void gm_access(Core& core, State& state, const Region& region, const char* p, si
             text("access to %zu bytes, of which the object has %zu", bytes, static_cast<size_t>(region.end - at)));
   }
   if (write && (region.read_only || region.mixed)) {
-    const Span* const span = core.launch->gm->find(at, bytes, nullptr);
+    const Span* const span = core.launch->gm->find(at, bytes);
     if (span && span->read_only) {
       trap_at(Check::gm_read_only, core, p, pc, "store to what was given to the launch as read-only");
     }

@@ -19,11 +19,11 @@ void sync_local(XPU_SIM_SITE);    // the cores of one group
 void sync_group(int mask, XPU_SIM_SITE);  // bit g: the cores of group g
 
 // Who am I: the values of the launch, not of the hardware.
-// Constant for the core that runs, hence `const`: the compiler may ask once.
-[[gnu::const]] int core_id();
-[[gnu::const]] int core_num();
-[[gnu::const]] int cluster_id();
-[[gnu::const]] int cluster_num();
+// Constant for the core that runs, hence `const`: the compiler may ask once, also ahead of a loop, if nothing is thrown.
+[[gnu::const]] int core_id() noexcept;
+[[gnu::const]] int core_num() noexcept;
+[[gnu::const]] int cluster_id() noexcept;
+[[gnu::const]] int cluster_num() noexcept;
 
 // Atomics are pairs of load-linked and store-conditional on integers in SM, written as assembly in kernels:
 //   loada.w  value, address
