@@ -14,7 +14,7 @@ from specdec_hal.backends.cuda.probe import Build
 from specdec_hal.ops import OPS
 from tests.support.environments import Environment
 from tests.support.sessions import run_sessions
-from tests.support.xpu_program import KERNELS, MODES
+from tests.support.xpu_program import MODES, PAIRS
 
 ROOT = Path(__file__).parents[2]
 CUDA_LIBRARY = "specdec_hal/lib/libspecdec_cuda.so"
@@ -90,8 +90,8 @@ def test_conformance(installed: Environment) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_xpu_cc(installed: Environment, mode: str) -> None:
     (installed.work / "host.cpp").write_text(HOST)
-    kernels = [KERNELS / f"race_{kind}.xpu" for kind in ("good", "bad")]
-    installed.output("specdec-hal", "xpu-cc", "--mode", mode, *kernels, "host.cpp", "-o", f"race_{mode}")
+    kernels = PAIRS["race_bad"].path
+    installed.output("specdec-hal", "xpu-cc", "--mode", mode, kernels, "host.cpp", "-o", f"race_{mode}")
     good, bad = installed.run(f"./race_{mode}"), installed.run(f"./race_{mode}", "bad")
     assert (good.returncode, good.stderr) == (0, "")
     assert bad.returncode == (1 if mode == "strict" else 0), bad.stderr
