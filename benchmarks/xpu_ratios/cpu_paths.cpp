@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <numeric>
 #include <vector>
@@ -86,14 +87,19 @@ T* filled(size_t n, T (*value)(size_t)) {
   return p;
 }
 
+const char* only = nullptr;
+
 template <class F, class G>
 void compare(const char* name, F on_device, G on_host) {
+  if (only && std::strcmp(only, name) != 0) return;
   std::printf("%s %.3f %.3f\n", name, time_of(on_device), time_of(on_host));
 }
 
 }  // namespace
 
-int main() {
+// All cases, or the one that is named: its name and the microseconds of kernel and CPU path.
+int main(int argc, char** argv) {
+  if (argc > 1) only = argv[1];
   constexpr int kRows = 32, kWidth = 32768, kSlots = 256, kBlocks = 128, kDrafts = 6;
   const auto one = [](size_t i) { return static_cast<int>(i % 100); };
   const auto token = [](size_t i) { return static_cast<int64_t>(i % 7 + 3); };

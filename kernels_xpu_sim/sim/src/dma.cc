@@ -149,41 +149,45 @@ bool is_sm_object(const Core& core, const Copy& c) {
 // The DMA engine: checks each copy as the hardware would, then does it when the policy says.
 
 // The span of GM that it moves from or to; nullptr: it is wrong, and left out.
-inline __attribute__((always_inline)) const Span* check_copy(Core& core, const Copy& c, long long n,
-                                                             const char* frame) {
+template <Direction D>
+inline __attribute__((always_inline)) const Span* check_copy(Core& core, const void* from, const void* to, long long n,
+                                                             Site site, const char* frame) {
   Worker& worker = *core.worker;
+  const auto copy = [&] {
+    return Copy{
+        D, static_cast<char*>(const_cast<void*>(to)), static_cast<const char*>(from), static_cast<size_t>(n), 0, site};
+  };
   if (__builtin_expect(n <= 0, 0)) {
-    bad_length(core, c, n);
+    bad_length(core, copy(), n);
     return nullptr;
   }
-  const char* const gm = to_gm(c.direction) ? c.to : c.from;
-  const char* const local = to_gm(c.direction) ? c.from : c.to;
-  const uintptr_t at = reinterpret_cast<uintptr_t>(gm);
-  const Span*& hint = worker.gm_hints[static_cast<unsigned>(c.site.line) % std::size(worker.gm_hints)];
+  const size_t bytes = static_cast<size_t>(n);
+  const uintptr_t gm = reinterpret_cast<uintptr_t>(to_gm(D) ? to : from);
+  const char* const local = static_cast<const char*>(to_gm(D) ? from : to);
+  const Span*& hint = worker.gm_hints[static_cast<unsigned>(site.line) % std::size(worker.gm_hints)];
   const Span* span = hint;
-  if (__builtin_expect(!span || at < span->begin || at + c.bytes > span->end || (span->read_only && to_gm(c.direction)),
-                       0)) {
-    span = hint = core.launch->gm->find(at, c.bytes);
-    if (__builtin_expect(!span || (span->read_only && to_gm(c.direction)), 0)) {
-      bad_gm(core, c);
+  if (__builtin_expect(!span || gm < span->begin || gm + bytes > span->end || (to_gm(D) && span->read_only), 0)) {
+    span = hint = core.launch->gm->find(gm, bytes);
+    if (__builtin_expect(!span || (to_gm(D) && span->read_only), 0)) {
+      bad_gm(core, copy());
       return nullptr;
     }
   }
-  if (local_fence(c.direction) == fence_sm) {
+  if (local_fence(D) == fence_sm) {
     const size_t offset = static_cast<size_t>(local - worker.sm());
-    if (__builtin_expect(offset >= worker.sm_bytes() || c.bytes > worker.sm_bytes() - offset, 0)) {
-      bad_local(core, c, frame);
+    if (__builtin_expect(offset >= worker.sm_bytes() || bytes > worker.sm_bytes() - offset, 0)) {
+      bad_local(core, copy(), frame);
       return nullptr;
     }
-    if (__builtin_expect(!is_sm_object(core, c), 0)) return nullptr;
+    if (__builtin_expect(!is_sm_object(core, copy()), 0)) return nullptr;
   } else {
-    if (__builtin_expect(local < frame || local >= core.lm_top || c.bytes > static_cast<size_t>(core.lm_top - local),
+    if (__builtin_expect(local < frame || local >= core.lm_top || bytes > static_cast<size_t>(core.lm_top - local),
                          0)) {
-      bad_local(core, c, frame);
+      bad_local(core, copy(), frame);
       return nullptr;
     }
-    if (__builtin_expect((c.direction == gm2gsm || c.direction == gsm2gm) && core.launch->cores > kGroups, 0)) {
-      bad_group_shared(core, c);
+    if (__builtin_expect((D == gm2gsm || D == gsm2gm) && core.launch->cores > kGroups, 0)) {
+      bad_group_shared(core, copy());
       return nullptr;
     }
   }
@@ -282,23 +286,29 @@ void defer(Core* core, Copy* c, bool sync, const char* frame) {
   perform_if(*core, frame, [&model, c](const Copy& other) { return drains(c->direction, other, model); });
 }
 
+// What a launch with a checker, a timeline or copies that wait does with a copy besides.
+[[gnu::noinline]] void copy_watched(Core* core, Copy c, const Span& span, bool sync, const char* frame) {
+  if (checker) checker->copy_issued(*core, c, span, sync);
+  if (tracing()) trace_copy(*core, c, sync);
+  if (core->launch->options->dma == DmaPolicy::eager) {
+    raw_copy(c.to, c.from, c.bytes);
+  } else {
+    defer(core, &c, sync, frame);
+  }
+  if (sync && checker) checker->copies_finished(*core, c.direction, c.site);
+}
+
 template <Direction D, bool kSync>
 inline __attribute__((always_inline)) void copy(const void* from, void* to, long long n, Site site, Caller caller) {
   Core* const core = enter(site, caller);
-  const char* const frame = caller.frame;
   if (to_gm(D) && fenced(*core, site)) fence(local_fence(D), site, caller);
-  Copy c{D, static_cast<char*>(to), static_cast<const char*>(from), static_cast<size_t>(n), 0, site};
-  const Span* const span = check_copy(*core, c, n, frame);
+  const Span* const span = check_copy<D>(*core, from, to, n, site, caller.frame);
   if (__builtin_expect(!span, 0)) return;
-  count(core, D, reinterpret_cast<uintptr_t>(to_gm(D) ? to : from), c.bytes);
-  if (checker) checker->copy_issued(*core, c, *span, kSync);
-  if (tracing()) trace_copy(*core, c, kSync);
-  if (core->launch->options->dma == DmaPolicy::eager) {
-    raw_copy(to, from, c.bytes);
-  } else {
-    defer(core, &c, kSync, frame);
-  }
-  if (kSync && checker) checker->copies_finished(*core, D, site);
+  const size_t bytes = static_cast<size_t>(n);
+  count(core, D, reinterpret_cast<uintptr_t>(to_gm(D) ? to : from), bytes);
+  if (__builtin_expect(core->worker->plain, 1)) return raw_copy(to, from, bytes);
+  copy_watched(core, {D, static_cast<char*>(to), static_cast<const char*>(from), bytes, 0, site}, *span, kSync,
+               caller.frame);
 }
 
 }  // namespace
@@ -319,6 +329,7 @@ void fence(uint32_t mask, Site site, Caller caller) {
   Core* const core = enter(site, caller);
   const char* const frame = caller.frame;
   ++core->worker->counters.fences;
+  if (__builtin_expect(core->worker->plain, 1)) return;
   if (checker) checker->fence(*core, mask, site);
   if (tracing()) trace_fence(*core, mask, site);
   if (core->dma.pending.empty()) return;

@@ -38,6 +38,7 @@ void Worker::run(Launch* launch) {
   launch_ = launch;
   cores_per_group_ = (launch->cores + kGroups - 1) / kGroups;
   counters = Counters();
+  plain = !checker && !tracing() && launch->options->dma == DmaPolicy::eager;
   std::fill(std::begin(gm_hints), std::end(gm_hints), nullptr);
   sm_ = launch->kernel->module ? launch->kernel->module->tls_block() : nullptr;
   head_ = tail_ = 0;
@@ -112,7 +113,7 @@ void Worker::run_core(Core* core) {
   } catch (...) {
     exception_trap(*core);
   }
-  finish_copies(core);
+  if (!core->dma.pending.empty()) finish_copies(core);
 }
 
 void Worker::leave(Core* core) {

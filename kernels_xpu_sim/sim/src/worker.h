@@ -107,6 +107,7 @@ class Worker {
   // The launch's SM image: the thread-local segment of the kernel's module.
   char* sm() const { return sm_; }
   size_t sm_bytes() const { return launch_->kernel->module ? launch_->kernel->module->tls_bytes : 0; }
+  bool plain = false;                       // copies are done at once, and nobody looks: no checker, no timeline
   // What copies at lines with the same last bits found last: most stand for one array.
   const Span* gm_hints[16];
   Counters counters;

@@ -243,7 +243,8 @@ void shared_access(Core& core, const char* p, size_t bytes, bool write, const vo
     }
     return sm_access(core, state, p, bytes, write, pc);
   }
-  if (const Region* region = state.gm.region(at)) return gm_access(core, state, *region, p, bytes, write, pc);
+  if (const Region* region = state.gm.region(at, reinterpret_cast<uintptr_t>(pc)))
+    return gm_access(core, state, *region, p, bytes, write, pc);
   elsewhere(core, p, bytes, write, pc);
 }
 
@@ -412,9 +413,25 @@ void sm_side(State& s, Core& core, const Copy& c, const char* local, bool sync) 
   }
 }
 
-void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* local, bool sync) {
-  const Region* const region = s.gm.region(reinterpret_cast<uintptr_t>(gm));
-  if (!region || region->read_only) return;
+// Neighbouring pieces that a copy is the first to write to: saved at once.
+struct FreshRun {
+  uintptr_t first = 0;
+  size_t bytes = 0;
+
+  void add(Journal& journal, uintptr_t at, size_t n) {
+    if (at != first + bytes) {
+      end(journal);
+      first = at;
+    }
+    bytes += n;
+  }
+  void end(Journal& journal) {
+    if (bytes) journal.save(first, bytes);
+    bytes = 0;
+  }
+};
+
+void gm_side(State& s, Core& core, const Region& region, const Copy& c, const char* gm, const char* local, bool sync) {
   const bool writes = to_gm(c.direction);
   Access a = s.access(core, gm_space, s.places.of(c.site), writes && !sync ? kCellAsync : 0);
   if (writes && sync && core.launch->options->model.sync_store_is_visible) --a.fence;
@@ -429,8 +446,8 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
   }
   if (writes) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(gm);
-    s.narrow_stores.note(*region, at, c.bytes, c.site.file, c.site.line, [&] {
-      return narrow_finding(finding_at(Check::narrow_store, core, c.site, ""), core, at, c.bytes, region->element);
+    s.narrow_stores.note(region, at, c.bytes, c.site.file, c.site.line, [&] {
+      return narrow_finding(finding_at(Check::narrow_store, core, c.site, ""), core, at, c.bytes, region.element);
     });
   }
   Conflict worst = Conflict::none;
@@ -465,11 +482,13 @@ void gm_side(State& s, Core& core, const Copy& c, const char* gm, const char* lo
     cell = before;
     where = p;
   };
+  FreshRun fresh;
   const auto visit = [&](Cell& x, uintptr_t first, size_t bytes) __attribute__((always_inline)) {
-    if (writes && !in_launch(a, x.wstamp)) s.journal.save(first, bytes);
+    if (writes && !in_launch(a, x.wstamp)) fresh.add(s.journal, first, bytes);
     if (caches || !(writes ? first_write(&x, a) : first_read(&x, a))) look(x, first, bytes);
   };
-  s.gm.each(*region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, visit);
+  s.gm.each(region, reinterpret_cast<uintptr_t>(gm), c.bytes, a, visit);
+  fresh.end(s.journal);
   if (worst != Conflict::none) complain(s, core, c, worst, cell, where, writes);
   if (stored && caches) {
     unfenced_store(core, c, gm, "scalar_gm_is_coherent",
@@ -540,7 +559,8 @@ void check_copy_conflicts(State& s, Core& core, const Copy& c, bool sync) {
   } else {
     sm_side(s, core, c, local, sync);
   }
-  gm_side(s, core, c, gm, local, sync);
+  const Region* const region = s.gm.region(reinterpret_cast<uintptr_t>(gm), static_cast<unsigned>(c.site.line));
+  if (region && !region->read_only) gm_side(s, core, *region, c, gm, local, sync);
   if (!sync) s.in_flight[core.id].push_back({c});
 }
 

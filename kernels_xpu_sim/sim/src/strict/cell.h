@@ -62,7 +62,8 @@ struct Access {
   uint16_t who;
   uint16_t flags;                    // of the cell after a write
   bool atomic;
-  bool fifo;                         // the model's dma_fifo
+  bool in_part;  // cores have synchronised otherwise than by barriers of all: `seen` has something
+  bool fifo;  // the model's dma_fifo
   Place place;
 
   unsigned core() const { return who & 63u; }
@@ -75,7 +76,7 @@ enum class Conflict : uint8_t {
   write_in_flight,
   race_with_write,
   race_with_read,
-  unpublished,           // written by another core before a barrier, but not fenced before it
+  unpublished,  // written by another core before a barrier, but not fenced before it
   cluster_with_write,
   cluster_with_read
 };
@@ -180,7 +181,8 @@ inline Conflict read_cell(Cell* c, const Access& a) {
   } else if (c->rstamp < a.full_barrier) {
     c->readers = me;
   } else {
-    if (c->rstamp != a.now) {  // those that came before for certain are forgotten: rstamp is the latest reader's only
+    if (a.in_part &&
+        c->rstamp != a.now) {  // those that came before for certain are forgotten: rstamp is the latest reader's only
       for (uint64_t rest = c->readers; rest; rest &= rest - 1) {
         if (ordered(a, c->rstamp, static_cast<unsigned>(__builtin_ctzll(rest)))) c->readers &= ~(rest & -rest);
       }

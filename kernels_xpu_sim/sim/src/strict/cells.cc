@@ -107,11 +107,11 @@ bool SmObjects::unwritten(size_t offset, size_t bytes) {
 
 void GmCells::launch_begins(const GmTable& table) {
   regions_.clear();
-  hint_ = nullptr;
+  std::fill(std::begin(hints_), std::end(hints_), nullptr);
   for (const Span& s : table.spans()) {
     if (s.begin == s.end) continue;
     if (regions_.empty() || s.begin >= regions_.back().end) {
-      regions_.push_back({s.begin, s.end, s.element, s.read_only, false, 0, 0});
+      regions_.push_back({s.begin, s.end, s.element, 0, s.read_only, false, 0, 0});
       continue;
     }
     Region& r = regions_.back();
@@ -124,6 +124,7 @@ void GmCells::launch_begins(const GmTable& table) {
   for (Region& r : regions_) {
     // An element must not lie in two lines.
     if (r.begin % r.element != 0 || 64 % r.element != 0) r.element = 1;
+    r.element_log = static_cast<unsigned>(__builtin_ctz(r.element));
     r.first_cell = cells;
     r.first_line = lines;
     if (r.read_only) continue;
@@ -132,21 +133,24 @@ void GmCells::launch_begins(const GmTable& table) {
   }
   cells_.need(cells);
   lines_.need(lines);
+  split_.need(lines);
 }
 
-void GmCells::split(const Region& r, Cell& line, uintptr_t line_end) {
+void GmCells::split(const Region& r, size_t line, uintptr_t line_end, const Access& a) {
+  split_[line] = a.now;
+  const Cell& cell = lines_[line];
+  if (!in_launch(a, cell.wstamp) && !in_launch(a, cell.rstamp)) return;  // nor was any element
   const uintptr_t first = std::max(line_end - 64, r.begin), last = std::min(line_end, r.end);
-  for (uintptr_t at = first; at < last; at += r.element) cells_[r.first_cell + (at - r.begin) / r.element] = line;
-  line.flags |= kCellParts;
+  for (uintptr_t at = first; at < last; at += r.element)
+    cells_[r.first_cell + ((at - r.begin) >> r.element_log)] = cell;
 }
 
-const Region* GmCells::search(uintptr_t address) {
+const Region* GmCells::search(uintptr_t address) const {
   const auto after = std::upper_bound(regions_.begin(), regions_.end(), address,
                                       [](uintptr_t a, const Region& r) { return a < r.begin; });
   if (after == regions_.begin()) return nullptr;
   const Region& r = *(after - 1);
-  if (address >= r.end) return nullptr;
-  return hint_ = &r;
+  return address < r.end ? &r : nullptr;
 }
 
 namespace {

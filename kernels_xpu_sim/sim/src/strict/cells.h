@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <new>
 #include <unordered_map>
 #include <utility>
@@ -147,7 +148,7 @@ class SmObjects {
 // Spans that overlap share their cells, hence form one region.
 struct Region {
   uintptr_t begin, end;
-  unsigned element;  // the smallest of its spans
+  unsigned element, element_log;  // the smallest of its spans: a power of two
   bool read_only;  // all of its spans are
   bool mixed;  // some of its spans are
   size_t first_cell, first_line;
@@ -157,10 +158,11 @@ class GmCells {
  public:
   void launch_begins(const GmTable& table);
 
-  // nullptr: no GM.
-  const Region* region(uintptr_t address) {
-    if (hint_ && address - hint_->begin < hint_->end - hint_->begin) return hint_;
-    return search(address);
+  // nullptr: no GM. `place`: what accesses; the same one mostly accesses the same region.
+  const Region* region(uintptr_t address, uintptr_t place = 0) {
+    const Region*& hint = hints_[place % std::size(hints_)];
+    if (hint && address - hint->begin < hint->end - hint->begin) return hint;
+    return hint = search(address);
   }
 
   // Calls f(cell, first byte, bytes) for the cells of a range within a region that is not read-only.
@@ -169,20 +171,18 @@ class GmCells {
     const uintptr_t end = address + bytes;
     while (address < end) {
       const uintptr_t line_end = (address | 63) + 1;
-      Cell& line = lines_[r.first_line + (address >> 6) - (r.begin >> 6)];
-      if (!in_launch(a, line.wstamp) && !in_launch(a, line.rstamp)) line.flags = 0;
-      if (!(line.flags & kCellParts)) {
+      const size_t line = r.first_line + (address >> 6) - (r.begin >> 6);
+      if (split_[line] < a.launch_start) {
         if ((address & 63) == 0 && line_end <= end) {
-          f(line, address, size_t{64});
+          f(lines_[line], address, size_t{64});
           address = line_end;
           continue;
         }
-        split(r, line, line_end);
+        split(r, line, line_end, a);
       }
-      line.rstamp = a.now;  // so that it stays what it is for this launch
       const uintptr_t stop = line_end < end ? line_end : end;
-      size_t i = (address - r.begin) / r.element;
-      for (uintptr_t at = r.begin + i * r.element; at < stop; ++i, at += r.element) {
+      size_t i = (address - r.begin) >> r.element_log;
+      for (uintptr_t at = r.begin + (i << r.element_log); at < stop; ++i, at += r.element) {
         f(cells_[r.first_cell + i], at, size_t{r.element});
       }
       address = stop;
@@ -190,11 +190,12 @@ class GmCells {
   }
 
  private:
-  const Region* search(uintptr_t address);
-  void split(const Region& r, Cell& line, uintptr_t line_end);
+  const Region* search(uintptr_t address) const;
+  void split(const Region& r, size_t line, uintptr_t line_end, const Access& a);
   std::vector<Region> regions_;  // sorted by address
-  const Region* hint_ = nullptr;
+  const Region* hints_[16] = {};
   LazyArray<Cell> cells_, lines_;
+  LazyArray<uint32_t> split_;  // by line: when it was last split, so that looking is cheap
 };
 
 // What scalar loads of GM may see where they go through a cache of the core's own (model.scalar_gm_is_coherent=0): the

@@ -130,31 +130,34 @@ inline __attribute__((always_inline)) void store(char* p, const void* pc) {
   store_at(*core, p) = pc;
 }
 
-// The compiler's own vectors: a device would take them apart, so that alignment is no matter. They may have gaps or
-// unused lanes, hence count as uninitialised only when all of a vector is.
-inline __attribute__((always_inline)) void load16(const char* p, const void* pc) {
+// Vectors, the compiler's own of 16 bytes and the dialect's: a device would take the former apart, so that alignment is
+// no matter. Those may have gaps or unused lanes, hence count as uninitialised only when all of one is.
+template <size_t N>
+inline __attribute__((always_inline)) void load_block(const char* p, const void* pc) {
   const void* const sp = stack_pointer();
   if (!in_kernel(sp)) return;
-  if (!on_own_stack(p, sp)) return load_range(p, 16, pc);
-  uint64_t w[2];
-  std::memcpy(w, LmShadow::of(p), sizeof w);
-  const uint64_t bits = w[0] | w[1];
-  if (__builtin_expect((bits & spread(kDestination)) || !(bits & spread(kWritten)), 0)) return load_range(p, 16, pc);
+  if (!on_own_stack(p, sp)) return load_range(p, N, pc);
+  uint64_t w[N / 8], any = 0, all = ~uint64_t{0};
+  std::memcpy(w, LmShadow::of(p), N);
+  for (const uint64_t bits : w) any |= bits, all &= bits;
+  const bool written = N == kVector ? !(~all & spread(kWritten)) : (any & spread(kWritten)) != 0;
+  if (__builtin_expect((any & spread(kDestination)) || !written, 0)) return load_range(p, N, pc);
   ++(*owner_slot(sp))->accesses;
 }
 
-inline __attribute__((always_inline)) void store16(char* p, const void* pc) {
+template <size_t N>
+inline __attribute__((always_inline)) void store_block(char* p, const void* pc) {
   const void* const sp = stack_pointer();
   if (!in_kernel(sp)) return;
-  if (!on_own_stack(p, sp)) return store_range(p, 16, pc);
-  uint64_t w[2];
-  std::memcpy(w, LmShadow::of(p), sizeof w);
-  if (__builtin_expect((w[0] | w[1]) & spread(kDestination | kSource), 0)) return store_range(p, 16, pc);
-  w[0] = w[1] = spread(kWritten | kStored | kBlock8);
-  std::memcpy(LmShadow::of(p), w, sizeof w);
+  if (!on_own_stack(p, sp)) return store_range(p, N, pc);
+  uint64_t w[N / 8], any = 0;
+  std::memcpy(w, LmShadow::of(p), N);
+  for (const uint64_t bits : w) any |= bits;
+  if (__builtin_expect(any & spread(kDestination | kSource), 0)) return store_range(p, N, pc);
+  std::memset(LmShadow::of(p), kWritten | kStored | kBlock8, N);
   Core* const core = *owner_slot(sp);
   note(core, p, pc);
-  note_stores(*core, p, sizeof w, pc);
+  note_stores(*core, p, N, pc);
 }
 
 }  // namespace
@@ -198,9 +201,9 @@ void store_range(char* p, size_t bytes, const void* pc) {
   XPU_SIM_HOOK READ(void* p) { xpu_sim::rt::strict::load_range(static_cast<const char*>(p), N, XPU_SIM_PC); } \
   XPU_SIM_HOOK WRITE(void* p) { xpu_sim::rt::strict::store_range(static_cast<char*>(p), N, XPU_SIM_PC); }
 
-#define XPU_SIM_VECTOR_HOOKS(READ, WRITE)                                                              \
-  XPU_SIM_HOOK READ(void* p) { xpu_sim::rt::strict::load16(static_cast<const char*>(p), XPU_SIM_PC); } \
-  XPU_SIM_HOOK WRITE(void* p) { xpu_sim::rt::strict::store16(static_cast<char*>(p), XPU_SIM_PC); }
+#define XPU_SIM_VECTOR_HOOKS(READ, WRITE)                                                                      \
+  XPU_SIM_HOOK READ(void* p) { xpu_sim::rt::strict::load_block<16>(static_cast<const char*>(p), XPU_SIM_PC); } \
+  XPU_SIM_HOOK WRITE(void* p) { xpu_sim::rt::strict::store_block<16>(static_cast<char*>(p), XPU_SIM_PC); }
 
 XPU_SIM_HOOKS(1)
 XPU_SIM_HOOKS(2)
@@ -213,9 +216,15 @@ XPU_SIM_RANGE_HOOKS(__tsan_unaligned_read4, __tsan_unaligned_write4, 4)
 XPU_SIM_RANGE_HOOKS(__tsan_unaligned_read8, __tsan_unaligned_write8, 8)
 
 XPU_SIM_HOOK __tsan_read_range(void* p, unsigned long bytes) {
+  if (bytes == xpu_sim::rt::strict::kVector) {
+    return xpu_sim::rt::strict::load_block<64>(static_cast<const char*>(p), XPU_SIM_PC);
+  }
   xpu_sim::rt::strict::load_range(static_cast<const char*>(p), bytes, XPU_SIM_PC);
 }
 XPU_SIM_HOOK __tsan_write_range(void* p, unsigned long bytes) {
+  if (bytes == xpu_sim::rt::strict::kVector) {
+    return xpu_sim::rt::strict::store_block<64>(static_cast<char*>(p), XPU_SIM_PC);
+  }
   xpu_sim::rt::strict::store_range(static_cast<char*>(p), bytes, XPU_SIM_PC);
 }
 XPU_SIM_HOOK __tsan_vptr_update(void**, void*) {}

@@ -16,6 +16,7 @@ Access State::access(const Core& core, Space space, Place place, uint16_t flags)
   a.who = static_cast<uint16_t>(core.cluster * kMaxCores + core.id);
   a.flags = flags;
   a.atomic = (flags & kCellAtomic) != 0;
+  a.in_part = synchronised_in_part;
   a.fifo = core.launch->options->model.dma_fifo;
   a.place = place;
   return a;

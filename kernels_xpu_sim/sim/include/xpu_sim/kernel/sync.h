@@ -19,7 +19,7 @@ void sync_local(XPU_SIM_SITE);    // the cores of one group
 void sync_group(int mask, XPU_SIM_SITE);  // bit g: the cores of group g
 
 // Who am I: the values of the launch, not of the hardware.
-// Constant for the core that runs, hence `const`: the compiler may ask once, also ahead of a loop, if nothing is thrown.
+// Constant for the core that runs, hence `const`; and noexcept, so that the compiler may ask once, ahead of a loop.
 [[gnu::const]] int core_id() noexcept;
 [[gnu::const]] int core_num() noexcept;
 [[gnu::const]] int cluster_id() noexcept;

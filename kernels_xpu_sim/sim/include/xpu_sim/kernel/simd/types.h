@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 
 #include "xpu_sim/kernel/types.h"
 
@@ -33,9 +34,7 @@ struct alignas(64) Vec {
   Vec() = default;
   XPU_SIM_SIMD Vec(RAW r) : raw(r) {}
   template <class S, class = std::enable_if_t<std::is_convertible_v<S, T>>>
-  XPU_SIM_SIMD explicit Vec(S s) {
-    for (int i = 0; i < count; ++i) raw[i] = bits_of(static_cast<T>(s));
-  }
+  XPU_SIM_SIMD explicit Vec(S s) : raw(splat(bits_of(static_cast<T>(s)), std::make_index_sequence<count>{})) {}
   XPU_SIM_SIMD Vec(std::initializer_list<T> lanes) : raw{} {
     int i = 0;
     for (const T& x : lanes) raw[i++] = bits_of(x);
@@ -53,6 +52,11 @@ struct alignas(64) Vec {
   }
 
  private:
+  // Without a loop, which checking builds look at lane by lane.
+  template <class B, size_t... I>
+  static XPU_SIM_SIMD RAW splat(B b, std::index_sequence<I...>) {
+    return RAW{(static_cast<void>(I), b)...};
+  }
   static XPU_SIM_SIMD auto bits_of(const T& x) {
     if constexpr (std::is_arithmetic_v<T>) {
       return x;
