@@ -143,7 +143,7 @@ def builtins() -> list[Builtin]:
 
 def _read(header: str, chunk: str) -> list[Builtin]:
     """The function that a declaration at the outermost level declares, if it is one."""
-    text = re.sub(r"__attribute__\s*\(\(.*?\)\)\)?|\[\[.*?\]\]|\b(?:inline|static|constexpr)\b", " ", chunk)
+    text = re.sub(r"__attribute__\s*\(\(.*?\)\)\)?|\[\[.*?\]\]|\b(?:inline|static|constexpr|noexcept)\b", " ", chunk)
     text = re.sub(r"::xpu_sim::Site xpu_sim_site = [\w:]+\(\)", "", " ".join(text.split()))
     match = re.fullmatch(r"(template ?<.*?> )?([\w:<>, *&]+?) (\w+) ?\((.*)\)", text.strip())
     if match is None or match[2] in ("typedef", "using") or match[3].startswith("xpu_sim"):
