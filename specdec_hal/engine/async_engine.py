@@ -14,9 +14,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specdec_hal.config import Config
+from specdec_hal.config.schema import INT32_MAX
 from specdec_hal.engine.llm import Prompt, make_runner, requests_of, warm_up
 from specdec_hal.errors import EngineDeadError, RequestError
 from specdec_hal.runner import Counts, ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
+from specdec_hal.runner.stream import PROMPT_TAIL, OutputStream, detokenizer_for
 
 if TYPE_CHECKING:
     from specdec_hal.engine.runtime import Runtime
@@ -64,6 +66,28 @@ Item = StreamDelta | RequestOutput | BaseException | None
 """What comes of a stream's requests: tokens, an end, the engine's failure, or None once all of them are queued."""
 
 
+class TextMaker:
+    """The text of a request whose runner makes none, on the thread of whoever reads it."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, end_tokens: frozenset[int]) -> None:
+        tail = [int(token) for token in request.prompt_token_ids[-PROMPT_TAIL:]]
+        detokenizer = detokenizer_for(tokenizer.detokenizer, request.params, tail)
+        self._output, self._end_tokens = OutputStream(request, 0, INT32_MAX, detokenizer), end_tokens
+
+    def delta(self, delta: StreamDelta) -> StreamDelta:
+        """The delta with its text."""
+        output = self._output
+        output.extend(list(delta.token_ids), list(delta.accepted_draft), [], self._end_tokens)
+        if delta.finish_reason is not None and output.finish_reason is None:
+            output.finish(delta.finish_reason)
+        made = output.delta()
+        return delta if made is None else delta._replace(spans=made.spans)
+
+    def output(self, output: RequestOutput) -> RequestOutput:
+        """The output with its text."""
+        return replace(output, text=self._output.text)
+
+
 class RequestStream:
     """What requests that were submitted together gain, as it comes.
 
@@ -79,6 +103,8 @@ class RequestStream:
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
         """Resolved when something comes."""
+        self.texts: dict[str, TextMaker] = {}
+        """Of requests that come without text."""
 
     async def read(self) -> list[StreamDelta]:
         """What came since the last call, one delta for each request; empty once every request has ended.
@@ -95,9 +121,12 @@ class RequestStream:
     def take(self, item: Item) -> None:
         """Something has come; on the thread of the event loop."""
         if isinstance(item, StreamDelta):
+            if (text := self.texts.get(item.request_id)) is not None:
+                item = text.delta(item)
             self._news.setdefault(item.request_id, []).append(item)
         elif isinstance(item, RequestOutput):
-            self.outputs[item.request_id] = item
+            text = self.texts.get(item.request_id)
+            self.outputs[item.request_id] = item if text is None else text.output(item)
         elif item is None:
             self._submitted = True
         else:
@@ -289,10 +318,14 @@ class AsyncEngine:
             for name in names:
                 if name in self._streams:
                     raise RequestError(f"request '{name}': the id is in use; choose another")
-            mail = self._mail
+            mail, tokenizer = self._mail, runner.tokenizer
             runner.add_requests(
-                replace(request, callback=lambda delta: mail.append((stream, delta))) for request in requests
+                replace(request, callback=lambda delta: mail.append((stream, delta)), detokenize=False)
+                for request in requests
             )
+            for request in requests:
+                if tokenizer is not None and not request.params.stop:  # those the runner has to know
+                    stream.texts[request.request_id] = TextMaker(request, tokenizer, runner.end_tokens)
             self._streams.update(dict.fromkeys(names, stream))
             self._mail.append((stream, None))
 

@@ -104,6 +104,7 @@ class RequestRules:
             request.callback,
             request.timeout_s,
             request.ttft_timeout_s,
+            request.detokenize or bool(params.stop),
         )
         return copy, tokens, limit
 

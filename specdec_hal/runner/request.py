@@ -208,7 +208,8 @@ class Request:
 
     `callback` is called after every step that added to the request, and when it ends. In seconds from
     :meth:`ModelRunner.add_request` on: `timeout_s` for the whole request, `ttft_timeout_s` to its first token. A
-    request that is late ends with what it has and the reason "timeout".
+    request that is late ends with what it has and the reason "timeout". `detokenize` False: the runner makes no text,
+    whoever reads the deltas does; for stop strings the runner needs it all the same.
     """
 
     request_id: str
@@ -217,6 +218,7 @@ class Request:
     callback: Callable[[StreamDelta], None] | None = None
     timeout_s: float | None = None
     ttft_timeout_s: float | None = None
+    detokenize: bool = True
 
 
 @dataclass(frozen=True)

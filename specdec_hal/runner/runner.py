@@ -219,7 +219,7 @@ class ModelRunner:
         copy = bad_words.spelled(copy, self.tokenizer, self._vocab_size)
         if self.find(copy.request_id) is not None:
             raise _in_use(copy)
-        tokenizer = self.tokenizer if self.sink is None else None
+        tokenizer = self.tokenizer if self.sink is None and copy.detokenize else None
         tail = copy.prompt_token_ids[-PROMPT_TAIL:]
         detokenizer = None if tokenizer is None else detokenizer_for(tokenizer.detokenizer, copy.params, tail)
         return Sequence(copy, limit, detokenizer, prompt)

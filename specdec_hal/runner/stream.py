@@ -320,6 +320,11 @@ class OutputStream:
         flags, entries = tuple(self.accepted_draft[start:]), tuple(self.logprobs[start:])
         return StreamDelta(name, tuple(self.token_ids[start:]), flags, spans, reason, entries, scored, drafts)
 
+    @property
+    def text(self) -> str:
+        """All of its text so far."""
+        return self._text.text
+
     def output(self) -> RequestOutput:
         """The finished request."""
         assert self.finish_reason is not None
@@ -328,7 +333,7 @@ class OutputStream:
             self.prompt_len,
             tuple(self.token_ids),
             tuple(self.accepted_draft),
-            self._text.text,
+            self.text,
             self.finish_reason,
             self.error,
             tuple(self.logprobs),

@@ -16,6 +16,7 @@ import pytest
 
 from specdec_hal.config import parse
 from specdec_hal.engine import LLM, AsyncEngine
+from specdec_hal.engine.llm import requests_of
 from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
 from specdec_hal.plugin.model import ForwardBatch
@@ -474,3 +475,56 @@ class TestAsyncEngine:
                 assert delta.finish_reason is not None and await stream.read() == []
 
         run(body())
+
+
+class WatchedTokenizer(LetterTokenizer):
+    """Notes the threads on which text is made."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+
+    def detokenizer(self, prompt: Any = (), **options: bool) -> Any:
+        made = super().detokenizer(prompt, **options)
+        push = made.push
+
+        def watched(token: int) -> str:
+            self.threads.add(threading.current_thread().name)
+            return push(token)
+
+        made.push = watched  # type: ignore[method-assign]
+        return made
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"stop_token_ids": [9, 19]},
+        {"include_stop_str_in_output": True, "stop_token_ids": [9]},
+        {"n": 2},
+        {"stop": ["jt"]},
+    ],
+)
+def test_text_is_made_where_it_is_read(more: dict[str, Any]) -> None:
+    """Off the engine's thread, unless a stop string has to be found; the same text."""
+    params = SamplingParams(max_new_tokens=20, temperature=0.9, seed=5, **more)
+    tokenizer = WatchedTokenizer()
+    with llm() as offline:
+        wanted = {output.text for prompt in ([1, 2], [7, 8, 9]) for output in offline.generate([prompt], params)}
+
+    async def body() -> None:
+        async with AsyncEngine(HistoryModel(), parse(CONFIG), tokenizer=tokenizer) as streaming:  # type: ignore[arg-type]
+            texts: dict[str, str] = {}
+            for name, prompt in (("a", [1, 2]), ("b", [7, 8, 9])):
+                requests = requests_of(name, prompt, params)
+                stream = await streaming.submit(requests)
+                while deltas := await stream.read():
+                    for delta in deltas:
+                        texts[delta.request_id] = texts.get(delta.request_id, "") + delta.text
+                assert {one: output.text for one, output in stream.outputs.items()} == {
+                    one: text for one, text in texts.items() if one.startswith(name)
+                }
+            assert set(texts.values()) == wanted and any(texts.values())
+
+    asyncio.run(body())
+    assert tokenizer.threads == {"specdec-engine" if "stop" in more else threading.current_thread().name}
