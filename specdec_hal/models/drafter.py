@@ -2,7 +2,9 @@
 
 - The original one (SafeAILab/EAGLE, ``LlamaForCausalLMEagle3``): tensors ``midlayer.*``, in model.safetensors or
   pytorch_model.bin.
-- That of ``speculators`` (vllm-project): the layer's keys in ``transformer_layer_config``, tensors ``layers.0.*``.
+- That of ``speculators`` (vllm-project): the layer's keys in ``transformer_layer_config``, tensors ``layers.0.*``. A
+  head there may be parallel (``peagle``, P-EAGLE): it drafts all tokens in one pass, from rows of a mask token and the
+  learned features ``mask_hidden``.
 
 Taps. The head reads the target's residual stream at a few depths, and every source numbers them in its own way. Here a
 tap is a number of decoder layers: b is the residual after b of them (0: the embeddings, N: before the final norm).
@@ -80,7 +82,7 @@ class Eagle3Config(LlamaConfig):
     `taps`: see this module; each feature has `feature_size` numbers. `numbering`: how config.json gave them.
     `norm_before_fc`: an RMSNorm over all features together before `fc`; `fc_norm`: one of each feature.
     `norm_before_residual`: the first layer's residual is the normed state. `norm_output`: the next draft starts from
-    the state after the final norm ("EAGLE-3.1").
+    the state after the final norm ("EAGLE-3.1"). `mask_token_id`: of a parallel head; None: it chains its drafts.
     """
 
     draft_vocab_size: int
@@ -91,6 +93,7 @@ class Eagle3Config(LlamaConfig):
     norm_before_fc: bool
     fc_norm: bool
     norm_output: bool
+    mask_token_id: int | None
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Eagle3Weights:
     hidden_norm: Array  # [D]
     layers: tuple[LayerWeights, ...]  # the first reads embedding and state side by side, [2D, P]
     final_norm: Array  # [D]
+    mask_hidden: Array | None  # [F], the features of masked rows
 
 
 def drafter_kind(folder: str | Path) -> Kind:
@@ -118,6 +122,8 @@ def drafter_kind(folder: str | Path) -> Kind:
             known = ", ".join(_SPECULATORS)
             raise checkpoint_error(Path(folder) / CONFIG, f"speculators_model_type: one of {known}", repr(told), _OTHER)
         return _SPECULATORS[told]  # type: ignore[return-value]
+    if architecture.startswith("PEagle"):
+        return "peagle"
     if architecture in _ORIGINAL or "draft_vocab_size" in raw:
         return "eagle3"
     if architecture.startswith(("DFlash", "Qwen3DSpark", "DSpark")):
@@ -131,7 +137,7 @@ _OTHER = "use a drafter of another kind"
 def read_eagle3(folder: str | Path, target: LlamaConfig) -> Eagle3Config:
     """config.json of a head for this target, in either format. CheckpointError for what cannot be computed."""
     file = Path(folder) / CONFIG
-    if (kind := drafter_kind(folder)) != "eagle3":
+    if (kind := drafter_kind(folder)) not in ("eagle3", "peagle"):
         raise checkpoint_error(file, "an EAGLE-3 head", f"a checkpoint of the kind '{kind}'", _OTHER)
     top = Fields(file, read_json(folder, CONFIG))
     layer = top.section(_NESTED) if _NESTED in top else top
@@ -155,6 +161,11 @@ def read_eagle3(folder: str | Path, target: LlamaConfig) -> Eagle3Config:
     before_fc = (eagle if "norm_before_fc" in eagle else top).boolean("norm_before_fc", False)
     if before_fc and flags["fc_norm"]:
         raise top.error("fc_norm", "false with norm_before_fc")
+    mask = None
+    if kind == "peagle":
+        mask = top.integer("mask_token_id", minimum=0)
+        if mask >= own.vocab_size:
+            raise top.error("mask_token_id", f"a token id in 0..{own.vocab_size - 1}")
     taps, numbering = _taps(top, eagle, target.num_hidden_layers)
     top.only("num_aux_hidden_states", len(taps))
     return Eagle3Config(
@@ -164,6 +175,7 @@ def read_eagle3(folder: str | Path, target: LlamaConfig) -> Eagle3Config:
         taps=taps,
         numbering=numbering,
         norm_before_fc=before_fc,
+        mask_token_id=mask,
         **flags,
     )
 
@@ -213,6 +225,8 @@ def eagle3_shapes(config: Eagle3Config) -> tuple[Shapes, Shapes]:
         shapes["input_norm.weight"] = (features,)
     if config.fc_norm:
         shapes |= {f"fc_norm.{i}.weight": (config.feature_size,) for i in range(len(config.taps))}
+    if config.mask_token_id is not None:
+        shapes["mask_hidden"] = (1, 1, features)
     full, head = config.draft_vocab_size == config.vocab_size, {"lm_head.weight": (config.draft_vocab_size, d)}
     maps: Shapes = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
     optional: Shapes = {"embed_tokens.weight": (config.vocab_size, d)}
@@ -243,6 +257,7 @@ def read_eagle3_weights(folder: str | Path, config: Eagle3Config) -> Eagle3Weigh
         hidden_norm=arrays["layers.0.hidden_norm.weight"],
         layers=tuple(arrange_layer(arrays, f"layers.{i}", config) for i in range(config.num_hidden_layers)),
         final_norm=arrays["norm.weight"],
+        mask_hidden=arrays["mask_hidden"].ravel() if "mask_hidden" in arrays else None,
     )
 
 

@@ -8,6 +8,8 @@ layer reads the normed embedding and the normed state side by side; the residual
     y = u + attention(c)                               z = y + mlp(post_attention_layernorm(y))
     logits = lm_head(norm(z))                          the next u: z, or norm(z) with `norm_output`
 
+A parallel head (P-EAGLE) has rows of a mask token and a learned state where another would have its drafts and its own.
+
 :mod:`specdec_hal.models.drafter` reads heads and says what the options of a config.json are.
 """
 
@@ -16,7 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from specdec_hal.errors import ArgumentError, UnsupportedError
 from specdec_hal.models.drafter import Eagle3Config, Eagle3Weights
@@ -58,6 +63,7 @@ class LlamaEagle3:
             self._fc = head._linear(weights.fc)
             self._feature_norms = [head._upload(norm) for norm in weights.feature_norms]
             self._hidden_norm = head._upload(weights.hidden_norm)
+            self._mask_hidden = weights.mask_hidden
             self._draft_ids = None if weights.draft_ids is None else head._upload(weights.draft_ids)
         head._choose_sizes()
         head._attention = head._new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
@@ -79,6 +85,13 @@ class LlamaEagle3:
             if self.config.norm_before_fc:
                 x, _ = head._add_norm(x, None, norms[0])
             return head._output(head._project_all(x, self._fc))
+
+    @cached_property
+    def mask_state(self) -> Any:
+        """The state [1, D] of masked rows, of a parallel head."""
+        assert self._mask_hidden is not None  # the checkpoint of such a head has it
+        parts = np.split(self._mask_hidden[None], len(self.config.taps), 1)
+        return self.fuse(dict(zip(self.config.taps, parts, strict=True)))
 
     def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
         """See DraftHead.forward."""

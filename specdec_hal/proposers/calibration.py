@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.drafter import Eagle3Config
 from specdec_hal.models.eagle3 import LlamaEagle3
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment, TargetModel
@@ -74,8 +75,10 @@ def variants(config: Eagle3Config, layers: int) -> Iterator[dict[str, Any]]:
 def calibrate(model: TargetModel, head: LlamaEagle3, prompts: list[list[int]], length: int = LENGTH) -> list[Variant]:
     """Every variant, the head as configured first. `prompts`: token ids that the target continues, one by one.
 
-    Model and head have caches already, whose slot 0 is overwritten.
+    Model and head have caches already, whose slot 0 is overwritten. UnsupportedError for a parallel head.
     """
+    if head.config.mask_token_id is not None:
+        raise UnsupportedError("calibration: expected a head that chains its drafts, got a parallel one (peagle)")
     config: Any = model.config
     tried = list(variants(head.config, config.num_hidden_layers))
     taps = {tap for changes in tried for tap in _changed(head.config, changes).taps}

@@ -1,4 +1,8 @@
-"""Drafts of a trained EAGLE-3 head (Li et al., arXiv:2503.01840), a checkpoint beside the target's."""
+"""Drafts of a trained EAGLE-3 head (Li et al., arXiv:2503.01840), a checkpoint beside the target's.
+
+A parallel head (P-EAGLE) drafts all tokens in one pass: behind the rows of what the step accepted it has a masked row
+for each further draft. The chain of ops goes on as for others, and finds these rows where it would run the head.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,11 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.drafter import Eagle3Config, read_eagle3, read_eagle3_weights
 from specdec_hal.models.eagle3 import LlamaEagle3, eagle3_head
-from specdec_hal.plugin.model import ModelConfig
+from specdec_hal.plugin.model import ForwardBatch, ModelConfig, Segment
 from specdec_hal.plugin.proposer import ProposerContext
 from specdec_hal.proposers.calibration import LENGTH, TEXTS, better, calibrate
 from specdec_hal.proposers.module_chain import ModuleChain
+from specdec_hal.tensors.device import download
 
 _log = logging.getLogger("specdec_hal")
 
@@ -59,7 +64,7 @@ def head_config(config: Config, settings: Eagle3Settings, target: ModelConfig) -
 
 
 class Eagle3Proposer(ModuleChain):
-    """Chains the head: its first row of a step reads the target's features, those of further drafts its own states."""
+    """Chains the head: rows of accepted tokens read the target's features, those of further drafts its own states."""
 
     def __init__(self, context: ProposerContext) -> None:
         path, head = head_config(context.config, context.settings, context.model.config)
@@ -71,13 +76,52 @@ class Eagle3Proposer(ModuleChain):
         )  # fmt: skip
         if context.config.speculative.calibrate:
             _calibrate(context, module)
-        self._taps = head.taps
+        self._taps, self._mask = head.taps, head.mask_token_id
+        self._masked: list[dict[int, Any]] = []
+        """Of a parallel head: each further draft's row, by slot."""
+        self._positions = context.state.symbols["L"]
         self.hidden_layers: tuple[int, ...] = tuple(tap - 1 for tap in head.taps)
         dtype = context.model.capabilities.hidden_dtype
         super().__init__(context, module, context.state.symbols["S"] - 1, width=head.hidden_size, dtype=dtype)
 
     def _states(self, features: Mapping[int, Any]) -> Any:
         return cast(Any, self._module).fuse({tap: features[tap - 1] for tap in self._taps})
+
+    def _forward(self, number: int, fed: Any, stream: int) -> None:
+        if self._mask is None:
+            super()._forward(number, fed, stream)
+        elif number == 0:
+            self._in_one_pass(fed)
+        else:
+            rows = [self._masked[number - 1][segment.slot] for segment in self._segments()]
+            for at, row in enumerate(rows):
+                self._device.assign(self._given[at : at + 1], row)
+
+    def _in_one_pass(self, fed: Any) -> None:
+        """The rows of this step, each slot's followed by as many masked ones as it has positions for."""
+        head, own = cast(LlamaEagle3, self._module), self._segments()
+        ids, states = self._values("ids_remove_padding")[:, 0], self._device.download(fed)
+        mask, generated = download(head.mask_state), self._values("step_idx")
+        segments, tokens, given, end = list[Segment](), list[Any](), list[Any](), 0
+        for one in own:
+            more = max(min(self._drafts - 1, self._positions - one.position - one.length), 0)
+            if generated[one.slot] == 0:  # inside its prompt
+                more = 0
+            rows = slice(one.start, one.start + one.length)
+            segments.append(Segment(one.slot, end, one.length + more, one.position))
+            tokens += [ids[rows], np.full(more, self._mask, np.int64)]
+            given += [states[rows], mask.repeat(more, 0)]
+            end += one.length + more
+        if not own:
+            return
+        out = head.forward(ForwardBatch(np.concatenate(tokens), segments), np.concatenate(given))
+        self._masked = [{} for _ in range(self._drafts - 1)]
+        for one, wide in zip(own, segments, strict=True):
+            first = wide.start + one.length
+            self._device.assign(self._given[one.start : one.start + one.length], out[wide.start : first])
+            for number, rows_by_slot in enumerate(self._masked):
+                at = min(first + number, wide.start + wide.length - 1)  # beyond the last position nobody drafts
+                rows_by_slot[one.slot] = out[at : at + 1]
 
 
 def _calibrate(context: ProposerContext, head: LlamaEagle3) -> None:

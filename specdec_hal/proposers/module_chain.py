@@ -99,7 +99,7 @@ class ModuleChain(DraftChain):
             go_on = self._bind("eagle_get_self_hidden_states", sizes, self._given[:before], last_hidden=fed)
             calls = [go_on, prepare]
         if not self._static:
-            return [*calls, partial(self._forward, fed)]
+            return [*calls, partial(self._forward, number, fed)]
         batch = self._batch(bounds, sizes, 1 if number else bounds.query, self._tensors["seq_lens_decoder"])
         return [*calls, lambda stream: self._module.forward_device(batch, fed, given)]
 
@@ -117,7 +117,15 @@ class ModuleChain(DraftChain):
     def _values(self, name: str) -> Any:
         return self._device.download(self._tensors[name])
 
-    def _forward(self, fed: Any, stream: int) -> None:
+    def _forward(self, number: int, fed: Any, stream: int) -> None:
+        """The module's rows of substep `number` go to `_given`."""
+        segments = self._segments()
+        end = sum(segment.length for segment in segments)
+        ids = self._values("ids_remove_padding")[:end, 0]
+        self._device.assign(self._given[:end], self._module.forward(ForwardBatch(ids, segments), fed[:end]))
+
+    def _segments(self) -> list[Segment]:
+        """The rows that active slots feed, in slot order."""
         names = ("seq_lens_this_time", "seq_lens_decoder")
         lens, positions = (self._values(name).tolist() for name in names)
         segments, end = [], 0
@@ -125,8 +133,7 @@ class ModuleChain(DraftChain):
             if length > 0:
                 segments.append(Segment(slot, end, length, positions[slot]))
                 end += length
-        ids = self._values("ids_remove_padding")[:end, 0]
-        self._device.assign(self._given[:end], self._module.forward(ForwardBatch(ids, segments), fed[:end]))
+        return segments
 
     def _compute_logits(self, stream: int) -> None:
         slots = np.flatnonzero(self._values("seq_lens_this_time") > 0)

@@ -40,7 +40,8 @@ def _method(config: Config, backend: Backend, model: TargetModel, registry: Regi
     if config.speculative.num_speculative_tokens == 0:
         return NAIVE, "num_speculative_tokens is 0"
     if (path := config.speculative.path) is not None:
-        kind = drafter_kind(path)
+        kind: str = drafter_kind(path)
+        kind = "eagle3" if kind == "peagle" else kind
         if kind not in registry.proposers():
             raise UnsupportedError(f"speculative.path: {path} is a drafter of the kind '{kind}', which no method runs")
         return kind, f"{path} is for it"

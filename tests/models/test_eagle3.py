@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "kv_heads": 1,
         "head_dim": 12,
     },
+    "parallel": {"layers": 2},
     "other rotary embeddings": {"rope_theta": 500.0, "eps": 1e-3},
 }
 
@@ -62,7 +63,11 @@ def test_rows_are_those_of_an_independent_head(variant: str, framework: str, tar
     pytest.importorskip(framework)
     head = make_head(**VARIANTS[variant])
     model = load_model(target, framework)
-    config = read_eagle3(head.write_speculators(tmp_path / "head"), model.config)  # type: ignore[arg-type]
+    kind: dict[str, Any] = {}
+    if variant == "parallel":
+        head.tensors["mask_hidden"] = np.random.default_rng(2).standard_normal((1, 1, head.features))
+        kind = {"speculators_model_type": "peagle", "mask_token_id": 7}
+    config = read_eagle3(head.write_speculators(tmp_path / "head", **kind), model.config)  # type: ignore[arg-type]
     assert config.taps == head.taps
     model.allocate(2, 64)
     module = eagle3_head(model, config, read_eagle3_weights(tmp_path / "head", config))
@@ -70,6 +75,9 @@ def test_rows_are_those_of_an_independent_head(variant: str, framework: str, tar
     states = module.fuse({tap: rows.astype(np.float32) for tap, rows in given.items()})
     wanted = head.states(np.concatenate([given[tap] for tap in head.taps], -1))
     np.testing.assert_allclose(states.numpy(), wanted, atol=2e-4)
+    if kind:
+        masked = head.states(head.tensors["mask_hidden"].reshape(1, -1))
+        np.testing.assert_allclose(module.mask_state.numpy(), masked, atol=2e-4)
     module.forward(ForwardBatch(TOKENS[:20], [Segment(1, 0, 20, 0)]), states[:20])  # what others left in a slot
     logits, text, fed = [], TOKENS[1:15].tolist(), wanted[:14]
     for start, stop in ((0, 5), (5, 6), (6, 14)):
@@ -229,6 +237,17 @@ def test_kinds(tmp_path: Path, target: Path) -> None:
         drafter_kind(tmp_path)
     with pytest.raises(CheckpointError, match="an EAGLE-3 head, got a checkpoint of the kind 'draft_model'"):
         read_eagle3(target, read_config(target))
+
+
+def test_a_parallel_head_needs_its_mask(target: Path, tmp_path: Path) -> None:
+    head, llama = make_head(), read_config(target)
+    kind = {"speculators_model_type": "peagle", "mask_token_id": 7}
+    folder = head.write_speculators(tmp_path / "without", **kind)
+    with pytest.raises(CheckpointError, match="none of mask_hidden"):
+        read_eagle3_weights(folder, read_eagle3(folder, llama))
+    for number, changes in enumerate(({"mask_token_id": None}, {"mask_token_id": 131})):
+        with pytest.raises(CheckpointError, match="mask_token_id"):
+            read_eagle3(head.write_speculators(tmp_path / str(number), **{**kind, **changes}), llama)
 
 
 def test_wrong_calls(target: Path, tmp_path: Path) -> None:

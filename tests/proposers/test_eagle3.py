@@ -122,8 +122,9 @@ def test_a_restart_changes_no_acceptance(tmp_path: Path) -> None:
     assert restored.summary()["acceptance_rate"] == 1.0
 
 
+@pytest.mark.parametrize("mask", [None, 5])
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True, "fc_norm": True, "norm_output": True}])
-def test_drafts_are_those_without_a_cache(tmp_path: Path, options: dict[str, bool]) -> None:
+def test_drafts_are_those_without_a_cache(tmp_path: Path, options: dict[str, bool], mask: int | None) -> None:
     """Of a head that is often wrong, in every round: its cache holds the target's features of all that was accepted."""
     target, head = perfect(tmp_path / "target")
     generator = np.random.default_rng(3)
@@ -133,15 +134,28 @@ def test_drafts_are_those_without_a_cache(tmp_path: Path, options: dict[str, boo
     exact |= {f"fc_norm.{i}.weight": np.ones(16) for i in range(3)} if options else {}
     head.tensors = {name: value + 0.05 * generator.standard_normal(value.shape) for name, value in exact.items()}
     head.tensors["d2t"] = ids - np.arange(9)
-    folder = head.write_speculators(tmp_path / "head")
-    runner = make_runner(target, with_head(folder, verify_strategy="greedy"))
+    kind = {"speculators_model_type": "peagle", "mask_token_id": mask} if mask is not None else {}
+    if mask is not None:
+        head.tensors["mask_hidden"] = generator.standard_normal((1, 1, head.features))
+    folder = head.write_speculators(tmp_path / "head", **kind)
+    runner = make_runner(
+        target, {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}
+    )
+    forwards = []
+    module: Any = runner._proposer._module  # type: ignore[attr-defined]
+    forward = module.forward
+    module.forward = lambda batch, hidden: forwards.append(len(hidden)) or forward(batch, hidden)
     outputs = decode(runner)
     assert 0 < runner.summary()["acceptance_rate"] < 0.9
+    steps = runner.summary()["steps"]
+    assert len(forwards) <= steps if mask is not None else len(forwards) > 2 * steps
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         for round_ in output.drafts:
             text = [*prompt, *output.token_ids[: round_.start]]
             given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in head.taps], -1)
-            assert list(round_.token_ids) == head.chain(text, given, len(round_.token_ids))
+            count = len(round_.token_ids)
+            wanted = head.chain(text, given, count) if mask is None else head.parallel(text, given, count, mask)
+            assert list(round_.token_ids) == wanted
 
 
 def test_auto_knows_the_format_and_says_what_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -194,6 +194,14 @@ class Head:
                 out[t, own] = shares / shares.sum() @ v[: t + 1]
         return out
 
+    def parallel(self, tokens: list[int], features: Doubles, count: int, mask: int) -> list[int]:
+        """The same of a parallel head: all drafts from one pass, over rows of the mask token and `mask_hidden`."""
+        more = count - 1
+        masked = np.repeat(self.tensors["mask_hidden"].reshape(1, -1), more, 0)
+        text = np.array([*tokens[1:], *[mask] * more])
+        logits, _ = self.run(text, self.states(np.concatenate([features, masked])))
+        return logits[len(tokens) - 2 :].argmax(-1).tolist()  # type: ignore[no-any-return]
+
     def chain(self, tokens: list[int], features: Doubles, count: int) -> list[int]:
         """Greedy drafts after `tokens`, from the target's features [len(tokens) - 1, F] of all but the last."""
         text, states = list(tokens), self.states(features)
