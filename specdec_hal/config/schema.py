@@ -154,6 +154,8 @@ class ModelSettings(Section):
     section `sampling` leaves out; "none" ignores them. Its end tokens count in both cases.
     `num_threads`: the most that compute the model on a CPU; null: as its implementation has it (one for each core that
     the process may use, with Paddle and PyTorch no more than OMP_NUM_THREADS).
+    `pdl_rows`: in steps of up to so many rows, kernels of PyTorch's Llama on GPUs start while the one before ends
+    (programmatic dependent launch); 0: never; null: as was measured to pay.
     `think_end_id`: the token with which the model ends thinking (null: it does not think); `think_end_text`: the tokens
     that end it at a limit, that one included (none: it alone). `answer_start_ids`: tokens of which an answer's first is
     one, where a request asks for that, and `line_break_id`: of the text between thinking and answer, which is that
@@ -166,6 +168,7 @@ class ModelSettings(Section):
     bit_stable: bool | None = None
     generation_config: Literal["auto", "none"] = "auto"
     num_threads: Annotated[int | None, Field(ge=1, le=1024)] = None
+    pdl_rows: Annotated[int | None, Field(ge=0, le=1 << 20)] = None
     think_end_id: TokenId | None = None
     think_end_text: list[TokenId] = Field(default_factory=list)
     line_break_id: TokenId | None = None

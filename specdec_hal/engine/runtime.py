@@ -86,6 +86,7 @@ class Runtime:
         dtype = None if settings.dtype == AUTO else settings.dtype
         threads = settings.num_threads
         chosen = {"dtype": dtype, "bit_stable": settings.bit_stable, "threads": threads, "group": group}
+        chosen["pdl_rows"] = settings.pdl_rows
         options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         return load_model(path, settings.framework, registry=self.registry, device=place, **options)
 

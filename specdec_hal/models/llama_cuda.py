@@ -26,7 +26,7 @@ import torch
 from specdec_hal.models.checkpoint import DTYPES, LlamaConfig
 from specdec_hal.models.from_host import FromHost, gpu, refused
 from specdec_hal.models.rope import rotations
-from specdec_hal.models.triton_kernels.launcher import Heads, Launcher, has_pdl
+from specdec_hal.models.triton_kernels.launcher import Heads, Launcher
 from specdec_hal.models.weights import EMBEDDING, HEAD, Slices, load_weights
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 
@@ -57,7 +57,8 @@ class _Pool:
 class LlamaCuda(FromHost):
     """`weights` by the checkpoint's names, all of one dtype and on one device; they are taken out of the mapping.
 
-    `pdl`: launches overlap (programmatic dependent launch); None: where the GPU can, from compute capability 9.0 on.
+    `pdl_rows`: in steps of up to so many rows launches overlap (programmatic dependent launch); None: as was measured
+    to pay, on GPUs that can.
     `load_mtp` gives the weights of the MTP modules when one is asked for; None: they cannot be run.
     """
 
@@ -68,7 +69,7 @@ class LlamaCuda(FromHost):
         config: LlamaConfig,
         weights: dict[str, Any],
         *,
-        pdl: bool | None = None,
+        pdl_rows: int | None = None,
         load_mtp: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self.config, self._load_mtp = config, load_mtp
@@ -77,7 +78,7 @@ class LlamaCuda(FromHost):
         self._head = self._embedding if config.tie_word_embeddings else weights.pop(HEAD)
         self._final_norm = weights.pop("model.norm.weight")
         self._layers = [_layer(weights, i, config.head_dim) for i in range(config.num_hidden_layers)]
-        self.launcher = Launcher(self.device, self.dtype, has_pdl(self.device) if pdl is None else pdl)
+        self.launcher = Launcher(self.device, self.dtype, pdl_rows)
         self._heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         self._pool: _Pool | None = None
 

@@ -34,6 +34,8 @@ def _paddle(path: str | Path, *, dtype: str = "float32", group: Group | None = N
 
 def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None, **options: Any) -> Any:
     if device == "cpu":
+        if "pdl_rows" in options:
+            raise _refused("torch", "pdl_rows", "none on cpu", options["pdl_rows"], "leave it out (model.pdl_rows)")
         if group is not None:
             from specdec_hal.models.llama_tp import TensorParallelLlama
 

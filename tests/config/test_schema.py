@@ -33,6 +33,7 @@ def test_defaults(read: Read) -> None:
             "bit_stable": None,
             "generation_config": "auto",
             "num_threads": None,
+            "pdl_rows": None,
             "think_end_id": None,
             "think_end_text": [],
             "line_break_id": None,

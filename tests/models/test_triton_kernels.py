@@ -28,7 +28,7 @@ def make_launcher(triton_place: str) -> MakeLauncher:
     def make(dtype: str = "float32") -> Any:
         if dtype == "bfloat16" and triton_place == "cpu":
             pytest.skip("Triton's interpreter multiplies the bits of bfloat16 numbers as integers")
-        return Launcher(torch.device(triton_place), getattr(torch, dtype), pdl=triton_place != "cpu")
+        return Launcher(torch.device(triton_place), getattr(torch, dtype))
 
     return make
 
@@ -77,11 +77,11 @@ def test_linear(make_launcher: MakeLauncher, dtype: str, rows: int, columns: int
 
 
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize(("described", "swap"), [(False, False), (True, False), (True, True)])
 def test_ways_to_compute_a_product(
-    make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, split: bool, described: bool
+    make_launcher: MakeLauncher, monkeypatch: pytest.MonkeyPatch, split: bool, described: bool, swap: bool
 ) -> None:
-    """Parts of K in one program or in several, tiles by pointers or by descriptors."""
+    """Parts of K in one program or in several, tiles by pointers or by descriptors, plain or transposed."""
     import torch
 
     from specdec_hal.models.triton_kernels import launcher as launches
@@ -89,7 +89,7 @@ def test_ways_to_compute_a_product(
 
     monkeypatch.setattr(launches, "split_parts", lambda programs: split)
     launcher = make_launcher()
-    launcher.tiles = replace(launcher.tiles, products=(ProductTile(64, 32, 64, 4, 3, described),))
+    launcher.tiles = replace(launcher.tiles, products=(ProductTile(64, 32, 64, 4, 3, described, swap),))
     x, weight = random(launcher, 70, 576), random(launcher, 50, 576, seed=1)
     out = torch.empty((70, 50), dtype=torch.float32, device=x.device)
     for _ in range(2):  # the second launch finds the counters as the first one did
@@ -114,6 +114,26 @@ def test_bits_of_a_product_do_not_depend_on_its_tile(make_launcher: MakeLauncher
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(
+    make_launcher: MakeLauncher, triton_place: str, dtype: str
+) -> None:
+    """The tiles that are chosen for each number of rows, with one and with several parts of K."""
+    if triton_place == "cpu":
+        pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
+    import torch
+
+    launcher = make_launcher(dtype)
+    for columns, depth in ((6144, 2048), (2048, 1024), (384, 1024), (16640, 512)):
+        x, weight = random(launcher, 400, depth), random(launcher, columns, depth, seed=1)
+        whole = torch.empty((400, columns), dtype=torch.float32, device=x.device)
+        launcher.linear(x, weight, whole, None)
+        for rows in (1, 2, 16, 17, 32, 33, 48, 64, 65, 96, 128, 129, 200):
+            out = torch.full((rows, columns), float("nan"), dtype=torch.float32, device=x.device)
+            launcher.linear(x[:rows], weight, out, None)
+            assert torch.equal(out, whole[:rows]), (columns, depth, rows)
+
+
 @given(columns=st.integers(1, 200_000), depth=st.integers(1, 20_000))
 def test_parts_cover_the_depth(columns: int, depth: int) -> None:
     pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
@@ -133,8 +153,8 @@ def test_choice_of_a_tile(rows: int, columns: int, depth: int) -> None:
     for dtype in ("float32", "bfloat16"):
         tiles = tiles_of(dtype)
         tile = tiles.product(rows, columns, depth)
-        assert tile in tiles.products and (tile.m == 16 or tile.m < 2 * rows)
-    assert len({tile.k for tile in tiles_of("float32").products}) == 1
+        assert tile in tiles.products + tiles.large and (tile.m == 16 or tile.m < 2 * rows)
+    assert len({(tile.k, tile.swap) for tile in tiles_of("float32").products}) == 1
 
 
 # ---- rows by themselves

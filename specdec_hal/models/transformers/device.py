@@ -97,6 +97,6 @@ def load_launcher(device: Any, dtype: Any) -> Any:
     """Triton's attention for a GPU; None where Triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return None
-    from specdec_hal.models.triton_kernels.launcher import Launcher, has_pdl
+    from specdec_hal.models.triton_kernels.launcher import Launcher
 
-    return Launcher(device, dtype, has_pdl(device))
+    return Launcher(device, dtype)

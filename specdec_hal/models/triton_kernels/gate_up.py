@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_hal.models.triton_kernels.launch import begin, row_count
+from specdec_hal.models.triton_kernels.launch import release, row_count, wait
 from specdec_hal.models.triton_kernels.product import product
 
 
@@ -28,6 +28,7 @@ def gate_up(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    SWAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`x` [capacity, K], `weight` [2N, K], `out` [capacity, N]; rows from `count` on are left alone.
@@ -35,7 +36,7 @@ def gate_up(
     Rows 2i and 2i + 1 of `weight` are gate and up of column i of `out`, so that one thread holds both. Grid: as in
     :func:`.product.product`.
     """
-    begin(PDL)
+    wait(PDL)
     rows = row_count(count, capacity, COUNTED)
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
@@ -55,7 +56,9 @@ def gate_up(
         BLOCK_N,
         BLOCK_K,
         PRECISION,
+        SWAP,
     )
+    release(PDL)
     if not complete:
         return
     HALF: tl.constexpr = BLOCK_N // 2

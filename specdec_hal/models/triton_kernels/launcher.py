@@ -21,6 +21,7 @@ from specdec_hal.models.triton_kernels.norm import embed_norm, rms_norm, sum_nor
 from specdec_hal.models.triton_kernels.qkv import qkv
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
+    PDL_ROWS,
     chunks_apart,
     chunks_each,
     part_length,
@@ -43,15 +44,17 @@ class Heads:
 class Launcher:
     """Launches for tensors of one dtype, which share scratch memory and must follow each other on one stream.
 
-    `tiles` may be replaced by others with the same `keys`, `chunk` and `precision` at any time: bits stay. With `pdl`
-    the programs of a kernel start while the kernel before ends (compute capability 9.0 and newer).
+    `tiles` may be replaced by others with the same `keys`, `chunk` and `precision` at any time: bits stay. For steps of
+    up to `pdl_rows` rows, the programs of a kernel start while the kernel before ends (programmatic dependent launch,
+    compute capability 9.0 and newer); None: up to as many as were measured to gain.
     """
 
-    def __init__(self, device: Any, dtype: Any, pdl: bool) -> None:
+    def __init__(self, device: Any, dtype: Any, pdl_rows: int | None = None) -> None:
         self.arena, self.dtype = Arena(device), dtype
-        self._can_describe = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+        hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._can_describe = hopper or device.type != "cuda"
         self.tiles = tiles_of(str(dtype).removeprefix("torch."))
-        self._options = {"PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
+        self._pdl_rows = (PDL_ROWS if pdl_rows is None else pdl_rows) if hopper else 0
 
     # ---- rows by themselves
 
@@ -59,24 +62,40 @@ class Launcher:
         self, token_ids: Any, embedding: Any, residual: Any, weight: Any, out: Any, count: Any, epsilon: float
     ) -> None:
         """`residual` = embedding[token_ids] (zeros for an id outside), `out` = its RMSNorm times `weight`."""
-        rows, width = residual.shape
+        rows = len(residual)
         embed_norm[(rows,)](
-            token_ids, embedding, residual, weight, out, count, rows, len(embedding), epsilon, **self._of_rows(width)
+            token_ids,
+            embedding,
+            residual,
+            weight,
+            out,
+            count,
+            rows,
+            len(embedding),
+            epsilon,
+            **self._of_rows(residual),
         )
 
     def rms_norm(self, x: Any, weight: Any, out: Any, count: Any, epsilon: float) -> None:
         """`out` = RMSNorm of `x` times `weight`."""
-        rows, width = x.shape
-        rms_norm[(rows,)](x, weight, out, count, rows, epsilon, **self._of_rows(width))
+        rows = len(x)
+        rms_norm[(rows,)](x, weight, out, count, rows, epsilon, **self._of_rows(x))
 
     def sum_norm(self, parts: Any, residual: Any, weight: Any, out: Any, count: Any, epsilon: float) -> None:
         """`residual` += `parts` [N, rows, width] in their order, rounded once; `out` = its RMSNorm times `weight`."""
-        rows, width = residual.shape
-        sum_norm[(rows,)](parts, residual, weight, out, count, rows, epsilon, PARTS=len(parts), **self._of_rows(width))
+        rows = len(residual)
+        sum_norm[(rows,)](
+            parts, residual, weight, out, count, rows, epsilon, PARTS=len(parts), **self._of_rows(residual)
+        )
 
-    def _of_rows(self, width: int) -> dict[str, Any]:
+    def _of_rows(self, x: Any) -> dict[str, Any]:
+        rows, width = x.shape
         block = power_of_2(width)
-        return {"D": width, "BLOCK_D": block, "num_warps": min(max(block // 256, 1), 16), **self._options}
+        return {"D": width, "BLOCK_D": block, "num_warps": min(max(block // 256, 1), 16), **self._options(rows)}
+
+    def _options(self, rows: int) -> dict[str, Any]:
+        pdl = rows <= self._pdl_rows
+        return {"PDL": pdl, "launch_pdl": pdl, "enable_fp_fusion": False}
 
     # ---- products
 
@@ -166,9 +185,10 @@ class Launcher:
             "BLOCK_N": tile.n,
             "BLOCK_K": tile.k,
             "PRECISION": self.tiles.precision,
+            "SWAP": tile.swap,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
-            **self._options,
+            **self._options(rows),
         }
         return (x, weight), (partials, counters), options, (row_tiles, column_tiles, parts if split else 1)
 
@@ -247,10 +267,5 @@ class Launcher:
             PRECISION=self.tiles.precision,
             num_warps=tile.warps,
             num_stages=tile.stages,
-            **self._options,
+            **self._options(rows),
         )
-
-
-def has_pdl(device: Any) -> bool:
-    """Whether launches can overlap there (programmatic dependent launch)."""
-    return bool(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_hal.models.triton_kernels.launch import begin, row_count
+from specdec_hal.models.triton_kernels.launch import release, row_count, wait
 from specdec_hal.models.triton_kernels.product import product
 
 
@@ -29,13 +29,14 @@ def linear(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    SWAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`x` [capacity, K], `weight` [N, K], `out` [capacity, N]; rows from `count` on are left alone.
 
     With `ADD`, what is added to `out` is rounded once, after the addition. Grid: as in :func:`.product.product`.
     """
-    begin(PDL)
+    wait(PDL)
     rows = row_count(count, capacity, COUNTED)
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
@@ -55,7 +56,9 @@ def linear(
         BLOCK_N,
         BLOCK_K,
         PRECISION,
+        SWAP,
     )
+    release(PDL)
     if not complete:
         return
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -27,12 +27,14 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    SWAP: tl.constexpr,
 ):
     """(The program's tile of x weight^T, True): float32 [BLOCK_M, BLOCK_N]; (anything, False) where another adds it up.
 
     `x` [rows, K] and `weight` [columns, K] are pointers to contiguous tensors, or with `DESCRIBED` tensor descriptors,
     whose tiles the tensor memory accelerator fetches (compute capability 9.0 and newer); `PART` is then a multiple of
-    `BLOCK_K`. What a tile has beyond `rows` and `columns` is undefined. Grid: (row tiles, column tiles, parts of K if
+    `BLOCK_K`. With `SWAP` the tensor cores compute weight x^T, so that `columns` take their 64 rows and `rows` may be
+    few. What a tile has beyond `rows` and `columns` is undefined. Grid: (row tiles, column tiles, parts of K if
     `SPLIT`, else 1). `partials` and `counters`: see :func:`_join`.
     """
     row, column, part = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N, tl.program_id(2)
@@ -46,14 +48,18 @@ def product(
     PARTS: tl.constexpr = (K + PART - 1) // PART
     complete = True
     if SPLIT or PARTS == 1:  # one accumulator: two of a large tile do not fit into the registers
-        total = _part(x_at, weight_at, row, column, part, K, PART, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+        total = _part(
+            x_at, weight_at, row, column, part, K, PART, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP
+        )
         if SPLIT:
             tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
             total, complete = _join(total, partials, counters, tile, part, PARTS, BLOCK_M, BLOCK_N)
     else:
         total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for i in range(PARTS):
-            total += _part(x_at, weight_at, row, column, i, K, PART, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+            total += _part(
+                x_at, weight_at, row, column, i, K, PART, DESCRIBED, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION, SWAP
+            )
     return total, complete
 
 
@@ -71,9 +77,10 @@ def _part(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    SWAP: tl.constexpr,
 ):
     """The sum over one part of K. `x` and `weight`: descriptors, or pointers to the tile's first BLOCK_K columns."""
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     end = min((part + 1) * PART, K)
     for start in range(part * PART, end, BLOCK_K):
         if DESCRIBED:
@@ -86,8 +93,11 @@ def _part(
             inside = (start + tl.arange(0, BLOCK_K) < end)[None, :]
             a = tl.load(x + start, mask=inside, other=0.0)
             b = tl.load(weight + start, mask=inside, other=0.0)
-        total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
-    return total
+        if SWAP:
+            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+        else:
+            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+    return tl.trans(total) if SWAP else total
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specdec_hal.models.triton_kernels.launch import begin
+from specdec_hal.models.triton_kernels.launch import release, wait
 from specdec_hal.models.triton_kernels.product import product
 
 
@@ -43,6 +43,7 @@ def qkv(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
+    SWAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`x` [capacity, K], `weight` [(HEADS + 2 KV_HEADS) HEAD_DIM, K] (q, k, v), `q` [capacity, HEADS HEAD_DIM].
@@ -55,7 +56,7 @@ def qkv(
     Within each head, rows 2i and 2i + 1 of `weight` are dimensions i and i + HEAD_DIM / 2, so that one thread holds
     both numbers of a pair; `q` and `pool` have the dimensions in order. Grid: as in :func:`.product.product`.
     """
-    begin(PDL)
+    wait(PDL)
     rows = min(capacity, tl.load(cu_seqlens_q + slots))
     row_tile = tl.program_id(0)
     if row_tile * BLOCK_M >= rows:
@@ -77,7 +78,9 @@ def qkv(
         BLOCK_N,
         BLOCK_K,
         PRECISION,
+        SWAP,
     )
+    release(PDL)
     if not complete:
         return
     HALF: tl.constexpr = BLOCK_N // 2

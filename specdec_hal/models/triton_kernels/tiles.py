@@ -14,13 +14,16 @@ _FILL = 256
 _ENOUGH, _ONE_EACH = 72, 128
 # The shortest part of K that is worth a program of its own, and what parts are multiples of.
 _SHORTEST_PART, _PART_STEP = 256, 64
+# Rows of a step up to which overlapping launches were faster (NVIDIA H100, 1.2 to 8 B parameters).
+PDL_ROWS = 128
 # Slots with up to this many tokens in a step get a program for each chunk of their context.
 FEW_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class ProductTile:
-    """Rows, columns and depth of a tile of a product; `described`: fetched through tensor descriptors, if possible."""
+    """Rows, columns and depth of a tile of a product; `described`: fetched through tensor descriptors, if possible;
+    `swap`: computed transposed (see :func:`.product.product`)."""
 
     m: int
     n: int
@@ -28,6 +31,7 @@ class ProductTile:
     warps: int
     stages: int
     described: bool = False
+    swap: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,12 @@ class AttentionTile:
 class Tiles:
     """The tiles of one dtype, by ascending size; `keys` of attention at a time, `chunk` its shortest chunk.
 
+    `large`: of products of more than 128 rows, if others than `products`.
+
     `precision` is what Triton calls ``input_precision``. With "tf32x3" float32 numbers are split into two of TF32 each,
     and three of the four products are added up on tensor cores, so that about 22 of 24 bits count (Ootomo and Yokota,
-    arXiv:2203.03341). It adds over the depth of a tile before it adds to the sum, so that all of a dtype's product
-    tiles must have the same `k`.
+    arXiv:2203.03341). It adds over the depth of a tile before it adds to the sum, and in another order if swapped, so
+    that all of a dtype's product tiles must have the same `k` and `swap`.
     """
 
     products: tuple[ProductTile, ...]
@@ -54,13 +60,16 @@ class Tiles:
     keys: int
     chunk: int
     precision: str = "ieee"
+    large: tuple[ProductTile, ...] = ()
 
     def product(self, rows: int, columns: int, depth: int) -> ProductTile:
-        """The largest tile that leaves enough programs, or else the smallest; one of 128 rows only if it holds all."""
-        parts, most = -(-depth // part_length(columns, depth)), max(power_of_2(rows), self.products[0].m)
-        fitting = (t for t in reversed(self.products) if t.m <= most and (t.m < 128 or rows <= t.m))
+        """The largest tile that leaves enough programs, or else the smallest."""
+        tiles, parts = self.products, -(-depth // part_length(columns, depth))
+        if self.large and rows > 128:  # sums that one program leaves to another cost more than idle multiprocessors
+            tiles, parts = self.large, 1
+        fitting = (t for t in reversed(tiles) if t.m <= max(power_of_2(rows), tiles[0].m))
         enough = (t for t in fitting if -(-rows // t.m) * -(-columns // t.n) * parts >= _ENOUGH)
-        return next(enough, self.products[0])
+        return next(enough, tiles[0])
 
     def attend(self, group: int, tokens: int, head_dim: int) -> AttentionTile:
         """The smallest tile that holds `tokens` tokens with `group` heads each, or the largest that fits on the chip.
@@ -83,12 +92,15 @@ _FLOAT32 = Tiles(
 _HALF = Tiles(
     products=(
         ProductTile(16, 32, 128, 4, 4),
-        ProductTile(16, 64, 128, 4, 5),
+        ProductTile(16, 64, 128, 4, 5, described=True, swap=True),
+        ProductTile(32, 64, 128, 4, 6, described=True, swap=True),
+        ProductTile(32, 128, 128, 4, 4, described=True, swap=True),
         ProductTile(64, 32, 128, 4, 4),
-        ProductTile(64, 64, 128, 4, 3),
-        ProductTile(64, 128, 64, 4, 4, described=True),
-        ProductTile(128, 128, 64, 8, 4, described=True),
+        ProductTile(64, 64, 128, 4, 5, described=True, swap=True),
+        ProductTile(64, 128, 128, 4, 4, described=True),
+        ProductTile(128, 128, 128, 8, 3, described=True),
     ),
+    large=(ProductTile(64, 128, 64, 4, 4, described=True), ProductTile(128, 256, 64, 8, 4, described=True)),
     attention=tuple(AttentionTile(m, 4, 2) for m in (16, 32, 64)),
     keys=64,
     chunk=128,

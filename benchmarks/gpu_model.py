@@ -1,6 +1,8 @@
 """Check and time the decoder for CUDA GPUs on one that nobody else uses: exactness, bits, graphs, kernel times, tiles.
 
-usage: python3 tools/gpu_model.py OUT.json [PART...]     parts: check, bits, steps, mixed, large, attention, products
+usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
+
+Parts: check, bits, steps, models, mixed, attention, products.
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
@@ -40,7 +42,7 @@ TINY = ROOT / "models/tiny-py-lm"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_ONLY = "COMPILE" in os.environ
 # Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
-SHARDS = {"check": 6, "bits": 3, "steps": 4, "mixed": 8, "large": 3, "attention": 16, "products": 16}
+SHARDS = {"check": 6, "bits": 3, "steps": 4, "mixed": 8, "models": 12, "attention": 16, "products": 16}
 Row = dict[str, Any]
 
 
@@ -150,13 +152,13 @@ def mixed(model: LlamaCuda, dtype: str, weights: dict[str, np.ndarray]) -> Row:
 def part_check() -> list[Row]:
     """Logits against float64 with the same weights; a captured step against the same step uncaptured."""
     rows = []
-    for dtype, pdl in mine(product(DTYPES, (False, True))):
+    for dtype, pdl_rows in mine(product(DTYPES, (0, None))):
         config = read_config(TINY)
         weights = load_weights(TINY, config, device="cuda:0", dtype=dtype)
         doubles = {name: tensor.double().cpu().numpy() for name, tensor in weights.items()}
-        model = LlamaCuda(config, dict(weights), pdl=pdl)
-        rows.append({"pdl": pdl, **mixed(model, dtype, doubles)})
-        rows.append({"dtype": dtype, "pdl": pdl, "captured_equals_eager": replayed(model)})
+        model = LlamaCuda(config, dict(weights), pdl_rows=pdl_rows)
+        rows.append({"pdl_rows": pdl_rows, **mixed(model, dtype, doubles)})
+        rows.append({"dtype": dtype, "pdl_rows": pdl_rows, "captured_equals_eager": replayed(model)})
     if not COMPILE_ONLY:
         rows.append(transformers_error())
     return rows
@@ -277,24 +279,23 @@ def difference(whole: torch.Tensor, pieces: Iterator[torch.Tensor]) -> str | flo
 def product_bits(dtype: torch.dtype) -> dict[str, Any]:
     """Tiles of products whose bits differ from those of the first one of their class (none should)."""
     torch.manual_seed(0)
-    launcher = Launcher(torch.device("cuda"), dtype, True)
+    launcher = Launcher(torch.device("cuda"), dtype, 0)
     x, weight = (torch.randn(300, 2048, device="cuda").to(dtype), torch.randn(512, 2048, device="cuda").to(dtype))
-    first: dict[int, torch.Tensor] = {}
+    first: dict[tuple[Any, ...], torch.Tensor] = {}
     differing: dict[str, Any] = {}
-    for m, n, k, warps, described in product((16, 32, 64, 128), (32, 64, 128), (32, 64), (4, 8), (False, True)):
+    ways = ((False, False), (True, False), (True, True))
+    for m, n, k, warps, way in product((16, 32, 64, 128), (32, 64, 128, 256), (32, 64), (4, 8), ways):
         if m * n > 4096 and (dtype == torch.float32 or warps == 4):
             continue
-        if described and m < 64:
-            continue
-        launcher.tiles = replace(launcher.tiles, products=(ProductTile(m, n, k, warps, 3, described),))
-        name = f"{m}x{n}x{k}/{warps}{' described' if described else ''}"
+        launcher.tiles = replace(launcher.tiles, products=(ProductTile(m, n, k, warps, 3, *way),), large=())
+        name = f"{m}x{n}x{k}/{warps}{' described' * way[0]}{' swapped' * way[1]}"
         out = torch.empty(300, 512, device="cuda")
         try:
             launcher.linear(x, weight, out, None)
         except Exception as error:
             differing[name] = repr(error)[:80]
             continue
-        want = first.setdefault(k if dtype == torch.float32 else 0, out)
+        want = first.setdefault((k, way[1]) if dtype == torch.float32 else (), out)
         if not torch.equal(want, out):
             differing[name] = float((want - out).abs().max())
     return differing
@@ -356,7 +357,7 @@ def profiled(model: LlamaCuda, slots: int, k: int, context: int, bucket: int, la
 
 def of_weights(config: LlamaConfig, weights: dict[str, torch.Tensor], pdl: bool) -> LlamaCuda:
     """A model that shares its weights with others."""
-    return LlamaCuda(config, dict(weights), pdl=pdl)
+    return LlamaCuda(config, dict(weights), pdl_rows=None if pdl else 0)
 
 
 def part_steps() -> list[Row]:
@@ -390,19 +391,54 @@ def prefill(model: LlamaCuda, length: int, label: str) -> Row:
     }
 
 
-LARGE = LlamaConfig(
-    vocab_size=128256,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=64,
-    max_position_embeddings=131072,
-    rope_theta=500000.0,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=True,
-)
+def llama(hidden: int, intermediate: int, layers: int, heads: int, head_dim: int, *, tied: bool) -> LlamaConfig:
+    """The shapes of a Llama 3."""
+    return LlamaConfig(
+        vocab_size=128256, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=8, head_dim=head_dim, max_position_embeddings=131072,
+        rope_theta=500000.0, rms_norm_eps=1e-5, tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+MODELS = {
+    "1.2B": llama(2048, 8192, 16, 32, 64, tied=True),
+    "3.2B": llama(3072, 8192, 28, 24, 128, tied=True),
+    "8B": llama(4096, 14336, 32, 32, 128, tied=False),
+}
+BANDWIDTH = 3.0e12
+"""Bytes a second that a copy of an H100 moves: the floor of a step is its weights and its KV cache at this rate."""
+
+
+def part_models() -> list[Row]:
+    """Steps behind 500 tokens, and a prompt of 2,048 tokens, with random weights in bfloat16."""
+    rows = []
+    cases = list(product((1, 8, 16, 64), (0, 5)))
+    for name, config in MODELS.items():
+        used = replace(config, num_hidden_layers=2) if COMPILE_ONLY else config
+        chosen = list(mine(cases))
+        weights = {
+            key: torch.ones(shape, dtype=torch.bfloat16, device="cuda")
+            if len(shape) == 1
+            else torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(std=shape[-1] ** -0.5)
+            for key, shape in expected_shapes(used).items()
+        }
+        read = sum(weight.nbytes for weight in weights.values())
+        if not config.tie_word_embeddings:
+            read -= weights["model.embed_tokens.weight"].nbytes
+        model = LlamaCuda(used, weights)
+        for slots, k in chosen:
+            row = decode_step(model, slots, k, 500, 1024, name)
+            kv = slots * 500 * 2 * 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
+            row["floor_us"] = 1e6 * (read + kv) / BANDWIDTH
+            row["share_of_floor"] = row["floor_us"] / max(row["step_us"], 1e-9)
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+        if (1, 0) in chosen:
+            rows.append(prefill(model, 2048, name))
+            print(json.dumps(rows[-1]), flush=True)
+        del model, weights
+        torch.cuda.empty_cache()
+    return rows
 
 
 def part_mixed() -> list[Row]:
@@ -424,32 +460,6 @@ def part_mixed() -> list[Row]:
     return rows
 
 
-def random_weights(config: LlamaConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Weights that keep activations near 1, made on the GPU."""
-    weights = {}
-    for name, shape in expected_shapes(config).items():
-        if len(shape) == 1:
-            weights[name] = torch.ones(shape, dtype=dtype, device="cuda")
-        else:
-            weights[name] = torch.empty(shape, dtype=dtype, device="cuda").normal_(std=shape[-1] ** -0.5)
-    return weights
-
-
-def part_large() -> list[Row]:
-    """A Llama of 1.2 B parameters in bfloat16: steps, long contexts, prefill."""
-    models: dict[bool, LlamaCuda] = {}
-
-    def make(pdl: bool) -> LlamaCuda:
-        if pdl not in models:
-            models[pdl] = LlamaCuda(LARGE, random_weights(LARGE, torch.bfloat16), pdl=pdl)
-        return models[pdl]
-
-    cases = [(slots, k, 500, 1024) for slots, k in product((1, 8, 64), (0, 8))]
-    cases += [(1, 0, context, 2 * context) for context in (8000, 32000)]
-    rows = [both(make, *case, "1.2B") for case in mine(cases)]
-    return [*rows, prefill(make(True), 2048, "1.2B")]
-
-
 # ---- sweeps
 
 
@@ -467,7 +477,7 @@ def part_attention() -> list[Row]:
                 continue
             cases.append((dtype, heads, slots, tokens, chunk, AttentionTile(m, warps, stages)))
     for dtype, heads, slots, tokens, chunk, tile in mine(cases):
-        launcher = Launcher(torch.device("cuda"), DTYPES[dtype], True)
+        launcher = Launcher(torch.device("cuda"), DTYPES[dtype])
         launcher.tiles = replace(kept[dtype], chunk=chunk, attention=(tile,))
         us = attention_us(launcher, DTYPES[dtype], heads, slots, tokens, 500, 1024)
         rows.append(
@@ -512,22 +522,30 @@ def ours(launcher: Launcher, x: torch.Tensor, out: torch.Tensor, weight: torch.T
     launcher.linear(x, weight, out, None)
 
 
+def product_shapes(config: LlamaConfig) -> list[tuple[int, int]]:
+    """Columns and depth of the weights of a layer and of the head."""
+    hidden, heads = config.hidden_size, config.num_attention_heads * config.head_dim
+    queries = heads + 2 * config.num_key_value_heads * config.head_dim
+    layer = [(queries, hidden), (hidden, heads), (2 * config.intermediate_size, hidden)]
+    return [*layer, (hidden, config.intermediate_size), (config.vocab_size, hidden)]
+
+
 def part_products() -> list[Row]:
     """Tiles of the products of both models, beside cuBLAS."""
     rows = []
     shapes = {
         "float32": [(1408, 256), (256, 704)],
-        "bfloat16": [(3072, 2048), (16384, 2048), (2048, 8192), (2048, 2048), (128256, 2048)],
+        "bfloat16": sorted({shape for config in MODELS.values() for shape in product_shapes(config)}),
     }
     for dtype, all_shapes in shapes.items():
-        launcher = Launcher(torch.device("cuda"), DTYPES[dtype], True)
+        launcher = Launcher(torch.device("cuda"), DTYPES[dtype], 0)
         kept = launcher.tiles
-        for (columns, depth), count in product(all_shapes, (1, 64, 72, 576)):
+        for (columns, depth), count in product(all_shapes, (1, 16, 32, 48, 64, 96, 128, 384)):
             x = torch.randn((count, depth), device="cuda").to(DTYPES[dtype])
             # Several weights in turn, so that they come from memory where they would in a model.
             weights = [
                 torch.randn((columns, depth), device="cuda").to(DTYPES[dtype])
-                for _ in range(1 if columns > 100000 else 6)
+                for _ in range(1 if COMPILE_ONLY else max(2, 200_000_000 // (columns * depth * x.itemsize)))
             ]
             out = torch.empty(
                 (count, columns), device="cuda", dtype=torch.float32 if columns in (4096, 128256) else x.dtype
@@ -536,13 +554,14 @@ def part_products() -> list[Row]:
                 us = each(partial(cublas, x, out), weights)
                 rows.append({"dtype": dtype, "shape": f"{columns}x{depth}", "rows": count, "tile": "cublas", "us": us})
             for tile in mine(product_variants(dtype, count)):
-                launcher.tiles = replace(kept, products=(tile,))
+                launcher.tiles = replace(kept, products=(tile,), large=())
                 try:
                     us = each(partial(ours, launcher, x, out), weights)
                 except Exception as error:
                     print("product", tile, repr(error)[:100])
                     continue
-                name = f"{tile.m}x{tile.n}x{tile.k} w{tile.warps} s{tile.stages}{' described' * tile.described}"
+                name = f"{tile.m}x{tile.n}x{tile.k} w{tile.warps} s{tile.stages}"
+                name += " described" * tile.described + " swapped" * tile.swap
                 rows.append({"dtype": dtype, "shape": f"{columns}x{depth}", "rows": count, "tile": name, "us": us})
     if not COMPILE_ONLY:
         report(rows, ("dtype", "shape", "rows"), ("tile",))
@@ -555,13 +574,20 @@ def product_variants(dtype: str, rows: int) -> Iterator[ProductTile]:
     some = [(16, 32, 64, 4, 3), (32, 32, 64, 4, 3), (32, 64, 64, 4, 3), (64, 64, 64, 4, 3)]
     many = [(32, 64, 64, 4, 3), (64, 64, 64, 4, 3), (64, 64, 64, 4, 3, True), (64, 128, 64, 8, 3, True)]
     if dtype == "bfloat16":
-        few = [(16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5)]
-        some = [(64, 32, 128, 4, 4), (64, 64, 128, 4, 3), (64, 64, 128, 4, 3, True), (64, 128, 64, 4, 4, True)]
-        some += [(64, 32, 128, 4, 4, True), (128, 64, 64, 8, 5, True), (128, 64, 128, 8, 3, True)]
-        some += [(128, 64, 64, 4, 5, True), (128, 32, 128, 8, 4, True), (128, 128, 64, 8, 4, True)]
-        many = [(64, 128, 64, 4, 4, True), (64, 128, 64, 4, 5, True), (128, 128, 64, 8, 4, True)]
-        many += [(128, 256, 64, 8, 4, True), (64, 256, 64, 4, 4, True), (64, 128, 128, 4, 3, True)]
-    for tile in few if rows <= 16 else some if rows <= 72 else many:
+        few = [
+            (16, 32, 128, 4, 4),
+            (16, 64, 128, 4, 5),
+            (16, 64, 128, 4, 5, True, True),
+            (16, 128, 128, 4, 4, True, True),
+        ]
+        some = [(32, 64, 128, 4, 6, True, True), (32, 128, 128, 4, 4, True, True), (64, 32, 128, 4, 4)]
+        some += [(64, 64, 128, 4, 3), (64, 64, 128, 4, 6, True), (64, 64, 128, 4, 5, True, True)]
+        some += [(64, 128, 128, 4, 4, True), (64, 128, 128, 8, 4, True, True), (128, 64, 128, 8, 4, True, True)]
+        some += [(128, 128, 128, 8, 3, True)]
+        many = [(64, 128, 64, 4, 3, True), (64, 128, 64, 4, 4, True), (128, 64, 64, 4, 4, True)]
+        many += [(128, 128, 64, 8, 5, True), (128, 128, 128, 8, 3, True, True), (128, 256, 64, 8, 4, True)]
+        many += [(64, 256, 64, 4, 4, True, True), (256, 128, 64, 8, 4, True, True)]
+    for tile in few if rows <= 16 else some if rows <= 128 else many:
         yield ProductTile(*tile)
 
 
@@ -593,7 +619,7 @@ def report(rows: list[Row], case: tuple[str, ...], variant: tuple[str, ...]) -> 
 
 
 PARTS = {
-    name: globals()[f"part_{name}"] for name in ("check", "bits", "steps", "mixed", "large", "attention", "products")
+    name: globals()[f"part_{name}"] for name in ("check", "bits", "steps", "models", "mixed", "attention", "products")
 }
 
 
@@ -629,7 +655,7 @@ def main() -> None:
             traceback.print_exc()
             results[name] = [{"failed": repr(error)}]
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-        if name in ("check", "bits", "steps", "mixed", "large"):
+        if name in ("check", "bits", "steps", "mixed"):
             for row in results[name]:
                 print("  ", json.dumps(row), flush=True)
         Path(out).write_text(json.dumps(results, indent=1))
