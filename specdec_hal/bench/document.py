@@ -1,14 +1,16 @@
-"""Documents that `specdec-hal bench --out` wrote, read again."""
+"""Documents that `specdec-hal bench --out` and `compare --json` wrote, read again."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
 from specdec_hal.errors import ConfigError
+from specdec_hal.text import clip, one_line
 
 
 class _Pair(BaseModel):
@@ -49,17 +51,80 @@ class _Document(BaseModel):
     rows: list[Annotated[_Failed | _Timed, Field(union_mode="left_to_right")]]
 
 
+class _Run(BaseModel):
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    steps: int
+    tokens_per_step: float | None
+    drafted_tokens: int
+    accepted_tokens: int
+    acceptance_rate: float | None
+    acceptance_by_position: list[float]
+    seconds_by_stage: dict[str, float]
+
+
+class _Method(_Run):
+    prompt: str
+    method: str
+    speedup: float
+    all_speedups: list[float]
+
+
+class _Difference(BaseModel):
+    prompt: str
+    run: str
+    position: int
+    expected: int | None
+    got: int | None
+
+
+class _Compared(BaseModel):
+    identical: bool
+    repeat: int
+    backend: str
+    differences: list[_Difference]
+
+
+class _Sides(_Compared):
+    method: str
+    speedup: float
+    naive: _Run
+    spec: _Run
+
+
+class _Methods(_Compared):
+    strategy: str
+    temperature: float
+    rows: list[_Method]
+
+
+def is_comparison(document: Mapping[str, Any]) -> bool:
+    """Whether it was written by `compare`; else by `bench`."""
+    return "identical" in document
+
+
 def read_document(path: Path) -> dict[str, Any]:
-    """What :func:`specdec_hal.bench.runner.run_suites` returned; ConfigError for any other file."""
+    """What `bench --out` or `compare --json` wrote, also as the figures of a recorded result.
+
+    ConfigError for any other file, which says what a recorded result is of.
+    """
     try:
-        text = path.read_bytes()
-        _Document.model_validate_json(text)
-    except OSError as error:
-        got = str(error)
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: expected a JSON document, got {one_line(error)}; name another file") from error
+    recorded = found if isinstance(found, dict) else {}
+    document = recorded.get("figures", recorded)
+    document = document if isinstance(document, dict) else {}
+    kind: type[BaseModel] = _Document
+    if is_comparison(document):
+        kind = _Methods if "rows" in document else _Sides
+    try:
+        kind.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        got = ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")
-    else:
-        document: dict[str, Any] = json.loads(text)
-        return document
-    raise ConfigError(f"{path}: expected a document written by `bench --out`, got {got}; measure again")
+        got = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        if "command" in recorded and "rows" not in recorded:
+            got = f"a result of `{clip(str(recorded.get('command')), 200)}`"
+        raise ConfigError(f"{path}: expected a document of `bench --out` or `compare --json`, got {got}") from error
+    return document

@@ -1,13 +1,13 @@
-"""Plots of recorded results: lines over what a benchmark varies, single cases as points; methods of drafting.
+"""Plots of recorded results: cases as multiples of their floors, lines over what a suite varies; methods of drafting.
 
 Floors are those of the run. Targets and others' figures are drawn only if the run was on the machine that they are of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from specdec_hal.errors import BackendUnavailableError, RequestError
@@ -17,6 +17,8 @@ _MACHINE = "H200"
 """The GPU that targets and others' figures are of."""
 _FEWEST = 3
 """Points of a line."""
+_STEPS = (1.0, 2.0, 5.0)
+"""Of a logarithmic axis, in each decade."""
 _LEGEND: Mapping[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "fontsize": 8, "frameon": False}
 
 
@@ -34,20 +36,23 @@ def check_plot(path: Path) -> None:
 def plot(document: Mapping[str, Any], path: Path) -> None:
     """Draw a document of `runner.run_suites`; the suffix of `path` chooses the format.
 
-    Each group has a panel for each number that it varies alone, with a line for each of the other settings, and a panel
-    of the cases that are on no line.
+    Each suite has a panel of its cases, as multiples of their floors, and one for each number that a group varies
+    alone, with a line for each of the other settings. Of a group without single cases the first panel has the one that
+    most peers are known of.
     """
     pyplot = _pyplot()
     machine = document["machine"]
     comparable = _MACHINE in machine.get("gpu", "")
-    panels: list[tuple[str, str, Any]] = []  # title, the number varied ("": single cases), lines or rows
-    for title, rows in _groups(document["rows"]).items():
-        lines = lines_of(rows)
-        panels += [(title, key, some) for key, some in lines.items()]
-        on_lines = {id(row) for some in lines.values() for line in some.values() for row in line}
-        if alone := [row for row in rows if id(row) not in on_lines]:
-            panels.append((title, "", alone))
-    heights = [3.0 if key else 1.0 + 0.3 * len(rows) for _, key, rows in panels]
+    panels: list[tuple[str, str, Any]] = []  # title, the number varied ("": cases of a suite), lines or rows
+    for suite in dict.fromkeys(row["suite"] for row in document["rows"]):
+        cases, varied = list[Row](), list[tuple[str, str, Any]]()
+        for title, rows in _groups(row for row in document["rows"] if row["suite"] == suite).items():
+            lines = lines_of(rows)
+            varied += [(title, key, some) for key, some in lines.items()]
+            on_lines = {id(row) for some in lines.values() for line in some.values() for row in line}
+            cases += [row for row in rows if id(row) not in on_lines] or [max(reversed(rows), key=_peers)]
+        panels += [(suite, "", cases), *varied] if cases else []
+    heights = [3.0 if key else 1.0 + 0.2 * len(rows) for _, key, rows in panels]
     figure, axes = pyplot.subplots(
         len(panels), squeeze=False, figsize=(11, sum(heights) + 1), height_ratios=heights, layout="constrained"
     )
@@ -61,7 +66,11 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _peers(row: Row) -> int:
+    return len(row.get("peers_us", {}))
+
+
+def _groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         if "error" not in row:
@@ -105,14 +114,16 @@ def _draw_lines(axes: Any, title: str, key: str, lines: Mapping[str, Sequence[Ro
             axes.plot(at, _medians(rows, "cold"), "s:", markersize=3, color=colour, alpha=0.6, label="cold")
         if "warm_floor_us" in rows[0]:
             axes.plot(at, [row["warm_floor_us"] for row in rows], "--", color=colour, alpha=0.4, label="floor")
-        for name, x, y in _marks(rows, at) if comparable else ():
-            axes.plot(x, y, _MARKS.get(name, "x"), color=colour, markersize=10, label=name)
+        for peer, (name, x, y) in enumerate(_marks(rows, at) if comparable else ()):
+            axes.plot(x, y, "_" if name == "target" else _marker(peer), color=colour, markersize=8, label=name)
     axes.set_yscale("log")
-    axes.set_xscale("log", base=2)
+    axes.yaxis.get_major_locator().set_params(subs=_STEPS)
     values = sorted({row[key] for rows in lines.values() for row in rows})
+    if values[0] > 0:
+        axes.set_xscale("log", base=2)
     shown = [values[0]]
     for value in values[1:]:
-        if value / shown[-1] > 1.25:  # labels that do not touch
+        if value > 1.25 * shown[-1]:  # labels that do not touch
             shown.append(value)
     axes.set_xticks(shown, [f"{value:,g}" for value in shown])
     axes.minorticks_off()
@@ -123,23 +134,36 @@ def _draw_lines(axes: Any, title: str, key: str, lines: Mapping[str, Sequence[Ro
 
 
 def _draw_points(axes: Any, title: str, rows: Sequence[Row], comparable: bool) -> None:
-    at = list(range(len(rows)))
-    for name, marker in (("warm", "o"), ("cold", "s")):
-        if f"{name}_us" in rows[0]:
-            axes.plot(_medians(rows, name), at, marker, label=name)
-    if "warm_floor_us" in rows[0]:
-        axes.plot([row["warm_floor_us"] for row in rows], at, "|", color="black", markersize=12, label="floor")
-    for name, y, x in _marks(rows, at) if comparable else ():
-        axes.plot(x, y, "|" if name == "target" else "x", markersize=10, label=name)
-    labels = [row["label"].removeprefix(title.partition(": ")[2]).removeprefix(", ") for row in rows]
-    axes.set_yticks(at, labels, fontsize=8)
+    """Cases below each other: over their floors where there are any, else in microseconds."""
+    at, over_floors = list(range(len(rows))), all(row.get("warm_floor_us") for row in rows)
+
+    def scaled(values: Sequence[float], places: Sequence[int], floor: str) -> list[float]:
+        return [
+            value / rows[place][floor] if over_floors else value for value, place in zip(values, places, strict=True)
+        ]
+
+    axes.plot(scaled(_medians(rows, "warm"), at, "warm_floor_us"), at, "o", markersize=4, label="warm")
+    if all("cold_us" in row for row in rows):
+        axes.plot(scaled(_medians(rows, "cold"), at, "cold_floor_us"), at, "s", markersize=4, label="cold")
+    for number, (name, y, x) in enumerate(_marks(rows, at) if comparable else ()):
+        marker = "|" if name == "target" else _marker(number)
+        axes.plot(scaled(x, y, "warm_floor_us"), y, marker, markersize=7, label=name)
+    if over_floors:
+        axes.axvline(1.0, color="black", linewidth=0.8, label="floor")
+        axes.set_xscale("log")
+        axes.xaxis.get_major_locator().set_params(subs=_STEPS)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.minorticks_off()
+    else:
+        axes.set_xlim(left=0)
+    axes.set_yticks(at, [row["label"] for row in rows], fontsize=7)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("us")
+    axes.set_xlabel("times the floor" if over_floors else "us")
     _finish(axes, title)
 
 
-_MARKS = {"target": "_"}
+def _marker(peer: int) -> str:
+    return "xP*^vDX"[peer % 7]
 
 
 def _medians(rows: Sequence[Row], name: str) -> list[float]:
@@ -166,38 +190,63 @@ def _finish(axes: Any, title: str) -> None:
 def plot_methods(document: Mapping[str, Any], path: Path) -> None:
     """Draw a document of `compare --method`: tokens per step and speed of each prompt, acceptance by draft position."""
     pyplot = _pyplot()
-    rows = document["rows"]
+    rows = [row for row in document["rows"] if row["method"] != "naive"]
     methods, prompts = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "prompt"))
-    figure, panels = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained")
-    width = 0.8 / len(methods)
-    for axes, key, title in ((panels[0], "tokens_per_step", "tokens per step"), (panels[1], "speedup", "speed-up")):
+    figure, panels = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    width = 0.8 / max(len(methods), 1)
+    for axes, key, unit in (
+        (panels[0], "tokens_per_step", "tokens per request and decode step"),
+        (panels[1], "speedup", "speed-up over plain decoding"),
+    ):
         for shift, method in enumerate(methods):
             some = [row for row in rows if row["method"] == method]
-            at, heights = [at + shift * width for at in range(len(prompts))], [row[key] or 0 for row in some]
+            at = [prompts.index(row["prompt"]) + (shift - (len(methods) - 1) / 2) * width for row in some]
+            heights = [row[key] or 0 for row in some]
             axes.bar(at, heights, width, label=method)
             if key == "speedup":  # of each turn
                 turns = [row["all_speedups"] for row in some]
                 below = [max(height - min(one), 0) for height, one in zip(heights, turns, strict=True)]
                 above = [max(max(one) - height, 0) for height, one in zip(heights, turns, strict=True)]
                 axes.errorbar(at, heights, (below, above), fmt="none", ecolor="black", capsize=2, linewidth=0.8)
-        axes.set_xticks(
-            [at + 0.4 - width / 2 for at in range(len(prompts))], [Path(prompt).name for prompt in prompts], fontsize=7
-        )
-        axes.axhline(1, color="black", linewidth=0.5)
-        axes.set_title(title)
+        names = [Path(prompt).name for prompt in prompts]
+        axes.set_xticks(range(len(prompts)), names, fontsize=8, rotation=20, ha="right", rotation_mode="anchor")
+        axes.axhline(1, color="black", linewidth=0.8, label="plain decoding")
+        axes.set_ylabel(unit)
+        axes.set_ylim(top=1.25 * axes.get_ylim()[1])  # room for the legend
+        axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper left")
     for method in methods:
-        each = [row["acceptance_by_position"] for row in rows if row["method"] == method]
-        longest = max(map(len, each))
-        # Of drafts, however long they were: a position that no draft reached has none accepted.
-        means = [fmean(rates[at] if len(rates) > at else 0.0 for rates in each if rates) for at in range(longest)]
-        panels[2].plot(range(1, longest + 1), means, marker="o", label=method)
-    panels[2].set_title("mean acceptance by draft position")
+        drafts, rates = pooled_acceptance([row for row in rows if row["method"] == method])
+        counted = "mean over prompts" if drafts is None else f"of {drafts:,} drafts"
+        panels[2].plot(range(1, len(rates) + 1), rates, marker="o", label=f"{method}, {counted}")
+    panels[2].set_xlabel("position in the draft")
+    recorded = all("num_drafts" in row for row in rows)  # else by an earlier version, which divided otherwise
+    panels[2].set_ylabel("accepted there / drafts" if recorded else "acceptance, as recorded")
     panels[2].xaxis.get_major_locator().set_params(integer=True)
     panels[2].set_ylim(0, 1)
-    panels[2].legend(**_LEGEND)
+    if methods:
+        panels[2].legend(fontsize=8, frameon=False)
+    for axes in panels:
+        axes.grid(alpha=0.3, axis="y")
     figure.suptitle(f"{document['backend']}, {document['strategy']}, temperature {document['temperature']}")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def pooled_acceptance(rows: Sequence[Row]) -> tuple[int | None, list[float]]:
+    """The drafts of some rows, and which part of them was accepted at each position.
+
+    A position that a draft did not reach counts as not accepted. None, and means over rows, where their drafts were not
+    recorded.
+    """
+    rates = [row["acceptance_by_position"] for row in rows]
+    counted = [row["num_drafts"] for row in rows if "num_drafts" in row]
+    known = len(counted) == len(rows)
+    weights = counted if known else [int(bool(one)) for one in rates]
+    pooled = [
+        sum(weight * one[at] for weight, one in zip(weights, rates, strict=True) if len(one) > at) / sum(weights)
+        for at in range(max(map(len, rates), default=0))
+    ]
+    return (sum(counted) if known else None), pooled
 
 
 def _pyplot() -> Any:
@@ -207,6 +256,7 @@ def _pyplot() -> Any:
         raise BackendUnavailableError(
             "expected matplotlib to draw, found none; pip install 'specdec-hal[bench]'"
         ) from error
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it says that it looks for fonts
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from specdec_hal.cli.output import Output, table
+from specdec_hal.cli.output import Output
+from specdec_hal.cli.tables import Rows
 from specdec_hal.errors import SpecDecError
 from specdec_hal.plugin import registry
 from specdec_hal.plugin.registry import BackendInfo
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             }
         )
         return 0
-    rows = table("Backends", "name", "available", "priority", "api", "plug-in", "")
+    rows = Rows("Backends", ("name", "available", "priority", "api", "plug-in", ""), spare=(3, 4, 2))
     for info in infos:
         rows.add_row(
             info.name,
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             info.plugin,
             _remark(info),
         )
-    output.console.print(rows)
+    rows.print(output.console)
     output.console.print(f"auto: {chosen or why_none}", soft_wrap=True)
     for plugin in failed:
         output.console.print(f"error: {plugin.error}", style="red", soft_wrap=True)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.cli.decoding import number
-from specdec_hal.cli.output import Output, WriteError, add_config_arguments, read_runtime, table, writing
+from specdec_hal.cli.output import Output, WriteError, add_config_arguments, read_runtime, writing
+from specdec_hal.cli.tables import Rows
 from specdec_hal.serve.ray_cluster import LOCAL
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def _print(output: Output, document: dict[str, Any], by_replica: dict[str, Count
         from specdec_hal.runner.metrics import acceptance
 
         columns = ("tokens per decode step", "mean acceptance length", "acceptance rate")
-        rows = table("Replicas", "replica", "rows", "errors", "tokens", "tokens/s", *columns)
+        rows = Rows("Replicas", ("replica", "rows", "errors", "tokens", "tokens/s", *columns), spare=(7, 6, 3))
         for name, counts in sorted(by_replica.items()):
             # The first token of a choice comes with its prompt, not with a decode step.
             decoded = counts["tokens"] - counts["choices"]
@@ -176,7 +177,7 @@ def _print(output: Output, document: dict[str, Any], by_replica: dict[str, Count
                 number(drafts["mean_acceptance_length"]),
                 number(drafts["acceptance_rate"]),
             )
-        output.console.print(rows)
+        rows.print(output.console)
     output.console.print(
         f"{document['rows']} rows in {document['results']}, {document['rows_decoded_now']} of them decoded now in "
         f"{document['seconds']:.1f} s",

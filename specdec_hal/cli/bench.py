@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from specdec_hal.bench import SUITES
-from specdec_hal.cli.output import Output, output_file, table, writing
+from specdec_hal.cli.compare import show
+from specdec_hal.cli.output import Output, output_file, writing
+from specdec_hal.cli.tables import Rows
+from specdec_hal.errors import RequestError
 
 HELP = "measure a backend's ops"
 
@@ -37,27 +40,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=output_file,
         help="hold this lock while the device is used, so that several commands can prepare inputs meanwhile",
     )
-    parser.add_argument("--read", metavar="FILE", type=Path, help="print or draw a document of --out; measures nothing")
+    parser.add_argument("--read", metavar="FILE", type=Path, help="print or draw what --out or compare --json wrote")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Measure and print; 1 if a kernel computes something wrong."""
-    from specdec_hal.bench.document import read_document
+    from specdec_hal.bench.document import is_comparison, read_document
 
     if args.plot is not None:
-        from specdec_hal.bench.plot import check_plot, plot
+        from specdec_hal.bench.plot import check_plot
 
         check_plot(args.plot)
     document = _measured(args) if args.read is None else read_document(args.read)
     if output.json:
         output.document(document)
+    elif is_comparison(document):
+        show(document, output)
     else:
         _print(document, output)
-    failed = ["error" in row for row in document["rows"]]
-    if args.plot is not None and not all(failed):
-        with writing(args.plot):
-            plot(document, args.plot)
-    return int(any(failed))
+    if args.plot is not None:
+        _draw(document, args.plot)
+    return int(any("error" in row for row in document.get("rows", ())))
+
+
+def _draw(document: dict[str, Any], path: Path) -> None:
+    from specdec_hal.bench.document import is_comparison
+    from specdec_hal.bench.plot import plot, plot_methods
+
+    if is_comparison(document) and "rows" not in document:
+        raise RequestError(
+            "--plot: expected a document of `compare --method`, got one without it; compare again with it"
+        )
+    if not all("error" in row for row in document["rows"]):
+        with writing(path):
+            (plot_methods if is_comparison(document) else plot)(document, path)
 
 
 def _measured(args: argparse.Namespace) -> dict[str, Any]:
@@ -107,19 +123,24 @@ def _print(document: dict[str, Any], output: Output) -> None:
     for name in ("floor", "host_us"):
         if name in document:
             figures = {k: v["median"] if isinstance(v, dict) else v for k, v in document[name].items()}
-            output.console.print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in figures.items()))
+            output.console.print(
+                f"{name}: " + ", ".join(f"{key} {value}" for key, value in figures.items()), soft_wrap=True
+            )
     columns = ("suite", "group", "case", "warm", "floor", "target", "cold", "floor", "target")
-    rows = table("microseconds, median", *columns)
+    rows = Rows("microseconds, median", columns, spare=(1, 0, 8, 5, 7, 6))
     for row in document["rows"]:
         cells = [row["suite"], row["group"], row["label"]]
         if "error" in row:
-            rows.add_row(*cells, row["error"])
+            rows.add_row(*cells, "failed", style="red")
             continue
         for name in ("warm", "cold"):
             time = row.get(f"{name}_us", {}).get("median")
             cells += [_text(time), _text(row.get(f"{name}_floor_us")), _text(row["target_us"][name])]
         rows.add_row(*cells)
-    output.console.print(rows)
+    rows.print(output.console)
+    for row in document["rows"]:
+        if "error" in row:
+            output.console.print(f"FAILED {row['label']}: {row['error']}", style="red", soft_wrap=True)
 
 
 def _text(value: float | None) -> str:

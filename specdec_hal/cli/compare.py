@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -27,13 +27,12 @@ from specdec_hal.cli.decoding import (
     progress_bar,
     runtime_for,
 )
-from specdec_hal.cli.output import Output, add_config_arguments, output_file, read_runtime, table, writing
+from specdec_hal.cli.output import Output, add_config_arguments, output_file, read_runtime, writing
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
+from specdec_hal.cli.tables import Rows
 from specdec_hal.errors import RequestError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from specdec_hal.config import Config
     from specdec_hal.engine.runtime import Runtime
     from specdec_hal.runner import ModelRunner, SamplingParams
@@ -109,7 +108,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "spec": _figures(runs["spec"]),
             "differences": differences,
         }
-        shown = _comparison(document["method"], runs)
     else:
         document |= {
             "strategy": runtime.config.speculative.verify_strategy.name.lower(),
@@ -122,12 +120,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
             ],
             "differences": differences,
         }
-        shown = _methods(document)
     if output.json:
         output.document(document)
     else:
-        output.console.print(shown)
-        _print_verdict(output, document)
+        show(document, output)
     if args.plot is not None:
         with writing(args.plot):
             plot_methods(document, args.plot)
@@ -229,28 +225,35 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _comparison(method: str, runs: Runs) -> Table:
-    rows = table("Comparison", "", NAIVE, method)
-    spec_rows = dict(metrics_rows(runs["spec"][-1]))
-    for name, value in metrics_rows(runs[NAIVE][-1]):
+def show(document: Mapping[str, Any], output: Output) -> None:
+    """Print what `compare --json` writes as tables and a verdict."""
+    rows = _methods(document) if "rows" in document else _comparison(document)
+    rows.print(output.console)
+    _print_verdict(output, document)
+
+
+def _comparison(document: Mapping[str, Any]) -> Rows:
+    rows = Rows("Comparison", ("", NAIVE, document["method"]))
+    spec_rows = dict(metrics_rows(document["spec"]))
+    for name, value in metrics_rows(document[NAIVE]):
         rows.add_row(name, value, spec_rows.get(name, ""))
     return rows
 
 
-def _methods(document: dict[str, Any]) -> Table:
+def _methods(document: Mapping[str, Any]) -> Rows:
     columns = (
-        *("prompt", "method", "tokens per decode step", "speed-up", "tokens per second"),
+        *("prompt", "method", "tokens per step", "speed-up", "tokens per second"),
         *("mean acceptance length", "acceptance by position"),
     )
-    rows = table("Methods", *columns)
+    rows = Rows("Methods", columns, spare=(4, 5))
     for row in document["rows"]:
         names = ("tokens_per_step", "speedup", "tokens_per_second", "mean_acceptance_length")
-        figures = (number(row[name]) for name in names)
+        figures = (number(row.get(name)) for name in names)
         rows.add_row(Path(row["prompt"]).name, row["method"], *figures, numbers(row["acceptance_by_position"]))
     return rows
 
 
-def _print_verdict(output: Output, document: dict[str, Any]) -> None:
+def _print_verdict(output: Output, document: Mapping[str, Any]) -> None:
     console = output.console
     for one in document["differences"]:
         console.print(

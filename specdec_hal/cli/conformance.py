@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specdec_hal.cli.output import Output, output_file, table, writing
+from specdec_hal.cli.output import Output, output_file, writing
+from specdec_hal.cli.tables import Rows
 from specdec_hal.errors import ConfigError
 from specdec_hal.plugin import registry
 from specdec_hal.tensors.memory import host_free
@@ -178,17 +179,15 @@ def _tell(report: Report, args: argparse.Namespace, output: Output) -> int:
 def print_report(report: Report, output: Output) -> None:
     """The table, then what failed."""
     console = output.console
-    rows = table(
-        f"Conformance of '{report.backend}' on {report.device}, level {report.level}, seed {report.seed}",
-        "op", "mode", "passed", "failed", "refused", "expected", "",
-    )  # fmt: skip
+    title = f"Conformance of '{report.backend}' on {report.device}, level {report.level}, seed {report.seed}"
+    rows = Rows(title, ("op", "mode", "passed", "failed", "refused", "expected", ""))
     for (op, mode), counts in report.table().items():
         wrong = counts["failed"] + counts["unexpected pass"]
         rows.add_row(
             op, mode, _count(counts["passed"]), _count(wrong), _count(counts["refused"]),
             _count(counts["expected failure"]), "; ".join(report.reasons(op, mode)), style="red" if wrong else None,
         )  # fmt: skip
-    console.print(rows)
+    rows.print(console)
     for cause in report.causes():
         console.print(f"likely cause: {cause}", soft_wrap=True)
     for number, result in enumerate(report.failures):

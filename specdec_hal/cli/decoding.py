@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +43,12 @@ class Run:
         """Generated tokens over wall time."""
         return self.tokens / self.seconds
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The runner's metrics, and those of the pass."""
+        timed = {name: getattr(self, name) for name in ("tokens", "seconds", "tokens_per_second")}
+        return {**self.summary, **timed}
+
 
 def runtime_for(args: argparse.Namespace) -> Runtime:
     """The configuration, with ``--max-new-tokens`` taken into account."""
@@ -54,11 +59,7 @@ def runtime_for(args: argparse.Namespace) -> Runtime:
 
 def load(runtime: Runtime) -> tuple[TargetModel, Tokenizer]:
     """The model and its tokenizer."""
-    with warnings.catch_warnings():
-        # Paddle says so on every import; nothing is compiled here, and stderr is for what a user can act on.
-        warnings.filterwarnings("ignore", message="No ccache found")
-        model = runtime.load_model()
-    return model, runtime.load_tokenizer()
+    return runtime.load_model(), runtime.load_tokenizer()
 
 
 def params_of(config: Config, prompts: Sequence[Prompt]) -> list[SamplingParams]:
@@ -119,23 +120,22 @@ def progress_bar(what: str, total: int, *, show: bool = True) -> Iterator[Progre
         yield lambda tokens: bar.advance(task, tokens)
 
 
-def metrics_rows(run: Run) -> list[tuple[str, str]]:
-    """The figures of a run for a table: (name, value)."""
-    summary = run.summary
+def metrics_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The figures of a run for a table: (name, value). `summary`: :attr:`Run.figures`, or what documents have of it."""
     stages = sorted(summary["seconds_by_stage"].items(), key=lambda item: -item[1])
     return [
-        ("generated tokens", str(run.tokens)),
-        ("seconds", f"{run.seconds:.2f}"),
-        ("tokens per second", f"{run.tokens_per_second:.1f}"),
+        ("generated tokens", str(summary["tokens"])),
+        ("seconds", f"{summary['seconds']:.2f}"),
+        ("tokens per second", f"{summary['tokens_per_second']:.1f}"),
         ("steps of the batch, with prefill", str(summary["steps"])),
         ("tokens per request and decode step", number(summary["tokens_per_step"])),
-        ("drafts", str(summary["num_drafts"])),
+        ("drafts", str(summary.get("num_drafts", "-"))),
         ("draft tokens accepted", f"{summary['accepted_tokens']} of {summary['drafted_tokens']}"),
         ("acceptance rate", number(summary["acceptance_rate"])),
-        ("mean acceptance length", number(summary["mean_acceptance_length"])),
+        ("mean acceptance length", number(summary.get("mean_acceptance_length"))),
         ("acceptance by position", numbers(summary["acceptance_by_position"])),
         ("seconds by stage", ", ".join(f"{name} {value:.2f}" for name, value in stages if value >= 0.005)),
-        *(("fallback", f"{op}: {calls} calls") for op, calls in summary["fallback_calls"].items()),
+        *(("fallback", f"{op}: {calls} calls") for op, calls in summary.get("fallback_calls", {}).items()),
     ]
 
 

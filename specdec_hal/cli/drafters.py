@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from specdec_hal.cli.output import Output, add_config_arguments, read_runtime, table
+from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
+from specdec_hal.cli.tables import Rows
 
 HELP = "check a trained drafter against its target"
 
@@ -47,10 +48,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.document({"taps": head.taps, "numbering": head.numbering, "variants": shown, "cure": best and best.key})
         return int(best is not None)
     output.console.print(f"taps {', '.join(map(str, head.taps))}: {head.numbering}", soft_wrap=True)
-    rows = table("Agreement with the target", "variant", *(f"draft {i + 1}" for i in range(DEPTH)), "sigmas")
+    rows = Rows("Agreement with the target", ("variant", *(f"draft {i + 1}" for i in range(DEPTH)), "sigmas"))
     for one in found:
         rows.add_row(one.key or "as configured", *(f"{share:.3f}" for share in one.agreement), f"{one.sigmas:+.1f}")
-    output.console.print(rows)
+    rows.print(output.console)
     if best is not None:
         output.console.print(f"better: set {best.key}", soft_wrap=True)
     return int(best is not None)

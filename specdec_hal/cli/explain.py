@@ -10,7 +10,8 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
-from specdec_hal.cli.output import Output, add_config_arguments, read_runtime, table
+from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
+from specdec_hal.cli.tables import Rows
 from specdec_hal.errors import ConfigError, UnknownBackendError
 from specdec_hal.ops import OPS, OpSpec
 from specdec_hal.plugin import registry
@@ -104,8 +105,8 @@ def _print_backend(explanation: Explanation, output: Output) -> None:
     if output.json:
         output.document({"backend": explanation.backend, "ops": [asdict(status) for status in explanation]})
         return
-    rows = table(f"Backend '{explanation.backend}'", "op", "available", "via", "modes, or what is missing")
+    rows = Rows(f"Backend '{explanation.backend}'", ("op", "available", "via", "modes, or what is missing"))
     for status in explanation:
         detail = status.modes if status.available else "; ".join(p for p in (status.reason, status.cure) if p)
         rows.add_row(status.op, "yes" if status.available else "no", status.via, detail)
-    output.console.print(rows)
+    rows.print(output.console)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec_hal.cli.decoding import Run, decode, load, metrics_rows, progress_bar, runtime_for
-from specdec_hal.cli.output import Output, add_config_arguments, table
+from specdec_hal.cli.output import Output, add_config_arguments
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
+from specdec_hal.cli.tables import Rows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,12 +128,11 @@ class _Stream:
 
 
 def _print_metrics(console: Console, result: Run) -> None:
-    rows = table("Metrics", "", "")
-    rows.show_header = False
-    for name, value in metrics_rows(result):
+    rows = Rows("Metrics", ("", ""), header=False)
+    for name, value in metrics_rows(result.figures):
         rows.add_row(name, value)
     console.print()
-    console.print(rows)
+    rows.print(console)
     if console.is_terminal and result.summary["accepted_tokens"]:
         console.print("green: accepted draft tokens", style=ACCEPTED)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from specdec_hal.engine.runtime import Runtime
 
@@ -90,14 +89,6 @@ class Output:
     def document(self, data: Any) -> None:
         """Print the JSON document."""
         print(json.dumps(data, indent=2, allow_nan=False), file=self.stdout)
-
-
-def table(title: str, *columns: str) -> Table:
-    """An empty table in the one style of this program."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:

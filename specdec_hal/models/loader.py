@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,10 @@ def load_model(
     an architecture that no plug-in knows, or that cannot be run; PluginError for a plug-in's loader that fails.
     """
     registry = or_default(registry)
-    return registry.build_model(*_announced(path, framework, registry), path, **options)
+    with warnings.catch_warnings():
+        # Paddle says so on every import; nothing is compiled here, and stderr is for what a user can act on.
+        warnings.filterwarnings("ignore", message="No ccache found")
+        return registry.build_model(*_announced(path, framework, registry), path, **options)
 
 
 def checkpoint_memory(

@@ -138,10 +138,10 @@ def test_the_command(suite, capsys, tmp_path):
     assert "six slots" in capsys.readouterr().out
     out.write_text("[]")
     assert main(["bench", "--read", str(out)]) == 2
-    assert "expected a document written by `bench --out`" in capsys.readouterr().err
+    assert "expected a document of `bench --out` or `compare --json`" in capsys.readouterr().err
     out.write_text(json.dumps({**document, "rows": [{"method": "ngram", "speedup": 2.0}]}))  # as `compare` writes them
     assert main(["bench", "--read", str(out)]) == 2
-    assert re.search(r"expected a document written by `bench --out`, got rows\.0\.", capsys.readouterr().err)
+    assert re.search(r"expected .* of `bench --out` or `compare --json`, got rows\.0\.", capsys.readouterr().err)
     assert main(["bench", "--suite", "typo", "--backend", "reference"]) == 2
     assert "expected one of fake, got 'typo'" in capsys.readouterr().err
 
