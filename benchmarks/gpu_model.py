@@ -658,7 +658,7 @@ def main() -> None:
         if name in ("check", "bits", "steps", "mixed"):
             for row in results[name]:
                 print("  ", json.dumps(row), flush=True)
-        Path(out).write_text(json.dumps(results, indent=1))
+        Path(out).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

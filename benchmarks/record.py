@@ -17,7 +17,7 @@ def document(figures: Any) -> dict[str, Any]:
 
 def write(figures: Any, out: Path | None) -> None:
     """Print the document, or write it to a file."""
-    text = json.dumps(document(figures), indent=1)
+    text = json.dumps(document(figures))
     if out is None:
         print(text)
     else:

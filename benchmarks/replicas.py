@@ -79,32 +79,34 @@ def answer(
     """Seconds and tokens of all blocks but those that warm the replicas, and all answers."""
     blocks = scan(source, args.block_size).blocks
     folder = OutputFolder(output)
-    folder.begin({})
-    context = multiprocessing.get_context("spawn")
-    # Read when libraries are loaded, so before there are processes.
-    os.environ.update(OMP_NUM_THREADS=str(args.threads), MKL_NUM_THREADS=str(args.threads))
-    tasks, done = context.Queue(), context.Queue()
-    settings = {"config": config, "source": str(source), "output": str(output), "max_crashes": 1}
-    replicas = [context.Process(target=work, args=(rank, settings, args.threads, tasks, done)) for rank in range(count)]
-    for process in replicas:
-        process.start()
-    try:
-        for _ in range(count):
-            done.get(timeout=300)  # every replica has warmed itself
-        start, tokens = time.perf_counter(), 0
-        for block in blocks:
-            tasks.put(asdict(block))
-        for _ in blocks:
-            tokens += done.get(timeout=600)["tokens"]
-        seconds = time.perf_counter() - start
-    finally:
-        for _ in replicas:
-            tasks.put(None)
+    with folder.begun({}):
+        context = multiprocessing.get_context("spawn")
+        # Read when libraries are loaded, so before there are processes.
+        os.environ.update(OMP_NUM_THREADS=str(args.threads), MKL_NUM_THREADS=str(args.threads))
+        tasks, done = context.Queue(), context.Queue()
+        settings = {"config": config, "source": str(source), "output": str(output), "max_crashes": 1}
+        replicas = [
+            context.Process(target=work, args=(rank, settings, args.threads, tasks, done)) for rank in range(count)
+        ]
         for process in replicas:
-            process.join(10)
-            process.kill()
-    rows = [row for block in blocks for row in folder.answers(block)]
-    return seconds, tokens, json.dumps(rows).encode()
+            process.start()
+        try:
+            for _ in range(count):
+                done.get(timeout=300)  # every replica has warmed itself
+            start, tokens = time.perf_counter(), 0
+            for block in blocks:
+                tasks.put(asdict(block))
+            for _ in blocks:
+                tokens += done.get(timeout=600)["tokens"]
+            seconds = time.perf_counter() - start
+        finally:
+            for _ in replicas:
+                tasks.put(None)
+            for process in replicas:
+                process.join(10)
+                process.kill()
+        rows = [row for block in blocks for row in folder.answers(block)]
+        return seconds, tokens, json.dumps(rows).encode()
 
 
 def work(rank: int, settings: dict[str, Any], threads: int, tasks: Any, done: Any) -> None:

@@ -258,7 +258,7 @@ def soak(backend: str, seconds: float, rounds: int | None, seed: int | None, out
     }  # fmt: skip
     print(json.dumps(figures))
     if out is not None:
-        out.write_text(json.dumps({**circumstances(["python", *sys.argv]), "figures": figures}, indent=1) + "\n")
+        out.write_text(json.dumps({**circumstances(["python", *sys.argv]), "figures": figures}) + "\n")
     return 1 if findings else 0
 
 

@@ -90,7 +90,7 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
         def on_row(document: dict[str, Any], total: int) -> None:
             if args.out is not None:  # after every row: what was measured is kept if the rest fails
                 with writing(args.out):
-                    args.out.write_text(json.dumps(document, indent=1) + "\n")
+                    args.out.write_text(json.dumps(document) + "\n")
             advance(document["rows"][-1]["label"], total)
 
         alone = nullcontext if args.lock is None else partial(_locked, args.lock)
