@@ -22,7 +22,7 @@ DEMO := -C build-dir=$(abspath $(VENV))/build/demo -C cmake.define.SPECDEC_CUDA=
 TEST := $(EDITABLE) ".[paddle,models,test]"
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_TOOLS := "scikit-build-core>=0.10" "apache-tvm-ffi>=0.1.9,<0.2" "setuptools>=77" cmake ninja
-NATIVE := CMakeLists.txt $(shell find kernels_* -type f -not -name '*.md' 2>/dev/null)
+NATIVE := CMakeLists.txt $(shell find kernels_* specdec_hal/models/native -type f -not -name '*.md' 2>/dev/null)
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
@@ -108,7 +108,7 @@ wheel: $(VENV)/.installed
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	find kernels_* tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
+	find kernels_* specdec_hal/models/native tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
 	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	JOBS=$(JOBS) $(BIN)/python tools/tidy.py
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".xpu"}
-FOLDERS = ("kernels_common", "kernels_cuda", "kernels_xpu_sim")
+FOLDERS = ("kernels_common", "kernels_cuda", "kernels_xpu_sim", "specdec_hal/models/native")
 WIDEST = 120
 
 

@@ -1,7 +1,7 @@
 """Rotary embeddings, KV caches and attention on CPUs: one call of the native library a layer, for all slots of a step.
 
 A framework's calls would do it slot by slot, and where one takes several slots its bits depend on the others and on
-padding. ``kernels_common/attention.h`` describes the kernel and the layout of a cache.
+padding. ``native/attention.h`` describes the kernel and the layout of a cache.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HostAttention:
         buffer: Callable[[int], Any],
         rotary: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        library = load_library("specdec_common")
+        library = load_library("specdec_attention")
         self._attention, self._set = library["attention"], library["attention_sets"]() - 1
         self._heads = heads, kv_heads
         self._block = int(library["attention_block"]())  # positions that lie together in a cache

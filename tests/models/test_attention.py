@@ -23,7 +23,7 @@ from specdec_hal.tensors.native import load_library
 
 Array = npt.NDArray[np.float32]
 
-NATIVE = load_library("specdec_common")
+NATIVE = load_library("specdec_attention")
 SETS = range(NATIVE["attention_sets"]())
 BLOCK = NATIVE["attention_block"]()
 POSITIONS = 5 * BLOCK
