@@ -52,6 +52,23 @@ class FromHost:
         """See DeviceModel."""
         raise NotImplementedError
 
+    @property
+    def compilations(self) -> int:
+        """See DeviceModel."""
+        if self.device.type != "cuda":  # Triton's interpreter compiles nothing
+            return 0
+        from specdec_hal.models.triton_kernels.compiling import compilations
+
+        return compilations()
+
+    def compiling(self) -> AbstractContextManager[object]:
+        """See DeviceModel."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        from specdec_hal.models.triton_kernels.compiling import compiling
+
+        return compiling()
+
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
         """See TargetModel.allocate. Each slot gets blocks of its own."""
         self._check_positive(max_num_seqs=max_num_seqs, max_model_len=max_model_len)

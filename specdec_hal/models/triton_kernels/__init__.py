@@ -8,6 +8,7 @@
 - :mod:`.attention`: attention over a paged KV cache, for prefill and decoding together
 - :mod:`.launch`: what every launch shares
 - :mod:`.tiles`: which tile sizes are launched
+- :mod:`.compiling`: compiling them before they are launched
 
 Bits. A token's results do not depend on what else is in the batch: neither on other tokens, nor on the capacity of the
 buffers, nor on the tile sizes chosen for it. Every sum has one order, written down in its kernel:

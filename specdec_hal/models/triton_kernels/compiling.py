@@ -1,0 +1,136 @@
+"""Kernels that are compiled before they are launched, in processes of their own.
+
+Triton compiles a kernel where it is first launched, one after the other. Here launches only say which kernels they need
+(Triton's jit_cache_hook); processes without a device compile these at the same time into Triton's cache folder
+(TRITON_CACHE_DIR, ~/.triton/cache), which outlives the process; and the next launch loads them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from specdec_hal.text import one_line
+
+_log = logging.getLogger("specdec_hal")
+_compiled = 0
+
+
+class _Kernel(NamedTuple):
+    """A kernel with the types and constants of a launch, as ``JITFunction.preload`` takes them."""
+
+    module: str
+    name: str
+    data: str
+
+
+class _NoDevice:
+    """Stands in for a device of that kind, as far as compiling asks."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@cache
+def _listen() -> None:
+    """Count from now on; once in a process. A listener that somebody else has set goes on hearing."""
+    before = knobs.compilation.listener
+
+    def heard(**event: Any) -> None:
+        global _compiled
+        _compiled += 1
+        if before is not None:
+            before(**event)
+
+    knobs.compilation.listener = heard
+
+
+def compilations() -> int:
+    """Kernels that this process has compiled, or loaded from the cache folder, since it was first asked."""
+    _listen()
+    return _compiled
+
+
+@contextmanager
+def compiling(workers: int | None = None) -> Iterator[None]:
+    """While inside, this thread's launches of kernels that are not there yet do nothing but name them; leaving compiles
+    them all, in `workers` processes (None: one for each core). What a kernel would have written is undefined."""
+    wanted, thread, before = dict[_Kernel, Path](), threading.get_ident(), knobs.runtime.jit_cache_hook
+
+    def name(*, fn: Any, compile: dict[str, Any], **event: Any) -> bool | None:
+        if threading.get_ident() != thread:
+            return None if before is None else before(fn=fn, compile=compile, **event)
+        kernel = _Kernel(fn.module, fn.name, compile["specialization_data"])
+        wanted[kernel] = _marker(kernel, fn.jit_function.cache_key)
+        return True
+
+    knobs.runtime.jit_cache_hook = name
+    try:
+        yield
+    finally:
+        knobs.runtime.jit_cache_hook = before
+    missing = {kernel: marker for kernel, marker in wanted.items() if not marker.exists()}
+    if not missing:
+        return
+    began, count = time.perf_counter(), min(workers or len(os.sched_getaffinity(0)), len(missing))
+    shares = [list(missing)[share::count] for share in range(count)]
+    with ThreadPoolExecutor(count) as pool:
+        failures = [why for why in pool.map(_in_a_process, shares) if why]
+    if failures:  # a launch compiles what is not there
+        _log.warning("kernels could not be compiled ahead: %s", failures[0])
+        return
+    for marker in missing.values():
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    _log.info("compiled %d kernels in %.1f s", len(missing), time.perf_counter() - began)
+
+
+def _in_a_process(kernels: Sequence[_Kernel]) -> str:
+    """Have another process compile them, which does not run the caller's script again; why it could not."""
+    command = [sys.executable, "-m", __name__]
+    done = subprocess.run(command, input=json.dumps(kernels), text=True, capture_output=True)
+    return f"{one_line(done.stderr[-500:])} (status {done.returncode})" if done.returncode else ""
+
+
+def _marker(kernel: _Kernel, source: str) -> Path:
+    """The file in the cache folder that says that a kernel is there, without asking Triton for each."""
+    digest = sha256("\0".join([triton.__version__, source, *kernel]).encode()).hexdigest()
+    return Path(knobs.cache.dir) / "specdec_hal" / digest
+
+
+def _compile(kernel: _Kernel) -> None:
+    """In a process without a device: compile a kernel into the cache folder."""
+    driver.set_active(_NoDevice(GPUTarget(**json.loads(kernel.data)["target"])))
+    getattr(import_module(kernel.module), kernel.name).preload(kernel.data)
+
+
+if __name__ == "__main__":
+    for found in json.load(sys.stdin):
+        _compile(_Kernel(*found))
