@@ -285,9 +285,9 @@ def read_config(folder: str | Path) -> LlamaConfig:
     return llama_config(fields, _token_ids(folder, fields))
 
 
-def llama_config(fields: Fields, tokens: TokenIds) -> LlamaConfig:
-    """The same of a section, or of a file whose token ids stand elsewhere."""
-    fields.one_of("model_type", ("llama",), "llama", "use a Llama-style checkpoint")
+def llama_config(fields: Fields, tokens: TokenIds, kinds: Sequence[str] = ("llama",)) -> LlamaConfig:
+    """The same of a section, or of a file whose token ids stand elsewhere. `kinds`: its model_type's choices."""
+    fields.one_of("model_type", kinds, kinds[0], "use a Llama-style checkpoint")
     for key, value in _FIXED.items():
         fields.only(key, value)
     hidden_size = fields.integer("hidden_size")

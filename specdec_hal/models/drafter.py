@@ -22,7 +22,7 @@ shape. :mod:`specdec_hal.models.eagle3` computes the head.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -120,7 +120,7 @@ def drafter_kind(folder: str | Path) -> Kind:
     if told is not None:
         if told not in _SPECULATORS:
             known = ", ".join(_SPECULATORS)
-            raise checkpoint_error(Path(folder) / CONFIG, f"speculators_model_type: one of {known}", repr(told), _OTHER)
+            raise checkpoint_error(Path(folder) / CONFIG, f"speculators_model_type: one of {known}", repr(told), OTHER)
         return _SPECULATORS[told]  # type: ignore[return-value]
     if architecture.startswith("PEagle"):
         return "peagle"
@@ -131,17 +131,21 @@ def drafter_kind(folder: str | Path) -> Kind:
     return "draft_model"
 
 
-_OTHER = "use a drafter of another kind"
+OTHER = "use a drafter of another kind"
 
 
 def read_eagle3(folder: str | Path, target: LlamaConfig) -> Eagle3Config:
     """config.json of a head for this target, in either format. CheckpointError for what cannot be computed."""
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("eagle3", "peagle"):
-        raise checkpoint_error(file, "an EAGLE-3 head", f"a checkpoint of the kind '{kind}'", _OTHER)
+        raise checkpoint_error(file, "an EAGLE-3 head", f"a checkpoint of the kind '{kind}'", OTHER)
     top = Fields(file, read_json(folder, CONFIG))
-    layer = top.section(_NESTED) if _NESTED in top else top
-    _check_keys(top, layer)
+    layer = layer_fields(top)
+    check_keys(top, layer)
+    eagle = top.section("eagle_config")
+    eagle.only("use_aux_hidden_state", True)
+    for key in sorted(eagle.keys() - {"use_aux_hidden_state", "norm_before_fc", TAPS}):
+        raise eagle.error(key, "no such key, since it may change what is computed", OTHER)
     own = llama_config(layer, layer.token_ids())
     if own.vocab_size != target.vocab_size:
         raise layer.error("vocab_size", f"the target's {target.vocab_size}", "use a head that was trained for it")
@@ -154,7 +158,6 @@ def read_eagle3(folder: str | Path, target: LlamaConfig) -> Eagle3Config:
     if feature_size != target.hidden_size:
         key = "target_hidden_size" if "target_hidden_size" in top else "hidden_size"
         raise top.error(key, f"the target's hidden_size, {target.hidden_size}", "use a head that was trained for it")
-    eagle = top.section("eagle_config")
     flags: dict[str, Any] = {
         name: top.boolean(name, False) for name in ("norm_before_residual", "fc_norm", "norm_output")
     }
@@ -180,23 +183,24 @@ def read_eagle3(folder: str | Path, target: LlamaConfig) -> Eagle3Config:
     )
 
 
-def _check_keys(top: Fields, layer: Fields) -> None:
-    """Refuse keys that change the arithmetic and are not read."""
+def layer_fields(top: Fields) -> Fields:
+    """The keys of the drafter's layers: a section of speculators' format, all of another."""
+    return top.section(_NESTED) if _NESTED in top else top
+
+
+def check_keys(top: Fields, layer: Fields, more: Collection[str] = ()) -> None:
+    """Refuse keys that change the arithmetic and are not read. `more`: keys that are, in this format alone."""
     for section in dict.fromkeys((top, layer)):
         unused = {"sliding_window", "max_window_layers"} if section.value("use_sliding_window") is False else set()
-        for key in sorted(section.keys() - _READ - unused):
+        for key in sorted(section.keys() - _READ - unused - {*more}):
             neutral = (False, [], {}, *([1] if key.endswith(("scale", "multiplier")) else []))
             if _ARITHMETIC.search(key) and section.value(key) not in neutral:
-                raise section.error(key, "no such key, since it changes what is computed", _OTHER)
+                raise section.error(key, "no such key, since it changes what is computed", OTHER)
         section.only("bias", False)
         kinds = section.value("layer_types")
         if kinds is not None and (not isinstance(kinds, list) or set(map(str, kinds)) - {"full_attention"}):
-            raise section.error("layer_types", "full_attention alone", _OTHER)
+            raise section.error("layer_types", "full_attention alone", OTHER)
         section.only("tie_word_embeddings", False)
-    eagle = top.section("eagle_config")
-    eagle.only("use_aux_hidden_state", True)
-    for key in sorted(eagle.keys() - {"use_aux_hidden_state", "norm_before_fc", TAPS}):
-        raise eagle.error(key, "no such key, since it may change what is computed", _OTHER)
 
 
 def _taps(top: Fields, eagle: Fields, layers: int) -> tuple[tuple[int, ...], str]:
@@ -237,21 +241,14 @@ def eagle3_shapes(config: Eagle3Config) -> tuple[Shapes, Shapes]:
 
 def read_eagle3_weights(folder: str | Path, config: Eagle3Config) -> Eagle3Weights:
     """The head's weights, every name and shape checked."""
-    stored = _stored(Path(folder))
-    required, optional = eagle3_shapes(config)
-    expected = required | {name: shape for name, shape in optional.items() if name in stored}
-    check_shapes(Path(folder), {name: (file, array.shape) for name, (file, array) in stored.items()}, expected)
+    stored = read_tensors(Path(folder), *eagle3_shapes(config))
     arrays = {name: array for name, (_, array) in stored.items()}
-    ids = _draft_ids(stored, config)
-    for name, (file, array) in stored.items():
-        if name not in _MAPS:
-            check_finite(file, {name: array})
     norms = ["input_norm.weight"] if config.norm_before_fc else []
     norms += [f"fc_norm.{i}.weight" for i in range(len(config.taps) if config.fc_norm else 0)]
     return Eagle3Weights(
         embedding=arrays.get("embed_tokens.weight"),
         head=in_out(arrays["lm_head.weight"]) if "lm_head.weight" in arrays else None,
-        draft_ids=ids,
+        draft_ids=draft_ids(stored, config.vocab_size),
         fc=in_out(arrays["fc.weight"]),
         feature_norms=tuple(arrays[name] for name in norms),
         hidden_norm=arrays["layers.0.hidden_norm.weight"],
@@ -264,13 +261,12 @@ def read_eagle3_weights(folder: str | Path, config: Eagle3Config) -> Eagle3Weigh
 _MAPS = ("d2t", "t2d")
 
 
-def _draft_ids(stored: Mapping[str, tuple[Path, Any]], config: Eagle3Config) -> npt.NDArray[np.int64] | None:
-    """The target's id of each draft id, d2t[i] + i; None for the same vocabulary."""
+def draft_ids(stored: Mapping[str, tuple[Path, Any]], size: int) -> npt.NDArray[np.int64] | None:
+    """The target's id of each draft id, d2t[i] + i; None for the same vocabulary, of `size` tokens."""
     if "d2t" not in stored:
         return None
     file, offsets = stored["d2t"]
     ids: npt.NDArray[np.int64] = np.arange(len(offsets)) + offsets.astype(np.int64)
-    size = config.vocab_size
     wrong = np.flatnonzero((ids < 0) | (ids >= size))
     if len(wrong):
         raise checkpoint_error(file, f"d2t[i] + i in 0..{size - 1}", f"{ids[wrong[0]]} for i = {wrong[0]}", _EXPORT)
@@ -285,6 +281,17 @@ def _draft_ids(stored: Mapping[str, tuple[Path, Any]], config: Eagle3Config) -> 
 
 
 _EXPORT = "export the head again"
+
+
+def read_tensors(folder: Path, required: Shapes, optional: Shapes) -> dict[str, tuple[Path, Any]]:
+    """The drafter's tensors by their names in speculators' format, with their files; all shapes and values checked."""
+    stored = _stored(folder)
+    expected = required | {name: shape for name, shape in optional.items() if name in stored}
+    check_shapes(folder, {name: (file, array.shape) for name, (file, array) in stored.items()}, expected)
+    for name, (file, array) in stored.items():
+        if name not in _MAPS:
+            check_finite(file, {name: array})
+    return stored
 
 
 def _stored(folder: Path) -> dict[str, tuple[Path, Any]]:

@@ -30,13 +30,18 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, TargetModel
 
 
 def eagle3_head(model: TargetModel, config: Eagle3Config, weights: Eagle3Weights) -> LlamaEagle3:
-    """The head beside its target. UnsupportedError for a model that lends nobody its layers."""
+    """The head beside its target. Errors as :func:`lender`."""
+    return LlamaEagle3(lender(model, "eagle3"), config, weights)
+
+
+def lender(model: Any, method: str) -> Llama:
+    """A model that lends a drafter its embedding and its head; UnsupportedError for one that does not."""
     if not isinstance(model, Llama) or model.is_partial:
         raise UnsupportedError(
-            "speculative.method 'eagle3': expected a Llama-style checkpoint on a CPU and engine.tensor_parallel 1, got "
-            f"{type(model).__name__}; use another method"
+            f"speculative.method '{method}': expected a Llama-style checkpoint on a CPU and engine.tensor_parallel 1, "
+            f"got {type(model).__name__}; use another method"
         )
-    return LlamaEagle3(model, config, weights)
+    return model
 
 
 class LlamaEagle3:

@@ -77,8 +77,6 @@ class Eagle3Proposer(ModuleChain):
         if context.config.speculative.calibrate:
             _calibrate(context, module)
         self._taps, self._mask = head.taps, head.mask_token_id
-        self._masked: list[dict[int, Any]] = []
-        """Of a parallel head: each further draft's row, by slot."""
         self._positions = context.state.symbols["L"]
         self.hidden_layers: tuple[int, ...] = tuple(tap - 1 for tap in head.taps)
         dtype = context.model.capabilities.hidden_dtype
@@ -87,41 +85,29 @@ class Eagle3Proposer(ModuleChain):
     def _states(self, features: Mapping[int, Any]) -> Any:
         return cast(Any, self._module).fuse({tap: features[tap - 1] for tap in self._taps})
 
-    def _forward(self, number: int, fed: Any, stream: int) -> None:
+    def _run(self, ids: Any, segments: list[Segment], states: Any) -> Any:
         if self._mask is None:
-            super()._forward(number, fed, stream)
-        elif number == 0:
-            self._in_one_pass(fed)
-        else:
-            rows = [self._masked[number - 1][segment.slot] for segment in self._segments()]
-            for at, row in enumerate(rows):
-                self._device.assign(self._given[at : at + 1], row)
-
-    def _in_one_pass(self, fed: Any) -> None:
-        """The rows of this step, each slot's followed by as many masked ones as it has positions for."""
-        head, own = cast(LlamaEagle3, self._module), self._segments()
-        ids, states = self._values("ids_remove_padding")[:, 0], self._device.download(fed)
-        mask, generated = download(head.mask_state), self._values("step_idx")
-        segments, tokens, given, end = list[Segment](), list[Any](), list[Any](), 0
-        for one in own:
-            more = max(min(self._drafts - 1, self._positions - one.position - one.length), 0)
-            if generated[one.slot] == 0:  # inside its prompt
-                more = 0
+            return super()._run(ids, segments, states)
+        head = cast(LlamaEagle3, self._module)
+        known, mask, generated = self._device.download(states), download(head.mask_state), self._values("step_idx")
+        wide, tokens, given, end = list[Segment](), list[Any](), list[Any](), 0
+        for one in segments:
+            # As many masked rows as the slot has positions for; none inside its prompt.
+            more = min(self._drafts - 1, self._positions - one.position - one.length) if generated[one.slot] else 0
             rows = slice(one.start, one.start + one.length)
-            segments.append(Segment(one.slot, end, one.length + more, one.position))
+            wide.append(Segment(one.slot, end, one.length + more, one.position))
             tokens += [ids[rows], np.full(more, self._mask, np.int64)]
-            given += [states[rows], mask.repeat(more, 0)]
+            given += [known[rows], mask.repeat(more, 0)]
             end += one.length + more
-        if not own:
-            return
-        out = head.forward(ForwardBatch(np.concatenate(tokens), segments), np.concatenate(given))
-        self._masked = [{} for _ in range(self._drafts - 1)]
-        for one, wide in zip(own, segments, strict=True):
-            first = wide.start + one.length
-            self._device.assign(self._given[one.start : one.start + one.length], out[wide.start : first])
-            for number, rows_by_slot in enumerate(self._masked):
-                at = min(first + number, wide.start + wide.length - 1)  # beyond the last position nobody drafts
-                rows_by_slot[one.slot] = out[at : at + 1]
+        out = download(head.forward(ForwardBatch(np.concatenate(tokens), wide), np.concatenate(given)))
+        self._ahead = {}
+        for one, part in zip(segments, wide, strict=True):
+            masked = out[part.start + one.length : part.start + part.length]
+            missing = self._drafts - 1 - len(masked)  # of drafts that nobody takes
+            self._ahead[one.slot] = np.pad(masked, ((0, missing), (0, 0)))
+        return np.concatenate(
+            [out[part.start : part.start + one.length] for one, part in zip(segments, wide, strict=True)]
+        )
 
 
 def _calibrate(context: ProposerContext, head: LlamaEagle3) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
+from specdec_hal.models.dflash import dflash_shapes
 from specdec_hal.models.drafter import eagle3_shapes
+from specdec_hal.models.weights import Shapes
 from specdec_hal.ops import Strategy
 from specdec_hal.plugin.model import MTPModel
 from specdec_hal.plugin.proposer import MemoryContext
+from specdec_hal.proposers.dflash import drafter_config
 from specdec_hal.proposers.eagle3 import head_config
 from specdec_hal.tensors.transfer import Field
 
@@ -30,11 +33,26 @@ def mtp_memory(context: MemoryContext) -> dict[str, int]:
 def eagle3_memory(context: MemoryContext) -> dict[str, int]:
     """Of drafts by a trained head; its cache grows with the contexts, as the target's does."""
     _, head = head_config(context.config, context.settings, context.model.config)
-    size, required = context.symbols, eagle3_shapes(head)[0]
-    rows = Field((4 * size["T_cap"] + 2 * size["M"], head.hidden_size), "float32").nbytes
-    taps = Field((len(head.taps) * (size["T_cap"] + size["R_cap"]), head.feature_size), "float32").nbytes
-    weights = sum(Field(shape, "float32").nbytes for shape in required.values())
-    return {"EAGLE-3 head": weights, "EAGLE-3 head's hidden states": rows + taps, **_sampler(context)}
+    return _head_memory(
+        context, "EAGLE-3 head", eagle3_shapes(head)[0], len(head.taps), head.feature_size, head.hidden_size
+    )
+
+
+def dflash_memory(context: MemoryContext) -> dict[str, int]:
+    """Of drafts by a DFlash drafter; its context grows with the requests'."""
+    drafter = drafter_config(context.config, context.model.config)
+    width = drafter.hidden_size
+    return _head_memory(context, "DFlash drafter", dflash_shapes(drafter)[0], len(drafter.taps), width, width)
+
+
+def _head_memory(
+    context: MemoryContext, name: str, shapes: Shapes, taps: int, feature: int, width: int
+) -> dict[str, int]:
+    size = context.symbols
+    rows = Field((4 * size["T_cap"] + 2 * size["M"], width), "float32").nbytes
+    features = Field((taps * (size["T_cap"] + size["R_cap"]), feature), "float32").nbytes
+    weights = sum(Field(shape, "float32").nbytes for shape in shapes.values())
+    return {name: weights, f"{name}'s hidden states": rows + features, **_sampler(context)}
 
 
 def hybrid_memory(context: MemoryContext) -> dict[str, int]:

@@ -39,6 +39,7 @@ class ModuleChain(DraftChain):
         self._adaptive = context.config.speculative.adaptive
         self.draft_positions = max(drafts - 1, 0)
         self._module = module
+        self._ahead: dict[int, Any] | None = None
         super().__init__(context, drafts, width=width, dtype=dtype, certain=certain)
         # The target's rows, those that the module is fed, and those of slots that go on.
         self._raw, self._hidden = (self._rows(0 if self._static else size["T_cap"]) for _ in range(2))
@@ -120,9 +121,21 @@ class ModuleChain(DraftChain):
     def _forward(self, number: int, fed: Any, stream: int) -> None:
         """The module's rows of substep `number` go to `_given`."""
         segments = self._segments()
+        if number and self._ahead is not None:
+            for at, segment in enumerate(segments):
+                self._device.write(self._given, at, self._device.upload(self._ahead[segment.slot][number - 1]))
+            return
         end = sum(segment.length for segment in segments)
-        ids = self._values("ids_remove_padding")[:end, 0]
-        self._device.assign(self._given[:end], self._module.forward(ForwardBatch(ids, segments), fed[:end]))
+        if end:
+            ids = self._values("ids_remove_padding")[:end, 0]
+            self._device.assign(self._given[:end], self._run(ids, segments, fed[:end]))
+
+    def _run(self, ids: Any, segments: list[Segment], states: Any) -> Any:
+        """The module's rows for `ids` [T] and `states` [T, D].
+
+        A parallel module sets `_ahead` here: the rows [drafts - 1, D] of each slot's further drafts.
+        """
+        return self._module.forward(ForwardBatch(ids, segments), states)
 
     def _segments(self) -> list[Segment]:
         """The rows that active slots feed, in slot order."""

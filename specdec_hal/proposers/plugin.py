@@ -63,6 +63,13 @@ def specdec_proposers() -> list[ProposerSpec]:
             memory=_memory("eagle3_memory"),
         ),
         ProposerSpec(
+            "dflash",
+            _proposer("dflash", "DFlashProposer"),
+            _settings("dflash", "DFlashSettings"),
+            "a trained DFlash drafter, which fills in a block of tokens at once",
+            memory=_memory("dflash_memory"),
+        ),
+        ProposerSpec(
             "hybrid",
             _proposer("hybrid", "HybridProposer"),
             _settings("hybrid", "HybridSettings"),

@@ -1,0 +1,123 @@
+"""Decodes with DFlash drafters: drafts are those of a slow pass without a cache, tokens those of plain decoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.errors import CheckpointError, UnsupportedError
+from specdec_hal.models.checkpoint import read_config
+from specdec_hal.models.dflash import DFlash, read_dflash
+from specdec_hal.plugin.model import TargetModel
+from tests.models.conftest import Shape, write_checkpoint
+from tests.proposers.test_eagle3 import FRAMEWORKS, PROMPTS, decode, make_runner
+from tests.support.dflash import Drafter
+from tests.support.history_model import HistoryModel
+from tests.support.llama_oracle import oracle, stored
+
+TARGET = Shape(vocab_size=24, hidden_size=24, intermediate_size=20, num_hidden_layers=5, head_dim=6, eos_token_id=23,
+               num_nextn_predict_layers=0)  # fmt: skip
+
+
+def make_drafter(**changes: Any) -> Drafter:
+    return Drafter(**{"vocab_size": 24, "hidden_size": 24, "taps": (1, 3, 5), **changes}).randomize(4)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("target"), TARGET, seed=2)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("draft_vocab_size", [None, 15])
+def test_drafts_are_those_without_a_cache(
+    target: Path, tmp_path: Path, framework: str, draft_vocab_size: int | None
+) -> None:
+    """In every round, after rejections and chunks; both formats; at most one fewer than the block has rows."""
+    drafter = make_drafter(draft_vocab_size=draft_vocab_size, block_size=4)
+    folder = tmp_path / "drafter"
+    folder = drafter.write_zlab(folder, 5) if draft_vocab_size is None else drafter.write_speculators(folder)
+    speculative = {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}
+    runner = make_runner(target, speculative, framework)
+    assert runner.config.speculative.method == "dflash"
+    outputs = decode(runner, tokens=12)
+    embedding = stored(target)["model.embed_tokens.weight"]
+    rounds = 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        for round_ in output.drafts:
+            text = [*prompt, *output.token_ids[: round_.start]]
+            given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in drafter.taps], -1)
+            count = len(round_.token_ids)
+            assert 1 <= count <= 3
+            logits = drafter.logits(given, text[-1], 3, embedding, embedding)
+            assert list(round_.token_ids) == logits.argmax(-1)[:count].tolist()
+            rounds += count == 3
+    assert rounds > 10 and sum(output.accepted for output in outputs) < sum(output.drafted for output in outputs)
+
+
+@pytest.mark.parametrize(("strategy", "temperature"), [("target_match", 0.9), ("rejection", 0.0)])
+def test_tokens_are_those_of_plain_decoding(target: Path, tmp_path: Path, strategy: str, temperature: float) -> None:
+    folder = make_drafter().write_zlab(tmp_path / "drafter", 5)
+    settings = {"method": "dflash", "dflash": {"path": str(folder)}, "verify_strategy": strategy}
+    outputs = decode(make_runner(target, settings), temperature)
+    plain = decode(make_runner(target, {"method": "naive"}), temperature)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    assert sum(output.drafted for output in outputs) > 100
+
+
+def test_numbering(target: Path, tmp_path: Path) -> None:
+    llama, drafter = read_config(target), make_drafter()
+    assert read_dflash(drafter.write_zlab(tmp_path / "a", 5), llama).taps == (1, 3, 5)
+    assert read_dflash(drafter.write_speculators(tmp_path / "b"), llama).taps == (1, 3, 5)
+    # Of 5 layers, drafters of 2 layers and of one read the outputs of 1 and 2, and of 2.
+    none = {"target_layer_ids": None}
+    assert read_dflash(drafter.write_zlab(tmp_path / "c", 5, none), llama).taps == (2, 3)
+    assert read_dflash(make_drafter(layers=1).write_zlab(tmp_path / "d", 5, none), llama).taps == (3,)
+
+
+@pytest.mark.parametrize(
+    ("nested", "changes", "message"),
+    [
+        ({"causal": True}, {}, r"dflash_config\.causal: false"),
+        ({"conv_kernel_size": 3}, {}, r"dflash_config\.conv_kernel_size: no such key"),
+        ({"target_layer_ids": [2, 5]}, {}, "residuals after 1 to 5 layers"),
+        ({"target_layer_ids": [3, 2]}, {}, "ascending residuals"),
+        ({"mask_token_id": None}, {}, "mask_token_id: an integer"),
+        ({"mask_token_id": 24}, {}, "mask_token_id: within the target's vocabulary of 24"),
+        ({}, {"is_causal": True}, "is_causal: no such key"),
+        ({}, {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types: full_attention alone"),
+        ({}, {"num_target_layers": 8}, "num_target_layers: 5"),
+        ({}, {"hidden_size": 32}, "hidden_size: the target's 24"),
+        ({}, {"model_type": "llama"}, "model_type: one of qwen3"),
+        ({}, {"block_size": 1}, "block_size: an integer >= 2"),
+        ({}, {"sample_from_anchor": True}, "sample_from_anchor: no such key"),
+        ({}, {"architectures": ["Qwen3DSparkModel"]}, "a DFlash drafter, got a checkpoint of the kind 'dspark'"),
+    ],
+)
+def test_keys_that_cannot_be_computed_are_refused(
+    target: Path, tmp_path: Path, nested: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    folder = make_drafter().write_zlab(tmp_path / "drafter", 5, nested, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        read_dflash(folder, read_config(target))
+
+
+def test_wrong_tensors_and_targets_are_refused(target: Path, tmp_path: Path) -> None:
+    model: TargetModel = HistoryModel()  # type: ignore[assignment]
+    drafter = make_drafter()
+    config = read_dflash(drafter.write_zlab(tmp_path / "drafter", 5), read_config(target))
+    with pytest.raises(UnsupportedError, match="got HistoryModel"):
+        DFlash(tmp_path / "drafter", model, config, 1)
+    for name, broken, message in (
+        ("layers.1.self_attn.k_norm.weight", np.ones(4), r"k_norm\.weight of shape \[6\], got shape \[4\]"),
+        ("fc.weight", np.ones((24, 48)), r"fc\.weight of shape \[24, 72\]"),
+        ("layers.0.self_attn.sink", np.ones(4), r"also layers\.0\.self_attn\.sink"),
+    ):
+        other = make_drafter()
+        other.tensors[name] = broken
+        folder = other.write_zlab(tmp_path / name, 5)
+        with pytest.raises(CheckpointError, match=message):
+            make_runner(target, {"method": "dflash", "path": str(folder)})

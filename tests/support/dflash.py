@@ -1,0 +1,162 @@
+"""DFlash drafters: written in both formats, and computed slot by slot in float64 without a cache."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass
+class Drafter:
+    """Sizes and tensors; `taps`: residuals after so many layers of the target."""
+
+    vocab_size: int
+    hidden_size: int
+    taps: tuple[int, ...]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 6
+    intermediate_size: int = 20
+    layers: int = 2
+    block_size: int = 5
+    mask: int = 1
+    rope_theta: float = 10000.0
+    eps: float = 1e-6
+    draft_vocab_size: int | None = None
+    tensors: dict[str, Doubles] = field(default_factory=dict)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        d, ffn, q, kv = (
+            self.hidden_size,
+            self.intermediate_size,
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+        )
+        found: dict[str, tuple[int, ...]] = {
+            "fc.weight": (d, len(self.taps) * d), "hidden_norm.weight": (d,), "norm.weight": (d,)
+        }  # fmt: skip
+        for i in range(self.layers):
+            for name, shape in {
+                "input_layernorm": (d,), "post_attention_layernorm": (d,), "self_attn.q_proj": (q, d),
+                "self_attn.k_proj": (kv, d), "self_attn.v_proj": (kv, d), "self_attn.o_proj": (d, q),
+                "self_attn.q_norm": (self.head_dim,), "self_attn.k_norm": (self.head_dim,),
+                "mlp.gate_proj": (ffn, d), "mlp.up_proj": (ffn, d), "mlp.down_proj": (d, ffn),
+            }.items():  # fmt: skip
+                found[f"layers.{i}.{name}.weight"] = shape
+        if self.draft_vocab_size is not None:
+            found |= {"lm_head.weight": (self.draft_vocab_size, d), "embed_tokens.weight": (self.vocab_size, d)}
+        return found
+
+    def randomize(self, seed: int) -> Drafter:
+        generator = np.random.default_rng(seed)
+        for name, shape in self.shapes().items():
+            values = generator.standard_normal(shape)
+            values = 1 + 0.1 * values if len(shape) == 1 else values / (1 if "embed" in name else np.sqrt(shape[-1]))
+            self.tensors[name] = values.astype(np.float16).astype(np.float64)
+        if self.draft_vocab_size is not None:
+            ids = np.sort(generator.choice(self.vocab_size, self.draft_vocab_size, replace=False))
+            self.tensors["d2t"] = ids - np.arange(len(ids))
+        return self
+
+    # ---- as files
+
+    def _layer_config(self) -> dict[str, Any]:
+        return {
+            "model_type": "qwen3", "vocab_size": self.vocab_size, "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size, "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
+            "rms_norm_eps": self.eps, "rope_theta": self.rope_theta, "hidden_act": "silu", "attention_bias": False,
+            "layer_types": ["full_attention"] * self.layers, "max_position_embeddings": 64, "use_sliding_window": False,
+            "sliding_window": 4096, "tie_word_embeddings": False,
+        }  # fmt: skip
+
+    def write_zlab(
+        self, folder: Path, target_layers: int, nested: dict[str, Any] | None = None, **changes: Any
+    ) -> Path:
+        """z-lab's format: outputs of layers. `nested`, `changes`: keys of dflash_config, and beside it."""
+        own = {"mask_token_id": self.mask, "target_layer_ids": [tap - 1 for tap in self.taps]}
+        raw = {
+            "architectures": ["DFlashDraftModel"], **self._layer_config(), "block_size": self.block_size,
+            "num_target_layers": target_layers, "dflash_config": {**own, **(nested or {})},
+        }  # fmt: skip
+        return self._write(folder, {**raw, **changes})
+
+    def write_speculators(self, folder: Path, **changes: Any) -> Path:
+        """The format of `speculators`: residuals after so many layers."""
+        raw = {
+            "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "speculators_version": "0.5.0",
+            "transformer_layer_config": self._layer_config(), "draft_vocab_size": self.draft_vocab_size,
+            "block_size": self.block_size, "aux_hidden_state_layer_ids": list(self.taps), "mask_token_id": self.mask,
+            "sliding_window_non_causal": False, "sample_from_anchor": False,
+        }  # fmt: skip
+        return self._write(folder, {**raw, **changes})
+
+    def _write(self, folder: Path, raw: dict[str, Any]) -> Path:
+        from safetensors.numpy import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(raw))
+        tensors = {k: v.astype(np.int64 if k == "d2t" else np.float32) for k, v in self.tensors.items()}
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    # ---- computed
+
+    def logits(self, features: Doubles, token: int, drafts: int, embedding: Doubles, head: Doubles) -> Doubles:
+        """[drafts, V], after features [P, F] of the text and the token at P. `embedding`, `head`: the target's."""
+        w, own = self.tensors, self.draft_vocab_size is not None
+        context = self._norm(features @ w["fc.weight"].T, "hidden_norm")
+        start = len(context)
+        x = (w["embed_tokens.weight"] if own else embedding)[[token, *[self.mask] * drafts]]
+        for i in range(self.layers):
+            layer = f"layers.{i}"
+            n = self._norm(x, f"{layer}.input_layernorm")
+            rows = np.concatenate([context, n])
+            out = np.zeros((len(x), self.heads * self.head_dim))
+            for h in range(self.heads):
+                mine, group = self._slice(h), self._slice(h // (self.heads // self.kv_heads))
+                a = f"{layer}.self_attn"
+                keys = [
+                    self._turned(self._norm(row @ w[f"{a}.k_proj.weight"][group].T, f"{a}.k_norm"), position)
+                    for position, row in enumerate(rows)
+                ]
+                values = rows @ w[f"{a}.v_proj.weight"][group].T
+                for slot in range(len(x)):
+                    query = self._norm(n[slot] @ w[f"{a}.q_proj.weight"][mine].T, f"{a}.q_norm")
+                    query = self._turned(query, start + slot)
+                    shares = np.exp(np.array([query @ key for key in keys]) / np.sqrt(self.head_dim))
+                    out[slot, mine] = shares / shares.sum() @ values
+            x = x + out @ w[f"{layer}.self_attn.o_proj.weight"].T
+            n = self._norm(x, f"{layer}.post_attention_layernorm")
+            gate = n @ w[f"{layer}.mlp.gate_proj.weight"].T
+            x = (
+                x
+                + (gate / (1 + np.exp(-gate)) * (n @ w[f"{layer}.mlp.up_proj.weight"].T))
+                @ w[f"{layer}.mlp.down_proj.weight"].T
+            )
+        normed = self._norm(x[1:], "norm")
+        if not own:
+            return normed @ head.T
+        found = np.full((drafts, self.vocab_size), -np.inf)
+        found[:, np.arange(len(w["d2t"])) + w["d2t"].astype(np.int64)] = normed @ w["lm_head.weight"].T
+        return found
+
+    def _slice(self, head: int) -> slice:
+        return slice(head * self.head_dim, (head + 1) * self.head_dim)
+
+    def _norm(self, x: Doubles, name: str) -> Doubles:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * self.tensors[f"{name}.weight"]
+
+    def _turned(self, x: Doubles, position: int) -> Doubles:
+        half = self.head_dim // 2
+        angle = position * self.rope_theta ** (-np.arange(half) / half)
+        return np.concatenate(
+            [x[:half] * np.cos(angle) - x[half:] * np.sin(angle), x[half:] * np.cos(angle) + x[:half] * np.sin(angle)]
+        )
