@@ -42,7 +42,7 @@ def test_python_code(page: str, capsys: pytest.CaptureFixture[str], monkeypatch:
         assert comment == line or comment.startswith(f"{line}: ")
 
 
-LINKED = ("CONTRIBUTING.md", "CHANGELOG.md", "docs/learn/architecture.md", "docs/learn/glossary.md")
+LINKED = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/learn/architecture.md", "docs/learn/glossary.md")
 
 
 def section(page: str, title: str) -> str:
