@@ -65,8 +65,8 @@ def test_a_circle_is_found(back: str) -> None:
 
 
 ROOMS = """
-    text errors tensors ops plugin config backends models proposers runner parallel loop conformance engine serve
-    batch compat bench xpu cli
+    text errors tensors ops plugin config backends models structured proposers runner parallel loop conformance engine
+    serve batch compat bench xpu cli
 """
 FLOORS = {room: floor for floor, room in enumerate(ROOMS.split())}
 """The rooms of the package, the ground floor first: none imports what stands above it."""

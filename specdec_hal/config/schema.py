@@ -7,6 +7,7 @@ describe. The sections of the proposers are added by :mod:`specdec_hal.config.se
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import IntEnum
@@ -32,6 +33,7 @@ from specdec_hal.ops.enums import Strategy
 from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.ops.vocabulary import SERVED
 from specdec_hal.plugin.backend import AUTO
+from specdec_hal.text import one_line, short
 
 MAX_DRAFTS = SERVED["S"] - 1
 DEFAULT_DRAFTS = 5
@@ -292,6 +294,65 @@ class ThinkingSettings(Section):
     max_reply_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
 
 
+MAX_GRAMMAR = 1 << 18
+"""Characters of a grammar, a schema as JSON among them."""
+
+
+class StructuredOutput(Section):
+    """What all of an output must be, in exactly one form: JSON by a schema (`json_schema`, an object or its text), an
+    object of JSON (`json_object`), what a regular expression matches as a whole (`regex`), one of some texts
+    (`choice`), what a grammar in EBNF produces (`grammar`), or text with parts that xgrammar's `structural_tag`
+    describes. `any_whitespace`: elements of JSON may have any white space between them, not only a space after each
+    comma and colon. `after_thinking`: a request that thinks is free until `model.think_end_id`; implied by
+    `sampling.thinking`.
+    """
+
+    json_schema: dict[str, Any] | UnicodeText | None = None
+    json_object: bool = False
+    regex: UnicodeText | None = None
+    choice: Annotated[list[Annotated[UnicodeText, Field(min_length=1)]], Field(min_length=1)] | None = None
+    grammar: UnicodeText | None = None
+    structural_tag: dict[str, Any] | UnicodeText | None = None
+    any_whitespace: bool = False
+    after_thinking: bool = False
+
+    @property
+    def kind(self) -> tuple[str, Any]:
+        """The name of the form, and its value; an object where it may be its text."""
+        name, value = next((name, value) for name in STRUCTURES if (value := getattr(self, name)))
+        parsed = name in ("json_schema", "structural_tag") and isinstance(value, str)
+        return name, json.loads(value) if parsed else value
+
+    @property
+    def key(self) -> str:
+        """Equal for those that are compiled to the same."""
+        return json.dumps([*self.kind, self.any_whitespace])
+
+    @model_validator(mode="after")
+    def _check(self) -> StructuredOutput:
+        given = [name for name in STRUCTURES if getattr(self, name) or getattr(self, name) == {}]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            raise_combinations(
+                [(given[-1] if given else "json_schema", f"expected one of {', '.join(STRUCTURES)}, got {got}")]
+            )
+        name = given[0]
+        try:
+            value = self.kind[1]
+            size = len(json.dumps(value))
+        except (ValueError, RecursionError) as error:
+            raise_combinations([(name, f"expected JSON, got what is none ({one_line(error)})")])
+        if name in ("json_schema", "structural_tag") and not isinstance(value, dict):
+            raise_combinations([(name, f"expected an object, got {short(value)}")])
+        if size > MAX_GRAMMAR:
+            raise_combinations([(name, f"expected at most {MAX_GRAMMAR} characters, got {size}; simplify it")])
+        return self
+
+
+STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
+"""The forms of a :class:`StructuredOutput`."""
+
+
 class SamplingSettings(Section):
     """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `seed` null: a request
     that is sampled draws its own. `logprobs`: how many alternatives to report per token besides the chosen one (null:
@@ -303,7 +364,8 @@ class SamplingSettings(Section):
     `max_new_tokens`. `bad_token_ids` are never produced, nor any others than `allowed_token_ids`, where there are such
     (end tokens are none if they are not named). The texts of `bad_words`, with a space before them and without, and the
     token ids of `bad_sequences` are never completed. `logit_bias`: what is added to the logits of these tokens, before
-    penalties. `thinking`: limits of a request that thinks before it answers (null: none).
+    penalties. `thinking`: limits of a request that thinks before it answers (null: none). `structured`: what the
+    output must be (null: anything).
     """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -331,6 +393,7 @@ class SamplingSettings(Section):
     logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     prompt_logprobs: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
     thinking: ThinkingSettings | None = None
+    structured: StructuredOutput | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> SamplingSettings:
@@ -385,6 +448,17 @@ class ServeSettings(Section):
     access_log: bool = True
 
 
+class StructuredSettings(Section):
+    """What compiles the grammars of `sampling.structured`: `backend` "xgrammar" or "llguidance"; "auto": xgrammar if it
+    is installed, and llguidance for what that does not enforce. A grammar that xgrammar has not compiled within
+    `compile_timeout_s` is refused. `cache_mb`: of compiled grammars that are kept.
+    """
+
+    backend: Literal["auto", "xgrammar", "llguidance"] = "auto"
+    compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    cache_mb: Annotated[int, Field(ge=0, le=1 << 20)] = 256
+
+
 class Config(Section):
     """A whole configuration. Made by :func:`specdec_hal.config.load` or :func:`~specdec_hal.config.parse`."""
 
@@ -396,6 +470,7 @@ class Config(Section):
     engine: EngineSettings = Field(default_factory=EngineSettings)
     speculative: SpeculativeSettings = Field(default_factory=SpeculativeSettings)
     sampling: SamplingSettings = Field(default_factory=SamplingSettings)
+    structured: StructuredSettings = Field(default_factory=StructuredSettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
 
     _source: str = PrivateAttr("configuration")

@@ -312,6 +312,9 @@ class AsyncEngine:
         stopped.
         """
         names = [request.request_id for request in requests]
+        grammars: object = None  # held until the runner has them, so that it need not compile them
+        if any(request.params.structured is not None for request in requests):
+            grammars = await asyncio.to_thread(self.runner.compile_grammars, requests)
         stream = RequestStream(self, names)
 
         def add(runner: ModelRunner) -> None:
@@ -335,6 +338,8 @@ class AsyncEngine:
         except asyncio.CancelledError:
             stream.close()
             raise
+        finally:
+            del grammars
         return stream
 
     def abort(self, request_id: str) -> None:

@@ -122,6 +122,9 @@ class LeadingRunner(RankRunner):
         for request in requests:
             if request.timeout_s is not None or request.ttft_timeout_s is not None:
                 raise RequestError(f"request '{request.request_id}': expected no deadline with engine.tensor_parallel")
+            if request.params.structured is not None:
+                what = "expected no structured output with engine.tensor_parallel, whose ranks have no tokenizer"
+                raise RequestError(f"request '{request.request_id}': {what}")
         if self._team.error is not None:
             raise self._team.error
         super().add_requests(requests)

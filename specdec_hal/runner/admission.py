@@ -77,7 +77,9 @@ class RequestRules:
             ("reasoning_constraint", params.constrains_answer),
             (
                 "apply_token_bitmask",
-                params.allowed_token_ids is not None or bool(params.bad_words or params.bad_sequences),
+                params.allowed_token_ids is not None
+                or params.structured is not None
+                or bool(params.bad_words or params.bad_sequences),
             ),
         ):
             if wanted and op in self.missing:

@@ -66,7 +66,8 @@ class Needs(NamedTuple):
     """What the requests of a step ask for beyond tokens.
 
     `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most tokens whose logits one of them changes.
-    `allowed`: one of them may generate some tokens only. `masked`: some rows may emit some tokens only.
+    `allowed`: one of them may generate some tokens only. `masked`: some rows may emit some tokens
+    only, which the host says while the model computes.
     `parts`: how ranks sample from their own columns of the logits; None: from whole rows.
     """
 
@@ -116,21 +117,36 @@ class Bucket(NamedTuple):
 
 @dataclass
 class StepPlan:
-    """The calls of a step, by stage. `report`: what the host reads of it. `logprobs`: where the log-probabilities come
-    out that `token_logprobs` makes."""
+    """The calls of a step, by stage. `masked_from`: the first that needs the masks of the step's rows; None: none
+    does. `report`: what the host reads of it. `logprobs`: where the log-probabilities come out that `token_logprobs`
+    makes."""
 
     calls: list[tuple[str, Call]]
+    masked_from: int | None = None
     report: tuple[str, ...] = REPORT
     logprobs: Outputs | None = None
     view: Callable[[int], StepView] = field(init=False)
-    replay: DeviceGraph | None = None
+    replays: list[DeviceGraph] = field(default_factory=list)
     launches: int = 0
 
-    def run(self, stream: int, record: StepRecord) -> None:
-        """Launch every call, timed by stage."""
-        for stage, call in self.calls:
-            with record.stage(stage, call):
-                call(stream)
+    @property
+    def parts(self) -> list[list[tuple[str, Call]]]:
+        """All calls, or those before the masks are needed and the others."""
+        at = self.masked_from
+        return [self.calls] if at is None else [self.calls[:at], self.calls[at:]]
+
+    def run(self, stream: int, record: StepRecord, make_masks: Callable[[], None] | None = None) -> None:
+        """Launch every part, captured or call by call and timed by stage; `make_masks` runs between two."""
+        for number, part in enumerate(self.parts):
+            if number:
+                assert make_masks is not None
+                with record.stage("mask"):
+                    make_masks()
+            if self.replays:
+                with record.stage("replay"):
+                    self.replays[number]()
+            else:
+                run_calls(part, stream, record)
 
     def fetch(self, report: Outputs) -> Fetched:
         """Start to copy what the host reads of a launch."""
@@ -141,15 +157,23 @@ class StepPlan:
         return lambda: {**fetched(), **scores()}
 
 
+def run_calls(calls: Iterable[tuple[str, Call]], stream: int, record: StepRecord) -> None:
+    """Launch calls, timed by stage."""
+    for stage, call in calls:
+        with record.stage(stage, call):
+            call(stream)
+
+
 @dataclass
 class LaunchedStep:
-    """A step under way: what it does, and how to get what it did."""
+    """A step under way: what it does, and how to get what it did. `forced`: slots with drafts that a grammar put in."""
 
     schedule: Schedule
     record: StepRecord
     plan: StepPlan
     report: Fetched
     prompts: ScoredPrompts | None
+    forced: Collection[int] = ()
 
 
 @dataclass
@@ -274,7 +298,7 @@ class Planner:
     def _warm(self, bucket: Bucket) -> bool:
         """Whether a step of this bucket waits for nothing. Draft probabilities that change drop all plans."""
         plan = self._plans.get(bucket)
-        return plan is not None and plan.launches > 0 and (plan.replay is not None or not self.captured)
+        return plan is not None and plan.launches > 0 and (bool(plan.replays) or not self.captured)
 
     def _buckets(self, needs: Needs) -> list[Bucket]:
         """Every bucket of steps with these needs, large ones first: scratch memory that grows is never given back."""
@@ -305,25 +329,26 @@ class Planner:
         return int(getattr(self.model, "compilations", 0))  # which models need not have
 
     def launch(
-        self, bucket: Bucket, record: StepRecord, chunks: Iterable[PromptChunk] = ()
+        self,
+        bucket: Bucket,
+        record: StepRecord,
+        chunks: Iterable[PromptChunk] = (),
+        make_masks: Callable[[], None] | None = None,
     ) -> tuple[StepPlan, Fetched]:
         """Enqueue a step. Returns its plan, and how to get what it did.
 
-        `chunks`: of prompts, that :meth:`score_prompts` is to be called for.
+        `chunks`: of prompts, that :meth:`score_prompts` is to be called for. `make_masks` fills the runner's
+        :class:`~specdec_hal.runner.row_masks.RowMasks` for a step with masked rows, and is called behind the model.
         """
         stream = self.state.device.stream()
         self._scored = {chunk.slot for chunk in chunks}
         if not self.static:
             bucket = self._read_rows(bucket, stream, record)
         plan = self._bound(bucket)
-        if plan.replay is None and self.captured and plan.launches:
+        if not plan.replays and self.captured and plan.launches:
             self._capture(plan, stream)
         plan.launches += 1
-        if plan.replay is not None:
-            with record.stage("replay"):
-                plan.replay()
-        else:
-            plan.run(stream, record)
+        plan.run(stream, record, make_masks)
         return plan, plan.fetch(self.state.report)
 
     def score_prompts(self, chunks: list[PromptChunk], record: StepRecord) -> ScoredPrompts:
@@ -342,10 +367,13 @@ class Planner:
         """The first launch of a plan has compiled and allocated; now its launches are recorded, not executed."""
         self._capturing = True
         try:
-            plan.replay = self.state.device.capture(lambda: plan.run(stream, StepRecord()))
+            for part in plan.parts:
+                graph = self.state.device.capture(partial(run_calls, part, stream, StepRecord()))
+                plan.replays += [] if graph is None else [graph]
         except Exception as error:
             self.captured = False
             self.capture_failures += 1
+            _release(plan)
             _log.warning(
                 "a step could not be captured (%s: %s); steps are launched op by op", type(error).__name__, error
             )
@@ -358,8 +386,7 @@ class Planner:
     def release(self) -> None:
         """Free the captured steps."""
         for plan in self._plans.values():
-            if plan.replay is not None:
-                plan.replay.release()
+            _release(plan)
         self._plans.clear()
 
     # ---- the calls
@@ -437,6 +464,7 @@ class Planner:
             masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots}
             calls.append(("penalties", backend.bind("apply_token_bitmask", logits, **masks)))
         if needs.masked:
+            plan.masked_from = len(plan.calls) + len(calls)
             operands = {name: tensor[:rows] for name, tensor in self._masks().tensors.items()}
             calls.append(("mask", backend.bind("apply_token_bitmask", logits, **operands)))
         calls.append(("sample", bind("build_sampling_params")))
@@ -518,9 +546,15 @@ class Planner:
             raise self._misbehaved(f"wants {lens[slot]} tokens fed to slot {slot}, of which at most {width} can be")
         ids = state.read("draft_tokens")
         wrong = ((ids < 0) | (ids >= vocabulary)) & (np.arange(width) < lens[:, None])
+        wrong[:, 0] &= ids[:, 0] != -1  # of a row without a distribution, whose request ends when this step is read
         for slot, column in np.argwhere(wrong):
             what = f"draft_tokens[{slot}, {column}] = {ids[slot, column]}"
             raise self._misbehaved(f"left {what}, outside the vocabulary [0, {vocabulary})")
+
+    @property
+    def exact_drafts(self) -> bool:
+        """Whether drafts are judged by the distribution that they were drawn from."""
+        return self._draft_probs is not None
 
     def _misbehaved(self, what: str) -> PluginError:
         return PluginError(f"proposer '{self.settings.method}' {what}; fix it (found by runner.debug)")
@@ -617,9 +651,7 @@ class Planner:
         state, key = self.state, (bucket.slots, bucket.tokens)
         if key not in self._heads:
             self._heads[key] = self._head(bucket)
-        for stage, call in self._heads[key]:
-            with record.stage(stage, call):
-                call(stream)
+        run_calls(self._heads[key], stream, record)
         with record.stage("prepare"):
             self._fed, rows = (int(n) for n in state.read("num_tokens"))
             tokens = self._fed
@@ -656,6 +688,12 @@ class Planner:
             segments.append(Segment(b, start, lens[b], decoder[b], outputs))
             start += lens[b]
         return segments
+
+
+def _release(plan: StepPlan) -> None:
+    for graph in plan.replays:
+        graph.release()
+    plan.replays.clear()
 
 
 def _columns(top: int, vocab_size: int) -> int:

@@ -47,7 +47,10 @@ from specdec_hal.runner.scheduler import PrefixCache, Schedule, Scheduler, Work
 from specdec_hal.runner.sequence import Sequence
 from specdec_hal.runner.state import DecodeState
 from specdec_hal.runner.stream import PROMPT_TAIL, detokenizer_for
+from specdec_hal.runner.structured import MaskedStep, StructuredRequests
 from specdec_hal.runner.watchdog import Activity
+from specdec_hal.structured.backend import Grammar, GrammarFailedError
+from specdec_hal.structured.state import GrammarState
 from specdec_hal.tensors.device import get_device
 from specdec_hal.text import describe, short
 
@@ -116,6 +119,9 @@ class ModelRunner:
         self.overlap = launches and on_device if settings.overlap is None else settings.overlap
         if self.overlap and not on_device:
             raise config.error("runner.overlap", f"the proposer '{speculative.method}' works on the host; set false")
+        self._structured = StructuredRequests(
+            config.structured, self.state, config.model, tokenizer, self._vocab_size, self.end_tokens
+        )
         captured = launches and model.capabilities.static_shapes and settings.graph is not False
         self._planner = Planner(
             backend,
@@ -209,6 +215,14 @@ class ModelRunner:
         for sequence in sequences.values():
             self._admit(sequence)
 
+    def compile_grammars(self, requests: Iterable[Request]) -> list[Grammar]:
+        """Compile what requests have as `structured`, which :meth:`add_requests` would wait for. On any thread.
+
+        To be held until they are added. RequestError for a grammar that is none, or that is too large.
+        """
+        wanted = (request.params.structured for request in requests)
+        return [self._structured.grammars.get(one) for one in wanted if one is not None]
+
     def _admit(self, sequence: Sequence) -> None:
         self._scheduler.add(sequence)
         self._deadlines.watch(sequence)
@@ -222,7 +236,9 @@ class ModelRunner:
         tokenizer = self.tokenizer if self.sink is None and copy.detokenize else None
         tail = copy.prompt_token_ids[-PROMPT_TAIL:]
         detokenizer = None if tokenizer is None else detokenizer_for(tokenizer.detokenizer, copy.params, tail)
-        return Sequence(copy, limit, detokenizer, prompt)
+        sequence = Sequence(copy, limit, detokenizer, prompt)
+        sequence.grammar = self._structured.begin(copy.params, f"request {short(copy.request_id)}")
+        return sequence
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
         """End a waiting or running request with what it has; False if there is none of that id.
@@ -404,7 +420,7 @@ class ModelRunner:
         except Exception as error:
             self._failed(schedule, error)
             return False
-        self._scheduler.launched()
+        self._scheduler.launched(schedule)
         for work in schedule.work.values():
             work.sequence.in_flight += 1
         self._launched.append(step)
@@ -417,31 +433,39 @@ class ModelRunner:
                 schedule.work[slot].sequence.draft_rows = False
             if failed or self._lengths is not None:
                 self._set_limits(schedule.work[slot].sequence for slot in schedule.filled)
-        needs = self._planner.needs([work.sequence for work in schedule.work.values()], self._fill_masks(schedule))
+        masked = self._plan_masks(schedule)
+        needs = self._planner.needs([work.sequence for work in schedule.work.values()], masked is not None)
         bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
         chunks, before = chunks_of(schedule), self._planner.failed_proposals
-        plan, report = self._planner.launch(bucket, record, chunks)
+        fill = None if masked is None else partial(self._fill_masks, masked)
+        plan, report = self._planner.launch(bucket, record, chunks, fill)
         if self._planner.failed_proposals != before:
             for work in schedule.work.values():
                 work.sequence.draft_rows = False
         prompts = self._planner.score_prompts(chunks, record) if chunks else None
-        return LaunchedStep(schedule, record, plan, report, prompts)
+        return LaunchedStep(schedule, record, plan, report, prompts, () if masked is None else masked.forced)
+
+    def _plan_masks(self, schedule: Schedule) -> MaskedStep | None:
+        """Write what rows of a step may not emit, but for grammars, whose part it gives; None if all may emit all."""
+        if not any(work.sequence.wants.masked for work in schedule.work.values()):
+            return None
+        self._masks.forget()
+        step = self._structured.plan(schedule, self._planner.exact_drafts, self._grammar_failed)
+        forbidden = bad_words.forbid(self._masks, self.state, schedule)
+        return step if forbidden or step else None
+
+    def _fill_masks(self, step: MaskedStep) -> None:
+        self._structured.fill(step, self._masks, self._grammar_failed)
+        self._masks.upload()
+
+    def _grammar_failed(self, sequence: Sequence, error: str) -> None:
+        self._end("error", sequence, f"structured: {error}")
 
     @cached_property
     def _masks(self) -> RowMasks:
         """Those of a step's rows; the buffer is made for the first request that needs it."""
         return RowMasks(self.state.device, self.state.symbols["R_cap"], self._vocab_size)
-
-    def _fill_masks(self, schedule: Schedule) -> bool:
-        """Write what rows of a step may not emit; whether there is such a row."""
-        if not any(work.sequence.wants.masked for work in schedule.work.values()):
-            return False
-        self._masks.forget()
-        if not bad_words.forbid(self._masks, self.state, schedule):
-            return False
-        self._masks.upload()
-        return True
 
     def _reset_proposer(self, slots: list[int]) -> bool:
         """Give new requests to the proposer. One that it fails on goes on without drafts; whether there are any."""
@@ -480,7 +504,7 @@ class ModelRunner:
                     continue
                 drafted.append(fed - 1)
                 accepted.append(sequence.accepted - kept)
-                if self._lengths is not None:
+                if self._lengths is not None and slot not in step.forced:
                     decoded.append(Drafted(sequence, fed - 1, judged))
             record.input_tokens, record.output_rows = inputs, rows
             if step.schedule.chunked:
@@ -546,6 +570,8 @@ class ModelRunner:
         self._scheduler.computed(sequence, sequence.length - 1)
         if wants.thinking:
             sequence.limit_status = report.limit_status(slot)
+        if sequence.grammar is not None and sequence.finish_reason is None:
+            self._commit(sequence, sequence.grammar)
         gained = len(sequence.token_ids) - before
         record.emitted += gained
         if drafted is not None:
@@ -560,6 +586,14 @@ class ModelRunner:
             return judged
         self._show(sequence)
         return judged if gained else None
+
+    def _commit(self, sequence: Sequence, grammar: GrammarState) -> None:
+        """Take over a request's new tokens into its grammar, which may leave nothing to go on with."""
+        try:
+            if not grammar.commit(sequence.token_ids, sequence.limit_status):
+                sequence.finish("stop")
+        except GrammarFailedError as error:
+            sequence.finish("error", f"structured: {error}")
 
     def _show(self, sequence: Sequence) -> None:
         """Queue what is new of a request, where somebody reads it: a sink has been told."""

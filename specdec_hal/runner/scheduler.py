@@ -42,10 +42,12 @@ class Work(NamedTuple):
 
 @dataclass
 class Schedule:
-    """One step. `slots`: how many take part (B); `tokens`, `context`: bounds on its tokens, and on any slot's cache."""
+    """One step. `slots`: how many take part (B); `tokens`, `context`: bounds on its tokens, and on any slot's cache.
+    `stops`: slots that the device hears have ended."""
 
     work: dict[int, Work] = field(default_factory=dict)
     filled: list[int] = field(default_factory=list)
+    stops: frozenset[int] = frozenset()
     slots: int = 0
     tokens: int = 0
     context: int = 0
@@ -182,6 +184,7 @@ class Scheduler:
             step.work = {slot: work for slot, work in step.work.items() if work.sequence.slot == slot}
         if not step.work:
             return None
+        step.stops = frozenset(self._stops)
         for slot in self._stops - self.running.keys():
             host["slot_actions"][slot] = SlotAction.STOP
         used = np.flatnonzero(host["slot_actions"])
@@ -201,9 +204,9 @@ class Scheduler:
         self.state.schedule.upload()
         self._dirty = True
 
-    def launched(self) -> None:
+    def launched(self, step: Schedule) -> None:
         """The device will do what :meth:`schedule` has decided. A step that fails may not have come so far."""
-        self._stops.clear()
+        self._stops -= step.stops
 
     def _decode(self, step: Schedule, only: Collection[Sequence] | None) -> list[tuple[int, Sequence]]:
         """Let everybody decode whose context is computed; slots and requests of which some is not."""

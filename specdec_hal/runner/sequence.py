@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from specdec_hal.config.schema import INT32_MAX
 from specdec_hal.runner.request import Request
 from specdec_hal.runner.stream import Detokenizer, OutputStream
+from specdec_hal.structured.state import GrammarState
 
 
 class Wants(NamedTuple):
     """What a request asks for beyond tokens. `top`: alternatives with each log-probability, -1 for none of either.
 
     `bias`: how many tokens' logits it changes. `answer`: whether its answer's first token is constrained. `allowed`:
-    whether some tokens are forbidden wherever they would stand, `masked`: after some others.
+    whether some tokens are forbidden wherever they would stand, `masked`: by the tokens before.
     """
 
     penalties: bool
@@ -51,7 +52,7 @@ class Sequence(OutputStream):
         top = -1 if params.logprobs is None else params.logprobs
         stops, bias = bool(self.stop_sequences), len(params.logit_bias)
         thinks, allowed = params.limits_thinking, params.limits_tokens
-        masked, answer = params.forbids_sequences, params.constrains_answer
+        masked, answer = params.forbids_sequences or params.structured is not None, params.constrains_answer
         self.wants = Wants(params.penalised, stops, thinks, answer, top, bias, allowed, masked)
         self.plain = top < 0 and not (stops or params.stop or thinks or params.return_drafts)
         """Whether the host wants nothing of a step but its tokens, and end tokens alone can end it."""
@@ -74,6 +75,8 @@ class Sequence(OutputStream):
         self.arrived_s = time.monotonic()
         self.in_flight = 0
         """Steps with it that have been launched and not read."""
+        self.grammar: GrammarState | None = None
+        """Where its tokens are in its grammar, if it has one."""
         self.failures = 0
         """Steps that failed with it alone."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
-from specdec_hal.serve.worker import Worker
+from specdec_hal.structured.worker import Worker
 from specdec_hal.text import clip, describe
 
 RENDER_S = 5.0

@@ -109,7 +109,9 @@ def test_defaults(read: Read) -> None:
             "logprobs": None,
             "prompt_logprobs": None,
             "thinking": None,
+            "structured": None,
         },
+        "structured": {"backend": "auto", "compile_timeout_s": 10.0, "cache_mb": 256},
         "serve": {
             "host": "127.0.0.1",
             "port": 8000,
@@ -259,7 +261,7 @@ def test_enum_names_in_any_case(read: Read, name: str) -> None:
         (
             "xyzzy: 1",
             "c.yaml:xyzzy: unknown key; allowed: backend, fallback, shadow, model, runner, engine, speculative, "
-            "sampling, serve",
+            "sampling, structured, serve",
         ),
     ],
 )

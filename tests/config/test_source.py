@@ -43,7 +43,7 @@ class TestFiles:
         (
             "- 1\n",
             "c.yaml: expected a mapping with the keys backend, fallback, shadow, model, runner, engine, speculative, "
-            "sampling, serve",
+            "sampling, structured, serve",
         ),
         ("just text\n", "c.yaml: expected a mapping with the keys backend, fallback, shadow, model"),
         ("{}\n---\n{}\n", "c.yaml:2:1: expected a single document in the stream"),

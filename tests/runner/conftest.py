@@ -27,6 +27,7 @@ def make_runner(
     **sections: Any,
 ) -> ModelRunner:
     sections.setdefault("speculative", {"method": "ngram", "num_speculative_tokens": 4})
+    sections.setdefault("structured", {"backend": "llguidance"})
     config = parse({**sections, "model": model_settings or {}})
     backend = PrefillFirst() if prefill_first else ReferenceBackend()
     backend.debug = config.runner.debug

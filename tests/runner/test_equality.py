@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
+from specdec_hal.config.schema import StructuredOutput
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, TokenLogprobs
 from tests.runner.conftest import make_runner
 from tests.support.history_model import CONTEXT, END, VOCABULARY, DeviceHistoryModel, HistoryModel, logits_after
+from tests.support.oracle_grammar import allowed_after
 from tests.support.oracle_phases import ThinkingRequest, awaits_answer
 
 THINK_END, LINE_BREAK, ANSWER_STARTS = 3, 2, [5, 6]
@@ -57,6 +59,11 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
                 logits[last] = -np.inf
         if params.allowed_token_ids is not None:
             logits[[token for token in range(VOCABULARY) if token not in params.allowed_token_ids]] = -np.inf
+        allowed = None if params.structured is None else allowed_tokens(params.structured, generated, params, thinking)
+        if allowed is not None:
+            if allowed == {END} and logits[END] == -np.inf:  # complete, and it may not end: nothing can follow
+                return Expected(generated, "stop")
+            logits[[token for token in range(VOCABULARY) if token not in allowed]] = -np.inf
         if (logits == -np.inf).all():
             return Expected(generated, "error")
         target = np.zeros(1, np.int64)
@@ -80,6 +87,24 @@ def plain_decoding(prompt: list[int], params: SamplingParams, think_end_text: Se
             return Expected(generated, "length")
 
 
+def allowed_tokens(
+    wanted: StructuredOutput, generated: list[int], params: SamplingParams, thinking: ThinkingRequest
+) -> set[int] | None:
+    """None before the answer."""
+    answer = generated
+    if params.limits_thinking:
+        if thinking.thinking or thinking.left:
+            return None
+        answer = generated[len(generated) - thinking.answered :]
+    elif wanted.after_thinking or (params.thinking is not None and params.thinking.enabled):
+        if THINK_END not in generated:
+            return None
+        answer = generated[generated.index(THINK_END) + 1 :]
+    found = allowed_after(wanted, "".join(chr(ord("a") + token) for token in answer))
+    assert found is not None
+    return {ord(letter) - ord("a") for letter in found.letters} | ({END} if found.end else set())
+
+
 def scored_prompt(prompt: list[int], top: int | None) -> tuple[TokenLogprobs | None, ...]:
     """Each token by the logits behind those before it, with nothing but `token_logprobs` of the project."""
     if top is None:
@@ -99,9 +124,17 @@ limits = st.none() | st.integers(0, 12)
 floats = lambda low, high: st.floats(low, high, width=32)  # noqa: E731
 
 
+words = st.lists(st.text("bcdef", min_size=1, max_size=7), min_size=1, max_size=4)
+structures = st.builds(StructuredOutput, choice=words, after_thinking=st.booleans()) | st.builds(
+    lambda found: StructuredOutput(regex=f"({'|'.join(found)})+"), words
+)
+
+
 @st.composite
 def sampling(draw: st.DrawFn) -> SamplingParams:
     greedy, min_new_tokens = draw(st.booleans()), draw(st.sampled_from([0, 0, 6]))
+    structured = draw(st.none() | st.none() | structures)
+    enabled = st.booleans() if structured is None else st.just(True)
     return SamplingParams(
         temperature=0.0 if greedy else draw(floats(0.25, 1.5)),
         top_p=draw(st.sampled_from([1.0, 0.9, 0.5])),
@@ -124,13 +157,14 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
         logit_bias=draw(st.just({}) | st.dictionaries(st.integers(0, VOCABULARY - 1), floats(-4, 4), max_size=9)),
         num_speculative_tokens=draw(st.none() | st.just(0)),
         prompt_logprobs=draw(st.none() | st.integers(0, 4)),
+        structured=structured,
         thinking=draw(
             st.none()
             | st.fixed_dictionaries(
                 {
                     "max_tokens": limits,
                     "max_reply_tokens": limits,
-                    "enabled": st.booleans(),
+                    "enabled": enabled,
                     "constrain_answer": st.booleans(),
                 }
             )
@@ -226,8 +260,11 @@ def test_every_request_decodes_as_if_alone_and_plain(
                 runner.cancel(str(number))
         step += 1
         assert step < 2000, "no progress"
-    assert runner.summary()["failed_proposals"] == 0
     outputs = runner.take_finished()
+    # Behind a row without an allowed token nothing can be drafted. A request may have ended before that.
+    dead = any(p.structured and (p.bad_token_ids or p.bad_sequences or p.allowed_token_ids) for _, p, _ in requests)
+    if not dead and all("no distribution" not in output.error for output in outputs.values()):
+        assert runner.summary()["failed_proposals"] == 0
     for number, (prompt, params, _) in enumerate(requests):
         output = outputs[str(number)]
         expected = plain_decoding(prompt, params, think_end_text)
@@ -235,12 +272,12 @@ def test_every_request_decodes_as_if_alone_and_plain(
             assert list(output.token_ids) == expected.tokens[: len(output.token_ids)]
             assert output.prompt_logprobs in ((), scored_prompt(prompt, params.prompt_logprobs))
             continue
-        if output.finish_reason == "error" and len(failing) > 1:
-            assert output.error == "its step raised MemoryError: out of memory"
+        if output.finish_reason == "error" and len(failing) > 1 and "MemoryError" in output.error:
             continue
         assert list(output.token_ids) == expected.tokens
         assert output.finish_reason == expected.finish_reason
-        assert output.error == ""
+        no_token = "the model gave no distribution for the next token (NaN, or all logits -inf)"
+        assert output.error == (no_token if expected.finish_reason == "error" else "")
         assert output.prompt_logprobs == scored_prompt(prompt, params.prompt_logprobs)
         if params.num_speculative_tokens == 0:
             assert output.drafted == 0

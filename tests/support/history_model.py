@@ -194,6 +194,7 @@ class LetterTokenizer:
         return "".join(chr(ord("a") + token) for token in ids if token < VOCABULARY)
 
     special_ids = frozenset[int]()
+    vocab_size = VOCABULARY
 
     def token_bytes(self, token_id: int) -> bytes:
         return self.decode([token_id]).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import zmq
@@ -11,13 +12,18 @@ from specdec_hal.config.schema import ServeSettings
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.engine.llm import warm_up
 from specdec_hal.errors import JournalError, QueueFullError, RequestError
-from specdec_hal.runner import ModelRunner, journal
+from specdec_hal.runner import ModelRunner, Request, journal
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox, ToEngine
 from specdec_hal.serve.stream import FrameWriter
 from specdec_hal.serve.stream.channel import FrameSender, receiver
+from specdec_hal.structured.backend import Grammar
 
+_COMPILERS = 4
+"""Grammars that are compiled at the same time."""
+_POLL_S = 2e-3
+"""How often an engine without other work looks for them."""
 _log = logging.getLogger("specdec_hal")
 
 
@@ -41,6 +47,11 @@ class EngineProcess:
             warm_up(runner)  # before HTTP hears of it
         own = runner.config.runner.journal is None
         self._journal = journal.Journal(directory / "journal", None) if own else None
+        self._compiling: dict[Future[list[Grammar]], messages.Submit] = {}
+        """Submissions whose grammars are compiled."""
+        self._compilers = ThreadPoolExecutor(_COMPILERS, "grammars")
+        self._aborted: set[str] = set()
+        """Of their requests."""
         if resume:
             self._resume(directory / "journal" if own else Path(runner.config.runner.journal or ""))
             self._writer.begin()
@@ -55,6 +66,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """Hear and say no more."""
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         self._context.destroy(linger=0)
 
     def run(self) -> None:
@@ -62,7 +74,9 @@ class EngineProcess:
         for worker in range(len(self._http)):
             self._hello(worker)
         while True:
-            self._obey(wait=not self.works)
+            self._obey(wait=not self.works and not self._compiling)
+            if self._compiling:
+                self._submit_compiled(0 if self.works else _POLL_S)
             if self.works:
                 self.runner.step()
                 if self._journal is not None:
@@ -92,7 +106,8 @@ class EngineProcess:
             case messages.Submit():
                 self._submit(command)
             case messages.Abort():
-                self.runner.cancel(command.request_id)
+                if not self.runner.cancel(command.request_id) and self._compiling:
+                    self._aborted.add(command.request_id)
             case messages.Release():
                 self._release(command.request_id, command.reason)
             case messages.Keep():
@@ -114,14 +129,45 @@ class EngineProcess:
         self._unsettled.discard(worker)
 
     def _submit(self, command: messages.Submit) -> None:
-        new = [asked for asked in command.requests if self.runner.find(asked.request_id) is None]
         try:
-            self.runner.add_requests([asked.request() for asked in new])
+            requests = [asked.request() for asked in command.requests if self.runner.find(asked.request_id) is None]
         except RequestError as error:
-            late = error.retry_after_s if isinstance(error, QueueFullError) else None
-            self._http[command.worker].send(messages.Refused(command.number, str(error), late))
+            self._refuse(command, error)
+            return
+        if any(request.params.structured is not None for request in requests):
+            self._compiling[self._compilers.submit(self.runner.compile_grammars, requests)] = command
+        else:
+            self._add(command, requests)
+
+    def _submit_compiled(self, wait_s: float) -> None:
+        """Submit what has been compiled."""
+        for future in wait(self._compiling, wait_s, FIRST_COMPLETED).done:
+            command = self._compiling.pop(future)
+            try:
+                grammars = future.result()
+            except RequestError as error:
+                self._refuse(command, error)
+                continue
+            self._add(command, [asked.request() for asked in command.requests])
+            del grammars  # which the runner has now
+            for asked in command.requests:
+                if asked.request_id in self._aborted:
+                    self.runner.cancel(asked.request_id)
+        if not self._compiling:
+            self._aborted.clear()
+
+    def _add(self, command: messages.Submit, requests: list[Request]) -> None:
+        new = [request for request in requests if self.runner.find(request.request_id) is None]
+        try:
+            self.runner.add_requests(new)
+        except RequestError as error:
+            self._refuse(command, error)
             return
         self._http[command.worker].send(messages.Queued(command.number))
+
+    def _refuse(self, command: messages.Submit, error: RequestError) -> None:
+        late = error.retry_after_s if isinstance(error, QueueFullError) else None
+        self._http[command.worker].send(messages.Refused(command.number, str(error), late))
 
     def _release(self, name: str, reason: FinishReason) -> None:
         self.runner.cancel(name, reason)

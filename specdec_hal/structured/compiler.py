@@ -1,0 +1,106 @@
+"""Compiled grammars of an engine: each is compiled once, where nobody waits, and kept as long as there is room."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import cached_property
+from importlib.util import find_spec
+from weakref import WeakValueDictionary
+
+from specdec_hal.config.schema import StructuredOutput, StructuredSettings
+from specdec_hal.errors import RequestError
+from specdec_hal.structured.backend import Grammar, GrammarBackend, UnsupportedGrammarError, Vocabulary
+
+NAMES = ("xgrammar", "llguidance")
+"""Libraries, in the order in which "auto" asks them."""
+
+
+class Grammars:
+    """Those of one vocabulary, which `vocabulary` makes when the first grammar comes. Any thread may ask."""
+
+    def __init__(self, settings: StructuredSettings, vocabulary: Callable[[], Vocabulary]) -> None:
+        self._settings, self._make_vocabulary = settings, vocabulary
+        self._lock, self._making = threading.Lock(), threading.Lock()
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._alive: WeakValueDictionary[str, Grammar] = WeakValueDictionary()
+        """Those that somebody holds, kept or not."""
+        self._nbytes = 0
+        self._under_way: dict[str, Future[Grammar]] = {}
+        self._backends: dict[str, GrammarBackend] = {}
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The libraries that are asked, in their order."""
+        wanted = NAMES if self._settings.backend == "auto" else (self._settings.backend,)
+        return [name for name in wanted if find_spec(name) is not None]
+
+    def get(self, wanted: StructuredOutput) -> Grammar:
+        """Compiled here, unless it is known. RequestError as from :meth:`GrammarBackend.compile`, or without a library.
+
+        Whoever wants it while another thread compiles it waits for that one.
+        """
+        key = wanted.key
+        with self._lock:
+            found = self._alive.get(key)
+            if found is not None:
+                if key in self._kept:
+                    self._kept.move_to_end(key)
+                return found
+            pending = self._under_way.get(key)
+            mine = pending is None
+            if pending is None:
+                pending = self._under_way[key] = Future()
+        if mine:
+            try:
+                grammar = self._compile(wanted)
+            except BaseException as error:
+                with self._lock:
+                    del self._under_way[key]
+                pending.set_exception(error)
+            else:
+                self._keep(key, grammar)
+                pending.set_result(grammar)
+        return pending.result()
+
+    def _keep(self, key: str, grammar: Grammar) -> None:
+        with self._lock:
+            del self._under_way[key]
+            self._kept[key] = self._alive[key] = grammar
+            self._nbytes += grammar.nbytes
+            while self._nbytes > self._settings.cache_mb << 20 and len(self._kept) > 1:
+                self._nbytes -= self._kept.popitem(last=False)[1].nbytes
+
+    def _compile(self, wanted: StructuredOutput) -> Grammar:
+        names = self.names
+        if not names:
+            needed = "xgrammar or llguidance" if self._settings.backend == "auto" else self._settings.backend
+            raise RequestError(f"structured: needs {needed}; pip install specdec-hal[structured]")
+        refused = list[str]()
+        for name in names:
+            try:
+                return self._backend(name).compile(wanted)
+            except UnsupportedGrammarError as error:
+                refused.append(str(error))
+        raise UnsupportedGrammarError("; ".join(refused))
+
+    def _backend(self, name: str) -> GrammarBackend:
+        with self._making:
+            if name not in self._backends:
+                self._backends[name] = self._made(name)
+            return self._backends[name]
+
+    def _made(self, name: str) -> GrammarBackend:
+        if name == "xgrammar":
+            from specdec_hal.structured.xgrammar import XGrammar
+
+            return XGrammar(self._vocabulary, self._settings.compile_timeout_s)
+        from specdec_hal.structured.llguidance import LLGuidance
+
+        return LLGuidance(self._vocabulary)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return self._make_vocabulary()

@@ -1,0 +1,165 @@
+"""Grammars by llguidance (guidance-ai): quick to compile, within limits of its own, and without PyTorch.
+
+Its quirks (of 1.9): a matcher never raises for a refused token but is lost then, so a token is asked for first; the end
+token is not counted as a token to roll back, so that it is kept here and never given to the library.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from numpy.typing import NDArray
+
+from specdec_hal.config.schema import StructuredOutput
+from specdec_hal.errors import RequestError
+from specdec_hal.structured.backend import (
+    MAX_WHITESPACE,
+    Grammar,
+    GrammarBackend,
+    GrammarFailedError,
+    Matcher,
+    UnsupportedGrammarError,
+    Vocabulary,
+)
+from specdec_hal.text import clip, one_line
+
+_UNSUPPORTED = ("Unimplemented keys", "not supported", "Unknown format", "are not disjoint")
+"""What its messages have where a schema is in order, and more than it enforces."""
+
+
+class LLGuidance(GrammarBackend):
+    """See :class:`~specdec_hal.structured.backend.GrammarBackend`."""
+
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._library: Any = import_module("llguidance")
+        self._vocabulary = vocabulary
+        wrapper = self._library.TokenizerWrapper(_Tokenizer(vocabulary))
+        self._tokenizer = self._library.LLTokenizer(wrapper, n_vocab=vocabulary.size)
+
+    def compile(self, wanted: StructuredOutput) -> Grammar:
+        """See :class:`~specdec_hal.structured.backend.GrammarBackend`."""
+        kind, value = wanted.kind
+        source = self._source(wanted)
+        if wrong := one_line(self._library.LLMatcher.validate_grammar(source, self._tokenizer)):
+            raise _refused(kind, value, wrong)
+        matcher = self._library.LLMatcher(self._tokenizer, source)
+        if matcher.is_error():
+            raise _refused(kind, value, one_line(matcher.get_error()))
+        return LLGrammar(matcher, self._vocabulary, len(source))
+
+    def _source(self, wanted: StructuredOutput) -> str:
+        make, (kind, value) = self._library.LLMatcher, wanted.kind
+        if kind == "regex":
+            return str(make.grammar_from_regex(value))
+        if kind == "choice":
+            return str(make.grammar_from_lark(f"start: {' | '.join(map(json.dumps, value))}"))
+        if kind == "grammar":
+            try:
+                lark = import_module("llguidance.gbnf_to_lark").any_to_lark(value)
+            except Exception as error:  # whatever its parser raises
+                raise _refused(kind, value, one_line(error)) from error
+            return str(make.grammar_from_lark(lark))
+        if kind == "structural_tag":
+            raise UnsupportedGrammarError("structured.structural_tag: llguidance has none; use the backend xgrammar")
+        spaces: dict[str, Any] = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{0,{MAX_WHITESPACE}}}"}
+        if not wanted.any_whitespace:
+            spaces = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
+        schema = {"type": "object"} if kind == "json_object" else value
+        return str(make.grammar_from_json_schema(json.dumps(schema), overrides=spaces))
+
+
+def _refused(kind: str, value: Any, wrong: str) -> RequestError:
+    of = UnsupportedGrammarError if any(words in wrong for words in _UNSUPPORTED) else RequestError
+    return of(f"structured.{kind}: llguidance refuses it: {clip(wrong, 500)}")
+
+
+class _Tokenizer:
+    """As its TokenizerWrapper takes one."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        special = sorted(vocabulary.special_ids)
+        none = [b""] * (vocabulary.size - len(vocabulary.tokens))
+        self.tokens = [*vocabulary.tokens, *none]
+        for token in special:  # whose text may not be spelled by what is not text
+            self.tokens[token] = b"\xff" + b"[%d]" % token
+        # One that no text ends with stands for none.
+        self.eos_token_id = min(vocabulary.end_ids, default=special[0] if special else vocabulary.size - 1)
+        self.special_token_ids, self._encode = special, vocabulary.encode
+
+    def __call__(self, text: str) -> list[int]:
+        if isinstance(text, bytes):
+            raise TypeError("expected a string")
+        return self._encode(text)
+
+
+@dataclass(frozen=True)
+class LLGrammar(Grammar):
+    """See :class:`~specdec_hal.structured.backend.Grammar`."""
+
+    _start: Any
+    _vocabulary: Vocabulary
+    _source_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of its source: its automata grow as texts are matched."""
+        return 1024 + self._source_bytes
+
+    def matcher(self) -> Matcher:
+        """See :class:`~specdec_hal.structured.backend.Grammar`."""
+        return LLMatcher(self._start.deep_copy(), self._vocabulary)
+
+
+class LLMatcher(Matcher):
+    """See :class:`~specdec_hal.structured.backend.Matcher`."""
+
+    def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:
+        self._matcher, self._ends, self._size = matcher, vocabulary.end_ids, len(vocabulary.tokens)
+        self._ended = False
+
+    def mask(self, row: NDArray[Any]) -> None:
+        """See :class:`~specdec_hal.structured.backend.Matcher`."""
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            raise GrammarFailedError(one_line(self._matcher.get_error()))
+        words, complete = row.view("uint32"), self.complete
+        for token in self._ends:
+            bit = 1 << token % 32
+            words[token // 32] = int(words[token // 32]) & ~bit | (bit if complete else 0)
+
+    def advance(self, token: int) -> bool:
+        """See :class:`~specdec_hal.structured.backend.Matcher`."""
+        if self._ended or not 0 <= token < self._size:
+            return False
+        if token in self._ends:
+            self._ended = self.complete
+            return self._ended
+        return bool(self._matcher.validate_tokens([token]) == 1 and self._matcher.consume_token(token))
+
+    def rollback(self, count: int) -> None:
+        """See :class:`~specdec_hal.structured.backend.Matcher`."""
+        if count and self._ended:
+            self._ended, count = False, count - 1
+        if count and not self._matcher.rollback(count):
+            raise GrammarFailedError(one_line(self._matcher.get_error()))
+
+    @property
+    def complete(self) -> bool:
+        """See :class:`~specdec_hal.structured.backend.Matcher`."""
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def finished(self) -> bool:
+        """See :class:`~specdec_hal.structured.backend.Matcher`."""
+        return self._ended
+
+    def forced(self) -> list[int]:
+        """See :class:`~specdec_hal.structured.backend.Matcher`."""
+        return [] if self._ended else list(self._matcher.compute_ff_tokens())

@@ -1,0 +1,228 @@
+"""Both libraries behind one interface: masks, end tokens, rolling back, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.config.schema import StructuredOutput, StructuredSettings
+from specdec_hal.errors import RequestError
+from specdec_hal.models import Tokenizer
+from specdec_hal.structured.backend import Grammar, GrammarBackend, Matcher, UnsupportedGrammarError, Vocabulary
+from specdec_hal.structured.compiler import Grammars
+from specdec_hal.structured.llguidance import LLGuidance
+
+TINY = Path(__file__).parents[2] / "models/tiny-py-lm"
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+END, OTHER_END, SPECIAL, PADDED = 256, 257, 258, 262
+BYTES = Vocabulary(
+    size=269,  # no multiple of 32
+    tokens=[bytes([byte]) for byte in range(256)] + [b"</s>", b"<eot>", b"<tool>", b'{"', b'": ', b"ab"],
+    special_ids=frozenset((END, OTHER_END, SPECIAL)),
+    end_ids=frozenset((END, OTHER_END)),
+    encode=lambda text: list(text.encode()),
+)
+
+
+def xgrammar(vocabulary: Vocabulary) -> GrammarBackend:
+    from specdec_hal.structured.xgrammar import XGrammar
+
+    return XGrammar(vocabulary, 60.0)
+
+
+@pytest.fixture(scope="module", params=["llguidance", pytest.param("xgrammar", marks=pytest.mark.torch)])
+def backend(request: pytest.FixtureRequest) -> GrammarBackend:
+    return LLGuidance(BYTES) if request.param == "llguidance" else xgrammar(BYTES)
+
+
+def compiled(backend: GrammarBackend, **wanted: Any) -> Grammar:
+    return backend.compile(StructuredOutput(**wanted))
+
+
+def allowed(matcher: Matcher) -> set[int]:
+    row = np.empty(-(-BYTES.size // 32), np.int32)
+    matcher.mask(row)
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[: BYTES.size]).tolist())
+
+
+def takes(matcher: Matcher, text: str) -> bool:
+    return all(matcher.advance(byte) for byte in text.encode())
+
+
+def test_a_mask_has_no_special_or_padded_token(backend: GrammarBackend) -> None:
+    matcher = compiled(backend, json_schema={"type": "string"}).matcher()
+    assert allowed(matcher) == {ord('"'), 260}  # which goes on with a colon
+    assert takes(matcher, '"')
+    inside = allowed(matcher)
+    assert {ord("a"), 261} <= inside and not inside & {END, OTHER_END, SPECIAL, *range(PADDED, 269)}
+    assert not any(matcher.advance(token) for token in (SPECIAL, PADDED, 268, 5000, -1, END))
+    assert allowed(matcher) == inside
+
+
+def test_every_end_token_ends_a_complete_text_and_is_rolled_back(backend: GrammarBackend) -> None:
+    matcher = compiled(backend, json_schema=PERSON).matcher()
+    assert takes(matcher, '{"name": "x", "age": 3') and not matcher.complete
+    assert not matcher.advance(END) and not matcher.finished
+    before = allowed(matcher)
+    assert takes(matcher, "}") and matcher.complete and allowed(matcher) == {END, OTHER_END}
+    for end in (END, OTHER_END):
+        assert matcher.advance(end) and matcher.finished and not matcher.advance(end) and matcher.forced() == []
+        matcher.rollback(1)
+        assert matcher.complete and not matcher.finished and allowed(matcher) == {END, OTHER_END}
+    assert matcher.advance(END)
+    matcher.rollback(2)
+    assert not matcher.complete and allowed(matcher) == before
+    matcher.rollback(0)
+
+
+def test_what_is_forced_is_drafted(backend: GrammarBackend) -> None:
+    grammar = compiled(backend, json_schema=PERSON)
+    matcher, other = grammar.matcher(), grammar.matcher()
+    text = b"".join(BYTES.tokens[token] for token in matcher.forced())
+    assert text.startswith(b'{"name":') and takes(matcher, text.decode())
+    assert allowed(other) != allowed(matcher)  # one text does not move another
+
+
+@pytest.mark.parametrize(
+    ("wanted", "good", "bad"),
+    [
+        ({"json_object": True}, '{"a": [1, null]}', "[1]"),
+        ({"json_schema": json.dumps(PERSON)}, '{"name": "x", "age": 3}', '{"name": "x"}'),
+        ({"json_schema": PERSON, "any_whitespace": True}, '{ "name":"x"\n,"age": 3}', '{"name": 3'),
+        ({"regex": "[0-9]{3}(a|é)"}, "123é", "12a"),
+        ({"choice": ["ab", 'a"c', "é😀"]}, 'a"c', "abc"),
+        ({"choice": ["ab", 'a"c', "é😀"]}, "é😀", "é"),
+        ({"grammar": 'root ::= "x" root | "y"'}, "xxy", "xx"),
+    ],
+)
+def test_each_form(backend: GrammarBackend, wanted: dict[str, Any], good: str, bad: str) -> None:
+    grammar = compiled(backend, **wanted)
+    matcher = grammar.matcher()
+    assert takes(matcher, good) and matcher.complete
+    matcher = grammar.matcher()
+    assert not (takes(matcher, bad) and matcher.complete)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"regex": "([a"}, "structured.regex: .* refuses it: "),
+        ({"grammar": "root ::= missing"}, "structured.grammar: .* refuses it: .*missing"),
+        ({"json_schema": {"type": "strin"}}, "structured.json_schema: .*(type|strin)"),
+        ({"json_schema": {"$ref": "#/$defs/none"}}, "structured.json_schema: .*none"),
+    ],
+)
+def test_what_is_no_grammar(backend: GrammarBackend, wanted: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        compiled(backend, **wanted)
+    compiled(backend, regex="a")
+
+
+@pytest.mark.parametrize("keyword", [{"uniqueItems": True}, {"contains": {"type": "integer"}}, {"not": {}}, {"if": {}}])
+def test_keywords_that_would_be_ignored_are_refused_by_name(backend: GrammarBackend, keyword: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedGrammarError, match=next(iter(keyword))):
+        compiled(backend, json_schema={"type": "array", **keyword})
+
+
+@pytest.mark.torch
+def test_a_structural_tag_may_hold_a_special_token() -> None:
+    tag = {"begin": "<tool>", "content": {"type": "json_schema", "json_schema": PERSON}, "end": "</tool>"}
+    wanted = {"type": "structural_tag", "format": {"type": "tag", **tag}}
+    matcher = compiled(xgrammar(BYTES), structural_tag=wanted).matcher()
+    assert matcher.advance(SPECIAL) and takes(matcher, '{"name": "x", "age": 3}</tool>') and matcher.complete
+    with pytest.raises(UnsupportedGrammarError, match="use the backend xgrammar"):
+        compiled(LLGuidance(BYTES), structural_tag=wanted)
+
+
+@pytest.mark.torch
+def test_what_takes_too_long_is_ended_alone() -> None:
+    backend = xgrammar(BYTES)
+    compiled(backend, regex="a")
+    backend._compile_s = 0.001  # type: ignore[attr-defined]
+    slow = {"type": "object", "properties": {f"k{n}": {"type": "string", "maxLength": n} for n in range(100)}}
+    with pytest.raises(RequestError, match=r"compiling the grammar has taken more than 0.001 s"):
+        compiled(backend, json_schema=slow)
+    backend._compile_s = 60.0  # type: ignore[attr-defined]
+    assert compiled(backend, regex="a").matcher().forced() == [ord("a")]
+
+
+class Counting(GrammarBackend):
+    name = "llguidance"
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self._backend = LLGuidance(BYTES)
+
+    def compile(self, wanted: StructuredOutput) -> Grammar:
+        self.compiled.append(wanted.kind[1])
+        return self._backend.compile(wanted)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Grammars, Counting]]:
+    def make(**settings: Any) -> tuple[Grammars, Counting]:
+        grammars, counting = Grammars(StructuredSettings(**settings), lambda: BYTES), Counting()
+        monkeypatch.setattr(grammars, "_made", lambda name: counting)
+        return grammars, counting
+
+    return make
+
+
+def test_a_grammar_is_compiled_once(kept: Callable[..., tuple[Grammars, Counting]]) -> None:
+    grammars, counting = kept(backend="llguidance")
+    for wanted in ("a", "b", "a"):
+        grammars.get(StructuredOutput(regex=wanted))
+    assert counting.compiled == ["a", "b"]
+    assert grammars.get(StructuredOutput(regex="a", after_thinking=True)) is grammars.get(StructuredOutput(regex="a"))
+
+
+def test_an_old_grammar_makes_room_but_for_who_holds_it(kept: Callable[..., tuple[Grammars, Counting]]) -> None:
+    grammars, counting = kept(backend="llguidance", cache_mb=0)
+    held = grammars.get(StructuredOutput(regex="a"))
+    grammars.get(StructuredOutput(regex="b"))
+    assert grammars.get(StructuredOutput(regex="a")) is held and counting.compiled == ["a", "b"]
+    grammars.get(StructuredOutput(regex="c"))
+    grammars.get(StructuredOutput(regex="b"))
+    assert counting.compiled == ["a", "b", "c", "b"]
+
+
+def test_an_error_is_not_kept(kept: Callable[..., tuple[Grammars, Counting]]) -> None:
+    grammars, counting = kept(backend="llguidance")
+    for _ in range(2):
+        with pytest.raises(RequestError):
+            grammars.get(StructuredOutput(regex="("))
+    assert counting.compiled == ["(", "("]
+
+
+def test_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specdec_hal.structured.compiler.find_spec", lambda name: None)
+    with pytest.raises(RequestError, match=r"needs xgrammar or llguidance; pip install specdec-hal\[structured\]"):
+        Grammars(StructuredSettings(), lambda: BYTES).get(StructuredOutput(regex="a"))
+
+
+@pytest.mark.torch
+def test_auto_asks_the_other_library_for_what_the_first_does_not_enforce() -> None:
+    grammars = Grammars(StructuredSettings(), lambda: BYTES)
+    schema = {"allOf": [{"type": "integer"}, {"minimum": 10}]}
+    matcher = grammars.get(StructuredOutput(json_schema=schema)).matcher()
+    assert takes(matcher, "1") and not matcher.complete
+    with pytest.raises(UnsupportedGrammarError, match=r"uniqueItems: xgrammar.*uniqueItems"):
+        grammars.get(StructuredOutput(json_schema={"type": "array", "uniqueItems": True}))
+
+
+def test_the_embedded_models_tokenizer() -> None:
+    tokenizer = Tokenizer(TINY)
+    vocabulary = Vocabulary.of(tokenizer, 4096, frozenset(tokenizer.eos_token_ids))
+    text = '{"name": "Grüße", "age": 31}'
+    matcher = LLGuidance(vocabulary).compile(StructuredOutput(json_schema=PERSON)).matcher()
+    assert all(map(matcher.advance, tokenizer.encode(text))) and matcher.complete
+    assert vocabulary.spelled(', "age": ') == tokenizer.encode(', "age": ')
