@@ -5,7 +5,7 @@
 #include "tiles.h"
 
 #include "op.h"
-#include "specdec/row_team.h"
+#include "../rows/row_team.h"
 
 namespace specdec {
 

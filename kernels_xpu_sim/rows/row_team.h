@@ -8,7 +8,7 @@
 #pragma once
 
 #include "specdec/contract.h"
-#include "specdec/row_loops.h"
+#include "row_loops.h"
 
 namespace specdec {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "specdec/penalty.h"
-#include "specdec/wide.h"
+#include "wide.h"
 
 namespace specdec {
 

@@ -1,7 +1,7 @@
 // The first elements of a row, in order.
 #pragma once
 
-#include "specdec/row_cut.h"
+#include "row_cut.h"
 
 namespace specdec {
 

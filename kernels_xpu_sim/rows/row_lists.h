@@ -1,7 +1,7 @@
 // Candidates and log-probabilities of a row.
 #pragma once
 
-#include "specdec/row_top.h"
+#include "row_top.h"
 
 namespace specdec {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "specdec/row_rules.h"
-#include "specdec/wide.h"
+#include "wide.h"
 
 namespace specdec {
 

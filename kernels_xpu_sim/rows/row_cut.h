@@ -3,7 +3,7 @@
 // their chunks (read_row), and look only at chunks that reach into the range.
 #pragma once
 
-#include "specdec/row_team.h"
+#include "row_team.h"
 
 namespace specdec {
 

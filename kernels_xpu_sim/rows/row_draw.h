@@ -3,7 +3,7 @@
 #pragma once
 
 #include "specdec/philox.h"
-#include "specdec/row_top.h"
+#include "row_top.h"
 
 namespace specdec {
 
