@@ -95,7 +95,7 @@ PAIRS = {kernel.name: kernel for path in sorted(KERNELS.glob("*.xpu")) for kerne
 
 BUILTIN_FILES = sorted((SOURCES / "builtins").glob("*.xpu"))
 _NOT_UNDER_ASAN = ("vectors.xpu",)
-"""GCC instruments it for minutes; the strict build checks the same accesses."""
+"""GCC takes more than a minute for it; the strict build checks the same accesses."""
 
 
 def builtin_files(mode: str) -> list[Path]:

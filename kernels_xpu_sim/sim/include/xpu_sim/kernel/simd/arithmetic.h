@@ -146,9 +146,17 @@ XPU_SIM_SIMD V shift_right(const V& count, const V& v) {
   XPU_SIM_BINARY(srl, V, T, M, shift_right<std::make_unsigned_t<T>>(a, b)) \
   XPU_SIM_BINARY(sra, V, T, M, shift_right<std::make_signed_t<T>>(a, b))
 // a * b + c.
-#define XPU_SIM_MULTIPLY_ADD(V, T, M)                                                                          \
-  XPU_SIM_SIMD V##_t vvmac_##V(V##_t a, V##_t b, V##_t c) { return ::xpu_sim::detail::multiply_add(a, b, c); } \
-  XPU_SIM_SIMD V##_t svmac_##V(T s, V##_t b, V##_t c) { return vvmac_##V(V##_t(s), b, c); }
+#define XPU_SIM_MULTIPLY_ADD_OF(KIND, A, V, M)                                                                        \
+  XPU_SIM_SIMD V##_t KIND##mac_##V(A a, V##_t b, V##_t c) { return ::xpu_sim::detail::multiply_add(V##_t(a), b, c); } \
+  XPU_SIM_SIMD V##_t KIND##mac_##V##_mz(A a, V##_t b, V##_t c, M mask = static_cast<M>(-1)) {                         \
+    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), KIND##mac_##V(a, b, c), V##_t{});         \
+  }                                                                                                                   \
+  XPU_SIM_SIMD V##_t KIND##mac_##V##_mh(A a, V##_t b, V##_t c, V##_t hold, M mask = static_cast<M>(-1)) {             \
+    return ::xpu_sim::detail::select(::xpu_sim::detail::lanes<V##_t>(mask), KIND##mac_##V(a, b, c), hold);            \
+  }
+#define XPU_SIM_MULTIPLY_ADD(V, T, M)      \
+  XPU_SIM_MULTIPLY_ADD_OF(vv, V##_t, V, M) \
+  XPU_SIM_MULTIPLY_ADD_OF(sv, T, V, M)
 
 XPU_SIM_VECTORS(XPU_SIM_ARITHMETIC)
 XPU_SIM_FLOATS(XPU_SIM_DIVISION)
@@ -157,6 +165,7 @@ XPU_SIM_LOGIC(float32x16, float, int)
 XPU_SIM_INTEGERS(XPU_SIM_SHIFTS)
 XPU_SIM_VECTORS(XPU_SIM_MULTIPLY_ADD)
 #undef XPU_SIM_MULTIPLY_ADD
+#undef XPU_SIM_MULTIPLY_ADD_OF
 #undef XPU_SIM_SHIFTS
 #undef XPU_SIM_LOGIC
 #undef XPU_SIM_DIVISION
