@@ -4,7 +4,8 @@
 modes fast and strict, every wrapper (a C++ file that checks its arguments with ``WRAPPER_...``) in the mode fast.
 Folders named ``include`` are looked in for headers, and those after ``-I``. ``--inputs DIR``: what to run, Python files
 NAME_inputs.py as for `specdec-hal xpu-test`, which also name the WRAPPER and its SOURCES, relative to FOLDER, the
-wrapper's first.
+wrapper's first. Each is run with the fences of its author alone (portable) and with those that vendors' compilers add
+(production).
 
 None of the sources goes into the document: names of files, counts, and the first message for what does not compile.
 """
@@ -18,14 +19,15 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from record import write
 
-from specdec_hal.xpu.cc import Build
+from specdec_hal.xpu.cc import PROFILES, Build
 from specdec_hal.xpu.device import vector_assembly
-from specdec_hal.xpu.test import Plan, WrapperTest, load_arguments
+from specdec_hal.xpu.test import Outcome, Plan, WrapperTest, load_arguments
 
 COMPILER = [str(Path(sys.executable).with_name("specdec-hal")), "xpu-cc", "-c"]
 MODES = {"kernels": ("fast", "strict"), "wrappers": ("fast",)}
@@ -71,28 +73,36 @@ def compiled(folder: Path, includes: Sequence[str]) -> dict[str, Any]:
 
 
 def ran(folder: Path, includes: Sequence[str], inputs: Path, plan: Plan) -> dict[str, Any]:
-    """By wrapper: runs, failures, and the findings by check and severity."""
+    """By wrapper and profile: runs, failures, and the findings by check and severity."""
     figures: dict[str, Any] = {}
     for path in sorted(inputs.glob("*_inputs.py")):
         names = runpy.run_path(str(path))
         main, *rest = (folder / name for name in names["SOURCES"])
+        counts = figures[names["WRAPPER"]] = {}
         with tempfile.TemporaryDirectory() as out:
             what = Build(sources=tuple(rest), output=Path(out) / "test", includes=tuple(includes))
-            outcome = WrapperTest(what, main, names["WRAPPER"], Path(out)).run(load_arguments(path), plan)
-        places = {
-            (one["check"], one["severity"], one["at"]["file"], one["at"]["line"])
-            for failure in outcome.failures
-            for one in failure.findings
-        }
-        findings = Counter(f"{check} ({severity})" for check, severity, *_ in places)
-        figures[outcome.wrapper] = {
-            "runs": outcome.runs,
-            "failed": len(outcome.failures),
-            "differ": sum(not failure.findings for failure in outcome.failures),
-            "findings": dict(sorted(findings.items())),
-        }
-        print(f"{outcome.wrapper}: {figures[outcome.wrapper]}", file=sys.stderr)
+            test = WrapperTest(what, main, names["WRAPPER"], Path(out))
+            for profile in PROFILES:
+                outcome = test.run(load_arguments(path), replace(plan, options=f"profile={profile}"))
+                counts[profile] = counted(outcome)
+                print(f"{outcome.wrapper}, {profile}: {counts[profile]}", file=sys.stderr)
     return figures
+
+
+def counted(outcome: Outcome) -> dict[str, Any]:
+    """Runs, failures, and at how many places each check found something."""
+    places = {
+        (one["check"], one["severity"], one["at"]["file"], one["at"]["line"])
+        for failure in outcome.failures
+        for one in failure.findings
+    }
+    findings = Counter(f"{check} ({severity})" for check, severity, *_ in places)
+    return {
+        "runs": outcome.runs,
+        "failed": len(outcome.failures),
+        "differ": sum(not failure.findings for failure in outcome.failures),
+        "findings": dict(sorted(findings.items())),
+    }
 
 
 def main() -> None:
