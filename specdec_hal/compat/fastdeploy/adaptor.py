@@ -49,7 +49,7 @@ def use_backend(backend: str | Backend | None = None, *, config: str | os.PathLi
             served.forget()
 
 
-def _backend_of(args: tuple[Any, ...]) -> Backend:
+def backend_of(args: tuple[Any, ...]) -> Backend:
     global _backend
     if _backend is None:
         on_host = all(arg.place.is_cpu_place() for arg in args if isinstance(arg, paddle.Tensor))
@@ -159,7 +159,7 @@ class Adaptor:
             kinds += tuple(getattr(args[i], "dtype", None) for i in self._deciding if i < len(args))
         look = self._looks.get(kinds) or self._look(args, kinds)
         form = look.form
-        plan = Plan(self.__name__, self.platform, _backend or _backend_of(args), form.names, args)
+        plan = Plan(self.__name__, self.platform, _backend or backend_of(args), form.names, args)
         if look.numbers:
             args = self._numbers(form, args, plan, look.numbers)
         result = form.function(plan, *args)
@@ -173,7 +173,7 @@ class Adaptor:
     def _look(self, args: tuple[Any, ...], kinds: tuple[Any, ...]) -> _Look:
         """Of a call whose types have not come before; ArgumentError if no form of the op takes it."""
         form = self._form(args)
-        self._check(form, args, Plan(self.__name__, self.platform, _backend_of(args), form.names, args))
+        self._check(form, args, Plan(self.__name__, self.platform, backend_of(args), form.names, args))
         look = self._looks[kinds] = _Look(form, args)
         return look
 
