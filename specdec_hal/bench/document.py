@@ -64,6 +64,17 @@ class _Run(BaseModel):
     seconds_by_stage: dict[str, float]
 
 
+class _Pooled(BaseModel):
+    method: str
+    prompts: int
+    tokens_per_step: float | None
+    tokens_per_step_95: tuple[float, float] | None
+    speedup: float
+    speedup_95: tuple[float, float] | None
+    mean_acceptance_length: float | None
+    acceptance_by_position: list[float]
+
+
 class _Method(_Run):
     prompt: str
     method: str
@@ -97,6 +108,7 @@ class _Methods(_Compared):
     strategy: str
     temperature: float
     rows: list[_Method]
+    pooled: list[_Pooled] = []
 
 
 def is_comparison(document: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_hal.bench.pooled import pooled, pooled_acceptance, shown
 from specdec_hal.errors import BackendUnavailableError, RequestError
 
 Row = Mapping[str, Any]
@@ -188,10 +189,14 @@ def _finish(axes: Any, title: str) -> None:
 
 
 def plot_methods(document: Mapping[str, Any], path: Path) -> None:
-    """Draw a document of `compare --method`: tokens per step and speed of each prompt, acceptance by draft position."""
+    """Draw a document of `compare --method`: tokens per step and speed of each prompt and of all, and acceptance.
+
+    Bars of a prompt's speed have the range of its turns, those of all prompts an interval of 95 %.
+    """
     pyplot = _pyplot()
     rows = [row for row in document["rows"] if row["method"] != "naive"]
     methods, prompts = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "prompt"))
+    together = {row["method"]: row for row in pooled(document["rows"])} if len(prompts) > 1 else {}
     figure, panels = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     width = 0.8 / max(len(methods), 1)
     for axes, key, unit in (
@@ -200,16 +205,22 @@ def plot_methods(document: Mapping[str, Any], path: Path) -> None:
     ):
         for shift, method in enumerate(methods):
             some = [row for row in rows if row["method"] == method]
-            at = [prompts.index(row["prompt"]) + (shift - (len(methods) - 1) / 2) * width for row in some]
+            at = [prompts.index(row["prompt"]) for row in some]
             heights = [row[key] or 0 for row in some]
-            axes.bar(at, heights, width, label=method)
-            if key == "speedup":  # of each turn
-                turns = [row["all_speedups"] for row in some]
-                below = [max(height - min(one), 0) for height, one in zip(heights, turns, strict=True)]
-                above = [max(max(one) - height, 0) for height, one in zip(heights, turns, strict=True)]
-                axes.errorbar(at, heights, (below, above), fmt="none", ecolor="black", capsize=2, linewidth=0.8)
-        names = [Path(prompt).name for prompt in prompts]
-        axes.set_xticks(range(len(prompts)), names, fontsize=8, rotation=20, ha="right", rotation_mode="anchor")
+            ranges = [
+                row["all_speedups"] if key == "speedup" else [height] for row, height in zip(some, heights, strict=True)
+            ]
+            if together:
+                at.append(len(prompts))
+                heights.append(together[method][key] or 0)
+                ranges.append(together[method][f"{key}_95"] or [heights[-1]])
+            places = [place + (shift - (len(methods) - 1) / 2) * width for place in at]
+            axes.bar(places, heights, width, label=method)
+            below = [max(height - min(one), 0) for height, one in zip(heights, ranges, strict=True)]
+            above = [max(max(one) - height, 0) for height, one in zip(heights, ranges, strict=True)]
+            axes.errorbar(places, heights, (below, above), fmt="none", ecolor="black", capsize=2, linewidth=0.8)
+        names = [shown(prompt) for prompt in prompts] + ["all"] * bool(together)
+        axes.set_xticks(range(len(names)), names, fontsize=8, rotation=20, ha="right", rotation_mode="anchor")
         axes.axhline(1, color="black", linewidth=0.8, label="plain decoding")
         axes.set_ylabel(unit)
         axes.set_ylim(top=1.25 * axes.get_ylim()[1])  # room for the legend
@@ -230,23 +241,6 @@ def plot_methods(document: Mapping[str, Any], path: Path) -> None:
     figure.suptitle(f"{document['backend']}, {document['strategy']}, temperature {document['temperature']}")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
-
-
-def pooled_acceptance(rows: Sequence[Row]) -> tuple[int | None, list[float]]:
-    """The drafts of some rows, and which part of them was accepted at each position.
-
-    A position that a draft did not reach counts as not accepted. None, and means over rows, where their drafts were not
-    recorded.
-    """
-    rates = [row["acceptance_by_position"] for row in rows]
-    counted = [row["num_drafts"] for row in rows if "num_drafts" in row]
-    known = len(counted) == len(rows)
-    weights = counted if known else [int(bool(one)) for one in rates]
-    pooled = [
-        sum(weight * one[at] for weight, one in zip(weights, rates, strict=True) if len(one) > at) / sum(weights)
-        for at in range(max(map(len, rates), default=0))
-    ]
-    return (sum(counted) if known else None), pooled
 
 
 def _pyplot() -> Any:

@@ -32,7 +32,15 @@ from specdec_hal.cli import (
     xpu_test,
 )
 from specdec_hal.cli.output import Guarded, Output, WriteError
-from specdec_hal.cli.process import PROGRAM, announce_imports, complain, discard_stdout, prepare_process, report
+from specdec_hal.cli.process import (
+    PROGRAM,
+    announce_imports,
+    complain,
+    discard_stdout,
+    own_logs,
+    prepare_process,
+    report,
+)
 from specdec_hal.errors import EngineDeadError, SpecDecError
 from specdec_hal.text import clip, one_line
 
@@ -112,9 +120,10 @@ def _run(argv: Sequence[str] | None, stdout: Guarded) -> int:
     with redirect_stdout(stdout):
         try:
             args = _parser().parse_args(argv)
+            args.command_line = [PROGRAM, *(sys.argv[1:] if argv is None else argv)]
         except SystemExit as finished:  # --help, --version, or a usage error that argparse has reported
             return int(finished.code or 0)
     # Whatever else writes to stdout (a framework's banner) must not get into the JSON document.
-    with redirect_stdout(sys.stderr if args.json else stdout):
+    with redirect_stdout(sys.stderr if args.json else stdout), own_logs():
         status: int = COMMANDS[args.command].run(args, Output(stdout, json=args.json))
         return status

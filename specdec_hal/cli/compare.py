@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from specdec_hal.bench.pooled import pooled, shown
+from specdec_hal.bench.record import circumstances
+from specdec_hal.cli import secrets
 from specdec_hal.cli.decoding import (
     Progress,
     Run,
@@ -28,9 +31,11 @@ from specdec_hal.cli.decoding import (
     runtime_for,
 )
 from specdec_hal.cli.output import Output, add_config_arguments, output_file, read_runtime, writing
+from specdec_hal.cli.process import complain
 from specdec_hal.cli.prompts import Prompt, add_prompt_arguments, read_prompts
 from specdec_hal.cli.tables import Rows
-from specdec_hal.errors import RequestError
+from specdec_hal.errors import RequestError, SpecDecError
+from specdec_hal.text import one_line
 
 if TYPE_CHECKING:
     from specdec_hal.config import Config
@@ -41,7 +46,7 @@ Runs = dict[str, list[Run]]
 """The runs of each side: "naive", and "spec" or the names of methods."""
 
 HELP = "compare the configured method, or several, with plain decoding: tokens and speed of warm engines"
-NAIVE = "naive"
+NAIVE, ALL = "naive", "all"
 _COUNTED = (
     "steps",
     "tokens_per_step",
@@ -65,9 +70,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="methods",
         metavar="NAME,NAME",
         type=lambda text: list(dict.fromkeys(text.split(","))),
-        help="compare these methods, each prompt by itself, instead of the configured one",
+        help="compare these methods, each prompt by itself, instead of the configured one; all: every one that the "
+        "checkpoint and the configuration allow",
     )
     parser.add_argument("--plot", metavar="FILE", type=output_file, help="draw them (.png, .svg, .pdf); with --method")
+    parser.add_argument(
+        "--record",
+        metavar="FILE",
+        type=output_file,
+        help="write the figures with command, commit, machine, versions and configuration; bench --read shows them",
+    )
     parser.add_argument(
         "--repeat", metavar="N", type=_positive, default=3, help="timed runs of each, on warm engines (default: 3)"
     )
@@ -90,7 +102,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     runtime = runtime_for(args)
     others = {"spec": runtime} if args.methods is None else _runtimes(args, runtime)
     prompts = read_prompts(args)
-    sides = _Sides(runtime, others)
+    sides = _Sides(runtime, others, optional=args.methods == [ALL])
     batches = [prompts] if args.methods is None else [[prompt] for prompt in prompts]
     total = len(sides.runtimes) * args.repeat * len(prompts) * runtime.config.sampling.max_new_tokens
     with progress_bar("comparing", total) as progress:
@@ -120,6 +132,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
             ],
             "differences": differences,
         }
+        document["pooled"] = pooled(document["rows"])
+    if args.record is not None:
+        header = circumstances(secrets.redact_command(args.command_line))
+        record = {**header, "config": runtime.config.model_dump(mode="json"), "figures": document}
+        with writing(args.record):
+            args.record.write_text(json.dumps(record, indent=1) + "\n")
     if output.json:
         output.document(document)
     else:
@@ -132,25 +150,44 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def _runtimes(args: argparse.Namespace, runtime: Runtime) -> dict[str, Runtime]:
     """The configuration with each of the methods; ConfigError for one that is unknown or lacks settings."""
-    found = {}
-    for method in args.methods:
+    found, every = {}, args.methods == [ALL]
+    for method in runtime.registry.proposers() if every else args.methods:
         if method != NAIVE:  # which everything is compared with
             overrides = [*args.overrides, f"speculative.method={method}"]
-            chosen = read_runtime(argparse.Namespace(config=args.config, overrides=overrides))
-            found[method] = runtime.with_config(chosen.config)
+            try:
+                chosen = read_runtime(argparse.Namespace(config=args.config, overrides=overrides))
+            except SpecDecError as error:
+                if not every:
+                    raise
+                _left_out(method, error)
+            else:
+                found[method] = runtime.with_config(chosen.config)
     return found
 
 
-class _Sides:
-    """Plain decoding and `others` over one model, whose KV cache each new runner takes over."""
+def _left_out(method: str, error: SpecDecError) -> None:
+    complain(f"without '{method}': {one_line(error)}")
 
-    def __init__(self, runtime: Runtime, others: dict[str, Runtime]) -> None:
+
+class _Sides:
+    """Plain decoding and `others` over one model, whose KV cache each new runner takes over.
+
+    `optional`: sides that cannot run here are named and left out.
+    """
+
+    def __init__(self, runtime: Runtime, others: dict[str, Runtime], *, optional: bool = False) -> None:
         self.model, self.tokenizer = load(runtime)
         # The drafts' head-room may cost context; all sides get the same. What "auto" stands for, a runner knows.
         configs: dict[str, Config] = {}
         longest = self._runner(runtime).max_model_len
         for label, side in {NAIVE: runtime.naive(), **others}.items():
-            runner = self._runner(side)
+            try:
+                runner = self._runner(side)
+            except SpecDecError as error:
+                if not optional or label == NAIVE:
+                    raise
+                _left_out(label, error)
+                continue
             configs[label], longest = runner.config, min(longest, runner.max_model_len)
 
         def limited(config: Config) -> Config:
@@ -229,6 +266,8 @@ def show(document: Mapping[str, Any], output: Output) -> None:
     """Print what `compare --json` writes as tables and a verdict."""
     rows = _methods(document) if "rows" in document else _comparison(document)
     rows.print(output.console)
+    if together := [row for row in document.get("pooled", ()) if row["prompts"] > 1]:
+        _pooled(together).print(output.console)
     _print_verdict(output, document)
 
 
@@ -249,7 +288,19 @@ def _methods(document: Mapping[str, Any]) -> Rows:
     for row in document["rows"]:
         names = ("tokens_per_step", "speedup", "tokens_per_second", "mean_acceptance_length")
         figures = (number(row.get(name)) for name in names)
-        rows.add_row(Path(row["prompt"]).name, row["method"], *figures, numbers(row["acceptance_by_position"]))
+        rows.add_row(shown(row["prompt"]), row["method"], *figures, numbers(row["acceptance_by_position"]))
+    return rows
+
+
+def _pooled(document: Sequence[Mapping[str, Any]]) -> Rows:
+    interval = "95 % of resampled prompts"
+    columns = ("method", "tokens per step", interval, "speed-up", interval, "mean acceptance length")
+    rows = Rows(f"All {document[0]['prompts']} prompts", (*columns, "acceptance by position"), spare=(2, 5))
+    for row in document:
+        cells = [row["method"]]
+        for name in ("tokens_per_step", "speedup"):
+            cells += [number(row[name]), "-".join(map(number, row[f"{name}_95"] or ()))]
+        rows.add_row(*cells, number(row["mean_acceptance_length"]), numbers(row["acceptance_by_position"]))
     return rows
 
 

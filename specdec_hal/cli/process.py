@@ -9,7 +9,7 @@ import platform
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 import specdec_hal
@@ -62,6 +62,20 @@ def announce_imports() -> None:
         imports.addHandler(_Imports())
         imports.setLevel(logging.INFO)
         imports.propagate = False
+
+
+@contextlib.contextmanager
+def own_logs() -> Iterator[None]:
+    """Warnings of this package on stderr in one form, whatever handlers a framework gives the root logger."""
+    package = logging.getLogger("specdec_hal")
+    handlers, propagate = package.handlers[:], package.propagate
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"{PROGRAM}: %(message)s"))
+    package.handlers[:], package.propagate = [handler], False
+    try:
+        yield
+    finally:
+        package.handlers[:], package.propagate = handlers, propagate
 
 
 def complain(line: str) -> None:

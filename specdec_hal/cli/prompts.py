@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdec_hal.errors import RequestError
-from specdec_hal.text import short
+from specdec_hal.text import one_line, short
 
 MAX_BYTES = 64 << 20
 """Of a prompt: far more than any context holds."""
@@ -44,6 +45,15 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         "may be repeated and mixed with --prompt",
     )
     parser.add_argument(
+        "--prompts",
+        dest="prompts",
+        metavar="FILE",
+        type=lambda path: ("lines", path),
+        action="append",
+        help="file with a prompt in each line: a text, or (.jsonl) an object whose `prompt`, `text`, `question` or "
+        "first of its `turns` is one, as in HumanEval and MT-bench",
+    )
+    parser.add_argument(
         "--add-special-tokens",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -62,11 +72,39 @@ def read_prompts(args: argparse.Namespace) -> list[Prompt]:
     names: Counter[str] = Counter()
     prompts = []
     for kind, value in sources:
-        name, text = ("prompt", _checked(value)) if kind == "text" else _read(value)
-        names[name] += 1
-        name = name if names[name] == 1 else f"{name} #{names[name]}"
-        prompts.append(Prompt(name, text, args.add_special_tokens))
+        for name, text in [("prompt", _checked(value))] if kind == "text" else _FILES[kind](value):
+            names[name] += 1
+            name = name if names[name] == 1 else f"{name} #{names[name]}"
+            prompts.append(Prompt(name, text, args.add_special_tokens))
     return prompts
+
+
+def _lines(path: str) -> list[tuple[str, str]]:
+    """A prompt of each line that is not empty."""
+    ((name, text),) = _read(path)
+    found = list[tuple[str, str]]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            found.append(_object(f"{name}:{number}", line) if path.endswith(".jsonl") else (f"{name}:{number}", line))
+    if not found:
+        raise RequestError(f"--prompts {path}: expected a prompt in each line, got an empty file")
+    return found
+
+
+def _object(place: str, line: str) -> tuple[str, str]:
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"--prompts {place}: expected a JSON object, got {one_line(error)}") from error
+    values = given if isinstance(given, dict) else {}
+    turns = values.get("turns")
+    first = turns[0] if isinstance(turns, list) and turns else None
+    texts = (*map(values.get, ("prompt", "text", "question")), first)
+    text = next((one for one in texts if isinstance(one, str)), None)
+    if text is None:
+        raise RequestError(f"--prompts {place}: expected text as prompt, text, question or turns, got {short(given)}")
+    name = next((values[key] for key in ("task_id", "question_id", "id") if key in values), place)
+    return str(name), text
 
 
 def _checked(text: str) -> str:
@@ -89,7 +127,8 @@ def _bytes(path: str) -> bytes:
     return sys.stdin.buffer.read(MAX_BYTES + 1)
 
 
-def _read(path: str) -> tuple[str, str]:
+def _read(path: str) -> list[tuple[str, str]]:
+    """The prompt that a file is."""
     name = "stdin" if path == "-" else path
     try:
         data = _bytes(path)
@@ -97,8 +136,11 @@ def _read(path: str) -> tuple[str, str]:
             raise RequestError(f"--prompt-file {path}: expected at most {MAX_BYTES} bytes, got more; shorten it")
         # The line break that ends a text file is not part of the prompt: tokenizers join it with the indentation that
         # follows, so that a model that sees it alone takes it for the end of the text.
-        return name, data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return [(name, data.decode("utf-8").removesuffix("\n").removesuffix("\r"))]
     except OSError as error:
         raise RequestError(f"--prompt-file {path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"--prompt-file {path}: expected UTF-8 text, got {error}") from error
+
+
+_FILES = {"file": _read, "lines": _lines}

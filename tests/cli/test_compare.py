@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from specdec_hal.bench.pooled import pooled
 from specdec_hal.cli import decoding, main
 from specdec_hal.cli.decoding import Run
 from specdec_hal.runner import ModelRunner
@@ -138,7 +141,7 @@ def test_methods_as_text(model: Model, capsys: Capture) -> None:
     assert main(["compare", *model().ngram, *PROMPTS, "--method", "ngram,suffix", "--repeat", "1"]) == 0
     out = capsys.readouterr().out
     assert "identical tokens" in out
-    assert sum("suffix" in line for line in out.splitlines()) == 2
+    assert sum("suffix" in line for line in out.splitlines()) == 3  # each prompt, and both together
 
 
 def test_engines_are_warm_and_remember_nothing(model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,3 +176,93 @@ def test_engines_are_warm_and_remember_nothing(model: Model, capsys: Capture, mo
 def test_methods_that_cannot_be_compared(model: Model, capsys: Capture, options: list[str], message: str) -> None:
     assert main(["compare", *model().ngram, *PROMPTS, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+LINES = [{"task_id": "HumanEval/0", "prompt": "a"}, {"question_id": 81, "turns": ["cde", "b"]}, {"text": "dd"}]
+
+
+def test_a_record_of_prompts_in_lines_with_every_method(model: Model, capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text("\n\n".join(map(json.dumps, LINES)))
+    (tmp_path / "p.txt").write_text("a\n\ncde\n")
+    lines = ("--prompts", str(tmp_path / "p.jsonl"), "--prompts", str(tmp_path / "p.txt"), "--max-new-tokens", "9")
+    record = tmp_path / "r.json"
+    options = ("--method", "all", "--repeat", "1", "--record", str(record))
+    assert main(["compare", *model().ngram, *lines, *options, "--json"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    names = ["HumanEval/0", "81", *(str(tmp_path / name) for name in ("p.jsonl:5", "p.txt:1", "p.txt:3"))]
+    assert list(dict.fromkeys(row["prompt"] for row in document["rows"])) == names
+    methods = {row["method"] for row in document["rows"]}
+    assert {"naive", "ngram", "suffix"} <= methods and "mtp" not in methods
+    assert {line.split("'")[1] for line in err.splitlines()} >= {"mtp", "draft_model"}
+    found = json.loads(record.read_text())
+    assert found["figures"] == document and "compare --set" in found["command"]
+    assert found["config"]["backend"]["name"] == "reference" and found["machine"] and found["date"]
+    assert main(["bench", "--read", str(record), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == document
+    assert main(["bench", "--read", str(record)]) == 0
+    assert "All 5 prompts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "p.jsonl:1: expected a JSON object, got "),
+        ("[1]", "p.jsonl:1: expected text as prompt, text, question or turns, got [1]"),
+        ('{"prompt": 3, "turns": []}', "p.jsonl:1: expected text"),
+        ("", "expected a prompt in each line, got an empty file"),
+    ],
+)
+def test_lines_that_are_no_prompts(model: Model, capsys: Capture, tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / "p.jsonl").write_text(line)
+    assert main(["compare", *model().ngram, "--prompts", str(tmp_path / "p.jsonl")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_pooled() -> None:
+    """Sums over prompts, not means of ratios."""
+
+    def row(
+        prompt: str, method: str, tokens: int, per_step: float | None, seconds: float, drafts: int, rates: Any
+    ) -> Any:
+        return {
+            "prompt": prompt, "method": method, "tokens": tokens, "tokens_per_step": per_step, "seconds": seconds,
+            "num_drafts": drafts, "acceptance_by_position": rates,
+        }  # fmt: skip
+
+    rows = [
+        row("a", "naive", 101, 1.0, 10.0, 0, []),
+        row("a", "ngram", 101, 4.0, 2.5, 25, [1.0, 0.8]),
+        row("b", "naive", 11, 1.0, 1.0, 0, []),
+        row("b", "ngram", 11, 1.0, 2.0, 5, [0.0, 0.0]),
+        row("c", "naive", 1, None, 0.5, 0, []),
+        row("c", "ngram", 1, None, 0.5, 0, []),
+    ]
+    naive, ngram = pooled(rows)
+    assert (naive["tokens_per_step"], naive["speedup"], naive["mean_acceptance_length"]) == (1.0, 1.0, None)
+    assert (ngram["prompts"], ngram["tokens"], ngram["num_drafts"]) == (3, 113, 30)
+    assert ngram["tokens_per_step"] == pytest.approx(110 / 35)
+    assert ngram["speedup"] == pytest.approx(11.5 / 5)
+    assert ngram["acceptance_by_position"] == pytest.approx([25 / 30, 20 / 30])
+    assert ngram["mean_acceptance_length"] == pytest.approx(1 + 45 / 30)
+    assert ngram["accepted_lengths"] == pytest.approx([5 / 30, 5 / 30, 20 / 30])
+    low, high = ngram["tokens_per_step_95"]
+    assert low == pytest.approx(1.0) and high == pytest.approx(4.0)
+    assert pooled(rows[:2])[1]["speedup_95"] is None
+
+
+def test_warnings_have_the_form_of_the_program(model: Model, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paddle gives the root logger a handler of its own, which printed them as its lines."""
+
+    def warn(*args: Any, **options: Any) -> list[Any]:
+        logging.getLogger("specdec_hal.mtp").warning("look")
+        return []
+
+    monkeypatch.setattr("specdec_hal.cli.compare._differences", warn)
+    root = logging.StreamHandler(sys.stderr)
+    logging.getLogger().addHandler(root)
+    try:
+        assert main(["compare", *model().ngram, *PROMPTS, "--repeat", "1"]) == 0
+    finally:
+        logging.getLogger().removeHandler(root)
+    assert capsys.readouterr().err == "specdec-hal: look\n"

@@ -94,7 +94,7 @@ def test_files_that_are_no_result(text: str, got: str, tmp_path: Path, capsys: p
 
 
 def test_acceptance_is_pooled_over_drafts() -> None:
-    from specdec_hal.bench.plot import pooled_acceptance
+    from specdec_hal.bench.pooled import pooled_acceptance
 
     few: dict[str, Any] = {"num_drafts": 1, "acceptance_by_position": [1.0, 1.0]}
     many = {"num_drafts": 9, "acceptance_by_position": [0.0]}

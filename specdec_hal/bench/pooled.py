@@ -1,0 +1,80 @@
+"""What prompts say together of methods of drafting: sums over prompts, with intervals of confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = Mapping[str, Any]
+"""Of `compare --method`: one prompt, one method."""
+_RESAMPLES = 2000
+
+
+def shown(prompt: str) -> str:
+    """A prompt's name: that of its file, without folders."""
+    return Path(prompt).name if Path(prompt).suffix else prompt
+
+
+def pooled(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A row for each method, plain decoding first.
+
+    `tokens_per_step`: decoded tokens of all prompts over decode steps. `speedup`: plain seconds over seconds.
+    `accepted_lengths`: which part of the drafts had 0, 1, ... tokens accepted. The intervals (`..._95`) are percentiles
+    of a bootstrap over prompts; None for a single prompt.
+    """
+    plain = {row["prompt"]: row["seconds"] for row in rows if row["method"] == "naive"}
+    found = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        some = [row for row in rows if row["method"] == method]
+        # The first token of a prompt comes with it, not with a decode step.
+        counted = [row for row in some if row["tokens_per_step"]]
+        decoded = [row["tokens"] - 1 for row in counted]
+        steps = [tokens / row["tokens_per_step"] for tokens, row in zip(decoded, counted, strict=True)]
+        drafts, rates = pooled_acceptance(some)
+        reached = [1.0, *rates, 0.0]
+        found.append(
+            {
+                "method": method,
+                "prompts": len(some),
+                "tokens": sum(row["tokens"] for row in some),
+                **_ratio("tokens_per_step", decoded, steps),
+                **_ratio("speedup", [plain[row["prompt"]] for row in some], [row["seconds"] for row in some]),
+                "num_drafts": drafts,
+                "mean_acceptance_length": 1 + sum(rates) if rates else None,
+                "acceptance_by_position": rates,
+                "accepted_lengths": [a - b for a, b in pairwise(reached)] if rates else [],
+            }
+        )
+    return found
+
+
+def pooled_acceptance(rows: Sequence[Row]) -> tuple[int | None, list[float]]:
+    """The drafts of some rows, and which part of them was accepted at each position.
+
+    A position that a draft did not reach counts as not accepted. None, and means over rows, where their drafts were not
+    recorded.
+    """
+    rates = [row["acceptance_by_position"] for row in rows]
+    counted = [row["num_drafts"] for row in rows if "num_drafts" in row]
+    known = len(counted) == len(rows)
+    weights = counted if known else [int(bool(one)) for one in rates]
+    together = [
+        sum(weight * one[at] for weight, one in zip(weights, rates, strict=True) if len(one) > at) / sum(weights)
+        for at in range(max(map(len, rates), default=0))
+    ]
+    return (sum(counted) if known else None), together
+
+
+def _ratio(name: str, above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
+    if not above:
+        return {name: None, f"{name}_95": None}
+    tops, bottoms = np.asarray(above, np.float64), np.asarray(below, np.float64)
+    interval = None
+    if len(tops) > 1:
+        drawn = np.random.default_rng(0).integers(len(tops), size=(_RESAMPLES, len(tops)))
+        interval = np.percentile(tops[drawn].sum(1) / bottoms[drawn].sum(1), (2.5, 97.5)).tolist()
+    return {name: float(tops.sum() / bottoms.sum()), f"{name}_95": interval}
