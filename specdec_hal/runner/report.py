@@ -35,6 +35,8 @@ class StepReport:
         """Of all token ids in it."""
         self._counts: list[int] = values["accept_num"].tolist()
         self._offsets: list[int] = values["cu_seqlens_q"].tolist()
+        self.fed: list[int] = np.diff(values["cu_seqlens_q"]).tolist()
+        """[M]: tokens that each slot gave the model."""
         self._first_row: list[int] = []  # where each slot's log-probabilities begin
         self._columns: list[list[Any]] = []
         self._entries: list[TokenLogprobs] | None = None  # of all rows at once, where there are no alternatives
@@ -50,10 +52,6 @@ class StepReport:
             self._entries = list(map(_entry, zip(logprobs[:end, 0].tolist(), ranks[:end].tolist(), repeat(()))))
         elif ids is not None:
             self._columns = [column[:end].tolist() for column in (ids, logprobs, ranks)]
-
-    def fed(self, slot: int) -> int:
-        """Tokens that the slot gave the model."""
-        return self._offsets[slot + 1] - self._offsets[slot]
 
     def limit_status(self, slot: int) -> int:
         """Where the slot's request is, if its thinking has a limit (`limit_thinking`)."""

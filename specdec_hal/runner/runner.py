@@ -437,7 +437,7 @@ class ModelRunner:
         needs = self._planner.needs([work.sequence for work in schedule.work.values()], masked is not None)
         bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
-        chunks, before = chunks_of(schedule), self._planner.failed_proposals
+        chunks, before = chunks_of(schedule) if schedule.chunked else [], self._planner.failed_proposals
         fill = None if masked is None else partial(self._fill_masks, masked)
         plan, report = self._planner.launch(bucket, record, chunks, fill)
         if self._planner.failed_proposals != before:
@@ -495,7 +495,7 @@ class ModelRunner:
             self._goes_on = report.goes_on(step.schedule.slots, self._end_ids, self._vocab_size)
             decoded, drafted, accepted, inputs, rows = list[Drafted](), list[int](), list[int](), 0, 0
             for slot, work in step.schedule.work.items():
-                sequence, kept, fed = work.sequence, work.sequence.accepted, report.fed(slot)
+                sequence, kept, fed = work.sequence, work.sequence.accepted, report.fed[slot]
                 sequence.in_flight -= 1
                 inputs += fed
                 rows += min(fed, 1) if work.chunk else fed
@@ -535,7 +535,7 @@ class ModelRunner:
 
         Gives how many drafts the model accepted, those after the request's end too.
         """
-        sequence, fed = work.sequence, report.fed(slot)
+        sequence, fed = work.sequence, report.fed[slot]
         if sequence.finish_reason is not None:
             return None
         if not work.emits:

@@ -92,7 +92,7 @@ class FrameWriter:
         step.slots.append(slot)
         step.entries.append((number, start, len(from_draft), -1 if drafted is None else drafted))
         step.accepted_draft.extend(from_draft)
-        if drafted and sequence.request.params.return_drafts:
+        if drafted and not sequence.plain and sequence.request.params.return_drafts:
             step.judged.append(_Judged(number, slot, start))
 
     def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
