@@ -238,6 +238,7 @@ class ModelRunner:
         detokenizer = None if tokenizer is None else detokenizer_for(tokenizer.detokenizer, copy.params, tail)
         sequence = Sequence(copy, limit, detokenizer, prompt)
         sequence.grammar = self._structured.begin(copy.params, f"request {short(copy.request_id)}")
+        sequence.plain &= sequence.grammar is None
         return sequence
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
