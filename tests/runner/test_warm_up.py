@@ -185,17 +185,18 @@ def test_an_engine_that_is_closed_does_not_warm_up_on() -> None:
     config, registry = settings()
     runtime = Runtime(config, registry)
     runtime.backend = LaunchingBackend()
-    model, first = CompilingModel(), threading.Event()
+    model, first, made = CompilingModel(), threading.Event(), threading.Event()
     forward = model.forward_device
 
     def slow(*args: Any) -> None:
         forward(*args)
         if model.ahead is None:
             first.set()
-            assert engine._closing.wait(60)
+            assert made.wait(60) and engine._closing.wait(60)
 
     model.forward_device = slow  # type: ignore[method-assign]
     engine = AsyncEngine(model, runtime, tokenizer=LetterTokenizer())  # type: ignore[arg-type]
+    made.set()
     assert first.wait(60) and "of" in engine.unready
     engine.close()
     assert 0 < model.forwards <= 2 and not engine.failure
