@@ -87,14 +87,18 @@ class StructuredRequests:
                 end, tuple(self._model.think_end_text or (end,)), most, params.limits_thinking, self._ends
             )
         matcher = self.grammars.get(wanted).matcher()
+        first = np.zeros(-(-self._vocab_size // 32), np.int32)
+        matcher.mask(first)
+        if not first.any():
+            raise RequestError(
+                f"{name}: structured.{wanted.kind[0]}: the tokenizer has no token that begins such a text"
+            )
         ends = self._ends.difference(params.bad_token_ids, *(one for one in params.bad_sequences if len(one) == 1))
         if params.allowed_token_ids is not None:
             ends &= set(params.allowed_token_ids)
         banned = not ends
         least = params.min_new_tokens
-        return GrammarState(
-            matcher, thought, -(-self._vocab_size // 32), self._ends, lambda position: not banned and position >= least
-        )
+        return GrammarState(matcher, thought, len(first), self._ends, lambda position: not banned and position >= least)
 
     def plan(self, schedule: Schedule, exact_drafts: bool, failed: Failed) -> MaskedStep:
         """Bring the grammars of a step up to date, and its drafts in line with them. Nothing may be under way.

@@ -74,7 +74,7 @@ class Answer(ABC):
 
         `defaults`: what a body without parameters gets. `token_ids`: of each prompt. RequestError for a bad value.
         """
-        params = self.request.sampling_params(defaults, engine)
+        params = self._after_thoughts(self.request.sampling_params(defaults, engine))
         if self.markers and any(map(self._is_special, self.markers)):
             params = params.model_copy(update={"skip_special_tokens": False})
         self.params, self.end_tokens = params, engine.end_tokens
@@ -82,6 +82,10 @@ class Answer(ABC):
         choices = [(tokens, wanted) for tokens in self.prompt_ids for wanted in params.choices()]
         self.seeds = [wanted.seed for _, wanted in choices]
         return [EngineRequest(f"{self.id}-{index}", *choice) for index, choice in enumerate(choices)]
+
+    def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
+        """Where a grammar begins."""
+        return params
 
     def _is_special(self, text: str) -> bool:
         tokens = self.tokenizer.encode(text, add_special_tokens=False)
@@ -302,9 +306,8 @@ class ChatAnswer(Answer):
             return {"content": delta.text}
         if index not in self._parsers:
             reasoning, tools, prompt = *self._parser, self.prompts[index // self.request.n]
-            self._parsers[index] = make_parser(
-                reasoning, tools, prompt if isinstance(prompt, str) else "", self.call_ids
-            )
+            text = prompt if isinstance(prompt, str) else ""
+            self._parsers[index] = make_parser(reasoning, tools, text, self.call_ids, self.request.forced_call)
         parser = self._parsers[index]
         found = [*parser.push(delta.text), *(() if delta.finish_reason is None else parser.finish())]
         said: dict[type[Part], list[str]] = {Content: [], Reasoning: []}
@@ -330,8 +333,18 @@ class ChatAnswer(Answer):
     @cached_property
     def _parser(self) -> tuple[str | None, str | None] | None:
         """The names of what finds thoughts and calls; None: neither is looked for."""
-        names = self.reasoning_parser, self.tool_call_parser if self.request.may_call else None
-        return None if names == (None, None) else names
+        looked_for = self.request.may_call and self.request.forced_call is None
+        names = self.reasoning_parser, self.tool_call_parser if looked_for else None
+        return None if names == (None, None) and self.request.forced_call is None else names
+
+    def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
+        """Behind the thoughts of a model that has them, unless the prompt has ended them already."""
+        wanted, prompt = params.structured, self.prompts[0]
+        if wanted is None or self.reasoning_parser is None or wanted.after_thinking:
+            return params
+        if isinstance(prompt, str) and prompt.rstrip().endswith(THINK[self.reasoning_parser][1]):
+            return params
+        return params.model_copy(update={"structured": wanted.model_copy(update={"after_thinking": True})})
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -340,7 +353,8 @@ class ChatAnswer(Answer):
         return (*(THINK[reasoning] if reasoning else ()), *(TOOLS[tools].markers if tools else ()))
 
     def _reason(self, index: int, reason: str) -> str:
-        return "tool_calls" if reason == "stop" and index in self._called else super()._reason(index, reason)
+        called = index in self._called and not self.request.forced_call  # a function that was named is no surprise
+        return "tool_calls" if reason == "stop" and called else super()._reason(index, reason)
 
     def _about_prompt(self, index: int, delta: StreamDelta) -> Json:
         return {} if index else self._prompt_logprobs(0, delta)

@@ -285,6 +285,43 @@ class MistralParser(ToolParser):
         return "".join(self.ids.choices(string.ascii_letters + string.digits, k=9))
 
 
+class ListParser(ToolParser):
+    """``[{"name": ..., "parameters": {...}}, ...]``, which a grammar has made the whole answer."""
+
+    begin = "["
+    _separators = "[,]"
+
+    def _until_call(self) -> tuple[str, bool]:
+        self._held = self._held.lstrip(self._separators + string.whitespace)
+        return "", bool(self._held)
+
+
+@dataclass
+class ArgumentsParser(Parser):
+    """The arguments of one call, which a grammar has made the whole answer."""
+
+    name: str
+    ids: Random = field(default_factory=SystemRandom)
+    _begun: bool = False
+
+    def push(self, text: str) -> Iterator[Part]:
+        """As it stands."""
+        if not self._begun:
+            self._begun = True
+            yield Call(0, text, f"call_{self.ids.getrandbits(96):024x}", self.name)
+        elif text:
+            yield Call(0, text)
+
+    def finish(self) -> Iterator[Part]:
+        """Nothing is held back."""
+        yield from ()
+
+
+def forced_parser(name: str, ids: Random) -> Parser:
+    """Of an answer that a grammar has made the arguments of the function `name`, or for "" a list of calls."""
+    return ArgumentsParser(name, ids) if name else ListParser(ids)
+
+
 TOOLS: dict[str, type[ToolParser]] = {"hermes": HermesParser, "llama3_json": LlamaParser, "mistral": MistralParser}
 """Parsers of calls by name."""
 
@@ -446,10 +483,15 @@ def _text(token: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def make_parser(reasoning: str | None, tools: str | None, prompt: str, ids: Random | None = None) -> Parser:
+def make_parser(
+    reasoning: str | None, tools: str | None, prompt: str, ids: Random | None = None, forced: str | None = None
+) -> Parser:
     """One for an answer to `prompt`, by the parsers' names; None: the text holds no thoughts, or no calls.
 
-    `ids`: what the calls' ids are drawn from (default: the operating system's entropy).
+    `ids`: what the calls' ids are drawn from (default: the operating system's entropy). `forced`: see
+    :func:`forced_parser`; it takes the place of `tools`.
     """
     after: Parser = Plain() if tools is None else TOOLS[tools](ids or SystemRandom())
+    if forced is not None:
+        after = forced_parser(forced, ids or SystemRandom())
     return after if reasoning is None else ThoughtParser(reasoning, prompt, after)

@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 
-from specdec_hal.config.schema import INT32_MAX, NAIVE, Section, Text, TokenId, UnicodeText
+from specdec_hal.config.schema import INT32_MAX, NAIVE, StructuredOutput, Text, TokenId, UnicodeText
 from specdec_hal.engine.async_engine import EngineInfo
 from specdec_hal.errors import RequestError
 from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.runner import SamplingParams
+from specdec_hal.serve.forms import (
+    Keys,
+    NamedTool,
+    ResponseFormat,
+    StructuredOutputs,
+    arguments_of,
+    calls_of,
+    structured,
+)
 from specdec_hal.serve.rendering import rendered
 from specdec_hal.text import clip, one_line, short
 
@@ -56,19 +65,8 @@ _AS_THEY_ARE = (
 )
 
 
-class Body(Section):
-    """What every body is. Validation ends early: a megabyte may hold 300,000 errors, and one is shown."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_nothing(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        given = {key: value for key, value in data.items() if value is not None}
-        unknown = [key for key in given if key not in cls.model_fields]
-        for key in unknown[1:]:
-            del given[key]
-        return given
+class Body(Keys):
+    """What every body is."""
 
     def settled(self, template: ChatTemplate | None) -> Self:
         """The same for an answer, without what is not needed once a template has rendered a chat.
@@ -153,12 +151,6 @@ class StreamOptions(Body):
         return self.include_usage and self.continuous_usage_stats
 
 
-class TextFormat(Body):
-    """`response_format`: text alone is served."""
-
-    type: Literal["text"]
-
-
 One = Annotated[int | float, Field(ge=1, le=1)]
 
 
@@ -174,7 +166,6 @@ class UnusedKeys(Body):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     prediction: dict[str, Any] | None = Field(None, description="a hint that changes no token; drafts are our own")
-    response_format: TextFormat | None = None
     # vLLM's
     cache_salt: Annotated[UnicodeText | None, Field(min_length=1)] = None
     priority: Annotated[int, Field(ge=0, le=0)] | None = None
@@ -209,7 +200,9 @@ class GenerationRequest(UnusedKeys, ABC):
     logit_bias: Annotated[
         dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None, _ITEMS
     ] = Field(None, description="by token id: what is added to its logit, before penalties")
+    response_format: ResponseFormat | None = None
     # vLLM's
+    structured_outputs: StructuredOutputs | None = None
     top_k: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -250,6 +243,19 @@ class GenerationRequest(UnusedKeys, ABC):
         None, description="where drafts come from: the configured method, or 'none'"
     )
 
+    _structured: StructuredOutput | None = PrivateAttr(None)
+    """What the answer must be."""
+
+    @model_validator(mode="after")
+    def _find_structured(self) -> Self:
+        asked = {} if self.response_format is None else self.response_format.wanted
+        more = None if self.structured_outputs is None else self.structured_outputs.wanted
+        if asked and more:
+            raise ValueError("response_format: expected no structured_outputs beside it; leave out one of them")
+        if asked or more is not None:
+            self._structured = structured(asked or more or {})
+        return self
+
     @property
     @abstractmethod
     def token_limit(self) -> int | None:
@@ -276,6 +282,8 @@ class GenerationRequest(UnusedKeys, ABC):
         """Those of a prompt, for all of its `n` choices. RequestError for a bad value."""
         changes: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(self, name)) is not None}
         changes["return_drafts"] = self.return_drafts
+        if self._structured is not None:
+            changes["structured"] = self._structured if self.generates else None
         if self.top_k is not None:
             changes["top_k"] = max(self.top_k, 0)
         if self.stop is not None:
@@ -536,7 +544,7 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1), Field(fail_fast=True), _ITEMS]
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = Field(True, description="false: the first call of an answer alone")
     include_reasoning: bool = Field(True, description="false: an answer without its thoughts")
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -555,9 +563,27 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
         """Whether calls are looked for in the answer."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def forced_call(self) -> str | None:
+        """What a forced answer is: the arguments of the function of that name, or for "" a list of calls."""
+        if isinstance(self.tool_choice, NamedTool):
+            return self.tool_choice.function.name
+        return "" if self.tool_choice == "required" else None
+
+    @model_validator(mode="after")
+    def _force_calls(self) -> Self:
+        name, tools = self.forced_call, self.tools or []
+        if name is None:
+            return self
+        if not tools:
+            raise ValueError(f"tool_choice: expected 'none' or 'auto' without tools, got {short(name or 'required')}")
+        schema = arguments_of(tools, name) if name else calls_of(tools, self.parallel_tool_calls)
+        self._structured = structured({"json_schema": schema})
+        return self
+
     def check_calls(self, tool_call_parser: str | None) -> None:
         """RequestError for tools where nothing finds calls of them."""
-        if self.may_call and tool_call_parser is None:
+        if self.may_call and tool_call_parser is None and self.forced_call is None:
             got = "nothing" if self.tool_choice is None else short(self.tool_choice)
             hint = "or set serve.tool_call_parser (--tool-call-parser), which finds calls"
             raise RequestError(f"tool_choice: expected 'none' with tools, got {got}; give that, {hint}")

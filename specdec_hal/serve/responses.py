@@ -15,13 +15,13 @@ from specdec_hal.models.chat import ChatTemplate
 from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.runner import RequestOutput, StreamDelta
 from specdec_hal.serve.answers import ChatAnswer, Json, encode
+from specdec_hal.serve.forms import TextFormat
 from specdec_hal.serve.protocol import (
     MAX_ITEMS,
     MAX_LOGPROBS,
     Body,
     ChatCompletionRequest,
     Message,
-    TextFormat,
     UnusedKeys,
 )
 from specdec_hal.text import short
@@ -42,7 +42,7 @@ class InputMessage(Message):
 
 
 class TextSettings(Body):
-    """`text`: text alone is served, at a length of the model's own."""
+    """`text`: what form it has; its length is the model's own."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
@@ -105,6 +105,12 @@ class ResponsesRequest(UnusedKeys):
 
     _prompt: str | None = PrivateAttr(None)
 
+    @property
+    def text_format(self) -> Json:
+        """`text.format`, or its default."""
+        found = None if self.text is None or self.text.format is None else self.text.format
+        return {"type": "text"} if found is None else found.model_dump(by_alias=True, exclude_none=True)
+
     def chat(self) -> ChatCompletionRequest:
         """The chat that it stands for."""
         given: list[Any] = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [*self.input]
@@ -116,6 +122,8 @@ class ResponsesRequest(UnusedKeys):
         )  # fmt: skip
         values: dict[str, Any] = {name: getattr(self, name) for name in same}
         values["messages"] = given
+        if self.text is not None and self.text.format is not None:
+            values["response_format"] = self.text.format.response_format
         values["max_completion_tokens"] = self.max_output_tokens
         values["logprobs"] = self.top_logprobs > 0 or LOGPROBS in (self.include or ())
         values["reasoning_effort"] = self.reasoning.effort if self.reasoning else None
@@ -252,7 +260,7 @@ class ResponsesAnswer(ChatAnswer):
             "reasoning": {"effort": asked.reasoning.effort if asked.reasoning else None, "summary": None},
             "store": False,
             "temperature": self.params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": asked.text_format},
             "tool_choice": asked.tool_choice or "auto",
             "tools": [],
             "top_logprobs": asked.top_logprobs,

@@ -243,10 +243,10 @@ def test_each_choice_has_its_own_parts(shared: Running, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice: expected 'none' or 'auto', got 'required'"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice: expected 'none', 'auto' or 'required', got 'any'"),
         (
-            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "tool_choice: expected 'none' or 'auto', got {'type'",
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice: expected one of the tools (f), got 'g'",
         ),
         ({"tools": [{"type": "web_search"}]}, "tools: expected tools of type 'function', got 'web_search' in tool 0"),
         ({"tools": [TOOL, {"type": "function"}]}, "tools: expected a function with a name in tool 1, got None"),

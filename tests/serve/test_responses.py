@@ -173,7 +173,7 @@ def test_keys_that_change_nothing_are_taken(running: Running) -> None:
         ("prompt", {"id": "p"}, "prompt: unknown key"),
         ("background", True, "background: expected False, got True"),
         ("truncation", "auto", "truncation: expected 'disabled', got 'auto'"),
-        ("text", {"format": {"type": "json_object"}}, "text.format.type: expected 'text', got 'json_object'"),
+        ("text", {"format": {"type": "xml"}}, "text.format.type: expected 'text', 'json_object' or 'json_schema'"),
         ("text", {"verbosity": "low"}, "text.verbosity: expected 'medium', got 'low'"),
         ("tools", [{"type": "web_search"}], "tools: List should have at most 0 items"),
         ("tool_choice", "required", "tool_choice: expected 'none' or 'auto', got 'required'"),

@@ -1,0 +1,181 @@
+"""Answers in a form: by OpenAI's keys and helpers, by vLLM's, and by tools that must be called."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from specdec_hal.config import parse
+from specdec_hal.engine import AsyncEngine
+from specdec_hal.models.chat import load_chat_template
+from tests.serve.conftest import ROOT, Running, served
+
+TINY = ROOT / "models/tiny-py-lm"
+USER: Any = [{"role": "user", "content": "def person():\n    return "}]
+MORE: Any = {"model": "tiny", "max_tokens": 120, "temperature": 0.7, "seed": 4}
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=150)
+    tags: list[Literal["red", "green"]] = Field(max_length=2)
+
+
+PERSON = Person.model_json_schema()
+CITY: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["city", "days"],
+            "$defs": {"city": {"enum": ["Oslo", "Rome"]}},
+        },
+    },
+}
+STOP: Any = {"type": "function", "function": {"name": "stop"}}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    config = parse(
+        {
+            "backend": {"name": "reference"},
+            "speculative": {"method": "ngram", "num_speculative_tokens": 4},
+            "structured": {"backend": "llguidance"},
+            "serve": {"port": 0},
+        }
+    )
+    with served(AsyncEngine(TINY, config), "tiny", load_chat_template(TINY)) as found:
+        yield found
+
+
+def ask(running: Running, path: str = "/v1/chat/completions", **keys: Any) -> dict[str, Any]:
+    first = {"messages": USER} if "chat" in path else {"prompt": USER[0]["content"]}
+    answer = running.http.post(path, json={**first, **MORE, **keys})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_a_schema_with_drafts_and_without(running: Running) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    answer = ask(running, response_format=wanted, n=3)
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    for text in texts:
+        jsonschema.validate(json.loads(text), PERSON)
+    assert answer["usage"]["accepted_tokens"] > 3 * 5  # names of properties alone
+    plain = ask(running, response_format=wanted, n=3, num_speculative_tokens=0)
+    assert plain["usage"]["drafted_tokens"] == 0
+    assert [choice["message"]["content"] for choice in plain["choices"]] == texts
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("keys", "pattern"),
+    [
+        ({"regex": "[ab]{3}-[0-9]{2}"}, "[ab]{3}-[0-9]{2}"),
+        ({"choice": ["red", "green"]}, "red|green"),
+        ({"grammar": 'root ::= "x" root | "y"'}, "x*y"),
+        (
+            {"json": {"type": "array", "items": {"type": "integer", "maximum": 9}, "minItems": 2, "maxItems": 2}},
+            r"\[.*\]",
+        ),
+        ({"json_object": True, "disable_any_whitespace": False}, r"(?s)\{.*"),
+    ],
+)
+def test_vllms_forms(running: Running, path: str, keys: dict[str, Any], pattern: str) -> None:
+    (choice,) = ask(running, path, structured_outputs=keys)["choices"]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    assert re.fullmatch(pattern, text)
+
+
+def test_the_openai_clients_helpers(running: Running) -> None:
+    asked: Any = {**MORE, "messages": USER}
+    parsed = running.openai.chat.completions.parse(response_format=Person, **asked).choices[0].message.parsed
+    assert isinstance(parsed, Person)
+    with running.openai.chat.completions.stream(response_format=Person, **asked) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
+    answer = running.openai.responses.parse(
+        model="tiny", input=USER[0]["content"], text_format=Person, max_output_tokens=120, extra_body={"seed": 3}
+    )
+    assert isinstance(answer.output_parsed, Person)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "parallel", "reason"),
+    [("required", False, "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, True, "stop")],
+)
+def test_tools_that_must_be_called(running: Running, stream: bool, choice: Any, parallel: bool, reason: str) -> None:
+    asked: Any = {
+        "messages": USER,
+        "tools": [CITY, STOP],
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+        **MORE,
+    }
+    if stream:
+        with running.openai.chat.completions.stream(**asked) as events:
+            answer: Any = events.get_final_completion()
+    else:
+        answer = running.openai.chat.completions.create(**asked)
+    (found,) = answer.choices
+    assert found.finish_reason == reason and not found.message.content
+    (call,) = found.message.tool_calls
+    assert call.id.startswith("call_")
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "stop":
+        assert arguments == {}
+    else:
+        assert call.function.name == "weather" and arguments["city"] in ("Oslo", "Rome") and 1 <= arguments["days"] <= 9
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "expected json_schema with type 'json_schema'"),
+        ({"response_format": {"type": "xml"}}, "response_format.type: expected"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "x"}}}},
+            "json_schema",
+        ),
+        ({"structured_outputs": {"regex": "(["}}, "structured.regex: llguidance refuses it"),
+        ({"structured_outputs": {}}, "expected one of json_schema"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "got regex and choice"),
+        ({"structured_outputs": {"json": {"uniqueItems": True}}}, "uniqueItems"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, "whitespace_pattern: unknown key"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "leave out one of them"),
+        ({"guided_json": {}}, "guided_json: unknown key"),
+        ({"tool_choice": "required"}, "tool_choice: expected 'none' or 'auto' without tools"),
+        (
+            {"tools": [CITY], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice: expected one of the tools (weather), got 'x'",
+        ),
+    ],
+)
+def test_what_is_no_form_is_refused_before_it_is_queued(running: Running, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        running.openai.chat.completions.create(messages=USER, **MORE, extra_body=keys)
+    assert message in refused.value.message
+    assert not running.engine.runner.has_requests  # type: ignore[attr-defined]
+
+
+def test_a_text_that_is_cut_is_no_whole(running: Running) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    (choice,) = ask(running, response_format=wanted, max_tokens=2)["choices"]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"].startswith("{")
+
+
+def test_a_text_that_nothing_may_follow_ends_without_an_end_token(running: Running) -> None:
+    (choice,) = ask(running, structured_outputs={"choice": ["red"]}, ignore_eos=True)["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "red")
