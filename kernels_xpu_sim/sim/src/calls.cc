@@ -75,17 +75,14 @@ class Held {
 };
 
 void print_signatures(const Entry* entries, size_t count) {
-  std::string all;
-  for (const Entry* e = entries; e != entries + count; ++e) {
-    std::string parameters;
-    for (const Described* p = e->parameters; p != e->parameters + e->count; ++p) {
-      const Json one = Json().add("kind", p->kind).add("type", p->type).add("element", p->element);
-      parameters += (parameters.empty() ? "" : ", ") + one.text();
-    }
-    const Json one = Json().add("name", e->name).add_raw("parameters", "[" + parameters + "]");
-    all += (all.empty() ? "" : ",\n ") + one.text();
-  }
-  std::printf("[%s]\n", all.c_str());
+  const auto parameter = [](const Described& p) {
+    return Json().add("kind", p.kind).add("type", p.type).add("element", p.element).text();
+  };
+  const auto signature = [&parameter](const Entry& e) {
+    const std::vector<Described> parameters(e.parameters, e.parameters + e.count);
+    return Json().add("name", e.name).add_raw("parameters", json_array(parameters, parameter)).text();
+  };
+  std::printf("%s\n", json_array(std::vector<Entry>(entries, entries + count), signature, true).c_str());
 }
 
 }  // namespace

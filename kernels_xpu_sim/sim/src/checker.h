@@ -12,7 +12,6 @@ namespace xpu_sim::rt {
 
 struct Core;
 struct Launch;
-struct Span;
 class Worker;
 
 class Checker {
@@ -27,12 +26,12 @@ class Checker {
   virtual char* core_begins(Core&) { return nullptr; }
   virtual void core_ends(Core&) {}
   virtual void barrier_completes(Worker&, uint64_t /*cores*/) {}    // bit per core that meets there
-  virtual void fence(Core&, uint32_t /*mask*/, Site) {}
+  virtual void fence(Core&, uint32_t /*mask*/) {}
   // The copy is valid as to addresses. `sync`: it has finished when the call returns.
-  virtual void copy_issued(Core&, const Copy&, const Span&, bool /*sync*/) {}
-  virtual void copies_finished(Core&, Direction, Site) {}  // a synchronous copy has drained those of its kind
+  virtual void copy_issued(Core&, const Copy&, bool /*sync*/) {}
+  virtual void copies_finished(Core&, Direction) {}  // a synchronous copy has drained those of its kind
   virtual void core_pauses(Core&) {}  // others may run now
-  virtual void atomic(Core&, const void* /*address*/, bool /*store*/, Site) {}
+  virtual void atomic(Core&, const void* /*address*/, bool /*store*/) {}
   virtual void lock(Core&, bool /*acquired*/) {}  // ticket_lock_mix, unlock_mix
   virtual void room(Core&, const void*, size_t /*bytes*/, Site) {}  // a vector operation uses all of it
   // An index is beyond its array, which the next access may or may not show. False: nothing was made of it.

@@ -148,10 +148,10 @@ bool is_sm_object(const Core& core, const Copy& c) {
 
 // The DMA engine: checks each copy as the hardware would, then does it when the policy says.
 
-// The span of GM that it moves from or to; nullptr: it is wrong, and left out.
+// False: it is wrong, and left out.
 template <Direction D>
-inline __attribute__((always_inline)) const Span* check_copy(Core& core, const void* from, const void* to, long long n,
-                                                             Site site, const char* frame) {
+inline __attribute__((always_inline)) bool check_copy(Core& core, const void* from, const void* to, long long n,
+                                                      Site site, const char* frame) {
   Worker& worker = *core.worker;
   const auto copy = [&] {
     return Copy{
@@ -159,7 +159,7 @@ inline __attribute__((always_inline)) const Span* check_copy(Core& core, const v
   };
   if (__builtin_expect(n <= 0, 0)) {
     bad_length(core, copy(), n);
-    return nullptr;
+    return false;
   }
   const size_t bytes = static_cast<size_t>(n);
   const uintptr_t gm = reinterpret_cast<uintptr_t>(to_gm(D) ? to : from);
@@ -170,28 +170,28 @@ inline __attribute__((always_inline)) const Span* check_copy(Core& core, const v
     span = hint = core.launch->gm->find(gm, bytes);
     if (__builtin_expect(!span || (to_gm(D) && span->read_only), 0)) {
       bad_gm(core, copy());
-      return nullptr;
+      return false;
     }
   }
   if (local_fence(D) == fence_sm) {
     const size_t offset = static_cast<size_t>(local - worker.sm());
     if (__builtin_expect(offset >= worker.sm_bytes() || bytes > worker.sm_bytes() - offset, 0)) {
       bad_local(core, copy(), frame);
-      return nullptr;
+      return false;
     }
-    if (__builtin_expect(!is_sm_object(core, copy()), 0)) return nullptr;
+    if (__builtin_expect(!is_sm_object(core, copy()), 0)) return false;
   } else {
     if (__builtin_expect(local < frame || local >= core.lm_top || bytes > static_cast<size_t>(core.lm_top - local),
                          0)) {
       bad_local(core, copy(), frame);
-      return nullptr;
+      return false;
     }
     if (__builtin_expect((D == gm2gsm || D == gsm2gm) && core.launch->cores > kGroups, 0)) {
       bad_group_shared(core, copy());
-      return nullptr;
+      return false;
     }
   }
-  return span;
+  return true;
 }
 
 constexpr unsigned char kInFlight = 0xA5;  // what the destination of a copy holds until it is done
@@ -287,28 +287,26 @@ void defer(Core* core, Copy* c, bool sync, const char* frame) {
 }
 
 // What a launch with a checker, a timeline or copies that wait does with a copy besides.
-[[gnu::noinline]] void copy_watched(Core* core, Copy c, const Span& span, bool sync, const char* frame) {
-  if (checker) checker->copy_issued(*core, c, span, sync);
+[[gnu::noinline]] void copy_watched(Core* core, Copy c, bool sync, const char* frame) {
+  if (checker) checker->copy_issued(*core, c, sync);
   if (tracing()) trace_copy(*core, c, sync);
   if (core->launch->options->dma == DmaPolicy::eager) {
     raw_copy(c.to, c.from, c.bytes);
   } else {
     defer(core, &c, sync, frame);
   }
-  if (sync && checker) checker->copies_finished(*core, c.direction, c.site);
+  if (sync && checker) checker->copies_finished(*core, c.direction);
 }
 
 template <Direction D, bool kSync>
 inline __attribute__((always_inline)) void copy(const void* from, void* to, long long n, Site site, Caller caller) {
   Core* const core = enter(site, caller);
   if (to_gm(D) && fenced(*core, site)) fence(local_fence(D), site, caller);
-  const Span* const span = check_copy<D>(*core, from, to, n, site, caller.frame);
-  if (__builtin_expect(!span, 0)) return;
+  if (__builtin_expect(!check_copy<D>(*core, from, to, n, site, caller.frame), 0)) return;
   const size_t bytes = static_cast<size_t>(n);
   count(core, D, reinterpret_cast<uintptr_t>(to_gm(D) ? to : from), bytes);
   if (__builtin_expect(core->worker->plain, 1)) return raw_copy(to, from, bytes);
-  copy_watched(core, {D, static_cast<char*>(to), static_cast<const char*>(from), bytes, 0, site}, *span, kSync,
-               caller.frame);
+  copy_watched(core, {D, static_cast<char*>(to), static_cast<const char*>(from), bytes, 0, site}, kSync, caller.frame);
 }
 
 }  // namespace
@@ -330,7 +328,7 @@ void fence(uint32_t mask, Site site, Caller caller) {
   const char* const frame = caller.frame;
   ++core->worker->counters.fences;
   if (__builtin_expect(core->worker->plain, 1)) return;
-  if (checker) checker->fence(*core, mask, site);
+  if (checker) checker->fence(*core, mask);
   if (tracing()) trace_fence(*core, mask, site);
   if (core->dma.pending.empty()) return;
   const Model& model = core->launch->options->model;

@@ -77,38 +77,19 @@ struct Fault {
   const void* caller;  // of a function without a frame, if it is in one
 };
 
-const void* pc_of(const ucontext_t* context) {
 #if defined(__x86_64__)
-  return reinterpret_cast<const void*>(context->uc_mcontext.gregs[REG_RIP]);
+const void* pc_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.gregs[REG_RIP]); }
+const void* sp_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.gregs[REG_RSP]); }
+const void* caller_of(const ucontext_t* c) { return *static_cast<const void* const*>(sp_of(c)); }
 #elif defined(__aarch64__)
-  return reinterpret_cast<const void*>(context->uc_mcontext.pc);
+const void* pc_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.pc); }
+const void* sp_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.sp); }
+const void* caller_of(const ucontext_t* c) { return reinterpret_cast<const void*>(c->uc_mcontext.regs[30]); }
 #else
-  (void)context;
-  return nullptr;
+const void* pc_of(const ucontext_t*) { return nullptr; }
+const void* sp_of(const ucontext_t*) { return nullptr; }
+const void* caller_of(const ucontext_t*) { return nullptr; }
 #endif
-}
-
-const void* caller_of(const ucontext_t* context) {
-#if defined(__x86_64__)
-  return *reinterpret_cast<const void* const*>(context->uc_mcontext.gregs[REG_RSP]);
-#elif defined(__aarch64__)
-  return reinterpret_cast<const void*>(context->uc_mcontext.regs[30]);
-#else
-  (void)context;
-  return nullptr;
-#endif
-}
-
-const void* sp_of(const ucontext_t* context) {
-#if defined(__x86_64__)
-  return reinterpret_cast<const void*>(context->uc_mcontext.gregs[REG_RSP]);
-#elif defined(__aarch64__)
-  return reinterpret_cast<const void*>(context->uc_mcontext.sp);
-#else
-  (void)context;
-  return nullptr;
-#endif
-}
 
 // The functions that the strict build calls at loads and stores have no frame, and no line either.
 const void* kernel_pc(const Fault& fault) {

@@ -25,10 +25,12 @@ inline std::string json_quoted(const std::string& s) {
   return out + "\"";
 }
 
-inline std::string json_list(const std::vector<std::string>& texts) {
+// An array of what text() gives of each, on a line of its own if `lines`.
+template <class R, class F>
+std::string json_array(const R& values, F text, bool lines = false) {
   std::string all;
-  for (const std::string& text : texts) all += (all.empty() ? "" : ", ") + json_quoted(text);
-  return "[" + all + "]";
+  for (const auto& value : values) all += (all.empty() ? "" : lines ? ",\n  " : ", ") + text(value);
+  return lines && !all.empty() ? "[\n  " + all + "\n]" : "[" + all + "]";
 }
 
 class Json {

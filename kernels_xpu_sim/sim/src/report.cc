@@ -69,9 +69,7 @@ std::string json_of(const Location& where) {
 }
 
 std::string json_of(const std::vector<Location>& all) {
-  std::string list;
-  for (const Location& one : all) list += (list.empty() ? "" : ", ") + json_of(one);
-  return "[" + list + "]";
+  return json_array(all, [](const Location& one) { return json_of(one); });
 }
 
 }  // namespace
@@ -172,8 +170,7 @@ std::string to_text(const Finding& f) {
 }
 
 std::string to_json(const std::vector<Finding>& findings) {
-  std::string all;
-  for (const Finding& f : findings) {
+  return json_array(findings, [](const Finding& f) {
     Json one;
     one.add("check", f.check).add("severity", severity_name(f.severity)).add("decides", f.decides);
     one.add("message", f.message).add("kernel", f.kernel);
@@ -185,9 +182,8 @@ std::string to_json(const std::vector<Finding>& findings) {
         .add("follows", f.follows)
         .add("replay", f.replay)
         .add("count", f.count);
-    all += (all.empty() ? "" : ",\n  ") + one.text();
-  }
-  return all.empty() ? "[]" : "[\n  " + all + "\n]";
+    return one.text();
+  }, true);
 }
 
 namespace {
@@ -300,8 +296,7 @@ std::string to_text(const std::vector<KernelReport>& reports) {
 }
 
 std::string to_json(const std::vector<KernelReport>& reports) {
-  std::string all;
-  for (const KernelReport& r : reports) {
+  return json_array(reports, [](const KernelReport& r) {
     const Counters& c = r.counters;
     Json copies;
     for (int d = 0; d < directions; ++d) {
@@ -313,9 +308,8 @@ std::string to_json(const std::vector<KernelReport>& reports) {
     one.add("scalar_gm", c.scalar_gm).add("fences", c.fences).add("barriers", c.barriers);
     one.add("max_core_dma_bytes", c.max_core_dma_bytes).add("max_core_accesses", c.max_core_accesses);
     one.add("lm_high", c.lm_high).add("sm_bytes", c.sm_bytes);
-    all += (all.empty() ? "" : ",\n  ") + one.text();
-  }
-  return all.empty() ? "[]" : "[\n  " + all + "\n]";
+    return one.text();
+  }, true);
 }
 
 }  // namespace xpu_sim

@@ -105,7 +105,7 @@ int link(Core* core, const int* address, Site site) {
     nested(core, address, site);
   }
   core->linked = address;
-  if (checker) checker->atomic(*core, address, false, site);
+  if (checker) checker->atomic(*core, address, false);
   return *static_cast<const volatile int*>(address);
 }
 
@@ -115,7 +115,7 @@ int store(Core* core, int* address, int value, Site site) {
   core->linked = nullptr;
   // Another core's store between takes the link away.
   if (!linked || fails(core)) return 1;
-  if (checker) checker->atomic(*core, address, true, site);
+  if (checker) checker->atomic(*core, address, true);
   *static_cast<volatile int*>(address) = value;
   Worker& worker = *core->worker;
   for (int i = 0; i < core->launch->cores; ++i) {

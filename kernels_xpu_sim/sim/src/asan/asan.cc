@@ -50,12 +50,12 @@ class AsanChecker : public Checker {
     release(core, [](const Copy&) { return true; });
   }
 
-  void fence(Core& core, uint32_t mask, Site) override {
+  void fence(Core& core, uint32_t mask) override {
     const Model& model = core.launch->options->model;
     release(core, [mask, &model](const Copy& c) { return completes(c, mask, model); });
   }
 
-  void copy_issued(Core& core, const Copy& c, const Span&, bool sync) override {
+  void copy_issued(Core& core, const Copy& c, bool sync) override {
     const char* const local = local_of(c);
     if (const void* bad = __asan_region_is_poisoned(const_cast<char*>(local), c.bytes)) {
       report_access(core, static_cast<const char*>(bad), c.bytes, !to_gm(c.direction), nullptr, c.site);
@@ -66,7 +66,7 @@ class AsanChecker : public Checker {
     if (!to_gm(c.direction)) __asan_poison_memory_region(local, c.bytes);
   }
 
-  void copies_finished(Core& core, Direction direction, Site) override {
+  void copies_finished(Core& core, Direction direction) override {
     const Model& model = core.launch->options->model;
     release(core, [direction, &model](const Copy& c) { return drains(direction, c, model); });
   }

@@ -193,9 +193,10 @@ struct Program {
       const auto held = [](const Finding& f) { return suppressions->hold(f); };
       all.erase(std::remove_if(all.begin(), all.end(), held), all.end());
       if (all.size() < printed->size()) all = *printed;
-      write("XPU_SIM_JSON",
-            "{\"findings\": " + to_json(all) + ",\n\"unused_suppressions\": " + json_list(suppressions->stale()) +
-                ",\n\"kernels\": " + to_json(report()) + ",\n\"launches\": " + to_json(*launches) + "}");
+      write("XPU_SIM_JSON", "{\"findings\": " + to_json(all) +
+                                ",\n\"unused_suppressions\": " + json_array(suppressions->stale(), json_quoted) +
+                                ",\n\"kernels\": " + to_json(report()) + ",\n\"launches\": " + to_json(*launches) +
+                                "}");
     }
     if (std::getenv("XPU_SIM_TRACE")) write("XPU_SIM_TRACE", trace_json());
     if (std::getenv("XPU_SIM_REPORT") && !print_launches) std::fputs(to_text(report()).c_str(), stderr);

@@ -113,13 +113,13 @@ class StrictChecker : public Checker {
     return true;
   }
 
-  void fence(Core& core, uint32_t mask, Site) override {
+  void fence(Core& core, uint32_t mask) override {
     State& s = *state_of(core);
     look(s, core);
     finish_fenced(s, core, mask);
   }
 
-  void copy_issued(Core& core, const Copy& copy, const Span&, bool sync) override {
+  void copy_issued(Core& core, const Copy& copy, bool sync) override {
     State& s = *state_of(core);
     look(s, core);
     s.went(reinterpret_cast<uintptr_t>(to_gm(copy.direction) ? copy.to : copy.from) ^ copy.bytes << 48);
@@ -127,12 +127,10 @@ class StrictChecker : public Checker {
     core.source_element = 0;
   }
 
-  void copies_finished(Core& core, Direction direction, Site) override {
-    finish_kind(*state_of(core), core, direction);
-  }
+  void copies_finished(Core& core, Direction direction) override { finish_kind(*state_of(core), core, direction); }
 
   // An atomic orders: who loads what another stored knows what that one knew.
-  void atomic(Core& core, const void* address, bool store, Site) override {
+  void atomic(Core& core, const void* address, bool store) override {
     State& s = *state_of(core);
     look(s, core);
     uint32_t* const seen = s.atomic(address).seen;
