@@ -6,13 +6,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -43,8 +44,16 @@ _ONLY_ITSELF = (
 """What the page may load: nothing, but it may ask this server. No other page may show it."""
 
 
+def _as_it_is(body: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    return body if isinstance(body, Body) else validate(body)
+
+
+_READ = WrapValidator(_as_it_is)
+"""Of a body that :class:`_JsonRequest` has validated. A second time, pydantic would call validators of whole models."""
+
+
 class _JsonRequest(Request):
-    """Has a body of one kind, which FastAPI need not validate again."""
+    """Has a body of one kind."""
 
     def __init__(self, request: Request, kind: type[Body], bodies: Bodies) -> None:
         super().__init__(request.scope, request.receive)
@@ -148,33 +157,33 @@ def make_app(service: Service, api_key: str | None = None) -> FastAPI:
         return refuse(refusal(500, FAILED))
 
     @app.post("/v1/completions", responses=STREAM, dependencies=json_body)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    async def completions(body: Annotated[CompletionRequest, _READ], request: Request) -> Response:
         """Continue prompts."""
         answer = CompletionAnswer(body, service.name, service.tokenizer, body.prompts, service.mark)
         return await service.answer(request, answer)
 
     @app.post("/v1/chat/completions", responses=STREAM, dependencies=json_body)
-    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+    async def chat_completions(body: Annotated[ChatCompletionRequest, _READ], request: Request) -> Response:
         """Continue a chat."""
         return await service.answer(request, await service.chat_answer(body))
 
     @app.post("/v1/responses", responses=STREAM, dependencies=json_body)
-    async def responses(body: ResponsesRequest, request: Request) -> Response:
+    async def responses(body: Annotated[ResponsesRequest, _READ], request: Request) -> Response:
         """Continue a chat, in the form of OpenAI's Responses API."""
         return await service.answer(request, await service.responses_answer(body))
 
     @app.post("/abort", dependencies=json_body)
-    async def abort(body: AbortRequest) -> Any:
+    async def abort(body: Annotated[AbortRequest, _READ]) -> Any:
         """End an answer that is under way."""
         return await service.abort(body.request_id)
 
     @app.post("/tokenize", dependencies=json_body)
-    async def tokenize(body: TokenizeRequest) -> Any:
+    async def tokenize(body: Annotated[TokenizeRequest, _READ]) -> Any:
         """The tokens of a text, or of a chat's prompt."""
         return Response(await service.tokenize(body), media_type="application/json")
 
     @app.post("/detokenize", dependencies=json_body)
-    async def detokenize(body: DetokenizeRequest) -> Any:
+    async def detokenize(body: Annotated[DetokenizeRequest, _READ]) -> Any:
         """The text of tokens, special tokens included."""
         return Response(await service.detokenize(body), media_type="application/json")
 

@@ -9,15 +9,18 @@ import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from pydantic import model_validator
 
 from specdec_hal.models.chat import ChatTemplate
-from specdec_hal.serve import bodies
+from specdec_hal.serve import app, bodies
 from specdec_hal.serve.bodies import LONG, Bodies
-from specdec_hal.serve.protocol import ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
+from specdec_hal.serve.protocol import Body, ChatCompletionRequest, DetokenizeRequest, TokenizeRequest
 from specdec_hal.serve.responses import ResponsesRequest
 from tests.serve.conftest import Running, serving
 
@@ -88,6 +91,31 @@ def test_the_answer_of_a_short_body(running: Running, name: str, monkeypatch: py
     short, long = (running.http.post(path, content=raw(body) + b" " * spaces) for spaces in (0, LONG))
     assert told(short) == told(long) and short.status_code in (200, 400, 404)
     assert lengths == [len(raw(body))]  # of what was read in this process
+
+
+class Counted(Body):
+    """Knows how often it was validated."""
+
+    seen: ClassVar[list[object]] = []
+
+    @model_validator(mode="after")
+    def _count(self) -> Counted:
+        self.seen.append(self)
+        return self
+
+
+async def accept(body: Annotated[Counted, app._READ]) -> None:
+    """A route."""
+
+
+def test_nothing_is_validated_twice() -> None:
+    """Validators of a whole model would look for what stayed in the other process."""
+    served = FastAPI()
+    served.router.route_class, served.state.bodies = app._Route, Bodies(None, 0)
+    served.post("/")(accept)
+    with TestClient(served) as client:
+        assert client.post("/", json={}).status_code == 200
+    assert len(Counted.seen) == 1
 
 
 def test_what_only_a_template_needs_stays_there() -> None:
