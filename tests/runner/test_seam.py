@@ -484,7 +484,7 @@ class TestDraftProbs:
         (lambda context: 1 / 0, r"its factory raised ZeroDivisionError: division by zero"),
         (lambda context: _without("runs_on")(context), r"runs_on: expected 'device' or 'host', got None"),
         (lambda context: _without("hidden_layers")(context), r"has no attribute 'hidden_layers'$"),
-        (lambda context: _Alone(), r"has no method 'forget'; derive it from .*protocol.Proposer, which has"),
+        (lambda context: _Alone(), r"has no method 'forget'; derive it from .*proposer.Proposer, which has"),
         (lambda context: _with(draft_position=2)(context), r"'draft_position', which nobody asks for; did you mean"),
         (lambda context: _with(forgets=print)(context), r"has 'forgets', which .*; did you mean 'forget'\?"),
         (lambda context: _with(draft_positions=-1)(context), r"draft_positions: expected an integer >= 0, got -1"),
