@@ -20,7 +20,7 @@ each op's outputs are poisoned and compared with the reference: a wrong kernel g
 project set out to reach; a **bold** figure misses its own. All rows, with minimum and percentiles, are in the JSON
 files.
 
-This page is written by `benchmarks/gpu_summary.py` from the documents of `tools/gpu_bench.sh`."""
+This page is written by `benchmarks/gpu_summary.py` from the documents of `benchmarks/gpu_bench.sh`."""
 
 
 def cells(row: dict[str, Any], name: str) -> list[str]:

@@ -207,7 +207,7 @@ __device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each eac
       const KeyRange range = s.search.now.range;
       const uint64_t mass = mass_of(key_value(range.low)),
                      missing = s.search.now.need - s.search.now.above.of(s.search.now.goal);
-      const uint64_t wanted = s.search.now.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
+      const uint64_t wanted = ties_kept(s.search.now.goal, missing, mass);
       const Ties ties = cut_ties(part, s, range.low, wanted, each);
       if (threadIdx.x == 0) s.search.kept = s.search.now.above.plus({ties.count, ties.count * mass});
       __syncthreads();

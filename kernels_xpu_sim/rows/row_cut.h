@@ -215,7 +215,7 @@ SPECDEC_APART void cut_bucket(Team& team, Row& row, Shared& s, Search& search, K
   }
   // Equal keys, of which the first ids are kept: the last of them is the list.
   const uint64_t mass = mass_of(key_value(range.low)), missing = search.need - search.above.of(search.goal);
-  const uint64_t wanted = search.goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
+  const uint64_t wanted = ties_kept(search.goal, missing, mass);
   const uint64_t own = wanted <= before ? 0 : wanted - before < inside ? wanted - before : inside;
   uint64_t at = before;
   if (own > 0 && before + own == wanted) list([&] { return ++at == wanted ? 0 : -1; });

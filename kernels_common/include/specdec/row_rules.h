@@ -70,6 +70,11 @@ struct Weight {
   SPECDEC_HD Weight plus(Weight other) const { return {count + other.count, mass + other.mass}; }
 };
 
+// How many elements with one key are kept, each of this mass, where larger keys miss the goal by `missing`.
+SPECDEC_HD uint64_t ties_kept(Goal goal, uint64_t missing, uint64_t mass) {
+  return goal == Goal::kCount ? missing : (missing + mass - 1) / mass;
+}
+
 // Whether a row has tokens to draw, by its largest key: no NaN, and not all of it -inf.
 SPECDEC_HD bool has_distribution(int32_t top) { return top != kKeyNan && top != -kKeyInf; }
 

@@ -1,4 +1,4 @@
-"""The names of an op package of FastDeploy as this project has them."""
+"""The names of an op package of FastDeploy as this project has them: the ops served, and a refusal of all others."""
 
 from __future__ import annotations
 
@@ -6,21 +6,34 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from specdec_hal.compat.fastdeploy import (  # noqa: F401
+    draft_model,
+    emitted,
+    lod,
+    logprobs,
+    ngram,
+    output,
+    packing,
+    sampling,
+    verify,
+)
 from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS
 from specdec_hal.compat.fastdeploy.names import FAMILIES, LEFT
 from specdec_hal.errors import UnsupportedError
 
 
-def names(platform: str) -> list[str]:
-    """The ops that are served, sorted."""
-    return sorted(ADAPTORS[platform])
+def surface(platform: str) -> tuple[Callable[[str], Callable[..., Any]], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a module that stands for the op package of a platform, "gpu" or "xpu".
 
+    An op that is not served raises when it is called; a private name is an AttributeError.
+    """
 
-def attribute(platform: str, name: str) -> Callable[..., Any]:
-    """The op of that name; one that raises when it is called, if it is not served. AttributeError for private names."""
-    if name.startswith("_"):
-        raise AttributeError(f"FastDeploy's {platform} ops of specdec_hal have no '{name}'")
-    return ADAPTORS[platform].get(name) or _refusal(platform, name)
+    def attribute(name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(f"FastDeploy's {platform} ops of specdec_hal have no '{name}'")
+        return ADAPTORS[platform].get(name) or _refusal(platform, name)
+
+    return attribute, lambda: sorted(ADAPTORS[platform])
 
 
 @cache
@@ -32,7 +45,7 @@ def _refusal(platform: str, name: str) -> Callable[..., Any]:
     def refused(*args: Any, **named: Any) -> Any:
         raise UnsupportedError(
             f"{name} [FastDeploy]: not served by specdec_hal: {reason}; install FastDeploy with its compiled ops. "
-            f"Served on {platform}: {', '.join(names(platform))}"
+            f"Served on {platform}: {', '.join(sorted(ADAPTORS[platform]))}"
         )
 
     refused.__name__ = name

@@ -1,29 +1,5 @@
-"""FastDeploy's ``fastdeploy.model_executor.ops.xpu``: the names served, and a refusal of all others."""
+"""FastDeploy's ``fastdeploy.model_executor.ops.xpu``."""
 
-from __future__ import annotations
+from specdec_hal.compat.fastdeploy.surface import surface
 
-from collections.abc import Callable
-from typing import Any
-
-from specdec_hal.compat.fastdeploy import (  # noqa: F401
-    draft_model,
-    emitted,
-    lod,
-    logprobs,
-    ngram,
-    output,
-    packing,
-    sampling,
-    verify,
-)
-from specdec_hal.compat.fastdeploy.surface import attribute, names
-
-PLATFORM = "xpu"
-
-
-def __getattr__(name: str) -> Callable[..., Any]:
-    return attribute(PLATFORM, name)
-
-
-def __dir__() -> list[str]:
-    return names(PLATFORM)
+__getattr__, __dir__ = surface("xpu")
