@@ -6,9 +6,10 @@
 #include <cstdint>
 
 #include "launch_options.h"
-#if defined(SPECDEC_XPU_DEVICE)
+#if defined(__xpu__) || defined(SPECDEC_XPU_DEVICE)
 #include "xpu/kernel/cluster.h"
-#else
+#endif
+#if !defined(SPECDEC_XPU_DEVICE)
 #include "xpu_sim/launch.h"
 #endif
 

@@ -4,8 +4,8 @@
 
 #include "tiles.h"
 
-#include "op.h"
 #include "../rows/row_team.h"
+#include "op.h"
 
 namespace specdec {
 

@@ -2,8 +2,8 @@
 // is.
 #pragma once
 
-#include "specdec/philox.h"
 #include "row_top.h"
+#include "specdec/philox.h"
 
 namespace specdec {
 

@@ -7,8 +7,8 @@
 // All ranks call the same functions in the same order, and get the same result where nothing else is said.
 #pragma once
 
-#include "specdec/contract.h"
 #include "row_loops.h"
+#include "specdec/contract.h"
 
 namespace specdec {
 

@@ -331,6 +331,14 @@ def test_the_pairs_on_the_command_line(tmp_path, check, status):
         assert (f": {check}: " in done.stderr) == bool(words)
 
 
+def test_a_kernel_of_this_project(tmp_path):
+    """By itself, where only its first header brings the dialect."""
+    root = Path(__file__).parents[2]
+    source = root / "kernels_xpu_sim" / "kernels" / "adjust_batch.xpu"
+    command = ["xpu-cc", "-c", f"-I{root / 'kernels_common' / 'include'}", str(source), "-o", str(tmp_path / "k.o")]
+    assert main(command) == 0
+
+
 def test_a_finding_in_a_helper_names_its_callers(tmp_path, monkeypatch):
     """Inlined or called: from where the kernel came there. The other access is named as well."""
     (tmp_path / "helpers.h").write_text(
