@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,6 +12,8 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.transformers.interface import Store, bind
 from specdec_hal.models.transformers.survey import Survey, refused, survey
 from specdec_hal.plugin.model import FINAL_NORM, ModelConfig
+
+_Result = TypeVar("_Result")
 
 
 class Decoder:
@@ -27,6 +29,12 @@ class Decoder:
         self._taps: dict[int, Any] = {}
         self._hooked: set[int] = set()
         self._check()
+
+    def modify(self, change: Callable[[Any], _Result]) -> _Result:
+        """Have `change` replace modules of the model, and the head use them too."""
+        result = change(self.model)
+        self._head, self._hidden = _head_of(self.model, self.base)
+        return result
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

@@ -26,9 +26,9 @@ from specdec_hal.models.transformers.packed import pack
 from specdec_hal.models.transformers.survey import only
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
 
-# Rows of a pass that are tried; logits are asked for fewer rows than there are tokens.
+# Rows of a pass that are tried. Logits are asked for fewer rows than there are tokens, and a head is large.
 _SIZES = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 256)
-_HEAD_SIZES = _SIZES[: _SIZES.index(64) + 1]
+_HEAD_SIZES = (*range(1, 9), 12, 16, 32)
 _TRIED = (11, 7)  # token ids
 
 
@@ -103,7 +103,7 @@ class HostTransformers:
         self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
         self.bit_stable = False
         with torch.inference_mode():
-            steady = not exact or pack(decoder.model)
+            steady = not exact or decoder.modify(pack)
             if exact if bit_stable is None else bit_stable:
                 self._measure(steady)
         self._limits: Limits | None = None
