@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from specdec_hal.errors import UnsupportedError
@@ -17,54 +15,14 @@ from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
 from tests.runner.conftest import make_runner
-from tests.support.hf_models import ARCHITECTURES, REFUSED, VOCABULARY, write_model
+from tests.support.hf_models import ARCHITECTURES, REFUSED, VOCABULARY, Case, write_model
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
 
-NEW_TOKENS = 20
 
-
-@dataclass
-class Case:
-    """A checkpoint, the library's model of it, and what that generates."""
-
-    folder: Path
-    prompts: list[list[int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        generator = np.random.default_rng(5)
-        beginning = generator.integers(3, VOCABULARY, 9)
-        self.prompts = [np.tile(beginning, 2).tolist(), generator.integers(3, VOCABULARY, 21).tolist(), [7, 8]]
-
-    @cached_property
-    def reference(self) -> Any:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        options = {"dtype": torch.float32, "attn_implementation": "eager"}
-        return AutoModelForCausalLM.from_pretrained(self.folder, **options).eval()
-
-    def logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        import torch
-
-        with torch.inference_mode():
-            logits: npt.NDArray[np.float32] = self.reference(torch.as_tensor(ids)[None]).logits[0].numpy()
-        return logits
-
-    @cached_property
-    def generated(self) -> list[list[int]]:
-        """Greedy continuations of the prompts, alone."""
-        import torch
-
-        texts = []
-        for prompt in self.prompts:
-            ids = torch.tensor([prompt])
-            out = self.reference.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0
-            )
-            texts.append(out[0, len(prompt) :].tolist())
-        return texts
+class Models(Case):
+    """The checkpoint under our KV cache."""
 
     @cached_property
     def host(self) -> Any:
@@ -86,7 +44,7 @@ class Case:
             speculative={"method": "ngram" if method == "none" else method, "num_speculative_tokens": k},
             runner={"max_num_seqs": 3, "prefill_chunk": 5, "max_model_len": 64, **settings},
         )
-        params = SamplingParams(max_new_tokens=NEW_TOKENS)
+        params = SamplingParams(max_new_tokens=self.new_tokens)
         for i, prompt in enumerate(self.prompts):
             runner.add_request(Request(str(i), prompt, params))
         outputs = runner.run()
@@ -94,11 +52,11 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    yield Case(write_model(tmp_path_factory.mktemp(request.param), request.param))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    yield Models(write_model(tmp_path_factory.mktemp(request.param), request.param))
 
 
-def test_logits(case: Case) -> None:
+def test_logits(case: Models) -> None:
     """Of two texts in parts that share steps, with rows that are taken back; every layer's hidden states too."""
     model, reference = case.host, case.reference
     texts = np.random.default_rng(0).integers(3, VOCABULARY, (2, 40))
@@ -137,7 +95,7 @@ def test_logits(case: Case) -> None:
         np.testing.assert_allclose(hidden[0][layer], states[layer + 1][0, :19].numpy(), rtol=0, atol=1e-3)
 
 
-def test_tokens(case: Case) -> None:
+def test_tokens(case: Models) -> None:
     """Those of `generate`, with and without drafts; drafts change no token."""
     assert case.host.capabilities.stable_row_counts is None
     plain, _ = case.decode(case.host, "none")
@@ -150,7 +108,7 @@ def test_tokens(case: Case) -> None:
     assert accepted > 0
 
 
-def test_tokens_over_a_small_pool(case: Case) -> None:
+def test_tokens_over_a_small_pool(case: Models) -> None:
     """The model for GPUs: requests lose their blocks and come back."""
     drafted, counted = case.decode(case.device, "ngram", block_size=4, num_kv_blocks=13)
     assert drafted == case.generated

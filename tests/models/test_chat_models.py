@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -120,10 +120,11 @@ class Model:
     template_file: Path | None
     tokenizer: Tokenizer
     server: LlamaServer | None = None
+    framework: str = "auto"
 
     @cached_property
     def loaded(self) -> TargetModel:
-        return load_model(self.path, threads=1, bit_stable=True)
+        return load_model(self.path, self.framework, threads=1, bit_stable=True)
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -205,15 +206,21 @@ def folder(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(path, None, load_tokenizer(path))
 
 
+@pytest.fixture(scope="module")
+def decoder(folder: Model) -> Model:
+    """The folder, computed by `transformers`."""
+    return replace(folder, framework="transformers")
+
+
 @pytest.fixture(params=["smollm2", "gemma"])
 def file(request: pytest.FixtureRequest) -> Model:
     found: Model = request.getfixturevalue(request.param)
     return found
 
 
-@pytest.fixture(params=["smollm2", "folder"])
+@pytest.fixture(params=["smollm2", "folder", pytest.param("decoder", marks=pytest.mark.torch)])
 def chat_model(request: pytest.FixtureRequest) -> Model:
-    """A model that answers: the file, and the folder made of it."""
+    """A model that answers: the file, and the folder made of it, by our Llama and by `transformers`."""
     found: Model = request.getfixturevalue(request.param)
     return found
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 VOCABULARY = 96
 POSITIONS = 256
@@ -86,7 +91,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**_SIZES, "num_local_experts": 2, "intermediate_size_mlp": 32, "attention_chunk_size": 64},
         "^Llama4ForCausalLM: it has layers of type chunked_attention",
     ),
-    "GPTJ": ({**_GPT2, "rotary_dim": 4}, f"^GPTJForCausalLM: {_INTERFACE}"),
     "Falcon": ({"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}, _INTERFACE),
     "Doge": (_SIZES, r"^DogeForCausalLM: it masks its attention \(DogeAttention\) itself"),
     "DiffLlama": (_SIZES, r"^DiffLlamaForCausalLM: a layer \(DiffLlamaAttention\) calls its attention twice"),
@@ -120,3 +124,45 @@ def write_model(folder: Path, kind: str, **changes: Any) -> Path:
                 weight.mul_(4)
     model.save_pretrained(folder)
     return folder
+
+
+@dataclass
+class Case:
+    """A checkpoint, the library's model of it, and what that generates."""
+
+    folder: Path
+    prompts: list[list[int]] = field(default_factory=list)
+    new_tokens: int = 20
+
+    def __post_init__(self) -> None:
+        generator = np.random.default_rng(5)
+        beginning = generator.integers(3, VOCABULARY, 9)
+        self.prompts = [np.tile(beginning, 2).tolist(), generator.integers(3, VOCABULARY, 21).tolist(), [7, 8]]
+
+    @cached_property
+    def reference(self) -> Any:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        options = {"dtype": torch.float32, "attn_implementation": "eager"}
+        return AutoModelForCausalLM.from_pretrained(self.folder, **options).eval()
+
+    def logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        import torch
+
+        with torch.inference_mode():
+            logits: npt.NDArray[np.float32] = self.reference(torch.as_tensor(ids)[None]).logits[0].numpy()
+        return logits
+
+    @cached_property
+    def generated(self) -> list[list[int]]:
+        """Greedy continuations of the prompts, alone."""
+        import torch
+
+        texts = []
+        for prompt in self.prompts:
+            ids, options = torch.tensor([prompt]), {"do_sample": False, "pad_token_id": 0}
+            mask = torch.ones_like(ids)
+            out = self.reference.generate(ids, attention_mask=mask, max_new_tokens=self.new_tokens, **options)
+            texts.append(out[0, len(prompt) :].tolist())
+        return texts
