@@ -77,8 +77,10 @@ class Head(nn.Module):
         d, ffn, eps = config.hidden_size, config.intermediate_size, config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or d // self.heads
-        theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0)
-        self.register_buffer("inverse", theta ** -(torch.arange(0, self.head_dim, 2) / self.head_dim), persistent=False)
+        self.theta = float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
+        self.register_buffer(
+            "inverse", self.theta ** -(torch.arange(0, self.head_dim, 2) / self.head_dim), persistent=False
+        )
         self.register_buffer("ids", ids, persistent=False)
         self.register_buffer("lm_head", lm_head[ids].clone(), persistent=False)
 
@@ -326,13 +328,12 @@ class Trainer:
             tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
             tensors["lm_head.weight"] = head.lm_head.half().cpu().contiguous()
         save_file(tensors, out / "model.safetensors", {"format": "pt"})
-        theta = float(head.inverse[0] / head.inverse[1]) ** (head.head_dim / 2)
         layer = {
             "model_type": "llama", "vocab_size": config.vocab_size, "hidden_size": config.hidden_size,
             "intermediate_size": config.intermediate_size, "num_hidden_layers": 1,
             "num_attention_heads": head.heads, "num_key_value_heads": head.kv_heads, "head_dim": head.head_dim,
             "hidden_act": "silu", "max_position_embeddings": config.max_position_embeddings,
-            "rms_norm_eps": config.rms_norm_eps, "rope_theta": theta,
+            "rms_norm_eps": config.rms_norm_eps, "rope_theta": head.theta,
             "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
         }  # fmt: skip
         verifier = {"name_or_path": self.args.target.name, "architectures": config.architectures}

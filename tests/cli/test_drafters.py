@@ -1,0 +1,45 @@
+"""The command `drafters`, with the head of the embedded model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specdec_hal.cli import main
+from specdec_hal.proposers import calibration
+
+ROOT = Path(__file__).parents[2]
+HEAD = ROOT / "models/tiny-py-lm-eagle3"
+
+
+@pytest.fixture(autouse=True)
+def _one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "TEXTS", calibration.TEXTS[:1])
+    monkeypatch.setattr(calibration, "STRIDE", 4)
+
+
+def check(folder: Path, *options: str) -> int:
+    return main(["drafters", "check", str(folder), "--config", str(ROOT / "configs/reference.yaml"), *options])
+
+
+def test_the_committed_head_is_read_as_it_was_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(HEAD, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["taps"] == [2, 4, 8] and document["cure"] is None
+    configured, *others = document["variants"]
+    assert configured["changes"] == {} and len(others) == 7  # no taps after more layers than there are
+    assert configured["agreement"][0] > 0.5
+
+
+def test_a_head_that_says_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "head"
+    shutil.copytree(HEAD, folder)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "norm_output": False}))
+    assert check(folder) == 1
+    shown = capsys.readouterr().out
+    assert "taps 2, 4, 8: eagle_aux_hidden_state_layer_ids [2, 4, 8]" in shown
+    assert shown.rstrip().endswith("better: set speculative.eagle3.norm_output=true")
