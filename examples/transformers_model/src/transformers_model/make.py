@@ -12,7 +12,7 @@ from transformers_model.modeling import SideBySideConfig, SideBySideForCausalLM
 
 
 def main(folder: str, tokenizer: str) -> None:
-    """`tokenizer`: a tokenizer.json of 512 tokens."""
+    """`tokenizer`: a tokenizer.json of up to 4,096 tokens."""
     torch.manual_seed(0)
     model = SideBySideForCausalLM(SideBySideConfig(bos_token_id=1, eos_token_id=2))
     with torch.no_grad():

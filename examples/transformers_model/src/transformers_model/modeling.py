@@ -21,7 +21,7 @@ class SideBySideConfig(PreTrainedConfig):
     """`num_attention_heads` share one head of keys and values."""
 
     model_type = "side_by_side"
-    vocab_size: int = 512
+    vocab_size: int = 4096
     hidden_size: int = 64
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
