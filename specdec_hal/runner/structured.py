@@ -89,7 +89,7 @@ class StructuredRequests:
         matcher = self.grammars.get(wanted).matcher()
         first = np.zeros(-(-self._vocab_size // 32), np.int32)
         matcher.mask(first)
-        if not first.any():
+        if not np.unpackbits(first.view(np.uint8), bitorder="little")[: self._vocab_size].any():
             raise RequestError(
                 f"{name}: structured.{wanted.kind[0]}: the tokenizer has no token that begins such a text"
             )

@@ -283,7 +283,11 @@ def _string(known: dict[str, Any], at: str) -> dict[str, Any]:
     given = [key for key in ("pattern", "format") if key in known]
     if given and len(known) > 1:
         _refuse(at, given[0], f"beside {next(key for key in known if key != given[0])}")
-    return known
+    if given or not known:
+        return known
+    # Where it counts characters, it would allow those that JSON escapes.
+    most = int(known["maxLength"]) if "maxLength" in known else ""
+    return {"pattern": rf'^[^"\\\x00-\x1f]{{{int(known.get("minLength", 0))},{most}}}$'}
 
 
 def _counts(known: Mapping[str, Any], names: Iterable[str], at: str) -> None:

@@ -1,0 +1,104 @@
+"""Grammars in the runner, beside what test_equality compares with decoding one by one: restarts, refusals, drafts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec_hal.errors import RequestError
+from specdec_hal.runner import Request, SamplingParams
+from tests.runner.conftest import make_runner
+from tests.runner.test_equality import THINK_END, THINKS_WITH, plain_decoding
+from tests.support.history_model import END, DeviceHistoryModel, HistoryModel
+
+WORDS = ["bcdefbcdef", "bcdffcbd", "fedcb"]
+
+
+def params(seed: int = 1, **keys: Any) -> SamplingParams:
+    given = {"temperature": 1.0, "structured": {"choice": WORDS}, **keys}
+    return SamplingParams(seed=seed, max_new_tokens=24, **given)
+
+
+@pytest.mark.parametrize("steps", range(1, 5))
+def test_a_journal_goes_on_inside_a_word(steps: int) -> None:
+    requests = [Request(str(seed), [seed + 1, 5, 7], params(seed)) for seed in range(4)]
+    runner = make_runner(runner={"max_num_seqs": 3})
+    for request in requests:
+        runner.add_request(request)
+    for _ in range(steps):
+        runner.step()
+    again = make_runner(runner={"max_num_seqs": 3})
+    again.restore(runner.snapshot())
+    outputs = {**runner.take_finished(), **again.run()}
+    for request in requests:
+        expected = plain_decoding(list(request.prompt_token_ids), request.params)
+        assert list(outputs[request.request_id].token_ids) == expected.tokens
+
+
+def test_what_is_forced_costs_no_step_of_its_own() -> None:
+    outputs = {}
+    for drafts in (None, 0):
+        runner = make_runner()
+        runner.add_request(Request("a", [3, 9], params(num_speculative_tokens=drafts)))
+        outputs[drafts] = runner.run()["a"]
+    assert outputs[None].token_ids == outputs[0].token_ids and outputs[0].drafted == 0
+    assert outputs[0].steps == len(outputs[0].token_ids) - 1 > 2 * outputs[None].steps
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_drafts_that_were_drawn_are_neither_cut_nor_replaced(device: bool) -> None:
+    """Or the output would have another distribution than the target's; their texts are words all the same."""
+    runner = make_runner(
+        model=DeviceHistoryModel() if device else HistoryModel(),
+        speculative={"method": "mtp", "num_speculative_tokens": 3, "verify_strategy": "rejection"},
+    )
+    for seed in range(12):
+        runner.add_request(Request(str(seed), [seed + 1, 4], params(seed, return_drafts=True)))
+    outputs = runner.run()
+    for output in outputs.values():
+        letters = "".join(chr(ord("a") + token) for token in output.token_ids if token != END)
+        assert letters in WORDS and output.finish_reason == "stop"
+    refused = [
+        draft
+        for output in outputs.values()
+        for one in output.drafts
+        for draft in one.token_ids
+        if chr(ord("a") + draft) not in "bcdefa"
+    ]
+    assert runner._planner.exact_drafts and refused
+
+
+def test_thoughts_are_free_up_to_their_end_inside_a_step() -> None:
+    runner = make_runner(model_settings=THINKS_WITH, speculative={"method": "ngram", "num_speculative_tokens": 5})
+    free = {
+        "temperature": 10.0,
+        "logit_bias": {THINK_END: 75.0, 9: 80.0},
+        "structured": {"choice": WORDS, "after_thinking": True},
+    }
+    requests = [Request(str(seed), [9, 9, THINK_END] * 3, params(seed, **free)) for seed in range(20)]
+    for request in requests:
+        runner.add_request(request)
+    outputs = runner.run()
+    inside = 0
+    for request in requests:
+        output = outputs[request.request_id]
+        assert list(output.token_ids) == plain_decoding(list(request.prompt_token_ids), request.params).tokens
+        ends = [at for at, token in enumerate(output.token_ids) if token == THINK_END]
+        inside += bool(ends) and output.accepted_draft[ends[0]]
+    assert inside
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"structured": {"regex": "(b"}}, "structured.regex: llguidance refuses it"),
+        ({"structured": {"json_object": True}}, "structured.json_object: the tokenizer has no token that begins"),
+        ({"structured": {"choice": ["b"], "after_thinking": True}}, "set model.think_end_id"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(keys: dict[str, Any], message: str) -> None:
+    runner = make_runner()
+    with pytest.raises(RequestError) as refused:
+        runner.add_request(Request("a", [1], params(**keys)))
+    assert message in str(refused.value) and not runner.has_requests
