@@ -43,7 +43,7 @@ def rows_of(vocab: int) -> Any:
     masked[rng.random(vocab) < 0.9] = -np.inf
     masked[: vocab // 3] = -np.inf  # whole chunks
     only_last[-1] = -3
-    one_part[vocab // 2 : vocab // 2 + 40] = rng.normal(0, 1, 40)
+    one_part[vocab // 2 :][:40] = rng.normal(0, 1, 40)[: vocab - vocab // 2]
     infinite, nan = normal.copy(), normal.copy()
     infinite[[vocab // 3, vocab - 2]] = np.inf
     nan[vocab - 5] = np.nan
