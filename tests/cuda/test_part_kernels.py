@@ -31,7 +31,7 @@ class Model:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("vocab", [1, 31, 1023, 1024, 1025, 3000, 64_512])
+@pytest.mark.parametrize("vocab", [31, 1023, 1024, 1025, 3000, 64_512])
 def test_tokens(vocab: int, dtype: Any, cuda: Any) -> None:
     kinds, rows = list(KINDS), rows_of(max(vocab, 41))[:, :vocab]
     whole = torch.from_numpy(rows).to(dtype).repeat_interleave(len(kinds), 0)
