@@ -53,7 +53,7 @@ def test_every_problem_of_a_configuration_gets_a_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         f"specdec-hal: {tmp_path}/c.yaml:runner.max_num_seqs: expected an integer in 1..8192, got 0",
         f"specdec-hal: {tmp_path}/c.yaml:bakend: unknown key; did you mean 'backend'?; "
-        "allowed: backend, fallback, shadow, model, runner, engine, speculative, sampling, serve",
+        "allowed: backend, fallback, shadow, model, runner, engine, speculative, sampling, structured, serve",
     ]
 
 

@@ -119,9 +119,9 @@ def test_a_slot_is_stopped_until_a_step_was_launched() -> None:
     runner.cancel("1")
     scheduler, actions = runner._scheduler, runner.state.schedule.host["slot_actions"]
     for _ in range(3):  # steps that fail
-        assert scheduler.schedule() is not None
-        assert actions.tolist() == [SlotAction.KEEP, SlotAction.STOP]
-    scheduler.launched()
+        step = scheduler.schedule()
+        assert step is not None and actions.tolist() == [SlotAction.KEEP, SlotAction.STOP]
+    scheduler.launched(step)
     assert scheduler.schedule() is not None
     assert actions.tolist() == [SlotAction.KEEP, SlotAction.KEEP]
 
