@@ -1,4 +1,4 @@
-// part_listed: a block a row, a thread an element that some rank has told.
+// part_listed: a block a row, a thread for each element that a rank has sent.
 #include <string>
 
 #include "launch.cuh"

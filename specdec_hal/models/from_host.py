@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Slots:
     block_tables: np.ndarray[Any, np.dtype[np.int32]]
 
 
-class FromHost:
+class FromHost(ABC):
     """Makes a :class:`~specdec_hal.plugin.model.TargetModel` of what has the rest of a DeviceModel's members."""
 
     framework: ClassVar[str] = "torch"
@@ -36,21 +37,21 @@ class FromHost:
     _slots: Slots | None = None
 
     @property
+    @abstractmethod
     def capabilities(self) -> ModelCapabilities:
         """See TargetModel."""
-        raise NotImplementedError
 
+    @abstractmethod
     def allocate_blocks(self, num_blocks: int, block_size: int, max_model_len: int | None = None) -> None:
         """See DeviceModel."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward_device(self, batch: DeviceBatch, out: Mapping[int, Any]) -> None:
         """See DeviceModel."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """See DeviceModel."""
-        raise NotImplementedError
 
     @property
     def compilations(self) -> int:

@@ -5,7 +5,7 @@ are one too low took a public head from 45 % to 10 % acceptance). So the head as
 it would be with taps one layer lower and higher, with `norm_output` and with `norm_before_residual` the other way. Each
 drafts DEPTH tokens after many positions of the target's own text, the true tokens being fed; what counts is how many of
 its best tokens are the target's. A variant is better if it is so by SIGMAS standard errors of the paired difference: a
-head that was trained little cannot be told from its variants, and is left alone.
+head with little training does not differ measurably from its variants, and passes.
 """
 
 from __future__ import annotations
