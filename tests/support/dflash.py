@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Doubles = npt.NDArray[np.float64]
+from tests.support.drafters import Doubles, random_tensors
 
 
 @dataclass
@@ -55,14 +54,7 @@ class Drafter:
         return found
 
     def randomize(self, seed: int) -> Drafter:
-        generator = np.random.default_rng(seed)
-        for name, shape in self.shapes().items():
-            values = generator.standard_normal(shape)
-            values = 1 + 0.1 * values if len(shape) == 1 else values / (1 if "embed" in name else np.sqrt(shape[-1]))
-            self.tensors[name] = values.astype(np.float16).astype(np.float64)
-        if self.draft_vocab_size is not None:
-            ids = np.sort(generator.choice(self.vocab_size, self.draft_vocab_size, replace=False))
-            self.tensors["d2t"] = ids - np.arange(len(ids))
+        self.tensors |= random_tensors(self.shapes(), self.vocab_size, self.draft_vocab_size, seed)
         return self
 
     # ---- as files

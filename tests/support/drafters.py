@@ -16,6 +16,22 @@ import numpy.typing as npt
 Doubles = npt.NDArray[np.float64]
 
 
+def random_tensors(
+    shapes: dict[str, tuple[int, ...]], vocab_size: int, draft_vocab_size: int | None, seed: int
+) -> dict[str, Doubles]:
+    """Float16 values that keep activations near 1, and some draft vocabulary if it is smaller."""
+    generator = np.random.default_rng(seed)
+    tensors: dict[str, Doubles] = {}
+    for name, shape in shapes.items():
+        values = generator.standard_normal(shape)
+        values = 1 + 0.1 * values if len(shape) == 1 else values / (1 if "embed" in name else np.sqrt(shape[-1]))
+        tensors[name] = values.astype(np.float16).astype(np.float64)
+    if draft_vocab_size is not None and draft_vocab_size < vocab_size:
+        ids = np.sort(generator.choice(vocab_size, draft_vocab_size, replace=False))
+        tensors["d2t"] = ids - np.arange(len(ids))
+    return tensors
+
+
 @dataclass
 class Head:
     """Sizes, options and tensors of a head, float64. `taps`: residuals after so many layers."""
@@ -66,15 +82,7 @@ class Head:
         return found
 
     def randomize(self, seed: int) -> Head:
-        """Float16 values that keep activations near 1, and some draft vocabulary."""
-        generator = np.random.default_rng(seed)
-        for name, shape in self.shapes().items():
-            values = generator.standard_normal(shape)
-            values = 1 + 0.1 * values if len(shape) == 1 else values / (1 if "embed" in name else np.sqrt(shape[-1]))
-            self.tensors[name] = values.astype(np.float16).astype(np.float64)
-        if self.draft_vocab_size < self.vocab_size:
-            ids = np.sort(generator.choice(self.vocab_size, self.draft_vocab_size, replace=False))
-            self.tensors["d2t"] = ids - np.arange(len(ids))
+        self.tensors |= random_tensors(self.shapes(), self.vocab_size, self.draft_vocab_size, seed)
         return self
 
     @property
