@@ -200,6 +200,17 @@ def test_inputs_reach_the_device_as_they_were_when_uploaded(device):
             np.testing.assert_array_equal(device.download(inputs.tensors[name]), values(seed)[name], name)
 
 
+def test_rows_of_the_last_input_that_nobody_needs_stay_away(device):
+    inputs = device.inputs({"rows": Field((3,), "int32"), "masks": Field((4, 5), "int32")})
+    for seen in (4, 0, 2):
+        inputs.host["rows"][:] = inputs.host["masks"][:] = 7 + seen
+        inputs.upload(seen)
+        assert (device.download(inputs.tensors["rows"]) == 7 + seen).all()
+        assert (device.download(inputs.tensors["masks"])[:seen] == 7 + seen).all()
+    if inputs.host is not inputs.tensors:
+        assert (device.download(inputs.tensors["masks"])[2:] == 11).all()
+
+
 def test_outputs_are_fetched_as_they_were(device):
     """And stay so while later fetches are under way."""
     outputs = device.outputs(FIELDS)

@@ -40,6 +40,12 @@ class RankRunner(ModelRunner):
 
         return vocabulary.VocabularyPart.of(self._group, self.backend, self.model)
 
+    def with_grammars(self, name: str, what: list[Any], grammars: Iterable[tuple[Any, str, Any]]) -> None:
+        """Call a method while this process holds grammars that another has compiled; see Grammars.put."""
+        held = [self._structured.grammars.put(*grammar) for grammar in grammars]
+        getattr(self, name)(what)
+        del held
+
     def step(self) -> list[StreamDelta]:
         """See ModelRunner.step. RankMismatchError if the ranks differ, at the first comparison behind that step."""
         deltas = super().step()
@@ -116,21 +122,26 @@ class LeadingRunner(RankRunner):
         if owns_cache(self.model, self):
             self._team.tell(name, *args)
 
+    def _tell_with_grammars(self, name: str, what: list[Any], requests: Iterable[Request]) -> None:
+        """Send the grammars of these requests too, so that this process alone compiles, within its limits."""
+        wanted = {one.key: one for each in requests if (one := each.params.structured) is not None}
+        grammars = [(one, self._structured.grammars.get(one)) for one in wanted.values()]
+        self._tell("with_grammars", name, what, [(one, each.library, each.exported) for one, each in grammars])
+
     def add_requests(self, requests: Iterable[Request]) -> None:
         """See ModelRunner.add_requests. RequestError for a deadline: the ranks may not agree when it has passed."""
         requests = list(requests)
         for request in requests:
             if request.timeout_s is not None or request.ttft_timeout_s is not None:
                 raise RequestError(f"request '{request.request_id}': expected no deadline with engine.tensor_parallel")
-            if request.params.structured is not None:
-                what = "expected no structured output with engine.tensor_parallel, whose ranks have no tokenizer"
-                raise RequestError(f"request '{request.request_id}': {what}")
         if self._team.error is not None:
             raise self._team.error
+        held = self.compile_grammars(requests)
         super().add_requests(requests)
         # With the seeds that were drawn here.
         admitted = [found.request for request in requests if (found := self.find(request.request_id)) is not None]
-        self._tell("add_requests", [replace(request, callback=None) for request in admitted])
+        self._tell_with_grammars("add_requests", [replace(one, callback=None) for one in admitted], admitted)
+        del held
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
         """See ModelRunner.cancel."""
@@ -140,7 +151,7 @@ class LeadingRunner(RankRunner):
     def restore(self, records: list[Record]) -> None:
         """See ModelRunner.restore."""
         super().restore(records)
-        self._tell("restore", records)
+        self._tell_with_grammars("restore", records, [stream.request for stream in self.streams])
 
     def forget(self) -> None:
         """See ModelRunner.forget."""

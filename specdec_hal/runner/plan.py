@@ -48,6 +48,7 @@ Call = Callable[[int], None]
 class VocabularyPart(Protocol):
     """This process's columns of the logits, from which it samples together with other ranks."""
 
+    first: int
     width: int
     least_rows: int
 
@@ -97,6 +98,11 @@ class Needs(NamedTuple):
             allowed=any(one.allowed for one in wanted),
             masked=masked,
         )
+
+    @property
+    def takes_whole_rows(self) -> bool:
+        """Whether a row is read or changed before its token is drawn otherwise than column by column."""
+        return bool(self.bias) or self.penalties or self.answer or self.logprobs > 0
 
     @property
     def changes_logits(self) -> bool:
@@ -255,7 +261,7 @@ class Planner:
     def needs(self, sequences: Collection[Sequence], masked: bool = False) -> Needs:
         """What a step of these needs. `masked`: whether rows of it have masks."""
         needs = Needs.of(sequences, self.model.config.vocab_size, masked)
-        if self._parts is None or needs.changes_logits or needs.logprobs:
+        if self._parts is None or needs.takes_whole_rows:
             return needs
         return needs._replace(parts=self._parts.work_of(one.request.params for one in sequences))
 
@@ -284,11 +290,11 @@ class Planner:
             if (compiling := getattr(self.model, "compiling", None)) is not None:
                 with compiling():  # submits the model's kernels only, to be compiled at the same time
                     for bucket in buckets:
-                        self._bound(bucket).run(self.state.device.stream(), StepRecord())
+                        self._bound(bucket).run(self.state.device.stream(), StepRecord(), _no_masks)
             for done, bucket in enumerate(buckets):
                 progress(done, len(buckets))
                 while not self._warm(bucket):
-                    _, fetched = self.launch(bucket, StepRecord())
+                    _, fetched = self.launch(bucket, StepRecord(), (), _no_masks)
                     fetched()
             progress(len(buckets), len(buckets))
         finally:
@@ -443,8 +449,9 @@ class Planner:
             ("gather", bind("gather_next_token", x, out=picked[layer], is_speculative=True, token_order=self._order))
             for layer, x in hidden.items()
         ]
-        if needs.parts is not None:
-            logits = self._of_part()[:rows]
+        first_token = 0
+        if needs.parts is not None and self._parts is not None:
+            logits, first_token = self._of_part()[:rows], self._parts.first
         calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes, needs.parts is not None)))
         raw = logits
         if needs.changes_logits and needs.logprobs:
@@ -461,12 +468,12 @@ class Planner:
             tokens = {"think_end_id": self._named.think_end_id, "line_break_id": self._named.line_break_id}
             calls.append(("penalties", backend.bind("reasoning_constraint", logits, **args, **tokens)))
         if needs.allowed:
-            masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots}
+            masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots, "first_token": first_token}
             calls.append(("penalties", backend.bind("apply_token_bitmask", logits, **masks)))
         if needs.masked:
             plan.masked_from = len(plan.calls) + len(calls)
             operands = {name: tensor[:rows] for name, tensor in self._masks().tensors.items()}
-            calls.append(("mask", backend.bind("apply_token_bitmask", logits, **operands)))
+            calls.append(("mask", backend.bind("apply_token_bitmask", logits, **operands, first_token=first_token)))
         calls.append(("sample", bind("build_sampling_params")))
         told = {}
         if self._sampling_tells(bucket.needs):
@@ -688,6 +695,10 @@ class Planner:
             segments.append(Segment(b, start, lens[b], decoder[b], outputs))
             start += lens[b]
         return segments
+
+
+def _no_masks() -> None:
+    """No row has one."""
 
 
 def _release(plan: StepPlan) -> None:

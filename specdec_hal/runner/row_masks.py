@@ -20,7 +20,7 @@ class RowMasks:
 
     def __init__(self, device: Device, rows: int, vocab_size: int) -> None:
         self.words = -(-vocab_size // 32)
-        fields = {"bitmask": Field((rows, self.words), "int32"), "bitmask_rows": Field((rows,), "int32")}
+        fields = {"bitmask_rows": Field((rows,), "int32"), "bitmask": Field((rows, self.words), "int32")}
         self._group = device.inputs(fields)
         self.tensors = self._group.tensors
         self.forget()
@@ -28,16 +28,19 @@ class RowMasks:
     def forget(self) -> None:
         """No row has a mask."""
         self._group.host["bitmask_rows"][:] = -1
+        self._used = 0
 
     def row(self, at: int) -> NDArray[Any]:
         """The mask of output row `at`, int32 [ceil(V / 32)]; all ones where nobody has asked for it since
         :meth:`forget`."""
-        mask: NDArray[np.int32] = self._group.host["bitmask"][at]
-        if self._group.host["bitmask_rows"][at] < 0:
-            self._group.host["bitmask_rows"][at] = at
-            mask[:] = -1
+        numbers, masks = self._group.host["bitmask_rows"], self._group.host["bitmask"]
+        if numbers[at] < 0:
+            masks[self._used] = -1
+            numbers[at] = self._used
+            self._used += 1
+        mask: NDArray[np.int32] = masks[numbers[at]]
         return mask
 
     def upload(self) -> None:
-        """Send them, in the order of the current stream."""
-        self._group.upload()
+        """Send those that rows have, in the order of the current stream."""
+        self._group.upload(self._used)

@@ -352,7 +352,8 @@ class ModelRunner:
         self._scheduler.forget_prefixes()
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
-        """Compile and capture every step of requests that ask for what the section `sampling` says, or for nothing.
+        """Compile and capture every step of requests that ask for what the section `sampling` says, or for nothing, and
+        of those with a grammar if a library for these is installed.
 
         What else requests ask for (log-probabilities, penalties, ...) is bound when they come: `late` of
         :meth:`summary` counts that. Where steps are not launched on a device, there is nothing to do. `progress(done,
@@ -367,7 +368,12 @@ class ModelRunner:
                 return
             self._scheduler.idle()
             asked = (self.default_params, SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9))
-            needs = [self._planner.needs([Sequence(Request("", [0], one), 1, None)]) for one in asked]
+            masked = (False, True) if self.tokenizer is not None and self._structured.grammars.names else (False,)
+            needs = [
+                self._planner.needs([Sequence(Request("", [0], one), 1, None)], with_masks)
+                for with_masks in masked
+                for one in asked
+            ]
             self._planner.warm_up(dict.fromkeys(needs), progress)
 
     def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:

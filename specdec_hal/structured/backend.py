@@ -89,12 +89,19 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """A compiled grammar, which any number of texts may be matched with."""
+    """A compiled grammar, which any number of texts may be matched with. `library`: the name of its backend."""
+
+    library: str
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
         """About what it takes."""
+
+    @property
+    @abstractmethod
+    def exported(self) -> Any:
+        """What :meth:`GrammarBackend.imported` makes the grammar of in another process; can be pickled."""
 
     @abstractmethod
     def matcher(self) -> Matcher:
@@ -113,3 +120,7 @@ class GrammarBackend(Protocol):
         UnsupportedGrammarError names what the library does not enforce. Takes as long as it does: call it on a thread
         that nobody waits for.
         """
+
+    @abstractmethod
+    def imported(self, exported: Any) -> Grammar:
+        """The grammar that another process compiled over an equal vocabulary; quick."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cached_property
 from importlib.util import find_spec
+from typing import Any
 from weakref import WeakValueDictionary
 
 from specdec_hal.config.schema import StructuredOutput, StructuredSettings
@@ -65,9 +66,18 @@ class Grammars:
                 pending.set_result(grammar)
         return pending.result()
 
+    def put(self, wanted: StructuredOutput, library: str, exported: Any) -> Grammar:
+        """Take over a grammar that another process compiled (:attr:`Grammar.exported`), unless it is known."""
+        with self._lock:
+            found = self._alive.get(wanted.key)
+        if found is None:
+            found = self._backend(library).imported(exported)
+            self._keep(wanted.key, found)
+        return found
+
     def _keep(self, key: str, grammar: Grammar) -> None:
         with self._lock:
-            del self._under_way[key]
+            self._under_way.pop(key, None)
             self._kept[key] = self._alive[key] = grammar
             self._nbytes += grammar.nbytes
             while self._nbytes > self._settings.cache_mb << 20 and len(self._kept) > 1:

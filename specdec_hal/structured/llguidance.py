@@ -47,10 +47,14 @@ class LLGuidance(GrammarBackend):
         source = self._source(wanted)
         if wrong := one_line(self._library.LLMatcher.validate_grammar(source, self._tokenizer)):
             raise _refused(kind, value, wrong)
-        matcher = self._library.LLMatcher(self._tokenizer, source)
-        if matcher.is_error():
-            raise _refused(kind, value, one_line(matcher.get_error()))
-        return LLGrammar(matcher, self._vocabulary, len(source))
+        grammar = self.imported(source)
+        if grammar.start.is_error():
+            raise _refused(kind, value, one_line(grammar.start.get_error()))
+        return grammar
+
+    def imported(self, exported: str) -> LLGrammar:
+        """See :class:`~specdec_hal.structured.backend.GrammarBackend`."""
+        return LLGrammar(self._library.LLMatcher(self._tokenizer, exported), self._vocabulary, exported)
 
     def _source(self, wanted: StructuredOutput) -> str:
         make, (kind, value) = self._library.LLMatcher, wanted.kind
@@ -103,18 +107,24 @@ class _Tokenizer:
 class LLGrammar(Grammar):
     """See :class:`~specdec_hal.structured.backend.Grammar`."""
 
-    _start: Any
+    start: Any
     _vocabulary: Vocabulary
-    _source_bytes: int
+    _source: str
+    library = LLGuidance.name
 
     @property
     def nbytes(self) -> int:
         """Of its source: its automata grow as texts are matched."""
-        return 1024 + self._source_bytes
+        return 1024 + len(self._source)
+
+    @property
+    def exported(self) -> Any:
+        """See :class:`~specdec_hal.structured.backend.Grammar`."""
+        return self._source
 
     def matcher(self) -> Matcher:
         """See :class:`~specdec_hal.structured.backend.Grammar`."""
-        return LLMatcher(self._start.deep_copy(), self._vocabulary)
+        return LLMatcher(self.start.deep_copy(), self._vocabulary)
 
 
 class LLMatcher(Matcher):

@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -58,8 +59,13 @@ class XGrammar(GrammarBackend):
             answer = self._worker.ask_here(question, self._compile_s)
         if answer[:1] == b"!":
             raise RequestError(f"structured.{kind}: {answer[1:].decode()}")
-        compiled = self._library.CompiledGrammar.deserialize_json(answer.decode(), self._info[_has_tags(kind)])
-        return XGrammarGrammar(self._library, compiled, self._vocabulary)
+        return self.imported((_has_tags(kind), answer.decode()))
+
+    def imported(self, exported: Any) -> Grammar:
+        """See :class:`~specdec_hal.structured.backend.GrammarBackend`."""
+        tags, text = exported
+        compiled = self._library.CompiledGrammar.deserialize_json(text, self._info[tags])
+        return XGrammarGrammar(self._library, compiled, self._vocabulary, tags)
 
 
 def _has_tags(kind: str) -> bool:
@@ -73,11 +79,18 @@ class XGrammarGrammar(Grammar):
     _library: Any
     _compiled: Any
     _vocabulary: Vocabulary
+    _tags: bool
+    library = XGrammar.name
 
     @property
     def nbytes(self) -> int:
         """As the library counts."""
         return int(self._compiled.memory_size_bytes)
+
+    @cached_property
+    def exported(self) -> Any:
+        """See :class:`~specdec_hal.structured.backend.Grammar`."""
+        return self._tags, self._compiled.serialize_json()
 
     def matcher(self) -> Matcher:
         """See :class:`~specdec_hal.structured.backend.Grammar`."""

@@ -66,7 +66,7 @@ class _Group(Inputs, Outputs):
     def __init__(self, tensors: Arrays) -> None:
         self.host = self.tensors = tensors
 
-    def upload(self) -> None:
+    def upload(self, rows: int | None = None) -> None:
         """Nothing."""
 
     def fetch(self, names: Collection[str] | None = None) -> Any:

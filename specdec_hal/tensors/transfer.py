@@ -54,8 +54,11 @@ class Inputs(ABC):
     host: Arrays
 
     @abstractmethod
-    def upload(self) -> None:
-        """Make the device see `host` as it is now, in the order of the current stream. `host` may change at once."""
+    def upload(self, rows: int | None = None) -> None:
+        """Make the device see `host` as it is now, in the order of the current stream. `host` may change at once.
+
+        `rows`: how many of the last tensor's are to be seen; all by default.
+        """
 
 
 class Outputs(ABC):
@@ -87,7 +90,7 @@ class HostInputs(Inputs):
     def __init__(self, fields: Fields) -> None:
         self.host = self.tensors = {name: np.zeros(field.shape, field.numpy_dtype) for name, field in fields.items()}
 
-    def upload(self) -> None:
+    def upload(self, rows: int | None = None) -> None:
         """Nothing to do."""
 
 
@@ -111,11 +114,13 @@ class TensorInputs(Inputs):
         self.tensors = {name: device.zeros(field.shape, field.dtype) for name, field in fields.items()}
         self.host = {name: np.zeros(field.shape, field.numpy_dtype) for name, field in fields.items()}
 
-    def upload(self) -> None:
+    def upload(self, rows: int | None = None) -> None:
         """Writes every tensor."""
+        *_, last = self.host
         for name, array in self.host.items():
-            if array.size:
-                self._device.write(self.tensors[name], slice(None), array)
+            part = slice(rows if name == last else None)
+            if array[part].size:
+                self._device.write(self.tensors[name], part, array[part])
 
 
 class TensorOutputs(Outputs):
@@ -142,12 +147,14 @@ class TorchInputs(Inputs):
         self.tensors = self._copies.views()
         self._bytes = np.zeros(self._copies.nbytes, np.uint8)
         self.host = _arrays(self._bytes, fields)
+        *_, (last, field) = fields.items()
+        self._last, self._row_bytes = _layout(fields)[0][last], field.nbytes // max(field.shape[0], 1)
 
-    def upload(self) -> None:
+    def upload(self, rows: int | None = None) -> None:
         """One asynchronous copy. Waits only if RING uploads are still under way."""
-        turn = self._copies.take()
-        self._copies.bytes[turn][:] = self._bytes
-        self._copies.buffer.copy_(self._copies.pinned[turn], non_blocking=True)
+        turn, part = self._copies.take(), slice(None if rows is None else self._last + rows * self._row_bytes)
+        self._copies.bytes[turn][part] = self._bytes[part]
+        self._copies.buffer[part].copy_(self._copies.pinned[turn][part], non_blocking=True)
         self._copies.enqueued(turn)
 
 

@@ -33,19 +33,20 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.8},
     {"temperature": 0.9, "top_k": 12, "top_p": 0.9},
     {"temperature": 0, "repetition_penalty": 1.3, "logit_bias": {3: 2.0, 70: 2.5}, "prompt_logprobs": 1},
+    {"temperature": 1, "allowed_token_ids": [3, 70, 71], "bad_sequences": [[70, 71], [71, 3]]},
     {"temperature": 1.2, "top_p": 0.95},
     {"temperature": 1, "min_p": 0.05, "frequency_penalty": 0.2},
     {"temperature": 1, "top_k": 100, "logprobs": 1},
     {"temperature": 0.8, "logprobs": 0},
     {"temperature": 0.9, "top_k": 12, "logprobs": 2},
 ]
-"""The first three together are sampled from parts."""
+"""The first three together are sampled from parts, and the masked one."""
 
 
 def requests(vocab: int, short: bool) -> Iterator[Request]:
     """Some with a prompt that repeats itself, so that drafts are accepted."""
     rng = np.random.default_rng(5)
-    for i, kind in enumerate(KINDS[:4] if short else KINDS * 3):
+    for i, kind in enumerate(KINDS[:5] if short else KINDS * 3):
         ids = rng.integers(1, vocab, 3 + 2 * (i % 4)).tolist() * (1 if short else 4)
         yield Request(f"r{i}", ids, SamplingParams(max_new_tokens=2 if short else 24, seed=i, **kind))
 

@@ -27,6 +27,8 @@ from tests.parallel.ranks import Threads
 pytestmark = pytest.mark.torch
 
 EMBEDDED = Path(__file__).parents[2] / "models" / "tiny-py-lm"
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "old": {"type": "boolean"}}}
+PERSON |= {"required": ["name", "old"]}
 SHAPE = Shape(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, head_dim=8, bos_token_id=0, eos_token_id=0)
 
 
@@ -73,9 +75,15 @@ def all_kinds() -> list[Request]:
         {"temperature": 0, "logit_bias": {9: 50, 1030: 50, 2077: 50, 3999: 50, 3000: 99}, "frequency_penalty": 9.0}
         | {"bad_token_ids": [3000], "repetition_penalty": 1.1},
         {"temperature": 0, "allowed_token_ids": [7, 1023, 1024, 2077, 3333, 3999], "frequency_penalty": 9.0},
+        {"temperature": 1, "structured": {"json_schema": PERSON}, "logprobs": 0, "max_new_tokens": 30},
+        {"temperature": 1, "structured": {"regex": "(ab|[0-9]{3}){1,3}"}},
     ]
     return [
-        Request(f"k{i}", rng.integers(1, 4096, 9 + 5 * i).tolist(), SamplingParams(max_new_tokens=12, seed=i, **kind))
+        Request(
+            f"k{i}",
+            rng.integers(1, 4096, 9 + 5 * i).tolist(),
+            SamplingParams(**{"max_new_tokens": 12, "seed": i, **kind}),
+        )
         for i, kind in enumerate(kinds)
     ]
 
@@ -157,6 +165,8 @@ def gathered(path: Path, ranks: int) -> dict[str, Any]:
     assert first["k1"][1] and first["k2"][2], "log-probabilities, and those of the prompt"
     assert {9, 1030, 2077, 3999} <= set(first["k8"][0]), "penalties matter on every rank"
     assert {7, 2077, 3999} <= set(first["k9"][0]) <= {7, 1023, 1024, 2077, 3333, 3999}, "so do masks"
+    (whole,) = on_threads(path, 1, outputs_of)
+    assert all(first[name][0] == whole[name][0] and whole[name][3] == "stop" for name in ("k10", "k11")), "and grammars"
     return first
 
 

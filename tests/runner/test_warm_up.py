@@ -108,9 +108,10 @@ def test_no_request_waits(method: str, strategy: str) -> None:
         runner.run()
     else:
         decode(runner)
+        assert set(runner.summary()["seconds_by_stage"]) <= {"replay", "wait", "host", "propose"}
+        decode(runner, structured={"choice": ["bcdefbc", "fed"]})
     summary = runner.summary()
     assert (summary["late"], summary["graphs"], summary["failed_steps"]) == (WAITS, captured, 0)
-    assert set(summary["seconds_by_stage"]) <= {"replay", "wait", "host", "propose"}
     assert runner.model.forwards > forwards  # type: ignore[attr-defined]
     decode(runner, logprobs=2)
     late = runner.summary()["late"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,16 +156,14 @@ def test_what_takes_too_long_is_ended_alone() -> None:
     assert compiled(backend, regex="a").matcher().forced() == [ord("a")]
 
 
-class Counting(GrammarBackend):
-    name = "llguidance"
-
+class Counting(LLGuidance):
     def __init__(self) -> None:
         self.compiled: list[str] = []
-        self._backend = LLGuidance(BYTES)
+        super().__init__(BYTES)
 
     def compile(self, wanted: StructuredOutput) -> Grammar:
         self.compiled.append(wanted.kind[1])
-        return self._backend.compile(wanted)
+        return super().compile(wanted)
 
 
 @pytest.fixture
@@ -193,6 +192,24 @@ def test_an_old_grammar_makes_room_but_for_who_holds_it(kept: Callable[..., tupl
     grammars.get(StructuredOutput(regex="c"))
     grammars.get(StructuredOutput(regex="b"))
     assert counting.compiled == ["a", "b", "c", "b"]
+
+
+def test_a_grammar_of_another_process_is_not_compiled(
+    backend: GrammarBackend, kept: Callable[..., tuple[Grammars, Counting]]
+) -> None:
+    """As ranks of tensor parallelism have theirs."""
+    grammars, counting = kept(backend="llguidance")
+    grammars._backends["there"] = backend
+    wanted = StructuredOutput(json_schema=PERSON)
+    grammar = backend.compile(wanted)
+    sent = pickle.loads(pickle.dumps((wanted, "there", grammar.exported)))
+    found = grammars.put(*sent)
+    assert grammar.library == backend.name == found.library and found is not grammar
+    assert grammars.get(wanted) is grammars.put(*sent) is found and not counting.compiled
+    matcher, other = grammar.matcher(), found.matcher()
+    for byte in b'{"name": "x", "age": 3}':
+        assert allowed(matcher) == allowed(other) and matcher.advance(byte) and other.advance(byte)
+    assert allowed(other) == {END, OTHER_END}
 
 
 def test_an_error_is_not_kept(kept: Callable[..., tuple[Grammars, Counting]]) -> None:
