@@ -66,18 +66,22 @@ class _Run(BaseModel):
 
 class _Pooled(BaseModel):
     method: str
+    k: int | None = None
     prompts: int
     tokens_per_step: float | None
     tokens_per_step_95: tuple[float, float] | None
     speedup: float
     speedup_95: tuple[float, float] | None
+    break_even: float | None = None
     mean_acceptance_length: float | None
     acceptance_by_position: list[float]
+    accepted_lengths: list[float] = []
 
 
 class _Method(_Run):
     prompt: str
     method: str
+    k: int | None = None
     speedup: float
     all_speedups: list[float]
 

@@ -1,4 +1,4 @@
-"""Plots of recorded results: cases as multiples of their floors, lines over what a suite varies; methods of drafting.
+"""Plots of recorded results of suites: cases as multiples of their floors, lines over what a suite varies.
 
 Floors are those of the run. Targets and others' figures are drawn only if the run was on the machine that they are of.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_hal.bench.pooled import pooled, pooled_acceptance, shown
 from specdec_hal.errors import BackendUnavailableError, RequestError
 
 Row = Mapping[str, Any]
@@ -28,8 +27,8 @@ def check_plot(path: Path) -> None:
 
     BackendUnavailableError without matplotlib, RequestError for a suffix that names no format.
     """
-    formats = sorted(_pyplot().figure().canvas.get_supported_filetypes())
-    _pyplot().close()
+    formats = sorted(pyplot_for_files().figure().canvas.get_supported_filetypes())
+    pyplot_for_files().close()
     if (suffix := path.suffix.removeprefix(".").lower()) not in formats:
         raise RequestError(f"--plot: expected a suffix of {', '.join(formats)}, got {suffix!r}; use {path.stem}.png")
 
@@ -41,7 +40,7 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
     alone, with a line for each of the other settings. Of a group without single cases the first panel has the one that
     most peers are known of.
     """
-    pyplot = _pyplot()
+    pyplot = pyplot_for_files()
     machine = document["machine"]
     comparable = _MACHINE in machine.get("gpu", "")
     panels: list[tuple[str, str, Any]] = []  # title, the number varied ("": cases of a suite), lines or rows
@@ -188,62 +187,8 @@ def _finish(axes: Any, title: str) -> None:
     axes.legend(list(names.values())[::-1], list(names)[::-1], **_LEGEND)
 
 
-def plot_methods(document: Mapping[str, Any], path: Path) -> None:
-    """Draw a document of `compare --method`: tokens per step and speed of each prompt and of all, and acceptance.
-
-    Bars of a prompt's speed have the range of its turns, those of all prompts an interval of 95 %.
-    """
-    pyplot = _pyplot()
-    rows = [row for row in document["rows"] if row["method"] != "naive"]
-    methods, prompts = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "prompt"))
-    together = {row["method"]: row for row in pooled(document["rows"])} if len(prompts) > 1 else {}
-    figure, panels = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
-    width = 0.8 / max(len(methods), 1)
-    for axes, key, unit in (
-        (panels[0], "tokens_per_step", "tokens per request and decode step"),
-        (panels[1], "speedup", "speed-up over plain decoding"),
-    ):
-        for shift, method in enumerate(methods):
-            some = [row for row in rows if row["method"] == method]
-            at = [prompts.index(row["prompt"]) for row in some]
-            heights = [row[key] or 0 for row in some]
-            ranges = [
-                row["all_speedups"] if key == "speedup" else [height] for row, height in zip(some, heights, strict=True)
-            ]
-            if together:
-                at.append(len(prompts))
-                heights.append(together[method][key] or 0)
-                ranges.append(together[method][f"{key}_95"] or [heights[-1]])
-            places = [place + (shift - (len(methods) - 1) / 2) * width for place in at]
-            axes.bar(places, heights, width, label=method)
-            below = [max(height - min(one), 0) for height, one in zip(heights, ranges, strict=True)]
-            above = [max(max(one) - height, 0) for height, one in zip(heights, ranges, strict=True)]
-            axes.errorbar(places, heights, (below, above), fmt="none", ecolor="black", capsize=2, linewidth=0.8)
-        names = [shown(prompt) for prompt in prompts] + ["all"] * bool(together)
-        axes.set_xticks(range(len(names)), names, fontsize=8, rotation=20, ha="right", rotation_mode="anchor")
-        axes.axhline(1, color="black", linewidth=0.8, label="plain decoding")
-        axes.set_ylabel(unit)
-        axes.set_ylim(top=1.25 * axes.get_ylim()[1])  # room for the legend
-        axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper left")
-    for method in methods:
-        drafts, rates = pooled_acceptance([row for row in rows if row["method"] == method])
-        counted = "mean over prompts" if drafts is None else f"of {drafts:,} drafts"
-        panels[2].plot(range(1, len(rates) + 1), rates, marker="o", label=f"{method}, {counted}")
-    panels[2].set_xlabel("position in the draft")
-    recorded = all("num_drafts" in row for row in rows)  # else by an earlier version, which divided otherwise
-    panels[2].set_ylabel("accepted there / drafts" if recorded else "acceptance, as recorded")
-    panels[2].xaxis.get_major_locator().set_params(integer=True)
-    panels[2].set_ylim(0, 1)
-    if methods:
-        panels[2].legend(fontsize=8, frameon=False)
-    for axes in panels:
-        axes.grid(alpha=0.3, axis="y")
-    figure.suptitle(f"{document['backend']}, {document['strategy']}, temperature {document['temperature']}")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def _pyplot() -> Any:
+def pyplot_for_files() -> Any:
+    """matplotlib.pyplot without a window; BackendUnavailableError where it is not installed."""
     try:
         import matplotlib
     except ImportError as error:

@@ -23,8 +23,9 @@ def pooled(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """A row for each method, plain decoding first.
 
     `tokens_per_step`: decoded tokens of all prompts over decode steps. `speedup`: plain seconds over seconds.
-    `accepted_lengths`: which part of the drafts had 0, 1, ... tokens accepted. The intervals (`..._95`) are percentiles
-    of a bootstrap over prompts; None for a single prompt.
+    `break_even`: the tokens per step at which the method, with steps as long as measured, is as fast as plain decoding.
+    `accepted_lengths`: which part of the drafts had 0, 1, ... tokens accepted, empty where drafts were not counted. The
+    intervals (`..._95`) are percentiles of a bootstrap over prompts; None for a single prompt.
     """
     plain = {row["prompt"]: row["seconds"] for row in rows if row["method"] == "naive"}
     found = []
@@ -36,17 +37,22 @@ def pooled(rows: Sequence[Row]) -> list[dict[str, Any]]:
         steps = [tokens / row["tokens_per_step"] for tokens, row in zip(decoded, counted, strict=True)]
         drafts, rates = pooled_acceptance(some)
         reached = [1.0, *rates, 0.0]
+        per_step = _ratio("tokens_per_step", decoded, steps)
+        speedup = _ratio("speedup", [plain[row["prompt"]] for row in some], [row["seconds"] for row in some])
+        tokens = per_step["tokens_per_step"]
         found.append(
             {
                 "method": method,
+                **({"k": some[0]["k"]} if "k" in some[0] else {}),
                 "prompts": len(some),
                 "tokens": sum(row["tokens"] for row in some),
-                **_ratio("tokens_per_step", decoded, steps),
-                **_ratio("speedup", [plain[row["prompt"]] for row in some], [row["seconds"] for row in some]),
+                **per_step,
+                **speedup,
+                "break_even": tokens and tokens / speedup["speedup"],
                 "num_drafts": drafts,
                 "mean_acceptance_length": 1 + sum(rates) if rates else None,
                 "acceptance_by_position": rates,
-                "accepted_lengths": [a - b for a, b in pairwise(reached)] if rates else [],
+                "accepted_lengths": [a - b for a, b in pairwise(reached)] if drafts else [],
             }
         )
     return found

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=output_file,
         help="hold this lock while the device is used, so that several commands can prepare inputs meanwhile",
     )
-    parser.add_argument("--read", metavar="FILE", type=Path, help="print or draw what --out or compare --json wrote")
+    parser.add_argument("--read", metavar="FILE", type=Path, help="print or draw what --out or compare --record wrote")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def _draw(document: dict[str, Any], path: Path) -> None:
     from specdec_hal.bench.document import is_comparison
-    from specdec_hal.bench.plot import plot, plot_methods
+    from specdec_hal.bench.plot import plot
+    from specdec_hal.bench.plot_methods import plot_methods
 
     if is_comparison(document) and "rows" not in document:
         raise RequestError(

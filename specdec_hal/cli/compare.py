@@ -2,8 +2,9 @@
 
 All run in one process on one loaded model, in turn, --repeat times each. Engines are warm: each decodes the same
 prompts untimed before it is timed, so that everything is compiled and captured in graphs, and forgets them again, so
-that no drafts come from an earlier run. The speed-up is the median plain time over the median speculative time. Exit
-status 1 if any token differs.
+that no drafts come from an earlier run. The speed-up is the median plain time over the median speculative time. With
+--sweep each method runs with each K, and "break-even" is the number of tokens per step at which a method, with steps as
+long as measured, would be as fast as plain decoding: drafts pay above it. Exit status 1 if any token differs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +51,8 @@ Runs = dict[str, list[Run]]
 
 HELP = "compare the configured method, or several, with plain decoding: tokens and speed of warm engines"
 NAIVE, ALL = "naive", "all"
+_MOST_PROMPTS = 10
+"""Prompts with rows of their own in tables; of more the tables have what all say together."""
 _COUNTED = (
     "steps",
     "tokens_per_step",
@@ -73,7 +79,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare these methods, each prompt by itself, instead of the configured one; all: every one that the "
         "checkpoint and the configuration allow",
     )
-    parser.add_argument("--plot", metavar="FILE", type=output_file, help="draw them (.png, .svg, .pdf); with --method")
+    parser.add_argument(
+        "--sweep",
+        metavar="K,K",
+        type=lambda text: list(dict.fromkeys(map(_positive, text.split(",")))),
+        help="with each of these speculative.num_speculative_tokens; where drafts pay is the break-even",
+    )
+    parser.add_argument(
+        "--plot", metavar="FILE", type=output_file, help="draw them (.png, .svg, .pdf); with --method or --sweep"
+    )
     parser.add_argument(
         "--record",
         metavar="FILE",
@@ -93,16 +107,21 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Compare; 1 unless every token agrees."""
-    if args.methods is None and args.plot is not None:
-        raise RequestError("--plot: expected --method with it, which says what to draw; give it, or leave --plot out")
+    if args.methods is None and args.sweep is None and args.plot is not None:
+        raise RequestError(
+            "--plot: expected --method or --sweep with it, which say what to draw; give one, or leave --plot out"
+        )
     if args.plot is not None:
-        from specdec_hal.bench.plot import check_plot, plot_methods
+        from specdec_hal.bench.plot import check_plot
 
         check_plot(args.plot)
     runtime = runtime_for(args)
+    if args.methods is None and args.sweep is not None:
+        args.methods = [runtime.config.speculative.method]
     others = {"spec": runtime} if args.methods is None else _runtimes(args, runtime)
     prompts = read_prompts(args)
-    sides = _Sides(runtime, others, optional=args.methods == [ALL])
+    _say_once()
+    sides = _Sides(runtime, others, optional=args.methods == [ALL], sweep=args.sweep is not None)
     batches = [prompts] if args.methods is None else [[prompt] for prompt in prompts]
     total = len(sides.runtimes) * args.repeat * len(prompts) * runtime.config.sampling.max_new_tokens
     with progress_bar("comparing", total) as progress:
@@ -125,7 +144,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "strategy": runtime.config.speculative.verify_strategy.name.lower(),
             "temperature": runtime.config.sampling.temperature,
             "rows": [
-                {"prompt": prompt.name, "method": label, "seed": runs[label][0].outputs[0].seed}
+                {"prompt": prompt.name, "method": label, **sides.k_of(label), "seed": runs[label][0].outputs[0].seed}
                 | {**_speedups(runs, label), **_figures(runs[label])}
                 for prompt, runs in zip(prompts, compared, strict=True)
                 for label in runs
@@ -143,26 +162,43 @@ def run(args: argparse.Namespace, output: Output) -> int:
     else:
         show(document, output)
     if args.plot is not None:
+        from specdec_hal.bench.plot_methods import plot_methods
+
         with writing(args.plot):
             plot_methods(document, args.plot)
     return 1 if differences else 0
 
 
 def _runtimes(args: argparse.Namespace, runtime: Runtime) -> dict[str, Runtime]:
-    """The configuration with each of the methods; ConfigError for one that is unknown or lacks settings."""
+    """The configuration with each of the methods, and each K; ConfigError for one that is unknown or lacks settings."""
     found, every = {}, args.methods == [ALL]
-    for method in runtime.registry.proposers() if every else args.methods:
+    sides = product(runtime.registry.proposers() if every else args.methods, args.sweep or [None])
+    for method, k in sides:
         if method != NAIVE:  # which everything is compared with
             overrides = [*args.overrides, f"speculative.method={method}"]
+            overrides += [] if k is None else [f"speculative.num_speculative_tokens={k}"]
+            label = method if k is None else f"{method} K={k}"
             try:
                 chosen = read_runtime(argparse.Namespace(config=args.config, overrides=overrides))
             except SpecDecError as error:
                 if not every:
                     raise
-                _left_out(method, error)
+                _left_out(label, error)
             else:
-                found[method] = runtime.with_config(chosen.config)
+                found[label] = runtime.with_config(chosen.config)
     return found
+
+
+def _say_once() -> None:
+    """Each side builds several runners, with the same warnings."""
+    seen = Counter[str]()
+
+    def first(record: logging.LogRecord) -> bool:
+        seen[record.getMessage()] += 1
+        return seen[record.getMessage()] == 1
+
+    for handler in logging.getLogger("specdec_hal").handlers:
+        handler.addFilter(first)
 
 
 def _left_out(method: str, error: SpecDecError) -> None:
@@ -172,11 +208,12 @@ def _left_out(method: str, error: SpecDecError) -> None:
 class _Sides:
     """Plain decoding and `others` over one model, whose KV cache each new runner takes over.
 
-    `optional`: sides that cannot run here are named and left out.
+    `optional`: sides that cannot run here are named and left out. `sweep`: the others differ in K.
     """
 
-    def __init__(self, runtime: Runtime, others: dict[str, Runtime], *, optional: bool = False) -> None:
+    def __init__(self, runtime: Runtime, others: dict[str, Runtime], *, optional: bool, sweep: bool) -> None:
         self.model, self.tokenizer = load(runtime)
+        self._sweep = sweep
         # The drafts' head-room may cost context; all sides get the same. What "auto" stands for, a runner knows.
         configs: dict[str, Config] = {}
         longest = self._runner(runtime).max_model_len
@@ -194,6 +231,11 @@ class _Sides:
             return config.model_copy(update={"runner": config.runner.model_copy(update={"max_model_len": longest})})
 
         self.runtimes = {label: runtime.with_config(limited(config)) for label, config in configs.items()}
+
+    def k_of(self, label: str) -> dict[str, int]:
+        """What a row of a sweep has of a side's K; nothing of plain decoding, and without a sweep."""
+        speculative = self.runtimes[label].config.speculative
+        return {"k": speculative.num_speculative_tokens} if self._sweep and label != NAIVE else {}
 
     def compare(self, prompts: Sequence[Prompt], repeat: int, progress: Progress) -> Runs:
         """Decode the prompts as one batch on every side in turn, `repeat` times, each with the same seed."""
@@ -264,9 +306,10 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
 
 def show(document: Mapping[str, Any], output: Output) -> None:
     """Print what `compare --json` writes as tables and a verdict."""
-    rows = _methods(document) if "rows" in document else _comparison(document)
-    rows.print(output.console)
-    if together := [row for row in document.get("pooled", ()) if row["prompts"] > 1]:
+    together = document.get("pooled", ())
+    if not together or together[0]["prompts"] <= _MOST_PROMPTS:
+        (_methods(document) if "rows" in document else _comparison(document)).print(output.console)
+    if together and (together[0]["prompts"] > 1 or any(row.get("k") for row in together)):
         _pooled(together).print(output.console)
     _print_verdict(output, document)
 
@@ -293,14 +336,21 @@ def _methods(document: Mapping[str, Any]) -> Rows:
 
 
 def _pooled(document: Sequence[Mapping[str, Any]]) -> Rows:
-    interval = "95 % of resampled prompts"
-    columns = ("method", "tokens per step", interval, "speed-up", interval, "mean acceptance length")
-    rows = Rows(f"All {document[0]['prompts']} prompts", (*columns, "acceptance by position"), spare=(2, 5))
-    for row in document:
+    """Plain decoding, then the others, the fastest first."""
+    interval, prompts = "95 % of resampled prompts", document[0]["prompts"]
+    columns = ("method", "tokens per step", interval, "break-even", "speed-up", interval, "mean acceptance length")
+    rows = Rows(
+        f"All {prompts} prompts" if prompts > 1 else "The prompt",
+        (*columns, "acceptance by position", "drafts with 0, 1, ... accepted"),
+        spare=(8, 2, 7),
+    )
+    for row in sorted(document, key=lambda row: (row["method"] != NAIVE, -row["speedup"])):
         cells = [row["method"]]
         for name in ("tokens_per_step", "speedup"):
             cells += [number(row[name]), "-".join(map(number, row[f"{name}_95"] or ()))]
-        rows.add_row(*cells, number(row["mean_acceptance_length"]), numbers(row["acceptance_by_position"]))
+        cells.insert(3, number(row.get("break_even")))
+        parts = (numbers(row.get(name, ())) for name in ("acceptance_by_position", "accepted_lengths"))
+        rows.add_row(*cells, number(row["mean_acceptance_length"]), *parts)
     return rows
 
 

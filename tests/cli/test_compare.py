@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -170,12 +171,39 @@ def test_engines_are_warm_and_remember_nothing(model: Model, capsys: Capture, mo
     [
         (["--method", "ngram,guess"], "unknown speculative method 'guess'"),
         (["--method", "draft_model"], "speculative.draft_model.path"),
-        (["--plot", "a.png"], "--plot: expected --method with it"),
+        (["--plot", "a.png"], "--plot: expected --method or --sweep with it"),
+        (["--sweep", "2,0"], "argument --sweep: expected an integer >= 1, got 0"),
+        (["--sweep", "1", "--method", "guess"], "unknown speculative method 'guess'"),
     ],
 )
 def test_methods_that_cannot_be_compared(model: Model, capsys: Capture, options: list[str], message: str) -> None:
     assert main(["compare", *model().ngram, *PROMPTS, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_sweep_over_k(model: Model, capsys: Capture, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'specdec-hal[bench]')")
+    record, plot = tmp_path / "r.json", tmp_path / "sweep.svg"
+    options = [*model().ngram, *PROMPTS, "--method", "ngram,suffix", "--sweep", "1,3", "--repeat", "1"]
+    document = compare(capsys, *options, "--record", str(record))
+    assert [(row["method"], row.get("k")) for row in document["pooled"]] == [
+        ("naive", None), *((f"{method} K={k}", k) for method in ("ngram", "suffix") for k in (1, 3)),
+    ]  # fmt: skip
+    for row in document["rows"]:
+        lengths = len(row["acceptance_by_position"])
+        assert lengths == (row.get("k") or 0)
+    for row in document["pooled"]:
+        assert row["speedup"] == pytest.approx(row["tokens_per_step"] / row["break_even"])
+    # Drawn again from the record: the legend has the methods in the order of their fastest K.
+    assert main(["bench", "--read", str(record), "--plot", str(plot)]) == 0
+    printed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " K=" in line][-4:]
+    fastest = sorted(document["pooled"][1:], key=lambda row: -row["speedup"])
+    assert printed == [row["method"].split()[0] for row in fastest]
+    drawn = re.findall(r"<!-- (\w+) K=(\d), \d+ drafts -->", plot.read_text())
+    best = list({row["method"].split()[0]: row for row in reversed(fastest)}.values())
+    best.sort(key=lambda row: -row["speedup"])
+    assert drawn == [(row["method"].split()[0], str(row["k"])) for row in best]
+    assert "<!-- break-even of each -->" in plot.read_text()
 
 
 LINES = [{"task_id": "HumanEval/0", "prompt": "a"}, {"question_id": 81, "turns": ["cde", "b"]}, {"text": "dd"}]
@@ -255,7 +283,8 @@ def test_warnings_have_the_form_of_the_program(model: Model, capsys: Capture, mo
     """Paddle gives the root logger a handler of its own, which printed them as its lines."""
 
     def warn(*args: Any, **options: Any) -> list[Any]:
-        logging.getLogger("specdec_hal.mtp").warning("look")
+        for _ in range(2):  # said once
+            logging.getLogger("specdec_hal.mtp").warning("look")
         return []
 
     monkeypatch.setattr("specdec_hal.cli.compare._differences", warn)
