@@ -320,7 +320,7 @@ class ChatAnswer(Answer):
                 self._called.add(index)
         result: Json = {"content": "".join(said[Content])}
         if said[Reasoning] and self.request.include_reasoning:
-            result["reasoning_content"] = "".join(said[Reasoning])
+            result |= dict.fromkeys(("reasoning_content", "reasoning"), "".join(said[Reasoning]))
         if calls:  # which have numbers in a stream alone
             result["tool_calls"] = calls
             if part == "message":

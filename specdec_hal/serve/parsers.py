@@ -20,6 +20,8 @@ THINK = {"qwen3": ("<think>", "</think>"), "deepseek_r1": ("<think>", "</think>"
 """What thoughts begin and end with, by the name of their parser."""
 THINKS_AT_ONCE = ("deepseek_r1",)
 """Models whose answers begin with a thought that has no marker before it."""
+CALLS_END = {"qwen3": "<tool_call>", "mistral": "[TOOL_CALLS]"}
+"""What begins a call and ends a thought that has no other end, by the name of the thought's parser."""
 
 _SPACES = 1024
 """White space that is held back as it may stand before a call."""
@@ -90,6 +92,7 @@ class ThoughtParser(Parser):
         if tail.endswith(self._end):
             self._thinks = False
         self._may_begin = not tail.endswith(self._begin)
+        self._ends = (self._end, CALLS_END.get(name, self._end))
         self._held = ""
 
     def push(self, text: str) -> Iterator[Part]:
@@ -108,13 +111,15 @@ class ThoughtParser(Parser):
             elif self._thinks is None:
                 yield from self._go_on(self._held)
                 return
-        thought, end, rest = self._held.partition(self._end)
-        if end:
+        if found := [at for end in self._ends if (at := self._held.find(end)) >= 0]:
+            thought, rest = self._held[: min(found)], self._held[min(found) :]
             if thought:
                 yield Reasoning(thought)
-            yield from self._go_on(rest)
+            if isinstance(self._after, ToolParser) and not rest.startswith(self._end):
+                self._after.closers = (*self._after.closers, self._end)
+            yield from self._go_on(rest.removeprefix(self._end))
             return
-        keep = begun(self._held, self._end)
+        keep = max(begun(self._held, end) for end in self._ends)
         shown, self._held = _split(self._held, keep)
         if shown:
             yield Reasoning(shown)
@@ -142,6 +147,8 @@ class ToolParser(Parser):
     _call: CallScanner | None = None
     _opening: str = ""
     """What the call began with, which is content if it is none."""
+    closers: tuple[str, ...] = ()
+    """What may stand after a call and is no content."""
 
     begin: ClassVar[str]
     """What a call begins with."""
@@ -169,11 +176,17 @@ class ToolParser(Parser):
             self._call = None
 
     def finish(self) -> Iterator[Part]:
-        """The rest; a call without a name is content."""
+        """The rest; a call without a name is content, a closer that is cut off is not."""
+        if self._number >= 0 and self._call is None and self._closes(self._held.strip()):
+            self._held = ""
         if self._call is not None and not self._call.named:
             yield Content(self._opening + self._call.raw)
         elif self._call is None and (self._held.strip() or self._number < 0) and self._held:
             yield Content(self._held)
+
+    def _closes(self, text: str) -> bool:
+        """Whether a closer begins with a text."""
+        return any(closer.startswith(text) for closer in self.closers)
 
     def _numbered(self, parts: list[Call]) -> Iterator[Part]:
         for part in parts:
@@ -184,6 +197,13 @@ class ToolParser(Parser):
 
     def _until_call(self) -> tuple[str, bool]:
         """The content up to a call, and whether there is one; what may begin one stays held."""
+        if self._number >= 0:
+            for closer in self.closers:
+                left = self._held.lstrip()
+                if left.startswith(closer):
+                    self._held = left[len(closer) :]
+            if self._closes(self._held.lstrip()):
+                return "", False
         content, begin, rest = self._held.partition(self.begin)
         if begin:
             self._held, self._opening = rest, begin
@@ -201,27 +221,14 @@ class ToolParser(Parser):
         return f"call_{self.ids.getrandbits(96):024x}"
 
 
+@dataclass
 class HermesParser(ToolParser):
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes 2 Pro and later, Qwen 2.5 and 3."""
 
+    closers: tuple[str, ...] = ("</tool_call>",)
+
     begin = "<tool_call>"
-    _end = "</tool_call>"
-    markers = (begin, _end)
-
-    def _until_call(self) -> tuple[str, bool]:
-        if self._number >= 0:
-            left = self._held.lstrip()
-            if left.startswith(self._end):
-                self._held = left[len(self._end) :]
-            elif self._end.startswith(left):
-                return "", False
-        return super()._until_call()
-
-    def finish(self) -> Iterator[Part]:
-        """The rest, without an end of a call that is cut off."""
-        if self._number >= 0 and self._call is None and self._end.startswith(self._held.strip()):
-            self._held = ""
-        yield from super().finish()
+    markers = (begin, "</tool_call>")
 
 
 class LlamaParser(ToolParser):

@@ -172,23 +172,33 @@ class UnusedKeys(Body):
     use_beam_search: Literal[False] | None = None
     length_penalty: One | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
+    request_id: str | None = Field(None, description="not used: answers have ids of their own")
+    session_id: str | None = None
+    stream_interval: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="not used: a chunk is what a step gave"
+    )
+    truncation_side: Literal["left"] | None = None
+    thinking_token_budget: Literal[-1] | None = None
+    watermarking: Literal[False] | None = None
+    return_token_offsets: Literal[False] | None = None
+    return_prompt_text: Literal[False] | None = None
+    routed_experts_prompt_start: Literal[0] | None = None
+    mm_payload: Literal["tensors", "none"] | None = Field(None, description="of media, which are not served")
+    return_mm_kwargs: bool | None = None
 
     def settled(self, template: ChatTemplate | None) -> Self:
         """See :class:`Body`."""
         return self.model_copy(update={"prediction": None, "prompt_cache_options": None})
 
 
-class GenerationRequest(UnusedKeys, ABC):
-    """What both kinds of requests have in common.
+class SamplingKeys(UnusedKeys):
+    """What all kinds of requests have in common.
 
-    What is left out is the configuration's (section `sampling`). Choice i of the `n` of a prompt has the seed `seed` +
-    i; without a seed one is drawn for each prompt that is sampled, and every choice reports its own.
+    What is left out is the configuration's (section `sampling`).
     """
 
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
     stop: Annotated[
         UnicodeText | Annotated[list[UnicodeText], Field(fail_fast=True)] | None, _at_most(64, "stop strings")
     ] = None
@@ -200,16 +210,12 @@ class GenerationRequest(UnusedKeys, ABC):
     logit_bias: Annotated[
         dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None, _ITEMS
     ] = Field(None, description="by token id: what is added to its logit, before penalties")
-    response_format: ResponseFormat | None = None
     # vLLM's
     structured_outputs: StructuredOutputs | None = None
     top_k: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX)] = None
-    prompt_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = Field(
-        None, description="alternatives to report with the log-probability of each token of the prompt"
-    )
     ignore_eos: bool = Field(False, description="end tokens are never chosen")
     stop_token_ids: _TokenIds | None = None
     include_stop_str_in_output: bool | None = Field(None, description="the text ends with what stopped it")
@@ -226,6 +232,27 @@ class GenerationRequest(UnusedKeys, ABC):
     bad_words: Annotated[list[Text], Field(fail_fast=True)] | None = Field(
         None, description="texts that are not generated, after a space or not", max_length=MAX_ITEMS
     )
+    # this project's
+    num_speculative_tokens: int | None = Field(None, description="most drafts a step, 0 for none")
+    method: Annotated[UnicodeText | None, Field(max_length=64)] = Field(
+        None, description="where drafts come from: the configured method, or 'none'"
+    )
+
+
+class GenerationRequest(SamplingKeys, ABC):
+    """Those of completions and chats.
+
+    Choice i of the `n` of a prompt has the seed `seed` + i; without a seed one is drawn for each prompt that is
+    sampled, and every choice reports its own.
+    """
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat | None = None
+    # vLLM's
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = Field(
+        None, description="alternatives to report with the log-probability of each token of the prompt"
+    )
     return_token_ids: bool = Field(
         False, description="report `token_ids`, and in `accepted_draft` which of them were accepted drafts"
     )
@@ -237,10 +264,6 @@ class GenerationRequest(UnusedKeys, ABC):
     )
     return_spans: bool = Field(
         False, description="report `spans`: the pieces of the text, each with whether it came from an accepted draft"
-    )
-    num_speculative_tokens: int | None = Field(None, description="most drafts a step, 0 for none")
-    method: Annotated[UnicodeText | None, Field(max_length=64)] = Field(
-        None, description="where drafts come from: the configured method, or 'none'"
     )
 
     _structured: StructuredOutput | None = PrivateAttr(None)
@@ -547,6 +570,7 @@ class ChatCompletionRequest(TemplateKeys, GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = Field(True, description="false: the first call of an answer alone")
     include_reasoning: bool = Field(True, description="false: an answer without its thoughts")
+    echo: Literal[False] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None

@@ -12,7 +12,6 @@ from starlette.exceptions import HTTPException
 
 from specdec_hal.config.schema import INT32_MAX, UnicodeText
 from specdec_hal.models.chat import ChatTemplate
-from specdec_hal.ops.seeds import SEEDS
 from specdec_hal.runner import RequestOutput, StreamDelta
 from specdec_hal.serve.answers import ChatAnswer, Json, encode
 from specdec_hal.serve.forms import TextFormat
@@ -22,7 +21,7 @@ from specdec_hal.serve.protocol import (
     Body,
     ChatCompletionRequest,
     Message,
-    UnusedKeys,
+    SamplingKeys,
 )
 from specdec_hal.text import short
 
@@ -74,21 +73,17 @@ def _messages(value: Any) -> Any:
     return [item for item in value if not (isinstance(item, dict) and item.get("type") == "reasoning")]
 
 
-class ResponsesRequest(UnusedKeys):
+class ResponsesRequest(SamplingKeys):
     """POST /v1/responses. `input`: text, or messages. `store` is taken, and nothing stored."""
 
-    model: str | None = None
     input: Annotated[
         UnicodeText | Annotated[list[InputMessage], Field(min_length=1), Field(fail_fast=True)],
         BeforeValidator(_messages),
     ]
     instructions: UnicodeText | None = Field(None, description="a system message before the input")
     max_output_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     text: TextSettings | None = None
     reasoning: ReasoningSettings | None = None
@@ -98,10 +93,12 @@ class ResponsesRequest(UnusedKeys):
     max_tool_calls: int | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    # vLLM's and this project's
-    seed: Annotated[int | None, Field(ge=-SEEDS, le=SEEDS - 1)] = None
-    top_k: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
-    num_speculative_tokens: int | None = Field(None, description="most drafts a step, 0 for none")
+    # vLLM's
+    include_reasoning: bool = Field(True, description="false: an answer without its thoughts")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables of the chat template, such as enable_thinking"
+    )
+    enable_response_messages: Literal[False] | None = None
 
     _prompt: str | None = PrivateAttr(None)
 
@@ -116,11 +113,8 @@ class ResponsesRequest(UnusedKeys):
         given: list[Any] = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else [*self.input]
         if self.instructions is not None:
             given.insert(0, {"role": "system", "content": self.instructions})
-        same = (
-            "model", "stream", "temperature", "top_p", "top_k", "top_logprobs", "seed", "num_speculative_tokens",
-            "cache_salt",
-        )  # fmt: skip
-        values: dict[str, Any] = {name: getattr(self, name) for name in same}
+        same = {*SamplingKeys.model_fields, "top_logprobs", "chat_template_kwargs", "include_reasoning"}
+        values: dict[str, Any] = {name: getattr(self, name) for name in same & self.model_fields_set}
         values["messages"] = given
         if self.text is not None and self.text.format is not None:
             values["response_format"] = self.text.format.response_format

@@ -43,7 +43,13 @@ CASES: list[tuple[Any, Any, str, str, str, str, list[tuple[str, str]]]] = [
     ("mistral", "mistral", "", '[THINK]ab[/THINK]hi[TOOL_CALLS]g[ARGS]{}', "ab", "hi", [G]),
     # Hermes
     (None, "hermes", "", f"Let me see.\n{HERMES}\n{HERMES}", "", "Let me see.", [F, F]),
-    ("qwen3", "hermes", "", f"<think>{HERMES}</think>\n\n{HERMES}", HERMES, "", [F]),
+    # A call ends a thought, as in vLLM; but not DeepSeek's.
+    ("qwen3", "hermes", "", f"<think>{HERMES}</think>\n\n{HERMES}", "", "", [F, F]),
+    ("qwen3", "hermes", "<think>\n", f"ab\n{HERMES}\n</think>", "ab\n", "", [F]),
+    ("qwen3", "hermes", "<think>\n", f"ab{HERMES}</think>hi", "ab", "hi", [F]),
+    ("qwen3", None, "<think>\n", "ab<tool_call></think>hi", "ab", "<tool_call></think>hi", []),
+    ("mistral", "mistral", "", "[THINK]ab[TOOL_CALLS]g[ARGS]{}", "ab", "", [G]),
+    ("deepseek_r1", "hermes", "", f"{HERMES}</think>{HERMES}", HERMES, "", [F]),
     (None, "hermes", "", '<tool_call>{"arguments": {}, "name": "g"}</tool_call>', "", "", [G]),
     (None, "hermes", "", '<tool_call>{"name": "g"}</tool_call> bye', "", " bye", [G]),
     (None, "hermes", "", '<tool_call> { "name" : "g" , "arguments" : {} } </tool_call>', "", "", [G]),
@@ -60,7 +66,7 @@ CASES: list[tuple[Any, Any, str, str, str, str, list[tuple[str, str]]]] = [
     (None, "llama3_json", "", '{"a": 1}', "", '{"a": 1}', []),
     (None, "llama3_json", "", "<|python_tag|>print(1)", "", "<|python_tag|>print(1)", []),
     # Mistral, to version 7 of its tokenizer and from 11 on
-    (None, "mistral", "", f'[TOOL_CALLS][{LLAMA}, {{"name": "g", "arguments": {{}}}}]', "", "", [F, G]),
+    (None, "mistral", "", f'[TOOL_CALLS][{HERMES[12:-13]}, {{"name": "g", "arguments": {{}}}}]', "", "", [F, G]),
     (None, "mistral", "", f"ok [TOOL_CALLS]f{NASTY}[TOOL_CALLS]g{{}}", "", "ok", [F, G]),
     (None, "mistral", "", f"[TOOL_CALLS]f[CALL_ID]a1[ARGS]{NASTY}[TOOL_CALLS]g[ARGS]{{}}", "", "", [F, G]),
     (None, "mistral", "", "[TOOL_CALLS] what?", "", "[TOOL_CALLS] what?", []),
@@ -155,7 +161,7 @@ TEXT = '<think>\nhm\n</think>\n\nok <tool_call>{"name": "f", "arguments": {"a": 
 
 
 def streamed(chunks: Any) -> tuple[dict[str, str], list[dict[str, Any]], str]:
-    said, calls, reason = {"content": "", "reasoning_content": ""}, list[dict[str, Any]](), ""
+    said, calls, reason = {"content": "", "reasoning_content": "", "reasoning": ""}, list[dict[str, Any]](), ""
     for chunk in chunks:
         (choice,) = chunk.choices
         for key in said:
@@ -173,12 +179,13 @@ def test_an_answer_in_its_parts(shared: Running, monkeypatch: pytest.MonkeyPatch
     script(monkeypatch, TEXT)
     (choice,) = ask(shared, tools=[TOOL]).choices
     assert choice.finish_reason == "tool_calls" and choice.message.content == "\n\nok"
-    assert choice.message.reasoning_content == "\nhm\n"
+    assert choice.message.reasoning_content == choice.message.reasoning == "\nhm\n"
     (call,) = choice.message.tool_calls
     assert call.type == "function" and (call.function.name, call.function.arguments) == ("f", '{"a": 1}')
     assert call.id.startswith("call_") and "index" not in call.model_dump()
     said, calls, reason = streamed(ask(shared, tools=[TOOL], tool_choice="auto", stream=True))
-    assert said == {"content": "\n\nok", "reasoning_content": "\nhm\n"} and reason == "tool_calls"
+    thought = dict.fromkeys(("reasoning_content", "reasoning"), "\nhm\n")
+    assert said == {"content": "\n\nok", **thought} and reason == "tool_calls"
     assert [(one["name"], one["arguments"]) for one in calls] == [("f", '{"a": 1}')]
 
 

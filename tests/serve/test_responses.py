@@ -166,6 +166,25 @@ def test_keys_that_change_nothing_are_taken(running: Running) -> None:
 
 
 @pytest.mark.parametrize(
+    "keys",
+    [
+        {"logit_bias": {"5": 100}, "ignore_eos": True},
+        {"stop": "v", "include_stop_str_in_output": True},
+        {"allowed_token_ids": [3, 4], "min_p": 0.1, "presence_penalty": 1, "repetition_penalty": 1.2},
+        {"bad_words": ["p"], "stop_token_ids": [7], "min_tokens": 3, "num_speculative_tokens": 0},
+    ],
+    ids="-".join,
+)
+def test_keys_of_sampling_are_those_of_a_chat(running: Running, keys: dict[str, Any]) -> None:
+    plain, asked = ({**given, "max_output_tokens": 9, "seed": 5} for given in ({}, keys))
+    texts = [running.post({"input": "abab", **body}, "/v1/responses").json()["output"] for body in (plain, asked)]
+    body = {"messages": [{"role": "user", "content": "abab"}], "max_tokens": 9, "seed": 5, **keys}
+    (choice,) = running.post(body, "/v1/chat/completions").json()["choices"]
+    said, changed = (text[0]["content"][0]["text"] for text in texts)
+    assert changed == choice["message"]["content"] != said
+
+
+@pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("previous_response_id", "resp_1", "previous_response_id: unknown key; it is not served"),

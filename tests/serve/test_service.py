@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -98,11 +99,13 @@ def test_too_many_requests_at_once() -> None:
 def test_a_queue_that_is_full_takes_all_choices_or_none() -> None:
     with serving(runner={"max_num_seqs": 1, "max_waiting_requests": 1}) as running:
         running.model.gate.clear()
-        with streaming(running, {**LONG, "n": 2}):
-            with pytest.raises(openai.RateLimitError, match="expected at most 1 waiting requests") as refused:
-                running.openai.completions.create(model=MODEL, prompt=[1], n=4)
-            assert int(refused.value.response.headers["Retry-After"]) >= 1
-        running.model.gate.set()
+        with streaming(running, {**LONG, "n": 2}), ThreadPoolExecutor() as threads:
+            refused = threads.submit(running.openai.completions.create, model=MODEL, prompt=[1], n=4)
+            running.until(lambda: not running.engine._commands.empty())  # which the step at the gate holds up
+            running.model.gate.set()
+            with pytest.raises(openai.RateLimitError, match="expected at most 1 waiting requests") as error:
+                refused.result()
+            assert int(error.value.response.headers["Retry-After"]) >= 1
         running.until(lambda: not running.engine.runner.has_requests)
         answer = running.post({"prompt": [1], "n": 2, "max_tokens": 3, "ignore_eos": True})
         assert answer.json()["usage"]["completion_tokens"] == 6
