@@ -20,13 +20,14 @@ EDITABLE := $(call cmake,$(CUDA_ARCHS)) -C cmake.define.SPECDEC_CUDA_HOST=ON --n
 DEMO := -C build-dir=$(abspath $(VENV))/build/demo -C cmake.define.SPECDEC_CUDA=OFF \
   -C cmake.define.SPECDEC_XPU_SIM_STRICT=OFF --no-build-isolation --editable ".[paddle,models]"
 TEST := $(EDITABLE) ".[paddle,models,test]"
+DEV := $(EDITABLE) ".[dev,docs]"
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 BUILD_TOOLS := "scikit-build-core>=0.10" "apache-tvm-ffi>=0.1.9,<0.2" "setuptools>=77" cmake ninja
 NATIVE := CMakeLists.txt $(shell find kernels_* specdec_hal/models/native -type f -not -name '*.md' 2>/dev/null)
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: help demo test test-slow test-all fuzz soak conformance gpu-test engine-test wheel lint typecheck clang setup clean distclean
+.PHONY: help site demo test test-slow test-all fuzz soak conformance gpu-test engine-test wheel lint typecheck clang setup clean distclean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,7 +39,8 @@ help:
 	@echo "make soak       faults, kills and overload: SOAK_SECONDS=$(SOAK_SECONDS) on each emulating backend and for the server"
 	@echo "make gpu-test   what needs an NVIDIA GPU: tests and compute-sanitizer (PyTorch with CUDA and CuPy must be installed)"
 	@echo "make engine-test  the proposer inside vLLM's CPU build, which is installed into build/engine-venv"
-	@echo "make conformance  prove the built-in backends and render docs/support.md"
+	@echo "make conformance  prove the built-in backends and write docs/reference/support.csv"
+	@echo "make site       the documentation as a site in build/site; fails on a link that leads nowhere"
 	@echo "make lint       ruff, clang-format, clang-tidy: format, common mistakes"
 	@echo "make typecheck  mypy --strict"
 	@echo "make clang      compile the native libraries with clang too, warnings being errors"
@@ -98,7 +100,7 @@ conformance: $(VENV)/.installed
 	mkdir -p build
 	$(BIN)/specdec-hal conformance --backend reference --samples 4096 --coverage --json > build/conformance-reference.json
 	$(BIN)/specdec-hal conformance --backend xpu_sim --coverage --json > build/conformance-xpu_sim.json
-	$(BIN)/python -m specdec_hal.conformance.matrix docs/support build/conformance-*.json
+	$(BIN)/python -m specdec_hal.conformance.matrix docs/reference/support build/conformance-*.json
 
 wheel: $(VENV)/.installed
 	rm -f dist/specdec_hal-*.whl
@@ -111,6 +113,9 @@ lint: $(VENV)/.dev
 	find kernels_* specdec_hal/models/native tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
 	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	JOBS=$(JOBS) $(BIN)/python tools/tidy.py
+
+site: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
 typecheck: $(VENV)/.dev
 	$(BIN)/mypy
@@ -152,5 +157,5 @@ $(VENV)/.installed: pyproject.toml $(NATIVE) | $(VENV)/.build-tools
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.dev: $(VENV)/.installed
-	@$(call timed,Installing ruff and mypy and clang-format and clang-tidy,$(PIP) install $(EDITABLE) ".[dev]")
+	@$(call timed,Installing linters and mkdocs,$(PIP) install $(DEV))
 	@touch $@

@@ -1,4 +1,4 @@
-"""A recorded run of `decode.py` as the Markdown tables of docs/performance_engine.md.
+"""A recorded run of `decode.py` as the Markdown tables of docs/numbers/engine.md.
 
 ``python benchmarks/summary.py benchmarks/results/NAME.json``
 """

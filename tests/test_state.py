@@ -12,7 +12,7 @@ import specdec_hal as sd
 from specdec_hal.errors import RequestError
 from specdec_hal.ops import OPS, Strategy
 
-PAGE = Path(__file__).parents[1] / "docs/own_decode_loop.md"
+PAGE = Path(__file__).parents[1] / "docs/use/own_decode_loop.md"
 
 
 def make_state() -> sd.DecodeState:

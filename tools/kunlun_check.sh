@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a Kunlun XPU3 answers to the questions of docs/kunlun.md, and whether this project's kernels compile for it and
+# What a Kunlun XPU3 answers to the questions of docs/extend/kunlun.md, and whether this project's kernels compile for it and
 # write there what they must.
 # Nobody has run this on a device yet: the names of compiler, options and libraries are from public build files.
 # usage: tools/kunlun_check.sh [probes | kernels [NAME...]]   (both, and all kernels)

@@ -16,7 +16,7 @@ class Options:
 
     Ops run wherever their tensors lie, whatever this says. `index_from`: where `token_ids_all` has room for
     fewer tokens (its rows counted as 32 at least), histories are searched, with an n-gram index as without: that is
-    faster than to keep an index and to find the way through it (H200: docs/performance_gpu.md).
+    faster than to keep an index and to find the way through it (H200: benchmarks/results/h200-ngram.json).
     """
 
     device: int = 0

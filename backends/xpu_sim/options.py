@@ -47,8 +47,8 @@ class Options:
     to 255) and `cores` (1 to 64): of every launch; "auto" takes as many as the work can use, at most 12 x 64 as on the
     device. `seed`: order of cores, clusters and copies; 0 is the natural one. `dma`: when asynchronous copies take
     effect: "eager" at once, "deferred" at the fence, "random" somewhere in between. `workers`: host threads that share
-    the clusters of a launch. `model`: other readings of what is not known of the device (docs/xpu_emulator.md), by the
-    names in `MODEL`. `profile`: "production" adds the fences that the vendor's compiler is known to add.
+    the clusters of a launch. `model`: other readings of what is not known of the device, by the names in `MODEL` (see
+    docs/extend/xpu_emulator.md). `profile`: "production" adds the fences that the vendor's compiler is known to add.
     """
 
     mode: str = "fast"

@@ -1,4 +1,4 @@
-"""Serve a model over HTTP with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models; see docs/serving.md.
+"""Serve a model over HTTP with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models: docs/use/serving.md.
 
 Without --config: configs/serve.yaml of this source tree, which has the embedded model. SIGINT and SIGTERM let requests
 end first. --split: HTTP, engine and token processor are processes of their own, and one that is killed is started anew.

@@ -1,6 +1,6 @@
 """Op contracts as Markdown, from the OpSpecs.
 
-``python -m specdec_hal.conformance.contract_page > docs/contracts.md`` writes the contracts page;
+``python -m specdec_hal.conformance.contract_page`` prints the page, which the site has;
 ``specdec-hal explain OP`` shows one op.
 """
 
@@ -117,7 +117,6 @@ def render_contracts() -> str:
     """The whole page: conventions, then every op by section."""
     parts = [
         "# Op contracts",
-        "<!-- Generated from the OpSpecs: python -m specdec_hal.conformance.contract_page > docs/contracts.md -->",
         "## 0. Conventions",
         CONVENTIONS.strip(),
         "### Symbols",

@@ -1,10 +1,10 @@
 """The support matrix: what each backend was proven to do, from reports of the suite.
 
     specdec-hal conformance --backend NAME --json > NAME.json
-    python -m specdec_hal.conformance.matrix docs/support NAME.json ...
+    python -m specdec_hal.conformance.matrix docs/reference/support NAME.json ...
 
-writes docs/support.csv and docs/support.md. Columns of backends that are not among the reports stay as they are, so
-that machines with different hardware can contribute one after the other.
+writes docs/reference/support.csv, which the site has as a page. Columns of backends that are not among the reports stay
+as they are, so that machines with different hardware can contribute one after the other.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ Cells = dict[tuple[str, str], dict[str, str]]
 PASSES, MISSING = "passes", "-"
 HEAD = """# Support matrix
 
-<!-- Generated: make conformance (python -m specdec_hal.conformance.matrix). The same as CSV: support.csv -->
-
-What the [conformance suite](conformance.md) found, per op and mode: `passes` means every case of level quick or above,
-bit for bit; otherwise the backend's own reason for refusing the mode, or what failed. A mode that a backend lacks is
-refused by name, never tried.
+What the [conformance suite](../extend/conformance.md) found, per op and mode: `passes` means every case of level
+quick or above, bit for bit; otherwise the backend's own reason for refusing the mode, or what failed. A mode that
+a backend lacks is refused by name, never tried.
 """
 
 
@@ -91,18 +89,27 @@ def merge(cells: Cells, documents: Iterable[Mapping[str, Any]]) -> Cells:
 
 
 def write(target: Path, cells: Cells) -> None:
-    """`target` with the suffixes .csv and .md."""
-    names = sorted({name for columns in cells.values() for name in columns})
+    """`target` with the suffix .csv."""
+    names = _backends(cells)
     with target.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["op", "mode", *names])
         writer.writerows(
             [op, mode, *(columns.get(name, "") for name in names)] for (op, mode), columns in cells.items()
         )
+
+
+def render(cells: Cells) -> str:
+    """The page of the site."""
+    names = _backends(cells)
     lines = [f"| op | mode | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
     for (op, mode), columns in cells.items():
         lines.append(f"| `{op}` | {mode} | {' | '.join(columns.get(name, MISSING) for name in names)} |")
-    target.with_suffix(".md").write_text(HEAD + "\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    return HEAD + "\n" + "\n".join(lines) + "\n"
+
+
+def _backends(cells: Cells) -> list[str]:
+    return sorted({name for columns in cells.values() for name in columns})
 
 
 def main() -> None:

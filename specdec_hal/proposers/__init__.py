@@ -5,5 +5,5 @@
 checkpoint's own module, and `hybrid` continues it by look-up; `eagle3` a trained head, `dflash` another that fills in a
 block (all three are a `module_chain`); `calibration` finds out whether a head is read as it was trained; `draft_model`
 a smaller model, whose `vocabulary` may be another; `draft_sampler` draws drafts from logits, for whoever has some;
-`plugin` announces the methods. Others come through the same hook: docs/adding_a_proposer.md.
+`plugin` announces the methods. Others come through the same hook: docs/extend/proposer.md.
 """

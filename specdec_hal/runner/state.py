@@ -8,7 +8,7 @@ Each tensor has one writer. What a request asks for and what the scheduler decid
 :attr:`DecodeState.request_lists` where a request has such or the slot's last one had. Everything else is the device's;
 the host reads of it what :attr:`DecodeState.report` holds, when a step has been fetched.
 
-:class:`specdec_hal.ModelRunner` is one loop on them; docs/own_decode_loop.md builds another with
+:class:`specdec_hal.ModelRunner` is one loop on them; docs/use/own_decode_loop.md builds another with
 :meth:`DecodeState.admit`, :meth:`~DecodeState.feed`, :meth:`~DecodeState.free` and :meth:`~DecodeState.upload`.
 """
 

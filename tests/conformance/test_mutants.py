@@ -1,4 +1,4 @@
-"""Every mutant is killed at level `quick`, by the case that docs/mutants.md names; an unedited copy passes."""
+"""Every mutant is killed at level `quick`, by the case that mutants/killed.md names; an unedited copy passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conformance.mutants.editing import Edit, names_that_stay
 from tests.conformance.mutants.making import Mutant, around, edited_reference, undefined
 from tests.conformance.mutants.table import HEAD, judge, row
 
-PAGE = (Path(__file__).parents[2] / "docs" / "mutants.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent / "mutants" / "killed.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_a_mutant_is_killed(mutant: Mutant) -> None:
     failures = judge(mutant).failures
     assert failures, f"'{mutant.name}' survives ({mutant.stands_for}): add the case that it shows to be missing"
     line = row(mutant, failures[0])
-    assert line in PAGE, f"docs/mutants.md lacks this line; run python -m tests.conformance.mutants:\n{line}"
+    assert line in PAGE, f"killed.md lacks this line; run python -m tests.conformance.mutants:\n{line}"
 
 
 def test_the_page_lists_the_mutants_and_nothing_else() -> None:

@@ -134,12 +134,6 @@ def test_the_page_has_every_op_once_and_every_symbol():
             assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1, block
 
 
-def test_the_committed_page_is_up_to_date():
-    committed = (ROOT / "docs" / "contracts.md").read_text()
-    cure = "run: python -m specdec_hal.conformance.contract_page > docs/contracts.md"
-    assert committed == render_contracts(), cure
-
-
 def test_the_module_prints_the_page():
     printed = subprocess.run(
         [sys.executable, "-m", "specdec_hal.conformance.contract_page"], capture_output=True, text=True, check=True

@@ -270,7 +270,7 @@ REFUSED_OF_VLLM = (
 
 def test_the_document_has_a_row_for_every_key() -> None:
     """Of the official client, of vLLM, and of our own."""
-    document = (ROOT / "docs/serving.md").read_text()
+    document = (ROOT / "docs/use/serving.md").read_text()
     official = (completion_create_params.CompletionCreateParamsBase, chat_params.CompletionCreateParamsBase)
     keys = {*REFUSED_OF_VLLM, *response_create_params.ResponseCreateParamsBase.__annotations__}
     keys.update(*(params.__annotations__ for params in official))

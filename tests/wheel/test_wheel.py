@@ -101,7 +101,7 @@ def test_xpu_cc(installed: Environment, mode: str) -> None:
 def test_the_emulators_tutorial(installed: Environment) -> None:
     """Compiler, xpu-test, timeline and pytest fixture, without any framework."""
     assert installed.run("python", "-c", "import paddle").returncode != 0
-    page = (ROOT / "docs" / "xpu_emulator.md").read_text()
+    page = (ROOT / "docs" / "extend" / "xpu_emulator.md").read_text()
     run_sessions(page, installed.work, lambda command: installed.run("bash", "-c", command))
 
 

@@ -1,4 +1,4 @@
-"""The sessions of docs/xpu_emulator.md: its files are written, its commands run, and say what the page says."""
+"""The sessions of docs/extend/xpu_emulator.md: its files are written, its commands run, and say what the page says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.sessions import files_of, run_here, run_sessions
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "xpu_emulator.md").read_text()
+PAGE = (ROOT / "docs" / "extend" / "xpu_emulator.md").read_text()
 SIM = ROOT / "kernels_xpu_sim" / "sim"
 
 

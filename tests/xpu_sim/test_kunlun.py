@@ -1,4 +1,4 @@
-"""docs/kunlun.md: each unknown of the device has a flag and a probe, which tells the flag's values apart."""
+"""docs/extend/kunlun.md: each unknown of the device has a flag and a probe, which tells the flag's values apart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_hal.conformance import device_cases
 from tests.support.sessions import run_here, run_sessions
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "kunlun.md").read_text()
+PAGE = (ROOT / "docs" / "extend" / "kunlun.md").read_text()
 PROBES = {path.stem: path for path in sorted((ROOT / "kernels_xpu_sim" / "probes").glob("*.xpu"))}
 ROWS = {
     flag.removeprefix("model."): (default, right, otherwise)

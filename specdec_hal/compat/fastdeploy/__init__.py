@@ -4,8 +4,9 @@
     print(layer.install(config="configs/cuda.yaml"))    # or SPECDEC_HAL_BACKEND, or install("cuda")
 
 before FastDeploy starts. Its runners then find `verify_draft_tokens`, `ngram_match` and the others in the modules where
-they look, with their positional arguments, in-place outputs and return values, on Paddle tensors. docs/fastdeploy.md
-has the ops, what differs, and what is left to FastDeploy. The ops alone are in the modules `gpu` and `xpu`.
+they look, with their positional arguments, in-place outputs and return values, on Paddle tensors.
+docs/use/fastdeploy.md has the ops, what differs, and what is left to FastDeploy. The modules `gpu` and `xpu`
+have the ops alone.
 
 Adding an op. In the module of its family (or a new one, listed in `gpu` and `xpu`), write a function of FastDeploy's
 name: its first parameter is the :class:`~specdec_hal.compat.fastdeploy.plan.Plan`, the others are FastDeploy's, in its
@@ -21,7 +22,7 @@ FastDeploy's op returns: fresh tensors from ``plan.empty``. ``plan.first`` cuts 
 ``plan.constant`` stands in for what FastDeploy does not hand over, ``plan.refuse`` and ``plan.fail`` raise errors under
 FastDeploy's names; those of our ops are renamed by themselves. ``@older(newest)`` adds another version's signature,
 chosen by the number of arguments. Then take the name out of `names.LEFT`, add a test against a NumPy model to
-tests/compat/fastdeploy/, and a line to docs/fastdeploy.md.
+tests/compat/fastdeploy/, and a line to docs/use/fastdeploy.md.
 """
 
 from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS, use_backend

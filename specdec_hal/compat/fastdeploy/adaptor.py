@@ -189,7 +189,7 @@ class Adaptor:
                 "*args",
                 f"{', '.join(map(str, counts))} arguments ({', '.join(self.forms[0].names)})",
                 f"{len(args)}, as of another version of FastDeploy",
-                "see docs/fastdeploy.md for the versions that are served",
+                "see docs/use/fastdeploy.md for the versions that are served",
             )
         fitting = (form for ints in (False, True) for form in forms if form.fits(args, ints))
         return next(fitting, forms[0])

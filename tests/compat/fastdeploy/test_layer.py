@@ -382,7 +382,7 @@ def test_every_op_is_served_or_left_with_a_reason(platform: str) -> None:
 
 
 def test_the_page_names_every_op() -> None:
-    page = (Path(__file__).parents[3] / "docs/fastdeploy.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/use/fastdeploy.md").read_text()
     for platform in ("gpu", "xpu"):
         for name in {*package.ADAPTORS[platform], *LEFT[platform]} - {"hybird_mtp_ngram"}:
             assert f"`{name}`" in page, name

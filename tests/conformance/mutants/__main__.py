@@ -1,8 +1,8 @@
-"""Write docs/mutants.md anew: ``python -m tests.conformance.mutants``, from the repository's root."""
+"""Write killed.md again: ``python -m tests.conformance.mutants``, from the repository's root."""
 
 from pathlib import Path
 
 from tests.conformance.mutants import MUTANTS
 from tests.conformance.mutants.table import page
 
-Path("docs/mutants.md").write_text(page(MUTANTS), encoding="utf-8")
+Path(__file__).with_name("killed.md").write_text(page(MUTANTS), encoding="utf-8")

@@ -1,5 +1,4 @@
-"""Every builtin of the dialect, read from the emulator's headers: `python -m tests.xpu_sim.sim.dialect_table` writes
-docs/xpu_builtins.md."""
+"""Every builtin of the dialect, read from the emulator's headers, rendered as a page of the site."""
 
 from __future__ import annotations
 
@@ -13,14 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 INCLUDE = ROOT / "kernels_xpu_sim" / "sim" / "include"
-PAGE = ROOT / "docs" / "xpu_builtins.md"
 QUALIFIERS = Path(__file__).parent / "builtins" / "qualifiers.md"
 SOURCES = Path(__file__).parent / "builtins" / "sources.txt"
 KINDS = {
     "header": "Public headers of the vendor's, as open repositories have them",
     "guide": "The vendor's programming guides",
     "kernel": "Published kernels and wrappers, by what they compute",
-    "guess": "Guessed, by the name and by what hardware usually does; [what exactly](kunlun.md#guessed)",
+    "guess": "Guessed, by the name and by what hardware usually does; [what exactly](../extend/kunlun.md#guessed)",
 }
 
 VECTORS = ("int8x64", "uint8x64", "int16x32", "uint16x32", "int32x16", "uint32x16", "float16x32", "float32x16")
@@ -29,8 +27,8 @@ _TYPED = re.compile(rf"(\w+?)_({'|'.join(VECTORS)})(_m[zh])?")
 _TEXT = """\
 # The builtins of the XPU emulator
 
-What a kernel may call, as [the emulator](xpu_emulator.md) has it. This page is rendered from its headers
-(`python -m tests.xpu_sim.sim.dialect_table`); a test compiles a call of each entry in every build.
+What a kernel may call, as [the emulator](../extend/xpu_emulator.md) has it. This page is rendered from its headers;
+a test compiles a call of each entry in every build.
 
 ## Vectors
 

@@ -1,6 +1,6 @@
 """FastDeploy's ops between logits and the advance of the slots, in NumPy. See `kernels_rows`.
 
-Its known defects are not copied (they are listed in docs/fastdeploy.md): lengths are exact, slots without tokens emit
+Its known defects are not copied (docs/use/fastdeploy.md lists them): lengths are exact, slots without tokens emit
 none, a window of TOPP is resumed where it ends.
 """
 

@@ -1,0 +1,1 @@
+"""Drafts, `verify` and `sample` for the decode loops of other engines."""

@@ -1,0 +1,1 @@
+"""What plug-ins implement (backend, proposer, model), and how they are found."""

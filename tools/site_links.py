@@ -1,0 +1,32 @@
+"""What `mkdocs build` does to pages: a link to a file of the repository outside of docs/ becomes its path."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Relative links that leave docs/, as path of the repository; a build fails on one that leads nowhere."""
+    folder = posixpath.dirname(f"docs/{page.file.src_uri}")
+
+    def shown(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[2].partition("#")[0]))
+        if re.match(r"[a-z]+:|#", link[2]) or target.startswith("docs/"):
+            return link[0]
+        if not (ROOT / target).exists():
+            raise PluginError(f"{page.file.src_uri}: no such file: {target}")
+        return f"`{target}`" if link[1].strip("`") == target else f"{link[1]} (`{target}`)"
+
+    return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", shown, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Roles of reStructuredText in docstrings are code."""
+    return re.sub(r":(?:class|func|attr|meth|mod):<code>~?", "<code>", html)
