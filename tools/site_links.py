@@ -29,4 +29,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """Roles of reStructuredText in docstrings are code."""
-    return re.sub(r":(?:class|func|attr|meth|mod):<code>~?", "<code>", html)
+    html = re.sub(r":(?:class|func|attr|meth|mod):<code>~?", "<code>", html)
+    return re.sub(r"<code>([\w.]+) &lt;[\w.]+&gt;</code>", r"<code>\1</code>", html)

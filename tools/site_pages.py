@@ -107,15 +107,31 @@ def _section(name: str, schema: Mapping[str, Any], known: Mapping[str, Any]) -> 
     keys = {key: _resolved(value, known) for key, value in schema["properties"].items()}
     sections = {key: value for key, value in keys.items() if "properties" in value}
     if name:
-        yield f"## `{name}`\n\n{schema.get('description', '')}\n"
+        about, meanings = _meanings(schema.get("description", ""), set(keys))
+        yield f"## `{name}`\n\n{about}\n"
         rows = (
-            (f"`{key}`", _type(value, known), f"`{json.dumps(value['default'])}`" if "default" in value else "")
+            (f"`{key}`", meanings.get(key, ""), _type(value, known), _default(value))
             for key, value in keys.items()
             if key not in sections
         )
-        yield table(("key", "values", "default"), rows)
+        yield table(("key", "meaning", "values", "default"), rows)
     for key, value in sections.items():
         yield from _section(f"{name}.{key}" if name else key, value, known)
+
+
+def _meanings(text: str, keys: set[str]) -> tuple[str, dict[str, str]]:
+    """A docstring without what it says of single keys (`key`: text), and that by key."""
+    names = "|".join(sorted(keys))
+    start = re.compile(rf"(?:(?<=[.;,] )|^)`({names})`(?: \([^)`]*\))?: ")
+    head, *parts = start.split(" ".join(text.split()))
+    found = {key: said.strip(" ;,") for key, said in zip(parts[::2], parts[1::2], strict=True)}
+    return head, found
+
+
+def _default(value: Mapping[str, Any]) -> str:
+    empty = {"array": [], "object": {}}.get(str(value.get("type")))
+    shown = value.get("default", empty)
+    return f"`{json.dumps(shown)}`" if "default" in value or empty is not None else ""
 
 
 def _resolved(value: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, Any]:
