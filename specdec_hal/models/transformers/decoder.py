@@ -65,6 +65,11 @@ class Decoder:
         self._wanted, self._taps = (), {}
         return found
 
+    def embed(self, ids: Any) -> Any:
+        """Rows of the input embedding, as the class's own module gives them."""
+        with torch.inference_mode():
+            return self.model.get_input_embeddings()(ids)
+
     def _tap(self, layer: int) -> Any:
         def keep(module: Any, args: Any, output: Any) -> None:
             if layer in self._wanted:

@@ -7,16 +7,15 @@ a larger batch, so that a draft can tip a near tie.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from specdec_hal.models.from_host import FromHost, refused
+from specdec_hal.models.paged import PagedStore
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.packed import holds_experts, is_experts
-from specdec_hal.models.transformers.paged import PagedStore
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 
 
@@ -87,16 +86,11 @@ class DeviceTransformers(FromHost):
             for layer, tensor in out.items():
                 torch.as_tensor(tensor).copy_(hidden[layer])
 
+    def embed(self, ids: Any) -> Any:
+        """See LendingModel.embed."""
+        return self._decoder.embed(ids)
+
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """See DeviceModel.compute_logits_device."""
         with torch.inference_mode():
             torch.as_tensor(out).copy_(self._decoder.logits(torch.as_tensor(hidden)))
-
-
-def load_launcher(device: Any, dtype: Any) -> Any:
-    """Triton's attention for a GPU; None where Triton is not installed."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from specdec_hal.models.triton_kernels.launcher import Launcher
-
-    return Launcher(device, dtype)

@@ -19,9 +19,9 @@ from specdec_hal.errors import ArgumentError
 from specdec_hal.models import cpu_threads
 from specdec_hal.models.attention import HostAttention
 from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
+from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes, agreeing
 from specdec_hal.models.transformers.decoder import Decoder
-from specdec_hal.models.transformers.interface import Layer
 from specdec_hal.models.transformers.packed import pack
 from specdec_hal.models.transformers.survey import only
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
@@ -172,6 +172,10 @@ class HostTransformers:
             x = x.to(self._decoder.dtype)
             parts = [self._logits(part) for part in x.split(self._head_sizes.largest)]
             return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def embed(self, ids: Any) -> Any:
+        """See LendingModel.embed."""
+        return self._decoder.embed(torch.as_tensor(ids)).float()
 
     def _logits(self, x: Any) -> Any:
         missing = self._head_sizes.fit(len(x)) - len(x)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from specdec_hal.models.paged import Layer
 
 NAME = "specdec_hal"
 """No mask is registered under it: `transformers` then builds none."""
@@ -13,24 +14,6 @@ TRIAL = "specdec_hal_trial"
 """The name during a trial, whose masks say what a layer sees."""
 
 _LAYER, _STORE = "_specdec_layer", "_specdec_store"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What one attention layer wants. `index`: among the layers of the model, and of the KV cache.
-
-    `window`: keys that a query sees, itself included, 0 for all; `softcap`: 0 for none. Values may be narrower than
-    keys (`value_dim` <= `head_dim`), as in DeepSeek's latent attention.
-    """
-
-    index: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
 
 
 class Store(Protocol):

@@ -13,6 +13,7 @@ import transformers
 from specdec_hal.errors import CheckpointError, UnsupportedError
 from specdec_hal.models.checkpoint import read_token_ids
 from specdec_hal.models.from_host import gpu
+from specdec_hal.models.paged import load_launcher
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME
 from specdec_hal.models.transformers.survey import check_class, refused
@@ -45,7 +46,7 @@ def load(
         made = HostTransformers(decoder, bit_stable=bit_stable, threads=threads)
         _log.info("%s: %s", type(decoder.model).__name__, made.describe())
         return made
-    from specdec_hal.models.transformers.device import DeviceTransformers, load_launcher
+    from specdec_hal.models.transformers.device import DeviceTransformers
 
     return DeviceTransformers(decoder, launcher=load_launcher(torch.device(device), decoder.dtype))
 

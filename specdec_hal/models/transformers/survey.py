@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.models.paged import Layer, PagedStore
 from specdec_hal.models.transformers import interface
-from specdec_hal.models.transformers.interface import NAME, TRIAL, Layer
-from specdec_hal.models.transformers.paged import PagedStore
+from specdec_hal.models.transformers.interface import NAME, TRIAL
 from specdec_hal.plugin.model import DeviceBatch
 
 # What a layer may pass by name beside what is honoured: of no consequence for its result, or absent where it is.

@@ -94,6 +94,7 @@ def paged_attention(
     APART: tl.constexpr,
     FEW: tl.constexpr,
     MIXED: tl.constexpr,
+    CAUSAL: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -105,6 +106,7 @@ def paged_attention(
 
     `scale` includes log2(e), and so does `SOFTCAP`: scores become SOFTCAP * tanh(score / SOFTCAP), unless it is 0. With
     `WINDOW` a token sees its own position and WINDOW - 1 before it. `sinks` [HEADS], or None: see Launcher.attention.
+    `CAUSAL`: to its own position; else to the last of its slot.
     A slot with up to `FEW` tokens takes up to `slot_tiles` tiles; each of its programs folds
     `EACH` chunks (1 or 4), whose state is in `values` float32 [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D],
     `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before
@@ -129,7 +131,7 @@ def paged_attention(
     if local * TOKENS >= tokens:
         return
     before = tl.load(seq_lens_decoder + slot)
-    context = before + min((local + 1) * TOKENS, tokens)
+    context = before + (min((local + 1) * TOKENS, tokens) if CAUSAL else tokens)
     chunks = min(chunk_count(context, CHUNK), splits * EACH)
     states = (chunks + EACH - 1) // EACH
     apart = APART | (tokens <= FEW)  # a program for each state
@@ -139,7 +141,7 @@ def paged_attention(
     m = tl.arange(0, BLOCK_M)
     token, head = local * TOKENS + m // GROUP, kv_head * GROUP + m % GROUP
     live = (m < TOKENS * GROUP) & (token < tokens)
-    position = tl.where(live, before + token, -1)
+    position = tl.where(live, before + (token if CAUSAL else tokens - 1), -1)
     d = tl.arange(0, BLOCK_D)
     q_at = (start + token).to(tl.int64)[:, None] * (HEADS * HEAD_DIM) + (head * HEAD_DIM)[:, None] + d[None, :]
     q_inside = live[:, None] & (d < HEAD_DIM)[None, :]

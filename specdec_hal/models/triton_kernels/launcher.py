@@ -206,12 +206,13 @@ class Launcher:
         window: int = 0,
         softcap: float = 0.0,
         sinks: Any | None = None,
+        causal: bool = True,
     ) -> None:
-        """`out` = attention of `q` [rows, heads * head_dim] to the slots' positions in `pool`, causal.
+        """`out` = attention of `q` [rows, heads * head_dim] to the slots' positions in `pool`, up to a row's own.
 
         `scale` None: head_dim^-1/2. `window`: positions that a token sees, its own included, 0 for all. `softcap`:
         scores become softcap * tanh(score / softcap), unless it is 0. `sinks` [heads]: a score each without a value,
-        in the softmax's sum.
+        in the softmax's sum. Not `causal`: up to the last of the slot's rows.
         """
         rows, slots = len(q), len(batch.cu_seqlens_q) - 1
         group = heads.heads // heads.kv_heads
@@ -260,6 +261,7 @@ class Launcher:
             APART=apart,
             FEW=FEW_TOKENS,
             MIXED=mixed,
+            CAUSAL=causal,
             BLOCK_B=power_of_2(slots) if mixed else 1,
             BLOCK_M=tile.m,
             BLOCK_N=self.tiles.keys,

@@ -5,18 +5,38 @@ Triton's kernel computes where it is there; PyTorch's operators otherwise, over 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from specdec_hal.models.transformers.interface import Layer
 from specdec_hal.plugin.model import DeviceBatch
 
 
 @dataclass(frozen=True)
-class _Step:
+class Layer:
+    """What one attention layer wants. `index`: among the layers of the model, and of the KV cache.
+
+    `window`: keys that a query sees, itself included, 0 for all; `softcap`: 0 for none. Values may be narrower than
+    keys (`value_dim` <= `head_dim`), as in DeepSeek's latent attention. Not
+    `causal`: a query sees what its slot is fed after it too, of all positions.
+    """
+
+    index: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    causal: bool = True
+
+
+@dataclass(frozen=True)
+class Placed:
     """A batch, and for each row: its slot, its position, and the line of the pool where its key goes."""
 
     batch: DeviceBatch
@@ -47,10 +67,15 @@ class PagedStore:
             torch.zeros((num_blocks + 1, 2, block_size, layer.kv_heads, layer.head_dim), dtype=dtype, device=device)
             for layer in layers
         ]
-        self._step: _Step | None = None
+        self._step: Placed | None = None
 
     def begin(self, batch: DeviceBatch) -> Any:
         """Take a batch of tensors of this device; the position of each row, 0 in the tail."""
+        self._step = self.place(batch)
+        return self._step.position
+
+    def place(self, batch: DeviceBatch) -> Placed:
+        """Where the rows of a batch are."""
         slot, size, dead = batch.batch_id_per_token.long(), self._block_size, len(self.pool[0]) - 1
         real, slot = slot >= 0, slot.clamp(min=0)
         row = torch.arange(len(slot), device=slot.device)
@@ -62,25 +87,30 @@ class PagedStore:
         inside &= (block >= 0) & (block < dead)
         block = torch.where(inside, block, dead)
         line = block * (2 * size) + position % size
-        self._step = _Step(batch, slot, position, line)
-        return position
+        return Placed(batch, slot, position, line)
 
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
         """See Store.attend."""
         assert self._step is not None
-        step, pool = self._step, self.pool[layer.index]
         narrower = layer.head_dim - layer.value_dim
         if narrower:
             value = torch.nn.functional.pad(value, (0, narrower))
-        lines = pool.view(-1, layer.kv_heads, layer.head_dim)
-        lines.index_copy_(0, step.line, key.to(self._dtype))
-        lines.index_copy_(0, step.line + self._block_size, value.to(self._dtype))
-        query = query.to(self._dtype)
-        if self._launcher is not None:
-            out = self._by_triton(layer, query, pool, step.batch, sinks)
-        else:
-            out = self._by_torch(layer, query, pool, step, sinks)
+        self.write(layer, self._step.line, key, value)
+        out = self.look(layer, self._step, query, sinks)
         return out[..., : layer.value_dim] if narrower else out
+
+    def write(self, layer: Layer, line: Any, key: Any, value: Any) -> None:
+        """Keep keys and values [T, kv_heads, head_dim] at lines of the pool."""
+        lines = self.pool[layer.index].view(-1, layer.kv_heads, layer.head_dim)
+        lines.index_copy_(0, line, key.to(self._dtype))
+        lines.index_copy_(0, line + self._block_size, value.to(self._dtype))
+
+    def look(self, layer: Layer, step: Placed, query: Any, sinks: Any | None = None) -> Any:
+        """What queries [T, heads, head_dim] see of what is kept: [T, heads, head_dim]."""
+        pool, query = self.pool[layer.index], query.to(self._dtype)
+        if self._launcher is not None:
+            return self._by_triton(layer, query, pool, step.batch, sinks)
+        return self._by_torch(layer, query, pool, step, sinks)
 
     def _by_triton(self, layer: Layer, query: Any, pool: Any, batch: DeviceBatch, sinks: Any | None) -> Any:
         from specdec_hal.models.triton_kernels.launcher import Heads
@@ -89,11 +119,11 @@ class PagedStore:
         out = torch.zeros_like(query)  # the kernel leaves rows of the tail alone
         self._launcher.attention(
             query, out, pool, batch, Heads(layer.heads, layer.kv_heads, layer.head_dim),
-            scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=sinks,
+            scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=sinks, causal=layer.causal,
         )  # fmt: skip
         return out
 
-    def _by_torch(self, layer: Layer, query: Any, pool: Any, step: _Step, sinks: Any | None) -> Any:
+    def _by_torch(self, layer: Layer, query: Any, pool: Any, step: Placed, sinks: Any | None) -> Any:
         """Each slot's queries, padded to the most that one may have, with its whole context."""
         batch, size, group = step.batch, self._block_size, layer.heads // layer.kv_heads
         slots, rows = len(batch.cu_seqlens_q) - 1, len(query)
@@ -110,6 +140,8 @@ class PagedStore:
             scores = layer.softcap * torch.tanh(scores / layer.softcap)
         at = torch.arange(keys.shape[1], device=query.device)
         positions = batch.seq_lens_decoder[:slots, None].long() + torch.arange(most, device=query.device)
+        if not layer.causal:
+            positions = (batch.seq_lens_decoder[:slots] + batch.cu_seqlens_q.diff() - 1)[:, None].expand_as(positions)
         seen = at <= positions[..., None]
         if layer.window:
             seen &= at > positions[..., None] - layer.window
@@ -122,3 +154,12 @@ class PagedStore:
         out = torch.einsum("bhgqk,bkhd->bqhgd", weights, values).flatten(2, 3)
         row = (torch.arange(rows, device=query.device) - starts[step.slot]).clamp(0, most - 1)
         return out[step.slot, row].to(self._dtype)
+
+
+def load_launcher(device: Any, dtype: Any) -> Any:
+    """Triton's attention for a GPU; None where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from specdec_hal.models.triton_kernels.launcher import Launcher
+
+    return Launcher(device, dtype)
