@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Print the agreement of the head and its variants."""
     from specdec_hal.cli.decoding import load
-    from specdec_hal.models.drafter import read_eagle3_weights
+    from specdec_hal.models.drafter import Blocks
     from specdec_hal.models.eagle3 import eagle3_head
     from specdec_hal.proposers.calibration import DEPTH, LENGTH, TEXTS, better, calibrate
     from specdec_hal.proposers.eagle3 import head_config
@@ -35,11 +35,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     runtime = read_runtime(args)
     config = runtime.config
     model, tokenizer = load(runtime)
-    path, head = head_config(config, config.speculative.settings, model.config)
-    weights = read_eagle3_weights(path, head)
+    path, head = head_config(config, config.speculative.settings, model)
     prompts = [tokenizer.encode(text) for text in TEXTS]
-    model.allocate(1, max(map(len, prompts)) + LENGTH)
-    found = calibrate(model, eagle3_head(model, head, weights), prompts)
+    length = max(map(len, prompts)) + LENGTH
+    model.allocate(1, length)
+    found = calibrate(model, eagle3_head(model, head, path, Blocks(1, length)), prompts)
     best = better(found)
     if output.json:
         shown: list[dict[str, Any]] = [

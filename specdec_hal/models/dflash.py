@@ -14,32 +14,33 @@ Nothing of a block is kept. Layer ids: ``target_layer_ids`` (z-lab) are outputs 
 ``aux_hidden_state_layer_ids`` (speculators) are taps as :mod:`specdec_hal.models.drafter` counts them. Without ids a
 drafter of L layers taps round(1 + i (N - 4) / (L - 1)) + 1, or N // 2 + 1 if it has one.
 
-The pass is float32 in NumPy, beside a target on a CPU.
+DSpark (arXiv:2607.05147) has, with ``sample_from_anchor`` (its default), no slot without a draft: slot i gives the
+token at P + i + 1. Its drafts depend on each other: with h_i the row and w the embedding ``markov_w1`` of the token
+before, ``markov_w2`` m is added to the logits::
+
+    vanilla   m = w                                     gated   m = sigmoid(gate_proj [h_i, w]) w
+    rnn       g, c, o = joint_proj [s, w, h_i]          s = sigmoid(g) s + (1 - sigmoid(g)) tanh(c);  m = tanh(o)
+    confidence_i = sigmoid(proj h_i), or of [h_i, w] with ``confidence_head_with_markov``
+
+:mod:`specdec_hal.models.draft_pass` computes both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal
 
 from specdec_hal.models.checkpoint import CONFIG, Fields, LlamaConfig, checkpoint_error, llama_config, read_json
-from specdec_hal.models.drafter import OTHER, TAPS, check_keys, draft_ids, drafter_kind, layer_fields, read_tensors
-from specdec_hal.models.eagle3 import lender
-from specdec_hal.models.layout import Array, round_up
-from specdec_hal.models.rope import rotations
+from specdec_hal.models.drafter import OTHER, TAPS, Target, check_keys, drafter_kind, layer_fields
 from specdec_hal.models.weights import Shapes, layer_shapes
-from specdec_hal.plugin.model import TargetModel
-from specdec_hal.tensors.device import download
 
 _IDS = TAPS.removeprefix("eagle_")
-_READ = {"dflash_config", "block_size", _IDS}
+_MARKOV = ("vanilla", "gated", "rnn")
+_DSPARK = {"markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"}
+_READ = {"dflash_config", "block_size", "sample_from_anchor", _IDS}
 _NESTED = {
-    "use_aux_hidden_state": True, "causal": False, "use_swa": False, "sample_from_anchor": False,
+    "use_aux_hidden_state": True, "causal": False, "use_swa": False, "sample_from_anchor": None,
     "attention_sink_bias": False, "attention_value_scale": 1.0, "num_target_layers": None, "mask_token_id": None,
     "target_layer_ids": None, "block_size": None, "mask_token": None,
 }  # fmt: skip
@@ -48,37 +49,55 @@ _NESTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(LlamaConfig):
-    """A drafter's config.json. `block_size`: rows of a block, of which one is the emitted token."""
+    """A drafter's config.json. `block_size`: rows of a block, of which one is the emitted token.
+
+    `markov_rank`: of DSpark, 0 for DFlash; the others as in this module.
+    """
 
     block_size: int
+    sample_from_anchor: bool
+    markov_rank: int
+    markov_head_type: Literal["vanilla", "gated", "rnn"]
+    confidence: bool
+    confidence_with_markov: bool
     mask_token_id: int
     draft_vocab_size: int
     taps: tuple[int, ...]
     numbering: str
 
+    @property
+    def drafts(self) -> int:
+        """The most that a block gives."""
+        return self.block_size - (not self.sample_from_anchor)
 
-def read_dflash(folder: str | Path, target: LlamaConfig) -> DFlashConfig:
+
+def read_dflash(folder: str | Path, target: Target) -> DFlashConfig:
     """config.json of a drafter for this target. CheckpointError for what cannot be computed."""
     file = Path(folder) / CONFIG
-    if (kind := drafter_kind(folder)) != "dflash":
-        raise checkpoint_error(file, "a DFlash drafter", f"a checkpoint of the kind '{kind}'", OTHER)
+    if (kind := drafter_kind(folder)) not in ("dflash", "dspark"):
+        raise checkpoint_error(file, "a DFlash or DSpark drafter", f"a checkpoint of the kind '{kind}'", OTHER)
     top = Fields(file, read_json(folder, CONFIG))
     layer, nested = layer_fields(top), top.section("dflash_config")
-    check_keys(top, layer, _READ)
+    chained = kind == "dspark"
+    check_keys(top, layer, _READ | (_DSPARK if chained else set()))
+    known: dict[str, Any] = {**_NESTED, **(dict.fromkeys(_DSPARK) | {"projector_type": "dspark"} if chained else {})}
     for key in sorted(nested.keys()):
-        if key not in _NESTED:
+        if key not in known:
             raise nested.error(key, "no such key, since it may change what is computed", OTHER)
-        if (value := _NESTED[key]) is not None:
+        if (value := known[key]) is not None:
             nested.only(key, value)
+
+    def where(key: str) -> Fields:
+        return nested if key in nested else top
+
     own = llama_config(layer, layer.token_ids(), ("qwen3",))
     for key, size in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
         if getattr(own, key) != size:
             raise layer.error(key, f"the target's {size}", "use a drafter that was trained for it")
     if own.num_hidden_layers > 64:
         raise layer.error("num_hidden_layers", "at most 64")
-    counted = nested if "num_target_layers" in nested else top
-    counted.only("num_target_layers", target.num_hidden_layers)
-    mask = (nested if "mask_token_id" in nested else top).integer("mask_token_id", minimum=0)
+    where("num_target_layers").only("num_target_layers", target.num_hidden_layers)
+    mask = where("mask_token_id").integer("mask_token_id", minimum=0)
     draft_vocab_size = top.integer("draft_vocab_size", own.vocab_size)
     for section, key, value in ((top, "mask_token_id", mask + 1), (top, "draft_vocab_size", draft_vocab_size)):
         if value > own.vocab_size:
@@ -86,7 +105,12 @@ def read_dflash(folder: str | Path, target: LlamaConfig) -> DFlashConfig:
     taps, numbering = _taps(top, nested, own.num_hidden_layers, target.num_hidden_layers)
     return DFlashConfig(
         **{field.name: getattr(own, field.name) for field in fields(own)},
-        block_size=(nested if "block_size" in nested else top).integer("block_size", minimum=2),
+        block_size=where("block_size").integer("block_size", minimum=2),
+        sample_from_anchor=where("sample_from_anchor").boolean("sample_from_anchor", chained),
+        markov_rank=where("markov_rank").integer("markov_rank", 256) if chained else 0,
+        markov_head_type=where("markov_head_type").one_of("markov_head_type", _MARKOV, "vanilla", OTHER),  # type: ignore[arg-type]
+        confidence=where("enable_confidence_head").boolean("enable_confidence_head", False),
+        confidence_with_markov=where("confidence_head_with_markov").boolean("confidence_head_with_markov", False),
         mask_token_id=mask,
         draft_vocab_size=draft_vocab_size,
         taps=taps,
@@ -99,7 +123,9 @@ def _taps(top: Fields, nested: Fields, own: int, layers: int) -> tuple[tuple[int
     if (ids := top.integers(_IDS)) is not None:
         taps, numbering = ids, f"{_IDS} {list(ids)}, residuals after so many layers"
     else:
-        source, key, ids = nested, "target_layer_ids", nested.integers("target_layer_ids")
+        key = "target_layer_ids"
+        source = nested if key in nested else top
+        ids = source.integers(key)
         if ids is None:
             ids = tuple(round(1 + i * (layers - 4) / (own - 1)) for i in range(own)) if own > 1 else (layers // 2,)
             numbering = f"no ids in config.json: outputs of the layers {list(ids)}"
@@ -116,120 +142,21 @@ def dflash_shapes(config: DFlashConfig) -> tuple[Shapes, Shapes]:
     d = config.hidden_size
     shapes: Shapes = {"fc.weight": (d, len(config.taps) * d), "hidden_norm.weight": (d,), "norm.weight": (d,)}
     for i in range(config.num_hidden_layers):
-        shapes |= layer_shapes(f"layers.{i}", config, d)
-        shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
+        shapes |= layer_shapes(f"layers.{i}", config, d, head_norms=True)
     maps: Shapes = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
     head: Shapes = {"lm_head.weight": (config.draft_vocab_size, d)}
     optional: Shapes = {"embed_tokens.weight": (config.vocab_size, d), **maps}
+    if rank := config.markov_rank:
+        named = "markov_head.markov_w"
+        shapes |= {f"{named}1.weight": (config.vocab_size, rank), f"{named}2.weight": (config.draft_vocab_size, rank)}
+        products = {"gated": ("gate_proj", rank, d + rank), "rnn": ("joint_proj", 3 * rank, 2 * rank + d)}
+        if (found := products.get(config.markov_head_type)) is not None:
+            product, out, width = found
+            shapes[f"markov_head.{product}.weight"] = (out, width)
+            optional[f"markov_head.{product}.bias"] = (out,)
+        if config.confidence:
+            shapes["confidence_head.proj.weight"] = (1, d + rank * config.confidence_with_markov)
+            optional["confidence_head.proj.bias"] = (1,)
     if config.draft_vocab_size == config.vocab_size:
         return shapes, {**optional, **head}
     return {**shapes, **head, "d2t": maps["d2t"]}, optional
-
-
-class DFlash:
-    """A drafter beside its target, with the context of every slot. UnsupportedError for a target that is no lender."""
-
-    def __init__(self, folder: str | Path, model: TargetModel, config: DFlashConfig, slots: int) -> None:
-        stored = read_tensors(Path(folder), *dflash_shapes(config))
-        self.config, self._model = config, lender(model, "dflash")
-        self._weights: dict[str, Array] = {name: array for name, (_, array) in stored.items()}
-        self._draft_ids = draft_ids(stored, config.vocab_size)
-        self._rotations = np.empty((0, config.head_dim // 2), np.complex64)
-        self._contexts: list[_Context] = [_Context(config) for _ in range(slots)]
-
-    def fuse(self, features: Mapping[int, Any]) -> Array:
-        """Rows c [T, D], from the residuals [T, D] of the target, by the number of decoder layers before them."""
-        x = np.concatenate([download(features[tap]) for tap in self.config.taps], 1, dtype=np.float32)
-        return self._norm(x @ self._weights["fc.weight"].T, "hidden_norm")
-
-    def extend(self, slot: int, position: int, rows: Array) -> None:
-        """Put rows c from `position` on into a slot's context, which ends behind them."""
-        context, stop = self._contexts[slot], position + len(rows)
-        context.reserve(stop)
-        for i in range(self.config.num_hidden_layers):
-            keys, values = self._keys(f"layers.{i}.self_attn", rows, position)
-            context.keys[i, position:stop], context.values[i, position:stop] = keys, values
-        context.length = stop
-
-    def block(self, slot: int, token: int, drafts: int) -> Array:
-        """Rows [drafts, D] for `compute_logits`, of the tokens after `token`, which follows the slot's context."""
-        config, context = self.config, self._contexts[slot]
-        ids = np.full(1 + drafts, config.mask_token_id, np.int64)
-        ids[0] = token
-        if (own := self._weights.get("embed_tokens.weight")) is not None:
-            x = own[ids]
-        else:
-            with self._model._inference():
-                x = self._model._download(self._model._embed(self._model._embedding, self._model._upload(ids)))
-        start = context.length
-        for i in range(config.num_hidden_layers):
-            layer = f"layers.{i}"
-            n = self._norm(x, f"{layer}.input_layernorm")
-            keys, values = self._keys(f"{layer}.self_attn", n, start)
-            keys, values = (
-                np.concatenate([known[i, :start], new])
-                for known, new in ((context.keys, keys), (context.values, values))
-            )
-            x = x + self._attend(f"{layer}.self_attn", n, start, keys, values)
-            n = self._norm(x, f"{layer}.post_attention_layernorm")
-            gate, up = (n @ self._weights[f"{layer}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ self._weights[f"{layer}.mlp.down_proj.weight"].T
-        return self._norm(x[1:], "norm")
-
-    def compute_logits(self, hidden: Any) -> Any:
-        """Float32 [R, V] of rows of `block`, -inf outside the draft vocabulary."""
-        head = self._weights.get("lm_head.weight")
-        if head is None:
-            return self._model.compute_logits(hidden)
-        logits = download(hidden) @ head.T
-        if self._draft_ids is None:
-            return logits
-        spread = np.full((len(logits), self.config.vocab_size), -np.inf, np.float32)
-        spread[:, self._draft_ids] = logits
-        return spread
-
-    def _norm(self, x: Array, name: str) -> Array:
-        scale = np.sqrt(np.square(x).mean(-1, keepdims=True) + self.config.rms_norm_eps)
-        normed: Array = (x / scale * self._weights[f"{name}.weight"]).astype(np.float32)
-        return normed
-
-    def _heads(self, name: str, kind: str, x: Array, position: int) -> Array:
-        """Normed and turned queries or keys [rows, heads, head_dim]."""
-        width, half = self.config.head_dim, self.config.head_dim // 2
-        stop = position + len(x)
-        if stop > len(self._rotations):
-            self._rotations = rotations(self.config, round_up(stop, 256)).astype(np.complex64)
-        heads = self._norm(
-            (x @ self._weights[f"{name}.{kind}_proj.weight"].T).reshape(len(x), -1, width), f"{name}.{kind}_norm"
-        )
-        turned = (heads[..., :half] + 1j * heads[..., half:]) * self._rotations[position:stop, None]
-        return np.concatenate([turned.real, turned.imag], -1).astype(np.float32)
-
-    def _keys(self, name: str, x: Array, position: int) -> tuple[Array, Array]:
-        values = (x @ self._weights[f"{name}.v_proj.weight"].T).reshape(len(x), -1, self.config.head_dim)
-        return self._heads(name, "k", x, position), values
-
-    def _attend(self, name: str, x: Array, position: int, keys: Array, values: Array) -> Array:
-        queries = self._heads(name, "q", x, position)
-        group = self.config.num_attention_heads // self.config.num_key_value_heads
-        keys, values = (np.repeat(part, group, 1).transpose(1, 2, 0) for part in (keys, values))
-        scores = queries.transpose(1, 0, 2) @ keys * np.float32(self.config.head_dim**-0.5)
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        attended: npt.NDArray[np.float32] = (shares @ values.transpose(0, 2, 1)).transpose(1, 0, 2).reshape(len(x), -1)
-        return attended @ self._weights[f"{name}.o_proj.weight"].T
-
-
-class _Context:
-    """Keys and values of a slot: [layers, positions, kv_heads, head_dim]; `length` positions count."""
-
-    def __init__(self, config: DFlashConfig) -> None:
-        shape = (config.num_hidden_layers, 0, config.num_key_value_heads, config.head_dim)
-        self.keys, self.values, self.length = np.zeros(shape, np.float32), np.zeros(shape, np.float32), 0
-
-    def reserve(self, positions: int) -> None:
-        """Room for so many, by doubling."""
-        missing = positions - self.keys.shape[1]
-        if missing > 0:
-            more = ((0, 0), (0, max(missing, self.keys.shape[1], 64)), (0, 0), (0, 0))
-            self.keys, self.values = np.pad(self.keys, more), np.pad(self.values, more)

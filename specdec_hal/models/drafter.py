@@ -25,11 +25,12 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.checkpoint import (
     CONFIG,
     WEIGHTS,
@@ -52,6 +53,7 @@ from specdec_hal.models.weights import (
     shards,
     widened,
 )
+from specdec_hal.plugin.model import TargetModel
 
 Kind = Literal["eagle3", "peagle", "dflash", "dspark", "mtp", "draft_model"]
 PICKLED = "pytorch_model.bin"
@@ -75,6 +77,40 @@ _ARITHMETIC = re.compile(
 """Names of keys that change what is computed, in every format that was looked at."""
 
 
+class Target(Protocol):
+    """What a drafter's config.json is held against."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Of a residual."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Decoder layers."""
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+
+
+def target_of(model: TargetModel, method: str) -> Target:
+    """The sizes of a target; UnsupportedError for one that gives no residuals of its layers, or lends no embedding."""
+    layers = [layer for layer in model.capabilities.hidden_layers if layer >= 0]
+    if not layers or not callable(getattr(model, "embed", None)):
+        raise UnsupportedError(
+            f"speculative.method '{method}': expected a target that gives the residuals of its layers and lends its "
+            f"embedding, got {type(model).__name__}; use another method"
+        )
+    return _Sizes(model.config.vocab_size, model.config.hidden_size, max(layers) + 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(LlamaConfig):
     """A head's config.json; as :class:`LlamaConfig`, of the head's own layers.
@@ -83,6 +119,7 @@ class Eagle3Config(LlamaConfig):
     `norm_before_fc`: an RMSNorm over all features together before `fc`; `fc_norm`: one of each feature.
     `norm_before_residual`: the first layer's residual is the normed state. `norm_output`: the next draft starts from
     the state after the final norm ("EAGLE-3.1"). `mask_token_id`: of a parallel head; None: it chains its drafts.
+    `head_norms`: queries and keys are normed by head (Qwen3's layers).
     """
 
     draft_vocab_size: int
@@ -94,6 +131,32 @@ class Eagle3Config(LlamaConfig):
     fc_norm: bool
     norm_output: bool
     mask_token_id: int | None
+    head_norms: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether its layers are Llama's, and chained."""
+        return self.mask_token_id is None and not self.head_norms
+
+
+@dataclass(frozen=True)
+class DrafterWeights:
+    """A drafter's tensors by their names in speculators' format, [out, in], and the target's id of each draft id."""
+
+    tensors: Mapping[str, Array]
+    draft_ids: npt.NDArray[np.int64] | None
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The cache of a drafter: `slots`, `positions` of each, and the target's `pool`, its blocks and their size.
+
+    `pool` None: a target that takes lists; each slot has blocks of its own.
+    """
+
+    slots: int
+    positions: int
+    pool: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +171,6 @@ class Eagle3Weights:
     hidden_norm: Array  # [D]
     layers: tuple[LayerWeights, ...]  # the first reads embedding and state side by side, [2D, P]
     final_norm: Array  # [D]
-    mask_hidden: Array | None  # [F], the features of masked rows
 
 
 def drafter_kind(folder: str | Path) -> Kind:
@@ -127,14 +189,16 @@ def drafter_kind(folder: str | Path) -> Kind:
     if architecture in _ORIGINAL or "draft_vocab_size" in raw:
         return "eagle3"
     if architecture.startswith(("DFlash", "Qwen3DSpark", "DSpark")):
-        return "dspark" if "DSpark" in architecture else "dflash"
+        nested = raw.get("dflash_config")
+        projector = nested.get("projector_type") if isinstance(nested, dict) else None
+        return "dspark" if "DSpark" in architecture or projector == "dspark" else "dflash"
     return "draft_model"
 
 
 OTHER = "use a drafter of another kind"
 
 
-def read_eagle3(folder: str | Path, target: LlamaConfig) -> Eagle3Config:
+def read_eagle3(folder: str | Path, target: Target) -> Eagle3Config:
     """config.json of a head for this target, in either format. CheckpointError for what cannot be computed."""
     file = Path(folder) / CONFIG
     if (kind := drafter_kind(folder)) not in ("eagle3", "peagle"):
@@ -146,7 +210,7 @@ def read_eagle3(folder: str | Path, target: LlamaConfig) -> Eagle3Config:
     eagle.only("use_aux_hidden_state", True)
     for key in sorted(eagle.keys() - {"use_aux_hidden_state", "norm_before_fc", TAPS}):
         raise eagle.error(key, "no such key, since it may change what is computed", OTHER)
-    own = llama_config(layer, layer.token_ids())
+    own = llama_config(layer, layer.token_ids(), ("llama", "qwen3"))
     if own.vocab_size != target.vocab_size:
         raise layer.error("vocab_size", f"the target's {target.vocab_size}", "use a head that was trained for it")
     if own.num_hidden_layers > 64:
@@ -179,6 +243,7 @@ def read_eagle3(folder: str | Path, target: LlamaConfig) -> Eagle3Config:
         numbering=numbering,
         norm_before_fc=before_fc,
         mask_token_id=mask,
+        head_norms=layer.value("model_type") == "qwen3",
         **flags,
     )
 
@@ -224,7 +289,7 @@ def eagle3_shapes(config: Eagle3Config) -> tuple[Shapes, Shapes]:
     d, features = config.hidden_size, len(config.taps) * config.feature_size
     shapes: Shapes = {"fc.weight": (d, features), "norm.weight": (d,), "layers.0.hidden_norm.weight": (d,)}
     for i in range(config.num_hidden_layers):
-        shapes |= layer_shapes(f"layers.{i}", config, d if i else 2 * d)
+        shapes |= layer_shapes(f"layers.{i}", config, d if i else 2 * d, config.head_norms)
     if config.norm_before_fc:
         shapes["input_norm.weight"] = (features,)
     if config.fc_norm:
@@ -241,21 +306,27 @@ def eagle3_shapes(config: Eagle3Config) -> tuple[Shapes, Shapes]:
 
 def read_eagle3_weights(folder: str | Path, config: Eagle3Config) -> Eagle3Weights:
     """The head's weights, every name and shape checked."""
-    stored = read_tensors(Path(folder), *eagle3_shapes(config))
-    arrays = {name: array for name, (_, array) in stored.items()}
+    read = read_drafter_weights(folder, eagle3_shapes(config), config)
+    arrays = read.tensors
     norms = ["input_norm.weight"] if config.norm_before_fc else []
     norms += [f"fc_norm.{i}.weight" for i in range(len(config.taps) if config.fc_norm else 0)]
     return Eagle3Weights(
         embedding=arrays.get("embed_tokens.weight"),
         head=in_out(arrays["lm_head.weight"]) if "lm_head.weight" in arrays else None,
-        draft_ids=draft_ids(stored, config.vocab_size),
+        draft_ids=read.draft_ids,
         fc=in_out(arrays["fc.weight"]),
         feature_norms=tuple(arrays[name] for name in norms),
         hidden_norm=arrays["layers.0.hidden_norm.weight"],
         layers=tuple(arrange_layer(arrays, f"layers.{i}", config) for i in range(config.num_hidden_layers)),
         final_norm=arrays["norm.weight"],
-        mask_hidden=arrays["mask_hidden"].ravel() if "mask_hidden" in arrays else None,
     )
+
+
+def read_drafter_weights(folder: str | Path, shapes: tuple[Shapes, Shapes], config: LlamaConfig) -> DrafterWeights:
+    """A drafter's tensors, every name and shape checked."""
+    stored = read_tensors(Path(folder), *shapes)
+    tensors = {name: array for name, (_, array) in stored.items() if name not in _MAPS}
+    return DrafterWeights(tensors, draft_ids(stored, config.vocab_size))
 
 
 _MAPS = ("d2t", "t2d")

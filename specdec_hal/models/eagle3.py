@@ -8,7 +8,7 @@ layer reads the normed embedding and the normed state side by side; the residual
     y = u + attention(c)                               z = y + mlp(post_attention_layernorm(y))
     logits = lm_head(norm(z))                          the next u: z, or norm(z) with `norm_output`
 
-A parallel head (P-EAGLE) has rows of a mask token and a learned state where another would have its drafts and its own.
+Other targets, parallel heads and those with Qwen3's layers are :mod:`specdec_hal.models.draft_pass`'s.
 
 :mod:`specdec_hal.models.drafter` reads heads and says what the options of a config.json are.
 """
@@ -18,30 +18,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from specdec_hal.errors import ArgumentError, UnsupportedError
-from specdec_hal.models.drafter import Eagle3Config, Eagle3Weights
+from specdec_hal.errors import ArgumentError
+from specdec_hal.models.drafter import (
+    Blocks,
+    Eagle3Config,
+    Eagle3Weights,
+    eagle3_shapes,
+    read_drafter_weights,
+    read_eagle3_weights,
+)
 from specdec_hal.models.llama import Llama, no_cache, widest
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, TargetModel
 
 
-def eagle3_head(model: TargetModel, config: Eagle3Config, weights: Eagle3Weights) -> LlamaEagle3:
-    """The head beside its target. Errors as :func:`lender`."""
-    return LlamaEagle3(lender(model, "eagle3"), config, weights)
+def eagle3_head(model: TargetModel, config: Eagle3Config, folder: str | Path, blocks: Blocks, drafts: int = 1) -> Any:
+    """The head in a folder beside its target: a :class:`~specdec_hal.plugin.model.DraftHead`.
 
+    `drafts`: at most so many a step.
+    """
+    if isinstance(model, Llama) and not model.is_partial and config.plain:
+        return LlamaEagle3(model, config, read_eagle3_weights(folder, config))
+    from specdec_hal.models.draft_pass import HeadPass
 
-def lender(model: Any, method: str) -> Llama:
-    """A model that lends a drafter its embedding and its head; UnsupportedError for one that does not."""
-    if not isinstance(model, Llama) or model.is_partial:
-        raise UnsupportedError(
-            f"speculative.method '{method}': expected a Llama-style checkpoint on a CPU and engine.tensor_parallel 1, "
-            f"got {type(model).__name__}; use another method"
-        )
-    return model
+    weights = read_drafter_weights(folder, eagle3_shapes(config), config)
+    return HeadPass(model, config, weights, blocks, drafts)
 
 
 class LlamaEagle3:
@@ -68,7 +71,6 @@ class LlamaEagle3:
             self._fc = head._linear(weights.fc)
             self._feature_norms = [head._upload(norm) for norm in weights.feature_norms]
             self._hidden_norm = head._upload(weights.hidden_norm)
-            self._mask_hidden = weights.mask_hidden
             self._draft_ids = None if weights.draft_ids is None else head._upload(weights.draft_ids)
         head._choose_sizes()
         head._attention = head._new_attention(len(head._layers), limits.max_num_seqs, limits.max_model_len)
@@ -90,13 +92,6 @@ class LlamaEagle3:
             if self.config.norm_before_fc:
                 x, _ = head._add_norm(x, None, norms[0])
             return head._output(head._project_all(x, self._fc))
-
-    @cached_property
-    def mask_state(self) -> Any:
-        """The state [1, D] of masked rows, of a parallel head."""
-        assert self._mask_hidden is not None  # the checkpoint of such a head has it
-        parts = np.split(self._mask_hidden[None], len(self.config.taps), 1)
-        return self.fuse(dict(zip(self.config.taps, parts, strict=True)))
 
     def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
         """See DraftHead.forward."""

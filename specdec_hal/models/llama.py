@@ -154,6 +154,11 @@ class Llama(Primitives):
                 )
             return self._output(self._project_all(x, self._head))
 
+    def embed(self, ids: Any) -> Any:
+        """See LendingModel.embed."""
+        with self._inference():
+            return self._output(self._embed(self._embedding, self._upload(np.asarray(ids, np.int64))))
+
     # ---- one block
 
     def _run(self, ids: HostArray, group: list[Segment], layers: frozenset[int], start: Start) -> dict[int, Any]:

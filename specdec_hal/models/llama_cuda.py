@@ -180,6 +180,10 @@ class LlamaCuda(FromHost):
         """See DeviceModel.compute_logits_device. Rows from `num_rows` on are left alone; captures as forward_device."""
         self.launcher.linear(hidden, self._head, out, num_rows)
 
+    def embed(self, ids: Any) -> Any:
+        """See LendingModel.embed."""
+        return self._embedding[ids]
+
     # ---- checks
 
     def _pool_for(self, op: str) -> _Pool:

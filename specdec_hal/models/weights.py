@@ -142,11 +142,15 @@ def expected_shapes(config: LlamaConfig, *, mtp: bool = True) -> Shapes:
     return shapes
 
 
-def layer_shapes(layer: str, config: LlamaConfig, width: int) -> Shapes:
-    """The weights of a decoder layer of that name. `width`: columns of what its queries, keys and values come from."""
+def layer_shapes(layer: str, config: LlamaConfig, width: int, head_norms: bool = False) -> Shapes:
+    """The weights of a decoder layer of that name. `width`: columns of what its queries, keys and values come from.
+
+    `head_norms`: norms of queries and keys by head too.
+    """
     d, ffn = config.hidden_size, config.intermediate_size
     q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    return {
+    norms = {f"{layer}.self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk" if head_norms}
+    return norms | {
         f"{layer}.input_layernorm.weight": (d,),
         f"{layer}.self_attn.q_proj.weight": (q, width),
         f"{layer}.self_attn.k_proj.weight": (kv, width),

@@ -172,6 +172,16 @@ class DeviceModel(TargetModel, Protocol):
         return nullcontext()
 
 
+class LendingModel(TargetModel, Protocol):
+    """A target model that lends trained drafters its embedding, as its `compute_logits` lends its head."""
+
+    def embed(self, ids: Any) -> Any:
+        """Rows [T, D] of the input embedding of int64 ids [T] within the vocabulary.
+
+        With `device_lengths` both are on the device, the rows of `hidden_dtype`; else ids are NumPy's, rows float32.
+        """
+
+
 class MTPModule(Protocol):
     """A multi-token-prediction module (DeepSeek-V3, arXiv:2412.19437, section 2.2), with a KV cache of its own.
 

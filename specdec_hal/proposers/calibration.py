@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_hal.errors import UnsupportedError
-from specdec_hal.models.drafter import Eagle3Config
-from specdec_hal.models.eagle3 import LlamaEagle3
+from specdec_hal.models.drafter import Eagle3Config, target_of
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment, TargetModel
 from specdec_hal.tensors.device import download
 
@@ -72,15 +71,16 @@ def variants(config: Eagle3Config, layers: int) -> Iterator[dict[str, Any]]:
                 yield changes
 
 
-def calibrate(model: TargetModel, head: LlamaEagle3, prompts: list[list[int]], length: int = LENGTH) -> list[Variant]:
-    """Every variant, the head as configured first. `prompts`: token ids that the target continues, one by one.
+def calibrate(model: TargetModel, head: Any, prompts: list[list[int]], length: int = LENGTH) -> list[Variant]:
+    """Every variant, the head (see :func:`~specdec_hal.models.eagle3.eagle3_head`) as configured first.
+
+    `prompts`: token ids that the target continues, one by one.
 
     Model and head have caches already, whose slot 0 is overwritten. UnsupportedError for a parallel head.
     """
     if head.config.mask_token_id is not None:
         raise UnsupportedError("calibration: expected a head that chains its drafts, got a parallel one (peagle)")
-    config: Any = model.config
-    tried = list(variants(head.config, config.num_hidden_layers))
+    tried = list(variants(head.config, target_of(model, "eagle3").num_hidden_layers))
     taps = {tap for changes in tried for tap in _changed(head.config, changes).taps}
     hits: list[list[npt.NDArray[np.bool_]]] = [[] for _ in tried]
     for number, prompt in enumerate(prompts):
@@ -120,7 +120,7 @@ def _continued(model: TargetModel, prompt: list[int], length: int, generator: np
     return np.array(text, np.int64)
 
 
-def _hits(head: LlamaEagle3, text: Ids, features: dict[int, Any], best: Ids, start: int) -> npt.NDArray[np.bool_]:
+def _hits(head: Any, text: Ids, features: dict[int, Any], best: Ids, start: int) -> npt.NDArray[np.bool_]:
     """[positions, DEPTH]: whether draft d after each position is the target's best token there.
 
     Rows with the target's features are fed at once; then the head's own, from the last position backwards, so that

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, cast
-
-import numpy as np
 
 from specdec_hal.config.schema import Config, PathText, Section
-from specdec_hal.errors import UnsupportedError
-from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.dflash import DFlash, DFlashConfig, read_dflash
-from specdec_hal.plugin.model import ModelConfig, Segment
+from specdec_hal.models.dflash import DFlashConfig, dflash_shapes, read_dflash
+from specdec_hal.models.drafter import read_drafter_weights, target_of
+from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.proposer import ProposerContext
-from specdec_hal.proposers.module_chain import ModuleChain
+from specdec_hal.proposers.trained_chain import TrainedChain, blocks_of
 
 _log = logging.getLogger("specdec_hal")
 
@@ -25,45 +20,28 @@ class DFlashSettings(Section):
     path: PathText | None = None
 
 
-def drafter_config(config: Config, target: ModelConfig) -> DFlashConfig:
+def drafter_config(config: Config, model: TargetModel) -> DFlashConfig:
     """The drafter's config.json."""
-    if not isinstance(target, LlamaConfig):
-        raise UnsupportedError("speculative.method 'dflash': expected a Llama-style checkpoint; use another method")
-    return read_dflash(config.drafter_path, target)
+    return read_dflash(config.drafter_path, target_of(model, "dflash"))
 
 
-class DFlashProposer(ModuleChain):
+class DFlashProposer(TrainedChain):
     """The rows of a step extend the drafter's context; its block begins with the last token that was emitted.
 
-    At most one draft fewer than the block has rows.
+    At most one draft fewer than the block has rows, or as many for DSpark, whose drafts depend on each other.
     """
 
     cache_lookahead = 0
 
     def __init__(self, context: ProposerContext) -> None:
-        drafter, path = drafter_config(context.config, context.model.config), context.config.drafter_path
-        drafts = min(context.state.symbols["S"] - 1, drafter.block_size - 1)
+        drafter, path = drafter_config(context.config, context.model), context.config.drafter_path
+        drafts = min(context.state.symbols["S"] - 1, drafter.drafts)
         _log.info(
             "speculative.method dflash: %s reads the target's residuals after %s of its layers (%s); a block has %d "
-            "drafts at most", path, ", ".join(map(str, drafter.taps)), drafter.numbering, drafter.block_size - 1,
+            "drafts at most", path, ", ".join(map(str, drafter.taps)), drafter.numbering, drafter.drafts,
         )  # fmt: skip
-        self._taps = drafter.taps
-        self.hidden_layers: tuple[int, ...] = tuple(tap - 1 for tap in drafter.taps)
-        module = DFlash(path, context.model, drafter, context.state.symbols["M"])
-        super().__init__(context, module, drafts, width=drafter.hidden_size, dtype="float32")
+        from specdec_hal.models.draft_pass import BlockPass
 
-    def _states(self, features: Mapping[int, Any]) -> Any:
-        return cast(DFlash, self._module).fuse({tap: features[tap - 1] for tap in self._taps})
-
-    def _run(self, ids: Any, segments: list[Segment], states: Any) -> Any:
-        module, generated = cast(DFlash, self._module), self._values("step_idx")
-        rows = np.array(self._device.download(states), np.float32)
-        given, self._ahead = np.zeros_like(rows), {}
-        for one in segments:
-            stop = one.start + one.length
-            module.extend(one.slot, one.position, rows[one.start : stop])
-            block = np.zeros((self._drafts, rows.shape[1]), np.float32)
-            if generated[one.slot] > 0:  # its prompt has ended
-                block = module.block(one.slot, int(ids[stop - 1]), self._drafts)
-            given[stop - 1], self._ahead[one.slot] = block[0], block[1:]
-        return given
+        weights = read_drafter_weights(path, dflash_shapes(drafter), drafter)
+        super().__init__(context, BlockPass(context.model, drafter, weights, blocks_of(context), drafts), drafts)
+        self.draft_positions = drafts + (not drafter.sample_from_anchor)

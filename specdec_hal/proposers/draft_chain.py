@@ -61,7 +61,7 @@ class ChainPlan:
 
 
 class DraftChain(Proposer):
-    """`drafts`: substeps. `width`, `dtype`: of the model's hidden states. `certain`: see :class:`DraftSampler`."""
+    """`drafts`: substeps. `width`, `dtype`: of the rows that the model gives. `certain`: see :class:`DraftSampler`."""
 
     runs_on: RunsOn = "device"
 
@@ -104,8 +104,8 @@ class DraftChain(Proposer):
         """
 
     @abstractmethod
-    def _logits(self, last: Any) -> Call:
-        """Write the logits of these rows, one a slot, to the sampler's."""
+    def _logits(self, number: int, last: Any) -> Call:
+        """Write the logits for draft `number`, of these rows, one a slot, to the sampler's."""
 
     # ---- the calls
 
@@ -137,7 +137,7 @@ class DraftChain(Proposer):
         return [
             *self._read(number, bounds, sizes, hidden),
             self._bind("gather_next_token", sizes, self._given[:tokens], out=last, **scattered),
-            self._logits(last),
+            self._logits(number, last),
             *self._draw(number, sizes, ranked),
             self._bind("draft_model_update", sizes, ranked, substep=number),
         ]

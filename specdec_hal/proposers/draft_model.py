@@ -126,7 +126,7 @@ class ChainedDraftModel(DraftChain):
         given = {FINAL_NORM: self._given[: sizes["T_cap"]]}
         return lambda stream: self._model.forward_device(batch, given)
 
-    def _logits(self, last: Any) -> Call:
+    def _logits(self, number: int, last: Any) -> Call:
         logits = self._sampler.logits[: len(last)]
         return lambda stream: self._model.compute_logits_device(last, logits)
 

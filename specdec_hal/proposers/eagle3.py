@@ -1,13 +1,12 @@
 """Drafts of a trained EAGLE-3 head (Li et al., arXiv:2503.01840), a checkpoint beside the target's.
 
-A parallel head (P-EAGLE) drafts all tokens in one pass: behind the rows of what the step accepted it has a masked row
+A parallel head (P-EAGLE) drafts all tokens in one pass: after the rows of what the step accepted it has a masked row
 for each further draft. The chain of ops goes on as for others, and finds these rows where it would run the head.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, cast
 
@@ -15,15 +14,12 @@ import numpy as np
 from pydantic import Field
 
 from specdec_hal.config.schema import MAX_CONTEXT, Config, PathText, Section
-from specdec_hal.errors import UnsupportedError
-from specdec_hal.models.checkpoint import LlamaConfig
-from specdec_hal.models.drafter import Eagle3Config, read_eagle3, read_eagle3_weights
-from specdec_hal.models.eagle3 import LlamaEagle3, eagle3_head
-from specdec_hal.plugin.model import ForwardBatch, ModelConfig, Segment
+from specdec_hal.models.drafter import Blocks, Eagle3Config, read_eagle3, target_of
+from specdec_hal.models.eagle3 import eagle3_head
+from specdec_hal.plugin.model import TargetModel
 from specdec_hal.plugin.proposer import ProposerContext
 from specdec_hal.proposers.calibration import LENGTH, TEXTS, better, calibrate
-from specdec_hal.proposers.module_chain import ModuleChain
-from specdec_hal.tensors.device import download
+from specdec_hal.proposers.trained_chain import TrainedChain, blocks_of
 
 _log = logging.getLogger("specdec_hal")
 
@@ -42,11 +38,9 @@ class Eagle3Settings(Section):
     norm_output: bool | None = None
 
 
-def head_config(config: Config, settings: Eagle3Settings, target: ModelConfig) -> tuple[str, Eagle3Config]:
+def head_config(config: Config, settings: Eagle3Settings, model: TargetModel) -> tuple[str, Eagle3Config]:
     """The head's folder, and its config.json with the settings that change it."""
-    path = config.drafter_path
-    if not isinstance(target, LlamaConfig):
-        raise UnsupportedError("speculative.method 'eagle3': expected a Llama-style checkpoint; use another method")
+    path, target = config.drafter_path, target_of(model, "eagle3")
     head = read_eagle3(path, target)
     changed: dict[str, Any] = {
         name: value
@@ -63,54 +57,24 @@ def head_config(config: Config, settings: Eagle3Settings, target: ModelConfig) -
     return path, replace(head, **changed)
 
 
-class Eagle3Proposer(ModuleChain):
+class Eagle3Proposer(TrainedChain):
     """Chains the head: rows of accepted tokens read the target's features, those of further drafts its own states."""
 
     def __init__(self, context: ProposerContext) -> None:
-        path, head = head_config(context.config, context.settings, context.model.config)
-        module = eagle3_head(context.model, head, read_eagle3_weights(path, head))
+        path, head = head_config(context.config, context.settings, context.model)
+        drafts = context.state.symbols["S"] - 1
+        module = eagle3_head(context.model, head, path, blocks_of(context), drafts)
         _log.info(
             "speculative.method eagle3: %s reads the target's residuals after %s of its layers (%s)%s", path,
             ", ".join(map(str, head.taps)), head.numbering,
             "".join(f", {name}" for name in _OPTIONS if getattr(head, name)),
         )  # fmt: skip
         if context.config.speculative.calibrate:
-            _calibrate(context, module)
-        self._taps, self._mask = head.taps, head.mask_token_id
-        self._positions = context.state.symbols["L"]
-        self.hidden_layers: tuple[int, ...] = tuple(tap - 1 for tap in head.taps)
-        dtype = context.model.capabilities.hidden_dtype
-        super().__init__(context, module, context.state.symbols["S"] - 1, width=head.hidden_size, dtype=dtype)
-
-    def _states(self, features: Mapping[int, Any]) -> Any:
-        return cast(Any, self._module).fuse({tap: features[tap - 1] for tap in self._taps})
-
-    def _run(self, ids: Any, segments: list[Segment], states: Any) -> Any:
-        if self._mask is None:
-            return super()._run(ids, segments, states)
-        head = cast(LlamaEagle3, self._module)
-        known, mask, generated = self._device.download(states), download(head.mask_state), self._values("step_idx")
-        wide, tokens, given, end = list[Segment](), list[Any](), list[Any](), 0
-        for one in segments:
-            # As many masked rows as the slot has positions for; none inside its prompt.
-            more = min(self._drafts - 1, self._positions - one.position - one.length) if generated[one.slot] else 0
-            rows = slice(one.start, one.start + one.length)
-            wide.append(Segment(one.slot, end, one.length + more, one.position))
-            tokens += [ids[rows], np.full(more, self._mask, np.int64)]
-            given += [known[rows], mask.repeat(more, 0)]
-            end += one.length + more
-        out = download(head.forward(ForwardBatch(np.concatenate(tokens), wide), np.concatenate(given)))
-        self._ahead = {}
-        for one, part in zip(segments, wide, strict=True):
-            masked = out[part.start + one.length : part.start + part.length]
-            missing = self._drafts - 1 - len(masked)  # of drafts that nobody takes
-            self._ahead[one.slot] = np.pad(masked, ((0, missing), (0, 0)))
-        return np.concatenate(
-            [out[part.start : part.start + one.length] for one, part in zip(segments, wide, strict=True)]
-        )
+            _calibrate(context, path, module)
+        super().__init__(context, module, drafts)
 
 
-def _calibrate(context: ProposerContext, head: LlamaEagle3) -> None:
+def _calibrate(context: ProposerContext, path: str, head: Any) -> None:
     """Log how often the head and its variants agree with the target; ConfigError if one of those is better."""
     longest, tokenizer = context.state.symbols["L"], context.tokenizer
     generator = np.random.default_rng(0)
@@ -122,7 +86,15 @@ def _calibrate(context: ProposerContext, head: LlamaEagle3) -> None:
     if length < LENGTH // 4:
         message = f"expected runner.max_model_len >= {longest - length + LENGTH // 4} with it, got {longest}"
         raise context.config.error("speculative.calibrate", message)
-    found = calibrate(context.model, head, prompts, length)
+    model = cast(Any, context.model)
+    if on_device := model.capabilities.device_lengths:  # its interface for lists has blocks of its own
+        model.allocate(1, longest)
+        head = eagle3_head(model, head.config, path, Blocks(1, longest))
+    try:
+        found = calibrate(model, head, prompts, length)
+    finally:
+        if on_device:
+            model.allocate_blocks(context.kv_blocks, context.config.runner.block_size, longest)
     for one in found:
         _log.info("speculative.calibrate: agreement %s %s", one.shares, one.key or "as configured")
     best = better(found)

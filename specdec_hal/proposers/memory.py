@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from specdec_hal.models.dflash import dflash_shapes
-from specdec_hal.models.drafter import eagle3_shapes
+from specdec_hal.models.dflash import DFlashConfig, dflash_shapes
+from specdec_hal.models.drafter import Eagle3Config, eagle3_shapes
 from specdec_hal.models.weights import Shapes
 from specdec_hal.ops import Strategy
 from specdec_hal.plugin.model import MTPModel
@@ -31,28 +31,37 @@ def mtp_memory(context: MemoryContext) -> dict[str, int]:
 
 
 def eagle3_memory(context: MemoryContext) -> dict[str, int]:
-    """Of drafts by a trained head; its cache grows with the contexts, as the target's does."""
-    _, head = head_config(context.config, context.settings, context.model.config)
-    return _head_memory(
-        context, "EAGLE-3 head", eagle3_shapes(head)[0], len(head.taps), head.feature_size, head.hidden_size
-    )
+    """Of drafts by a trained head."""
+    _, head = head_config(context.config, context.settings, context.model)
+    drafts = 0 if head.mask_token_id is None else context.symbols["S"] - 1
+    return _drafter_memory(context, "EAGLE-3 head", eagle3_shapes(head)[0], head, drafts)
 
 
 def dflash_memory(context: MemoryContext) -> dict[str, int]:
-    """Of drafts by a DFlash drafter; its context grows with the requests'."""
-    drafter = drafter_config(context.config, context.model.config)
-    width = drafter.hidden_size
-    return _head_memory(context, "DFlash drafter", dflash_shapes(drafter)[0], len(drafter.taps), width, width)
+    """Of drafts by a DFlash drafter."""
+    drafter = drafter_config(context.config, context.model)
+    drafts = min(drafter.drafts, context.symbols["S"] - 1)
+    return _drafter_memory(context, "DFlash drafter", dflash_shapes(drafter)[0], drafter, drafts)
 
 
-def _head_memory(
-    context: MemoryContext, name: str, shapes: Shapes, taps: int, feature: int, width: int
+def _drafter_memory(
+    context: MemoryContext, name: str, shapes: Shapes, drafter: Eagle3Config | DFlashConfig, drafts: int
 ) -> dict[str, int]:
-    size = context.symbols
-    rows = Field((4 * size["T_cap"] + 2 * size["M"], width), "float32").nbytes
-    features = Field((taps * (size["T_cap"] + size["R_cap"]), feature), "float32").nbytes
-    weights = sum(Field(shape, "float32").nbytes for shape in shapes.values())
-    return {name: weights, f"{name}'s hidden states": rows + features, **_sampler(context)}
+    """`drafts`: whose logits are computed at once. Where the model takes lists, the cache grows with the contexts."""
+    size, capabilities, width = context.symbols, context.model.capabilities, drafter.hidden_size
+    dtype, features = capabilities.hidden_dtype, context.model.config.hidden_size
+    rows = Field((4 * size["T_cap"] + 2 * size["M"], width), dtype).nbytes
+    rows += Field((len(drafter.taps) * (size["T_cap"] + size["R_cap"]), features), dtype).nbytes
+    parts = {
+        name: sum(Field(shape, dtype).nbytes for shape in shapes.values()),
+        f"{name}'s hidden states": rows,
+        f"{name}'s logits": Field((size["M"] + 1, drafts, drafter.draft_vocab_size), "float32").nbytes,
+        **_sampler(context),
+    }
+    if capabilities.device_lengths:
+        positions = (context.kv_blocks + 1) * context.config.runner.block_size
+        parts[f"{name}'s KV cache"] = Field((drafter.num_hidden_layers, positions, drafter.kv_width), dtype).nbytes
+    return parts
 
 
 def hybrid_memory(context: MemoryContext) -> dict[str, int]:

@@ -4,7 +4,7 @@ The module sees every token that the target was fed: the chunks of prompts, and 
 target's own state, which takes the place of what the module had drafted there. Behind the last of them it predicts the
 first draft, and behind each draft the next. A request that wants no drafts (`draft_token_num` 0) costs nothing: the
 module is not fed. Under `speculative.adaptive`, where it may want some again, the module is fed all the same, so that
-its cache lacks no rows then.
+its cache lacks no rows then. A parallel module gives the rows of all drafts at once; each substep then takes its own.
 """
 
 from __future__ import annotations
@@ -26,31 +26,46 @@ from specdec_hal.tensors.device import download
 class ModuleChain(DraftChain):
     """Chains a module: row p of its cache goes with the token at p + 1 and the target's hidden state of p.
 
-    `module`: an MTPModule, or a DeviceMTPModule where the target has `device_lengths`.
+    `module`: an MTPModule, or a DeviceMTPModule where the target has `device_lengths`. `width`: of the states that it
+    reads; those that it gives may be wider (`given`).
     """
 
     cache_lookahead = 1
 
     def __init__(
-        self, context: ProposerContext, module: Any, drafts: int, *, width: int, dtype: str, certain: bool = False
+        self,
+        context: ProposerContext,
+        module: Any,
+        drafts: int,
+        *,
+        width: int,
+        dtype: str,
+        given: int | None = None,
+        certain: bool = False,
     ) -> None:
         size = context.state.symbols
         self._static = context.model.capabilities.device_lengths
         self._adaptive = context.config.speculative.adaptive
         self.draft_positions = max(drafts - 1, 0)
-        self._module = module
-        self._ahead: dict[int, Any] | None = None
-        super().__init__(context, drafts, width=width, dtype=dtype, certain=certain)
+        self._module, self._parallel = module, getattr(module, "parallel", False)
+        super().__init__(context, drafts, width=width if given is None else given, dtype=dtype, certain=certain)
+
+        def rows(count: int) -> Any:
+            return self._device.zeros((count, width), dtype)
+
         # The target's rows, those that the module is fed, and those of slots that go on.
-        self._raw, self._hidden = (self._rows(0 if self._static else size["T_cap"]) for _ in range(2))
-        self._fed, self._next = self._rows(size["T_cap"]), self._rows(size["M"])
+        self._raw, self._hidden = (rows(0 if self._static else size["T_cap"]) for _ in range(2))
+        self._fed, self._next = rows(size["T_cap"]), rows(0 if self._parallel else size["M"])
         if not self._static:
             self._every = StepBounds(size["M"], size["T_cap"], size["I_cap"], size["L"])
             self._plans[self._every] = self._plan(self._every, self._hidden)
 
     @abstractmethod
     def _states(self, features: Mapping[int, Any]) -> Any:
-        """The states [T, D] that the module reads, from the target's hidden states by layer."""
+        """The states [T, D] that the module reads, from the target's hidden states by layer.
+
+        In the same memory every time where the target has `device_lengths`.
+        """
 
     def propose(self, step: StepView) -> Any:
         """Feed the module what the step accepted, then its own drafts."""
@@ -95,6 +110,8 @@ class ModuleChain(DraftChain):
         if number == 0:
             fed = self._fed[: sizes["T_cap"]]
             calls = [prepare, self._bind("eagle_get_hidden_states", sizes, hidden, out=fed)]
+        elif self._parallel:
+            calls, fed = [prepare], given
         else:
             before, fed = bounds.tokens if number == 1 else bounds.slots, self._next[: bounds.slots]
             go_on = self._bind("eagle_get_self_hidden_states", sizes, self._given[:before], last_hidden=fed)
@@ -102,12 +119,16 @@ class ModuleChain(DraftChain):
         if not self._static:
             return [*calls, partial(self._forward, number, fed)]
         batch = self._batch(bounds, sizes, 1 if number else bounds.query, self._tensors["seq_lens_decoder"])
+        if number and self._parallel:
+            return [*calls, lambda stream: self._module.further(number, batch, given)]
         return [*calls, lambda stream: self._module.forward_device(batch, fed, given)]
 
-    def _logits(self, last: Any) -> Call:
+    def _logits(self, number: int, last: Any) -> Call:
         if not self._static:
-            return self._compute_logits
+            return lambda stream: self._compute_logits(number)
         logits = self._sampler.logits[: len(last)]
+        if self._parallel:
+            return lambda stream: self._module.draft_logits(number, None, last, logits)
         return lambda stream: self._module.compute_logits_device(last, logits)
 
     # ---- modules that take lists
@@ -121,21 +142,12 @@ class ModuleChain(DraftChain):
     def _forward(self, number: int, fed: Any, stream: int) -> None:
         """The module's rows of substep `number` go to `_given`."""
         segments = self._segments()
-        if number and self._ahead is not None:
-            for at, segment in enumerate(segments):
-                self._device.write(self._given, at, self._device.upload(self._ahead[segment.slot][number - 1]))
-            return
         end = sum(segment.length for segment in segments)
         if end:
-            ids = self._values("ids_remove_padding")[:end, 0]
-            self._device.assign(self._given[:end], self._run(ids, segments, fed[:end]))
-
-    def _run(self, ids: Any, segments: list[Segment], states: Any) -> Any:
-        """The module's rows for `ids` [T] and `states` [T, D].
-
-        A parallel module sets `_ahead` here: the rows [drafts - 1, D] of each slot's further drafts.
-        """
-        return self._module.forward(ForwardBatch(ids, segments), states)
+            batch = ForwardBatch(self._values("ids_remove_padding")[:end, 0], segments)
+            further = number and self._parallel
+            given = self._module.forward_further(number, batch) if further else self._module.forward(batch, fed[:end])
+            self._device.assign(self._given[:end], given)
 
     def _segments(self) -> list[Segment]:
         """The rows that active slots feed, in slot order."""
@@ -148,7 +160,8 @@ class ModuleChain(DraftChain):
                 end += length
         return segments
 
-    def _compute_logits(self, stream: int) -> None:
-        slots = np.flatnonzero(self._values("seq_lens_this_time") > 0)
-        logits = self._module.compute_logits(self._last[slots])
-        self._device.write(self._sampler.logits, slots, download(logits))
+    def _compute_logits(self, number: int) -> None:
+        slots, logits = np.flatnonzero(self._values("seq_lens_this_time") > 0), self._sampler.logits
+        rows, module = self._last[slots], self._module
+        given = module.host_draft_logits(number, slots, rows) if self._parallel else module.compute_logits(rows)
+        self._device.write(logits, slots, download(given))

@@ -40,11 +40,11 @@ def _method(config: Config, backend: Backend, model: TargetModel, registry: Regi
     if config.speculative.num_speculative_tokens == 0:
         return NAIVE, "num_speculative_tokens is 0"
     if (path := config.speculative.path) is not None:
-        kind: str = drafter_kind(path)
-        kind = "eagle3" if kind == "peagle" else kind
-        if kind not in registry.proposers():
+        kind = drafter_kind(path)
+        method = {"peagle": "eagle3", "dspark": "dflash"}.get(kind, kind)
+        if method == "mtp" or method not in registry.proposers():
             raise UnsupportedError(f"speculative.path: {path} is a drafter of the kind '{kind}', which no method runs")
-        return kind, f"{path} is for it"
+        return method, f"{path} is for it"
     if model.capabilities.mtp_modules < 1:
         return "ngram", "the model has no MTP module"
     missing = sorted(status.op for status in backend.explain() if not status.available and status.op in _MTP_OPS)

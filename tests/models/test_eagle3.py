@@ -13,7 +13,15 @@ import pytest
 from specdec_hal.errors import ArgumentError, CheckpointError, UnsupportedError
 from specdec_hal.models import load_model
 from specdec_hal.models.checkpoint import read_config
-from specdec_hal.models.drafter import drafter_kind, read_eagle3, read_eagle3_weights
+from specdec_hal.models.drafter import (
+    Blocks,
+    drafter_kind,
+    eagle3_shapes,
+    read_drafter_weights,
+    read_eagle3,
+    read_eagle3_weights,
+    target_of,
+)
 from specdec_hal.models.eagle3 import eagle3_head
 from specdec_hal.plugin.model import ForwardBatch, Segment
 from tests.support.drafters import Head
@@ -36,6 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "parallel": {"layers": 2},
     "other rotary embeddings": {"rope_theta": 500.0, "eps": 1e-3},
+    "normed queries and keys": {"head_norms": True},
 }
 
 
@@ -56,11 +65,16 @@ def features(target: Path, tokens: Any, taps: tuple[int, ...]) -> dict[int, Any]
     return {tap: oracle(target, tokens, tap=tap - 1) for tap in taps}
 
 
-@pytest.mark.parametrize("framework", ["paddle", pytest.param("torch", marks=pytest.mark.torch)])
+@pytest.mark.parametrize(
+    ("framework", "any_target"),
+    [("paddle", False), *(pytest.param("torch", way, marks=pytest.mark.torch) for way in (False, True))],
+)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_rows_are_those_of_an_independent_head(variant: str, framework: str, target: Path, tmp_path: Path) -> None:
-    """In chunks, over rows that are overwritten, and three times on its own states."""
-    pytest.importorskip(framework)
+def test_rows_are_those_of_an_independent_head(
+    variant: str, framework: str, any_target: bool, target: Path, tmp_path: Path
+) -> None:
+    """In chunks, over rows that are overwritten, and three times on its own states; `any_target`: by its own pass."""
+    pytest.importorskip("torch" if variant in ("parallel", "normed queries and keys") else framework)
     head = make_head(**VARIANTS[variant])
     model = load_model(target, framework)
     kind: dict[str, Any] = {}
@@ -70,14 +84,20 @@ def test_rows_are_those_of_an_independent_head(variant: str, framework: str, tar
     config = read_eagle3(head.write_speculators(tmp_path / "head", **kind), model.config)  # type: ignore[arg-type]
     assert config.taps == head.taps
     model.allocate(2, 64)
-    module = eagle3_head(model, config, read_eagle3_weights(tmp_path / "head", config))
+    if any_target:
+        from specdec_hal.models.draft_pass import HeadPass
+
+        weights = read_drafter_weights(tmp_path / "head", eagle3_shapes(config), config)
+        module: Any = HeadPass(model, config, weights, Blocks(2, 64), 1)
+    else:
+        module = eagle3_head(model, config, tmp_path / "head", Blocks(2, 64))
     given = features(target, TOKENS, head.taps)
     states = module.fuse({tap: rows.astype(np.float32) for tap, rows in given.items()})
     wanted = head.states(np.concatenate([given[tap] for tap in head.taps], -1))
     np.testing.assert_allclose(states.numpy(), wanted, atol=2e-4)
     if kind:
         masked = head.states(head.tensors["mask_hidden"].reshape(1, -1))
-        np.testing.assert_allclose(module.mask_state.numpy(), masked, atol=2e-4)
+        np.testing.assert_allclose(module._mask_state.numpy(), masked, atol=2e-4)
     module.forward(ForwardBatch(TOKENS[:20], [Segment(1, 0, 20, 0)]), states[:20])  # what others left in a slot
     logits, text, fed = [], TOKENS[1:15].tolist(), wanted[:14]
     for start, stop in ((0, 5), (5, 6), (6, 14)):
@@ -133,7 +153,7 @@ def test_what_is_missing_is_the_targets(target: Path, tmp_path: Path) -> None:
     assert weights.embedding is None and weights.head is None and weights.draft_ids is None
     model = load_model(target)
     model.allocate(1, 32)
-    module = eagle3_head(model, config, weights)
+    module = eagle3_head(model, config, folder, Blocks(1, 32))
     given = features(target, TOKENS[:8], head.taps)
     states = module.fuse({tap: rows.astype(np.float32) for tap, rows in given.items()})
     rows = module.forward(ForwardBatch(TOKENS[1:8], [Segment(0, 0, 7, 0)]), states[:7])
@@ -152,7 +172,7 @@ def test_what_is_missing_is_the_targets(target: Path, tmp_path: Path) -> None:
         ({"rope_interleaved": True}, "rope_interleaved: no such key"),
         ({"layer_types": ["sliding_attention"]}, "layer_types: full_attention alone"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"model_type": "qwen3"}, "model_type: one of llama"),
+        ({"model_type": "qwen2"}, "model_type: one of llama, qwen3"),
         ({"vocab_size": 130}, "vocab_size: the target's 131"),
         ({"target_hidden_size": 64}, "target_hidden_size: the target's hidden_size, 48"),
         ({"draft_vocab_size": 132}, "draft_vocab_size: at most"),
@@ -252,13 +272,13 @@ def test_a_parallel_head_needs_its_mask(target: Path, tmp_path: Path) -> None:
 
 def test_wrong_calls(target: Path, tmp_path: Path) -> None:
     config = read_eagle3(make_head().write_speculators(tmp_path / "head"), read_config(target))
-    weights, model = read_eagle3_weights(tmp_path / "head", config), load_model(target)
+    model, blocks = load_model(target), Blocks(1, 16)
     with pytest.raises(ArgumentError, match="allocate"):
-        eagle3_head(model, config, weights)
+        eagle3_head(model, config, tmp_path / "head", blocks)
     model.allocate(1, 16)
     with pytest.raises(ArgumentError, match=r"expected \[3, 48\], got \[2, 48\]"):
-        eagle3_head(model, config, weights).forward(
+        eagle3_head(model, config, tmp_path / "head", blocks).forward(
             ForwardBatch(TOKENS[:3], [Segment(0, 0, 3, 0)]), np.zeros((2, 48), np.float32)
         )
     with pytest.raises(UnsupportedError, match="got HistoryModel"):
-        eagle3_head(HistoryModel(), config, weights)  # type: ignore[arg-type]
+        target_of(HistoryModel(), "eagle3")  # type: ignore[arg-type]

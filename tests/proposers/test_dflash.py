@@ -10,13 +10,17 @@ import pytest
 
 from specdec_hal.errors import CheckpointError, UnsupportedError
 from specdec_hal.models.checkpoint import read_config
-from specdec_hal.models.dflash import DFlash, read_dflash
+from specdec_hal.models.dflash import read_dflash
+from specdec_hal.models.drafter import target_of
 from specdec_hal.plugin.model import TargetModel
 from tests.models.conftest import Shape, write_checkpoint
-from tests.proposers.test_eagle3 import FRAMEWORKS, PROMPTS, decode, make_runner
+from tests.proposers.test_eagle3 import PROMPTS, decode, make_runner
 from tests.support.dflash import Drafter
 from tests.support.history_model import HistoryModel
 from tests.support.llama_oracle import oracle, stored
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("torch", reason="PyTorch computes these drafters (pip install 'specdec-hal[torch]')")
 
 TARGET = Shape(vocab_size=24, hidden_size=24, intermediate_size=20, num_hidden_layers=5, head_dim=6, eos_token_id=23,
                num_nextn_predict_layers=0)  # fmt: skip
@@ -31,7 +35,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("target"), TARGET, seed=2)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["paddle", "torch", "device"])
 @pytest.mark.parametrize("draft_vocab_size", [None, 15])
 def test_drafts_are_those_without_a_cache(
     target: Path, tmp_path: Path, framework: str, draft_vocab_size: int | None
@@ -56,6 +60,35 @@ def test_drafts_are_those_without_a_cache(
             assert list(round_.token_ids) == logits.argmax(-1)[:count].tolist()
             rounds += count == 3
     assert rounds > 10 and sum(output.accepted for output in outputs) < sum(output.drafted for output in outputs)
+
+
+@pytest.mark.parametrize("draft_vocab_size", [None, 15])
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize(("framework", "from_anchor"), [("torch", True), ("torch", False), ("device", True)])
+def test_drafts_of_dspark_depend_on_each_other(
+    target: Path, tmp_path: Path, kind: str, framework: str, from_anchor: bool, draft_vocab_size: int | None
+) -> None:
+    """In every round those of a slow pass without a cache."""
+    markov = {"markov_rank": 6, "markov_head_type": kind, "sample_from_anchor": from_anchor, **CONFIDENT}
+    drafter = make_drafter(draft_vocab_size=draft_vocab_size, block_size=4, markov=markov)
+    folder = drafter.write_speculators(tmp_path / "drafter")
+    speculative = {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}
+    runner = make_runner(target, speculative, framework)
+    outputs = decode(runner, tokens=12)
+    embedding = stored(target)["model.embed_tokens.weight"]
+    longest = 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        for round_ in output.drafts:
+            text = [*prompt, *output.token_ids[: round_.start]]
+            given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in drafter.taps], -1)
+            wanted, _ = drafter.chain(given, text[-1], 4 if from_anchor else 3, embedding, embedding)
+            count = len(round_.token_ids)
+            assert list(round_.token_ids) == wanted[:count]
+            longest = max(longest, count)
+    assert longest == (4 if from_anchor else 3)
+
+
+CONFIDENT = {"enable_confidence_head": True, "confidence_head_with_markov": True}
 
 
 @pytest.mark.parametrize(("strategy", "temperature"), [("target_match", 0.9), ("rejection", 0.0)])
@@ -93,8 +126,8 @@ def test_numbering(target: Path, tmp_path: Path) -> None:
         ({}, {"hidden_size": 32}, "hidden_size: the target's 24"),
         ({}, {"model_type": "llama"}, "model_type: one of qwen3"),
         ({}, {"block_size": 1}, "block_size: an integer >= 2"),
-        ({}, {"sample_from_anchor": True}, "sample_from_anchor: no such key"),
-        ({}, {"architectures": ["Qwen3DSparkModel"]}, "a DFlash drafter, got a checkpoint of the kind 'dspark'"),
+        ({}, {"markov_rank": 8}, "markov_rank: no such key"),
+        ({"projector_type": "domino"}, {}, r"projector_type: no such key"),
     ],
 )
 def test_keys_that_cannot_be_computed_are_refused(
@@ -107,10 +140,8 @@ def test_keys_that_cannot_be_computed_are_refused(
 
 def test_wrong_tensors_and_targets_are_refused(target: Path, tmp_path: Path) -> None:
     model: TargetModel = HistoryModel()  # type: ignore[assignment]
-    drafter = make_drafter()
-    config = read_dflash(drafter.write_zlab(tmp_path / "drafter", 5), read_config(target))
     with pytest.raises(UnsupportedError, match="got HistoryModel"):
-        DFlash(tmp_path / "drafter", model, config, 1)
+        target_of(model, "dflash")
     for name, broken, message in (
         ("layers.1.self_attn.k_norm.weight", np.ones(4), r"k_norm\.weight of shape \[6\], got shape \[4\]"),
         ("fc.weight", np.ones((24, 48)), r"fc\.weight of shape \[24, 72\]"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,12 +24,23 @@ FRAMEWORKS = ["paddle", pytest.param("torch", marks=pytest.mark.torch)]
 PROMPTS = [[3, 5, 1], [7, 7, 2, 9, 0, 4, 8], [1, 2], [11, 6, 3, 3, 0, 1, 10, 5, 4, 2, 9]]
 
 
+def load(target: Path, framework: str) -> Any:
+    """A target; "device": the model over device tensors and blocks, on a CPU."""
+    if framework != "device":
+        return load_model(target, framework)
+    pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
+    from specdec_hal.models.transformers.device import DeviceTransformers
+    from specdec_hal.models.transformers.load import load_decoder
+
+    return DeviceTransformers(load_decoder(target, "cpu", "float32"))
+
+
 def make_runner(target: Path, speculative: dict[str, Any], framework: str = "auto", **runner: Any) -> ModelRunner:
-    if framework != "auto":
+    if framework not in ("auto", "device"):
         pytest.importorskip(framework)
     speculative = {"num_speculative_tokens": 4, **speculative}
     config = parse({"speculative": speculative, "runner": {"prefill_chunk": 4, "max_num_seqs": 2, **runner}})
-    return ModelRunner(config, ReferenceBackend(), load_model(target, framework))
+    return ModelRunner(config, ReferenceBackend(), load(target, framework))
 
 
 def decode(runner: ModelRunner, temperature: float = 0.0, tokens: int = 20) -> list[RequestOutput]:
@@ -123,10 +134,15 @@ def test_a_restart_changes_no_acceptance(tmp_path: Path) -> None:
     assert restored.summary()["acceptance_rate"] == 1.0
 
 
+@pytest.mark.parametrize("framework", ["auto", pytest.param("device", marks=pytest.mark.torch)])
 @pytest.mark.parametrize("mask", [None, 5])
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True, "fc_norm": True, "norm_output": True}])
-def test_drafts_are_those_without_a_cache(tmp_path: Path, options: dict[str, bool], mask: int | None) -> None:
+def test_drafts_are_those_without_a_cache(
+    tmp_path: Path, options: dict[str, bool], mask: int | None, framework: str
+) -> None:
     """Of a head that is often wrong, in every round: its cache holds the target's features of all that was accepted."""
+    if mask is not None:
+        pytest.importorskip("torch", reason="PyTorch computes parallel heads (pip install 'specdec-hal[torch]')")
     target, head = perfect(tmp_path / "target")
     generator = np.random.default_rng(3)
     head.options, head.draft_vocab_size = options, 9
@@ -140,16 +156,22 @@ def test_drafts_are_those_without_a_cache(tmp_path: Path, options: dict[str, boo
         head.tensors["mask_hidden"] = generator.standard_normal((1, 1, head.features))
     folder = head.write_speculators(tmp_path / "head", **kind)
     runner = make_runner(
-        target, {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}
+        target, {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}, framework
     )
-    forwards = []
-    module: Any = runner._proposer._module  # type: ignore[attr-defined]
-    forward = module.forward
-    module.forward = lambda batch, hidden: forwards.append(len(hidden)) or forward(batch, hidden)
+    passes, module = 0, cast(Any, runner._proposer)._module
+    name = "forward_device" if framework == "device" else "forward"
+    compute = getattr(module, name)
+
+    def counted(*args: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return compute(*args)
+
+    setattr(module, name, counted)
     outputs = decode(runner)
     assert 0 < runner.summary()["acceptance_rate"] < 0.9
     steps = runner.summary()["steps"]
-    assert len(forwards) <= steps if mask is not None else len(forwards) > 2 * steps
+    assert passes <= steps if mask is not None else passes > 2 * steps
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         for round_ in output.drafts:
             text = [*prompt, *output.token_ids[: round_.start]]
@@ -187,10 +209,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
         make_runner(target, {"method": "eagle3"})
     folder = head.write_speculators(tmp_path / "head")
     config = parse({"speculative": with_head(folder)})
-    with pytest.raises(UnsupportedError, match="expected a Llama-style checkpoint"):
+    with pytest.raises(UnsupportedError, match="lends its embedding, got HistoryModel"):
         ModelRunner(config, ReferenceBackend(), HistoryModel())  # type: ignore[arg-type]
-    other = head.write_speculators(tmp_path / "other", speculators_model_type="dspark")
-    with pytest.raises(UnsupportedError, match="a drafter of the kind 'dspark', which no method runs"):
+    other = head.write_speculators(tmp_path / "other", speculators_model_type="mtp")
+    with pytest.raises(UnsupportedError, match="a drafter of the kind 'mtp', which no method runs"):
         make_runner(target, {"method": "auto", "path": str(other)})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.drafters import Doubles, random_tensors
+from tests.support.drafters import Doubles, Head, look_back, random_tensors
 
 
 @dataclass
@@ -29,6 +29,8 @@ class Drafter:
     rope_theta: float = 10000.0
     eps: float = 1e-6
     draft_vocab_size: int | None = None
+    markov: dict[str, Any] = field(default_factory=dict)
+    """Of DSpark: what stands in its config.json."""
     tensors: dict[str, Doubles] = field(default_factory=dict)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -49,6 +51,17 @@ class Drafter:
                 "mlp.gate_proj": (ffn, d), "mlp.up_proj": (ffn, d), "mlp.down_proj": (d, ffn),
             }.items():  # fmt: skip
                 found[f"layers.{i}.{name}.weight"] = shape
+        if self.markov:
+            rank, kind = self.markov["markov_rank"], self.markov.get("markov_head_type")
+            vocabulary = self.draft_vocab_size or self.vocab_size
+            found |= {"markov_head.markov_w1.weight": (self.vocab_size, rank)}
+            found |= {"markov_head.markov_w2.weight": (vocabulary, rank)}
+            for name, out, width in (("gate", rank, d + rank), ("joint", 3 * rank, d + 2 * rank)):
+                if kind == {"gate": "gated", "joint": "rnn"}[name]:
+                    found |= {f"markov_head.{name}_proj.weight": (out, width), f"markov_head.{name}_proj.bias": (out,)}
+            if self.markov.get("enable_confidence_head"):
+                width = d + rank * self.markov.get("confidence_head_with_markov", False)
+                found |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
         if self.draft_vocab_size is not None:
             found |= {"lm_head.weight": (self.draft_vocab_size, d), "embed_tokens.weight": (self.vocab_size, d)}
         return found
@@ -88,6 +101,8 @@ class Drafter:
             "block_size": self.block_size, "aux_hidden_state_layer_ids": list(self.taps), "mask_token_id": self.mask,
             "sliding_window_non_causal": False, "sample_from_anchor": False,
         }  # fmt: skip
+        if self.markov:
+            raw |= {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", **self.markov}
         return self._write(folder, {**raw, **changes})
 
     def _write(self, folder: Path, raw: dict[str, Any]) -> Path:
@@ -101,12 +116,56 @@ class Drafter:
 
     # ---- computed
 
-    def logits(self, features: Doubles, token: int, drafts: int, embedding: Doubles, head: Doubles) -> Doubles:
-        """[drafts, V], after features [P, F] of the text and the token at P. `embedding`, `head`: the target's."""
+    def chain(self, features: Doubles, token: int, drafts: int, embedding: Doubles, head: Doubles) -> Any:
+        """Greedy drafts of DSpark, each after the one before, and the confidences in them. Arguments as `logits`."""
+        w, ids, found = self.tensors, list[int](), list[float]()
+        from_anchor = self.markov.get("sample_from_anchor", True)
+        base, rows = self.logits(features, token, drafts, embedding, head, from_anchor, with_rows=True)
+        kind, memory = self.markov.get("markov_head_type"), np.zeros(self.markov["markov_rank"])
+        for i, h in enumerate(rows):
+            e = w["markov_head.markov_w1.weight"][ids[-1] if ids else token]
+            m = e
+            if kind == "gated":
+                m = e * _sigmoid(self._linear("markov_head.gate_proj", h, e))
+            elif kind == "rnn":
+                gate, fresh, out = np.split(self._linear("markov_head.joint_proj", memory, e, h), 3)
+                memory = _sigmoid(gate) * memory + (1 - _sigmoid(gate)) * np.tanh(fresh)
+                m = np.tanh(out)
+            logits = base[i].copy()
+            logits[self.ids] += w["markov_head.markov_w2.weight"] @ m
+            ids.append(int(logits.argmax()))
+            if self.markov.get("enable_confidence_head"):
+                both = (h, e) if self.markov.get("confidence_head_with_markov") else (h,)
+                found.append(float(_sigmoid(self._linear("confidence_head.proj", *both))[0]))
+        return ids, found
+
+    def _linear(self, name: str, *parts: Doubles) -> Doubles:
+        return self.tensors[f"{name}.weight"] @ np.concatenate(parts) + self.tensors[f"{name}.bias"]
+
+    @property
+    def ids(self) -> Any:
+        """The target's id of each draft id."""
+        offsets: Any = self.tensors.get("d2t", 0)
+        return np.arange(self.draft_vocab_size or self.vocab_size) + np.asarray(offsets, np.int64)
+
+    def logits(
+        self,
+        features: Doubles,
+        token: int,
+        drafts: int,
+        embedding: Doubles,
+        head: Doubles,
+        from_anchor: bool = False,
+        with_rows: bool = False,
+    ) -> Any:
+        """[drafts, V], after features [P, F] of the text and the token at P. `embedding`, `head`: the target's.
+
+        `from_anchor`: a draft in every row; `with_rows`: the rows [drafts, D] too.
+        """
         w, own = self.tensors, self.draft_vocab_size is not None
         context = self._norm(features @ w["fc.weight"].T, "hidden_norm")
         start = len(context)
-        x = (w["embed_tokens.weight"] if own else embedding)[[token, *[self.mask] * drafts]]
+        x = (w["embed_tokens.weight"] if own else embedding)[[token, *[self.mask] * (drafts - from_anchor)]]
         for i in range(self.layers):
             layer = f"layers.{i}"
             n = self._norm(x, f"{layer}.input_layernorm")
@@ -133,12 +192,10 @@ class Drafter:
                 + (gate / (1 + np.exp(-gate)) * (n @ w[f"{layer}.mlp.up_proj.weight"].T))
                 @ w[f"{layer}.mlp.down_proj.weight"].T
             )
-        normed = self._norm(x[1:], "norm")
-        if not own:
-            return normed @ head.T
+        normed = self._norm(x if from_anchor else x[1:], "norm")
         found = np.full((drafts, self.vocab_size), -np.inf)
-        found[:, np.arange(len(w["d2t"])) + w["d2t"].astype(np.int64)] = normed @ w["lm_head.weight"].T
-        return found
+        found[:, self.ids] = normed @ (w["lm_head.weight"] if own else head).T
+        return (found, normed) if with_rows else found
 
     def _slice(self, head: int) -> slice:
         return slice(head * self.head_dim, (head + 1) * self.head_dim)
@@ -152,3 +209,38 @@ class Drafter:
         return np.concatenate(
             [x[:half] * np.cos(angle) - x[half:] * np.sin(angle), x[half:] * np.cos(angle) + x[:half] * np.sin(angle)]
         )
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def perfect(head: Head, drafts: int) -> Drafter:
+    """A drafter for the target of :func:`tests.support.drafters.perfect`, whose greedy drafts are all the target's.
+
+    A layer takes the token of the row before, and puts the one in its place that the target says after it: so the first
+    row is the emitted token again if the last row of the context is right, and each layer has one more row right.
+    """
+    size, vocabulary = head.hidden_size, head.vocab_size
+    made = Drafter(
+        vocabulary, size, head.taps, 2, 2, head.head_dim, vocabulary, drafts, drafts + 1, eps=head.eps,
+        draft_vocab_size=vocabulary,
+    )  # fmt: skip
+    w = {name: np.ones(shape) if len(shape) == 1 else np.zeros(shape) for name, shape in made.shapes().items()}
+    places, norm = slice(1, vocabulary + 1), np.sqrt(2 / size + made.eps)
+    w["fc.weight"][:, size : 2 * size] = np.eye(size)
+    w["embed_tokens.weight"] = head.tensors["embed_tokens.weight"]
+    w["lm_head.weight"][:, places] = np.eye(vocabulary)
+    after = np.eye(vocabulary)[head.tensors["lm_head.weight"][:, places].argmax(0)].T
+    for i in range(drafts):
+        layer = f"layers.{i}"
+        look_back(w, layer, size, norm, own=-1)
+        w[f"{layer}.self_attn.q_norm.weight"] *= 100.0
+        gate, up, down = (w[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        gate[:, 0], up[:, places], down[places] = (
+            20 * norm,
+            (after - np.eye(vocabulary)) * norm / 20,
+            np.eye(vocabulary),
+        )
+    made.tensors = w
+    return made

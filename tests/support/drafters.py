@@ -48,6 +48,7 @@ class Head:
     target_hidden_size: int | None = None
     rope_theta: float = 10000.0
     eps: float = 1e-5
+    head_norms: bool = False
     options: dict[str, bool] = field(default_factory=dict)
     tensors: dict[str, Doubles] = field(default_factory=dict)
 
@@ -74,6 +75,7 @@ class Head:
                 "mlp.gate_proj": (ffn, d), "mlp.up_proj": (ffn, d), "mlp.down_proj": (d, ffn),
             }.items():  # fmt: skip
                 found[f"layers.{i}.{name}.weight"] = shape
+            found |= {f"layers.{i}.self_attn.{n}_norm.weight": (self.head_dim,) for n in "qk" if self.head_norms}
         if self.options.get("norm_before_fc"):
             found["input_norm.weight"] = (self.features,)
         if self.options.get("fc_norm"):
@@ -95,8 +97,9 @@ class Head:
 
     def layer_config(self) -> dict[str, Any]:
         return {
-            "model_type": "llama", "vocab_size": self.vocab_size, "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size, "num_hidden_layers": self.layers,
+            "model_type": "qwen3" if self.head_norms else "llama", "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
             "rms_norm_eps": self.eps, "rope_theta": self.rope_theta, "hidden_act": "silu",
             "max_position_embeddings": 64, "initializer_range": 0.02, "use_cache": True,
@@ -196,6 +199,8 @@ class Head:
                 c @ at("self_attn.k_proj")[other].T,
                 c @ at("self_attn.v_proj")[other].T,
             )
+            if self.head_norms:
+                q, k = self._norm(q, at("self_attn.q_norm")), self._norm(k, at("self_attn.k_norm"))
             for t in range(len(c)):
                 scores = np.array([turned(q[t], t) @ turned(k[j], j) for j in range(t + 1)]) / np.sqrt(size)
                 shares = np.exp(scores - scores.max())
@@ -284,15 +289,24 @@ def perfect(folder: Path, vocabulary: int = 12, seed: int = 0) -> tuple[Path, He
 
     w = {**zeros, "embed_tokens.weight": embedding, "lm_head.weight": lm_head}
     w["fc.weight"][:, size : 2 * size] = np.eye(size)  # the second feature
+    look_back(w, "layers.0", size, norm, own=1)
+    head.tensors = w
+    return folder, head
+
+
+def look_back(w: dict[str, Doubles], layer: str, size: int, norm: float, *, own: int) -> None:
+    """Attention of two heads: `own` times the row's own, and the row before with the other sign.
+
+    `norm`: what the RMSNorm before it divides by.
+    """
+    head_dim = len(w[f"{layer}.self_attn.q_proj.weight"]) // 2
     half, sharp = head_dim // 2, 30.0
     for h, angle in enumerate((0.0, -1.0)):  # own row; the row before: what a position turns the first pair by
-        q, k, v, o = (w[f"layers.0.self_attn.{n}_proj.weight"] for n in "qkvo")
+        q, k, v, o = (w[f"{layer}.self_attn.{n}_proj.weight"] for n in "qkvo")
         first = h * head_dim
         for pair in range(2):
             turn = angle * 10000.0 ** (-pair / half)
             q[first + pair, 0], q[first + half + pair, 0] = sharp * np.cos(turn), sharp * np.sin(turn)
             k[first + pair, 0] = sharp
         v[first : first + size, :size] = np.eye(size) * norm
-        o[:, first : first + size] = np.eye(size) * (1 - 2 * h)
-    head.tensors = w
-    return folder, head
+        o[:, first : first + size] = np.eye(size) * own * (1 - 2 * h)

@@ -1,0 +1,478 @@
+"""Trained drafters in PyTorch, beside any target that lends its embedding and its head, on a CPU or a GPU.
+
+- :class:`HeadPass`: EAGLE-3 heads, chained (:mod:`specdec_hal.models.eagle3` says what is computed) or parallel
+  (P-EAGLE): behind the rows of what the step accepted, a row of the mask token and a learned state for each draft but
+  the first.
+- :class:`BlockPass`: DFlash and DSpark (:mod:`specdec_hal.models.dflash`): a block of masked tokens is filled in by one
+  pass over the target's features.
+
+Keys and values are in blocks of the target's numbers. Nothing is read on the host and every shape is the batch's, so
+that a pass is captured with the step; on a CPU, beside a model that takes lists, each slot has blocks of its own. Rows
+of slots without tokens are computed, and hold something undefined.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from specdec_hal.errors import ArgumentError
+from specdec_hal.models.dflash import DFlashConfig
+from specdec_hal.models.drafter import Blocks, DrafterWeights, Eagle3Config
+from specdec_hal.models.paged import Layer, PagedStore, Placed, load_launcher
+from specdec_hal.models.rope import rotations
+from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, TargetModel
+from specdec_hal.tensors.device import download
+
+_BLOCK_SIZE = 64  # of a cache that no target's blocks decide
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """A layer, [out, in]; rows of queries and keys in pairs that rotary embeddings turn."""
+
+    input_norm: Any
+    qkv: Any
+    head_norms: tuple[Any, Any] | None
+    out: Any
+    mlp_norm: Any
+    gate_up: Any
+    down: Any
+
+
+class DraftPass(ABC):
+    """See :class:`specdec_hal.plugin.model.DraftHead` and `DeviceMTPModule`: both, whatever the target is.
+
+    `parallel`: drafts after the first are not computed from the pass's own states: `further` gives them.
+    `state_width`, `width`: of the states that it reads, and of the rows that it gives.
+    """
+
+    parallel = False
+
+    def __init__(self, model: TargetModel, config: Any, weights: DrafterWeights, blocks: Blocks, drafts: int) -> None:
+        self.config, self._model, self._drafts = config, cast(Any, model), drafts
+        self._on_device = model.capabilities.device_lengths
+        self.device = getattr(model, "device", torch.device("cpu"))
+        self._dtype = getattr(torch, model.capabilities.hidden_dtype) if self._on_device else torch.float32
+        self.state_width = self.width = config.hidden_size
+        self._vocab_size = model.config.vocab_size
+        self._tensors = {name: self._upload(array) for name, array in weights.tensors.items()}
+        self._draft_ids = None if weights.draft_ids is None else self._index(weights.draft_ids)
+        kv, dim = config.num_key_value_heads, config.head_dim
+        self._kinds = [
+            Layer(i, config.num_attention_heads, kv, dim, dim, dim**-0.5, causal=self._causal)
+            for i in range(config.num_hidden_layers)
+        ]
+        self._layers = [self._layer(i) for i in range(config.num_hidden_layers)]
+        width = -(-(blocks.positions + drafts + 1) // _BLOCK_SIZE)
+        self._tables = np.arange(blocks.slots * width, dtype=np.int32).reshape(blocks.slots, width)
+        count, size = blocks.pool or (blocks.slots * width, _BLOCK_SIZE)
+        launcher = load_launcher(self.device, self._dtype) if self.device.type == "cuda" else None
+        self._store = PagedStore(
+            self._kinds, count, size, dtype=self._dtype, device=self.device, launcher=launcher
+        )  # fmt: skip
+        self._rotary = self._index(rotations(config, blocks.positions).astype(np.complex64))
+        # Slots by their number in a batch.
+        self._owners = self._every = torch.arange(blocks.slots, device=self.device)
+        if self.parallel:
+            # Of each slot, and of none: the head's logits for all drafts.
+            head = self._tensors.get("lm_head.weight")
+            columns = self._vocab_size if head is None else len(head)
+            self._ahead = self._zeros(blocks.slots + 1, drafts, columns, dtype=torch.float32)
+
+    _causal = True
+
+    # ---- what a chain calls
+
+    @abstractmethod
+    def fuse(self, features: Mapping[int, Any]) -> Any:
+        """See DraftHead.fuse."""
+
+    @abstractmethod
+    def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
+        """See DeviceMTPModule.forward_device."""
+
+    def further(self, number: int, batch: DeviceBatch, out: Any) -> None:
+        """Write rows for draft `number`, from 1, to `out` [T_cap, width]: tokens of the batch are the drafts before.
+
+        Of a parallel pass, after `forward_device` of the step; without effect where no draft depends on another.
+        """
+        return
+
+    def draft_logits(self, number: int, slots: Any | None, rows: Any, out: Any) -> None:
+        """Write logits [B, V] for draft `number` of these slots (None: 0 .. B-1), whose rows are [B, width].
+
+        Of a parallel pass, after `forward_device` of the step.
+        """
+        with torch.inference_mode():
+            out = torch.as_tensor(out)
+            logits = self._ahead[slice(len(out)) if slots is None else slots, number]
+            if (bias := self._bias(torch.as_tensor(rows))) is not None:
+                logits = logits + bias
+            self._spread(logits, out)
+
+    def _bias(self, rows: Any) -> Any | None:
+        """What is added to the logits of drafts that depend on the one before."""
+        return None
+
+    def _spread(self, logits: Any, out: Any) -> None:
+        """Logits of draft ids as those of the target's."""
+        if self._draft_ids is None:
+            out.copy_(logits)
+        else:
+            out.fill_(-torch.inf).index_copy_(1, self._draft_ids, logits)
+
+    def _look_ahead(self, rows: Any, owner: Any) -> None:
+        """Keep the logits of rows [B, K, D], of which each slot has K."""
+        rows = self._head_rows(rows)
+        if self._on_device and "lm_head.weight" not in self._tensors:  # slots are in order
+            self._model.compute_logits_device(rows.flatten(0, 1).contiguous(), self._ahead[: len(rows)].flatten(0, 1))
+        else:
+            self._ahead[owner] = self._logits(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
+
+    def _logits(self, rows: Any) -> Any:
+        """Float32 [R, columns] of the head."""
+        if (head := self._tensors.get("lm_head.weight")) is not None:
+            return F.linear(rows, head).float()
+        if not self._on_device:
+            return _tensor(self._model.compute_logits(rows.numpy()))
+        out = torch.empty((len(rows), self._vocab_size), dtype=torch.float32, device=self.device)
+        self._model.compute_logits_device(rows.contiguous(), out)
+        return out
+
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """See DeviceMTPModule.compute_logits_device."""
+        with torch.inference_mode():
+            self._spread(self._logits(self._head_rows(torch.as_tensor(hidden))), torch.as_tensor(out))
+
+    def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
+        """See DraftHead.forward."""
+        expected = [len(batch.token_ids), self.state_width]
+        if list(hidden.shape) != expected:
+            raise ArgumentError(
+                op="forward", backend="torch", argument="hidden", expected=str(expected), got=str(list(hidden.shape)),
+                cure="pass a row for each token",
+            )  # fmt: skip
+        out = torch.zeros((expected[0], self.width))
+        self.forward_device(self._batch(batch), self._rows(hidden), out)
+        return out
+
+    def forward_further(self, number: int, batch: ForwardBatch) -> Any:
+        """As `further`: rows [T, width]."""
+        out = torch.zeros((len(batch.token_ids), self.width))
+        self.further(number, self._batch(batch), out)
+        return out
+
+    def host_draft_logits(self, number: int, slots: Any, rows: Any) -> Any:
+        """As `draft_logits`: float32 [B, V]."""
+        out = torch.empty((len(slots), self._vocab_size))
+        self.draft_logits(number, torch.as_tensor(slots), self._rows(rows), out)
+        return out
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """See DraftHead.compute_logits."""
+        out = torch.empty((len(hidden), self._vocab_size))
+        if len(out):
+            self.compute_logits_device(self._rows(hidden), out)
+        return out
+
+    def variant(self, config: Any) -> Any:
+        """The same weights and cache, read in another way."""
+        other = copy(self)
+        other.config = config
+        return other
+
+    # ---- parts of a pass
+
+    def _head_rows(self, hidden: Any) -> Any:
+        """What the head reads of rows."""
+        return hidden
+
+    def _embed(self, ids: Any) -> Any:
+        """Rows of tokens; of any token for an id outside the vocabulary, which a slot that has stopped may have."""
+        ids = torch.where((ids >= 0) & (ids < self._vocab_size), ids, 0)
+        if (own := self._tensors.get("embed_tokens.weight")) is not None:
+            return own[ids]
+        return self._model.embed(ids) if self._on_device else self._rows(self._model.embed(ids.numpy()))
+
+    def _norm(self, x: Any, name: str) -> Any:
+        return self._normed(x, self._tensors[f"{name}.weight"])
+
+    def _normed(self, x: Any, weight: Any) -> Any:
+        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+    def _features(self, features: Mapping[int, Any]) -> list[Any]:
+        return [self._rows(features[tap]) for tap in self.config.taps]
+
+    def _run(self, i: int, x: Any, queries: Any, others: Any, at: tuple[Any, Any, Any], place: Placed) -> Any:
+        """Layer i onto the residual x: rows `queries` look at what is kept, with keys and values of `others`.
+
+        `others` None: of the queries' rows. `at`: turns of queries and of keys, and lines of the pool.
+        """
+        layer, kind, (of_queries, of_keys, lines) = self._layers[i], self._kinds[i], at
+        wide = kind.heads * kind.head_dim
+        if others is None:
+            q, kv = F.linear(queries, layer.qkv).split([wide, len(layer.qkv) - wide], 1)
+        else:
+            q, kv = F.linear(queries, layer.qkv[:wide]), F.linear(others, layer.qkv[wide:])
+        keys, values = kv.unflatten(1, (2, kind.kv_heads, kind.head_dim)).unbind(1)
+        q = q.unflatten(1, (kind.heads, kind.head_dim))
+        if layer.head_norms is not None:
+            q, keys = (self._normed(part, norm) for part, norm in zip((q, keys), layer.head_norms, strict=True))
+        self._store.write(kind, lines, _turned(keys, of_keys), values)
+        attended = self._store.look(kind, place, _turned(q, of_queries).to(self._dtype))
+        x = torch.addmm(x, attended.flatten(1), layer.out.T)
+        gate, up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, 1)
+        return torch.addmm(x, F.silu(gate) * up, layer.down.T)
+
+    def _turns(self, place: Placed) -> Any:
+        return self._rotary[place.position.clamp(max=len(self._rotary) - 1), None]
+
+    # ---- tensors
+
+    def _layer(self, i: int) -> _Weights:
+        """Layer i's weights, taken from the others."""
+        config = self.config
+
+        def take(name: str) -> Any:
+            return self._tensors.pop(f"layers.{i}.{name}.weight")
+
+        q, k, v = (take(f"self_attn.{name}_proj") for name in "qkv")
+        normed = f"layers.{i}.self_attn.q_norm.weight" in self._tensors
+        norms = tuple(_paired(take(f"self_attn.{name}_norm"), config.head_dim) for name in "qk") if normed else None
+        return _Weights(
+            input_norm=take("input_layernorm"),
+            qkv=torch.cat([_paired(q, config.head_dim), _paired(k, config.head_dim), v]),
+            head_norms=norms,
+            out=take("self_attn.o_proj"),
+            mlp_norm=take("post_attention_layernorm"),
+            gate_up=torch.cat([take("mlp.gate_proj"), take("mlp.up_proj")]),
+            down=take("mlp.down_proj"),
+        )
+
+    def _upload(self, array: Any) -> Any:
+        return torch.as_tensor(array).to(self.device, self._dtype)
+
+    def _zeros(self, *shape: int, dtype: Any = None) -> Any:
+        return torch.zeros(shape, dtype=dtype or self._dtype, device=self.device)
+
+    def _index(self, array: Any) -> Any:
+        return torch.as_tensor(array).to(self.device)
+
+    def _rows(self, x: Any) -> Any:
+        return _tensor(x).to(self._dtype)
+
+    def _batch(self, batch: ForwardBatch) -> DeviceBatch:
+        """Lists as tensors, each slot with blocks of its own."""
+        segments = batch.segments
+        lengths, positions = (np.array([getattr(s, name) for s in segments]) for name in ("length", "position"))
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        self._owners = self._every[[segment.slot for segment in segments]]
+        return DeviceBatch(
+            token_ids=np.asarray(batch.token_ids)[:, None],
+            batch_id_per_token=np.repeat(np.arange(len(segments), dtype=np.int32), lengths),
+            cu_seqlens_q=starts,
+            seq_lens_decoder=positions.astype(np.int32),
+            block_tables=self._tables[[s.slot for s in segments]],
+            max_seq_len=int((positions + lengths).max()) + self._drafts + 1,
+            max_query_len=int(lengths.max()),
+        )
+
+
+class HeadPass(DraftPass):
+    """An EAGLE-3 head; `config.mask_token_id` makes it a parallel one."""
+
+    config: Eagle3Config
+
+    def __init__(
+        self, model: TargetModel, config: Eagle3Config, weights: DrafterWeights, blocks: Blocks, drafts: int
+    ) -> None:
+        self.parallel = config.mask_token_id is not None
+        super().__init__(model, config, weights, blocks, drafts)
+        if self.parallel:
+            parts = np.split(weights.tensors["mask_hidden"].reshape(1, -1), len(config.taps), 1)
+            self._mask_state = self.fuse(dict(zip(config.taps, parts, strict=True)))
+
+    def fuse(self, features: Mapping[int, Any]) -> Any:
+        """See DraftHead.fuse."""
+        with torch.inference_mode():
+            parts = self._features(features)
+            if self.config.fc_norm:
+                parts = [self._norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)]
+            x = torch.cat(parts, 1)
+            return F.linear(
+                self._norm(x, "input_norm") if self.config.norm_before_fc else x, self._tensors["fc.weight"]
+            )
+
+    def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
+        """See DeviceMTPModule.forward_device."""
+        with torch.inference_mode():
+            batch, out = _here(batch), torch.as_tensor(out)
+            ids, state = batch.token_ids[:, 0], torch.as_tensor(hidden)
+            if not self.parallel:
+                out.copy_(self._pass(batch, ids, state))
+                return
+            more, lengths, starts = self._drafts - 1, batch.cu_seqlens_q.diff(), batch.cu_seqlens_q
+            wide = F.pad(torch.where(lengths > 0, lengths + more, 0).cumsum(0), (1, 0)).int()
+            row = torch.arange(len(ids) + len(lengths) * more, dtype=torch.int32, device=self.device)
+            slot = torch.searchsorted(wide[1:], row, right=True)
+            real, slot = slot < len(lengths), slot.clamp(max=len(lengths) - 1)
+            place = row - wide[slot]
+            masked, source = place >= lengths[slot], (starts[slot] + place).clamp(max=len(ids) - 1)
+            z = self._pass(
+                replace(
+                    batch, batch_id_per_token=torch.where(real, slot, -1).int(), cu_seqlens_q=wide,
+                    max_query_len=batch.max_query_len + more,
+                ),
+                torch.where(masked, self.config.mask_token_id, ids[source]),
+                torch.where(masked[:, None], self._mask_state, state[source]),
+            )  # fmt: skip
+            ahead = (wide[:-1] + lengths - 1)[:, None] + torch.arange(self._drafts, device=self.device)
+            self._look_ahead(z[ahead.clamp(0, len(z) - 1)], self._owners[: len(lengths)])
+            slot = batch.batch_id_per_token.clamp(min=0)
+            own = wide[slot] - starts[slot] + torch.arange(len(ids), device=self.device)
+            out.copy_(z[own.clamp(max=len(z) - 1)])
+
+    def _pass(self, batch: DeviceBatch, ids: Any, state: Any) -> Any:
+        """The states [T, D] for further drafts, and for the head."""
+        config, place = self.config, self._store.place(batch)
+        turns, normed = self._turns(place), self._norm(state, "layers.0.hidden_norm")
+        token = self._normed(self._embed(ids), self._layers[0].input_norm)
+        x = normed if config.norm_before_residual else state
+        for i, layer in enumerate(self._layers):
+            n = self._normed(x, layer.input_norm) if i else torch.cat([token, normed], 1)
+            x = self._run(i, x, n, None, (turns, turns, place.line), place)
+        return self._norm(x, "norm") if config.norm_output else x
+
+    def _head_rows(self, hidden: Any) -> Any:
+        return hidden if self.config.norm_output else self._norm(hidden, "norm")
+
+
+class BlockPass(DraftPass):
+    """A DFlash drafter, or a DSpark one, whose drafts depend on each other by a Markov head.
+
+    DSpark: a row is what the Markov head makes of the token before; `confidence` float32 [M + 1, K] is how probably the
+    target takes each draft, None without a confidence head.
+    """
+
+    config: DFlashConfig
+    parallel = True
+    _causal = False
+
+    def __init__(
+        self, model: TargetModel, config: DFlashConfig, weights: DrafterWeights, blocks: Blocks, drafts: int
+    ) -> None:
+        super().__init__(model, config, weights, blocks, drafts)
+        self.confidence: Any = None
+        if config.markov_rank:
+            self.width = config.markov_rank
+            # Of each slot, and of none: the rows of its drafts, and what a recurrent head remembers.
+            self._rows_ahead = self._zeros(blocks.slots + 1, drafts, self.state_width)
+            self._memory = self._zeros(blocks.slots + 1, config.markov_rank)
+            if config.confidence:
+                self.confidence = self._zeros(blocks.slots + 1, drafts, dtype=torch.float32)
+
+    def fuse(self, features: Mapping[int, Any]) -> Any:
+        """Rows c [T, D], from the residuals [T, D] of the target, by the number of decoder layers before them."""
+        with torch.inference_mode():
+            return self._norm(
+                F.linear(torch.cat(self._features(features), 1), self._tensors["fc.weight"]), "hidden_norm"
+            )
+
+    def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
+        """Rows `hidden` extend the context of their slots; the block begins with the last token of each.
+
+        The row of a slot's last token is that of its first draft.
+        """
+        with torch.inference_mode():
+            batch, context = _here(batch), torch.as_tensor(hidden)
+            lengths, slots = batch.cu_seqlens_q.diff(), len(batch.cu_seqlens_q) - 1
+            first = 0 if self.config.sample_from_anchor else 1
+            rows, live = first + self._drafts, lengths > 0
+            each = torch.arange(slots, dtype=torch.int32, device=self.device)
+            known, block = self._store.place(batch), self._store.place(
+                replace(
+                    batch,
+                    batch_id_per_token=torch.where(live, each, -1)[:, None].expand(-1, rows).flatten(),
+                    cu_seqlens_q=torch.arange(slots + 1, dtype=torch.int32, device=self.device) * rows,
+                    seq_lens_decoder=batch.seq_lens_decoder[:slots] + lengths,
+                    max_query_len=rows,
+                )
+            )  # fmt: skip
+            anchor = batch.token_ids[(batch.cu_seqlens_q[1:] - 1).clamp(min=0), 0]
+            ids = torch.full((slots, rows), self.config.mask_token_id, device=self.device)
+            ids[:, 0] = anchor
+            x, turns = self._embed(ids.flatten()), self._turns(block)
+            at = turns, torch.cat([self._turns(known), turns]), torch.cat([known.line, block.line])
+            for i, layer in enumerate(self._layers):
+                n = self._normed(x, layer.input_norm)
+                x = self._run(i, x, n, torch.cat([context, n]), at, block)
+            drafts = self._norm(x, "norm").unflatten(0, (slots, rows))[:, first:]
+            owner = torch.where(live, self._owners[:slots], len(self._every))
+            self._look_ahead(drafts, owner)
+            if self.config.markov_rank:
+                self._rows_ahead[owner] = drafts
+                given = self._given(0, anchor, owner)
+                torch.as_tensor(out).copy_(given[batch.batch_id_per_token.clamp(min=0)])
+
+    def further(self, number: int, batch: DeviceBatch, out: Any) -> None:
+        """See DraftPass.further."""
+        if self.config.markov_rank:
+            with torch.inference_mode():
+                batch = _here(batch)
+                slot = batch.batch_id_per_token
+                owner = torch.where(slot >= 0, self._owners[slot.clamp(min=0)], len(self._every))
+                torch.as_tensor(out).copy_(self._given(number, batch.token_ids[:, 0], owner))
+
+    def _given(self, number: int, before: Any, owner: Any) -> Any:
+        """Rows for draft `number`, after the tokens `before`."""
+        named, kind, rows = self._tensors, self.config.markov_head_type, self._rows_ahead[owner, number]
+        token = named["markov_head.markov_w1.weight"][before.clamp(0, self._vocab_size - 1)]
+        added = token
+        if kind == "gated":
+            added = token * self._product("markov_head.gate_proj", rows, token).sigmoid()
+        elif kind == "rnn":
+            memory = self._memory[owner] if number else torch.zeros_like(token)
+            gate, fresh, added = self._product("markov_head.joint_proj", memory, token, rows).chunk(3, 1)
+            gate = gate.sigmoid()
+            self._memory[owner] = gate * memory + (1 - gate) * fresh.tanh()
+            added = added.tanh()
+        if self.confidence is not None:
+            read = (rows, token) if self.config.confidence_with_markov else (rows,)
+            self.confidence[owner, number] = self._product("confidence_head.proj", *read)[:, 0].float().sigmoid()
+        return added
+
+    def _product(self, name: str, *parts: Any) -> Any:
+        return F.linear(torch.cat(parts, 1), self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias"))
+
+    def _bias(self, rows: Any) -> Any | None:
+        if not self.config.markov_rank:
+            return None
+        return F.linear(rows.to(self._dtype), self._tensors["markov_head.markov_w2.weight"]).float()
+
+
+def _here(batch: DeviceBatch) -> DeviceBatch:
+    """As PyTorch's tensors, which NumPy's may be on a CPU."""
+    tensors = {name: torch.as_tensor(value) for name, value in vars(batch).items() if not isinstance(value, int)}
+    return replace(batch, **tensors)
+
+
+def _tensor(x: Any) -> Any:
+    return x if isinstance(x, torch.Tensor) else torch.from_numpy(np.array(download(x)))
+
+
+def _paired(weight: Any, head_dim: int) -> Any:
+    """Rows (0, h, 1, h+1, ...) of each head, h = head_dim / 2, for (0, 1, ..., h, h+1, ...)."""
+    return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _turned(x: Any, by: Any) -> Any:
+    """Pairs of [T, heads, head_dim], as complex numbers, times [T, 1, head_dim / 2]."""
+    return torch.view_as_real(torch.view_as_complex(x.float().unflatten(-1, (-1, 2))) * by).flatten(-2)

@@ -1,0 +1,113 @@
+"""Trained drafters on a GPU, captured with the step: planted ones are always right, and no draft changes a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import specdec_hal as sd
+from specdec_hal.config import parse
+from specdec_hal.models import load_model
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
+from tests.proposers.test_eagle3 import PROMPTS
+from tests.support import dflash, drafters
+
+pytestmark = [pytest.mark.gpu, pytest.mark.torch]
+ROOT = Path(__file__).parents[2]
+DRAFTS = 4
+
+
+@pytest.fixture(scope="module", params=["torch", "transformers"])
+def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, drafters.Head]:
+    """A target, and the head that is always right for it."""
+    pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
+    pytest.importorskip(request.param, reason=f"{request.param} is not installed (pip install {request.param})")
+    folder, head = drafters.perfect(tmp_path_factory.mktemp("target"))
+    return load_model(folder, request.param, device="cuda:0", dtype="float32"), head
+
+
+def decode(model: Any, cuda: Any, folder: Path | None, temperature: float, **runner: Any) -> tuple[Any, Any]:
+    """Outputs, and what was counted, of prompts in chunks and more requests than slots, twice."""
+    speculative: dict[str, Any] = {"method": "naive"}
+    if folder is not None:
+        speculative = {"method": "auto", "path": str(folder), "num_speculative_tokens": DRAFTS, "adaptive": False}
+    sizes = {"prefill_chunk": 4, "max_num_seqs": 2, "max_model_len": 64, "block_size": 4, **runner}
+    one = ModelRunner(parse({"speculative": speculative, "runner": sizes}), cuda, model)
+    for _ in range(2):  # the second time captured steps are replayed
+        for number, prompt in enumerate(PROMPTS):
+            params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=number)
+            one.add_request(Request(str(number), prompt, params))
+        outputs: dict[str, RequestOutput] = one.run()
+    counted = one.summary()
+    assert counted["graphs"] > 0 and not counted["graph_failures"]
+    assert counted["failed_steps"] == counted["failed_proposals"] == 0
+    return [outputs[str(number)] for number in range(len(PROMPTS))], counted
+
+
+@pytest.mark.parametrize("blocks", [10, 64])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_every_draft_of_a_planted_one_is_accepted(
+    planted: Any, kind: str, blocks: int, cuda: Any, tmp_path: Path
+) -> None:
+    model, head = planted
+    drafter: Any = head if kind == "eagle3" else dflash.perfect(head, DRAFTS)
+    folder, temperature = drafter.write_speculators(tmp_path), 1.0 if kind == "eagle3" else 0.0
+    outputs, counted = decode(model, cuda, folder, temperature, num_kv_blocks=blocks)
+    assert counted["acceptance_rate"] == 1.0 and counted["accepted_tokens"] > 80
+    assert (counted["preemptions"] > 0) == (blocks == 10)
+    plain, _ = decode(model, cuda, None, temperature)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+
+
+MARKOV = {"markov_rank": 8, "enable_confidence_head": True, "sample_from_anchor": True}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", ["peagle", "qwen3", "dflash", "vanilla", "gated", "rnn"])
+def test_random_drafters_change_no_token(
+    planted: Any, kind: str, temperature: float, cuda: Any, tmp_path: Path
+) -> None:
+    model, _ = planted
+    sizes: dict[str, Any] = {"vocab_size": 12, "hidden_size": 16, "taps": (1, 2, 4), "draft_vocab_size": 9}
+    if kind in ("peagle", "qwen3"):
+        more = {"heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate_size": 40}
+        made = drafters.Head(**sizes, **more, head_norms=kind == "qwen3").randomize(1)
+        keys: dict[str, Any] = {}
+        if kind == "peagle":
+            keys = {"speculators_model_type": "peagle", "mask_token_id": 3}
+            made.tensors["mask_hidden"] = np.random.default_rng(2).standard_normal((1, 1, made.features))
+        folder = made.write_speculators(tmp_path, **keys)
+    else:
+        markov = {} if kind == "dflash" else {**MARKOV, "markov_head_type": kind}
+        drafter = dflash.Drafter(**sizes, head_dim=16, block_size=DRAFTS + 1, markov=markov).randomize(1)
+        folder = drafter.write_speculators(tmp_path)
+    outputs, counted = decode(model, cuda, folder, temperature)
+    plain, _ = decode(model, cuda, None, temperature)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in plain]
+    assert sum(output.drafted for output in outputs) > 50 and 0 < counted["acceptance_rate"] < 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_committed_head(dtype: str, temperature: float) -> None:
+    """On real text: the tokens of plain decoding, with drafts that are far from what chance accepts."""
+    keys = ["model.framework=torch", f"model.dtype={dtype}", "speculative.method=auto", "speculative.adaptive=false"]
+    keys += [f"speculative.path={ROOT / 'models/tiny-py-lm-eagle3'}", "speculative.num_speculative_tokens=3"]
+    runtime = sd.load(ROOT / "configs/cuda.yaml", keys)
+    runner = runtime.runner()
+    texts = [path.read_text().rstrip("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
+
+    def run(runner: ModelRunner) -> list[tuple[int, ...]]:
+        for number, text in enumerate(texts):
+            params = SamplingParams(max_new_tokens=64, temperature=temperature, seed=number)
+            runner.add_request(Request(str(number), runner.tokenizer.encode(text), params))  # type: ignore[union-attr]
+        outputs = runner.run()
+        return [outputs[str(number)].token_ids for number in range(len(texts))]
+
+    drafted = run(runner)
+    assert drafted == run(runtime.naive().runner(model=runner.model, tokenizer=runner.tokenizer))
+    first, second, third = runner.summary()["acceptance_by_position"]
+    assert first > 0.3 and first > second > third > 0.05
