@@ -326,3 +326,34 @@ def test_chunks_tile_the_context(context: int, chunk: int) -> None:
 
     count = int(chunk_count.fn(context, chunk))
     assert int(chunk_start.fn(count - 1, chunk)) < context <= int(chunk_start.fn(count, chunk))
+
+
+# ---- rows that see all of their slot
+
+
+def test_a_layer_that_is_not_causal_is_that_of_pytorch(make_launcher: MakeLauncher) -> None:
+    """Slots of some rows, of one and of none, after contexts of several blocks."""
+    import torch
+
+    from specdec_hal.models.paged import Layer, PagedStore
+    from specdec_hal.plugin.model import DeviceBatch
+
+    launcher = make_launcher()
+    layer, place = Layer(0, 4, 2, 16, 16, 0.25, causal=False), launcher.arena.device
+    stores = [PagedStore([layer], 9, 8, dtype=torch.float32, device=place, launcher=one) for one in (launcher, None)]
+    for store in stores:
+        store.pool[0].copy_(random(launcher, *store.pool[0].shape))
+    lengths = np.array([5, 0, 1, 4])
+    batch = DeviceBatch(
+        token_ids=ints(launcher, np.zeros((11, 1))),
+        batch_id_per_token=ints(launcher, [*np.repeat(np.arange(4), lengths), -1]),
+        cu_seqlens_q=ints(launcher, [0, *np.cumsum(lengths)]),
+        seq_lens_decoder=ints(launcher, [14, 3, 0, 9]),
+        block_tables=ints(launcher, [[3, 0, 5], [1, 6, 2], [4, 1, 1], [7, 8, 1]]),
+        max_seq_len=24,
+        max_query_len=5,
+    )
+    ours, theirs = (store.look(layer, store.place(batch), random(launcher, 11, 4, 16, seed=1)) for store in stores)
+    np.testing.assert_allclose(doubles(ours)[:10], doubles(theirs)[:10], atol=1e-5)
+    causal = stores[1].look(replace(layer, causal=True), stores[1].place(batch), random(launcher, 11, 4, 16, seed=1))
+    assert not np.allclose(doubles(causal)[:4], doubles(theirs)[:4], atol=1e-2)
