@@ -1,0 +1,86 @@
+"""Long sentences and words that this project does not use, in Markdown and docstrings; `make lint` runs it.
+
+A sentence has at most 40 words; code in backticks is one word, and each cell of a table is read by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_WORDS = 40
+INSTEAD = {
+    r"anew": "again",
+    r"cures?": "hint",
+    r"rubbish": "invalid data",
+    r"spoilt": "invalid",
+    r"(?:is|are|was|were|be|been|being) told": "receives, learns",
+    r"tells? (?:of|that|what|how)": "shows, says",
+    r"behind (?:a|an|the|it|this|that|them|each|every) (?:token|step|draft|prompt|window|end|last|first)\w*": "after",
+    r"the one before": "the previous one",
+    r"as (?:rarely|seldom) as": "at most every",
+    r"(?:was|were) not to be had": "was not available",
+    r"nobody knows": "undefined",
+}
+LEFT_OUT = ("CHANGELOG.md", "changelog.d/", "models/", "docs/design/", "tests/conformance/mutants/killed.md")
+
+
+def main() -> int:
+    """Print what is wrong, one line each; 1 if anything is."""
+    files = subprocess.run(["git", "ls-files", "*.md", "specdec_hal/*.py", "backends/*.py"], capture_output=True,
+                           text=True, check=True).stdout.split()  # fmt: skip
+    found = 0
+    for name in files:
+        if not name.startswith(LEFT_OUT) and Path(name).exists():
+            for line, text in paragraphs(Path(name)):
+                for problem in problems(text):
+                    print(f"{name}:{line}: {problem}")
+                    found += 1
+    return int(found > 0)
+
+
+def problems(text: str) -> Iterator[str]:
+    """What is wrong with a paragraph."""
+    plain = re.sub(r"``?[^`]+``?", "x", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text))
+    for sentence in re.split(r"(?<=[.!?])[)\"*_]* +(?=[A-Z`\"(\[*_x])", plain):
+        if (words := len(sentence.split())) > MOST_WORDS:
+            yield f"{words} words: {' '.join(sentence.split()[:9])} ..."
+    for word, better in INSTEAD.items():
+        if match := re.search(rf"\b{word}\b", plain, re.I):
+            yield f"'{match[0]}': write {better}"
+
+
+def paragraphs(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each paragraph, list item, and cell of a table; of Python, of docstrings."""
+    if path.suffix == ".md":
+        yield from _blocks(path.read_text(), 1)
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from _blocks(node.value.value, node.lineno)
+
+
+def _blocks(text: str, line: int) -> Iterator[tuple[int, str]]:
+    block, start, code = list[str](), line, False
+    for number, row in enumerate([*text.splitlines(), ""], line):
+        row = row.strip()
+        fence = row.startswith("```")
+        code ^= fence
+        if not row or code or fence or row.startswith(("|", "#", "<!--")) or re.match(r"(?:[-*]|\d+\.) ", row):
+            if block:
+                yield start, " ".join(block)
+            block = []
+        if row.startswith("|") and not code:
+            yield from ((number, cell.strip()) for cell in row.split(" | "))
+        elif row and not code and not fence and not row.startswith(("#", "<!--")):
+            if not block:
+                start = number
+            block.append(row)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
