@@ -30,7 +30,7 @@ class IndexBackend(Backend, ABC):
                     argument=name,
                     expected="the sizes M, L and max_ngram_size (and min_ngram_size, if it is not 1)",
                     got=", ".join(sizes) or "none",
-                    cure="pass it to workspace()",
+                    hint="pass it to workspace()",
                 )
         width = self.index_bytes(sizes["M"], sizes["L"], sizes.get("min_ngram_size", 1), sizes["max_ngram_size"])
         return {"index": Layout((sizes["M"], width), "uint8")}
@@ -48,5 +48,5 @@ class IndexBackend(Backend, ABC):
                 argument="index",
                 expected=f"shape {list(wanted)} for L = {call.symbols['L']}, n-gram sizes {tuple(sizes.values())}",
                 got=f"[{call.symbols['M']}, {call.symbols['X']}]",
-                cure=f"allocate what backend.workspace('{call.op.name}', ...) says",
+                hint=f"allocate what backend.workspace('{call.op.name}', ...) says",
             )

@@ -147,13 +147,13 @@ def child(case: Case) -> None:
     print(json.dumps({"tokens_per_s": sum(map(len, tokens)) / sum(best), "tokens": tokens}), flush=True)
 
 
-def measure(place: Path, python: str, case: Case) -> Any:
-    """A process in `place`."""
+def measure(folder: Path, python: str, case: Case) -> Any:
+    """A process in `folder`."""
     environment = {**os.environ, "GLOG_minloglevel": "3", "VLLM_LOGGING_LEVEL": "ERROR"}
     if case.engine != VLLM:
-        environment["PYTHONPATH"] = str(place)
+        environment["PYTHONPATH"] = str(folder)
     command = [python, str(Path(__file__).resolve()), "--child", json.dumps(asdict(case))]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr[-2000:]}")
     return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"tokens_per_s"')))
@@ -164,14 +164,14 @@ def row_of(engines: dict[str, tuple[Path, str]], case: tuple[str, int, int], pat
     model, requests, drafts = case
     found: dict[str, Any] = {}
     for _ in range(args.rounds):
-        for name, (place, python) in engines.items():
+        for name, (folder, python) in engines.items():
             if name == TRANSFORMERS and drafts and requests > 1:
                 continue  # its assisted decoding takes one request
             path = paths[model]
             if model == EMBEDDED and name not in (TRANSFORMERS, VLLM):
-                path = place / "models" / EMBEDDED
+                path = folder / "models" / EMBEDDED
             new_tokens = args.new_tokens if model == EMBEDDED else args.new_tokens // 2
-            result = measure(place, python, Case(name, model, str(path), requests, drafts, new_tokens, args.framework))
+            result = measure(folder, python, Case(name, model, str(path), requests, drafts, new_tokens, args.framework))
             if name not in found or result["tokens_per_s"] > found[name]["tokens_per_s"]:
                 found[name] = result
     row = {"model": model, "requests": requests, "drafts": drafts}

@@ -89,8 +89,8 @@ def main(backend: str = "xpu_sim") -> None:
             served.forget()
             served(*args)
 
-        again, anew = best(lambda served=served, args=args: served(*args), 500, 60), best(first, 3, 2000)
-        print(f"{name:<30}{launch:8.2f}{again - launch:8.2f}{bind:8.2f}{anew - bind:8.2f}")
+        again, rebound = best(lambda served=served, args=args: served(*args), 500, 60), best(first, 3, 2000)
+        print(f"{name:<30}{launch:8.2f}{again - launch:8.2f}{bind:8.2f}{rebound - bind:8.2f}")
 
 
 if __name__ == "__main__":

@@ -305,7 +305,7 @@ def product_bits(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def decode_step(model: LlamaCuda, slots: int, k: int, context: int, bucket: int, label: str, heads: bool = True) -> Row:
-    """A captured step of slots that all decode K+1 tokens behind `context` others."""
+    """A captured step of slots that all decode K+1 tokens after `context` others."""
     config, rows = model.config, slots * (k + 1)
     generator = np.random.default_rng(0)
     paged = Paged(model, slots, context + k + 1, block_size=64)
@@ -410,7 +410,7 @@ BANDWIDTH = 3.0e12
 
 
 def part_models() -> list[Row]:
-    """Steps behind 500 tokens, and a prompt of 2,048 tokens, with random weights in bfloat16."""
+    """Steps after 500 tokens, and a prompt of 2,048 tokens, with random weights in bfloat16."""
     rows = []
     cases = list(product((1, 8, 16, 64), (0, 5)))
     for name, config in MODELS.items():
@@ -442,7 +442,7 @@ def part_models() -> list[Row]:
 
 
 def part_mixed() -> list[Row]:
-    """A chunk of a prompt, behind 1,500 tokens of it, beside 63 decoding slots."""
+    """A chunk of a prompt, after 1,500 tokens of it, beside 63 decoding slots."""
     rows = []
     config = read_config(TINY)
     for dtype, chunk in mine(product(("float32", "bfloat16"), (1, 128, 256, 512))):

@@ -40,7 +40,7 @@ from serving_stages import Stub, stages
 
 CLIENTS = (1, 4, 16)
 SETTLE_S = 1.5
-"""Between loads: vLLM's processes poll for a second behind their last message, on cores that the next server needs."""
+"""Between loads: vLLM's processes poll for a second after their last message, on cores that the next server needs."""
 TOGETHER = 8
 PARTS = ("load", "logprobs", "output_path", "stages", "frames")
 PROMPTS = ("edit_function", "completion", "prose", "unique")

@@ -65,12 +65,12 @@ class Alone:
         return [value] * self.size
 
 
-def random_weights(config: LlamaConfig, place: str, dtype: str, part: WeightsPart | None) -> dict[str, Any]:
+def random_weights(config: LlamaConfig, device: str, dtype: str, part: WeightsPart | None) -> dict[str, Any]:
     """What a rank has of weights that do not depend on the number of ranks."""
     weights = {}
     for name, shape in expected_shapes(config).items():
-        generator = torch.Generator(place).manual_seed(crc32(name.encode()))
-        weight = torch.randn(shape, generator=generator, device=place, dtype=getattr(torch, dtype))
+        generator = torch.Generator(device).manual_seed(crc32(name.encode()))
+        weight = torch.randn(shape, generator=generator, device=device, dtype=getattr(torch, dtype))
         if len(shape) == 1:
             weight = 1 + 0.1 * weight
         elif "embed" not in name:
@@ -97,21 +97,21 @@ def main() -> None:
 
 def work(rank: int, size: int, args: argparse.Namespace, folder: Path, result: Path) -> None:
     """The life of a rank; the first writes the figures."""
-    place = f"cuda:{rank}"
-    torch.cuda.set_device(place)
+    device = f"cuda:{rank}"
+    torch.cuda.set_device(device)
     config = LlamaConfig(**{**vars(SHAPE), "num_hidden_layers": args.layers})
-    group = ProcessGroup(rank, size, str(folder / "meet"), 300, place) if size > 1 else None
-    found = measure(config, args, place, sd.get_backend("cuda", options={"device": rank}), group)
+    group = ProcessGroup(rank, size, str(folder / "meet"), 300, device) if size > 1 else None
+    found = measure(config, args, device, sd.get_backend("cuda", options={"device": rank}), group)
     if rank == 0:
         result.write_text(json.dumps(found))
     if group is not None:
         group.close()
 
 
-def measure(config: LlamaConfig, args: argparse.Namespace, place: str, backend: Any, group: Any) -> list[Any]:
+def measure(config: LlamaConfig, args: argparse.Namespace, device: str, backend: Any, group: Any) -> list[Any]:
     """Figures by requests and drafts; `group`: None for the model that nobody has split."""
     part = None if group is None else WeightsPart(config, group.rank, group.size)
-    weights = random_weights(config, place, args.dtype, part)
+    weights = random_weights(config, device, args.dtype, part)
     model = LlamaCuda(config, weights) if part is None else TensorParallelLlamaCuda(part, weights, group=group)
     found = []
     for requests in args.requests:

@@ -18,7 +18,7 @@ from record import write
 
 import specdec_hal as sd
 from specdec_hal.bench.timing import Figures
-from specdec_hal.parallel.vocabulary import VocabularyPart
+from specdec_hal.parallel.vocabulary import ShardedLogitsHead
 from specdec_hal.runner import SamplingParams
 from specdec_hal.tensors.group import ProcessGroup
 
@@ -84,7 +84,7 @@ def compare(group: ProcessGroup, logits: Any, asked: SamplingParams, repeats: in
         whole.copy_(group.gather(columns).transpose(0, 1).flatten(1)[:, :vocabulary])
         sample(torch.cuda.current_stream().cuda_stream)
 
-    part = VocabularyPart(group, vocabulary, backend, Head())  # type: ignore[arg-type]
+    part = ShardedLogitsHead(group, vocabulary, backend, Head())  # type: ignore[arg-type]
     needed = part.work_of([asked])
     assert needed is not None
     mine = logits[:, part.first : part.first + part.width].contiguous()

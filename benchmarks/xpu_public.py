@@ -91,12 +91,12 @@ def ran(folder: Path, includes: Sequence[str], inputs: Path, plan: Plan) -> dict
 
 def counted(outcome: Outcome) -> dict[str, Any]:
     """Runs, failures, and at how many places each check found something."""
-    places = {
+    sites = {
         (one["check"], one["severity"], one["at"]["file"], one["at"]["line"])
         for failure in outcome.failures
         for one in failure.findings
     }
-    findings = Counter(f"{check} ({severity})" for check, severity, *_ in places)
+    findings = Counter(f"{check} ({severity})" for check, severity, *_ in sites)
     return {
         "runs": outcome.runs,
         "failed": len(outcome.failures),

@@ -13,7 +13,7 @@ from specdec_hal.text import clip
 
 
 class SpecDecError(Exception):
-    """Base class. The message says what was expected, what came, and the cure, in at most 2 KB."""
+    """Base class. The message says what was expected, what came, and the hint, in at most 2 KB."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(clip(message))
@@ -22,10 +22,10 @@ class SpecDecError(Exception):
 class ArgumentError(SpecDecError, ValueError):
     """A tensor or attribute of an op call is not what its OpSpec declares."""
 
-    def __init__(self, *, op: str, backend: str, argument: str, expected: str, got: str, cure: str) -> None:
+    def __init__(self, *, op: str, backend: str, argument: str, expected: str, got: str, hint: str) -> None:
         self.op, self.backend, self.argument = op, backend, argument
-        self.expected, self.got, self.cure = expected, got, cure
-        super().__init__(f"{op} [{backend}]: argument '{argument}': expected {expected}, got {got}; {cure}")
+        self.expected, self.got, self.hint = expected, got, hint
+        super().__init__(f"{op} [{backend}]: argument '{argument}': expected {expected}, got {got}; {hint}")
 
 
 class OutputError(SpecDecError, RuntimeError):

@@ -130,7 +130,7 @@ def test_entries_are_added_in_place_to_the_rows_of_their_slots(device):
     assert (found[[0, 1, 2, 4]] == expected[[0, 1, 2, 4]]).all(), "the row of no slot may be anything"
 
 
-def test_rows_are_gathered_behind_their_slots_starts(device):
+def test_rows_are_gathered_after_their_slots_starts(device):
     tensor = device.upload(np.arange(12, dtype=np.float32).reshape(6, 2))
     starts, slots, offsets = (
         device.upload(np.array(values, np.int32)) for values in ([0, 1, 4], [1, 1, 2, 0, 2], [0, 2, 1, 0, 7])

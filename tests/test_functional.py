@@ -50,9 +50,7 @@ def drafted(prompts: list[list[int]], how: dict[str, Any], backend: str, data: s
         drafts = [data.draw(st.lists(st.integers(0, VOCABULARY - 1), max_size=k)) for _ in alive]
         if data.draw(st.booleans()):
             drafts = sd.Drafter(backend=backend, num_speculative_tokens=k).propose([texts[b] for b in alive])
-        logits = np.full(
-            (len(alive), k + 1, VOCABULARY), np.nan, np.float32
-        )  # rows behind the drafts are not looked at
+        logits = np.full((len(alive), k + 1, VOCABULARY), np.nan, np.float32)  # rows after the drafts are not looked at
         for row, b, ids in zip(logits, alive, drafts, strict=True):
             for i in range(len(ids) + 1):
                 row[i] = logits_after(texts[b] + ids[:i])
@@ -158,7 +156,7 @@ def packed(seed: int, strategy: Strategy, with_draft_probs: bool) -> tuple[dict[
     backend.build_sampling_params(**state.args("build_sampling_params"))
     rows = int(state["num_tokens"][1])
     flat = np.concatenate([logits[i, : lens[i] + 1] for i in range(b)])
-    judged_by: dict[str, Any] = {}
+    verified_by: dict[str, Any] = {}
     if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
         backend.sample_target(flat, **state.args("sample_target", {"R_cap": rows}))
     else:
@@ -167,12 +165,12 @@ def packed(seed: int, strategy: Strategy, with_draft_probs: bool) -> tuple[dict[
         if strategy is Strategy.TOPP:
             args["row_top_p"] = np.ones(rows, np.float32)
         backend.processed_probs(flat, probs=target, **args)
-        judged_by = {"target_probs": target, "draft_probs": probs if with_draft_probs else None}
+        verified_by = {"target_probs": target, "draft_probs": probs if with_draft_probs else None}
         if strategy is Strategy.TOPP:
             names = ("candidate_ids", "candidate_scores", "candidate_lens")
-            judged_by = {name: state.allocate(name, R_cap=rows, C=6) for name in names}
-            backend.top_p_candidates(target, **judged_by, **state.args("top_p_candidates", {"R_cap": rows}))
-    backend.verify_draft_tokens(**state.args("verify_draft_tokens", strategy=strategy, verify_window=1), **judged_by)
+            verified_by = {name: state.allocate(name, R_cap=rows, C=6) for name in names}
+            backend.top_p_candidates(target, **verified_by, **state.args("top_p_candidates", {"R_cap": rows}))
+    backend.verify_draft_tokens(**state.args("verify_draft_tokens", strategy=strategy, verify_window=1), **verified_by)
     given |= {"logits": logits, "drafts": drafts, "draft_lens": lens, "positions": positions, "strategy": strategy}
     given |= {"end_tokens": [3, 4], "verify_window": 1, "candidates": 6}
     if with_draft_probs:

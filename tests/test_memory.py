@@ -13,7 +13,7 @@ class Cycle:
         self.itself = self
 
 
-def test_a_frozen_heap_is_not_visited_and_freezing_anew_collects_it() -> None:
+def test_a_frozen_heap_is_not_visited_and_freezing_again_collects_it() -> None:
     cycle = Cycle()
     alive = weakref.ref(cycle)
     try:

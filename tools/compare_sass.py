@@ -65,9 +65,9 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def read(place: Path) -> Kernels:
+def read(path: Path) -> Kernels:
     """Instructions by architecture and kernel."""
-    files = sorted(place.glob("*.o")) if place.is_dir() else [place]
+    files = sorted(path.glob("*.o")) if path.is_dir() else [path]
     found: dict[tuple[int, str], list[str]] = {}
     for file in files:
         for arch, name, code in kernels_of(file):
@@ -77,9 +77,7 @@ def read(place: Path) -> Kernels:
     kernels: Kernels = {}
     for (arch, name), code in found.items():
         if (arch, shown[name]) in kernels:
-            sys.exit(
-                f"{place}: two kernels are called {shown[name]}; they cannot be told apart without parameter types"
-            )
+            sys.exit(f"{path}: two kernels are called {shown[name]}; they cannot be told apart without parameter types")
         kernels[arch, shown[name]] = code
     return kernels
 

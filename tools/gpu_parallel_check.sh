@@ -53,7 +53,7 @@ check() {
   echo "== $SECONDS s; ranks killed and stopped over NCCL"
   local left=$((450 - SECONDS))
   if [ $left -lt 100 ]; then echo "FAILED: no time left" && return 1; fi
-  timeout --signal=ABRT --kill-after=5 $left "$python" -X faulthandler tools/soak_serving.py --place cuda \
+  timeout --signal=ABRT --kill-after=5 $left "$python" -X faulthandler tools/soak_serving.py --device cuda \
     --rank-kills "${KILLS:-30}" --rank-stops "${STOPS:-10}" --lanes "${LANES:-5}" --limit-s $((left - 60)) \
     --out "$out/tensor-parallel-failures.json" > "$out/failures.log" 2>&1
   local status=$?

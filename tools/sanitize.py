@@ -2,7 +2,7 @@
 
 usage: compute-sanitizer --tool memcheck --error-exitcode 9 python3 tools/sanitize.py [OP...]
 
-Every tensor has an allocation of its own, to the byte, so that an access behind its end is one that the tool sees. What
+Every tensor has an allocation of its own, to the byte, so that an access after its end is one that the tool sees. What
 an op only writes is left uninitialised, so that initcheck sees an op that reads it.
 """
 

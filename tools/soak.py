@@ -183,7 +183,7 @@ class Round:
             self.ask(self.rng.randrange(1 << 20))
 
     def crash(self) -> None:
-        """Another runner goes on from a snapshot; streams begin anew."""
+        """Another runner goes on from a snapshot; streams begin again."""
         self.faults["crash"] += 1
         records = json.loads(json.dumps(self.runner.snapshot()))
         self.runner = self._runner()

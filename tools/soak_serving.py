@@ -6,7 +6,7 @@ waiting; every answer must be whole and always the same text, every refusal a 42
 moments under load; every client must get the tokens of plain decoding, or see its connection end.
 ``python tools/soak_serving.py --rank-kills 30 --rank-stops 10``: ranks of tensor-parallel servers are killed (any) or
 stopped (any but the first) under load; every client must have an answer or an error in time, every process must end,
-and the next server must give the same tokens. ``--place cuda``: two GPUs, over NCCL; else the CPU, over gloo.
+and the next server must give the same tokens. ``--device cuda``: two GPUs, over NCCL; else the CPU, over gloo.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ RANK_TIMEOUT_S = {"cpu": 4.0, "cuda": 6.0}
 
 def ranks_under_load(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """What came of ranks that were killed and stopped, and what was wrong with any."""
-    rng, place, end = random.Random(args.seed), args.place, time.monotonic() + args.limit_s
-    config = {"cpu": "configs/reference.yaml", "cuda": "configs/cuda.yaml"}[place]
+    rng, device, end = random.Random(args.seed), args.device, time.monotonic() + args.limit_s
+    config = {"cpu": "configs/reference.yaml", "cuda": "configs/cuda.yaml"}[device]
     wanted = ["model.framework=torch", f"engine.tensor_parallel={args.ranks}", "serve.drain_timeout_s=1"]
     command = ["--config", config, *(word for one in wanted for word in ("--set", one))]
     signals = [(rng.randrange(args.ranks), signal.SIGKILL) for _ in range(args.rank_kills)]
@@ -100,7 +100,7 @@ def ranks_under_load(args: argparse.Namespace) -> tuple[dict[str, Any], list[str
             return None
         rank, how = signals[number]
         try:
-            found = disturb(command, rank, how, RANK_TIMEOUT_S[place], texts, args.seed + number)
+            found = disturb(command, rank, how, RANK_TIMEOUT_S[device], texts, args.seed + number)
         except AssertionError as error:
             found = {"signal": how.name, "rank": rank, "findings": [str(error)]}
         print(f"{number}: {found}", flush=True)
@@ -113,9 +113,9 @@ def ranks_under_load(args: argparse.Namespace) -> tuple[dict[str, Any], list[str
         findings.append(f"{len(done)} of {len(signals)} signals were sent in {args.limit_s:g} s")
     outcomes = sum((Counter(found.get("outcomes")) for found in done), Counter[str]())
     return {
-        "place": place,
+        "place": device,
         "ranks": args.ranks,
-        "rank_timeout_s": RANK_TIMEOUT_S[place],
+        "rank_timeout_s": RANK_TIMEOUT_S[device],
         "lanes": args.lanes,
         "kills": sum(found["signal"] == "SIGKILL" for found in done),
         "stops": sum(found["signal"] == "SIGSTOP" for found in done),
@@ -140,7 +140,7 @@ def main() -> int:
     parser.add_argument("--http-workers", type=int, default=1, help="of the server that is killed")
     parser.add_argument("--rank-kills", type=int, default=0)
     parser.add_argument("--rank-stops", type=int, default=0)
-    parser.add_argument("--place", choices=RANK_TIMEOUT_S, default="cpu", help="of the ranks")
+    parser.add_argument("--device", choices=RANK_TIMEOUT_S, default="cpu", help="of the ranks")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--lanes", type=int, default=1, help="servers whose ranks are killed side by side")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="after which no more ranks are killed")

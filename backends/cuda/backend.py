@@ -45,7 +45,7 @@ class CudaBackend(IndexBackend):
         self._alignment = int(self.exports["ngram_index_alignment"]())
 
     @property
-    def place(self) -> str:
+    def device_name(self) -> str:
         """The device of the options."""
         return f"cuda:{self.options.device}"
 
@@ -96,8 +96,8 @@ def _check_alignment(call: Call, alignment: int) -> None:
             backend="cuda",
             argument="index",
             expected=f"memory on a multiple of {alignment} bytes",
-            got=f"an address {info.address % alignment} bytes behind one",
-            cure="allocate it by itself, not as a part of something",
+            got=f"an address {info.address % alignment} bytes after one",
+            hint="allocate it by itself, not as a part of something",
         )
     if info.shape[-1] % alignment:
         raise ArgumentError(
@@ -106,7 +106,7 @@ def _check_alignment(call: Call, alignment: int) -> None:
             argument="index",
             expected=f"rows of a multiple of {alignment} bytes",
             got=f"rows of {info.shape[-1]}",
-            cure="allocate what backend.workspace('ngram_match', ...) says",
+            hint="allocate what backend.workspace('ngram_match', ...) says",
         )
 
 

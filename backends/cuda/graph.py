@@ -31,15 +31,15 @@ def capture(backend: Any, plans: Sequence[BoundOp]) -> StepGraph:
     Raises ArgumentError for plans of several devices or none at all, UnsupportedError for an op that is not graph-safe.
     """
     kept = tuple(plans)
-    places = {_place(plan) for plan in kept}
-    if len(places) != 1:
+    devices = {_device_of(plan) for plan in kept}
+    if len(devices) != 1:
         raise ArgumentError(
             op="capture_step",
             backend=backend.name,
             argument="plans",
             expected="one or more bound ops whose tensors are on one device",
-            got=", ".join(sorted(places)) or "none",
-            cure="capture one graph for each device",
+            got=", ".join(sorted(devices)) or "none",
+            hint="capture one graph for each device",
         )
     for plan in kept:
         _check_graph_safe(plan, backend)
@@ -49,7 +49,7 @@ def capture(backend: Any, plans: Sequence[BoundOp]) -> StepGraph:
             for plan in kept:
                 plan.launch(stream)
 
-    launch = backend.exports["capture_graph"](run, int(places.pop().partition(":")[2]))
+    launch = backend.exports["capture_graph"](run, int(devices.pop().partition(":")[2]))
     return StepGraph(kept, launch)
 
 
@@ -62,6 +62,6 @@ def _check_graph_safe(plan: BoundOp, backend: Backend) -> None:
         )
 
 
-def _place(plan: BoundOp) -> str:
+def _device_of(plan: BoundOp) -> str:
     info = next((describe(tensor) for tensor in plan.call.tensors.values() if tensor is not None), None)
     return "none" if info is None else info.device

@@ -32,13 +32,13 @@ class Build:
     @classmethod
     def read(cls, library: Path) -> Build:
         """From the file that the build puts beside the library; OSError or ValueError if there is no such thing."""
-        told = json.loads(library.with_suffix(".json").read_text())
-        ptx = told["ptx"]
-        binaries = tuple(_version(text) for text in told["binaries"])
-        return cls(_version(told["toolkit"]), binaries, None if ptx is None else _version(ptx))
+        built = json.loads(library.with_suffix(".json").read_text())
+        ptx = built["ptx"]
+        binaries = tuple(_version(text) for text in built["binaries"])
+        return cls(_version(built["toolkit"]), binaries, None if ptx is None else _version(ptx))
 
     def runs_on(self, capability: Version) -> bool:
-        """Code runs on devices of the same generation and a later revision; PTX on everything newer."""
+        """Code runs on devices of the same major compute capability and a later revision; PTX on everything newer."""
         same = any(major == capability[0] and minor <= capability[1] for major, minor in self.binaries)
         return same or (self.ptx is not None and self.ptx <= capability)
 
@@ -94,7 +94,7 @@ class Driver:
 
 
 def probe() -> Probe:
-    """Available, or the first thing that is missing, and the cure."""
+    """Available, or the first thing that is missing, and the hint."""
     library = library_path(LIBRARY)
     if library is None:
         return Probe(
@@ -111,8 +111,8 @@ def probe() -> Probe:
     try:
         driver = Driver()
     except OSError:
-        cure = "install the NVIDIA driver; in a container, start it with the GPU (docker run --gpus all)"
-        return Probe(False, f"there is no NVIDIA driver ({DRIVER} cannot be loaded)", cure)
+        hint = "install the NVIDIA driver; in a container, start it with the GPU (docker run --gpus all)"
+        return Probe(False, f"there is no NVIDIA driver ({DRIVER} cannot be loaded)", hint)
     try:
         return _probe_devices(build, driver)
     except DriverError as error:
@@ -130,8 +130,8 @@ def _probe_devices(build: Build, driver: Driver) -> Probe:
         )
     devices = driver.capabilities()
     if not devices:
-        cure = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
-        return Probe(False, "the NVIDIA driver sees no device", cure)
+        hint = "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+        return Probe(False, "the NVIDIA driver sees no device", hint)
     usable = [capability for capability in devices if build.runs_on(capability)]
     if not usable:
         has = [_text(version) for version in build.binaries]

@@ -142,7 +142,7 @@ def _propose(
     skip_last: bool,
     continue_cycles: bool,
 ) -> None:
-    """Both ops: append up to `wanted` drafts behind the `base` tokens of each decode slot, then grant by budget."""
+    """Both ops: append up to `wanted` drafts after the `base` tokens of each decode slot, then grant by budget."""
     slots = len(seq_lens_this_time)
     row_width, s = token_ids_all.shape[1], draft_tokens.shape[1]
     counts = np.zeros(slots, np.int64)

@@ -81,7 +81,7 @@ def token_logprobs(
 
 
 def _draft_rows(seq_lens_this_time: I32, seq_lens_encoder: I32, row_count: int) -> tuple[I64, I64]:
-    """How many rows of the draft model each slot has, and how many tokens it reports: one more behind a prompt."""
+    """How many rows of the draft model each slot has, and how many tokens it reports: one more after a prompt."""
     prefill = seq_lens_encoder[: len(seq_lens_this_time)] > 0
     rows = np.where(prefill, 1, seq_lens_this_time.clip(0, row_count)).astype(np.int64)
     return rows, rows + prefill
@@ -104,18 +104,18 @@ def gather_draft_logits(
 ) -> None:
     """Put the target's first row of each prefilled slot before the draft model's rows."""
     rows, reported = _draft_rows(seq_lens_this_time, seq_lens_encoder, len(logits))
-    sources, places = _offsets(rows), _offsets(reported)
+    sources, dests = _offsets(rows), _offsets(reported)
     next_token_num[:] = rows
     batch_token_num[:] = reported
     cu_next_token_offset[:] = np.minimum(sources, INT32_MAX)
-    cu_batch_token_offset[:] = np.minimum(places, INT32_MAX)
+    cu_batch_token_offset[:] = np.minimum(dests, INT32_MAX)
     for b in range(len(rows)):
-        place = places[b]
+        dest = dests[b]
         if reported[b] > rows[b]:
-            draft_logits[place : place + 1] = first_token_logits[b]
-            place += 1
-        fits = max(min(rows[b], len(logits) - sources[b], len(draft_logits) - place), 0)
-        draft_logits[place : place + fits] = logits[sources[b] : sources[b] + fits]
+            draft_logits[dest : dest + 1] = first_token_logits[b]
+            dest += 1
+        fits = max(min(rows[b], len(logits) - sources[b], len(draft_logits) - dest), 0)
+        draft_logits[dest : dest + fits] = logits[sources[b] : sources[b] + fits]
 
 
 def insert_first_token(
@@ -127,11 +127,11 @@ def insert_first_token(
 ) -> None:
     """Pack the draft model's tokens as `gather_draft_logits` packs their rows."""
     rows, reported = _draft_rows(seq_lens_this_time, seq_lens_encoder, len(next_tokens))
-    sources, places = _offsets(rows), _offsets(reported)
+    sources, dests = _offsets(rows), _offsets(reported)
     for b in range(len(rows)):
-        place = places[b]
+        dest = dests[b]
         if reported[b] > rows[b]:
-            draft_token_ids[place : place + 1] = accept_tokens[b, 0]
-            place += 1
-        fits = max(min(rows[b], len(next_tokens) - sources[b], len(draft_token_ids) - place), 0)
-        draft_token_ids[place : place + fits] = next_tokens[sources[b] : sources[b] + fits]
+            draft_token_ids[dest : dest + 1] = accept_tokens[b, 0]
+            dest += 1
+        fits = max(min(rows[b], len(next_tokens) - sources[b], len(draft_token_ids) - dest), 0)
+        draft_token_ids[dest : dest + fits] = next_tokens[sources[b] : sources[b] + fits]

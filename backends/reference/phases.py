@@ -92,7 +92,7 @@ def reasoning_constraint(
     think_end_id: int,
     line_break_id: int,
 ) -> None:
-    """Make the first token behind thinking one of a few."""
+    """Make the first token after thinking one of a few."""
     row_width = token_ids_all.shape[1]
     masked = from_f32(np.array(-1e4 if logits.dtype == np.float16 else -1e10, np.float32), logits.dtype)
     for b in range(len(cu_seqlens_q_output) - 1):
@@ -124,7 +124,7 @@ def reasoning_constraint(
 
 
 def _moved(status: int, generated: list[int], begins_without: bool, think_end_id: int, line_break_id: int) -> int:
-    """A slot's status behind so many generated tokens, from that behind one less."""
+    """A slot's status after so many generated tokens, from that after one less."""
     newest = generated[-4:]
     seen = think_end_id in newest
     if status == CONSTRAINED:

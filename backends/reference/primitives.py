@@ -193,7 +193,7 @@ def prob_mass(weight: ArrayLike) -> U64:
 
 
 def fraction_mass(fraction: ArrayLike) -> U64:
-    """Mass of a fraction that a request asks for (top_p): as `prob_mass`, but NaN counts as 1, as in `threshold`.
+    """Mass of a fraction that a request asks for (top_p): as `prob_mass`, but NaN counts as 1, as in `mass_threshold`.
 
     Args:
         fraction: float32 [...].
@@ -227,7 +227,7 @@ def _in_blocks(function: Callable[[F32], U64], values: F32) -> U64:
     return out.reshape(values.shape)
 
 
-def threshold(fraction: ArrayLike, total: ArrayLike) -> U64:
+def mass_threshold(fraction: ArrayLike, total: ArrayLike) -> U64:
     """The part of a total that a user's fraction stands for: ``floor(fraction * 2**24) * total >> 24``, exactly.
 
     Args:

@@ -19,10 +19,10 @@ from specdec_hal.backends.reference.primitives import (
     fraction_mass,
     ln_ratio,
     mass_ratio,
+    mass_threshold,
     philox_u64,
     prob_mass,
     softmax_t,
-    threshold,
 )
 from specdec_hal.ops.enums import LogprobMode, Purpose
 
@@ -158,16 +158,16 @@ def distribution(row: F32, temperature: float, top_p: float, top_k: int, min_p: 
     if by_count:
         best = first_of_order(row, np.partition(row, -top_k)[-top_k])[:top_k]
         if by_mass:
-            best = nucleus(best, masses, threshold(top_p, masses[best].sum(dtype=np.uint64)))
+            best = nucleus(best, masses, mass_threshold(top_p, masses[best].sum(dtype=np.uint64)))
         masses = only(best, masses)
     elif by_mass:
-        need = threshold(top_p, chunk_masses(row, inverse).total)
+        need = mass_threshold(top_p, chunk_masses(row, inverse).total)
         spare = int(masses.sum(dtype=np.uint64)) - int(need)
         if spare >= 0:
             # All that weigh less than this may be spared together: the prefix ends among the others.
             heavy = masses >= np.uint64(spare // len(row))
             masses = only(nucleus(first_of_order(row, row[heavy].min()), masses, need), masses)
-    masses[masses < threshold(min_p, one)] = 0  # the largest logit weighs exactly `one`
+    masses[masses < mass_threshold(min_p, one)] = 0  # the largest logit weighs exactly `one`
     return Distribution(row_max, inverse, masses.sum(dtype=np.uint64), None, masses)
 
 

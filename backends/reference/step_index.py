@@ -62,7 +62,7 @@ def _slot_rows(cu_seqlens_q: I32, seq_lens_this_time: I32, b: int, capacity: int
 def _placement(
     cu_seqlens_q: I32, seq_lens_this_time: I32, seq_lens_encoder: I32, capacity: int, order: TokenOrder
 ) -> list[int]:
-    """The slot-order row that stands at each place of `order`."""
+    """The slot-order row that stands at each row of `order`."""
     slots = range(len(seq_lens_this_time))
     if order is TokenOrder.PREFILL_FIRST:
         slots = sorted(slots, key=lambda b: not seq_lens_encoder[b] > 0)  # type: ignore[assignment]  # stable
@@ -114,7 +114,7 @@ def gather_next_token(
 ) -> None:
     """Select the hidden rows that predict a token."""
     placed = _placement(cu_seqlens_q, seq_lens_this_time, seq_lens_encoder, len(x), token_order)
-    place_of = {row: place for place, row in enumerate(placed)}
+    token_row_of = {row: token_row for token_row, row in enumerate(placed)}
     out[:] = 0
     if is_speculative:
         wanted = [
@@ -130,5 +130,5 @@ def gather_next_token(
             continue
         last_only = not is_speculative or seq_lens_encoder[b] > 0
         row = rows[-1] if last_only else rows[min(max(i, 0), len(rows) - 1)]
-        if row in place_of:
-            out[r] = x[place_of[row]]
+        if row in token_row_of:
+            out[r] = x[token_row_of[row]]

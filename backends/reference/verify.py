@@ -35,7 +35,7 @@ def draw_from(masses: U64, seed: int, position: int, purpose: Purpose, total: in
 
 @dataclass
 class _Slot:
-    """One slot's drafts and the rows that judge them. `i` counts positions from the base token."""
+    """One slot's drafts and the rows that verify them. `i` counts positions from the base token."""
 
     b: int
     drafts: I64  # draft_tokens[b, 1:slt]
@@ -74,7 +74,7 @@ class _Emission:
             self.tokens[-1] = int(self.end_tokens[0])
 
 
-class _Judge(Protocol):
+class _Verifier(Protocol):
     """A strategy: how many positions a draft at i lets pass, and the token that follows them."""
 
     def accepted(self, slot: _Slot, i: int) -> int:
@@ -182,15 +182,15 @@ def verify_draft_tokens(
     """Keep a correct prefix of each slot's drafts and emit one more token."""
     accept_tokens[:] = -1
     accept_num[:] = 0
-    judge: _Judge
+    verifier: _Verifier
     if target_tokens is not None:
-        judge, r_cap = _ByToken(target_tokens), len(target_tokens)
+        verifier, r_cap = _ByToken(target_tokens), len(target_tokens)
     elif target_probs is not None:
-        judge, r_cap = _ByProbs(target_probs, draft_probs), len(target_probs)
+        verifier, r_cap = _ByProbs(target_probs, draft_probs), len(target_probs)
     else:
         assert candidate_ids is not None and candidate_scores is not None
         assert candidate_lens is not None and top_p is not None
-        judge = _ByCandidates(candidate_ids, candidate_scores, candidate_lens, top_p, verify_window)
+        verifier = _ByCandidates(candidate_ids, candidate_scores, candidate_lens, top_p, verify_window)
         r_cap = len(candidate_ids)
     if r_cap == 0:
         return
@@ -215,11 +215,11 @@ def verify_draft_tokens(
         if accept_policy is not AcceptPolicy.REJECT_ALL and enc <= 0 and reasoning_status[b] != 1:
             while len(out.tokens) < slt - 1 and not out.stopped and not rejected:
                 i = len(out.tokens)
-                count = 1 if accept_all else judge.accepted(slot, i)
+                count = 1 if accept_all else verifier.accepted(slot, i)
                 rejected = count == 0
                 for draft in slot.drafts[i : i + count]:
                     out.emit(int(draft))
         if not out.stopped:
-            out.emit(judge.token(slot, len(out.tokens), rejected))
+            out.emit(verifier.token(slot, len(out.tokens), rejected))
         accept_tokens[b, : len(out.tokens)] = out.tokens
         accept_num[b] = len(out.tokens)

@@ -45,7 +45,7 @@ inline void require_stream_of(int device, cudaStream_t stream) {
 }
 
 // What would help against an error, for messages.
-inline const char* cure_of(cudaError_t error) {
+inline const char* hint_of(cudaError_t error) {
   switch (error) {
     case cudaErrorInvalidResourceHandle:
     case cudaErrorContextIsDestroyed: return "pass a live stream of the tensors' device";

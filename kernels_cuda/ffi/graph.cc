@@ -69,7 +69,7 @@ std::shared_ptr<const GraphExec> record(const Function& launches, int device) {
   try {
     launches(reinterpret_cast<int64_t>(stream.get()));
   } catch (...) {
-    // The error of the launch says more than that of the capture it has spoilt.
+    // The error of the launch says more than that of the capture it has broken.
     cudaStreamEndCapture(stream.get(), &captured);
     const Graph dropped(captured);
     cudaGetLastError();
@@ -87,12 +87,12 @@ Function capture_graph(const Function& launches, int64_t device) {
         exec->launch(reinterpret_cast<cudaStream_t>(stream));
       } catch (const CudaError& error) {
         TVM_FFI_THROW(RuntimeError) << "captured step [cuda]: on cuda:" << device << ", stream " << stream << ": "
-                                    << error.what() << "; " << cure_of(error.code);
+                                    << error.what() << "; " << hint_of(error.code);
       }
     });
   } catch (const CudaError& error) {
     TVM_FFI_THROW(RuntimeError) << "capture_step [cuda]: on cuda:" << device << ": " << error.what() << "; "
-                                << cure_of(error.code);
+                                << hint_of(error.code);
   }
   TVM_FFI_UNREACHABLE();
 }

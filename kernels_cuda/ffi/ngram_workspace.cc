@@ -10,14 +10,14 @@
 namespace specdec::cuda {
 namespace {
 
-// Fewer rows take no less time to search: up to kMostCluster blocks share one, and there are enough for so many.
-constexpr int64_t kLeastRows = 32;
+// Fewer rows take no less time to search: up to kMaxCluster blocks share one, and there are enough for so many.
+constexpr int64_t kMinRows = 32;
 
 // Bytes of one of `rows` rows for histories of up to `row_width` tokens. Fewer than `index_from` tokens in all are
 // searched instead.
 int64_t ngram_index_bytes(int64_t rows, int64_t row_width, int64_t min_ngram_size, int64_t max_ngram_size,
                           int64_t index_from) {
-  if (row_width * std::max(rows, kLeastRows) < index_from) return kNoIndexBytes;
+  if (row_width * std::max(rows, kMinRows) < index_from) return kNoIndexBytes;
   return CompactLayout(row_width, static_cast<int>(min_ngram_size), static_cast<int>(max_ngram_size)).row_bytes();
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(ngram_index_bytes, ngram_index_bytes)

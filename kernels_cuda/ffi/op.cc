@@ -35,7 +35,7 @@ int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void
       launch(bound.args.data(), handle);
     } catch (const CudaError& error) {
       TVM_FFI_THROW(RuntimeError) << name << " [cuda]: on cuda:" << bound.device << ", stream " << stream << ": "
-                                  << error.what() << "; " << cure_of(error.code);
+                                  << error.what() << "; " << hint_of(error.code);
     } catch (const std::invalid_argument& error) {
       TVM_FFI_THROW(ValueError) << name << " [cuda]: " << error.what();
     }
@@ -43,7 +43,7 @@ int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void
   TVM_FFI_SAFE_CALL_END();
 }
 
-int tell_limits(const OpSignature& op, List<Limit> limits, void* map) {
+int list_limits(const OpSignature& op, List<Limit> limits, void* map) {
   TVM_FFI_SAFE_CALL_BEGIN();
   *static_cast<Any*>(map) = ffi::limits_of(op, limits);
   TVM_FFI_SAFE_CALL_END();

@@ -30,7 +30,7 @@ void ClusterBarrier::see() {
   }
 }
 
-void Block::begin(const Launch& launch, Size place, ClusterBarrier* cluster, Chance* chance,
+void Block::begin(const Launch& launch, Size block_index, ClusterBarrier* cluster, Chance* chance,
                   const std::function<void()>* kernel) {
   current = this;
   kernel_ = kernel;
@@ -49,7 +49,7 @@ void Block::begin(const Launch& launch, Size place, ClusterBarrier* cluster, Cha
   begun_ = true;
   for (unsigned i = 0; i < threads; ++i) {
     Fiber& fiber = fibers_[i];
-    fiber.view = {Size(i, 0), place, launch.block, launch.grid, rank_, launch.cluster};
+    fiber.view = {Size(i, 0), block_index, launch.block, launch.grid, rank_, launch.cluster};
     fiber.waits = Waits::kNothing;
     fiber.arrived = false;
     xpu_sim::prepare_context(&fiber.context, stacks_[i], Stacks::kBytes, &Block::entry, this);
@@ -80,7 +80,7 @@ void Block::entry(void* block) {
 }
 
 void Block::fail(const std::string& what) {
-  error_ = place(*running_) + ": " + what;
+  error_ = location(*running_) + ": " + what;
   xpu_sim::abandon_context(&scheduler_);
 }
 
@@ -211,7 +211,7 @@ void Block::pass_cluster() {
 }
 
 void* Block::shared_of(void* own, unsigned rank) {
-  Block* const other = rank < kMostCluster ? cluster_->blocks[rank] : nullptr;
+  Block* const other = rank < kMaxCluster ? cluster_->blocks[rank] : nullptr;
   if (other == nullptr) fail("reaches for block " + std::to_string(rank) + " of a cluster that has fewer");
   const std::string what = "reaches for the memory of block " + std::to_string(rank) + " of its cluster, which ";
   if (!other->begun_) fail(what + "may not have started");
@@ -221,7 +221,7 @@ void* Block::shared_of(void* own, unsigned rank) {
   return theirs;
 }
 
-std::string Block::place(const Fiber& fiber) const {
+std::string Block::location(const Fiber& fiber) const {
   return "thread " + std::to_string(fiber.view.thread.x) + " of block " + std::to_string(fiber.view.block.x) +
          (fiber.view.block.y == 0 ? "" : "," + std::to_string(fiber.view.block.y));
 }
@@ -238,7 +238,7 @@ std::string Block::standstill() const {
     }
     if (count == 0) continue;
     found += (found.empty() ? "" : "; ") + std::to_string(count) + " wait " + names[static_cast<int>(kind)] +
-             " (first: " + place(*first) + ")";
+             " (first: " + location(*first) + ")";
   }
   return found;
 }

@@ -14,7 +14,7 @@
 
 namespace simt {
 
-constexpr unsigned kLanes = 32, kMostThreads = 1024, kMostCluster = 8;
+constexpr unsigned kLanes = 32, kMaxThreads = 1024, kMaxCluster = 8;
 
 class Block;
 
@@ -25,7 +25,7 @@ void set_current_block(Block* block);
 // The barrier of a cluster. A thread that has returned is not waited for.
 struct ClusterBarrier {
   unsigned live = 0, arrived = 0;
-  std::array<Block*, kMostCluster> blocks = {};
+  std::array<Block*, kMaxCluster> blocks = {};
 
   void see();  // lets all pass if all have arrived
 };
@@ -57,7 +57,7 @@ class Block {
   explicit Block(unsigned rank) : rank_(rank) {}
 
   // Called by the machine's thread that is this block's: its thread-local variables are the block's shared ones.
-  void begin(const Launch& launch, Size place, ClusterBarrier* cluster, Chance* chance,
+  void begin(const Launch& launch, Size block_index, ClusterBarrier* cluster, Chance* chance,
              const std::function<void()>* kernel);
   // Lets fibers run until each has returned or waits; false if there was none to run.
   bool go();
@@ -100,7 +100,7 @@ class Block {
   static Meeting& meeting_of(Warp& warp, uint32_t mask);
   void see(Warp& warp, size_t first, Meeting& meeting);
   void see_block();
-  std::string place(const Fiber& fiber) const;
+  std::string location(const Fiber& fiber) const;
 
   SharedMemory shared_;
   Stacks stacks_;

@@ -73,9 +73,9 @@ void* SharedMemory::counterpart(const void* own, const SharedMemory& other) cons
   return nullptr;
 }
 
-Stacks::Stacks() : memory_(reserve(kMostThreads * (kBytes + kPage), PROT_NONE)) {}
+Stacks::Stacks() : memory_(reserve(kMaxThreads * (kBytes + kPage), PROT_NONE)) {}
 
-Stacks::~Stacks() { munmap(memory_, kMostThreads * (kBytes + kPage)); }
+Stacks::~Stacks() { munmap(memory_, kMaxThreads * (kBytes + kPage)); }
 
 char* Stacks::operator[](size_t i) {
   for (; ready_ <= i; ++ready_) {

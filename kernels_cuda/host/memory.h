@@ -14,7 +14,7 @@ class SharedMemory {
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  // Fills all of it, and makes `bytes` of dynamic memory, behind whose end nothing can be touched. For that thread to
+  // Fills all of it, and makes `bytes` of dynamic memory, after whose end nothing can be touched. For that thread to
   // call.
   void begin(size_t bytes, uint8_t filler);
   void* dynamic() const { return dynamic_; }

@@ -15,9 +15,9 @@ namespace {
 
 // Throws for what no device would launch.
 void check(const Launch& launch) {
-  const bool clusters = launch.cluster >= 1 && launch.cluster <= kMostCluster && launch.grid.x % launch.cluster == 0;
+  const bool clusters = launch.cluster >= 1 && launch.cluster <= kMaxCluster && launch.grid.x % launch.cluster == 0;
   const bool blocks = launch.grid.x >= 1 && launch.grid.y >= 1 && launch.grid.y <= 0xFFFF;
-  if (clusters && blocks && launch.block.x >= 1 && launch.block.x <= kMostThreads && launch.block.y == 1) return;
+  if (clusters && blocks && launch.block.x >= 1 && launch.block.x <= kMaxThreads && launch.block.y == 1) return;
   throw std::runtime_error(
       "expected blocks of 1 to 1024 threads in clusters of 1 to 8 that divide the grid, got a "
       "grid of " +
@@ -69,7 +69,7 @@ class Worker {
 
 std::atomic<uint64_t> seed_of_launches = {0};
 
-Size place_of(const Launch& launch, uint64_t block) {
+Size block_index_of(const Launch& launch, uint64_t block) {
   return Size(static_cast<unsigned>(block % launch.grid.x), static_cast<unsigned>(block / launch.grid.x));
 }
 
@@ -106,7 +106,7 @@ class Device {
     ClusterBarrier barrier;
     barrier.live = launch.block.x;
     barrier.blocks[0] = &block;
-    block.begin(launch, place_of(launch, index), &barrier, chance, &kernel);
+    block.begin(launch, block_index_of(launch, index), &barrier, chance, &kernel);
     block.go();
     return block.error().empty() && !block.over() ? block.standstill() : block.error();
   }
@@ -127,8 +127,8 @@ class Device {
       for (const unsigned rank : ranks) {
         Block& block = workers_[rank]->block;
         workers_[rank]->call([&] {
-          const Size place = place_of(launch, index * launch.cluster + rank);
-          if (!block.begun()) block.begin(launch, place, &barrier, chance, &kernel);
+          const Size block_index = block_index_of(launch, index * launch.cluster + rank);
+          if (!block.begun()) block.begin(launch, block_index, &barrier, chance, &kernel);
           any |= block.go();
         });
         if (!block.error().empty()) return block.error();

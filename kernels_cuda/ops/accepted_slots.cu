@@ -1,7 +1,7 @@
 // write_accepted and clear_accept_num: a thread a slot.
-#include "held_tokens.cuh"
 #include "launch.cuh"
 #include "ops.h"
+#include "register_tokens.cuh"
 #include "specdec/schedule.h"
 #include "specdec_ops/clear_accept_num.h"
 #include "specdec_ops/write_accepted.h"
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kAcceptedThreads) write_accepted_kernel(const 
   let_next_start();
   const int64_t b = int64_t{blockIdx.x} * kAcceptedThreads + threadIdx.x;
   if (b >= a.B) return;
-  const HeldTokens<> accepted(a.accept_tokens + b * a.S, a.S);
+  const RegisterTokens<> accepted(a.accept_tokens + b * a.S, a.S);
   const WrittenTokens tokens = written_tokens(a.prompt_lens[b], a.step_idx[b], a.accept_num[b], a.last_index, a.S, a.L);
   const int32_t enc = a.seq_lens_encoder[b], dec = a.seq_lens_decoder[b];
   if (a.stop_flags[b] || (enc <= 0 && dec <= 0)) return;

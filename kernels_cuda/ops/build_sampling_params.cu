@@ -34,7 +34,7 @@ __global__ void build_sampling_params_kernel(const __grid_constant__ BuildSampli
   a.position[r] = position;
 }
 
-// Behind the rows, which have read them.
+// After the rows, which have read them.
 __global__ void advance_seeds_kernel(const __grid_constant__ BuildSamplingParamsArgs a) {
   wait_for_previous();
   let_next_start();

@@ -23,7 +23,7 @@ inline void check(const char* what, cudaError_t status) {
   throw CudaError(what, status);
 }
 
-// For launches with <<<>>>, directly behind them.
+// For launches with <<<>>>, directly after them.
 inline void check_launch(const char* kernel) { check(kernel, cudaGetLastError()); }
 
 }  // namespace specdec::cuda

@@ -1,4 +1,4 @@
-// Thread block clusters, and their stand-in before generation 9, where a block is alone.
+// Thread block clusters, and their stand-in before compute capability 9, where a block is alone.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,10 +9,10 @@
 
 namespace specdec::cuda {
 
-constexpr int kMostCluster = 8;  // blocks, on every device that has clusters; a power of two, as all numbers of them
+constexpr int kMaxCluster = 8;  // blocks, on every device that has clusters; a power of two, as all numbers of them
 
-// The cluster that a block belongs to: as a rule, the blocks that share a row or a slot. What it is is asked anew every
-// time, which is cheaper than a register through all passes of a row.
+// The cluster that a block belongs to: as a rule, the blocks that share a row or a slot. What it is is asked again
+// every time, which is cheaper than a register through all passes of a row.
 struct Cluster {
   // Its number in the grid.
   __device__ __forceinline__ static int64_t index() {

@@ -27,7 +27,7 @@ __device__ __forceinline__ void note_token(const Args& a, int64_t b, int64_t col
 }
 
 // All threads of the block.
-__device__ __forceinline__ void tell_running(bool mine, Flag* has_running) {
+__device__ __forceinline__ void set_running(bool mine, Flag* has_running) {
   const bool running = __syncthreads_or(mine) != 0;
   if (threadIdx.x == 0) has_running[0] = running;
 }
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kStartThreads)
       start(b, &slot);
       running = running || !slot.stopped;
     }
-    tell_running(running, a.has_running);
+    set_running(running, a.has_running);
   }
   const int64_t b = int64_t{blockIdx.x} * kStartSlots + threadIdx.x / kStartLanes;
   if (b >= a.B) return;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     store_draft_slot(a, b, slot);
     running = running || slot.slt > 0;
   }
-  tell_running(running, a.has_running);
+  set_running(running, a.has_running);
 }
 
 constexpr unsigned kCountThreads = 128;

@@ -1,6 +1,6 @@
 // gather_draft_logits: blocks (b, y) move a part of each row of slot b; each adds up the slots before its own.
 // insert_first_token: one block, a thread for neighbouring slots.
-#include "held_tokens.cuh"
+#include "register_tokens.cuh"
 #include "slot_launch.cuh"
 #include "specdec/draft_rows.h"
 #include "specdec_ops/gather_draft_logits.h"
@@ -43,11 +43,11 @@ __global__ void __launch_bounds__(kDraftThreads)
   earlier.clear();
   for (int64_t b = threadIdx.x; b < own; b += kDraftThreads) earlier.add(sums_of(share_of(b)));
   const Sums<2> before = scan_slots<SlotShape<kDraftThreads, 1>>(earlier).total;
-  const bool tells = blockIdx.y == 0 && threadIdx.x == 0;
-  if (tells && own == 0) a.cu_next_token_offset[0] = a.cu_batch_token_offset[0] = 0;
+  const bool leads = blockIdx.y == 0 && threadIdx.x == 0;
+  if (leads && own == 0) a.cu_next_token_offset[0] = a.cu_batch_token_offset[0] = 0;
   if (own >= a.B) return;  // no slots: the block is there for the first offsets
   const DraftShare share = share_of(own);
-  if (tells) {
+  if (leads) {
     Sums<2> after = before;
     after.add(sums_of(share));
     a.next_token_num[own] = static_cast<int32_t>(share.next);
@@ -55,15 +55,15 @@ __global__ void __launch_bounds__(kDraftThreads)
     a.cu_next_token_offset[own + 1] = static_cast<int32_t>(after.of[0]);
     a.cu_batch_token_offset[own + 1] = static_cast<int32_t>(after.of[1]);
   }
-  const int64_t place = before.of[1];
+  const int64_t target = before.of[1];
   Unit* to = static_cast<Unit*>(a.draft_logits);
-  if (share.has_first() && place < a.D_cap) {
-    move_part(static_cast<const Unit*>(a.first_token_logits) + own * row_units, to + place * row_units, row_units);
+  if (share.has_first() && target < a.D_cap) {
+    move_part(static_cast<const Unit*>(a.first_token_logits) + own * row_units, to + target * row_units, row_units);
   }
-  const DraftRows rows = draft_rows(share, before.of[0], place, a.R_cap, a.D_cap);
+  const DraftRows rows = draft_rows(share, before.of[0], target, a.R_cap, a.D_cap);
   for (int64_t i = 0; i < rows.count; ++i) {
     const Unit* from = static_cast<const Unit*>(a.logits) + (rows.source + i) * row_units;
-    move_part(from, to + (rows.place + i) * row_units, row_units);
+    move_part(from, to + (rows.target + i) * row_units, row_units);
   }
 }
 
@@ -80,11 +80,11 @@ __global__ void __launch_bounds__(Shape::kThreads)
   Sums<2> before = scan_slots<Shape>(own).before;
   for (int64_t b = first; b < end; ++b) {
     const DraftShare share = share_of(b);
-    const int64_t place = before.of[1], accepted = a.accept_tokens[b * a.S];
-    const DraftRows rows = draft_rows(share, before.of[0], place, a.R_cap, a.D_cap);
-    const HeldTokens<4> next(a.next_tokens + rows.source, rows.count);
-    if (share.has_first() && place < a.D_cap) a.draft_token_ids[place] = accepted;
-    next.each(0, rows.count, [&](int64_t i, int64_t token) { a.draft_token_ids[rows.place + i] = token; });
+    const int64_t target = before.of[1], accepted = a.accept_tokens[b * a.S];
+    const DraftRows rows = draft_rows(share, before.of[0], target, a.R_cap, a.D_cap);
+    const RegisterTokens<4> next(a.next_tokens + rows.source, rows.count);
+    if (share.has_first() && target < a.D_cap) a.draft_token_ids[target] = accepted;
+    next.each(0, rows.count, [&](int64_t i, int64_t token) { a.draft_token_ids[rows.target + i] = token; });
     before.add(sums_of(share));
   }
 }

@@ -18,9 +18,9 @@ constexpr unsigned kEagleThreads = 256;
 constexpr unsigned kEagleUnits = 4;  // of a thread, on their way at a time
 constexpr unsigned kEagleChunk = kEagleThreads * kEagleUnits;
 
-// From row `source` of x (-1: zeros) to row `place` of the output.
+// From row `source` of x (-1: zeros) to row `target` of the output.
 struct RowMove {
-  int64_t source, place;
+  int64_t source, target;
 };
 
 struct BaseRows {
@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(kEagleThreads)
   wait_for_previous();
   let_next_start();
   const RowMove move = Rows::move(a);
-  if (move.place < 0) return;
+  if (move.target < 0) return;
   const Unit* from = reinterpret_cast<const Unit*>(a.x) + max64(move.source, 0) * row_units;
-  Unit* to = reinterpret_cast<Unit*>(Rows::to(a)) + move.place * row_units;
+  Unit* to = reinterpret_cast<Unit*>(Rows::to(a)) + move.target * row_units;
   const int64_t first = int64_t{blockIdx.y} * kEagleChunk + threadIdx.x;
   Unit units[kEagleUnits];
 #pragma unroll

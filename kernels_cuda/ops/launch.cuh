@@ -46,13 +46,13 @@ int device_attribute(const char* op) {
 }
 
 // Major compute capability: 9 has thread block clusters and overlapping launches.
-inline int device_generation(const char* op) { return device_attribute<cudaDevAttrComputeCapabilityMajor>(op); }
-inline int device_processors(const char* op) { return device_attribute<cudaDevAttrMultiProcessorCount>(op); }
+inline int compute_capability_major(const char* op) { return device_attribute<cudaDevAttrComputeCapabilityMajor>(op); }
+inline int device_sms(const char* op) { return device_attribute<cudaDevAttrMultiProcessorCount>(op); }
 
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;  // dynamic
-  unsigned cluster = 1;     // blocks of a cluster, along x; more than one only from generation 9 on
+  unsigned cluster = 1;     // blocks of a cluster, along x; more than one only from compute capability 9 on
 };
 
 // A launch as the runtime takes it, which overlaps with the one before it in the stream where the device can
@@ -65,7 +65,7 @@ class LaunchConfig {
     config_.dynamicSmemBytes = shape.shared_bytes;
     config_.stream = stream;
     config_.attrs = attributes_;
-    if (device_generation(op) < 9) return;
+    if (compute_capability_major(op) < 9) return;
     attributes_[config_.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes_[config_.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     if (shape.cluster > 1) {

@@ -45,8 +45,8 @@ struct SlotRows {
   __device__ __forceinline__ RowRange of(int64_t b) const {
     return slot_rows(cu_seqlens_q[b], seq_lens_this_time[b], capacity);
   }
-  // The place of every slot's first row, into shared memory. All threads.
-  __device__ inline void place(uint32_t* places) const {
+  // The row of the token order of every slot's first row, into shared memory. All threads.
+  __device__ inline void token_rows_of(uint32_t* first_rows) const {
     const int64_t each = (slots + kMoveThreads - 1) / kMoveThreads;
     const int64_t low = min64(each * threadIdx.x, slots), high = min64(low + each, slots);
     Sums<2> own;  // of the first pass, of the second
@@ -58,27 +58,29 @@ struct SlotRows {
     second.add({{next.of[1]}});
     next.of[1] = second.of[0];
     for (int64_t b = low; b < high; ++b) {
-      places[b] = pass(b) == 0 ? next.of[0] : next.of[1];
+      first_rows[b] = pass(b) == 0 ? next.of[0] : next.of[1];
       next.add(share(b));
     }
     __syncthreads();
   }
-  // `row` of slot order: the place where it stands; the last one where slots overlap; -1: none. All lanes of the warp.
-  __device__ inline int64_t place_of(const uint32_t* places, int64_t row) const {
+  // `row` of slot order: the row of the token order where it stands; the last one where slots overlap; -1: none. All
+  // lanes of the warp.
+  __device__ inline int64_t token_row_of(const uint32_t* first_rows, int64_t row) const {
     int64_t found = -1;
     for (int64_t b = lane_id(); b < slots; b += kWarp) {
       const RowRange rows = of(b);
-      const int64_t place = places[b] + (row - rows.start);
-      if (row >= rows.start && row < rows.stop && place < capacity) found = max64(found, place);
+      const int64_t token_row = first_rows[b] + (row - rows.start);
+      if (row >= rows.start && row < rows.stop && token_row < capacity) found = max64(found, token_row);
     }
     return warp_max(found);
   }
-  // The row of slot order that stands at `place`; -1: none. All lanes of the warp.
-  __device__ inline int64_t row_at(const uint32_t* places, int64_t place) const {
+  // The row of slot order that stands at `token_row`; -1: none. All lanes of the warp.
+  __device__ inline int64_t row_at(const uint32_t* first_rows, int64_t token_row) const {
     int64_t found = -1;
     for (int64_t b = lane_id(); b < slots; b += kWarp) {
       const RowRange rows = of(b);
-      if (place >= places[b] && place - places[b] < rows.size()) found = rows.start + (place - places[b]);
+      if (token_row >= first_rows[b] && token_row - first_rows[b] < rows.size())
+        found = rows.start + (token_row - first_rows[b]);
     }
     return warp_max(found);
   }
@@ -94,7 +96,7 @@ struct SlotRows {
 };
 
 // Whether every row is its own place. What the first slots need is loaded when this is made, before any rows are:
-// behind them it would wait for all of them.
+// after them it would wait for all of them.
 class InPlace {
  public:
   __device__ __forceinline__ explicit InPlace(const SlotRows& slots) : slots_(slots) {
@@ -144,16 +146,16 @@ struct AdjustRows {
   static __device__ __forceinline__ int64_t direct(const Args&, const SlotRows& slots, int64_t r) {
     return slots.slots > 0 && r < slots.of(slots.slots - 1).stop ? r : -1;
   }
-  static __device__ __forceinline__ int64_t search(const Args&, const SlotRows& slots, const uint32_t* places,
+  static __device__ __forceinline__ int64_t search(const Args&, const SlotRows& slots, const uint32_t* first_rows,
                                                    int64_t r) {
-    return slots.row_at(places, r);
+    return slots.row_at(first_rows, r);
   }
 };
 
 struct RecoverRows : AdjustRows {
-  static __device__ __forceinline__ int64_t search(const Args&, const SlotRows& slots, const uint32_t* places,
+  static __device__ __forceinline__ int64_t search(const Args&, const SlotRows& slots, const uint32_t* first_rows,
                                                    int64_t r) {
-    return slots.place_of(places, r);
+    return slots.token_row_of(first_rows, r);
   }
 };
 
@@ -167,10 +169,10 @@ struct GatherRows {
     const RowRange rows = slots.of(b);
     return rows.size() > 0 ? predicting_row(rows, a.is_speculative, enc, r - first) : -1;
   }
-  static __device__ __forceinline__ int64_t search(const Args& a, const SlotRows& slots, const uint32_t* places,
+  static __device__ __forceinline__ int64_t search(const Args& a, const SlotRows& slots, const uint32_t* first_rows,
                                                    int64_t r) {
     const int64_t row = direct(a, slots, r);
-    return row < 0 ? -1 : slots.place_of(places, row);
+    return row < 0 ? -1 : slots.token_row_of(first_rows, row);
   }
 };
 
@@ -209,11 +211,11 @@ struct MoveChunk {
   }
 };
 
-// Dynamic shared memory: a place of every slot.
+// Dynamic shared memory: a row of every slot.
 template <typename Rows, typename Unit, bool kWide>
 __global__ void __launch_bounds__(kMoveThreads, 3)
     move_rows_kernel(const __grid_constant__ MoveArgs<typename Rows::Args> a, int64_t out_rows) {
-  uint32_t* const places = ptx::dynamic_shared<uint32_t>();
+  uint32_t* const first_rows = ptx::dynamic_shared<uint32_t>();
   __shared__ int64_t sources[kWide ? 1 : kMoveChunk];
   wait_for_previous();
   const SlotRows slots(a);
@@ -229,9 +231,9 @@ __global__ void __launch_bounds__(kMoveThreads, 3)
     units[i] = chunk.template load<Unit>(a.x, source, k);
   }
   if (__syncthreads_and(in_place.yes()) == 0) {
-    slots.place(places);
+    slots.token_rows_of(first_rows);
     for (uint32_t row = warp_id(); row < chunk.rows(); row += kMoveThreads / kWarp) {
-      const int64_t source = Rows::search(a, slots, places, chunk.first_row + row);
+      const int64_t source = Rows::search(a, slots, first_rows, chunk.first_row + row);
       if (lane_id() == 0) sources[row] = source;
     }
     __syncthreads();
@@ -255,19 +257,19 @@ template <typename Rows, typename Unit>
 void launch_units(const char* op, const typename Rows::Args& a, int64_t out_rows, cudaStream_t stream) {
   const int64_t row_units = a.x_row_bytes / static_cast<int64_t>(sizeof(Unit));
   if (out_rows == 0 || row_units == 0) return;
-  constexpr int64_t kMostUnits = int64_t{kMoveChunk} * 0xFFFF;  // blocks along y
-  if (row_units > kMostUnits) {
-    throw std::invalid_argument("rows: expected at most " + std::to_string(kMostUnits) + " units of " +
+  constexpr int64_t kMaxUnits = int64_t{kMoveChunk} * 0xFFFF;  // blocks along y
+  if (row_units > kMaxUnits) {
+    throw std::invalid_argument("rows: expected at most " + std::to_string(kMaxUnits) + " units of " +
                                 std::to_string(sizeof(Unit)) + " bytes, got " + std::to_string(row_units) +
                                 "; align rows to 16 bytes, or pass narrower ones");
   }
-  const size_t places = static_cast<size_t>(a.B) * sizeof(uint32_t);
+  const size_t first_rows = static_cast<size_t>(a.B) * sizeof(uint32_t);
   if (row_units >= kMoveChunk / 4) {
     const dim3 grid(static_cast<unsigned>(out_rows), blocks_for(row_units, kMoveChunk));
-    launch(op, stream, {grid, kMoveThreads, places}, move_rows_kernel<Rows, Unit, true>, MoveArgs(a), out_rows);
+    launch(op, stream, {grid, kMoveThreads, first_rows}, move_rows_kernel<Rows, Unit, true>, MoveArgs(a), out_rows);
   } else {
     const dim3 grid(blocks_for(out_rows, kMoveChunk / row_units));
-    launch(op, stream, {grid, kMoveThreads, places}, move_rows_kernel<Rows, Unit, false>, MoveArgs(a), out_rows);
+    launch(op, stream, {grid, kMoveThreads, first_rows}, move_rows_kernel<Rows, Unit, false>, MoveArgs(a), out_rows);
   }
 }
 

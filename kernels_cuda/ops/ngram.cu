@@ -13,7 +13,7 @@ namespace specdec::cuda {
 namespace {
 
 // As many blocks as fill the device once, and a little more.
-int64_t few_blocks(const char* op) { return int64_t{device_processors(op)} * 5 / 4; }
+int64_t few_blocks(const char* op) { return int64_t{device_sms(op)} * 5 / 4; }
 
 void require_alignment(const void* index) {
   if (reinterpret_cast<uintptr_t>(index) % kIndexAlignment == 0) return;
@@ -108,14 +108,14 @@ void find_drafts(const NgramMatchArgs& a, cudaStream_t stream) {
   using Narrow = ScanShape<256, 2, 1>;
   using Middle = ScanShape<256, 4, 1>;
   using Wide = ScanShape<256, 8, 2>;
-  const bool clusters = device_generation("ngram_match") >= 9;
+  const bool clusters = compute_capability_major("ngram_match") >= 9;
   if (scan_short_rows<kHybrid, Narrow, Middle, Wide>(a, 1, stream)) return;
-  if (clusters && scan_short_rows<kHybrid, Narrow, Middle, Wide>(a, kMostCluster, stream)) return;
+  if (clusters && scan_short_rows<kHybrid, Narrow, Middle, Wide>(a, kMaxCluster, stream)) return;
   // As many blocks for a row as fill the device once; many slots fill it twice and more.
   const int64_t few = few_blocks("ngram_match");
   unsigned cluster = 1;
-  while (clusters && cluster < kMostCluster && cluster * 2 * a.B <= few) cluster *= 2;
-  if (a.B <= 2 * device_processors("ngram_match")) return scan<kHybrid, Wide>(a, cluster, stream);
+  while (clusters && cluster < kMaxCluster && cluster * 2 * a.B <= few) cluster *= 2;
+  if (a.B <= 2 * device_sms("ngram_match")) return scan<kHybrid, Wide>(a, cluster, stream);
   scan<kHybrid, ScanShape<256, 4, 5>>(a, 1, stream);
 }
 
@@ -143,9 +143,9 @@ void ngram_index_update(const NgramIndexUpdateArgs& a, cudaStream_t stream) {
   if (!keeps_index(a)) return;
   // Few slots: several blocks each, for the histories that come at once.
   unsigned cluster = 1;
-  if (device_generation("ngram_index_update") >= 9) {
+  if (compute_capability_major("ngram_index_update") >= 9) {
     const int64_t few = few_blocks("ngram_index_update");
-    while (cluster < kMostCluster && cluster * 2 * a.M <= few) cluster *= 2;
+    while (cluster < kMaxCluster && cluster * 2 * a.M <= few) cluster *= 2;
   }
   launch("ngram_index_update", stream, {blocks_for(a.M * cluster, 1), kUpdateThreads, 0, cluster},
          ngram_index_update_kernel, a, index_layout(a));

@@ -1,4 +1,4 @@
-// Places that one warp enters into an index that it has to itself.
+// Columns that one warp enters into an index that it has to itself.
 #pragma once
 
 #include "ngram_slot.cuh"
@@ -32,36 +32,36 @@ struct CompactTable {
 // The end of a history in shared memory.
 struct StagedTokens {
   const int64_t* tokens;
-  Place first;
+  Column first;
 
-  __device__ __forceinline__ int64_t operator[](Place i) const { return tokens[i - first]; }
+  __device__ __forceinline__ int64_t operator[](Column i) const { return tokens[i - first]; }
 };
 
-// What a warp is about to enter: lanes hold neighbouring sizes of the same place, a group of them. To find where reads
+// What a warp is about to enter: lanes hold neighbouring sizes of the same column, a group of them. To find where reads
 // the table only, so that other warps may look things up meanwhile. Lanes agree on who writes what, so that to commit
 // is a store in each of them and nothing is waited for: no other warp may write to the table. Where their n-grams are
-// the same, and new, a group is `contested`: it enters its place the general way, behind the others.
+// the same, and new, a group is `contested`: it enters its column the general way, after the others.
 //
 // Loads that wait for one another: tokens, buckets, the texts of entries alike, and for an n-gram that occurs for the
-// second time the bucket of the longer one at its first place.
+// second time the bucket of the longer one at its first column.
 class WarpEntries {
  public:
-  static constexpr int kTokens = kWarp + kMaxNgramSize;  // that places reach back to
+  static constexpr int kTokens = kWarp + kMaxNgramSize;  // that columns reach back to
 
-  // Places that a warp takes at a time.
-  static __device__ __forceinline__ int places(const CompactLayout& layout) {
+  // Columns that a warp takes at a time.
+  static __device__ __forceinline__ int columns(const CompactLayout& layout) {
     return static_cast<int>(kWarp) / (layout.max_size - layout.min_size + 1);
   }
 
-  // For the places [first, length); at most `places`. `text` is the history, of that length; `staged`: kTokens cells of
-  // shared memory.
+  // For the columns [first, length); at most `columns`. `text` is the history, of that length; `staged`: kTokens cells
+  // of shared memory.
   __device__ __forceinline__ void find(const CompactLayout& layout, CompactTable& table, const int64_t* text,
-                                       Place prompt_end, Place length, Place first, int64_t* staged) {
+                                       Column prompt_end, Column length, Column first, int64_t* staged) {
     const StagedTokens tail = {staged, first - kMaxNgramSize};
     int64_t tokens[2];
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const Place j = tail.first + static_cast<int>(k * kWarp + lane_id());
+      const Column j = tail.first + static_cast<int>(k * kWarp + lane_id());
       tokens[k] = j >= 0 && j < length && k * kWarp + lane_id() < kTokens ? text[j] : 0;
     }
     staged[lane_id()] = tokens[0];
@@ -70,22 +70,22 @@ class WarpEntries {
     const int sizes = layout.max_size - layout.min_size + 1;
     const int group = static_cast<int>(lane_id()) / sizes;
     const uint32_t self = 1u << lane_id(), below = self - 1;
-    const uint32_t ours = ((1u << sizes) - 1) << (group * sizes % kWarp);  // of lanes without a place: means nothing
-    place_ = first + group;
+    const uint32_t ours = ((1u << sizes) - 1) << (group * sizes % kWarp);  // of lanes without a column: means nothing
+    column_ = first + group;
     size_ = layout.min_size + static_cast<int>(lane_id()) - group * sizes;
-    const bool mine = group < places(layout) && place_ < length && size_ <= place_;
+    const bool mine = group < columns(layout) && column_ < length && size_ <= column_;
 
     CompactFound found = {0, 0, 0};
     uint64_t label = 0;
-    int common = 0;  // tokens before the entry's place that are those before this one
+    int common = 0;  // tokens before the entry's column that are those before this one
     if (mine) {
-      const CompactKey key = compact_key(layout, tail, place_, size_);
+      const CompactKey key = compact_key(layout, tail, column_, size_);
       label = key.label;
-      found = compact_find(layout, table, key, [&](Place known) {
+      found = compact_find(layout, table, key, [&](Column known) {
         if (known < size_ || known >= length) return false;
-        const Place most = min(layout.max_size, min(known, place_));
+        const Column most = min(layout.max_size, min(known, column_));
         common = common_tokens(most, [&](int j) { return text[known - 1 - j]; },
-                               [&](int j) { return tail[place_ - 1 - j]; });
+                               [&](int j) { return tail[column_ - 1 - j]; });
         return common >= size_;
       });
     }
@@ -94,26 +94,26 @@ class WarpEntries {
     const bool known = mine && old != 0 && !layout.single(old);  // it had occurred more than once
 
     // The shortest n-gram that had not occurred, or once: longer ones have no entries, and need one only as far as they
-    // are those of its only other place, and where they part from these.
+    // are those of its only other column, and where they part from these.
     const uint32_t unknown = __ballot_sync(kAllLanes, mine && !known) & ours;
     const int shortest = unknown != 0 ? __ffs(static_cast<int>(unknown)) - 1 : static_cast<int>(lane_id());
     const uint64_t only = __shfl_sync(kAllLanes, old, shortest);
     const int equal = __shfl_sync(kAllLanes, common, shortest);
-    const Place other = layout.latest(only);
+    const Column other = layout.latest(only);
     const bool here = mine && !known && static_cast<int>(lane_id()) == shortest;
-    const bool above = mine && !known && !here && only != 0 && other != place_ && size_ <= equal + 1;
+    const bool above = mine && !known && !here && only != 0 && other != column_ && size_ <= equal + 1;
     const bool parts = above && size_ == equal + 1;
     next_ = old;
     if (known || (here && only != 0)) {
-      next_ = layout.merged(old, place_, size_, prompt_end);
+      next_ = layout.merged(old, column_, size_, prompt_end);
     } else if (here || parts) {
-      next_ = layout.single_entry(label, place_);
+      next_ = layout.single_entry(label, column_);
     } else if (above) {
-      next_ = layout.merged(layout.single_entry(label, other), place_, size_, prompt_end);
+      next_ = layout.merged(layout.single_entry(label, other), column_, size_, prompt_end);
     }
     bool contested = (here && at_ < 0) || (above && (at_ < 0 || old != 0));
 
-    // The same entry: known ones get all places at once.
+    // The same entry: known ones get all columns at once.
     const uint32_t same = __match_any_sync(kAllLanes, known || (here && old != 0) ? at_ : unlike_any());
     if (known) {
       for (uint32_t others = same & ~self; others != 0; others &= others - 1) {
@@ -134,13 +134,14 @@ class WarpEntries {
       if (adds) at_ = entry_of(at_, nth_bit(found.free, __popc(beside & below)), &contested);
     }
 
-    // The longer n-gram of the other place.
+    // The longer n-gram of the other column.
     put_other_ = parts && size_ <= other;
     uint32_t other_free = 0;
     if (put_other_) {
-      const CompactKey key = parting_key(layout, tail, place_, size_, text[other - size_]);
-      const CompactFound theirs = compact_find(
-          layout, table, key, [&](Place known_place) { return same_ngram(text, length, known_place, other, size_); });
+      const CompactKey key = parting_key(layout, tail, column_, size_, text[other - size_]);
+      const CompactFound theirs = compact_find(layout, table, key, [&](Column known_column) {
+        return same_ngram(text, length, known_column, other, size_);
+      });
       other_at_ = static_cast<int32_t>(theirs.at);
       other_next_ = layout.single_entry(key.label, other);
       other_free = theirs.free;
@@ -163,15 +164,15 @@ class WarpEntries {
     }
   }
 
-  // False if the index is spoilt.
+  // False if the index is overflowed.
   __device__ __forceinline__ bool commit(const CompactLayout& layout, CompactTable& table, const int64_t* text,
-                                         Place prompt_end, Place length) {
+                                         Column prompt_end, Column length) {
     if (write_) table.store(at_, next_);
     if (put_other_) table.store(other_at_, other_next_);
     // Lanes that go on see what the others have stored.
     if (!__any_sync(kAllLanes, general_)) return true;
     __syncwarp();
-    return !general_ || compact_insert(layout, table, text, prompt_end, length, place_, size_);
+    return !general_ || compact_insert(layout, table, text, prompt_end, length, column_, size_);
   }
 
  private:
@@ -189,21 +190,21 @@ class WarpEntries {
     return free == 0 ? at : at / kCompactBucket * kCompactBucket + __ffs(static_cast<int>(free)) - 1;
   }
 
-  // The key of the n-gram that parts from the one before a place in its first token only.
+  // The key of the n-gram that parts from the one before a column in its first token only.
   static __device__ __forceinline__ CompactKey parting_key(const CompactLayout& layout, const StagedTokens& tail,
-                                                           Place after, int size, int64_t token) {
+                                                           Column after, int size, int64_t token) {
     CompactHash hash;
     hash.take_all(size - 1, [&](int j) { return tail[after - 1 - j]; });
     hash.take(token);
     return CompactKey(layout, hash.of_size(size), size);
   }
 
-  Place place_;
+  Column column_;
   int size_;
   int32_t at_, other_at_;  // entry numbers
   uint64_t next_, other_next_;
   bool write_, put_other_;
-  bool general_;  // this lane enters the contested group's place
+  bool general_;  // this lane enters the contested group's column
 };
 
 }  // namespace specdec::cuda

@@ -12,8 +12,8 @@ __device__ __forceinline__ CompactHeader* index_header(uint8_t* index, int64_t r
   return reinterpret_cast<CompactHeader*>(index + b * row_bytes);
 }
 // In one read.
-__device__ __forceinline__ CompactHeader read_header(const CompactHeader* place) {
-  const uint4 words = *reinterpret_cast<const uint4*>(place);
+__device__ __forceinline__ CompactHeader read_header(const CompactHeader* stored) {
+  const uint4 words = *reinterpret_cast<const uint4*>(stored);
   return {static_cast<int32_t>(words.x), static_cast<int32_t>(words.y), static_cast<int32_t>(words.z), {}};
 }
 __device__ __forceinline__ CompactTable index_table(CompactHeader* header) {
@@ -25,21 +25,21 @@ __device__ __forceinline__ bool index_is_of(const CompactHeader& header, int64_t
   return header.seen >= 0 && header.seen <= end && (header.seen == 0 || header.prompt_end == prompt_end);
 }
 
-// First place that is not in the index.
+// First column that is not in the index.
 __device__ __forceinline__ int64_t first_unseen(const CompactHeader& header) { return max64(header.seen, 1); }
 
-// ngram_index_update: a block, or a cluster of them, a slot. Many places are entered in an order that is spread over
-// the text (multiples of the golden section), so that an entry's first and latest places soon hold and are hardly
+// ngram_index_update: a block, or a cluster of them, a slot. Many columns are entered in an order that is spread over
+// the text (multiples of the golden section), so that an entry's first and latest columns soon hold and are hardly
 // changed after.
 constexpr int kUpdateThreads = 512;
-constexpr int64_t kFewPlaces = 64;
+constexpr int64_t kMaxWarpColumns = 64;
 
-// One warp that has the table to itself: all places from `start` on.
+// One warp that has the table to itself: all columns from `start` on.
 __device__ __forceinline__ bool enter_few(const CompactLayout& layout, CompactTable& table, const int64_t* text,
-                                          Place prompt_end, Place length, Place start, int64_t* staged) {
+                                          Column prompt_end, Column length, Column start, int64_t* staged) {
   bool entered = true;
-  const int step = WarpEntries::places(layout);
-  for (Place first = start; first < length; first += step) {
+  const int step = WarpEntries::columns(layout);
+  for (Column first = start; first < length; first += step) {
     WarpEntries entries;
     entries.find(layout, table, text, prompt_end, length, first, staged);
     entered &= entries.commit(layout, table, text, prompt_end, length);
@@ -52,45 +52,45 @@ __global__ __launch_bounds__(kUpdateThreads, 1) void ngram_index_update_kernel(N
                                                                                CompactLayout layout) {
   wait_for_previous();
   let_next_start();
-  __shared__ uint32_t spoilt;  // of the cluster's first block
+  __shared__ uint32_t overflowed;  // of the cluster's first block
   __shared__ int64_t staged[WarpEntries::kTokens];
   const unsigned rank = Cluster::rank(), ranks = Cluster::size();
   const uint32_t thread = rank * blockDim.x + threadIdx.x, threads = ranks * blockDim.x;
   const int64_t b = blockIdx.x / ranks;
   const int32_t enc = a.seq_lens_encoder[b], dec = a.seq_lens_decoder[b];
   const History history = history_bounds(a.L, a.prompt_lens[b], a.step_idx[b]);
-  CompactHeader* place = index_header(a.index, a.X, b);
-  CompactHeader header = read_header(place);
+  CompactHeader* stored = index_header(a.index, a.X, b);
+  CompactHeader header = read_header(stored);
   // The same in all blocks of the cluster.
   if (enc > 0 || dec <= 0) return;
-  CompactTable table = index_table(place);
+  CompactTable table = index_table(stored);
   // A history that shrank, or got another prompt, without a reset.
   if (!index_is_of(header, history.prompt_end, history.end)) {
-    header.seen = header.spoilt = 0;
+    header.seen = header.overflowed = 0;
     for (int64_t i = thread; i < int64_t{layout.buckets} * kCompactBucket; i += threads) table.entries[i] = 0;
   }
-  if (threadIdx.x == 0) spoilt = header.spoilt != 0;
+  if (threadIdx.x == 0) overflowed = header.overflowed != 0;
   Cluster::sync();  // all have read the header, and the table is clear
   const int64_t* text = a.token_ids_all + b * a.L;
-  const Place prompt_end = static_cast<Place>(history.prompt_end), length = static_cast<Place>(history.end);
-  const Place start = static_cast<Place>(first_unseen(header)), count = length - start;
+  const Column prompt_end = static_cast<Column>(history.prompt_end), length = static_cast<Column>(history.end);
+  const Column start = static_cast<Column>(first_unseen(header)), count = length - start;
   bool entered = true;
-  if (header.spoilt == 0 && count <= kFewPlaces) {
+  if (header.overflowed == 0 && count <= kMaxWarpColumns) {
     if (thread < kWarp) entered = enter_few(layout, table, text, prompt_end, length, start, staged);
-  } else if (header.spoilt == 0) {
+  } else if (header.overflowed == 0) {
     const int bits = 32 - __clz(count - 1);
     const uint32_t mask = (1u << bits) - 1, step = 0x9E3779B9u >> (32 - bits) | 1;
     for (uint32_t i = thread; i <= mask && entered; i += threads) {
-      const Place next = start + static_cast<Place>(i * step & mask);
+      const Column next = start + static_cast<Column>(i * step & mask);
       if (next < length) entered = compact_insert(layout, table, text, prompt_end, length, next, a.min_ngram_size);
     }
   }
-  if (!entered) atomicOr(Cluster::of(&spoilt, 0), 1u);
+  if (!entered) atomicOr(Cluster::of(&overflowed, 0), 1u);
   Cluster::sync();
   if (thread == 0) {
-    place->seen = static_cast<int32_t>(history.end);
-    place->prompt_end = static_cast<int32_t>(history.prompt_end);
-    place->spoilt = static_cast<int32_t>(spoilt);
+    stored->seen = static_cast<int32_t>(history.end);
+    stored->prompt_end = static_cast<int32_t>(history.prompt_end);
+    stored->overflowed = static_cast<int32_t>(overflowed);
   }
 }
 

@@ -1,5 +1,5 @@
 // The search of ngram_match with an index: one warp a slot. It looks the last tokens up at all sizes at once, and
-// compares them with the places that the index has not seen: the tokens accepted last, which the next launch enters,
+// compares them with the columns that the index has not seen: the tokens accepted last, which the next launch enters,
 // and MTP drafts.
 #pragma once
 
@@ -8,13 +8,13 @@
 namespace specdec::cuda {
 
 constexpr int kLookupWarps = 4;
-constexpr int64_t kTailPlaces = 2 * kWarp;  // places that may be missing in the index
-constexpr int64_t kTailTokens = kTailPlaces + kWarp;
+constexpr int64_t kTailColumns = 2 * kWarp;  // columns that may be missing in the index
+constexpr int64_t kTailTokens = kTailColumns + kWarp;
 
 // Whether the index misses no more than a tail of what ends at `stop`. Else the slot's history is searched.
 __device__ __forceinline__ bool index_serves(const CompactHeader& header, const ProposeSlot& slot, int64_t stop) {
-  return header.spoilt == 0 && index_is_of(header, slot.at.prompt_end, slot.at.end) &&
-         stop - first_unseen(header) <= kTailPlaces;
+  return header.overflowed == 0 && index_is_of(header, slot.at.prompt_end, slot.at.end) &&
+         stop - first_unseen(header) <= kTailColumns;
 }
 
 struct LookupShared {
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint32_t search_by_warp(const ProposeSlot& slot, cons
 // One warp, lane i for the i-th size: the match that the index knows, as a rank. What follows the longest n-gram that
 // seems to be there is read meanwhile.
 struct Followers {
-  Place after = 0;
+  Column after = 0;
   int64_t token = 0;  // lane i has text[after + i]
 };
 
@@ -56,12 +56,12 @@ __device__ __forceinline__ uint32_t look_up(const CompactLayout& layout, const C
   if (seen != 0) {
     const uint64_t entry = CompactBits::pick(words, __ffs(static_cast<int>(bits.alike)) - 1);
     const unsigned longest = 31 - __clz(static_cast<int>(seen));
-    followers->after = Team<kWarp>::get(compact_place(layout, entry, query.policy), longest);
+    followers->after = Team<kWarp>::get(compact_column(layout, entry, query.policy), longest);
     const int64_t i = followers->after + lane_id();
     if (lane_id() < wanted && i < query.text_end) followers->token = text[i];
   }
   if (!tried) return 0;
-  const auto length = static_cast<Place>(text.end);
+  const auto length = static_cast<Column>(text.end);
   return ngram_rank(query.policy, compact_look_up(layout, table, text.history, query, length, size, key, words, bits));
 }
 
@@ -73,8 +73,8 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Ng
   LookupShared& shared = shared_of[warp_id()];
   const int64_t b = int64_t{blockIdx.x} * kLookupWarps + warp_id();
   if (b >= a.B) return;
-  CompactHeader* place = index_header(a.index, a.X, b);
-  const CompactHeader header = read_header(place);
+  CompactHeader* stored = index_header(a.index, a.X, b);
+  const CompactHeader header = read_header(stored);
   ProposeSlot slot;
   const bool decoding = slot.load<kHybrid>(a, b);
   if (!decoding) return;
@@ -95,7 +95,7 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Ng
   __syncwarp();
   const SharedQuery query = {slot.sizes(a), shared.suffix};
   // On its way before it is known whether it will be needed: every bucket of the row can be read.
-  const CompactTable table = index_table(place);
+  const CompactTable table = index_table(stored);
   const int size = min(query.least + static_cast<int>(lane_id()), query.most);
   const CompactKey key = compact_query_key(layout, query, size);
   uint64_t words[kCompactBucket];
@@ -127,25 +127,25 @@ __global__ __launch_bounds__(kLookupWarps* kWarp, 1) void ngram_lookup_kernel(Ng
   if (lane_id() == 0) a.seq_lens_this_time[b] = pack_proposal(slot.base, count);
 }
 
-// One warp, in the launch behind the look-up: enter the places of slot b that the index has not seen.
+// One warp, in the launch after the look-up: enter the columns of slot b that the index has not seen.
 //
-// No word is read and written at the same time. Where the first places go is found while the look-up's warp reads the
+// No word is read and written at the same time. Where the first columns go is found while the look-up's warp reads the
 // same header and table, and neither writes; that warp has waited for the launches before, so that what they wrote is
 // there. Stores follow `wait_for_previous`, when the look-up has ended; whoever reads the row next waits for the end of
-// this launch. Other lanes' stores are read behind __syncwarp(), from L2.
+// this launch. Other lanes' stores are read after __syncwarp(), from L2.
 __device__ __forceinline__ void grow_index(const NgramMatchArgs& a, const CompactLayout& layout, int64_t b,
                                            int64_t* staged) {
-  CompactHeader* place = index_header(a.index, a.X, b);
-  const CompactHeader header = read_header(place);
+  CompactHeader* stored = index_header(a.index, a.X, b);
+  const CompactHeader header = read_header(stored);
   // What it has got besides its history, the look-up is changing.
   ProposeSlot slot;
   const bool decoding = slot.load<false>(a, b);
-  CompactTable table = index_table(place);
-  const Place prompt_end = static_cast<Place>(slot.at.prompt_end), length = static_cast<Place>(slot.at.end);
+  CompactTable table = index_table(stored);
+  const Column prompt_end = static_cast<Column>(slot.at.prompt_end), length = static_cast<Column>(slot.at.end);
   const bool wanted = decoding && index_serves(header, slot, slot.at.end) && header.seen != slot.at.end;
   bool entered = true, waited = false;
-  for (Place first = static_cast<Place>(first_unseen(header)); wanted && first < length;
-       first += WarpEntries::places(layout)) {
+  for (Column first = static_cast<Column>(first_unseen(header)); wanted && first < length;
+       first += WarpEntries::columns(layout)) {
     WarpEntries entries;
     entries.find(layout, table, slot.at.row, prompt_end, length, first, staged);
     if (!waited) {
@@ -162,9 +162,9 @@ __device__ __forceinline__ void grow_index(const NgramMatchArgs& a, const Compac
   }
   entered = __all_sync(kAllLanes, entered);
   if (wanted && lane_id() == 0) {
-    place->seen = static_cast<int32_t>(slot.at.end);
-    place->prompt_end = static_cast<int32_t>(slot.at.prompt_end);
-    place->spoilt = entered ? 0 : 1;
+    stored->seen = static_cast<int32_t>(slot.at.end);
+    stored->prompt_end = static_cast<int32_t>(slot.at.prompt_end);
+    stored->overflowed = entered ? 0 : 1;
   }
 }
 

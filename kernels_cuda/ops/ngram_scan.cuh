@@ -1,6 +1,6 @@
 // The search of ngram_match without an index: one pass over a slot's history for all sizes and both haystacks. The
 // blocks of a cluster share a slot; they take chunks in turns, in the order in which the policy prefers matches, and
-// stop at the first that lies wholly behind a match of the largest size.
+// stop at the first that lies wholly after a match of the largest size.
 #pragma once
 
 #include "cluster.cuh"
@@ -75,16 +75,17 @@ struct Volley {
   }
 };
 
-// Whether no place of the chunk can be preferred to `best`.
+// Whether no column of the chunk can be preferred to `best`.
 __device__ __forceinline__ bool chunk_is_behind(const NgramSizes& sizes, uint32_t best, int64_t first_after,
                                                 int64_t last_after) {
   const int64_t nearest = sizes.policy == MatchPolicy::kLatest ? last_after : first_after;
   return best > ngram_rank(sizes.policy, {sizes.most, nearest});
 }
 
-// `tell`: let the cluster's other blocks know of a match of the largest size.
+// `share`: let the cluster's other blocks know of a match of the largest size.
 template <typename Text>
-__device__ __forceinline__ void look_at(const NgramSizes& sizes, Text& text, int64_t after, uint32_t* best, bool tell) {
+__device__ __forceinline__ void look_at(const NgramSizes& sizes, Text& text, int64_t after, uint32_t* best,
+                                        bool share) {
   if (after < 1 || after >= sizes.text_end) return;
   const uint32_t known = peek(*best);
   if (ngram_rank(sizes.policy, {sizes.most, after}) < known) return;
@@ -93,7 +94,7 @@ __device__ __forceinline__ void look_at(const NgramSizes& sizes, Text& text, int
   const uint32_t rank = ngram_rank(sizes.policy, {size, after});
   if (rank <= known) return;
   atomicMax(best, rank);
-  if (tell && size == sizes.most) {
+  if (share && size == sizes.most) {
     for (int k = 0; k < Cluster::size(); ++k) atomicMax(Cluster::of(best, k), rank);
   }
 }
@@ -102,15 +103,15 @@ __device__ __forceinline__ void look_at(const NgramSizes& sizes, Text& text, int
 template <int kLoads, typename Text>
 __device__ __forceinline__ void look_at_hits(const NgramSizes& sizes, Text& text, int64_t last_token,
                                              const TokenPairs& pairs, const Volley<kLoads>& volley, int64_t start,
-                                             int threads, uint32_t* best, bool tell) {
+                                             int threads, uint32_t* best, bool share) {
   for (uint32_t hits = volley.hits(last_token); hits != 0; hits &= hits - 1) {
     const int bit = __ffs(static_cast<int>(hits)) - 1;
     const int64_t i = pairs.first(start + bit / 2 * threads + threadIdx.x) + bit % 2;
-    if (i >= 0 && i < pairs.stop) look_at(sizes, text, i + 1, best, tell);
+    if (i >= 0 && i < pairs.stop) look_at(sizes, text, i + 1, best, share);
   }
 }
 
-// Look at the places behind MTP drafts, or in pre_ids, of which the cluster's blocks take turns.
+// Look at the columns after MTP drafts, or in pre_ids, of which the cluster's blocks take turns.
 template <int kThreads, typename Text>
 __device__ __forceinline__ void look_behind(const NgramSizes& sizes, Text& text, const ProposeText& at, unsigned rank,
                                             unsigned ranks, uint32_t* best) {

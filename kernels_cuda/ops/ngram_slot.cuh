@@ -8,7 +8,7 @@
 
 namespace specdec::cuda {
 
-static_assert(served::kS <= kMostPacked, "base tokens and drafts of a slot are packed");
+static_assert(served::kS <= kMaxPacked, "base tokens and drafts of a slot are packed");
 static_assert(served::kS <= kWarp, "a lane has a draft");
 
 struct ProposeSlot {

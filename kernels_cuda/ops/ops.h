@@ -18,6 +18,6 @@ using Context = cudaStream_t;
 // ffi/op.cc
 int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void* args, Context stream),
             const void* given, int count, void* plan);
-int tell_limits(const OpSignature& op, List<Limit> limits, void* map);
+int list_limits(const OpSignature& op, List<Limit> limits, void* map);
 
 }  // namespace specdec::cuda

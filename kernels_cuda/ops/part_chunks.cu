@@ -9,10 +9,10 @@
 
 namespace specdec::cuda {
 
-// A row that is not looked at, by one block; or its `first` alone, all at one place.
-__device__ __forceinline__ void fill_first(const PartChunksArgs& a, int64_t row, int64_t place) {
+// A row that is not looked at, by one block; or its `first` alone, all at one sort key.
+__device__ __forceinline__ void fill_first(const PartChunksArgs& a, int64_t row, int64_t key) {
   if (a.first == nullptr) return;
-  for (int64_t i = threadIdx.x; i < a.Listed; i += kRowThreads) a.first[row * a.Listed + i] = place;
+  for (int64_t i = threadIdx.x; i < a.Listed; i += kRowThreads) a.first[row * a.Listed + i] = key;
 }
 __device__ __forceinline__ void fill_chunks(const PartChunksArgs& a, int64_t row) {
   for (int64_t c = threadIdx.x; c < a.Chunks; c += kRowThreads) {
@@ -21,10 +21,10 @@ __device__ __forceinline__ void fill_chunks(const PartChunksArgs& a, int64_t row
   }
 }
 
-// This lane's chunk. Where the row is not aligned, a warp may have a stripe behind the last.
+// This lane's chunk. Where the row is not aligned, a warp may have a stripe after the last.
 template <class Part>
-__device__ __forceinline__ void tell_chunk(const PartChunksArgs& a, int64_t row, const Part& part,
-                                           const ChunkSum& own) {
+__device__ __forceinline__ void write_chunk(const PartChunksArgs& a, int64_t row, const Part& part,
+                                            const ChunkSum& own) {
   const int warp = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id());
   if (lane >= part.stripes(warp)) return;
   const int64_t c = part.chunk_id(warp, lane) / kChunkIds;
@@ -39,7 +39,7 @@ template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, kListBlocks)
     part_chunks_kernel(const __grid_constant__ PartChunksArgs a, const typename L::Bits* logits) {
   using Part = RowPart<L, kResident>;
-  __shared__ RowBoard s;
+  __shared__ RowShared s;
   wait_for_previous();
   const int64_t row = Cluster::index();
   const bool leads = Cluster::rank() == 0;
@@ -50,37 +50,37 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
     }
     return;
   }
-  clear_board(s);
+  clear_shared(s);
   Cluster::arrive();
   Part part(logits + row * a.V, static_cast<int>(a.V));
   int32_t top;
   if (a.chunk_tops != nullptr || a.chunk_masses != nullptr) {
     ChunkSums<Part, Temperatures::kAll> sums{a.row_temperature == nullptr ? 1.0f : drawn_at(a.row_temperature[row])};
     top = load_tops<L>(part, s, sums);
-    tell_chunk(a, row, part, sums.own);
+    write_chunk(a, row, part, sums.own);
   } else {
     NoChunks no_chunks;
     top = load_tops<L>(part, s, no_chunks);
   }
   if (a.first == nullptr) return;
   if (top == kKeyNan) {
-    if (leads) fill_first(a, row, place_at(kKeyNan, a.first_token));
+    if (leads) fill_first(a, row, sort_key(kKeyNan, a.first_token));
     return;
   }
   if (a.Listed == 1) {
     find_first(part, s, top);
     Cluster::sync();
-    if (leads && threadIdx.x == 0) a.first[row] = place_at(top, a.first_token + s.top.first_id);
+    if (leads && threadIdx.x == 0) a.first[row] = sort_key(top, a.first_token + s.top.first_id);
     return;
   }
   list_row<L>(part, s, min64(a.Listed, a.V), [&](int64_t at, int n) {
     const int i = static_cast<int>(threadIdx.x);
     if (i >= n) return;
-    a.first[row * a.Listed + at + i] = place_at(order_key(s.top.sorted_value[i]), a.first_token + s.top.sorted_id[i]);
+    a.first[row * a.Listed + at + i] = sort_key(order_key(s.top.sorted_value[i]), a.first_token + s.top.sorted_id[i]);
   });
   if (!leads) return;
   for (int64_t i = a.V + threadIdx.x; i < a.Listed; i += kRowThreads) {
-    a.first[row * a.Listed + i] = place_at(-kKeyInf, a.first_token + i);
+    a.first[row * a.Listed + i] = sort_key(-kKeyInf, a.first_token + i);
   }
 }
 

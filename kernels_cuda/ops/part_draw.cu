@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kDrawThreads)
 #pragma unroll
   for (int j = 0; j < kDrawEach; ++j) {
     if (draw_reached(prefix + mass[j], weight, rest)) {
-      a.drawn[r] = place_at(order_key(logit[j]), a.first_token + first + j);
+      a.drawn[r] = sort_key(order_key(logit[j]), a.first_token + first + j);
       return;
     }
     prefix += mass[j];

@@ -10,18 +10,18 @@
 
 namespace specdec::cuda {
 
-constexpr int kToldThreads = 256;
+constexpr int kCandidateThreads = 256;
 
 // Elements in the row's order, and what they weigh: each, all up to each, and what is kept of each.
-struct Told {
-  int64_t unordered[kToldThreads], place[kToldThreads];
-  uint64_t upto[kToldThreads], kept[kToldThreads];
-  uint64_t parts[2][kToldThreads / kWarp];
+struct Candidates {
+  int64_t unordered[kCandidateThreads], key[kCandidateThreads];
+  uint64_t upto[kCandidateThreads], kept[kCandidateThreads];
+  uint64_t parts[2][kCandidateThreads / kWarp];
   int reached;  // the first that reaches top_p's share
 };
 
-__global__ void __launch_bounds__(kToldThreads) part_listed_kernel(const __grid_constant__ PartListedArgs a) {
-  __shared__ Told s;
+__global__ void __launch_bounds__(kCandidateThreads) part_listed_kernel(const __grid_constant__ PartListedArgs a) {
+  __shared__ Candidates s;
   wait_for_previous();
   let_next_start();
   const int64_t r = blockIdx.x;
@@ -40,14 +40,14 @@ __global__ void __launch_bounds__(kToldThreads) part_listed_kernel(const __grid_
     const int64_t own = s.unordered[i];
     int before = 0;
     for (int j = 0; j < n; ++j) before += s.unordered[j] > own || (s.unordered[j] == own && j < i) ? 1 : 0;
-    s.place[before] = own;
+    s.key[before] = own;
   }
   __syncthreads();
 
-  if (!has_distribution(place_key(s.place[0]))) return;
-  const Softmax softmax = {place_value(s.place[0]), drawn_at(params.temperature)};
-  const int64_t place = i < n ? s.place[i] : kNowhere;
-  const uint64_t mass = i < n ? softmax(place_value(place)) : 0;
+  if (!has_distribution(order_key_of(s.key[0]))) return;
+  const Softmax softmax = {value_of(s.key[0]), drawn_at(params.temperature)};
+  const int64_t key = i < n ? s.key[i] : kNowhere;
+  const uint64_t mass = i < n ? softmax(value_of(key)) : 0;
   uint64_t all;
   const uint64_t in_warp = warp_inclusive(mass);
   s.upto[i] = block_warps_below(__shfl_sync(kAllLanes, in_warp, kWarp - 1), s.parts[0], &all) + in_warp;
@@ -64,22 +64,22 @@ __global__ void __launch_bounds__(kToldThreads) part_listed_kernel(const __grid_
   block_warps_below(warp_sum(kept), s.parts[1], &total);
   if (kept == 0) return;
   const uint64_t point = draw_point(philox_words(a.row_seed[r], position, a.purpose).u64(), total);
-  const int64_t token = place_token(place);
+  const int64_t token = token_of(key);
   uint64_t before = 0;
   for (int j = 0; j <= end; ++j) {
-    if (place_token(s.place[j]) < token) before += s.kept[j];
+    if (token_of(s.key[j]) < token) before += s.kept[j];
   }
-  if (before <= point && point - before < kept) a.drawn[r] = place;
+  if (before <= point && point - before < kept) a.drawn[r] = key;
 }
 
 void part_listed(const PartListedArgs& a, cudaStream_t stream) {
-  if (a.Ranks < 1 || a.Listed < 1 || a.Ranks * a.Listed > kToldThreads) {
-    throw std::invalid_argument("first_of_ranks: expected 1 to " + std::to_string(kToldThreads) +
+  if (a.Ranks < 1 || a.Listed < 1 || a.Ranks * a.Listed > kCandidateThreads) {
+    throw std::invalid_argument("first_of_ranks: expected 1 to " + std::to_string(kCandidateThreads) +
                                 " elements of all ranks for a row, got " + std::to_string(a.Ranks) + " times " +
                                 std::to_string(a.Listed) + "; let ranks tell fewer");
   }
   if (a.R_cap == 0) return;
-  launch("part_listed", stream, {dim3(static_cast<unsigned>(a.R_cap)), dim3(kToldThreads)}, part_listed_kernel, a);
+  launch("part_listed", stream, {dim3(static_cast<unsigned>(a.R_cap)), dim3(kCandidateThreads)}, part_listed_kernel, a);
 }
 SPECDEC_OP(part_listed, kLimits)
 

@@ -1,8 +1,8 @@
 // limit_thinking: a warp a slot, of which one lane works, so that no slot waits for another's branches.
 // reasoning_constraint: a block a slot, which masks the slot's rows where there are any to mask, once in a request.
-#include "held_tokens.cuh"
 #include "launch.cuh"
 #include "ops.h"
+#include "register_tokens.cuh"
 #include "specdec/phases.h"
 #include "specdec/row_floats.h"
 #include "specdec_ops/limit_thinking.h"
@@ -19,8 +19,8 @@ __global__ void __launch_bounds__(kLimitThreads) limit_thinking_kernel(const __g
   const int64_t b = int64_t{blockIdx.x} * (kLimitThreads / kWarp) + warp_id();
   if (b >= a.M || lane_id() != 0) return;
   int64_t* tokens = a.accept_tokens + b * a.S;
-  const HeldTokens<> accepted(tokens, a.S);
-  const HeldTokens<2> ends(a.end_tokens, a.E);
+  const RegisterTokens<> accepted(tokens, a.S);
+  const RegisterTokens<2> ends(a.end_tokens, a.E);
   const ThinkingLimits limits = {a.think_end_id, a.J, a.E, a.max_think_lens[b], a.max_reply_lens[b], a.fastdeploy};
   const int64_t count = clamp64(a.accept_num[b], 0, a.S), step = a.step_idx[b];
   int32_t status = a.limit_status[b], max_reply = limits.max_reply;
@@ -55,15 +55,15 @@ __device__ __forceinline__ void mask_rows(const ReasoningConstraintArgs& a, Bits
   }
   const unsigned own = threadIdx.x / static_cast<unsigned>(a.H);  // the row of this thread's logit
   const bool keeps = own < 32 && (rows >> own & 1) != 0 && allowed >= 0 && allowed < a.V;
-  Bits* place = logits + own * a.V + allowed;
-  const Bits kept = keeps ? *place : masked;
+  Bits* cell = logits + own * a.V + allowed;
+  const Bits kept = keeps ? *cell : masked;
   __syncthreads();
   for (uint32_t left = rows; left != 0; left &= left - 1) {
     Bits* row = logits + (__ffs(static_cast<int>(left)) - 1) * a.V;
     for (int64_t v = threadIdx.x; v < a.V; v += kMaskThreads) row[v] = masked;
   }
   __syncthreads();
-  if (keeps) *place = kept;
+  if (keeps) *cell = kept;
 }
 
 template <class L>

@@ -25,7 +25,7 @@ __device__ __forceinline__ void write_vector(const Part& part, float* out, int v
 
 // The kept masses over their total. Stripes without any are not read again.
 template <class Part>
-__device__ __forceinline__ void write_kept(const Part& part, RowBoard& s, float* out, const KeptMasses& kept,
+__device__ __forceinline__ void write_kept(const Part& part, RowShared& s, float* out, const KeptMasses& kept,
                                            uint64_t total) {
   const MassRatio ratio(total);
   const float least = u64_to_f32(kept.least);  // exactly: a threshold of 2^40 has 24 bits
@@ -66,14 +66,14 @@ __device__ __forceinline__ void write_one(float* out, int64_t size, int64_t one)
 template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
     processed_probs_kernel(const __grid_constant__ ProcessedProbsArgs a, const typename L::Bits* logits) {
-  __shared__ RowBoard s;
+  __shared__ RowShared s;
   wait_for_previous();
   const auto out = [&] { return a.probs + Cluster::index() * a.V; };
   if (a.position[Cluster::index()] < 0) {
     write_one(out(), a.V, -1);
     return;
   }
-  clear_board(s);
+  clear_shared(s);
   Cluster::arrive();
   const SamplingParams params = read_params(a, Cluster::index(), s);
   RowPart<L, kResident> part(logits + Cluster::index() * a.V, static_cast<int>(a.V));
@@ -88,14 +88,14 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     }
     case RowKind::kSorted:
       Cluster::sync();
-      found.cut = Cluster::of(&s, 0)->search.cut;
+      found.threshold = Cluster::of(&s, 0)->search.threshold;
       total = Cluster::of(&s, 0)->drawn.total;
       Cluster::sync();  // the leader stays until all have read
       break;
     case RowKind::kChunks: total = chunk_totals(s, s.softmax, own_chunk(part, s)).total; break;
     case RowKind::kKept: total = gather(s.published[3]).total;
   }
-  write_kept(part, s, out(), kept_by(s, found.cut), total);
+  write_kept(part, s, out(), kept_by(s, found.threshold), total);
 }
 
 void processed_probs(const ProcessedProbsArgs& a, cudaStream_t stream) {

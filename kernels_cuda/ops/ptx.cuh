@@ -12,7 +12,7 @@ namespace specdec::cuda::ptx {
 
 #if __CUDA_ARCH__ >= 900
 
-// Programmatic dependent launch: from here on what the grid before wrote is seen; the grid behind may start.
+// Programmatic dependent launch: from here on what the grid before wrote is seen; the grid after may start.
 __device__ __forceinline__ void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void launch_dependent_grid() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -94,7 +94,7 @@ __device__ __forceinline__ void load_ahead(uint4& x, const uint4* from, bool wan
 
 // The same number, which the compiler takes for another: what follows from it is computed where it is needed and not
 // kept in registers until then.
-__device__ __forceinline__ uint32_t anew(uint32_t x) {
+__device__ __forceinline__ uint32_t recomputed(uint32_t x) {
   asm volatile("" : "+r"(x));
   return x;
 }

@@ -2,7 +2,7 @@
 // processed_probs.
 #pragma once
 
-#include "row_cut.cuh"
+#include "row_threshold.cuh"
 
 namespace specdec::cuda {
 
@@ -11,7 +11,7 @@ enum class RowKind { kUndefined, kGreedy, kSorted, kChunks, kKept };
 
 struct RowFound {
   RowKind kind;
-  Cut cut;  // kKept, and for all in the leader's s.search.cut of kSorted
+  Threshold threshold;  // kKept, and for all in the leader's s.search.threshold of kSorted
   uint64_t own;  // kKept: this warp's masses
 };
 
@@ -27,16 +27,16 @@ __device__ __forceinline__ float sums_at(const SamplingParams& params, int64_t s
 
 // Reads the row's parameters and puts them into s.params; in all threads' sight after the next barrier.
 template <class Args>
-__device__ __forceinline__ SamplingParams read_params(const Args& a, int64_t row, RowBoard& s) {
+__device__ __forceinline__ SamplingParams read_params(const Args& a, int64_t row, RowShared& s) {
   const SamplingParams params = {a.row_temperature[row], a.row_top_p[row], a.row_min_p[row], a.row_top_k[row]};
   if (threadIdx.x == 0) s.params = params;
   return params;
 }
 
-// Loads the row's part, keeps what the row needs of it in the board, and returns its largest key. `raw`: the total at
-// temperature 1 will be asked for.
+// Loads the row's part, keeps what the row needs of it in shared memory, and returns its largest key. `raw`: the total
+// at temperature 1 will be asked for.
 template <class L, class Part>
-__device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, const SamplingParams& params, bool raw) {
+__device__ __forceinline__ int32_t load_row(Part& part, RowShared& s, const SamplingParams& params, bool raw) {
   if (is_greedy(params) || is_short_list(params, part.size())) {
     if (raw) {
       ChunkSums<Part, Temperatures::kOne> sums{1.0f};
@@ -51,12 +51,12 @@ __device__ __forceinline__ int32_t load_row(Part& part, RowBoard& s, const Sampl
   ChunkSums<Part, Temperatures::kAll> sums{inverse_temperature(params.temperature)};
   part.load(sums);
   keep_chunks(part, s, sums.own);
-  return meet_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
+  return cluster_max_of_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
 }
 
-// In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.search.cut and
+// In the leader, with the first top_k elements sorted: the masses of those kept, in that order; s.search.threshold and
 // s.drawn.total.
-__device__ __forceinline__ void keep_sorted(RowBoard& s) {
+__device__ __forceinline__ void keep_sorted(RowShared& s) {
   const SamplingParams params = s.params;
   const int i = static_cast<int>(threadIdx.x), k = params.top_k;
   if (i < k) s.short_list.mass[i] = s.softmax(s.top.sorted_value[i]);
@@ -71,9 +71,9 @@ __device__ __forceinline__ void keep_sorted(RowBoard& s) {
     const uint64_t need = nucleus(params.top_p, total), mass = s.short_list.mass[i];
     const bool by_mass = params.top_p < 1.0f, kept = !by_mass || before < need;
     if (kept && (i == k - 1 || (by_mass && before + mass >= need))) {
-      s.search.cut = {order_key(s.top.sorted_value[i]), s.top.sorted_id[i]};
+      s.search.threshold = {order_key(s.top.sorted_value[i]), s.top.sorted_id[i]};
     }
-    s.short_list.kept[i] = kept && mass >= threshold(params.min_p, kMassOne) ? mass : 0;
+    s.short_list.kept[i] = kept && mass >= mass_threshold(params.min_p, kMassOne) ? mass : 0;
   }
   __syncthreads();
   if (i == 0) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void keep_sorted(RowBoard& s) {
 }
 
 // In the leader, after keep_sorted: the token that a random word draws, in the one thread that has it; else -1.
-__device__ __forceinline__ int draw_sorted(const RowBoard& s) {
+__device__ __forceinline__ int draw_sorted(const RowShared& s) {
   const int i = static_cast<int>(threadIdx.x), k = s.params.top_k;
   if (i >= k || s.short_list.kept[i] == 0) return -1;
   const uint64_t point = draw_point(s.drawn.random, s.drawn.total);
@@ -97,34 +97,34 @@ __device__ __forceinline__ int draw_sorted(const RowBoard& s) {
   return before <= point && point - before < s.short_list.kept[i] ? id : -1;
 }
 
-__device__ __forceinline__ KeptMasses kept_by(const RowBoard& s, Cut cut) {
-  return {s.softmax, cut, threshold(s.params.min_p, kMassOne)};
+__device__ __forceinline__ KeptMasses kept_by(const RowShared& s, Threshold threshold) {
+  return {s.softmax, threshold, mass_threshold(s.params.min_p, kMassOne)};
 }
 
 // What a row with filters keeps where the first top_k elements are not few.
 template <class L, class Part>
-__device__ __forceinline__ RowFound keep_row(const Part& part, RowBoard& s) {
-  SoftmaxCut cut = {keep_all(), false};
-  const bool cuts = Filters(s.params, part.size()).by_count || s.params.top_p < 1.0f;
-  const uint64_t all = cuts ? keep_shares(part, s) : 0;
+__device__ __forceinline__ RowFound keep_row(const Part& part, RowShared& s) {
+  SoftmaxThreshold found = {keep_all(), false};
+  const bool filters = Filters(s.params, part.size()).by_count || s.params.top_p < 1.0f;
+  const uint64_t all = filters ? keep_shares(part, s) : 0;
   // Not as a loop: what follows from the part alone would be kept in registers through all of it.
   if (Filters(s.params, part.size()).by_count) {
-    cut = cut_softmax<L>(part, s, Goal::kCount, static_cast<uint64_t>(s.params.top_k));
+    found = softmax_threshold<L>(part, s, Goal::kCount, static_cast<uint64_t>(s.params.top_k));
   }
   if (s.params.top_p < 1.0f) {
     const uint64_t total = Filters(s.params, part.size()).by_count ? s.search.kept.mass : all;
     __syncthreads();  // all have read what the search writes
-    cut = cut_softmax<L>(part, s, Goal::kMass, nucleus(s.params.top_p, total));
+    found = softmax_threshold<L>(part, s, Goal::kMass, nucleus(s.params.top_p, total));
   }
-  const KeptMasses kept = kept_by(s, cut.cut);
-  const bool known = cut.listed && kept.least == 0;
-  return {RowKind::kKept, cut.cut, known ? add_listed(part, s, kept) : warp_masses(part, s, kept)};
+  const KeptMasses kept = kept_by(s, found.threshold);
+  const bool known = found.listed && kept.least == 0;
+  return {RowKind::kKept, found.threshold, known ? add_listed(part, s, kept) : warp_masses(part, s, kept)};
 }
 
 // From a row that was loaded, and its largest key, to what its token is drawn from, in s.softmax, and for kSorted in
 // the leader. All blocks get the same kind.
 template <class L, class Part>
-__device__ __forceinline__ RowFound filtered_row(const Part& part, RowBoard& s, int32_t top) {
+__device__ __forceinline__ RowFound filtered_row(const Part& part, RowShared& s, int32_t top) {
   RowFound found = {RowKind::kUndefined, keep_all(), 0};
   if (!has_distribution(top)) return found;
   const bool greedy = is_greedy(s.params);

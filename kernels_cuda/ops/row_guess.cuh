@@ -1,15 +1,15 @@
-// Where the cut of a softmax row is presumed, from what its chunks' sums tell and, if many elements can be there, from
-// a sample. A guess, in floats: what is kept never depends on it, only how long it takes to find.
+// Where the threshold of a softmax row is presumed, from what its chunks' sums tell and, if many elements can be there,
+// from a sample. A guess, in floats: what is kept never depends on it, only how long it takes to find.
 #pragma once
 
 #include "row_masses.cuh"
 
 namespace specdec::cuda {
 
-constexpr float kLeastT = -42.0f;  // below it masses are 0
+constexpr float kMinT = -42.0f;  // below it masses are 0
 
 __device__ __forceinline__ float step_exponent(int step) {
-  return kLeastT / static_cast<float>(kSteps) * static_cast<float>(step + 1);
+  return kMinT / static_cast<float>(kSteps) * static_cast<float>(step + 1);
 }
 
 // What a chunk contributes at an exponent or above it. If its largest is there, that one at least, and no more others
@@ -28,9 +28,9 @@ __device__ __forceinline__ float in_floats(Goal goal, uint64_t need) {
   return static_cast<float>(need) * (goal == Goal::kCount ? 1.0f : 0x1p-40f);
 }
 
-// Puts the interval in s.guess.interval that must hold the cut, and returns how many elements it has at most.
+// Puts the bracket in s.guess.bracket that must hold the threshold, and returns how many elements it has at most.
 template <class Part>
-__device__ __forceinline__ float bound_cut(const Part& part, RowBoard& s, Goal goal) {
+__device__ __forceinline__ float bound_threshold(const Part& part, RowShared& s, Goal goal) {
   const int tid = static_cast<int>(threadIdx.x), step = tid % kSteps, slice = tid / kSteps;
   {
     const float exponent = step_exponent(step);
@@ -69,7 +69,7 @@ __device__ __forceinline__ float bound_cut(const Part& part, RowBoard& s, Goal g
     }
     if (lane_id() == 0) {
       high = min(high, low - 1);
-      s.guess.interval = {high < 0 ? 0.0f : step_exponent(high), step_exponent(low)};
+      s.guess.bracket = {high < 0 ? 0.0f : step_exponent(high), step_exponent(low)};
       s.guess.most = count;
     }
   }
@@ -77,21 +77,21 @@ __device__ __forceinline__ float bound_cut(const Part& part, RowBoard& s, Goal g
   return s.guess.most;
 }
 
-// Narrows s.guess.interval by a sample of one vector in n, 512 bytes of every stripe, and returns about how many
+// Narrows s.guess.bracket by a sample of one vector in n, 512 bytes of every stripe, and returns about how many
 // elements are left in it. n times the weight that it has below an exponent estimates the row's; the variance is n (n -
-// 1) times the sum of the squares. Weights are small below a cut, however few elements hold the row, and what is above
-// needs no estimate, since all of the row is known. Counts are known from above instead: of them a part p lies there,
-// and the variance is p times that. The interval ends so many deviations off, plus the weight of elements that a sample
-// may well have missed: all of k n with a probability of exp(-k). It is a cell wider, since a cell's elements count as
-// its middle.
+// 1) times the sum of the squares. Weights are small below a threshold, however few elements hold the row, and what is
+// above needs no estimate, since all of the row is known. Counts are known from above instead: of them a part p lies
+// there, and the variance is p times that. The bracket ends so many deviations off, plus the weight of elements that a
+// sample may well have missed: all of k n with a probability of exp(-k). It is a cell wider, since a cell's elements
+// count as its middle.
 template <class Part>
-__device__ __forceinline__ float sample_cut(const Part& part, RowBoard& s, Goal goal) {
+__device__ __forceinline__ float sample_threshold(const Part& part, RowShared& s, Goal goal) {
   // Many rows are cut at once, and one that is guessed wrong holds them all up: some in a million are.
   constexpr float kDeviations = 4.5f, kMissed = 12.0f;
   constexpr int kEvery = Part::kRounds, kAhead = 16 / Part::kLength;
   constexpr float kCells = kSampleCells;
   const int tid = static_cast<int>(threadIdx.x), warp = static_cast<int>(warp_id());
-  const Interval in = s.guess.interval;
+  const Bracket in = s.guess.bracket;
   const float row_max = s.softmax.row_max, to_t = s.softmax.inv_temperature * kLog2E, width = in.high - in.low;
   const auto weight_at = [&](float t) { return goal == Goal::kCount ? 1.0f : exp2f(t); };
   s.scratch.sample.count[tid] = 0;
@@ -116,7 +116,7 @@ __device__ __forceinline__ float sample_cut(const Part& part, RowBoard& s, Goal 
         const float t = (x - row_max) * to_t, cell = (t - in.low) * (kCells / width);
         if (t < in.low) {
           below.add(weight_at(t));
-        } else {  // what is above the interval comes last, where its weight does not matter
+        } else {  // what is above the bracket comes last, where its weight does not matter
           atomicAdd(&s.scratch.sample.count[static_cast<int>(fminf(cell, kCells - 1.0f))], 1u);
         }
       }
@@ -167,24 +167,24 @@ __device__ __forceinline__ float sample_cut(const Part& part, RowBoard& s, Goal 
   __syncthreads();
   const int low = max(s.scratch.sample.first[1] - 1, 0), high = min(s.scratch.sample.first[2] + 1, kSampleCells - 1);
   if (tid == 0) {
-    s.guess.interval.low = in.low + static_cast<float>(low) * (width / kCells);
-    if (high < kSampleCells - 1) s.guess.interval.high = in.low + static_cast<float>(high + 1) * (width / kCells);
+    s.guess.bracket.low = in.low + static_cast<float>(low) * (width / kCells);
+    if (high < kSampleCells - 1) s.guess.bracket.high = in.low + static_cast<float>(high + 1) * (width / kCells);
   }
   uint64_t inside;
   block_warps_below(warp_sum(uint64_t{tid >= low && tid <= high ? count : 0u}), s.warp_part, &inside);
   return kFactor * static_cast<float>(inside);
 }
 
-// From the chunks' sums of a row whose 1/temperature is above 0 and finite to s.guess.interval.
+// From the chunks' sums of a row whose 1/temperature is above 0 and finite to s.guess.bracket.
 template <class Part>
-__device__ __forceinline__ void guess_cut(const Part& part, RowBoard& s, Goal goal) {
+__device__ __forceinline__ void guess_threshold(const Part& part, RowShared& s, Goal goal) {
   constexpr float kEach = 4.0f;  // of a list, for a thread: more take longer than a sample
-  if (bound_cut(part, s, goal) <= kEach * static_cast<float>(kRowThreads * Cluster::size())) return;
+  if (bound_threshold(part, s, goal) <= kEach * static_cast<float>(kRowThreads * Cluster::size())) return;
   // In a flat row all are in few cells of the first sample.
   const float room = static_cast<float>(part.list_room() / 2 * Cluster::size());  // blocks differ
-  if (sample_cut(part, s, goal) <= room) return;
+  if (sample_threshold(part, s, goal) <= room) return;
   Cluster::sync();  // all have read the sample
-  sample_cut(part, s, goal);
+  sample_threshold(part, s, goal);
 }
 
 }  // namespace specdec::cuda

@@ -5,7 +5,7 @@
 
 #include "launch.cuh"
 #include "ops.h"
-#include "row_board.cuh"
+#include "row_shared.cuh"
 
 namespace specdec::cuda {
 
@@ -14,20 +14,20 @@ static_assert(served::kV <= 1 << 18,
 
 // Of the current device.
 struct RowDevice {
-  int index, generation, processors;
-  int most_bytes;  // dynamic shared memory that a block may have beside a RowBoard
-  int half_bytes;  // and if two blocks are to be on a processor
+  int index, major, sms;
+  int most_bytes;  // dynamic shared memory that a block may have beside a RowShared
+  int half_bytes;  // and if two blocks are to be on an SM
 };
 
 inline RowDevice row_device(const char* op) {
-  constexpr int kReserved = 1024, kBoard = static_cast<int>(sizeof(RowBoard)) + 128;
+  constexpr int kReserved = 1024, kSharedBytes = static_cast<int>(sizeof(RowShared)) + 128;
   const int most = device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(op);
   const int both = device_attribute<cudaDevAttrMaxSharedMemoryPerMultiprocessor>(op);
-  return {current_device(op), device_generation(op), device_processors(op), most - kBoard,
-          (both / 2 - kReserved - kBoard) / 16 * 16};
+  return {current_device(op), compute_capability_major(op), device_sms(op), most - kSharedBytes,
+          (both / 2 - kReserved - kSharedBytes) / 16 * 16};
 }
 
-// How a row is shared out: by how many blocks, and whether each of them has a processor to itself or half of one.
+// How a row is shared out: by how many blocks, and whether each of them has an SM to itself or half of one.
 struct RowShape {
   unsigned blocks;
   bool alone;
@@ -43,7 +43,7 @@ struct RowShape {
 // The quickest first.
 constexpr RowShape kRowShapes[] = {{8, true}, {4, true}, {8, false}, {4, false}, {2, false}, {1, false}};
 constexpr int kRowShapeCount = static_cast<int>(sizeof kRowShapes / sizeof *kRowShapes);
-static_assert(kRowShapes[0].blocks == kMostCluster, "no shape has more");
+static_assert(kRowShapes[0].blocks == kMaxCluster, "no shape has more");
 
 // Lets kernels have as much dynamic shared memory on the current device as there is; once for each in `allowed`.
 template <typename... Kernels>
@@ -59,7 +59,7 @@ inline LaunchShape launch_shape(const RowDevice& device, const RowShape& shape, 
           static_cast<size_t>(shape.shared_bytes(device)), shape.blocks};
 }
 
-// Rows of a shape that are on the current device at once, which is less than its processors have room for: a cluster
+// Rows of a shape that are on the current device at once, which is less than its SMs have room for: a cluster
 // lies within one of the device's parts. The same for all kernels of rows, of which one is given.
 inline int rows_at_once(const char* op, const RowDevice& device, int shape, const void* kernel) {
   static OfDevices known[kRowShapeCount];  // and 1
@@ -78,7 +78,7 @@ template <class L, class KernelOf, typename... A>
 void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size, KernelOf kernel_of,
                  const A&... args) {
   if (rows == 0) return;
-  constexpr int64_t kLeastShare = 4 * 1024, kElement = sizeof(typename L::Bits);
+  constexpr int64_t kMinShare = 4 * 1024, kElement = sizeof(typename L::Bits);
   static OfDevices allowed;
   const RowDevice device = row_device(op);
   const auto resident = kernel_of(std::true_type{}), streaming = kernel_of(std::false_type{});
@@ -86,10 +86,10 @@ void launch_rows(const char* op, cudaStream_t stream, int64_t rows, int64_t size
   const auto fitting = [&](const RowShape& shape) {
     return shape.holds(device, size, kElement) ? resident : streaming;
   };
-  int at = device.generation >= 9 ? 0 : kRowShapeCount - 1;
+  int at = device.major >= 9 ? 0 : kRowShapeCount - 1;
   for (; at + 1 < kRowShapeCount; ++at) {
     const RowShape& shape = kRowShapes[at];
-    if (rows * shape.blocks > 2 * device.processors || size * kElement <= kLeastShare * shape.blocks) continue;
+    if (rows * shape.blocks > 2 * device.sms || size * kElement <= kMinShare * shape.blocks) continue;
     if (rows <= rows_at_once(op, device, at, reinterpret_cast<const void*>(fitting(shape)))) break;
   }
   const RowShape& shape = kRowShapes[at];

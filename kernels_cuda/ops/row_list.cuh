@@ -5,7 +5,7 @@
 
 namespace specdec::cuda {
 
-// Blocks on a processor, of kernels that list; for two the compiler would spill registers on the newest devices.
+// Blocks on an SM, of kernels that list; for two the compiler would spill registers on the newest devices.
 #if __CUDA_ARCH__ >= 1200
 constexpr int kListBlocks = 1;
 #else
@@ -16,7 +16,7 @@ constexpr int kListBlocks = 2;
 // with elements at .. at + n - 1 in s.top.sorted_value and s.top.sorted_id. There is a Cluster::sync() before the first
 // call, and no block leaves before the others have read what they need of it.
 template <class L, class Part, class Emit>
-__device__ __forceinline__ void list_row(const Part& part, RowBoard& s, int64_t want, Emit emit) {
+__device__ __forceinline__ void list_row(const Part& part, RowShared& s, int64_t want, Emit emit) {
   const bool leads = Cluster::rank() == 0;
   if (want <= kSorted) {
     const int need = static_cast<int>(want);
@@ -33,17 +33,18 @@ __device__ __forceinline__ void list_row(const Part& part, RowBoard& s, int64_t 
     }
   }
   const KeyRange all = {-kKeyInf, kKeyInf};
-  Cut before = keep_none();
+  Threshold before = keep_none();
   for (int64_t at = 0; at < want; at += kSorted) {
     const int n = static_cast<int>(min64(want - at, kSorted));
     begin_search(s, {Goal::kCount, static_cast<uint64_t>(at + n), all, all.grid(), {0, 0}, {kMany, 0}, true});
-    const Cut cut = narrow<L>(part, s, [&](auto f) SPECDEC_INLINED { each_element(part, ~0u, f); }, NoMass{}).cut;
+    const Threshold threshold =
+        narrow<L>(part, s, [&](auto f) SPECDEC_INLINED { each_element(part, ~0u, f); }, NoMass{}).threshold;
     Cluster::sync();  // all have read the search's list
     each_element(part, ~0u, [&](float x, int id) {
       const int32_t key = order_key(x);
-      if (cut.keeps(key, id) && !before.keeps(key, id)) Cluster::of(&s, 0)->above.append(x, id);
+      if (threshold.keeps(key, id) && !before.keeps(key, id)) Cluster::of(&s, 0)->above.append(x, id);
     });
-    before = cut;
+    before = threshold;
     Cluster::sync();
     if (leads) {
       sort_top(s, n);

@@ -1,7 +1,7 @@
 // Masses of a row's elements: sums of chunks while it is loaded, of what is kept in later passes, and draws.
 #pragma once
 
-#include "row_board.cuh"
+#include "row_shared.cuh"
 
 namespace specdec::cuda {
 
@@ -166,21 +166,21 @@ struct ChunkSums {
 // Number of the stripe that is this lane's: `at` of its warp for lane `at`; -1: none.
 template <class Part>
 __device__ __forceinline__ int own_stripe(const Part& part) {
-  const int warp = static_cast<int>(ptx::anew(warp_id())), lane = static_cast<int>(lane_id());
+  const int warp = static_cast<int>(ptx::recomputed(warp_id())), lane = static_cast<int>(lane_id());
   return lane < part.stripes(warp) ? warp * part.stripes_each() + lane : -1;
 }
 
 // For the elements of a list to be added up by stripes, after a barrier.
-__device__ __forceinline__ void clear_more(RowBoard& s) {
-  for (int g = static_cast<int>(threadIdx.x); g < kMostBlockStripes; g += kRowThreads) {
+__device__ __forceinline__ void clear_more(RowShared& s) {
+  for (int g = static_cast<int>(threadIdx.x); g < kMaxBlockStripes; g += kRowThreads) {
     s.stripes.more[0][g] = 0;
     s.stripes.more[1][g] = 0;
   }
 }
 
-// Keeps the sums of this warp's chunks in the board: registers are what later passes need most.
+// Keeps the sums of this warp's chunks in shared memory: registers are what later passes need most.
 template <class Part>
-__device__ __forceinline__ void keep_chunks(const Part& part, RowBoard& s, const ChunkSum& own) {
+__device__ __forceinline__ void keep_chunks(const Part& part, RowShared& s, const ChunkSum& own) {
   const int g = own_stripe(part);
   if (g < 0) return;
   s.stripes.top[g] = own.top;
@@ -188,27 +188,27 @@ __device__ __forceinline__ void keep_chunks(const Part& part, RowBoard& s, const
 }
 // Of this lane; without any, a chunk of nothing.
 template <class Part>
-__device__ __forceinline__ ChunkSum own_chunk(const Part& part, const RowBoard& s) {
+__device__ __forceinline__ ChunkSum own_chunk(const Part& part, const RowShared& s) {
   const int g = own_stripe(part);
   if (g < 0) return {-INFINITY, 0};
   return {s.stripes.top[g], s.stripes.chunk_mass[g]};
 }
 // The stripes of this warp for which wanted(largest logit of a chunk) says that they may have something.
 template <class Part, class Wanted>
-__device__ __forceinline__ uint32_t stripes_with(const Part& part, const RowBoard& s, Wanted wanted) {
+__device__ __forceinline__ uint32_t stripes_with(const Part& part, const RowShared& s, Wanted wanted) {
   const int g = own_stripe(part);
   return part.stripes_of(__ballot_sync(kAllLanes, g >= 0 && wanted(s.stripes.top[max(g, 0)])));
 }
 
 // The row's total from its chunks, and what comes before this warp's; after the row's largest is known, with a
 // Cluster::sync() in it.
-__device__ __forceinline__ Published chunk_totals(RowBoard& s, const Softmax& row, const ChunkSum& own) {
+__device__ __forceinline__ Published chunk_totals(RowShared& s, const Softmax& row, const ChunkSum& own) {
   return meet_sums(s.published[2], warp_sum(chunk_share(row, own)));
 }
 
 // The row's total, with what each of its chunks has of it in s.stripes.share and all in s.guess.row_total.
 template <class Part>
-__device__ __forceinline__ uint64_t keep_shares(const Part& part, RowBoard& s) {
+__device__ __forceinline__ uint64_t keep_shares(const Part& part, RowShared& s) {
   const ChunkSum own = own_chunk(part, s);
   const int g = own_stripe(part);
   if (g >= 0) s.stripes.share[g] = {s.softmax.t(own.top), static_cast<float>(chunk_share(s.softmax, own)) * 0x1p-40f};
@@ -229,8 +229,8 @@ struct VectorMasses {
 
   __device__ __forceinline__ VectorMasses(const KeptMasses& kept, Masses of)
       : masses(of),
-        low(kept.uncut() ? -INFINITY : key_value(kept.cut.key)),
-        last(static_cast<int>(kept.cut.id)),
+        low(kept.keeps_everything() ? -INFINITY : key_value(kept.threshold.key)),
+        last(static_cast<int>(kept.threshold.id)),
         least(kept.least) {}
 
   __device__ __forceinline__ bool keeps(float x, int id) const { return (x > low) | ((x == low) & (id <= last)); }
@@ -241,7 +241,7 @@ struct VectorMasses {
   }
   // The stripes of this warp that may have any, by their largest.
   template <class Part>
-  __device__ __forceinline__ uint32_t stripes(const Part& part, const RowBoard& s) const {
+  __device__ __forceinline__ uint32_t stripes(const Part& part, const RowShared& s) const {
     return stripes_with(part, s, [&](float top) { return top >= low && (top == INFINITY || masses(top) >= least); });
   }
   // Whether a vector may have any: of most rows most vectors have none.
@@ -267,16 +267,16 @@ struct VectorMasses {
 
 // The stripes of this warp.
 template <class Part>
-__device__ __forceinline__ void clear_stripes(const Part& part, RowBoard& s) {
+__device__ __forceinline__ void clear_stripes(const Part& part, RowShared& s) {
   const int g = own_stripe(part);
   if (g >= 0) s.stripes.mass[g] = 0;
   __syncwarp();
 }
-// Behind stripe `at` of this warp, in which this lane has the sum: that of all lanes.
+// After stripe `at` of this warp, in which this lane has the sum: that of all lanes.
 template <class Part>
-__device__ __forceinline__ uint64_t end_stripe(const Part& part, RowBoard& s, int at, uint64_t& sum) {
+__device__ __forceinline__ uint64_t end_stripe(const Part& part, RowShared& s, int at, uint64_t& sum) {
   const uint64_t all = warp_sum(sum);
-  if (lane_id() == 0) s.stripes.mass[static_cast<int>(ptx::anew(warp_id())) * part.stripes_each() + at] = all;
+  if (lane_id() == 0) s.stripes.mass[static_cast<int>(ptx::recomputed(warp_id())) * part.stripes_each() + at] = all;
   sum = 0;
   return all;
 }
@@ -284,7 +284,7 @@ __device__ __forceinline__ uint64_t end_stripe(const Part& part, RowBoard& s, in
 // Sum of this warp's kept masses, in all lanes; by stripes in s.stripes.mass. Stripes whose largest weighs too little
 // are left out.
 template <class Part>
-__device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, const KeptMasses& kept) {
+__device__ __forceinline__ uint64_t warp_masses(const Part& part, RowShared& s, const KeptMasses& kept) {
   clear_stripes(part, s);
   uint64_t sum = 0, total = 0;
   with_masses(kept.softmax, [&](auto masses) SPECDEC_INLINED {
@@ -300,7 +300,7 @@ __device__ __forceinline__ uint64_t warp_masses(const Part& part, RowBoard& s, c
 // The token in a warp's stripe at which the kept masses, summed in the order of ids, exceed `rest`; -1 in all threads
 // of the block but one.
 template <class Part, class Masses>
-__device__ __forceinline__ int drawn_in_stripe(const Part& part, RowBoard& s, const VectorMasses<Masses>& masses,
+__device__ __forceinline__ int drawn_in_stripe(const Part& part, RowShared& s, const VectorMasses<Masses>& masses,
                                                int first, int last, uint64_t rest) {
   static_assert(Part::kStripe <= kRowThreads, "a thread for each vector");
   const int v = first + static_cast<int>(threadIdx.x);
@@ -322,7 +322,7 @@ __device__ __forceinline__ int drawn_in_stripe(const Part& part, RowBoard& s, co
 // Draws the row's token from the warps' sums `own` of kept masses, and their sums before and in all; -1 in all threads
 // but one. All blocks of the row call it, with s.stripes.mass.
 template <class Part>
-__device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, const KeptMasses& kept, Published sums,
+__device__ __forceinline__ int draw_token(const Part& part, RowShared& s, const KeptMasses& kept, Published sums,
                                           uint64_t own) {
   const uint64_t point = draw_point(s.drawn.random, sums.total);
   if (lane_id() == 0 && point >= sums.before && point - sums.before < own) {
@@ -344,7 +344,7 @@ __device__ __forceinline__ int draw_token(const Part& part, RowBoard& s, const K
 
 // Draws the token of a row without filters, from the sums of its chunks; otherwise as draw_token.
 template <class Part>
-__device__ __forceinline__ int draw_from_chunks(const Part& part, RowBoard& s) {
+__device__ __forceinline__ int draw_from_chunks(const Part& part, RowShared& s) {
   const Softmax softmax = s.softmax;
   const ChunkSum own = own_chunk(part, s);
   const Published sums = chunk_totals(s, softmax, own);

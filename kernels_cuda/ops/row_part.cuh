@@ -15,14 +15,13 @@
 
 namespace specdec::cuda {
 
-constexpr int kRowThreads = 384;  // two blocks on a processor, with 80 registers a thread
+constexpr int kRowThreads = 384;  // two blocks on an SM, with 80 registers a thread
 constexpr int kRowWarps = kRowThreads / 32;
-constexpr int kRowGroups = kMostCluster * kRowWarps;  // groups of lanes of a row, however many blocks it has
-constexpr int kMostStripes = 24;  // of a warp
-static_assert(served::kV / kChunkIds + 1 <= kMostStripes * kRowWarps,
-              "one more than chunks where a row is not aligned");
+constexpr int kRowGroups = kMaxCluster * kRowWarps;  // groups of lanes of a row, however many blocks it has
+constexpr int kMaxStripes = 24;  // of a warp
+static_assert(served::kV / kChunkIds + 1 <= kMaxStripes * kRowWarps, "one more than chunks where a row is not aligned");
 
-// Behind the parameters of a large lambda: as a call it would have what it captures in memory.
+// After the parameters of a large lambda: as a call it would have what it captures in memory.
 #define SPECDEC_INLINED __attribute__((always_inline))
 
 // -inf as a word of memory has it: what fills vectors beyond the ends of a row.
@@ -81,7 +80,7 @@ class RowPart {
     const int vectors = (lead + size + kLength - 1) / kLength, blocks = Cluster::size();
     const int stripes = ((vectors + kStripe - 1) / kStripe + blocks - 1) / blocks;
     const int share = stripes * kStripe, first = Cluster::rank() * share;
-    first_id_ = static_cast<int>(ptx::anew(static_cast<uint32_t>(first * kLength - lead)));
+    first_id_ = static_cast<int>(ptx::recomputed(static_cast<uint32_t>(first * kLength - lead)));
     if (threadIdx.x == 0) {
       extent() = {share, max(min(vectors - first, share), 0), (stripes + kRowWarps - 1) / kRowWarps};
     }
@@ -93,7 +92,8 @@ class RowPart {
   __device__ int rounds() const { return extent().stripes * kRounds; }
   // A warp's vectors [begin, end), as the block counts them, and its stripes.
   __device__ int begin(int warp) const {
-    return min(static_cast<int>(ptx::anew(static_cast<uint32_t>(warp * extent().stripes * kStripe))), extent().count);
+    return min(static_cast<int>(ptx::recomputed(static_cast<uint32_t>(warp * extent().stripes * kStripe))),
+               extent().count);
   }
   __device__ int end(int warp) const { return min((warp + 1) * extent().stripes * kStripe, extent().count); }
   __device__ int stripes(int warp) const { return (end(warp) - begin(warp) + kStripe - 1) / kStripe; }
@@ -107,7 +107,9 @@ class RowPart {
     return static_cast<uint32_t>(id(vector)) < static_cast<uint32_t>(max(size_ - kLength + 1, 0));
   }
   // Elements of a stripe that belong to the chunk before.
-  __device__ int lead() const { return static_cast<int>(ptx::anew(static_cast<uint32_t>(-first_id_ & (kLength - 1)))); }
+  __device__ int lead() const {
+    return static_cast<int>(ptx::recomputed(static_cast<uint32_t>(-first_id_ & (kLength - 1))));
+  }
   // The first id of the chunk that goes with a warp's stripe.
   __device__ int chunk_id(int warp, int at) const { return id(begin(warp, at)) + lead(); }
 
@@ -167,7 +169,7 @@ class RowPart {
 
     const RowPart part;  // not a reference: it would be kept in memory
     int first, next = -1, next_round = 0;
-    uint32_t left;  // stripes behind the next
+    uint32_t left;  // stripes after the next
     bool next_whole;  // others are not read ahead
     ptx::CachePolicy policy = {};  // forwards
   };
@@ -205,7 +207,7 @@ class RowPart {
     __device__ void operator()(int) const {}
   };
   // Goes through the stripes of this warp whose bits are set, after `load`: backwards, since what was read last is in
-  // the cache. In all lanes together f(vector, elements, whether they are the row's), and behind a stripe done(stripe).
+  // the cache. In all lanes together f(vector, elements, whether they are the row's), and after a stripe done(stripe).
   // `kAhead`: vectors of a lane that are read ahead; on some devices the compiler has no registers left for more.
 #if __CUDA_ARCH__ >= 1000
   static constexpr int kSweepAhead = kRounds / 4;

@@ -1,5 +1,5 @@
 // Rows of which several ranks have a part each: what they tell each other, and what follows from it by row_rules.h.
-// `first_of_ranks`: of every rank the places of its first elements, descending.
+// `first_of_ranks`: of every rank the sort keys of its first elements, descending.
 #pragma once
 
 #include "specdec/row_rules.h"
@@ -7,18 +7,18 @@
 namespace specdec {
 
 // Where an element stands in the order of a row, as one number: the first is largest. Tokens below 2^32.
-constexpr int64_t kNowhere = INT64_MIN;  // behind every place
+constexpr int64_t kNowhere = INT64_MIN;  // after every sort key
 constexpr int64_t kLastToken = 0xFFFFFFFF;
 
-SPECDEC_HD int64_t place_at(int32_t key, int64_t token) {
+SPECDEC_HD int64_t sort_key(int32_t key, int64_t token) {
   return static_cast<int64_t>(key) * (int64_t{1} << 32) + (kLastToken - token);
 }
-SPECDEC_HD int32_t place_key(int64_t place) {
-  const int32_t key = static_cast<int32_t>(place >> 32);
+SPECDEC_HD int32_t order_key_of(int64_t entry) {
+  const int32_t key = static_cast<int32_t>(entry >> 32);
   return key < -kKeyInf ? -kKeyInf : key;
 }
-SPECDEC_HD int64_t place_token(int64_t place) { return kLastToken - (place & kLastToken); }
-SPECDEC_HD float place_value(int64_t place) { return key_value(place_key(place)); }
+SPECDEC_HD int64_t token_of(int64_t entry) { return kLastToken - (entry & kLastToken); }
+SPECDEC_HD float value_of(int64_t entry) { return key_value(order_key_of(entry)); }
 
 // The largest logit of row r.
 template <class Args>
@@ -28,7 +28,7 @@ SPECDEC_HD float top_of_ranks(const Args& a, int64_t r) {
     const int64_t other = a.first_of_ranks[(rank * a.R_cap + r) * a.Listed];
     first = other > first ? other : first;
   }
-  return place_value(first);
+  return value_of(first);
 }
 
 template <class Args>

@@ -8,8 +8,8 @@
 namespace specdec::cuda {
 
 // s.search.kept says what the whole row keeps.
-struct RowCut {
-  Cut cut;
+struct RowThreshold {
+  Threshold threshold;
   bool reached;
 };
 
@@ -45,13 +45,13 @@ __device__ __forceinline__ void count_cell(Cells& cells, int bucket, const MassO
 }
 
 // The row's histogram out of the blocks' cells, after a Cluster::sync().
-__device__ __forceinline__ void merge_cells(RowBoard& s, Cells& own) {
+__device__ __forceinline__ void merge_cells(RowShared& s, Cells& own) {
   const int blocks = Cluster::size(), word = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll 1
   for (int bucket = static_cast<int>(threadIdx.x) / 4; bucket < kBuckets; bucket += kRowThreads / 4) {
     uint64_t sum = 0;
 #pragma unroll
-    for (int r = 0; r < kMostCluster; ++r) sum += r < blocks ? Cluster::of(&own, r)->word[word][bucket] : 0u;
+    for (int r = 0; r < kMaxCluster; ++r) sum += r < blocks ? Cluster::of(&own, r)->word[word][bucket] : 0u;
     uint64_t mass = word == 0 ? 0 : sum << (14 * (word - 1));
 #pragma unroll
     for (int d = 1; d < 4; d *= 2) mass += __shfl_xor_sync(kAllLanes, mass, d);
@@ -62,7 +62,7 @@ __device__ __forceinline__ void merge_cells(RowBoard& s, Cells& own) {
 
 // Goes on with s.search where the merged histogram reaches its need, for all to see.
 template <class L>
-__device__ __forceinline__ void find_cell(RowBoard& s) {
+__device__ __forceinline__ void find_cell(RowShared& s) {
   if (warp_id() == 0) {
     constexpr int kEach = kBuckets / 32;
     const int first = static_cast<int>(lane_id()) * kEach;
@@ -90,23 +90,23 @@ __device__ __forceinline__ void find_cell(RowBoard& s) {
 }
 
 // The order as one number: the larger, the earlier.
-__device__ __forceinline__ int64_t place_of(int32_t key, int32_t id) {
+__device__ __forceinline__ int64_t sort_key_of(int32_t key, int32_t id) {
   return static_cast<int64_t>(key) * (int64_t{1} << 32) + (0x7FFFFFFF - id);
 }
 
-// Cuts the short list of what is in s.search.now.range, which the leader has: s.search.cut, s.search.kept and
+// Cuts the short list of what is in s.search.now.range, which the leader has: s.search.threshold, s.search.kept and
 // s.search.now.reached for all. As many threads look at an element as there are for each.
 template <class MassOf>
-__device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
-  const RowBoard* leader = Cluster::of(&s, 0);
-  const int tid = static_cast<int>(ptx::anew(threadIdx.x)), n = static_cast<int>(s.search.now.inside.count);
+__device__ __forceinline__ void short_threshold(RowShared& s, const MassOf& mass_of) {
+  const RowShared* leader = Cluster::of(&s, 0);
+  const int tid = static_cast<int>(ptx::recomputed(threadIdx.x)), n = static_cast<int>(s.search.now.inside.count);
   if (tid == 0) s.search.now.reached = false;
   if (tid < n) {
     const float x = leader->above.value[tid];
     const int32_t id = leader->above.id[tid];
     s.search.value[tid] = x;
     s.search.id[tid] = id;
-    s.search.place[tid] = place_of(order_key(x), id);
+    s.search.sort_key[tid] = sort_key_of(order_key(x), id);
     s.search.mass[tid] = mass_of(x);
   }
   __syncthreads();
@@ -117,10 +117,10 @@ __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
   uint32_t count = 0;
   uint64_t mass = 0;
   if (i < n) {
-    const int64_t place = s.search.place[i];
+    const int64_t sort_key = s.search.sort_key[i];
 #pragma unroll 4
     for (int j = tid % threads; j < n; j += threads) {
-      if (s.search.place[j] >= place) {
+      if (s.search.sort_key[j] >= sort_key) {
         ++count;
         mass += s.search.mass[j];
       }
@@ -135,7 +135,7 @@ __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
     const Goal goal = s.search.now.goal;
     const uint64_t upto = kept.of(goal), before = upto - Weight{1, s.search.mass[i]}.of(goal);
     if (upto >= s.search.now.need && before < s.search.now.need) {
-      s.search.cut = {order_key(s.search.value[i]), s.search.id[i]};
+      s.search.threshold = {order_key(s.search.value[i]), s.search.id[i]};
       s.search.kept = kept;
       s.search.now.reached = true;
     }
@@ -144,13 +144,14 @@ __device__ __forceinline__ void cut_short(RowBoard& s, const MassOf& mass_of) {
 }
 
 struct Ties {
-  Cut cut;
+  Threshold threshold;
   uint64_t count;  // of those kept
 };
 
 // Cuts among elements that all have one key: the first `wanted` of them are kept, which may be all. `each` as below.
 template <class Part, class Each>
-__device__ __forceinline__ Ties cut_ties(const Part& part, RowBoard& s, int32_t key, uint64_t wanted, Each each) {
+__device__ __forceinline__ Ties ties_threshold(const Part& part, RowShared& s, int32_t key, uint64_t wanted,
+                                               Each each) {
   uint32_t* counts = s.stripes.more[0];
   clear_more(s);
   __syncthreads();
@@ -161,7 +162,7 @@ __device__ __forceinline__ Ties cut_ties(const Part& part, RowBoard& s, int32_t 
   const int g = own_stripe(part);
   const uint32_t own = g >= 0 ? counts[g] : 0, upto = warp_inclusive(own);
   publish(s.published[0], static_cast<uint64_t>(__shfl_sync(kAllLanes, upto, 31)));
-  if (threadIdx.x == 0) s.search.cut = {key, part.size()};
+  if (threadIdx.x == 0) s.search.threshold = {key, part.size()};
   Cluster::sync();
   const Published sums = gather(s.published[0]);
   const bool here = wanted > sums.before + upto - own && wanted <= sums.before + upto;
@@ -171,16 +172,17 @@ __device__ __forceinline__ Ties cut_ties(const Part& part, RowBoard& s, int32_t 
     const int missing =
         static_cast<int>(wanted - sums.before) - static_cast<int>(__shfl_sync(kAllLanes, upto - own, at));
     const int id = nth_tie(part, part.begin(warp, at), part.end(warp, at), key, missing);
-    if (static_cast<int>(lane_id()) < Cluster::size()) Cluster::of(&s, static_cast<int>(lane_id()))->search.cut.id = id;
+    if (static_cast<int>(lane_id()) < Cluster::size())
+      Cluster::of(&s, static_cast<int>(lane_id()))->search.threshold.id = id;
   }
   Cluster::sync();
   clear_more(s);
   __syncthreads();
-  return {s.search.cut, min(wanted, sums.total)};
+  return {s.search.threshold, min(wanted, sums.total)};
 }
 
 // Begins a search; the caller has a barrier after the one before.
-__device__ __forceinline__ void begin_search(RowBoard& s, const RowSearch& search) {
+__device__ __forceinline__ void begin_search(RowShared& s, const RowSearch& search) {
   if (threadIdx.x == 0) s.search.now = search;
   __syncthreads();
 }
@@ -189,7 +191,7 @@ __device__ __forceinline__ void begin_search(RowBoard& s, const RowSearch& searc
 // for this lane's share of elements, which are all that there are in the search's range. All blocks of the row call it;
 // not reached: the range does not hold what is needed.
 template <class L, class Part, class Each, class MassOf>
-__device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each each, const MassOf& mass_of) {
+__device__ __forceinline__ RowThreshold narrow(const Part& part, RowShared& s, Each each, const MassOf& mass_of) {
   for (int turn = 0;; turn ^= 1) {
     if (s.search.now.inside.count <= kShort) {
       const KeyRange range = s.search.now.range;
@@ -198,8 +200,8 @@ __device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each eac
       });
       Cluster::sync();
       if (Cluster::rank() == 0 && threadIdx.x == 0) s.above.count = 0;
-      cut_short(s, mass_of);
-      const RowCut found = {s.search.cut, s.search.now.reached};
+      short_threshold(s, mass_of);
+      const RowThreshold found = {s.search.threshold, s.search.now.reached};
       if (!found.reached) Cluster::sync();  // all have read the list, which the next search fills
       return found;
     }
@@ -208,10 +210,10 @@ __device__ __forceinline__ RowCut narrow(const Part& part, RowBoard& s, Each eac
       const uint64_t mass = mass_of(key_value(range.low)),
                      missing = s.search.now.need - s.search.now.above.of(s.search.now.goal);
       const uint64_t wanted = ties_kept(s.search.now.goal, missing, mass);
-      const Ties ties = cut_ties(part, s, range.low, wanted, each);
+      const Ties ties = ties_threshold(part, s, range.low, wanted, each);
       if (threadIdx.x == 0) s.search.kept = s.search.now.above.plus({ties.count, ties.count * mass});
       __syncthreads();
-      return {ties.cut, true};
+      return {ties.threshold, true};
     }
     Cells& cells = s.scratch.cells[turn];
     for (int i = static_cast<int>(threadIdx.x); i < 4 * kBuckets; i += kRowThreads) {

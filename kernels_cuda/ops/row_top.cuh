@@ -2,7 +2,7 @@
 // maxima of groups, which are few, sorted by counting.
 #pragma once
 
-#include "row_board.cuh"
+#include "row_shared.cuh"
 
 namespace specdec::cuda {
 
@@ -33,12 +33,12 @@ struct NoChunks {
 // Loads the row's part and returns the row's largest key, with what find_first and collect_top need. `by_chunk`: as in
 // RowPart::load.
 template <class L, class Part, class ByChunk>
-__device__ __forceinline__ int32_t load_tops(Part& part, RowBoard& s, ByChunk& by_chunk) {
+__device__ __forceinline__ int32_t load_tops(Part& part, RowShared& s, ByChunk& by_chunk) {
   ThreadTop top;
   part.load([&](int v, const Elements<L>& elements) { top.look_at(v, elements); }, by_chunk);
   s.top.thread_second[threadIdx.x] = top.other;
   s.top.thread_vector[threadIdx.x] = top.vector;
-  return meet_row(s, order_key(top.largest));
+  return cluster_max(s, order_key(top.largest));
 }
 
 // f(value, id) for those of a vector's elements that are the row's; `id` is the first one's.
@@ -61,7 +61,7 @@ __device__ __forceinline__ void each_element(const Part& part, uint32_t wanted, 
 
 // f(value, id) for each element of the threads in s.top.owner, which are few: all threads of the block share them.
 template <class Part, class F>
-__device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, F f) {
+__device__ __forceinline__ void each_owned(const Part& part, RowShared& s, F f) {
   const int tid = static_cast<int>(threadIdx.x), rounds = part.rounds(), count = s.top.owners * rounds;
   constexpr int kAhead = 8 / Part::kLength;  // vectors that take 8 registers
 #pragma unroll 1
@@ -85,7 +85,7 @@ __device__ __forceinline__ void each_owned(const Part& part, RowBoard& s, F f) {
 
 // The smallest id of the row's largest key, in the leader's s.top.first_id after the next Cluster::sync().
 template <class Part>
-__device__ __forceinline__ void find_first(const Part& part, RowBoard& s, int32_t key) {
+__device__ __forceinline__ void find_first(const Part& part, RowShared& s, int32_t key) {
   if (s.top.thread_key[threadIdx.x] != key) return;
   const int v = s.top.thread_vector[threadIdx.x];
   each_of(part, part[v], part.id(v), [&](float x, int id) {
@@ -96,8 +96,8 @@ __device__ __forceinline__ void find_first(const Part& part, RowBoard& s, int32_
 // Appends the elements above a pivot to the leader's s.above and those equal to it to its s.top.ties. Most threads that
 // have any have one.
 template <class Part>
-__device__ __forceinline__ void collect_top(const Part& part, RowBoard& s, int32_t pivot) {
-  RowBoard* leader = Cluster::of(&s, 0);
+__device__ __forceinline__ void collect_top(const Part& part, RowShared& s, int32_t pivot) {
+  RowShared* leader = Cluster::of(&s, 0);
   const auto append = [&](float x, int id) {
     const int32_t key = order_key(x);
     if (key >= pivot) (key > pivot ? leader->above : leader->top.ties).append(x, id);
@@ -135,8 +135,8 @@ __device__ __forceinline__ int nth_tie(const Part& part, int begin, int end, int
       const uint32_t lanes = __ballot_sync(kAllLanes, missing <= __popc(equal[k]));
       if (lanes != 0) {
         const int id = part.id(at + k * 32 + static_cast<int>(lane_id()));
-        const int place = static_cast<int>(__fns(equal[k], 0, missing > 0 ? missing : 1));
-        return __shfl_sync(kAllLanes, id + place, __ffs(static_cast<int>(lanes)) - 1);
+        const int rank = static_cast<int>(__fns(equal[k], 0, missing > 0 ? missing : 1));
+        return __shfl_sync(kAllLanes, id + rank, __ffs(static_cast<int>(lanes)) - 1);
       }
       before += __shfl_sync(kAllLanes, inclusive, 31);
     }
@@ -147,8 +147,8 @@ __device__ __forceinline__ int nth_tie(const Part& part, int begin, int end, int
 // After collect_top and a Cluster::sync(): whether the leader's lists hold the first `need` elements, perhaps with
 // more. All blocks call it and get the same.
 template <class Part>
-__device__ __forceinline__ bool settle_top(const Part& part, RowBoard& s, int need, int32_t pivot) {
-  RowBoard* leader = Cluster::of(&s, 0);
+__device__ __forceinline__ bool settle_top(const Part& part, RowShared& s, int need, int32_t pivot) {
+  RowShared* leader = Cluster::of(&s, 0);
   const int above = static_cast<int>(leader->above.count), ties = static_cast<int>(leader->top.ties.count);
   if (above > kShort) {
     Cluster::sync();  // all have read the count
@@ -175,24 +175,24 @@ __device__ __forceinline__ bool settle_top(const Part& part, RowBoard& s, int ne
 }
 
 // In the leader, after settle_top: the first `need` elements in order.
-__device__ __forceinline__ void sort_top(RowBoard& s, int need) {
+__device__ __forceinline__ void sort_top(RowShared& s, int need) {
   const int above = static_cast<int>(s.above.count),
             n = above + (above >= need ? 0 : static_cast<int>(s.top.ties.count));
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kRowThreads) {
     const float x = i < above ? s.above.value[i] : s.top.ties.value[i - above];
     const int id = i < above ? s.above.id[i] : s.top.ties.id[i - above];
     const int32_t key = order_key(x);
-    int place = 0;
+    int rank = 0;
     for (int j = 0; j < above; ++j) {
       const int32_t other = order_key(s.above.value[j]);
-      place += other > key || (other == key && s.above.id[j] < id) ? 1 : 0;
+      rank += other > key || (other == key && s.above.id[j] < id) ? 1 : 0;
     }
     if (i >= above) {
-      for (int j = 0; j < n - above; ++j) place += s.top.ties.id[j] < id ? 1 : 0;
+      for (int j = 0; j < n - above; ++j) rank += s.top.ties.id[j] < id ? 1 : 0;
     }
-    if (place < need) {
-      s.top.sorted_value[place] = x;
-      s.top.sorted_id[place] = id;
+    if (rank < need) {
+      s.top.sorted_value[rank] = x;
+      s.top.sorted_id[rank] = id;
     }
   }
   __syncthreads();

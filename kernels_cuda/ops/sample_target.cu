@@ -7,7 +7,7 @@
 
 namespace specdec::cuda {
 
-__device__ __forceinline__ void tell_none(const SampleTargetArgs& a, float logprob) {
+__device__ __forceinline__ void write_undefined(const SampleTargetArgs& a, float logprob) {
   if (Cluster::rank() != 0 || threadIdx.x != 0) return;
   a.target_tokens[Cluster::index()] = -1;
   if (a.logprobs != nullptr) a.logprobs[Cluster::index()] = logprob;
@@ -16,7 +16,7 @@ __device__ __forceinline__ void tell_none(const SampleTargetArgs& a, float logpr
 
 // The log-probability and the rank of the row's token, which one thread of the row has, the others -1.
 template <class L, class Part>
-__device__ __forceinline__ void tell_of(const SampleTargetArgs& a, Part& part, RowBoard& s, int token) {
+__device__ __forceinline__ void write_logprob(const SampleTargetArgs& a, Part& part, RowShared& s, int token) {
   if (token >= 0) {
     const float logit = part.value(token);
     for (int r = 0; r < Cluster::size(); ++r) Cluster::of(&s, r)->drawn.logit = logit;
@@ -55,21 +55,21 @@ __device__ __forceinline__ void tell_of(const SampleTargetArgs& a, Part& part, R
 template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, 2)
     sample_target_kernel(const __grid_constant__ SampleTargetArgs a, const typename L::Bits* logits) {
-  __shared__ RowBoard s;
+  __shared__ RowShared s;
   wait_for_previous();
   const int64_t position = a.position[Cluster::index()];
   // Before it is known whether they will be needed.
   const SamplingParams params = read_params(a, Cluster::index(), s);
   if (threadIdx.x == 0) s.drawn.random = philox_words(a.row_seed[Cluster::index()], position, a.purpose).u64();
-  if (position < 0) return tell_none(a, 0.0f);
-  clear_board(s);
+  if (position < 0) return write_undefined(a, 0.0f);
+  clear_shared(s);
   Cluster::arrive();
   RowPart<L, kResident> part(logits + Cluster::index() * a.V, static_cast<int>(a.V));
   const bool raw = a.logprobs != nullptr && a.logprob_mode == LogprobMode::kRaw;
   const RowFound found = filtered_row<L>(part, s, load_row<L>(part, s, params, raw));
   int token = -1;
   switch (found.kind) {
-    case RowKind::kUndefined: return tell_none(a, kLowestLogprob);
+    case RowKind::kUndefined: return write_undefined(a, kLowestLogprob);
     case RowKind::kGreedy:
       if (Cluster::rank() == 0 && threadIdx.x == 0) token = s.top.first_id;
       break;
@@ -81,11 +81,11 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     case RowKind::kKept: {
       const Published sums = gather(s.published[3]);
       if (threadIdx.x == 0) s.drawn.total = sums.total;
-      token = draw_token(part, s, kept_by(s, found.cut), sums, found.own);
+      token = draw_token(part, s, kept_by(s, found.threshold), sums, found.own);
     }
   }
   if (token >= 0) a.target_tokens[Cluster::index()] = token;
-  if (a.logprobs != nullptr || a.ranks != nullptr) tell_of<L>(a, part, s, token);
+  if (a.logprobs != nullptr || a.ranks != nullptr) write_logprob<L>(a, part, s, token);
 }
 
 void sample_target(const SampleTargetArgs& a, cudaStream_t stream) {

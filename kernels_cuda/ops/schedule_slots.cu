@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kScheduleThreads) schedule_slots_kernel(const 
 void schedule_slots(const ScheduleSlotsArgs& a, cudaStream_t stream) {
   if (a.B == 0) return;
   // Few slots with long chunks are copied by more than a block each.
-  const int64_t blocks = 2 * device_processors("schedule_slots");
+  const int64_t blocks = 2 * device_sms("schedule_slots");
   const unsigned share = blocks_for(a.I_cap, kScheduleThreads * kScheduleEach, max64(blocks / a.B, 1));
   launch("schedule_slots", stream, {dim3(share, static_cast<unsigned>(a.B)), kScheduleThreads}, schedule_slots_kernel,
          a);

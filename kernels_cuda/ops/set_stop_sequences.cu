@@ -1,4 +1,4 @@
-// set_stop_sequences: a warp a slot. A lane looks for one sequence behind one emitted token; lanes take these pairs in
+// set_stop_sequences: a warp a slot. A lane looks for one sequence after one emitted token; lanes take these pairs in
 // order of the tokens, so that the lowest lane that finds a sequence has the first token.
 #include "launch.cuh"
 #include "ops.h"

@@ -25,8 +25,8 @@ void with_slot_shape(int64_t slots, Body body) {
 // Blocks for `items`, one a thread, but not more than run at the same time.
 template <typename Shape>
 LaunchShape packed_shape(const char* op, Shape, int64_t items) {
-  constexpr int64_t kOfAProcessor = 512;  // threads
-  const int64_t most = device_processors(op) * kOfAProcessor / Shape::kThreads;
+  constexpr int64_t kThreadsPerSm = 512;  // threads
+  const int64_t most = device_sms(op) * kThreadsPerSm / Shape::kThreads;
   return {blocks_for(items, Shape::kThreads, most), Shape::kThreads};
 }
 

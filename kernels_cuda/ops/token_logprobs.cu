@@ -19,7 +19,7 @@ template <class L, bool kResident>
 __global__ void __launch_bounds__(kRowThreads, kListBlocks)
     token_logprobs_kernel(TokenLogprobsArgs a, const typename L::Bits* logits, const int32_t* last_offset) {
   using Part = RowPart<L, kResident>;
-  __shared__ RowBoard s;
+  __shared__ RowShared s;
   wait_for_previous();
   const int64_t entry = Cluster::index(), accepted = clamp64(*last_offset, 0, a.A_cap);
   const bool leads = Cluster::rank() == 0;
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
     if (leads) fill_entry(a, entry, -1, 0.0f);
     return;
   }
-  clear_board(s);
+  clear_shared(s);
   Cluster::arrive();
   const typename L::Bits* row = logits + r * a.V;
   const float chosen = L::widen(row[token]);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
   int32_t top;
   if (a.N == 1) {
     part.load(sums);
-    top = meet_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
+    top = cluster_max_of_warps(s, __reduce_max_sync(kAllLanes, order_key(sums.own.top)));
   } else {
     top = load_tops<L>(part, s, sums);
   }

@@ -9,7 +9,7 @@ namespace specdec::cuda {
 template <bool kResident>
 __global__ void __launch_bounds__(kRowThreads, kListBlocks) top_p_candidates_kernel(TopPCandidatesArgs a) {
   using Part = RowPart<Probability, kResident>;
-  __shared__ RowBoard s;
+  __shared__ RowShared s;
   wait_for_previous();
   const int64_t r = Cluster::index(), b = a.batch_id_per_token_output[r];
   const bool leads = Cluster::rank() == 0;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks) top_p_candidates_ker
     if (threadIdx.x == 0) a.candidate_lens[r] = 0;
     return;
   }
-  clear_board(s);
+  clear_shared(s);
   Cluster::arrive();
   const uint64_t wanted = fraction_mass(a.top_p[b]);
   Part part(a.probs + r * a.V, static_cast<int>(a.V));

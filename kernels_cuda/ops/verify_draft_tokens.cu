@@ -16,12 +16,12 @@ __global__ void verify_by_tokens_kernel(const __grid_constant__ VerifyDraftToken
   wait_for_previous();
   let_next_start();
   const LaneSlot<kLanes> own(a, team_index<kLanes>());
-  Held<int64_t> target = {0};
+  RegisterArray<int64_t> target = {0};
   if (own.emits && own.lane <= own.slot.drafts) target.value = a.target_tokens[own.slot.row(own.lane)];
-  JudgeByToken<Held<int64_t>> judge = {target};
-  const int64_t passing = own.judges(a.accept_policy) ? judge.accepted(own.slot, own.lane, own.drafts) : 0;
+  VerifierByToken<RegisterArray<int64_t>> verifier = {target};
+  const int64_t passing = own.verifies(a.accept_policy) ? verifier.accepted(own.slot, own.lane, own.drafts) : 0;
   const EmittedDrafts emitted = own.phase1(a, passing == 1, passing > 1);
-  own.store(a, emitted, judge.token(own.slot, own.lane));
+  own.store(a, emitted, verifier.token(own.slot, own.lane));
 }
 
 constexpr int kLaneCandidates = 8;
@@ -41,11 +41,11 @@ __global__ void verify_by_few_candidates_kernel(const __grid_constant__ VerifyDr
   const uint64_t random = own.slot.random(own.lane, Purpose::kCandidate).u64();
 
   const int64_t draft = own.drafts.own;
-  const bool judges = own.judges(a.accept_policy);
-  const uint32_t best = Lanes::ballot(judges && list.best_is(draft));
-  const bool alone = judges && list.contain(draft);
+  const bool verifiers = own.verifies(a.accept_policy);
+  const uint32_t best = Lanes::ballot(verifiers && list.best_is(draft));
+  const bool alone = verifiers && list.contain(draft);
   const bool window =
-      judges && list.second_is(draft) && window_follows(best, own.lane, a.verify_window, own.slot.drafts);
+      verifiers && list.second_is(draft) && window_follows(best, own.lane, a.verify_window, own.slot.drafts);
   const EmittedDrafts emitted = own.phase1(a, alone, window);
   own.store(a, emitted, list.draw(top_p, random));
 }
@@ -67,16 +67,16 @@ __global__ void verify_by_candidates_kernel(const __grid_constant__ VerifyDraftT
   let_next_start();
   const LaneSlot<kLanes> own(a, team_index<kLanes>());
   const bool has_row = own.emits && own.lane <= own.slot.drafts;
-  Held<int32_t> len = {has_row ? a.candidate_lens[own.slot.row(own.lane)] : 0};
+  RegisterArray<int32_t> len = {has_row ? a.candidate_lens[own.slot.row(own.lane)] : 0};
   const float top_p = own.emits ? a.top_p[own.b] : 0.0f;
 
   const auto verify = [&](auto ids, auto scores) {
-    JudgeByCandidates<decltype(ids), decltype(scores), Held<int32_t>> judge = {ids, scores,          len,
-                                                                               a.C, a.verify_window, top_p};
-    const int64_t passing = own.judges(a.accept_policy) ? judge.accepted(own.slot, own.lane, own.drafts) : 0;
+    VerifierByCandidates<decltype(ids), decltype(scores), RegisterArray<int32_t>> verifier = {
+        ids, scores, len, a.C, a.verify_window, top_p};
+    const int64_t passing = own.verifies(a.accept_policy) ? verifier.accepted(own.slot, own.lane, own.drafts) : 0;
     const EmittedDrafts emitted = own.phase1(a, passing == 1, passing > 1);
     const bool draws = own.emits && !emitted.stopped && own.lane == emitted.count;
-    own.store(a, emitted, draws ? judge.token(own.slot, own.lane) : -1);
+    own.store(a, emitted, draws ? verifier.token(own.slot, own.lane) : -1);
   };
   if constexpr (kStaged) {
     const unsigned teams = blockDim.x / kLanes, team = threadIdx.x / kLanes;
@@ -135,11 +135,11 @@ void verify_by_candidates(const VerifyDraftTokensArgs& a, cudaStream_t stream) {
 // Blocks a slot: few slots take several each, so that the chip is full. Not two on a multiprocessor: measured, clusters
 // then do not all find room at the same time.
 unsigned residual_cluster(const VerifyDraftTokensArgs& a) {
-  if (device_generation(kOp) < 9) return 1;
+  if (compute_capability_major(kOp) < 9) return 1;
   constexpr int64_t kWorthABlock = 8192;  // elements
-  const int64_t processors = device_processors(kOp);
+  const int64_t sms = device_sms(kOp);
   unsigned blocks = 1;
-  while (blocks < kMostCluster && a.B * blocks * 2 <= processors && a.V >= blocks * 2 * kWorthABlock) {
+  while (blocks < kMaxCluster && a.B * blocks * 2 <= sms && a.V >= blocks * 2 * kWorthABlock) {
     blocks *= 2;
   }
   return blocks;

@@ -16,7 +16,7 @@ constexpr int64_t kChunk = 4 * kWarp * kChunkVectors;  // elements
 static_assert(served::kV / kChunk <= kResidualThreads, "a thread of the block for every chunk of a row");
 
 // What is to be drawn from, in chunks: all but the first begin on 16 bytes of p; the first has the elements before
-// that, the last those behind the last whole vector.
+// that, the last those after the last whole vector.
 struct ResidualRow {
   const float *p, *q;  // q: null where nothing or `one_hot` is taken away
   int64_t vocabulary, one_hot;
@@ -149,7 +149,7 @@ __device__ __forceinline__ int64_t best_token(uint64_t order) {
 }
 
 struct ResidualShared {
-  uint64_t totals[kMostCluster], bests[kMostCluster];  // what the blocks of a cluster tell each other
+  uint64_t totals[kMaxCluster], bests[kMaxCluster];  // what the blocks of a cluster tell each other
   uint64_t sums[kResidualThreads];  // of this block's chunks
   uint64_t parts[kResidualWarps];
   uint64_t before;  // the mass before the chunk that holds the point
@@ -263,9 +263,9 @@ __global__ void __launch_bounds__(kResidualThreads, 2)
   const float* const draft_rows = a.draft_probs == nullptr ? nullptr : a.draft_probs + b * drafts * a.V;
   if (warp_id() == 0) {
     const LaneSlot<kWarp> own(a, b);
-    JudgeByProbs<const float* const, const float* const> judge = {a.target_probs,
-                                                                  draft_rows == nullptr ? nullptr : &draft_rows, a.V};
-    const int64_t passing = own.judges(a.accept_policy) ? judge.accepted(own.slot, own.lane, own.drafts) : 0;
+    VerifierByProbs<const float* const, const float* const> verifier = {
+        a.target_probs, draft_rows == nullptr ? nullptr : &draft_rows, a.V};
+    const int64_t passing = own.verifies(a.accept_policy) ? verifier.accepted(own.slot, own.lane, own.drafts) : 0;
     const EmittedDrafts emitted = own.phase1(a, passing == 1, false);
     const bool wanted = !emitted.stopped;
     if (own.lane == emitted.count) {

@@ -35,7 +35,7 @@ class EndTokens {
 
 // A value that this lane already holds, for rules that read it from an array.
 template <typename T>
-struct Held {
+struct RegisterArray {
   T value;
 
   __device__ __forceinline__ T operator[](int64_t) const { return value; }
@@ -73,12 +73,12 @@ struct LaneSlot {
         slot(state, a.S, a.R_cap),
         rule{a.E, slot.limit, a.accept_policy == AcceptPolicy::kAcceptAll, a.end_at_limit} {}
 
-  // The lane has a draft to judge.
-  __device__ __forceinline__ bool judges(AcceptPolicy policy) const {
+  // The lane has a draft to verifier.
+  __device__ __forceinline__ bool verifies(AcceptPolicy policy) const {
     return emits && slot.tests_drafts && lane < slot.drafts && policy == AcceptPolicy::kNormal;
   }
 
-  // Phase 1; what the judge says of this lane's draft: it passes alone, with the window behind it.
+  // Phase 1; what the verifier says of this lane's draft: it passes alone, with the window after it.
   __device__ __forceinline__ EmittedDrafts phase1(const VerifyDraftTokensArgs& a, bool alone, bool window) const {
     using Lanes = Team<kLanes>;
     const bool stops = rule.stops(lane + 1, ends.contain(drafts.own));

@@ -1,6 +1,6 @@
-// Makes the calls of a file of cases (specdec_hal/conformance/device_cases.py) on a device, and compares what they wrote.
-// Linked with kernels that were compiled with SPECDEC_XPU_DEVICE, by the vendor's compiler or by xpu-cc: it allocates,
-// copies and waits through the runtime's functions, xpu/runtime.h, alone.
+// Makes the calls of a file of cases (specdec_hal/conformance/device_cases.py) on a device, and compares what they
+// wrote. Linked with kernels that were compiled with SPECDEC_XPU_DEVICE, by the vendor's compiler or by xpu-cc: it
+// allocates, copies and waits through the runtime's functions, xpu/runtime.h, alone.
 // usage: replay CASES [--list | OP...]; status 1: something differs or failed. --list: the ops that are linked
 #include <dlfcn.h>
 
@@ -187,7 +187,7 @@ int bind_op(const OpSignature& op, List<Limit>, void (*launch)(const void* args,
   return 0;
 }
 
-int tell_limits(const OpSignature&, List<Limit>, void*) { return 0; }
+int list_limits(const OpSignature&, List<Limit>, void*) { return 0; }
 
 }  // namespace specdec::xpu
 

@@ -20,7 +20,7 @@ using tvm::ffi::PackedArgs;
 // An index of 16 histories of 131,072 tokens takes 2 s to build, and 10 to 20 times that with every check.
 constexpr double kWatchdogSeconds = 300;
 
-// Arguments behind the attributes: clusters, cores, seed, DMA policy, host threads, and the model of the device.
+// Arguments after the attributes: clusters, cores, seed, DMA policy, host threads, and the model of the device.
 constexpr int kOptions = 6;
 
 LaunchOptions options_of(const char* op, const PackedArgs& given) {
@@ -68,7 +68,7 @@ int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void
   TVM_FFI_SAFE_CALL_END();
 }
 
-int tell_limits(const OpSignature& op, List<Limit> limits, void* map) {
+int list_limits(const OpSignature& op, List<Limit> limits, void* map) {
   TVM_FFI_SAFE_CALL_BEGIN();
   *static_cast<Any*>(map) = ffi::limits_of(op, limits);
   TVM_FFI_SAFE_CALL_END();

@@ -1,4 +1,4 @@
-// How a kernel file makes an op known: behind its kernels it defines `void op(const OpArgs&, const LaunchOptions&)`,
+// How a kernel file makes an op known: after its kernels it defines `void op(const OpArgs&, const LaunchOptions&)`,
 // which launches them, and ends with SPECDEC_OP(op, kUnlimited) or limits of its own.
 #pragma once
 
@@ -15,6 +15,6 @@ using Context = const LaunchOptions&;
 // ffi/op.cc
 int bind_op(const OpSignature& op, List<Limit> limits, void (*launch)(const void* args, Context options),
             const void* given, int count, void* plan);
-int tell_limits(const OpSignature& op, List<Limit> limits, void* map);
+int list_limits(const OpSignature& op, List<Limit> limits, void* map);
 
 }  // namespace specdec::xpu

@@ -9,7 +9,7 @@
 
 namespace specdec {
 
-using ClusterShared = RowShared<kMostCores>;
+using ClusterShared = RowShared<kMaxClusterCores>;
 
 struct ClusterTeam {
   __device__ int rank() const { return core_id(); }

@@ -14,7 +14,7 @@ struct RowRequest {
   int64_t seed, position;
 };
 
-// Of the arguments of either op; nothing behind the last row.
+// Of the arguments of either op; nothing after the last row.
 template <class Args>
 static inline __device__ void fetch_params(const Args& a, int64_t row, RowRequest* request) {
   if (core_id() != 0 || row >= a.R_cap) return;

@@ -33,9 +33,9 @@ static __device__ void add_slots(Source& source, int64_t low, int64_t high, Sums
 // `source.share(b)` is what slot b adds. All cores of the cluster call this once in a kernel.
 template <int N, typename Source>
 static __device__ void slot_part(Source& source, int64_t slots, SlotPart<N>* part) {
-  __shared__ Sums<N> before[kMostCores];
-  __shared__ Sums<N> own[kMostCores];
-  __shared__ Sums<N> after[kMostCores];
+  __shared__ Sums<N> before[kMaxClusterCores];
+  __shared__ Sums<N> own[kMaxClusterCores];
+  __shared__ Sums<N> after[kMaxClusterCores];
   const int core = core_id(), cores = core_num();
   int64_t cluster_low, cluster_high, low, high;
   partition(cluster_id(), cluster_num(), slots, 1, &cluster_low, &cluster_high);

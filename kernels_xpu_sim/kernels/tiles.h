@@ -11,7 +11,7 @@
 
 namespace specdec {
 
-constexpr int kMostCores = 64;  // of a cluster
+constexpr int kMaxClusterCores = 64;  // of a cluster
 
 // Global id and number of the cores of a launch; neighbours are in different clusters, so that small batches spread.
 static inline __device__ int64_t thread_id() { return static_cast<int64_t>(core_id()) * cluster_num() + cluster_id(); }

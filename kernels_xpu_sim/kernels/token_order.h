@@ -8,10 +8,10 @@
 
 namespace specdec {
 
-// A slot's rows in slot order, and the place of the first of them.
+// A slot's rows in slot order, and the token_row of the first of them.
 struct PlacedSlot {
   RowRange rows;
-  int64_t place;
+  int64_t token_row;
 };
 
 class PlacementWalk {
@@ -31,11 +31,11 @@ class PlacementWalk {
   __device__ void restart() {
     pass_ = 0;
     next_ = 0;
-    place_ = 0;
+    token_row_ = 0;
   }
 
-  // The next slot that has rows and a place for at least the first of them; false at the end. Rows without a place are
-  // cut off.
+  // The next slot that has rows and a token_row for at least the first of them; false at the end. Rows without a
+  // token_row are cut off.
   __device__ bool next(PlacedSlot* slot) {
     for (;; ++next_) {
       if (next_ >= slots_) {
@@ -43,13 +43,13 @@ class PlacementWalk {
         next_ = 0;
         if (slots_ == 0) return false;
       }
-      if (place_ >= capacity_) return false;
+      if (token_row_ >= capacity_) return false;
       if (!placed_in_pass(prefill_first_, pass_, enc_[next_])) continue;
       const RowRange rows = rows_of(next_);
       if (rows.size() <= 0) continue;
-      slot->rows = {rows.start, min64(rows.stop, rows.start + capacity_ - place_)};
-      slot->place = place_;
-      place_ += rows.size();
+      slot->rows = {rows.start, min64(rows.stop, rows.start + capacity_ - token_row_)};
+      slot->token_row = token_row_;
+      token_row_ += rows.size();
       ++next_;
       return true;
     }
@@ -63,7 +63,7 @@ class PlacementWalk {
   const int64_t slots_, capacity_;
   const bool prefill_first_;
   int pass_;
-  int64_t next_, place_;
+  int64_t next_, token_row_;
 };
 
 constexpr int kRowTile = 64;

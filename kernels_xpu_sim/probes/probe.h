@@ -1,5 +1,5 @@
 // What the probes share. A probe is a kernel that is right under one reading of the device and wrong under the other:
-// it says by tell() which it was. Its program prints the flag of the emulator's model that follows: model.dma_fifo=1.
+// it says by report() which it was. Its program prints the flag of the emulator's model that follows: model.dma_fifo=1.
 #pragma once
 
 #include <cstdio>
@@ -16,7 +16,7 @@ constexpr int kLaunches = 50;  // what is a matter of timing need not show at on
 enum { kDied = 0, kRight = 1, kWrong = 2 };
 
 // The kernel's answer, from one core.
-static inline __device__ void tell(_global_ptr_ int* out, bool right) {
+static inline __device__ void report(_global_ptr_ int* out, bool right) {
   int answer = right ? kRight : kWrong;
   mfence();
   LM2GM(&answer, out, sizeof(answer));

@@ -11,11 +11,11 @@ constexpr int kPenaltyTile = 1024;                   // ids
 constexpr int kPenaltyPart = kPenaltyTile / 2;       // of a row, moved at a time
 constexpr int kPenaltyLanes = 4;                     // logits that are penalised together
 constexpr uint16_t kTileInPrompt = 1 << 15;          // see kInPrompt
-constexpr int64_t kMostTileTallies = kTileInPrompt - 1;
+constexpr int64_t kMaxTileTallies = kTileInPrompt - 1;
 
 // Whether a history is worth moving rows as a whole, and short enough to be looked through for each tile.
 SPECDEC_HD bool penalized_by_tiles(int64_t vocabulary, int64_t history, int64_t draft_width) {
-  return vocabulary / 8 <= history && history <= kMostTileTallies - draft_width;
+  return vocabulary / 8 <= history && history <= kMaxTileTallies - draft_width;
 }
 
 namespace detail {

@@ -83,7 +83,7 @@ SPECDEC_HD float first_read(const SamplingParams& params, int64_t size) {
   return !is_greedy(params) && needed ? inverse_temperature(params.temperature) : kNoMasses;
 }
 
-// What a row keeps, behind read_row. `listing`: whether this rank needs to know it of a list.
+// What a row keeps, after read_row. `listing`: whether this rank needs to know it of a list.
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const SamplingParams& params,
                                 const RowTop& top, bool listing, RowDraw* result) {
@@ -93,10 +93,10 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   if (is_greedy(params)) {
     result->by = DrawBy::kNothing;
     result->total = kMassOne;
-    kept.cut = keep_none();
+    kept.threshold = keep_none();
     if (team.rank() != top.rank) return;
     each_chunk(row, s, top.value(), [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
-      kept.cut = {top.key, first + first_equal<L>(x, count, top.value())};
+      kept.threshold = {top.key, first + first_equal<L>(x, count, top.value())};
       return false;
     });
     return;
@@ -117,7 +117,7 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
     if (!listing) return;
     load_first(s, params, filters, softmax, &result->first);
     const int last = result->first.count - 1;
-    kept.cut = {order_key(s.sorted_value[last]), s.sorted_id[last]};
+    kept.threshold = {order_key(s.sorted_value[last]), s.sorted_id[last]};
     result->total = result->first.total;
     return;
   }
@@ -125,8 +125,8 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   uint64_t own = 0;  // the mass of what this rank keeps, once something is cut
   if (filters.by_count) {
     Search search{Goal::kCount, static_cast<uint64_t>(params.top_k)};
-    find_cut<L>(team, row, s, search, softmax, kNoMassBelow);
-    kept.cut = search.cut;
+    find_threshold<L>(team, row, s, search, softmax, kNoMassBelow);
+    kept.threshold = search.threshold;
     own = search.own;
     result->total = search.kept;
   } else if (filters.by_mass) {
@@ -135,13 +135,13 @@ SPECDEC_APART void filtered_row(Team& team, Row& row, Shared& s, int turn, const
   if (filters.by_mass) {
     const int deepest = filters.by_count ? kNoMassBelow : nucleus_floor(params.top_p, result->total, row.size());
     Search search{Goal::kMass, nucleus(params.top_p, result->total)};
-    find_cut<L>(team, row, s, search, softmax, deepest);
-    kept.cut = search.cut;
+    find_threshold<L>(team, row, s, search, softmax, deepest);
+    kept.threshold = search.threshold;
     own = search.own;
   }
-  if (kept.least > 0 && !kept.uncut()) {
+  if (kept.least > 0 && !kept.keeps_everything()) {
     // A larger logit has a larger mass, but for rounding: min_p takes nothing away if it leaves the last one kept.
-    const uint64_t last = softmax(key_value(kept.cut.key));
+    const uint64_t last = softmax(key_value(kept.threshold.key));
     if (last > kept.least + (last >> 20)) kept.least = 0;
   }
   if (kept.least > 0 || !(filters.by_count || filters.by_mass)) {
@@ -172,12 +172,12 @@ struct DrawnToken {
 // Draws from a row by a point in [0, from.total); exactly one rank gets the token.
 template <class L, class Team, class Row, class Shared>
 SPECDEC_APART DrawnToken draw_row(Team& team, Row& row, Shared& s, const RowDraw& from, uint64_t point) {
-  if (from.by == DrawBy::kNothing) return {from.kept.cut.id, from.kept.softmax.row_max};
+  if (from.by == DrawBy::kNothing) return {from.kept.threshold.id, from.kept.softmax.row_max};
   DrawnToken drawn{-1, 0.0f};
   if (from.by == DrawBy::kList) {
     if (team.rank() != 0) return drawn;
-    const int place = draw_first(s, from.first, point);
-    return {s.sorted_id[place], s.sorted_value[place]};
+    const int index = draw_first(s, from.first, point);
+    return {s.sorted_id[index], s.sorted_value[index]};
   }
   if (!from.sums.has(point)) return drawn;
   uint64_t below = from.sums.before;
@@ -208,7 +208,7 @@ struct AskedLogprob {
 
 // Of a row that has no token.
 template <class Sink>
-SPECDEC_HD void tell_nothing(const AskedLogprob& asked, float logprob, Sink& sink) {
+SPECDEC_HD void write_undefined(const AskedLogprob& asked, float logprob, Sink& sink) {
   sink.token(-1);
   if (asked.logprob) sink.logprob(logprob);
   if (asked.rank) sink.rank(-1);
@@ -216,8 +216,8 @@ SPECDEC_HD void tell_nothing(const AskedLogprob& asked, float logprob, Sink& sin
 
 // Of the token that one rank has: rank 0 calls sink.logprob() and sink.rank() where asked.
 template <class L, class Team, class Row, class Shared, class Sink>
-SPECDEC_APART void tell_probability(Team& team, Row& row, Shared& s, int turn, const RowDraw& from,
-                                    const DrawnToken& drawn, const AskedLogprob& asked, Sink& sink) {
+SPECDEC_APART void write_logprob(Team& team, Row& row, Shared& s, int turn, const RowDraw& from,
+                                 const DrawnToken& drawn, const AskedLogprob& asked, Sink& sink) {
   if (drawn.id >= 0) s.chosen[turn] = drawn.logit;
   team.sync();
   const float chosen = s.chosen[turn];
@@ -251,7 +251,7 @@ SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const Samp
                            const AskedLogprob& asked, Sink& sink) {
   const RowTop top = read_row<L>(team, row, s, turn, first_read(params, row.size()));
   if (!has_distribution(top.key)) {
-    if (team.rank() == 0) tell_nothing(asked, kLowestLogprob, sink);
+    if (team.rank() == 0) write_undefined(asked, kLowestLogprob, sink);
     return;
   }
   RowDraw from;
@@ -259,7 +259,7 @@ SPECDEC_HD void sample_row(Team& team, Row& row, Shared& s, int turn, const Samp
   const uint64_t point = from.by == DrawBy::kNothing ? 0 : draw_point(seed.word(), from.total);
   const DrawnToken drawn = draw_row<L>(team, row, s, from, point);
   if (drawn.id >= 0) sink.token(drawn.id);
-  if (asked.logprob || asked.rank) tell_probability<L>(team, row, s, turn, from, drawn, asked, sink);
+  if (asked.logprob || asked.rank) write_logprob<L>(team, row, s, turn, from, drawn, asked, sink);
 }
 
 // Probabilities of a chunk's elements, in blocks: sink.append(values, count).

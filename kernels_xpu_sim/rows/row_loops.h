@@ -17,7 +17,7 @@ constexpr float kFloatInf = __builtin_inff();
 
 using Block = Wide<float, kBlock>;
 
-// `count` elements from x on as floats, with -inf behind them.
+// `count` elements from x on as floats, with -inf after them.
 template <class L>
 SPECDEC_HD void load_block(L, const typename L::Bits* x, int count, Block& block) {
   if (count >= kBlock) {
@@ -104,8 +104,8 @@ SPECDEC_VECTOR int count_at_least(const typename L::Bits* x, int count, float le
 // body(key, id, value) for every element in [low, high] that `from` does not keep, in order; the first one has the id
 // `first`. Most blocks have none.
 template <class L, class Body>
-SPECDEC_VECTOR void each_in_range(const typename L::Bits* x, int count, int64_t first, float low, float high, Cut from,
-                                  Body& body) {
+SPECDEC_VECTOR void each_in_range(const typename L::Bits* x, int count, int64_t first, float low, float high,
+                                  Threshold from, Body& body) {
   Wide<uint32_t, kLanes> bit;  // from memory because not all vector units shift lanes by different amounts
   for (int j = 0; j < kLanes; ++j) bit[j] = 1u << j;
   each_block<L>(x, count, [&](const Block& value, int i) {
@@ -186,9 +186,9 @@ struct SoftmaxBlock {
     Wide<uint32_t, kBlock> inside;
     uint32_t any = 0;
     for (int j = 0; j < kBlock; ++j) inside[j] = ~0u;
-    if (!kept.uncut()) {
+    if (!kept.keeps_everything()) {
       const float low = kept.lowest();
-      const int last = static_cast<int>(clamp64(kept.cut.id - first, -1, kBlock));
+      const int last = static_cast<int>(clamp64(kept.threshold.id - first, -1, kBlock));
       for (int j = 0; j < kBlock; ++j) {
         const uint32_t above = static_cast<uint32_t>(logit[j] > low), at = static_cast<uint32_t>(logit[j] == low);
         inside[j] = 0u - (above | (at & static_cast<uint32_t>(j <= last)));
@@ -227,7 +227,7 @@ SPECDEC_VECTOR uint64_t chunk_mass(const typename L::Bits* x, int count, const M
 }
 
 // The index of the first element whose inclusive prefix sum of masses exceeds a draw's `rest` (draw_reached); -1 if
-// none does. `below`: the sum before the chunk, and afterwards before that element or behind the chunk.
+// none does. `below`: the sum before the chunk, and afterwards before that element or after the chunk.
 template <class L, class Masses>
 SPECDEC_VECTOR int chunk_draw(const typename L::Bits* x, int count, const Masses& of, int64_t first, uint64_t weight,
                               uint64_t rest, uint64_t* below) {

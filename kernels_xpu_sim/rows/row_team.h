@@ -12,11 +12,11 @@
 
 namespace specdec {
 
-constexpr int kMostChunks = static_cast<int>(served::kV >> kChunkBits);  // of a row that a team takes
+constexpr int kMaxChunks = static_cast<int>(served::kV >> kChunkBits);  // of a row that a team takes
 constexpr int kListed = 64;         // elements of the short list
 constexpr int kRoom = 2 * kListed;  // it has room for, since a guess at its length may be wrong
 
-// The first chunk of a rank; that of rank `ranks` is behind the last.
+// The first chunk of a rank; that of rank `ranks` is after the last.
 SPECDEC_HD int first_chunk(int64_t size, int rank, int ranks) {
   const int chunks = static_cast<int>(chunk_count(size)), share = chunks / ranks, more = chunks % ranks;
   return share * rank + (rank < more ? rank : more);
@@ -26,7 +26,7 @@ template <int Ranks>
 struct RowShared {
   static constexpr int kRanks = Ranks;
 
-  ChunkSum chunk[kMostChunks];  // each is its owner's alone
+  ChunkSum chunk[kMaxChunks];  // each is its owner's alone
   float lane[Ranks][kLanes];    // see chunk_top
 
   // Histograms of each rank, and their sums.
@@ -42,7 +42,7 @@ struct RowShared {
   float sorted_value[kListed];
   int64_t sorted_id[kListed];
   int32_t floor;  // see list_first
-  Cut cut;        // and cut_list
+  Threshold threshold;        // and list_threshold
   uint64_t kept;
 
   // One value of each rank; two sets in turns, so that one sync a reduction is enough.

@@ -1,7 +1,7 @@
 // The first elements of a row, in order.
 #pragma once
 
-#include "row_cut.h"
+#include "row_threshold.h"
 
 namespace specdec {
 
@@ -30,13 +30,13 @@ SPECDEC_APART int32_t lane_floor(const Shared& s, int ranks, int want, const Key
 // Lists this rank's elements with keys from `low` on that `from` does not keep and `cut` does; all ranks' in all, or -1
 // if they do not fit. In every rank's sight.
 template <class L, class Team, class Row, class Shared>
-SPECDEC_APART int list_above(Team& team, Row& row, Shared& s, int32_t low, Cut from, Cut cut) {
+SPECDEC_APART int list_above(Team& team, Row& row, Shared& s, int32_t low, Threshold from, Threshold threshold) {
   static_assert(kRoom <= kBuckets, "a rank's masses have room for its part");
   const int rank = team.rank(), ranks = team.size();
   const int64_t begin = int64_t{row.begin()} << kChunkBits;
   uint32_t own = 0;
   each_behind<L>(row, s, {low, kKeyInf}, from, [&](int32_t key, int64_t id, float value) {
-    if (!cut.keeps(key, id)) return;
+    if (!threshold.keeps(key, id)) return;
     if (own < kRoom) s.mass[rank][own] = static_cast<uint64_t>(id - begin) << 32 | f32_bits(value);
     ++own;
   });
@@ -68,21 +68,21 @@ SPECDEC_VECTOR void sort_list(Shared& s, int size, int rank, int ranks, int want
   for (int i = rank; i < size; i += ranks) {
     // The elements that come before this one: the larger, and of equals the earlier.
     const int32_t key = keys[i];
-    int32_t place = 0;
+    int32_t before = 0;
     for (int j = 0; j < N; ++j) {
-      place += static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j < i)) & static_cast<int32_t>(j < size);
+      before += static_cast<int32_t>(keys[j] > key - static_cast<int32_t>(j < i)) & static_cast<int32_t>(j < size);
     }
-    if (place < want) {
-      s.sorted_value[place] = s.list_value[i];
-      s.sorted_id[place] = s.list_id[i];
+    if (before < want) {
+      s.sorted_value[before] = s.list_value[i];
+      s.sorted_id[before] = s.list_id[i];
     }
   }
 }
 
-// Puts the `want` (1 .. kListed, and not more than there are) first elements behind `from` into s.sorted_value and
+// Puts the `want` (1 .. kListed, and not more than there are) first elements after `from` into s.sorted_value and
 // s.sorted_id, in order and in every rank's sight; returns the last of them. Without `from`, follows read_row.
 template <class L, class Team, class Row, class Shared>
-SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, int32_t top, int shift, Cut from, int want) {
+SPECDEC_APART Threshold list_first(Team& team, Row& row, Shared& s, int32_t top, int shift, Threshold from, int want) {
   const int rank = team.rank(), ranks = team.size();
   const KeyRange range{-kKeyInf, from.key < top ? from.key : top};
   const KeyGrid grid{range.high, shift};
@@ -97,8 +97,8 @@ SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, int32_t top, int s
     Search search{Goal::kCount, static_cast<uint64_t>(want)};
     range_histogram<L>(team, row, s, range, grid, from, NoMass{});
     find_bucket(team, s, search);
-    cut_bucket<L>(team, row, s, search, range.cell(grid, search.bucket), from, NoMass{});
-    size = list_above<L>(team, row, s, search.cut.key, from, search.cut);
+    bucket_threshold<L>(team, row, s, search, range.cell(grid, search.bucket), from, NoMass{});
+    size = list_above<L>(team, row, s, search.threshold.key, from, search.threshold);
   }
   if (size <= kListed) {
     sort_list<kListed>(s, size, rank, ranks, want);
@@ -109,14 +109,14 @@ SPECDEC_APART Cut list_first(Team& team, Row& row, Shared& s, int32_t top, int s
   return {order_key(s.sorted_value[want - 1]), s.sorted_id[want - 1]};
 }
 
-// Behind read_row, the first `count` elements in stretches: emit(at, n) on rank 0, with elements at .. at + n - 1 in
+// After read_row, the first `count` elements in stretches: emit(at, n) on rank 0, with elements at .. at + n - 1 in
 // s.sorted_value and s.sorted_id.
 template <class L, class Team, class Row, class Shared, class Emit>
 SPECDEC_HD void list_row(Team& team, Row& row, Shared& s, int32_t top, int shift, int64_t count, Emit emit) {
-  Cut cut = keep_none();
+  Threshold threshold = keep_none();
   for (int64_t at = 0; at < count; at += kListed) {
     const int n = static_cast<int>(min64(count - at, kListed));
-    cut = list_first<L>(team, row, s, top, shift, cut, n);
+    threshold = list_first<L>(team, row, s, top, shift, threshold, n);
     if (team.rank() == 0) emit(at, n);
   }
 }

@@ -30,7 +30,7 @@ union Wide {
     const detail::WideWords* vectors = reinterpret_cast<const detail::WideWords*>(from);
     for (unsigned k = 0; k < sizeof(words) / sizeof(words[0]); ++k) words[k] = vectors[k];
   }
-  // The first `count` elements, and 0 behind them.
+  // The first `count` elements, and 0 after them.
   SPECDEC_HD void load(const T* from, int count) {
     const detail::WideWords* vectors = reinterpret_cast<const detail::WideWords*>(from);
     constexpr int kEach = sizeof(words[0]) / sizeof(T);

@@ -148,7 +148,7 @@ class OutputFolder:
         if other:
             raise BatchError(
                 f"{self.path}: is of a batch with another {' and another '.join(other)}; choose another folder, or "
-                "delete it to start anew"
+                "delete it to start again"
             )
 
     def is_done(self, block: Block) -> bool:

@@ -1,4 +1,4 @@
-"""Replicas as actors of Ray Data, which places them, feeds them, starts them anew, and repeats what was under way."""
+"""Replicas as actors of Ray Data, which places them, feeds them, starts them again, and repeats what was under way."""
 
 from __future__ import annotations
 

@@ -105,9 +105,9 @@ class DecodeStep:
         """For every output row the draft that it judges (-1: none), and whether that draft is to be accepted."""
         rng = np.random.default_rng([self.seed, 2])
         slot = rows["batch_id_per_token_output"]
-        place = np.arange(len(slot)) - rows["cu_seqlens_q_output"][np.maximum(slot, 0)]
-        tests = (slot >= 0) & (state["seq_lens_encoder"][slot] == 0) & (place < self.drafts)
-        drafts = np.where(tests, state["draft_tokens"][slot, np.minimum(place, self.drafts - 1) + 1], -1)
+        position = np.arange(len(slot)) - rows["cu_seqlens_q_output"][np.maximum(slot, 0)]
+        tests = (slot >= 0) & (state["seq_lens_encoder"][slot] == 0) & (position < self.drafts)
+        drafts = np.where(tests, state["draft_tokens"][slot, np.minimum(position, self.drafts - 1) + 1], -1)
         return drafts, tests & (rng.random(len(slot)) < self.acceptance)
 
     def target_tokens(self, state: Arrays, rows: Arrays) -> NDArray[np.int64]:

@@ -20,11 +20,11 @@ def host_costs(backend: Backend, exports: Any, device: Device) -> dict[str, dict
 
     `launch`: the empty kernel launched from C++, in blocks of 100, one call from Python each; `bound_empty`: the empty
     kernel as a bound plan; `bound`: a bound op of two tensors; `bound_current_stream`: the same, asking the framework
-    for its stream; `unbound`: the op checked and launched anew each time.
+    for its stream; `unbound`: the op checked and launched again each time.
     """
     import torch
 
-    index = int(device.place.partition(":")[2])
+    index = int(device.name.partition(":")[2])
     stream = device.stream()
     sizes = {"M": 4, "L": 32, "max_ngram_size": 2, "min_ngram_size": 1}
     layout = backend.workspace("ngram_index_reset", **sizes)["index"]

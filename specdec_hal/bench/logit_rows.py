@@ -33,9 +33,9 @@ class LogitRows:
         values = rng.standard_normal((self.rows, self.vocabulary), np.float32)
         values *= np.float32(self.spread)
         if self.peaks:
-            places = rng.integers(0, self.vocabulary, (self.rows, self.peaks))
-            heights = rng.uniform(10, 16, places.shape).astype(np.float32) * np.float32(self.spread)
-            np.put_along_axis(values, places, heights, axis=1)
+            columns = rng.integers(0, self.vocabulary, (self.rows, self.peaks))
+            heights = rng.uniform(10, 16, columns.shape).astype(np.float32) * np.float32(self.spread)
+            np.put_along_axis(values, columns, heights, axis=1)
         return to_logits(values, self.dtype)
 
     def probabilities(self, seed: int) -> Array:

@@ -1,7 +1,7 @@
 """N-gram look-up, by search and by index: the five groups of FastDeploy's pull requests #6960, #7103, #7136, and more.
 
 Vocabulary 10..499 at random, n-grams of 3 to 1 tokens, 10 drafts; 20 generated tokens, of which the last three are
-those that a hit has planted elsewhere, ten others behind them. With an index every step enters the six tokens accepted
+those that a hit has planted elsewhere, ten others after them. With an index every step enters the six tokens accepted
 since the last: by `ngram_index_update` and then `ngram_match`, or by `ngram_match` alone where the backend's does that.
 Steps follow one another, so that no time is of tokens that an earlier run has entered; "up to date" is a look-up alone.
 Targets and others' figures are those of the issue that asked for the CUDA backend: measured on an H200, elsewhere, in
@@ -49,7 +49,7 @@ class Text:
     policy: str = "LEFTMOST"
 
     @property
-    def place(self) -> int | None:
+    def column(self) -> int | None:
         """Column of the match."""
         at = {"high_input": 5, "low_input": self.length - 18, "high_pre": self.length, "low_pre": self.length + 4}
         return at.get(self.kind)
@@ -58,12 +58,12 @@ class Text:
     def moved(self) -> int:
         """Bytes that a search must read: from where the policy starts to the match."""
         end = self.length + GENERATED
-        if self.place is None:
+        if self.column is None:
             tokens = end
         elif self.policy == "LATEST":
-            tokens = end - self.place
+            tokens = end - self.column
         else:
-            tokens = self.place + len(_KEY)
+            tokens = self.column + len(_KEY)
         return 8 * self.slots * tokens
 
 
@@ -120,16 +120,16 @@ def _texts() -> Iterator[tuple[str, Text]]:
 
 
 def _tensors(text: Text, steps: int, seed: int) -> dict[str, NDArray[Any]]:
-    """The op's tensors, but `step_idx`. Step i ends behind GENERATED + ACCEPTED * i generated tokens."""
+    """The op's tensors, but `step_idx`. Step i ends after GENERATED + ACCEPTED * i generated tokens."""
     rng = np.random.default_rng(seed)
     m, generated = text.slots, GENERATED + ACCEPTED * (steps - 1)
     rows = rng.integers(10, 500, (m, text.length + generated), dtype=np.int64)
-    if text.place is not None:
-        rows[:, text.place : text.place + _PLANTED] = _KEY + _FOLLOWING
+    if text.column is not None:
+        rows[:, text.column : text.column + _PLANTED] = _KEY + _FOLLOWING
     for step in range(steps):
         end = text.length + GENERATED + ACCEPTED * step
         # Where nothing is to match, not even an earlier step may.
-        rows[:, end - len(_KEY) : end] = np.array(_KEY) + (len(_KEY) * step if text.place is None else 0)
+        rows[:, end - len(_KEY) : end] = np.array(_KEY) + (len(_KEY) * step if text.column is None else 0)
     return {
         "token_ids_all": rows,
         "prompt_lens": np.full(m, text.length, np.int64),
@@ -191,7 +191,7 @@ def _indexed(group: str, text: Text, *, alone: bool) -> Case:
 
 
 def _check_last(calls: Sequence[OpCall], outputs: Mapping[int, NDArray[Any]]) -> None:
-    """The last step's drafts. Columns behind them keep what earlier steps left there: an op writes its drafts only."""
+    """The last step's drafts. Columns after them keep what earlier steps left there: an op writes its drafts only."""
     from specdec_hal.backends.reference.backend import ReferenceBackend
 
     names = ("draft_tokens", "seq_lens_this_time")

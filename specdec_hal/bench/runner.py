@@ -51,7 +51,7 @@ def run_suites(
         for case in cases_of(suite, quick=quick, only=only)
         if not case.backends or backend.name in case.backends
     ]
-    device = get_device(backend.place, "torch")
+    device = get_device(backend.device_name, "torch")
     document: dict[str, Any] = {**circumstances(command), "backend": backend.name, "quick": quick}
     with alone():
         timer, floor = _instruments(backend, device, document, quick)
@@ -72,7 +72,7 @@ def _instruments(backend: Backend, device: Device, document: dict[str, Any], qui
     from specdec_hal.backends.cuda.probe import LIBRARY
     from specdec_hal.tensors.native import load_library
 
-    index = int(device.place.partition(":")[2])
+    index = int(device.name.partition(":")[2])
     timer, exports = GraphTimer(index, 15 if quick else 60), load_library(LIBRARY)
     floor = measure_floor(exports, timer, index)
     document["floor"] = floor.document()
@@ -119,5 +119,5 @@ def _wrong(argument: str, expected: str, got: str) -> ArgumentError:
         argument=argument,
         expected=expected,
         got=repr(got),
-        cure="see specdec-hal bench --help",
+        hint="see specdec-hal bench --help",
     )

@@ -67,4 +67,4 @@ def _number(value: int | None) -> str:
 def _remark(info: BackendInfo) -> str:
     if info.available:
         return info.description
-    return "; ".join(part for part in (info.reason, info.cure) if part)
+    return "; ".join(part for part in (info.reason, info.hint) if part)

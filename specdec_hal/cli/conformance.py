@@ -114,7 +114,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     order = {str(unit): number for number, unit in enumerate(work)}
     # What belongs to no group (a process that died before its first case) comes first.
     report.results.sort(key=lambda result: order.get(f"{result.op}:{_group(result)}", -1))
-    return _tell(report, args, output)
+    return _finish(report, args, output)
 
 
 def _group(result: Result) -> str:
@@ -151,7 +151,7 @@ def _round(report: Report, job: Job, tasks: list[Task], jobs: int, expected: Exp
                 progress.console.print(f"FAILED {judged.id}: {judged.detail}", markup=False, soft_wrap=True)
 
 
-def _tell(report: Report, args: argparse.Namespace, output: Output) -> int:
+def _finish(report: Report, args: argparse.Namespace, output: Output) -> int:
     from specdec_hal.conformance.rules import coverage
 
     covered = coverage(report, args.op)

@@ -1,4 +1,4 @@
-"""Explain an op (its contract) or a backend (per op: available, or the reason and the cure).
+"""Explain an op (its contract) or a backend (per op: available, or the reason and the hint).
 
 Without a name: the backend that --config and --set choose, with its fallbacks.
 """
@@ -107,6 +107,6 @@ def _print_backend(explanation: Explanation, output: Output) -> None:
         return
     rows = Rows(f"Backend '{explanation.backend}'", ("op", "available", "via", "modes, or what is missing"))
     for status in explanation:
-        detail = status.modes if status.available else "; ".join(p for p in (status.reason, status.cure) if p)
+        detail = status.modes if status.available else "; ".join(p for p in (status.reason, status.hint) if p)
         rows.add_row(status.op, "yes" if status.available else "no", status.via, detail)
     rows.print(output.console)

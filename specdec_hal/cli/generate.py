@@ -87,7 +87,7 @@ def _saved_prompt(record: Record, tokenizer: Tokenizer) -> Prompt:
 
 
 class _Stream:
-    """Prints texts one after the other: the first unfinished one live, those behind it once it is their turn."""
+    """Prints texts one after the other: the first unfinished one live, those after it once it is their turn."""
 
     def __init__(self, console: Console, prompts: Sequence[Prompt], *, echo: bool) -> None:
         self.console, self.prompts, self.echo = console, prompts, echo

@@ -91,19 +91,19 @@ def _lines(path: str) -> list[tuple[str, str]]:
     return found
 
 
-def _object(place: str, line: str) -> tuple[str, str]:
+def _object(where: str, line: str) -> tuple[str, str]:
     try:
         given = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"--prompts {place}: expected a JSON object, got {one_line(error)}") from error
+        raise RequestError(f"--prompts {where}: expected a JSON object, got {one_line(error)}") from error
     values = given if isinstance(given, dict) else {}
     turns = values.get("turns")
     first = turns[0] if isinstance(turns, list) and turns else None
     texts = (*map(values.get, ("prompt", "text", "question")), first)
     text = next((one for one in texts if isinstance(one, str)), None)
     if text is None:
-        raise RequestError(f"--prompts {place}: expected text as prompt, text, question or turns, got {short(given)}")
-    name = next((values[key] for key in ("task_id", "question_id", "id") if key in values), place)
+        raise RequestError(f"--prompts {where}: expected text as prompt, text, question or turns, got {short(given)}")
+    name = next((values[key] for key in ("task_id", "question_id", "id") if key in values), where)
     return str(name), text
 
 

@@ -1,7 +1,8 @@
 """Serve a model over HTTP with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models: docs/use/serving.md.
 
 Without --config: configs/serve.yaml of this source tree, which has the embedded model. SIGINT and SIGTERM let requests
-end first. --split: HTTP, engine and token processor are processes of their own, and one that is killed is started anew.
+end first. --split: HTTP, engine and token processor are processes of their own, and one that is killed is started
+again.
 """
 
 from __future__ import annotations
@@ -195,11 +196,11 @@ def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) 
     """The command line of one of the processes."""
     listener_fd = -1 if part.worker is None else listener_fds[part.worker]
     values = (part.name, part.directory, part.alive_fd, listener_fd, int(part.resume))
-    told = [f"--{name}={value}" for name, value in zip(_PART, values, strict=True)]
+    passed = [f"--{name}={value}" for name, value in zip(_PART, values, strict=True)]
     settings = [word for override in args.overrides for word in ("--set", override)]
     where = [] if args.config is None else ["--config", args.config]
     shown = ["--json"] if args.json else []
-    return [sys.executable, "-m", "specdec_hal.cli", "serve", *shown, *where, *settings, *told]
+    return [sys.executable, "-m", "specdec_hal.cli", "serve", *shown, *where, *settings, *passed]
 
 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:

@@ -90,7 +90,7 @@ _INPUTS = '''\
 import numpy as np
 
 
-def arguments(rng):  # by the names of the wrapper's parameters behind the context
+def arguments(rng):  # by the names of the wrapper's parameters after the context
     n = int(rng.integers(1, 30000))
     x = rng.normal(size=n).astype(np.float32)
     return {"x": x, "y": np.zeros_like(x), "n": n}

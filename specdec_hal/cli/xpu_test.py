@@ -3,7 +3,7 @@
   specdec-hal xpu-test scale.cpp scale.xpu --wrapper 'plugin::scale<float>' --inputs scale_inputs.py
 
 The first file defines the wrapper, int scale(Context* ctx, ...); the others are its kernels and whatever it needs. The
-Python file has arguments(rng), which gives the arguments behind the context by the names of the parameters:
+Python file has arguments(rng), which gives the arguments after the context by the names of the parameters:
 {"x": array, "n": 5, ...}; pointers and vectors are NumPy arrays of the declared type. Every case runs in every mode,
 with every seed and every policy of copies; a run that differs from the CPU path, or has findings, fails (status 1). A
 kernel that sums in another order than the CPU path differs by a last bit: --tolerance y=1e-6. XPU_SIM_SUPPRESSIONS=FILE

@@ -73,7 +73,7 @@ class CachedModel:
             return self._checked(input_ids, outputs, cache, own_masks=True)
 
     def logits(self, cache: RaggedCache, tokens: Any, rows: list[int], starts: list[int]) -> Any:
-        """Logits [R, width, V] behind the next `tokens` [R, width] of the `rows`, at the columns from `starts` on."""
+        """Logits [R, width, V] after the next `tokens` [R, width] of the `rows`, at the columns from `starts` on."""
         columns = torch.tensor(starts)[:, None] + torch.arange(tokens.shape[1])
         return self._feed(cache, tokens, self._positions(rows, columns), starts)
 
@@ -149,7 +149,7 @@ class CachedModel:
         except Exception as error:
             raise UnsupportedError(
                 f"generate: {self._name} does not take a cache and a mask with a row of its own for each text: "
-                f"{describe(error)}; {self._cure()}"
+                f"{describe(error)}; {self._hint()}"
             ) from error
         after = self._frequencies()
         if changed := [name for name, values in before.items() if not torch.equal(values, after[name])]:
@@ -164,10 +164,10 @@ class CachedModel:
             raise UnsupportedError(
                 f"generate: {self._name} gives other logits than in plain decoding where rows differ in length and "
                 f"tokens are taken back: it does not go by position_ids, mask and cache alone{needs}; "
-                f"{self._cure()}"
+                f"{self._hint()}"
             )
 
-    def _cure(self) -> str:
+    def _hint(self) -> str:
         return f"{'give it one prompt at a time, or ' if len(self._pads) > 1 else ''}leave custom_generate out"
 
     def _plain(self, input_ids: Any, outputs: Any, cache: Any, rows: list[int]) -> tuple[Any, Any]:

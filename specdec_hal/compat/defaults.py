@@ -8,7 +8,7 @@ from specdec_hal.loop.drafter import Drafter
 
 
 def default_drafter(num_speculative_tokens: int, **options: Any) -> Drafter:
-    """N-gram look-up of 8 tokens to 1, with few drafts behind a short match, round and round in texts that repeat
+    """N-gram look-up of 8 tokens to 1, with few drafts after a short match, round and round in texts that repeat
     themselves; `options` override.
     """
     given = {"max_ngram_size": 8, "min_ngram_size": 1, "match_factor": 4, **options}

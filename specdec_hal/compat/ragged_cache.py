@@ -1,7 +1,7 @@
 """A KV cache for `transformers` in which each row of a batch grows by itself.
 
 Rows accept different numbers of drafts. A `DynamicCache` keeps one length for all; here each row's next tokens are
-written behind its own, over what was rejected before.
+written after its own, over what was rejected before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from specdec_hal.errors import UnsupportedError
 
 
-class _Place:
+class _Extent:
     """Where the next tokens go in all layers: row b's at columns starts[b], starts[b] + 1, ..., all below `end`."""
 
     starts: list[int]
@@ -23,18 +23,18 @@ class _Place:
 
 
 class RaggedLayer(DynamicLayer):  # type: ignore[misc]  # transformers may be absent when types are checked
-    """Keys and values [B, H, capacity, D] of one layer, of which `place` says how much counts."""
+    """Keys and values [B, H, capacity, D] of one layer, of which `extent` says how much counts."""
 
-    def __init__(self, layer: DynamicLayer, place: _Place) -> None:
+    def __init__(self, layer: DynamicLayer, extent: _Extent) -> None:
         super().__init__()
-        self.place = place
+        self.extent = extent
         self.keys, self.values = layer.keys, layer.values
         self.dtype, self.device = layer.keys.dtype, layer.keys.device
         self.is_initialized = True
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Write the new tokens' states and give all that count; a row's columns behind its own are never looked at."""
-        starts, end, index = self.place.starts, self.place.end, self.place.index
+        """Write the new tokens' states and give all that count; a row's columns after its own are never looked at."""
+        starts, end, index = self.extent.starts, self.extent.end, self.extent.index
         if end > self.keys.shape[2]:
             self.keys, self.values = _widened(self.keys, end), _widened(self.values, end)
         if index is None:
@@ -47,7 +47,7 @@ class RaggedLayer(DynamicLayer):  # type: ignore[misc]  # transformers may be ab
 
     def get_seq_length(self) -> int:
         """Columns before the next tokens'."""
-        return max(self.place.starts)
+        return max(self.extent.starts)
 
 
 def _widened(states: Any, columns: int) -> Any:
@@ -76,8 +76,8 @@ class RaggedCache(Cache):  # type: ignore[misc]
                 f"{', '.join(sorted(other)) or 'no layers'}; use a model without sliding windows or recurrent layers, "
                 "and no cache_implementation"
             )
-        self.place = _Place()
-        self._filled = {id(layer): RaggedLayer(layer, self.place) for layer in layers}
+        self.extent = _Extent()
+        self._filled = {id(layer): RaggedLayer(layer, self.extent) for layer in layers}
         super().__init__(layers=[self._filled.get(id(layer), layer) for layer in cache.layers])
         self._pads, self._end = torch.tensor(pads, device=layers[0].device), end
         self._own_masks = own_masks
@@ -87,15 +87,15 @@ class RaggedCache(Cache):  # type: ignore[misc]
 
         With `own_masks` what each token sees, bool [B, 1, width, columns]; else int64 [B, columns], 0 for padding.
         """
-        place, device = self.place, self._pads.device
-        place.starts, place.end, place.index = starts, min(max(starts) + width, self._end), None
-        every = torch.arange(place.end, device=device)
+        extent, device = self.extent, self._pads.device
+        extent.starts, extent.end, extent.index = starts, min(max(starts) + width, self._end), None
+        every = torch.arange(extent.end, device=device)
         if not self._own_masks:
             return (every >= self._pads[:, None]).long()
         columns = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
         columns = columns.clamp(max=self._end - 1)
         if min(starts) < max(starts):
-            place.index = (torch.arange(len(starts), device=device)[:, None], slice(None), columns)
+            extent.index = (torch.arange(len(starts), device=device)[:, None], slice(None), columns)
         return (every <= columns[:, None, :, None]) & (every >= self._pads[:, None, None, None])
 
     def keep(self, rows: list[int]) -> None:

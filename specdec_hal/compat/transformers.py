@@ -179,7 +179,7 @@ class DraftCandidates(CandidateGenerator):  # type: ignore[misc]
         self._drafter, self._max_length = drafter, max_length
 
     def get_candidates(self, input_ids: Any, **kwargs: Any) -> tuple[Any, None]:
-        """`input_ids` [1, n] with the drafts behind them, and no logits: they are compared one by one."""
+        """`input_ids` [1, n] with the drafts after them, and no logits: they are compared one by one."""
         text = input_ids[0]
         room = min(self._max_length - len(text) - 1, self._drafter.num_speculative_tokens)
         (drafts,) = self._drafter.propose([text], [self], num_speculative_tokens=max(room, 0))
@@ -237,7 +237,7 @@ class _Batch:
         self.running = running
 
     def stream(self, streamer: Any) -> None:
-        """Put the tokens [B] of every step that plain decoding would have made by now: padding behind a row's end."""
+        """Put the tokens [B] of every step that plain decoding would have made by now: padding after a row's end."""
         now = min((self.lengths[row] for row in self.running), default=max(self.lengths))
         for column in range(self._streamed, now):
             ended = column >= np.array(self.lengths)
@@ -307,7 +307,7 @@ class _Sampling:
         )
 
     def _processed(self, logits: Any, drafts: list[list[int]], batch: _Batch) -> Any:
-        """Logits float32 as plain decoding would have them behind each draft.
+        """Logits float32 as plain decoding would have them after each draft.
 
         Rows differ in length, and a processor may know its rows by number: it is asked as if all rows were one of them.
         """

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from specdec_hal.compat.defaults import default_drafter
-from specdec_hal.compat.texts import KnownTexts
+from specdec_hal.compat.text_cache import KnownTexts
 from specdec_hal.errors import ConfigError
 from specdec_hal.loop.drafter import Drafter
 from specdec_hal.plugin.versions import require
@@ -125,7 +125,7 @@ class NgramProposer(_Proposer):
 class SuffixProposer(_Proposer):
     """Suffix decoding over each request's text and those of earlier requests (``max_depth``, ...).
 
-    Requests are known again by the ends of their texts (:mod:`.texts`).
+    Requests are known again by the ends of their texts (:mod:`.text_cache`).
     """
 
     _build = partial(Drafter, "suffix")

@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
             self._values += 1
             self._sizes[node] = self._values - before
         if self._values > MAX_VALUES:
-            what = f"expected at most {MAX_VALUES} keys and values, those behind aliases counted each time"
+            what = f"expected at most {MAX_VALUES} keys and values, those after aliases counted each time"
             raise _refusal(what, event.start_mark)
         return node
 

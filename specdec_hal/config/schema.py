@@ -225,7 +225,7 @@ class EngineSettings(Section):
     decided every `digest_interval` steps; null: never. `rank_timeout_s`: how long one waits for the others.
     `vocabulary_parallel`: steps of many rows on GPUs are sampled from each one's part of the vocabulary, so that no
     logits are sent; same tokens.
-    `rank_devices`: the GPU of each rank; null: `backend.options.device` and those behind it. Ranks that share one work
+    `rank_devices`: the GPU of each rank; null: `backend.options.device` and those after it. Ranks that share one work
     for tests: what they exchange goes through the host, and steps are not captured.
     `warm_up`: compile and capture steps before the first request; null: in servers and AsyncEngine, not in LLM.
     """
@@ -281,11 +281,11 @@ class SpeculativeSettings(Section):
 
 
 class ThinkingSettings(Section):
-    """Most tokens of thought before its end (`max_tokens`) and of the answer behind it (`max_reply_tokens`), null: no
+    """Most tokens of thought before its end (`max_tokens`) and of the answer after it (`max_reply_tokens`), null: no
     limit; for a model with `model.think_end_id`. At the first, the model's `think_end_text` takes the place of what it
-    would say, as it does for an end token in thought; behind the second, an end token. `constrain_answer`: the first
-    token of the answer is one of `model.answer_start_ids`, behind the text that separates it from thought or, where the
-    request does not think (`enabled` false), behind the prompt.
+    would say, as it does for an end token in thought; after the second, an end token. `constrain_answer`: the first
+    token of the answer is one of `model.answer_start_ids`, after the text that separates it from thought or, where the
+    request does not think (`enabled` false), after the prompt.
     """
 
     enabled: bool = True

@@ -35,7 +35,7 @@ def difference(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> st
             return f"'{name}' is {array.dtype} {array.shape}, expected {wanted.dtype} {wanted.shape}"
         wrong = np.argwhere(~same_bits(array, wanted))
         if len(wrong):
-            place = tuple(int(i) for i in wrong[0])
+            index = tuple(int(i) for i in wrong[0])
             count = f" ({len(wrong)} of {array.size} differ)" if len(wrong) > 1 else ""
-            return f"'{name}'{list(place)} is {array[place]!s}, expected {wanted[place]!s}{count}"
+            return f"'{name}'{list(index)} is {array[index]!s}, expected {wanted[index]!s}{count}"
     return None

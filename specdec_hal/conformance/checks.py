@@ -120,13 +120,13 @@ def _moved(trial: Trial, order: list[int], m: int) -> str | None:
     """Slots `order` of the batch among `m`: each result moves with its slot and is otherwise the same."""
     op, inputs, outputs = trial.op, trial.inputs, trial.outcome.outputs
     slots = slots_in_use(inputs)
-    place = Relayout(op, {**inputs, **outputs}, slots, order, m, inputs.get("seq_lens_this_time"))
-    after = trial.subject.run(op, {name: place.move(name, value)[0] for name, value in inputs.items()}).outputs
+    relayout = Relayout(op, {**inputs, **outputs}, slots, order, m, inputs.get("seq_lens_this_time"))
+    after = trial.subject.run(op, {name: relayout.move(name, value)[0] for name, value in inputs.items()}).outputs
     whole = len(order) == slots
     for name, value in outputs.items():
         if name in ("has_running", "num_tokens", "output_token_num") and not whole:
             continue  # these are about the batch
-        wanted, known = place.move(name, value)
+        wanted, known = relayout.move(name, value)
         found = difference({name: after[name][:known]}, {name: wanted[:known]})
         if found:
             return f"slots {order} of {slots}, M = {m}: {found}"

@@ -35,7 +35,7 @@ def main() -> None:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def tell(**message: Any) -> None:
+    def send(**message: Any) -> None:
         out.write(json.dumps(message) + "\n")
 
     job = json.loads(sys.stdin.readline())
@@ -50,11 +50,11 @@ def main() -> None:
             message["seed"],
             job["options"],
             samples=job["samples"],
-            started=lambda case: tell(start=case),
+            started=lambda case: send(start=case),
         )
         for result in run_unit(subject, unit, settings):
-            tell(result=asdict(result))
-        tell(done=list(unit))
+            send(result=asdict(result))
+        send(done=list(unit))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ Marks in brackets that start with # are rule ids: the conformance suite has a na
 
 **Calls.** Tensors are positional in the order shown or by name, attributes by name. They are C-contiguous, on the
 backend's device, and no written tensor shares memory with another one. `[N, 1]` passes for `[N]` [#column]. A call
-that breaks this raises `ArgumentError`, naming op, backend, argument, what was expected, what came and the cure, before
+that breaks this raises `ArgumentError`, naming op, backend, argument, what was expected, what came and the hint, before
 anything is written [#refusal]. Ids are int64; lengths, offsets and row numbers int32; flags bool; probabilities
 float32; bfloat16 travels through NumPy as uint16. Of a flag, any byte but 0 is true, and what an op writes is 0 or 1
 [#flag].

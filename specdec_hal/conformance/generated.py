@@ -86,7 +86,7 @@ def draw_options(op: str, count: int, base_seed: int) -> list[dict[str, Any]]:
 def _make(kind: str, op: str, options: dict[str, Any], workspace: Any) -> dict[str, Any]:
     given_options = dict(options)
     if kind == "hostile" and op == "ngram_index_update":
-        given_options.setdefault("L", 6)  # each look-up goes round a whole table of rubbish
+        given_options.setdefault("L", 6)  # each look-up goes round a whole table of random bits
     return _MAKERS[kind](op, given_options.pop("seed"), workspace=workspace, **given_options)
 
 

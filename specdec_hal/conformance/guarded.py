@@ -43,7 +43,7 @@ class Placed:
     def damage(self) -> str | None:
         """Which margin was written, or None."""
         buffer = self.read()
-        margins = {"before its start": buffer[:MARGIN], "behind its end": buffer[MARGIN + self.like.nbytes :]}
+        margins = {"before its start": buffer[:MARGIN], "after its end": buffer[MARGIN + self.like.nbytes :]}
         for where, margin in margins.items():
             if margin.tobytes() != _WHOLE:
                 wrong = np.flatnonzero(margin != SENTINEL)

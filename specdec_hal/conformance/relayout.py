@@ -27,7 +27,7 @@ def slots_in_use(inputs: Mapping[str, Any]) -> int:
 
 
 class Relayout:
-    """A batch in which slot j is slot order[j] of an old one, behind them stale copies of old slots, flags and all.
+    """A batch in which slot j is slot order[j] of an old one, after them stale copies of old slots, flags and all.
 
     `call` holds the old batch's operands (as they are after the op ran) and attributes, `m` is the new M, `lengths` the
     tokens of each slot before the op ran, where the op takes them.

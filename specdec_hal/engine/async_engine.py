@@ -295,14 +295,14 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
-        def tell() -> None:
+        def notify() -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(ended.set)
 
         with self._lock:
             if self._ended:
                 return
-            self._waiting.append(tell)
+            self._waiting.append(notify)
         await ended.wait()
 
     async def submit(self, requests: Sequence[Request]) -> RequestStream:
@@ -403,8 +403,8 @@ class AsyncEngine:
         with self._lock:
             self._ended = self._ended or why
             waiting, self._waiting = self._waiting, []
-        for tell in waiting:
-            tell()
+        for notify in waiting:
+            notify()
 
     def _fail(self, error: BaseException) -> None:
         """Every stream, and whoever comes, gets an error. On any thread: that of the engine may never come back."""

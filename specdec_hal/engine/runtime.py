@@ -70,7 +70,7 @@ class Runtime:
             return None
         from specdec_hal.parallel.team import Team
 
-        return Team(self.config, _places(self.config, self.backend), _load_rank)
+        return Team(self.config, _devices(self.config, self.backend), _load_rank)
 
     def load_model(self, *, group: Group | None = None) -> TargetModel:
         """The configured model, where the backend works; a part of it on each rank of engine.tensor_parallel.
@@ -82,13 +82,13 @@ class Runtime:
         if group is None and self.team is not None:
             group = self.team.group
         path, settings = self.config.model_path, self.config.model
-        place = self.backend.place  # first: a backend that cannot run here is reported before the model is loaded
+        device = self.backend.device_name  # first: raises where the backend cannot run
         dtype = None if settings.dtype == AUTO else settings.dtype
         threads = settings.num_threads
         chosen = {"dtype": dtype, "bit_stable": settings.bit_stable, "threads": threads, "group": group}
         chosen["pdl_rows"] = settings.pdl_rows
         options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-        return load_model(path, settings.framework, registry=self.registry, device=place, **options)
+        return load_model(path, settings.framework, registry=self.registry, device=device, **options)
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer beside the configured model."""
@@ -131,9 +131,9 @@ def _options(config: Config) -> dict[str, Any]:
     return dict(config.backend.options) if devices is None else {**config.backend.options, "device": devices[0]}
 
 
-def _places(config: Config, backend: Backend) -> list[str]:
+def _devices(config: Config, backend: Backend) -> list[str]:
     """Where each rank of engine.tensor_parallel works, if this process's backend is the first's."""
-    kind, _, first = backend.place.partition(":")
+    kind, _, first = backend.device_name.partition(":")
     ranks = config.engine.tensor_parallel
     if not first:
         return [kind] * ranks

@@ -82,7 +82,7 @@ class Drafter:
         self.backend = backend if isinstance(backend, Backend) else registry.get_backend(backend)
         self.num_speculative_tokens = num_speculative_tokens
         self._match_factor = match_factor
-        device = get_device(self.backend.place, framework)
+        device = get_device(self.backend.device_name, framework)
         section = config.speculative.settings
         self._longest = getattr(section, "max_ngram_size", 0)
 
@@ -103,7 +103,7 @@ class Drafter:
         lengths: Any = None,
         num_speculative_tokens: int | Sequence[int] | None = None,
     ) -> list[list[int]]:
-        """Drafts behind each history: at most K token ids, none where nothing was found.
+        """Drafts after each history: at most K token ids, none where nothing was found.
 
         `histories`: a list of integer arrays, tensors or lists, one per request; or one padded array [B, width] with
         `lengths` [B]. `request_ids`: one name per history, under which it is kept and indexed, so that the next call
@@ -190,9 +190,9 @@ class Drafter:
             self._fail("num_speculative_tokens", expected, f"{wanted!r}", "lower it, or build the drafter with more")
         return each
 
-    def _fail(self, argument: str, expected: str, got: str, cure: str) -> NoReturn:
+    def _fail(self, argument: str, expected: str, got: str, hint: str) -> NoReturn:
         raise ArgumentError(
-            op="Drafter.propose", backend=self.backend.name, argument=argument, expected=expected, got=got, cure=cure
+            op="Drafter.propose", backend=self.backend.name, argument=argument, expected=expected, got=got, hint=hint
         )
 
 

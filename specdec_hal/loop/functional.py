@@ -1,7 +1,7 @@
 """Sampling and verification as functions of logits, for whoever owns the decode loop and its state.
 
 :func:`sample` draws one token a row, :func:`verify` judges drafts. Tensors of NumPy, PyTorch, Paddle or CuPy go in and
-come out; everything a token depends on is an argument. The ops behind them are those of the runner, so that a request
+come out; everything a token depends on is an argument. The ops after them are those of the runner, so that a request
 gets the same tokens here, there, and without drafts.
 """
 
@@ -27,7 +27,7 @@ class SampleOutput(NamedTuple):
 
 
 class VerifyOutput(NamedTuple):
-    """`token_ids` int64 [B, S]: the accepted drafts and one token more, -1 behind them. `counts` int32 [B]: how many.
+    """`token_ids` int64 [B, S]: the accepted drafts and one token more, -1 after them. `counts` int32 [B]: how many.
 
     `logprobs` [B, S, N] if asked for. `seeds`: as a :class:`SampleOutput` has them.
     """
@@ -94,13 +94,13 @@ def verify(
     """Accept a prefix of each request's drafts and give one token more, by op `verify_draft_tokens`.
 
     `logits` [B, S, V], S = K + 1: row i of a request follows its last token and i drafts. `drafts` [B, K] integers with
-    `draft_lens` [B] (None: all K count), or B lists such as `Drafter.propose` returns. Rows behind the drafts of a
+    `draft_lens` [B] (None: all K count), or B lists such as `Drafter.propose` returns. Rows after the drafts of a
     request are not looked at.
 
     `positions` [B], needed for sampling: how many tokens stand before the first one emitted. With `seeds`, they alone
     decide the random numbers: under `strategy` "target_match" and "greedy", tokens equal those that :func:`sample`
     gives one by one. "rejection" takes `draft_probs` [B, K, V] (None: one-hot drafts), "topp" `verify_window` and
-    `candidates`. Nothing is emitted behind one of `end_tokens`, or beyond `max_new_tokens`. The other arguments are
+    `candidates`. Nothing is emitted after one of `end_tokens`, or beyond `max_new_tokens`. The other arguments are
     those of :func:`sample`. Raises ArgumentError.
 
     >>> import numpy as np, specdec_hal as sd

@@ -37,7 +37,7 @@ _kept = _Kept()
 class Logprobs(NamedTuple):
     """Of each emitted token (column 0) and the N - 1 most likely ones of its row, as op `token_logprobs` gives them.
 
-    `ids` int64 and `logprobs` float32 are [..., N], `ranks` int64 [...] is 1 for the most likely token. Behind the
+    `ids` int64 and `logprobs` float32 are [..., N], `ranks` int64 [...] is 1 for the most likely token. After the
     emitted tokens: -1, 0.0, -1.
     """
 
@@ -52,9 +52,9 @@ def logit_batch(
 ) -> Iterator[LogitBatch]:
     """The buffers for one call of `function` with logits [B, V] (rank 2) or [B, S, V] (rank 3)."""
 
-    def fail(argument: str, expected: str, got: str, cure: str) -> NoReturn:
+    def fail(argument: str, expected: str, got: str, hint: str) -> NoReturn:
         name = backend if isinstance(backend, str) else getattr(backend, "name", "auto")
-        raise ArgumentError(op=function, backend=name, argument=argument, expected=expected, got=got, cure=cure)
+        raise ArgumentError(op=function, backend=name, argument=argument, expected=expected, got=got, hint=hint)
 
     info = describe(logits)
     if info is None or len(info.shape) != rank or info.dtype not in FLOATS or 0 in info.shape:
@@ -128,9 +128,9 @@ class LogitBatch:
         self._written: dict[str, Any] = {}
         self._numbers: dict[str, tuple[type, float, Any]] = {}
 
-    def _fail(self, argument: str, expected: str, got: str, cure: str) -> NoReturn:
+    def _fail(self, argument: str, expected: str, got: str, hint: str) -> NoReturn:
         raise ArgumentError(
-            op=self.function, backend=self.backend.name, argument=argument, expected=expected, got=got, cure=cure
+            op=self.function, backend=self.backend.name, argument=argument, expected=expected, got=got, hint=hint
         )
 
     def set_sampling(self, temperature: Any, top_k: Any, top_p: Any, min_p: Any, seeds: Any, positions: Any) -> Any:
@@ -145,8 +145,8 @@ class LogitBatch:
         used = fresh(self.size) if draws else 0 if seeds is None else seeds
         self._set("seeds", "seed", used, integers=True)
         if positions is None and self._samples:
-            cure = "pass how many tokens stand before each, or temperature 0"
-            self._fail("positions", "one for each request where tokens are sampled", "nothing", cure)
+            hint = "pass how many tokens stand before each, or temperature 0"
+            self._fail("positions", "one for each request where tokens are sampled", "nothing", hint)
         self._set("positions", "prompt_lens", 0 if positions is None else positions, integers=True)
         return self.give(self.state["seed"]) if draws else seeds
 
@@ -177,7 +177,7 @@ class LogitBatch:
         if isinstance(counts, np.ndarray):
             if counts.min() < 0 or counts.max() > k:
                 self._fail("draft_lens", f"values in [0, {k}]", str(counts.tolist()), "see what computes them")
-            # Rows behind the drafts become tail rows, which cost nothing.
+            # Rows after the drafts become tail rows, which cost nothing.
             used = np.where(np.arange(len(used)) % self.width <= counts[used], used, -1)
         self._write("seq_lens_this_time", counts + 1)
         self._write("batch_id_per_token_output", used)
@@ -227,8 +227,8 @@ class LogitBatch:
             expected = f"{'integers' if integers else 'numbers'} {list(shape)}"
             got = f"{info.dtype} {list(info.shape)}"
             self._fail(argument, expected, got, "pass one entry for each request of the logits")
-        if info.device not in ("cpu", self.device.place):
-            self._fail(argument, f"a tensor on {self.device.place} or the host", f"one on {info.device}", "move it")
+        if info.device not in ("cpu", self.device.name):
+            self._fail(argument, f"a tensor on {self.device.name} or the host", f"one on {info.device}", "move it")
         return as_numpy(values) if info.device == "cpu" else values
 
     def target_tokens(self) -> Any:
@@ -284,6 +284,6 @@ class LogitBatch:
 
     def give(self, tensor: Any) -> Any:
         """A copy for the caller, in the framework of the logits."""
-        if self.device.place == "cpu":
+        if self.device.name == "cpu":
             return hand_over(tensor, self._framework)
         return self.device.copy(tensor)

@@ -34,7 +34,7 @@ class Arena:
                     argument=name,
                     expected=f"scratch memory for {list(shape)}, made before the capture",
                     got="none" if held is None else f"{held.numel()} elements",
-                    cure="run a step of these shapes once before it is captured",
+                    hint="run a step of these shapes once before it is captured",
                 )
             if held is not None:
                 self._outgrown.append(held)

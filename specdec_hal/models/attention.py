@@ -35,7 +35,7 @@ class Attention(Protocol):
         """Store a block's keys and values; its attention [rows, heads * head_dim], valid until the next call.
 
         `qkv` float32 [rows, width]: queries, which hold the factor of the softmax, keys and values, as
-        :mod:`.layout` arranges them. Rows behind the last segment give 0.
+        :mod:`.layout` arranges them. Rows after the last segment give 0.
         """
 
 

@@ -21,9 +21,9 @@ class Limits:
     max_num_seqs: int
     max_model_len: int
 
-    def _error(self, argument: str, expected: str, got: object, cure: str) -> ArgumentError:
+    def _error(self, argument: str, expected: str, got: object, hint: str) -> ArgumentError:
         return ArgumentError(
-            op="forward", backend=self.framework, argument=argument, expected=expected, got=str(got), cure=cure
+            op="forward", backend=self.framework, argument=argument, expected=expected, got=str(got), hint=hint
         )
 
     def check(self, batch: ForwardBatch) -> npt.NDArray[np.int64]:
@@ -41,22 +41,22 @@ class Limits:
             name = f"segments[{i}]"
             if segment.start != end or segment.length < 1:
                 got = f"start {segment.start}, length {segment.length}"
-                cure = "let segments tile the tokens in order; leave idle slots out"
-                raise self._error(name, f"start {end} and length >= 1", got, cure)
+                hint = "let segments tile the tokens in order; leave idle slots out"
+                raise self._error(name, f"start {end} and length >= 1", got, hint)
             if not 0 <= segment.slot < self.max_num_seqs:
-                cure = "allocate() more slots"
-                raise self._error(f"{name}.slot", f"0..{self.max_num_seqs - 1}", segment.slot, cure)
+                hint = "allocate() more slots"
+                raise self._error(f"{name}.slot", f"0..{self.max_num_seqs - 1}", segment.slot, hint)
             if segment.slot in seen:
-                cure = "give each slot one segment a step"
-                raise self._error(f"{name}.slot", "a slot that is not in this batch yet", segment.slot, cure)
+                hint = "give each slot one segment a step"
+                raise self._error(f"{name}.slot", "a slot that is not in this batch yet", segment.slot, hint)
             if segment.position < 0 or segment.position + segment.length > self.max_model_len:
                 got = f"positions {segment.position}..{segment.position + segment.length - 1}"
                 raise self._error(name, f"positions in 0..{self.max_model_len - 1}", got, "allocate() a longer context")
             seen.add(segment.slot)
             end += segment.length
         if end != len(ids):
-            cure = "let segments tile the tokens"
-            raise self._error("segments", f"{len(ids)} tokens, as in token_ids", end, cure)
+            hint = "let segments tile the tokens"
+            raise self._error("segments", f"{len(ids)} tokens, as in token_ids", end, hint)
         return np.ascontiguousarray(ids, np.int64)
 
 
@@ -70,7 +70,7 @@ def check_hidden_layers(batch: ForwardBatch, capabilities: ModelCapabilities, fr
                 argument="hidden_layers",
                 expected=f"layers among {', '.join(map(str, sorted(capabilities.hidden_layers)))}",
                 got=str(layer),
-                cure="ask for hidden states that the model's capabilities declare",
+                hint="ask for hidden states that the model's capabilities declare",
             )
     return frozenset((FINAL_NORM, *batch.hidden_layers))
 

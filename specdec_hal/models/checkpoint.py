@@ -1,7 +1,7 @@
 """Reads the config.json of a Hugging Face checkpoint folder; :mod:`specdec_hal.models.weights` reads the weights.
 
 Every way in which a file can be wrong is a CheckpointError that names the file, what was expected, what is there, and
-the cure.
+the hint.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ _FIXED = {
 }
 
 
-def checkpoint_error(file: Path, expected: str, got: str, cure: str) -> CheckpointError:
+def checkpoint_error(file: Path, expected: str, got: str, hint: str) -> CheckpointError:
     """The one form of these messages."""
-    return CheckpointError(f"{file}: expected {expected}, got {got}; {cure}")
+    return CheckpointError(f"{file}: expected {expected}, got {got}; {hint}")
 
 
 def check_file(folder: str | Path, name: str) -> Path:
@@ -94,8 +94,8 @@ def check_file(folder: str | Path, name: str) -> Path:
             return file
     except FileNotFoundError:
         there = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "an empty folder"
-        cure = "download or export the whole checkpoint"
-        raise checkpoint_error(file, "a file", f"none (the folder holds {there})", cure) from None
+        hint = "download or export the whole checkpoint"
+        raise checkpoint_error(file, "a file", f"none (the folder holds {there})", hint) from None
     except OSError as error:
         raise checkpoint_error(file, "a readable file", str(error), "check its type and permissions") from error
 
@@ -146,10 +146,10 @@ class Fields:
     def __contains__(self, key: str) -> bool:
         return key in self._raw
 
-    def error(self, key: str, expected: str, cure: str = "correct config.json") -> CheckpointError:
+    def error(self, key: str, expected: str, hint: str = "correct config.json") -> CheckpointError:
         """The error about a key, to be raised."""
         got = short(self._raw[key]) if key in self._raw else "no such key"
-        return checkpoint_error(self._file, f"{self._prefix}{key}: {expected}", got, cure)
+        return checkpoint_error(self._file, f"{self._prefix}{key}: {expected}", got, hint)
 
     def keys(self) -> frozenset[str]:
         """Those that have a value."""
@@ -182,11 +182,11 @@ class Fields:
         if self._raw.get(key, value) != value:
             raise self.error(key, f"{json.dumps(value)} or no such key", "set model.framework transformers")
 
-    def one_of(self, key: str, choices: Sequence[str], default: str, cure: str) -> str:
+    def one_of(self, key: str, choices: Sequence[str], default: str, hint: str) -> str:
         """One of these strings."""
         value = self._raw.get(key, default)
         if value not in choices:
-            raise self.error(key, f"one of {', '.join(choices)}", cure)
+            raise self.error(key, f"one of {', '.join(choices)}", hint)
         return str(value)
 
     def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:

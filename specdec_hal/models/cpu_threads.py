@@ -27,5 +27,5 @@ def check(threads: int | None, framework: str) -> None:
             argument="threads",
             expected="an integer >= 1",
             got=str(threads),
-            cure="leave it out, or ask for more",
+            hint="leave it out, or ask for more",
         )

@@ -1,7 +1,7 @@
 """Trained drafters in PyTorch, beside any target that lends its embedding and its head, on a CPU or a GPU.
 
 - :class:`HeadPass`: EAGLE-3 heads, chained (:mod:`specdec_hal.models.eagle3` says what is computed) or parallel
-  (P-EAGLE): behind the rows of what the step accepted, a row of the mask token and a learned state for each draft but
+  (P-EAGLE): after the rows of what the step accepted, a row of the mask token and a learned state for each draft but
   the first.
 - :class:`BlockPass`: DFlash and DSpark (:mod:`specdec_hal.models.dflash`): a block of masked tokens is filled in by one
   pass over the target's features.
@@ -158,7 +158,7 @@ class DraftPass(ABC):
         if list(hidden.shape) != expected:
             raise ArgumentError(
                 op="forward", backend="torch", argument="hidden", expected=str(expected), got=str(list(hidden.shape)),
-                cure="pass a row for each token",
+                hint="pass a row for each token",
             )  # fmt: skip
         out = torch.zeros((expected[0], self.width))
         self.forward_device(self._batch(batch), self._rows(hidden), out)

@@ -178,12 +178,12 @@ def drafter_kind(folder: str | Path) -> Kind:
     raw = read_json(folder, CONFIG)
     names = raw.get("architectures")
     architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    told = raw.get("speculators_model_type")
-    if told is not None:
-        if told not in _SPECULATORS:
+    kind = raw.get("speculators_model_type")
+    if kind is not None:
+        if kind not in _SPECULATORS:
             known = ", ".join(_SPECULATORS)
-            raise checkpoint_error(Path(folder) / CONFIG, f"speculators_model_type: one of {known}", repr(told), OTHER)
-        return _SPECULATORS[told]  # type: ignore[return-value]
+            raise checkpoint_error(Path(folder) / CONFIG, f"speculators_model_type: one of {known}", repr(kind), OTHER)
+        return _SPECULATORS[kind]  # type: ignore[return-value]
     if architecture.startswith("PEagle"):
         return "peagle"
     if architecture in _ORIGINAL or "draft_vocab_size" in raw:

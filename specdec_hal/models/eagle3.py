@@ -104,7 +104,7 @@ class LlamaEagle3:
                 argument="hidden",
                 expected=str(expected),
                 got=str(list(hidden.shape)),
-                cure="pass a row for each token",
+                hint="pass a row for each token",
             )
         with head._inference():
             x = head._input(hidden)

@@ -131,9 +131,9 @@ class FromHost(ABC):
         return torch.as_tensor(array, dtype=dtype).to(self.device, non_blocking=True)
 
 
-def refused(op: str, argument: str, expected: str, got: object, cure: str) -> ArgumentError:
+def refused(op: str, argument: str, expected: str, got: object, hint: str) -> ArgumentError:
     """The error of a model in PyTorch for an argument."""
-    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=str(got), cure=cure)
+    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=str(got), hint=hint)
 
 
 def gpu(device: str) -> str:

@@ -109,7 +109,7 @@ class Llama(Primitives):
                     argument=name,
                     expected="an integer >= 1",
                     got=str(value),
-                    cure="ask for at least one slot and one position",
+                    hint="ask for at least one slot and one position",
                 )
         self._choose_sizes()
         self._attention = self._new_attention(len(self._layers), max_num_seqs, max_model_len)
@@ -150,7 +150,7 @@ class Llama(Primitives):
                     argument="hidden",
                     expected=f"[R, {self.config.hidden_size}]",
                     got=str(list(shape)),
-                    cure="pass rows of what forward() returned",
+                    hint="pass rows of what forward() returned",
                 )
             return self._output(self._project_all(x, self._head))
 
@@ -289,7 +289,7 @@ def no_cache(framework: str, op: str) -> ArgumentError:
         argument="batch",
         expected="a KV cache to write to",
         got="none",
-        cure="call allocate() first",
+        hint="call allocate() first",
     )
 
 
@@ -327,7 +327,7 @@ class LlamaMTP:
                 argument="hidden",
                 expected=str(expected),
                 got=str(list(hidden.shape)),
-                cure="pass a row for each token",
+                hint="pass a row for each token",
             )
         with model._inference():
             x = model._input(hidden)

@@ -372,5 +372,5 @@ def _together(segments: Sequence[Segment]) -> list[tuple[list[Segment], int]]:
     return passes
 
 
-def _refused(op: str, argument: str, expected: str, got: str, cure: str) -> ArgumentError:
-    return ArgumentError(op=op, backend=FRAMEWORK, argument=argument, expected=expected, got=got, cure=cure)
+def _refused(op: str, argument: str, expected: str, got: str, hint: str) -> ArgumentError:
+    return ArgumentError(op=op, backend=FRAMEWORK, argument=argument, expected=expected, got=got, hint=hint)

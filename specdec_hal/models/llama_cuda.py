@@ -151,7 +151,7 @@ class LlamaCuda(FromHost):
     def _run(
         self, layer: _Layer, pool: Any, residual: Any, normed: Any, batch: DeviceBatch, norm: Any, out: Any
     ) -> None:
-        """One layer behind its first norm, onto the residual; `normed` is overwritten. `out`: the residual's `norm`."""
+        """One layer after its first norm, onto the residual; `normed` is overwritten. `out`: the residual's `norm`."""
         launch, config, heads, take = self.launcher, self.config, self._heads, self.launcher.arena.take
         count, width = batch.cu_seqlens_q[-1:], config.num_attention_heads * config.head_dim
         queries, attended = (take(name, (len(residual), width), self.dtype) for name in ("queries", "attended"))

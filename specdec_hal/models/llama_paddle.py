@@ -178,12 +178,12 @@ def _place(device: str) -> Any:
     if kind == "gpu" and (not index or index.isdigit()) and paddle.is_compiled_with_cuda():
         return paddle.CUDAPlace(int(index or 0))
     built = "has" if paddle.is_compiled_with_cuda() else "has no"
-    cure = f"choose one of them (this build {built} GPU support)"
-    raise _argument_error("device", "cpu, or gpu:N with a GPU build of Paddle", repr(device), cure)
+    hint = f"choose one of them (this build {built} GPU support)"
+    raise _argument_error("device", "cpu, or gpu:N with a GPU build of Paddle", repr(device), hint)
 
 
-def _argument_error(argument: str, expected: str, got: str, cure: str) -> ArgumentError:
-    return ArgumentError(op="load_model", backend="paddle", argument=argument, expected=expected, got=got, cure=cure)
+def _argument_error(argument: str, expected: str, got: str, hint: str) -> ArgumentError:
+    return ArgumentError(op="load_model", backend="paddle", argument=argument, expected=expected, got=got, hint=hint)
 
 
 def choose_mkl_kernels(cpuinfo: Path, environ: MutableMapping[str, str]) -> None:

@@ -126,8 +126,8 @@ def _aligned(x: Any) -> Any:
     return x.clone() if x.data_ptr() % ALIGNMENT else x
 
 
-def _argument_error(argument: str, expected: str, got: str, cure: str) -> ArgumentError:
-    return ArgumentError(op="load_model", backend="torch", argument=argument, expected=expected, got=got, cure=cure)
+def _argument_error(argument: str, expected: str, got: str, hint: str) -> ArgumentError:
+    return ArgumentError(op="load_model", backend="torch", argument=argument, expected=expected, got=got, hint=hint)
 
 
 def _has_onednn() -> bool:

@@ -61,14 +61,14 @@ def _announced(path: str | Path, framework: str, registry: Registry) -> tuple[st
             argument="framework",
             expected=" or ".join(filter(None, (", ".join((AUTO, *known[:-1])), *known[-1:]))),
             got=repr(framework),
-            cure="choose one of them",
+            hint="choose one of them",
         )
     if is_gguf(path):
         if framework in ("paddle", "torch"):
             expected = f"{AUTO} or another framework, for a GGUF file"
             raise ArgumentError(
                 op="load_model", backend="models", argument="framework", expected=expected, got=repr(framework),
-                cure="leave it out, or convert the file with tools/gguf_to_hf.py",
+                hint="leave it out, or convert the file with tools/gguf_to_hf.py",
             )  # fmt: skip
         chosen = llama_cpp_api.FRAMEWORK if framework == AUTO else framework
         return "GGUF", chosen

@@ -126,9 +126,9 @@ def _arranged(path: str | Path) -> tuple[Any, Any]:
     return config, arrange(weights, config)
 
 
-def _refused(framework: str, argument: str, expected: str, got: object, cure: str) -> ArgumentError:
+def _refused(framework: str, argument: str, expected: str, got: object, hint: str) -> ArgumentError:
     return ArgumentError(
-        op="load_model", backend=framework, argument=argument, expected=expected, got=repr(got), cure=cure
+        op="load_model", backend=framework, argument=argument, expected=expected, got=repr(got), hint=hint
     )
 
 

@@ -90,7 +90,7 @@ def rotations(config: Rotated, positions: int) -> npt.NDArray[np.complex128]:
             argument="max_model_len",
             expected=f"at most max_position_embeddings ({limit}) with rope_type dynamic",
             got=str(positions),
-            cure="use a shorter context: beyond it the rotary embeddings of all positions would change",
+            hint="use a shorter context: beyond it the rotary embeddings of all positions would change",
         )
     angle = np.arange(positions)[:, None] * frequencies(config.rope_theta, config.head_dim, scaling)
     factor = 1.0 if scaling is None else scaling.attention_factor

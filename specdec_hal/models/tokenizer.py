@@ -57,16 +57,16 @@ class Tokenizer:
         self._take_whole_texts(file)
         ids = self._library.get_vocab(with_added_tokens=True).values()
         self.vocab_size: int = max(ids, default=-1) + 1
-        cure = "use the tokenizer and config.json of one and the same checkpoint"
+        hint = "use the tokenizer and config.json of one and the same checkpoint"
         if self.vocab_size > config.vocab_size:
             expected = f"token ids in 0..{config.vocab_size - 1}, the model's vocabulary"
-            raise checkpoint_error(file, expected, f"ids up to {self.vocab_size - 1}", cure)
+            raise checkpoint_error(file, expected, f"ids up to {self.vocab_size - 1}", hint)
         self.bos_token_id = config.bos_token_id
         self.eos_token_ids = config.eos_token_ids
         self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
         for token in (*self.eos_token_ids, *([] if self.bos_token_id is None else [self.bos_token_id])):
             if self._library.id_to_token(token) is None:
-                raise checkpoint_error(file, f"a token for id {token} (bos or eos in config.json)", "none", cure)
+                raise checkpoint_error(file, f"a token for id {token} (bos or eos in config.json)", "none", hint)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Special tokens written out in it become one token each.

@@ -100,5 +100,5 @@ def _indivisible(relation: str, name: str, count: int, size: int) -> ArgumentErr
         argument="tensor_parallel",
         expected=f"{relation} of {name} = {count}",
         got=str(size),
-        cure="lower engine.tensor_parallel",
+        hint="lower engine.tensor_parallel",
     )

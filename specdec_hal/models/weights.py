@@ -1,7 +1,7 @@
 """Reads the weights of a Hugging Face checkpoint: model.safetensors, or the shards that its index names.
 
 Names are Llama's; the multi-token-prediction (MTP) module, if config.json announces one with
-``num_nextn_predict_layers``, sits behind the last layer under DeepSeek-V3's names (arXiv:2412.19437, section 2.2).
+``num_nextn_predict_layers``, sits after the last layer under DeepSeek-V3's names (arXiv:2412.19437, section 2.2).
 A weight that is not finite is refused: one NaN makes every token of every request wrong, and says so nowhere.
 """
 
@@ -179,28 +179,28 @@ def _files(folder: Path, config: LlamaConfig) -> dict[Path, dict[str, str]]:
             got[name] = file, shape
             files[file][name] = STORED[dtype]
     whole = folder / WEIGHTS if len(files) == 1 else folder / INDEX
-    cure = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
+    hint = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
     layers = config.num_hidden_layers + config.num_nextn_predict_layers
     if layers > len(got):  # before a name is made for each of their weights
-        raise checkpoint_error(whole, f"the {layers} layers of {CONFIG}", f"{len(got)} weights", cure)
+        raise checkpoint_error(whole, f"the {layers} layers of {CONFIG}", f"{len(got)} weights", hint)
     check_shapes(whole, got, expected_shapes(config))
     return files
 
 
 def check_shapes(whole: Path, got: Mapping[str, tuple[Path, tuple[int, ...]]], expected: Shapes) -> None:
     """CheckpointError unless the file of each weight, and its shape, are there for exactly the expected ones."""
-    cure = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
+    hint = f"use the {CONFIG} and {WEIGHTS} of one and the same checkpoint"
     if missing := sorted(expected.keys() - got.keys()):
         raise checkpoint_error(
-            whole, f"the {len(expected)} weights of {CONFIG}", f"none of {some_names(missing)}", cure
+            whole, f"the {len(expected)} weights of {CONFIG}", f"none of {some_names(missing)}", hint
         )
     if extra := sorted(got.keys() - expected.keys()):
         raise checkpoint_error(
-            whole, f"only the {len(expected)} weights of {CONFIG}", f"also {some_names(extra)}", cure
+            whole, f"only the {len(expected)} weights of {CONFIG}", f"also {some_names(extra)}", hint
         )
     for name, (file, shape) in got.items():
         if shape != expected[name]:
-            raise checkpoint_error(file, f"{name} of shape {list(expected[name])}", f"shape {list(shape)}", cure)
+            raise checkpoint_error(file, f"{name} of shape {list(expected[name])}", f"shape {list(shape)}", hint)
 
 
 _AGAIN = "download or export it again"

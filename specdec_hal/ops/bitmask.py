@@ -46,7 +46,7 @@ TRUNCATE_DRAFTS = op(
     outside the vocabulary, are forbidden as any other [#no-token]. A row outside [0, R_cap) has no mask [#row-range].
     Where no draft is forbidden, slt stays, whatever it is [#kept], and slots >= B are untouched [#padding].
 
-    Offsets and rows are those that `prepare_inputs` made, and stay: rows behind the cut are computed and not looked at.
+    Offsets and rows are those that `prepare_inputs` made, and stay: rows after the cut are computed and not looked at.
     A forbidden draft has no probability in masked logits, so the cut changes no token; but a mask is only made as far
     as its drafts are allowed, and ACCEPT_ALL and TOPP, whose candidates may weigh nothing, do not see a probability.
     """,

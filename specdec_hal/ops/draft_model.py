@@ -25,14 +25,14 @@ DRAFT_MODEL_PREPROCESS = op(
     of tokens generated so far [#step]:
 
     enc > 0: seq_lens_encoder = slt = enc, dec stays [#chunk]; if count > 0, input_ids[b, enc-1] = accept_tokens[b, 0],
-    the token behind the prompt, and a chunk inside the prompt keeps what stands there [#first-token].
+    the token after the prompt, and a chunk inside the prompt keeps what stands there [#first-token].
 
     enc == 0: the accepted tokens go to draft_tokens[b, 0 .. count-1], slt = count [#accepted], dec =
     base_model_seq_lens_decoder - count, at least 0: the draft model's cache is overwritten from the first token that
     the step fed, and so rid of rejected drafts [#rollback].
 
     With pre_ids, step_idx is the column where the step's tokens begin in it: base_model_step_idx - count, or for enc >
-    0 base_model_step_idx - 1 [#column]. The accepted tokens go there too, the one behind a prompt to column 0, as far
+    0 base_model_step_idx - 1 [#column]. The accepted tokens go there too, the one after a prompt to column 0, as far
     as the row reaches [#history]; and slots that have accepted nothing are no exception: they run, and the chunk ends
     in accept_tokens[b, 0] [#nothing-accepted].
 
@@ -107,7 +107,7 @@ EAGLE_GET_HIDDEN_STATES = op(
     "Select the target's hidden states that go with the tokens which the draft model is fed.",
     """
     x holds the target's hidden states of the tokens of its step, in slot order: those of slot b from row
-    base_model_cu_seqlens_q[b] on. cu_seqlens_q and batch_id_per_token are the draft model's, of `prepare_inputs` behind
+    base_model_cu_seqlens_q[b] on. cu_seqlens_q and batch_id_per_token are the draft model's, of `prepare_inputs` after
     `draft_model_preprocess`. Row r of out, b = batch_id_per_token[r], i = r - cu_seqlens_q[b], is row
     base_model_cu_seqlens_q[b] + i of x: all rows of a prefill chunk, and as many of a decode slot as it has accepted
     tokens [#rows]. It is zero if b is not in [0, B) [#tail], if i < 0 or the slot has no i-th row in the target's step
@@ -124,7 +124,7 @@ EAGLE_GATHER_HIDDEN_STATES = op(
     """
     Slot b is active if cu_seqlens_q[b+1] > cu_seqlens_q[b]. last_hidden[k] is row cu_seqlens_q[b+1] - 1 of x for the
     k-th active slot b [#packed], zero where x has no such row [#capacity]; output_token_num = the number of active
-    slots [#count]; the rows behind are zero [#tail]. Source: FastDeploy's op of this name.
+    slots [#count]; the rows after are zero [#tail]. Source: FastDeploy's op of this name.
     """,
     inp("x", "cu_seqlens_q"),
     out("last_hidden", "output_token_num"),
@@ -135,10 +135,10 @@ EAGLE_GET_SELF_HIDDEN_STATES = op(
     9,
     "Pack the draft model's own hidden states that go with the tokens it is fed next.",
     """
-    As `eagle_gather_hidden_states`, where active are the slots with seq_lens_this_time > 0 behind
+    As `eagle_gather_hidden_states`, where active are the slots with seq_lens_this_time > 0 after
     `draft_model_update`, and x and cu_seqlens_q are the last substep's [#active]. An active slot without rows in x gets
     a zero row [#no-rows], so that rows stand as `prepare_inputs` packs the next tokens [#packed]; a row beyond x is
-    zero [#capacity]; output_token_num counts the active slots [#count]; the rows behind are zero [#tail]. Source:
+    zero [#capacity]; output_token_num counts the active slots [#count]; the rows after are zero [#tail]. Source:
     FastDeploy's op of this name, of which each version knows the first substep by another sign.
     """,
     inp("x", "cu_seqlens_q", "seq_lens_this_time"),

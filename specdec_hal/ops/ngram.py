@@ -47,7 +47,7 @@ _CYCLES = """With `continue_cycles`, which FastDeploy has not, a match gives cnt
     draft i is token a + i of the whole text followed by the drafts themselves, where a is the column after the
     occurrence; drafts after the last token so repeat what the text holds from a on [#cycles]."""
 
-_PRE_IDS = """With pre_ids, step_idx is a column of it, as in `draft_model_update`: what stands behind the prompt, gen
+_PRE_IDS = """With pre_ids, step_idx is a column of it, as in `draft_model_update`: what stands after the prompt, gen
     and all drafts so far, is pre_ids[b, 0 .. step_idx], where step_idx is clamped to [-1, P-1], and token_ids_all is
     read for the prompt alone [#pre-ids]; q is then at most max_dec_len - step_idx - 1 [#pre-ids-wanted]."""
 
@@ -85,7 +85,7 @@ HYBRID_MTP_NGRAM = op(
     f"""
     As `ngram_match`, but a decode slot enters with slt = ori = 1 + MTP drafts (clamped to [1, S]) and keeps them:
     base = ori [#base]. The query is the suffix of gen ++ draft_tokens[b, 1..ori-1], under LATEST of prompt ++ gen ++
-    those drafts, if any token stands behind the prompt [#query]; the searched text is prompt ++ gen ++ those drafts
+    those drafts, if any token stands after the prompt [#query]; the searched text is prompt ++ gen ++ those drafts
     (LEFTMOST: prompt, then gen ++ drafts) [#text], with `skip_last` up to its last token [#skip-last]. q = min(K + 1 -
     ori, max_dec_len - step_idx - ori), and with `use_draft_token_num`, which is off unless given, at most
     draft_token_num + 1 - ori [#wanted]. Drafts are appended at column ori [#appended]; MTP drafts are never taken away

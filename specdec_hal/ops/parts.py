@@ -1,9 +1,9 @@
 """Kernels for what a rank finds in its part of a vocabulary (`specdec_hal.parallel.vocabulary`), bound as ops are.
 
 No ops of the contract: what ranks tell each other is the engine's own affair. Arithmetic is the contract's, section 0.
-A *place* is where an element stands in the order of a row, as an int64: its order key << 32 | (2^32 - 1 - token), so
-that the first is largest; -2^63 is behind every place. `masses` of rows that are not drawn (temperature not above 0)
-are at temperature 1. Rows with position < 0 have tops of -inf, masses of 0 and places of -2^63.
+A *sort key* is where an element stands in the order of a row, as an int64: its order key << 32 | (2^32 - 1 - token), so
+that the first is largest; -2^63 is after every sort key. `masses` of rows that are not drawn (temperature not above 0)
+are at temperature 1. Rows with position < 0 have tops of -inf, masses of 0 and sort keys of -2^63.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST_OF_RANKS = _tensor(
     "Ranks",
     "R_cap",
     "Listed",
-    doc="The first of every rank's part: places, descending.",
+    doc="The first of every rank's part: sort keys, descending.",
 )
 _TOPS = _tensor(Role.IN, "chunk_tops", F32, *_CHUNKS, doc="Largest logit of each chunk.")
 _SHARES = "What each chunk has of the draw's total."
@@ -45,14 +45,14 @@ PART_CHUNKS = op(
     "Read this rank's part of each row once.",
     """
     chunk_tops and chunk_masses: of each chunk of the part the largest logit, and the sum of its elements' masses
-    relative to that; NaN and 0 where there is a NaN, 0 in a chunk of nothing but -inf. first: places of the part's
-    first elements, filled up with tokens at -inf behind the part; of a part with a NaN, that of one at `first_token`.
+    relative to that; NaN and 0 where there is a NaN, 0 in a chunk of nothing but -inf. first: sort keys of the part's
+    first elements, filled up with tokens at -inf after the part; of a part with a NaN, that of one at `first_token`.
     """,
     inp("logits", "position"),
     _TEMPERATURE,
     _tensor(Role.OUT, "chunk_tops", F32, *_CHUNKS, doc="Largest logit of each chunk.", optional=True),
     _tensor(Role.OUT, "chunk_masses", I64, *_CHUNKS, doc="Sum of each chunk's masses.", optional=True),
-    _tensor(Role.OUT, "first", I64, "R_cap", "Listed", doc="The part's first elements, as places.", optional=True),
+    _tensor(Role.OUT, "first", I64, "R_cap", "Listed", doc="The part's first elements, as sort keys.", optional=True),
     attrs=(_FIRST_TOKEN,),
 )
 
@@ -92,15 +92,15 @@ PART_DRAW = op(
     3,
     "Draw in the chunk that holds the row's point, on the rank that has it.",
     """
-    The point follows from the row's random word and the ranks' sums, of which this rank's come behind those of the
-    ranks before. drawn: the token's place where the point falls on this rank, else, and in rows with top_k, -2^63.
+    The point follows from the row's random word and the ranks' sums, of which this rank's come after those of the
+    ranks before. drawn: the token's sort key where the point falls on this rank, else, and in rows with top_k, -2^63.
     """,
     inp("logits", "row_temperature", "row_top_p", "row_top_k", "row_min_p", "row_seed", "position"),
     _TOPS,
     _FIRST_OF_RANKS,
     _tensor(Role.IN, "shares", I64, *_CHUNKS, doc=_SHARES),
     _tensor(Role.IN, "sums_of_ranks", I64, "Ranks", "R_cap", doc="What every rank has of it."),
-    _tensor(Role.OUT, "drawn", I64, "R_cap", doc="Place of the row's token."),
+    _tensor(Role.OUT, "drawn", I64, "R_cap", doc="Sort key of the row's token."),
     attrs=(_FIRST_TOKEN, _VOCAB_SIZE, AttrSpec("rank", int, "This rank's number.", None, 0, 2**31 - 1), _PURPOSE),
 )
 
@@ -109,11 +109,11 @@ PART_LISTED = op(
     3,
     "Draw from the first elements that the ranks have told, in rows with a top_k of at most `Listed`.",
     """
-    drawn: the token's place; -2^63 in other rows and in those without a distribution (NaN, or all -inf).
+    drawn: the token's sort key; -2^63 in other rows and in those without a distribution (NaN, or all -inf).
     """,
     inp("row_temperature", "row_top_p", "row_top_k", "row_min_p", "row_seed", "position"),
     _FIRST_OF_RANKS,
-    _tensor(Role.OUT, "drawn", I64, "R_cap", doc="Place of the row's token."),
+    _tensor(Role.OUT, "drawn", I64, "R_cap", doc="Sort key of the row's token."),
     attrs=(_VOCAB_SIZE, _PURPOSE),
 )
 

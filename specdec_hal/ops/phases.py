@@ -20,12 +20,12 @@ LIMIT_THINKING = op(
     All M slots that have not stopped [#stopped] and that have a limit: max_think_lens[b] >= 0 or max_reply_lens[b] >= 0
     [#off]. count = accept_num clamped to [0, S]. The text that ends thinking has n tokens: inject_token_ids, or
     think_end_id alone where J is 0 [#text]. limit_status says where a request is: thinking (0, and anything less), the
-    next token is number k of that text (k = 1 .. n), or r tokens of the answer stand behind it (n + 1 + r, at most
+    next token is number k of that text (k = 1 .. n), or r tokens of the answer stand after it (n + 1 + r, at most
     2^31 - 1) [#status].
 
     The tokens t = accept_tokens[b, i], i = 0 .. count - 1, are taken one after the other:
 
-    Thinking: if t is think_end_id, the answer begins behind it, status = n + 1 [#end]. Else, with max_think_lens[b] >=
+    Thinking: if t is think_end_id, the answer begins after it, status = n + 1 [#end]. Else, with max_think_lens[b] >=
     0, if step_idx + i >= max_think_lens[b] tokens stand before t [#think-limit] or t is an end token [#end-token], the
     status becomes 1 and t is the first token of the text; otherwise t stays, and so does the status [#thinking].
 
@@ -59,7 +59,7 @@ LIMIT_THINKING = op(
 REASONING_CONSTRAINT = op(
     "reasoning_constraint",
     8,
-    "Make the first token behind thinking one of a few, on logits, before sampling.",
+    "Make the first token after thinking one of a few, on logits, before sampling.",
     """
     Slots < B that have not stopped [#stopped] and have an output row, cu_seqlens_q_output[b] <
     cu_seqlens_q_output[b+1] [#no-row]. t0 is the slot's newest generated token in token_ids_all, t1 the one before, to

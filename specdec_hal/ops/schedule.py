@@ -16,7 +16,7 @@ SCHEDULE_SLOTS = op(
     = slt = n, dec = start, step_idx = chunk_step_idx[b], stop_flags = is_block_step = false [#prefill]; input_ids[b, i]
     = token_ids_all[b, start + i] for i < n, the rest of the row stays [#chunk]. A request that resumes after preemption
     is prefilled through its generated tokens too: chunk_step_idx is then the number of generated tokens that the chunk
-    completes, so that a token drawn behind the chunk is the one drawn before [#resume].
+    completes, so that a token drawn after the chunk is the one drawn before [#resume].
 
     WAIT (2): enc = slt = 0; the slot has no token this step and keeps everything else [#wait].
 
@@ -33,7 +33,7 @@ SCHEDULE_SLOTS = op(
 SET_STOP_SEQUENCES = op(
     "set_stop_sequences",
     8,
-    "Cut the emitted tokens behind the first stop sequence, between `verify_draft_tokens` and `update_model_status`.",
+    "Cut the emitted tokens after the first stop sequence, between `verify_draft_tokens` and `update_model_status`.",
     """
     All M slots. A slot's generated text is token_ids_all[b] from prompt_lens on, step_idx tokens (both clamped as in
     `update_model_status`), then the emitted tokens accept_tokens[b, 0 .. accept_num - 1], accept_num clamped to [0, S].
@@ -70,8 +70,8 @@ WRITE_ACCEPTED = op(
     Slots < B that have not stopped [#stopped], with enc > 0 or dec > 0 [#idle] and step_idx >= 0 [#before]. count =
     accept_num clamped to [0, S]. step_idx includes this step's tokens, so that accept_tokens[b, i] goes to column
     prompt_lens[b] + step_idx[b] - count + i of token_ids_all[b], prompt_lens clamped to [0, L] [#columns]; with
-    `last_index`, where step_idx names the place of the last token instead, to the column behind [#last-index]. What
-    does not fall behind the prompt and inside the row is not written [#clamp]. Nothing else is touched [#untouched].
+    `last_index`, where step_idx names the place of the last token instead, to the column after [#last-index]. What
+    does not fall after the prompt and inside the row is not written [#clamp]. Nothing else is touched [#untouched].
     Source: FastDeploy's `speculate_set_value_by_flags_and_idx`, which has `last_index`; `update_model_status` does this
     and more.
     """,

@@ -42,9 +42,9 @@ class _Raise:
     def __init__(self, op: OpSpec, backend: str) -> None:
         self.op, self.backend = op, backend
 
-    def __call__(self, argument: str, expected: str, got: str, cure: str) -> NoReturn:
+    def __call__(self, argument: str, expected: str, got: str, hint: str) -> NoReturn:
         raise ArgumentError(
-            op=self.op.name, backend=self.backend, argument=argument, expected=expected, got=got, cure=cure
+            op=self.op.name, backend=self.backend, argument=argument, expected=expected, got=got, hint=hint
         )
 
 
@@ -121,8 +121,8 @@ def _check_tensors(op: OpSpec, given: dict[str, Any], attrs: dict[str, Any], dev
         elif value is None:
             looks.append(None)
         else:
-            if cure := disguised(type(value)):
-                fail(name, "an array that is what its memory holds", f"a {type(value).__name__}", cure)
+            if hint := disguised(type(value)):
+                fail(name, "an array that is what its memory holds", f"a {type(value).__name__}", hint)
             try:
                 info = infos[name] = describe(value)
             except Exception as error:  # whatever an object raises that only looks like a tensor

@@ -68,7 +68,7 @@ UPDATE_MODEL_STATUS = op(
     5,
     "Append the emitted tokens to the history and advance every slot.",
     """
-    With `end_at_limit`, the tokens of a slot < B, neither stopped nor paused on entry, first end behind the first end
+    With `end_at_limit`, the tokens of a slot < B, neither stopped nor paused on entry, first end after the first end
     token, or where step_idx + emitted reaches max_dec_len: accept_num is cut there [#cut], and a token at the limit
     that is no end token becomes end_tokens[0] in accept_tokens, if E > 0 [#end-at-limit].
 

@@ -22,7 +22,7 @@ SYMBOLS = {
     "Q": "stop sequences per slot",
     "Z": "width of a stop sequence",
     "J": "tokens of the text that ends thinking",
-    "H": "tokens allowed behind thinking",
+    "H": "tokens allowed after thinking",
     "G": "KV blocks per slot",
     "U": "masks of allowed tokens",
     "Y": "32-bit words of a mask",
@@ -135,7 +135,7 @@ _tensor("candidate_ids", I64, ("R_cap", "C"), "Their token ids; equal scores by 
 _tensor("candidate_lens", I32, ("R_cap",), "How many of them reach top_p; C if they do not.", between(0, "C"))
 _tensor("target_probs", F32, ("R_cap", "V"), "The target's processed probabilities per output row.", between(0, 1))
 _tensor("draft_probs", F32, ("M", "S-1", "V"), "The proposer's probabilities per draft.", between(0, 1))
-_tensor("accept_tokens", I64, ("M", "S"), "Tokens emitted this step, -1 behind them.", between(-1, "V-1"))
+_tensor("accept_tokens", I64, ("M", "S"), "Tokens emitted this step, -1 after them.", between(-1, "V-1"))
 _tensor("accept_num", I32, ("M",), "How many tokens each slot emitted.", between(0, "S"))
 
 # Proposing
@@ -152,7 +152,7 @@ _tensor(
 _tensor("stop_seqs", I64, ("M", "Q", "Z"), "Token sequences that end a request; unused ones have length 0.")
 _tensor("stop_seqs_lens", I32, ("M", "Q"), "Their lengths.", between(0, "Z"))
 _tensor("max_think_lens", I32, ("M",), "Most tokens of thinking; negative: no limit.")
-_tensor("max_reply_lens", I32, ("M",), "Most tokens of the answer behind it; negative: no limit.")
+_tensor("max_reply_lens", I32, ("M",), "Most tokens of the answer after it; negative: no limit.")
 _tensor("limit_status", I32, ("M",), "Where a request with such limits is; 0 to begin with.", between(0, None))
 _tensor(
     "reasoning_seen",
@@ -162,12 +162,12 @@ _tensor(
     between(-1, "L"),
 )
 _tensor("inject_token_ids", I64, ("J",), "The text that ends thinking at its limit.")
-_tensor("allowed_tokens", I64, ("H",), "Tokens of which the first behind thinking is one.")
+_tensor("allowed_tokens", I64, ("H",), "Tokens of which the first after thinking is one.")
 _tensor("enable_thinking", BOOL, ("M",), "Whether the request thinks.")
 _tensor("block_tables", I32, ("M", "G"), "KV blocks of each slot, in the order of its positions.")
 
 # Draft models
-_tensor("base_model_draft_tokens", I64, ("M", "S"), "The target's `draft_tokens`; -1 behind the drafts made so far.")
+_tensor("base_model_draft_tokens", I64, ("M", "S"), "The target's `draft_tokens`; -1 after the drafts made so far.")
 _tensor("pre_ids", I64, ("M", "P"), "FastDeploy's history of a draft model: generated tokens, then drafts.")
 _tensor("base_model_cu_seqlens_q", I32, ("B+1",), "`cu_seqlens_q` of the target's step.", OFFSETS)
 _tensor("base_model_seq_lens_decoder", I32, ("M",), "The target's `seq_lens_decoder`, this step's tokens included.")
@@ -187,7 +187,7 @@ _tensor("batch_token_num", I32, ("B",), "How many tokens each slot reports.", be
 _tensor("next_token_num", I32, ("B",), "How many rows of the draft model each slot has.", between(0, None))
 _tensor("cu_next_token_offset", I32, ("B+1",), "Exclusive prefix sum of those.", OFFSETS)
 _tensor("next_tokens", I64, ("R_cap",), "The draft model's token of each of its rows.")
-_tensor("first_token_logits", FLOATS, ("M", "V"), "The target's row behind each slot's prompt.", dtype_of="logits")
+_tensor("first_token_logits", FLOATS, ("M", "V"), "The target's row after each slot's prompt.", dtype_of="logits")
 _tensor("draft_logits", FLOATS, ("D_cap", "V"), "Rows of both, packed by slot.", dtype_of="logits")
 _tensor("draft_token_ids", I64, ("D_cap",), "The tokens that go with the rows of `draft_logits`.")
 _tensor(

@@ -37,14 +37,14 @@ ALIVE, HERE, READY, END = b"alive", b"here", b"ready", b"end"
 """What a rank says on its pulse: it lives, it waits for the others, its model is loaded; and what rank 0 says there."""
 
 
-def join(config: Config, rank: int, places: Sequence[str], rendezvous: str) -> ProcessGroup:
+def join(config: Config, rank: int, devices: Sequence[str], rendezvous: str) -> ProcessGroup:
     """Meet the other ranks, with which this process shares the machine's processors."""
     import torch
 
     torch.set_num_threads(max(1, torch.get_num_threads() // config.engine.tensor_parallel))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
-    alone = len(set(places)) == len(places)
-    return ProcessGroup(rank, len(places), rendezvous, _LOAD_S, places[rank], nccl=alone)
+    alone = len(set(devices)) == len(devices)
+    return ProcessGroup(rank, len(devices), rendezvous, _LOAD_S, devices[rank], nccl=alone)
 
 
 def beat_s(config: Config) -> float:
@@ -81,7 +81,7 @@ class _Pulse:
 def follow(
     settings: dict[str, Any],
     rank: int,
-    places: Sequence[str],
+    devices: Sequence[str],
     rendezvous: str,
     commands: Connection,
     pulse: Connection,
@@ -91,14 +91,14 @@ def follow(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 gets it too, and ends the others
     status = 1
     try:
-        config = _own(settings, places[rank])
+        config = _own(settings, devices[rank])
         living = _Pulse(pulse, beat_s(config))
         living.say(HERE)
-        group = join(config, rank, places, rendezvous)
+        group = join(config, rank, devices, rendezvous)
         loaded = load(config, group)
         group.set_timeout(config.engine.rank_timeout_s)
         living.say(READY)
-        _obey(commands, places[rank], loaded, group)
+        _obey(commands, devices[rank], loaded, group)
         group.close()
         status = 0
     except SpecDecError as error:
@@ -111,7 +111,7 @@ def follow(
         os._exit(status)  # at once: what a GPU or a communicator still has would be waited for
 
 
-def _obey(commands: Connection, place: str, loaded: tuple[Any, Any, Any], group: Group) -> None:
+def _obey(commands: Connection, device: str, loaded: tuple[Any, Any, Any], group: Group) -> None:
     runner: RankRunner | None = None
     while True:
         try:
@@ -121,18 +121,18 @@ def _obey(commands: Connection, place: str, loaded: tuple[Any, Any, Any], group:
         if name == "runner":
             if runner is not None:
                 runner.close()
-            runner = RankRunner(_own(args[0], place), *loaded, group=group)
+            runner = RankRunner(_own(args[0], device), *loaded, group=group)
         else:
             getattr(runner, name)(*args)
     if runner is not None:
         runner.close()
 
 
-def _own(settings: dict[str, Any], place: str) -> Config:
+def _own(settings: dict[str, Any], device: str) -> Config:
     """A rank's configuration: its own device; what rank 0 writes, the others do not."""
     runner = {name: value for name, value in settings.get("runner", {}).items() if not name.startswith("journal")}
     own = {**settings, "runner": runner, "shadow": {}}
-    if device := place.partition(":")[2]:
+    if device := device.partition(":")[2]:
         backend = settings.get("backend", {})
         own["backend"] = {**backend, "options": {**backend.get("options", {}), "device": int(device)}}
         own["engine"] = {**settings["engine"], "rank_devices": None}

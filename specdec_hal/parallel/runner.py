@@ -14,7 +14,7 @@ from specdec_hal.runner import ModelRunner, Request, RequestOutput, StreamDelta
 from specdec_hal.runner.guard import owns_cache
 from specdec_hal.runner.journal import Record
 from specdec_hal.runner.metrics import StepRecord
-from specdec_hal.runner.plan import VocabularyPart
+from specdec_hal.runner.plan import ShardedLogitsHead
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.runner.scheduler import Work
@@ -33,12 +33,12 @@ class RankRunner(ModelRunner):
         self._decisions: list[Decision] = []
         self._compared = 0
 
-    def _vocabulary_part(self) -> VocabularyPart | None:
+    def _sharded_head(self) -> ShardedLogitsHead | None:
         if not self.config.engine.vocabulary_parallel:
             return None
         from specdec_hal.parallel import vocabulary
 
-        return vocabulary.VocabularyPart.of(self._group, self.backend, self.model)
+        return vocabulary.ShardedLogitsHead.of(self._group, self.backend, self.model)
 
     def with_grammars(self, name: str, what: list[Any], grammars: Iterable[tuple[Any, str, Any]]) -> None:
         """Call a method while this process holds grammars that another has compiled; see Grammars.put."""
@@ -47,7 +47,7 @@ class RankRunner(ModelRunner):
         del held
 
     def step(self) -> list[StreamDelta]:
-        """See ModelRunner.step. RankMismatchError if the ranks differ, at the first comparison behind that step."""
+        """See ModelRunner.step. RankMismatchError if the ranks differ, at the first comparison after that step."""
         deltas = super().step()
         interval, steps = self.config.engine.digest_interval, self.metrics.steps
         if interval is not None and steps - self._compared >= interval:
@@ -72,10 +72,10 @@ class RankRunner(ModelRunner):
             return
         everyone: list[list[Decision]] = self._group.gather_objects(decisions)
         longest = max(map(len, everyone))
-        rows = zip(*(told + [(-1, -1, ())] * (longest - len(told)) for told in everyone), strict=True)
-        told = next(row for row in rows if len(set(row)) > 1)
-        step, slot, _ = max(told)
-        got = ", ".join(f"rank {rank}: {list(tokens)}" for rank, (_, _, tokens) in enumerate(told))
+        rows = zip(*(streams + [(-1, -1, ())] * (longest - len(streams)) for streams in everyone), strict=True)
+        streams = next(row for row in rows if len(set(row)) > 1)
+        step, slot, _ = max(streams)
+        got = ", ".join(f"rank {rank}: {list(tokens)}" for rank, (_, _, tokens) in enumerate(streams))
         raise RankMismatchError(
             f"step {step}, slot {slot}: expected the same tokens on every tensor-parallel rank, got {got}; "
             "run the ranks on equal hardware and libraries"
@@ -87,7 +87,7 @@ class Others(Protocol):
 
     error: EngineDeadError | None
 
-    def tell(self, name: str, *args: Any) -> None:
+    def send(self, name: str, *args: Any) -> None:
         """Have each of them call a method of its runner. RankLostError if they serve no more."""
 
     def watch(self, ended: Callable[[EngineDeadError], None]) -> None:
@@ -117,16 +117,16 @@ class LeadingRunner(RankRunner):
         """See ModelRunner.when_lost."""
         self._team.watch(ended)
 
-    def _tell(self, name: str, *args: Any) -> None:
+    def _send(self, name: str, *args: Any) -> None:
         """The others hold the runner that was made last alone."""
         if owns_cache(self.model, self):
-            self._team.tell(name, *args)
+            self._team.send(name, *args)
 
     def _tell_with_grammars(self, name: str, what: list[Any], requests: Iterable[Request]) -> None:
         """Send the grammars of these requests too, so that this process alone compiles, within its limits."""
         wanted = {one.key: one for each in requests if (one := each.params.structured) is not None}
         grammars = [(one, self._structured.grammars.get(one)) for one in wanted.values()]
-        self._tell("with_grammars", name, what, [(one, each.library, each.exported) for one, each in grammars])
+        self._send("with_grammars", name, what, [(one, each.library, each.exported) for one, each in grammars])
 
     def add_requests(self, requests: Iterable[Request]) -> None:
         """See ModelRunner.add_requests. RequestError for a deadline: the ranks may not agree when it has passed."""
@@ -145,7 +145,7 @@ class LeadingRunner(RankRunner):
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
         """See ModelRunner.cancel."""
-        self._tell_if_alive("cancel", request_id, reason, error)
+        self._send_if_alive("cancel", request_id, reason, error)
         return super().cancel(request_id, reason, error)
 
     def restore(self, records: list[Record]) -> None:
@@ -156,16 +156,16 @@ class LeadingRunner(RankRunner):
     def forget(self) -> None:
         """See ModelRunner.forget."""
         super().forget()
-        self._tell("forget")
+        self._send("forget")
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
         """See ModelRunner.warm_up. `progress` must not raise: the other ranks go on."""
-        self._tell("warm_up")
+        self._send("warm_up")
         super().warm_up(progress)
 
     def step(self) -> list[StreamDelta]:
         """See ModelRunner.step. RankLostError if a rank has ended, or does not answer."""
-        self._tell("step")
+        self._send("step")
         try:
             return super().step()
         except RankMismatchError as error:
@@ -185,11 +185,11 @@ class LeadingRunner(RankRunner):
 
     def take_finished(self, request_ids: Collection[str] | None = None) -> dict[str, RequestOutput]:
         """See ModelRunner.take_finished."""
-        self._tell_if_alive("take_finished", request_ids)
+        self._send_if_alive("take_finished", request_ids)
         return super().take_finished(request_ids)
 
-    def _tell_if_alive(self, name: str, *args: Any) -> None:
+    def _send_if_alive(self, name: str, *args: Any) -> None:
         """What has ended can be taken, and what has not be ended, though the others serve no more."""
         if self._team.error is None:
             with suppress(RankLostError):
-                self._tell(name, *args)
+                self._send(name, *args)

@@ -52,10 +52,10 @@ class _Rank:
 class Team:
     """Starts the other ranks, and ends them when it is closed or this process ends.
 
-    `places`: where each rank works, "cpu" or "cuda:N". `load`, a function of a module, is called by each of them.
+    `devices`: where each rank works, "cpu" or "cuda:N". `load`, a function of a module, is called by each of them.
     """
 
-    def __init__(self, config: Config, places: Sequence[str], load: Load) -> None:
+    def __init__(self, config: Config, devices: Sequence[str], load: Load) -> None:
         self._timeout_s, self._beat_s = config.engine.rank_timeout_s, beat_s(config)
         self._folder = tempfile.TemporaryDirectory(prefix="specdec-hal-ranks-")
         self.error: EngineDeadError | None = None
@@ -69,11 +69,11 @@ class Team:
         atexit.register(self._at_exit)  # before multiprocessing's own, which waits for a stopped process for ever
         rendezvous = str(Path(self._folder.name, "rendezvous"))
         try:
-            for rank in range(1, len(places)):
-                self._ranks.append(_start(config, rank, places, rendezvous, load))
+            for rank in range(1, len(devices)):
+                self._ranks.append(_start(config, rank, devices, rendezvous, load))
             threading.Thread(target=self._watch, name="specdec-hal ranks", daemon=True).start()
             self._until_all_said(HERE, READY)
-            self._group = join(config, 0, places, rendezvous)
+            self._group = join(config, 0, devices, rendezvous)
         except BaseException:
             self.close()
             raise
@@ -93,12 +93,12 @@ class Team:
         """A runner of rank 0, and one on every other rank."""
         self._until_all_said(READY)
         self.group.set_timeout(self._timeout_s)
-        self.tell("runner", config.as_json())
+        self.send("runner", config.as_json())
         runner = LeadingRunner(config, *args, team=self, group=self.group, **options)
         self._runners.add(runner)
         return runner
 
-    def tell(self, name: str, *args: Any) -> None:
+    def send(self, name: str, *args: Any) -> None:
         """Have every other rank do something. RankLostError if they serve no more."""
         for rank in self._ranks:
             if self.error is not None:
@@ -218,10 +218,10 @@ class Team:
             signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
 
 
-def _start(config: Config, rank: int, places: Sequence[str], rendezvous: str, load: Load) -> _Rank:
+def _start(config: Config, rank: int, devices: Sequence[str], rendezvous: str, load: Load) -> _Rank:
     context = multiprocessing.get_context("spawn")
     (mine, theirs), (pulse, their_pulse) = context.Pipe(), context.Pipe()
-    args = (config.as_json(), rank, places, rendezvous, theirs, their_pulse, load)
+    args = (config.as_json(), rank, devices, rendezvous, theirs, their_pulse, load)
     process = context.Process(target=follow, args=args, name=f"specdec-hal rank {rank}", daemon=True)
     process.start()
     theirs.close()

@@ -61,7 +61,7 @@ class Work(NamedTuple):
     kept: bool = False
 
 
-class VocabularyPart:
+class ShardedLogitsHead:
     """One rank's part of the vocabulary, tokens [first, first + width). All ranks make the same calls in one order."""
 
     def __init__(
@@ -74,7 +74,7 @@ class VocabularyPart:
         self.compute_device = model.compute_logits_part_device
 
     @classmethod
-    def of(cls, group: Group, backend: Any, model: Any) -> VocabularyPart | None:
+    def of(cls, group: Group, backend: Any, model: Any) -> ShardedLogitsHead | None:
         """None where logits have to be gathered: without kernels, or where a rank would have no column."""
         vocab_size = model.config.vocab_size
         alone = (group.size - 1) * vocabulary_part(vocab_size, group.size) >= vocab_size
@@ -85,8 +85,8 @@ class VocabularyPart:
         """What a step of these requests takes; None if its rows have to be whole."""
         kinds = {(one.temperature, one.top_p, one.top_k, one.min_p) for one in requests}
         works = [_work_of(self.vocab_size, *kind) for kind in kinds]
-        told = [work for work in works if work is not None]
-        return Work(*map(any, zip(Work(), *told, strict=True))) if len(told) == len(works) else None
+        known = [work for work in works if work is not None]
+        return Work(*map(any, zip(Work(), *known, strict=True))) if len(known) == len(works) else None
 
     def sample_target(
         self,
@@ -112,13 +112,13 @@ class VocabularyPart:
             found |= {"chunk_tops": empty(chunks, dtype=torch.float32), "chunk_masses": empty(chunks)}
         self._run("part_chunks", **rows, **part, row_temperature=filters["row_temperature"], **found)
         lists = self._group.gather(found["first"])
-        first = place = lists[:, :, 0].amax(0)
+        first = key = lists[:, :, 0].amax(0)
 
         whole = {"first_of_ranks": lists, "vocab_size": self.vocab_size}
         if work.listed:
             drawn = empty()
             self._run("part_listed", position=position, **drawing, **whole, drawn=drawn)
-            place = torch.where(drawn > _NOWHERE, drawn, place)
+            key = torch.where(drawn > _NOWHERE, drawn, key)
         if work.drawn:
             tops, shares, sums, drawn = {"chunk_tops": found["chunk_tops"]}, empty(chunks), empty(), empty()
             self._run(
@@ -137,11 +137,11 @@ class VocabularyPart:
             total = {"shares": shares, "sums_of_ranks": self._group.gather(sums), "rank": self._group.rank}
             self._run("part_draw", **rows, **drawing, **part, **tops, **whole, **total, drawn=drawn)
             drawn = self._group.gather(drawn).amax(0)
-            place = torch.where(drawn > _NOWHERE, drawn, place)
+            key = torch.where(drawn > _NOWHERE, drawn, key)
 
         key = first >> 32
         defined = (key > -_KEY_INF) & (key < _KEY_NAN)  # not of a tail, of NaN, or of nothing but -inf
-        target_tokens.copy_(torch.where(defined, _LOW32 - (place & _LOW32), -1))
+        target_tokens.copy_(torch.where(defined, _LOW32 - (key & _LOW32), -1))
 
     def _run(self, op: str, **operands: Any) -> None:
         self._kernels.bind_part(op, **operands)()

@@ -52,7 +52,7 @@ class Probe:
 
     available: bool
     reason: str = ""
-    cure: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class OpStatus:
     available: bool
     modes: str = ""
     reason: str = ""
-    cure: str = ""
+    hint: str = ""
     via: str = ""
 
 
@@ -184,7 +184,7 @@ class BoundOp:
             argument="stream",
             expected="the handle of a stream, an int in 0..2^63-1",
             got=short(stream),
-            cure="leave it out for the current stream, or pass what the framework gives as an int",
+            hint="leave it out for the current stream, or pass what the framework gives as an int",
         )
 
     def __repr__(self) -> str:
@@ -230,7 +230,7 @@ class Backend:
         return {}
 
     @property
-    def place(self) -> str:
+    def device_name(self) -> str:
         """Where a runner of this backend puts its model and tensors: "cpu", "cuda:0"."""
         return self.device
 
@@ -326,8 +326,8 @@ class Backend:
                     self.fallback_calls[call.op.name] = 0
                 return backend
             reasons.append(f"{backend.name}: {refusal}")
-        cure = "choose a backend that has it, or allow one under 'fallback: {allow: [...]}'"
-        raise UnsupportedError(f"{call.op.name} [{self.name}]: not supported: {'; '.join(reasons)}; {cure}")
+        hint = "choose a backend that has it, or allow one under 'fallback: {allow: [...]}'"
+        raise UnsupportedError(f"{call.op.name} [{self.name}]: not supported: {'; '.join(reasons)}; {hint}")
 
     def _counted(self, op: str, launch: Launch) -> Launch:
         def run(stream: int) -> None:
@@ -362,8 +362,8 @@ class Backend:
             capability = backend.capabilities.get(op)
             if capability is not None:
                 return OpStatus(op, True, capability.modes(), f"{self.name} lacks it", via=backend.name)
-        cure = "choose another backend, or allow a fallback that has it"
-        return OpStatus(op, False, reason=f"{self.name} does not implement it", cure=cure)
+        hint = "choose another backend, or allow a fallback that has it"
+        return OpStatus(op, False, reason=f"{self.name} does not implement it", hint=hint)
 
     def __repr__(self) -> str:
         return f"<Backend {self.name}>"

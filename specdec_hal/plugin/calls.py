@@ -40,8 +40,8 @@ def check_members(
     for name in names:
         if not hasattr(built, name) or (name in methods and not callable(getattr(built, name))):
             kind = "method" if name in methods else "attribute"
-            cure = f"; derive it from {defaults[name]}, which has a default" if name in defaults else ""
-            raise PluginError(f"{what}: {short(built)} has no {kind} '{name}'{cure}")
+            hint = f"; derive it from {defaults[name]}, which has a default" if name in defaults else ""
+            raise PluginError(f"{what}: {short(built)} has no {kind} '{name}'{hint}")
     for name in {name for name in dir(built) if not name.startswith("_")}.difference(names):
         if meant := difflib.get_close_matches(name, defaults, n=1, cutoff=_MISSPELT):
             raise PluginError(f"{what}: {short(built)} has '{name}', which nobody asks for; did you mean '{meant[0]}'?")
@@ -60,7 +60,7 @@ def probe(spec: BackendSpec) -> tuple[Probe, str]:
         fault = f"its probe returned {short(answer)} instead of a Probe"
         return Probe(False, fault), fault
     if not answer.available and not answer.reason:
-        return Probe(False, "its probe gave no reason", answer.cure), ""
+        return Probe(False, "its probe gave no reason", answer.hint), ""
     return answer, ""
 
 

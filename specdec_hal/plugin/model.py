@@ -29,7 +29,7 @@ class ModelConfig:
 class ModelCapabilities:
     """What a model can do, as it says itself; a runner guesses nothing and refuses by name what is missing here.
 
-    `hidden_layers`: the hidden states that proposers can have; layer i stands for the residual stream behind decoder
+    `hidden_layers`: the hidden states that proposers can have; layer i stands for the residual stream after decoder
     layer i, which EAGLE-3 (arXiv:2503.01840) and block-diffusion drafters tap. A model that does not name
     :data:`FINAL_NORM` returns it all the same, but as something of its own, which only its `compute_logits` can read.
     `mtp_modules`: multi-token-prediction modules that can be run (:class:`MTPModel`). `static_shapes`: a batch padded
@@ -65,7 +65,7 @@ class ModelMemory:
 class Segment:
     """Tokens ``[start, start + length)`` of a packed batch: `slot`'s, at ``position .. position + length - 1``.
 
-    `outputs`: logits are asked for behind so many of its last tokens at most; None: behind any.
+    `outputs`: logits are asked for after so many of its last tokens at most; None: after any.
     """
 
     slot: int
@@ -225,7 +225,7 @@ class MTPModel(TargetModel, Protocol):
     def mtp_module(self) -> Any:
         """The first module: a :class:`DeviceMTPModule` if the model has `device_lengths`, else an :class:`MTPModule`.
 
-        Behind `allocate` or `allocate_blocks`: it makes the module's cache, with the sizes of the model's.
+        After `allocate` or `allocate_blocks`: it makes the module's cache, with the sizes of the model's.
         """
 
     def mtp_bytes_per_block(self, block_size: int) -> int:

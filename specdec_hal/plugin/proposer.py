@@ -58,7 +58,7 @@ class MemoryContext:
 
 @dataclass(frozen=True)
 class SlotView:
-    """A request that decodes, as the host sees it behind a step. `token_ids`: generated so far, this step's included.
+    """A request that decodes, as the host sees it after a step. `token_ids`: generated so far, this step's included.
 
     `accepted`: this step's alone. `max_drafts`: how many drafts the next step takes at most, from K, from what the
     request asks for and from what is left of it.

@@ -57,7 +57,7 @@ Named = TypeVar("Named", BackendSpec, ProposerSpec, ModelSpec)
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """One line of the listing. `reason` says why not whenever `available` is False; `cure` what to do about it.
+    """One line of the listing. `reason` says why not whenever `available` is False; `hint` what to do about it.
 
     `error` is set, and equals `reason`, when the fault is a plug-in's (duplicate name, wrong api_version, a probe that
     raises) rather than something absent from this machine. `priority` and `api_version` are None when several plug-ins
@@ -67,7 +67,7 @@ class BackendInfo:
     name: str
     available: bool
     reason: str
-    cure: str
+    hint: str
     priority: int | None
     api_version: int | None
     plugin: str
@@ -90,7 +90,7 @@ class Explanation(tuple[OpStatus, ...]):
         width = max((len(status.op) for status in self), default=0)
         lines = [f"backend '{self.backend}':"]
         for status in self:
-            parts = (status.via and f"via {status.via}", status.modes, status.reason, status.cure)
+            parts = (status.via and f"via {status.via}", status.modes, status.reason, status.hint)
             detail = "; ".join(part for part in parts if part)
             lines.append(f"  {status.op:<{width}}  {'yes' if status.available else 'no '}  {detail}".rstrip())
         return "\n".join(lines)
@@ -213,7 +213,7 @@ class Registry:
         return self._select(name)[1].name
 
     def explain(self, name: str | None = None, *, fallback: Sequence[str] = ()) -> Explanation:
-        """Per op of the contract: available (and in which modes), or the reason and the cure.
+        """Per op of the contract: available (and in which modes), or the reason and the hint.
 
         A backend that cannot run here is explained too: every op carries its probe's reason.
         """
@@ -237,8 +237,8 @@ class Registry:
         plugin, spec = self._entry(name, origin)
         answer, _ = probe(spec)
         if not answer.available:
-            cure = f"; {answer.cure}" if answer.cure else ""
-            raise BackendUnavailableError(f"backend '{name}'{origin} cannot run here: {answer.reason}{cure}")
+            hint = f"; {answer.hint}" if answer.hint else ""
+            raise BackendUnavailableError(f"backend '{name}'{origin} cannot run here: {answer.reason}{hint}")
         return plugin, spec
 
     def _wanted(self, name: str | None) -> tuple[str, str]:
@@ -298,7 +298,7 @@ class Registry:
             name=name,
             available=answer.available,
             reason=answer.reason,
-            cure=answer.cure,
+            hint=answer.hint,
             priority=spec.priority if unique else None,
             api_version=spec.api_version if unique else None,
             plugin=", ".join(plugin.name for plugin, _ in claims),
@@ -446,7 +446,7 @@ def _only_claim(what: str, name: str, claims: Sequence[tuple[Plugin, Named]]) ->
 
 
 def _unavailable(op: str, info: BackendInfo) -> OpStatus:
-    return OpStatus(op, False, reason=info.reason, cure=info.cure)
+    return OpStatus(op, False, reason=info.reason, hint=info.hint)
 
 
 default = Registry()

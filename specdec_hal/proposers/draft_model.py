@@ -54,7 +54,7 @@ def draft_model_proposer(context: ProposerContext) -> Proposer:
 class ChainedDraftModel(DraftChain):
     """The model over device tensors, its cache in blocks of the target's numbers.
 
-    The chain feeds a token at the position where it stands in the text, which is one behind the chain's own count. The
+    The chain feeds a token at the position where it stands in the text, which is one after the chain's own count. The
     text's first token is not in the chain: a substep of its own feeds it, in steps that may have chunks of prompts, as
     it does the token in front of every later chunk, which changes nothing.
 
@@ -68,11 +68,11 @@ class ChainedDraftModel(DraftChain):
         config, state, size = context.config, context.state, context.state.symbols
         blocks, block_size = context.kv_blocks, config.runner.block_size
         need = {"KV cache": blocks * model.bytes_per_block(block_size)}
-        cure = f"lower runner.num_kv_blocks ({blocks}) or runner.max_num_seqs ({size['M']})"
-        require("speculative.draft_model", need, state.device.place, state.device.free_bytes(), cure)
-        model.allocate_blocks(blocks, block_size, size["L"])  # no draft stands behind the last position of a request
+        hint = f"lower runner.num_kv_blocks ({blocks}) or runner.max_num_seqs ({size['M']})"
+        require("speculative.draft_model", need, state.device.name, state.device.free_bytes(), hint)
+        model.allocate_blocks(blocks, block_size, size["L"])  # no draft stands after the last position of a request
         drafts = size["S"] - 1
-        # Behind a step's tokens: the last one that it emitted, and all drafts but the last.
+        # After a step's tokens: the last one that it emitted, and all drafts but the last.
         self.draft_positions = drafts
         super().__init__(context, drafts, width=model.config.hidden_size, dtype=model.capabilities.hidden_dtype)
         self._model = model
@@ -180,7 +180,7 @@ class HostDraftModel(Proposer):
         state, size = context.state, context.state.symbols
         self.gives_draft_probs = context.config.speculative.verify_strategy is Strategy.REJECTION
         self._model, self._vocabulary = model, vocabulary
-        # No draft stands behind the last position of a request; its tokens may be more of the draft model's.
+        # No draft stands after the last position of a request; its tokens may be more of the draft model's.
         self._longest = model.config.max_position_embeddings
         if vocabulary is None:
             self._longest = min(size["L"], self._longest)
@@ -223,7 +223,7 @@ class HostDraftModel(Proposer):
         return self._sampler.probs
 
     def _read(self, going: list[_Drafting]) -> None:
-        """Feed each slot what it has not read, and put the logits behind its last token into the sampler's rows."""
+        """Feed each slot what it has not read, and put the logits after its last token into the sampler's rows."""
         while any(one.unread for one in going):
             segments, tokens, last = [], list[int](), list[tuple[int, int]]()
             for one in going:

@@ -26,7 +26,7 @@ class DraftSampler:
     target's, the more often both draws agree, up to always (common random numbers; Daliri et al. 2024,
     arXiv:2408.07978, for couplings without communication). REJECTION and TOPP hold a draft against probabilities, which
     must not know how it was drawn (purpose DRAFT); for REJECTION, :attr:`probs`, float32 [M, K, V], is what each draft
-    was drawn from, behind temperature and filters, to be returned from `propose`. It is None for the others.
+    was drawn from, after temperature and filters, to be returned from `propose`. It is None for the others.
 
     `certain`: under REJECTION and TOPP, drafts are the most probable tokens, which count as certain: :attr:`probs` is
     None. For proposers that add drafts without a distribution.
@@ -46,7 +46,7 @@ class DraftSampler:
         if strategy is Strategy.REJECTION and not certain:
             self.probs = device.zeros((self._slots, self._k, vocabulary), "float32")
             self._drawn_from = device.zeros((self._slots, vocabulary), "float32")
-        # Row i + s stands for slot s, i rows behind where its slot begins: its position is that of draft i.
+        # Row i + s stands for slot s, i rows after where its slot begins: its position is that of draft i.
         self._offsets = device.upload(np.arange(self._slots + 1, dtype=np.int32))
         owners = np.concatenate([np.full(self._k, -1), np.arange(self._slots)]).astype(np.int32)
         self._owners = device.upload(owners)

@@ -1,8 +1,8 @@
 """A chain of drafts by a module that reads the target's hidden states, then its own: MTP modules and EAGLE-3 heads.
 
 The module sees every token that the target was fed: the chunks of prompts, and what each step accepted, each with the
-target's own state, which takes the place of what the module had drafted there. Behind the last of them it predicts the
-first draft, and behind each draft the next. A request that wants no drafts (`draft_token_num` 0) costs nothing: the
+target's own state, which takes the place of what the module had drafted there. After the last of them it predicts the
+first draft, and after each draft the next. A request that wants no drafts (`draft_token_num` 0) costs nothing: the
 module is not fed. Under `speculative.adaptive`, where it may want some again, the module is fed all the same, so that
 its cache lacks no rows then. A parallel module gives the rows of all drafts at once; each substep then takes its own.
 """

@@ -63,7 +63,7 @@ class SuffixCounts:
         return len(self._nodes)
 
     def add(self, text: Sequence[int], start: int = 0, source: int = 0) -> None:
-        """Count the tokens of a text from `start` on, each behind those before it. `source`: a number of the text."""
+        """Count the tokens of a text from `start` on, each after those before it. `source`: a number of the text."""
         nodes = self._nodes
         for context, token in self._edges(text, start):
             node = nodes.get(context)
@@ -88,7 +88,7 @@ class SuffixCounts:
                 yield tuple(text[at - size : at]), text[at]
 
     def continuation(self, text: Sequence[int], most: int, factor: float, least: float) -> Found:
-        """The likeliest next tokens behind an end of `text`: behind the end for which most are expected to be accepted.
+        """The likeliest next tokens after an end of `text`: after the end for which most are expected to be accepted.
 
         At most `most`, and `factor` times the length of that end; as long as the product of their frequencies is at
         least `least`.

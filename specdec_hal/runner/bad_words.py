@@ -52,7 +52,7 @@ def spelled(request: Request, tokenizer: Tokenizer | None, vocab_size: int) -> R
 
 
 def forbidden_next(text: Sequence[int], sequences: Iterable[Sequence[int]]) -> list[int]:
-    """The tokens that would complete one of the sequences behind these."""
+    """The tokens that would complete one of the sequences after these."""
     return [tokens[-1] for tokens in sequences if list(text[len(text) - len(tokens) + 1 :]) == list(tokens[:-1])]
 
 

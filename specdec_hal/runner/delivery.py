@@ -40,7 +40,7 @@ class Delivery:
         self._waiting.append((sequence, delta))
 
     def run(self) -> None:
-        """Call the callbacks, unless a callback is what asks for it: those who called it go on behind it."""
+        """Call the callbacks, unless a callback is what asks for it: those who called it go on after it."""
         if self._running:
             return
         self._running = True

@@ -5,7 +5,7 @@ accepted; and to take as long as steps with as many requests and as many drafts 
 while decoding. The drafts of all requests are ranked by that probability, and as many of them are fed as make the ratio
 largest.
 
-Texts repeat in stretches. Acceptance is therefore counted apart for steps behind one whose drafts were all accepted,
+Texts repeat in stretches. Acceptance is therefore counted apart for steps after one whose drafts were all accepted,
 and few observations say little against what is usual: a position that was rejected once is not given up, or nobody
 would draft so far again to find out. The number that is best may be 0; drafting is then tried again after a while,
 which doubles each time that it comes to nothing.
@@ -20,31 +20,31 @@ from weakref import WeakKeyDictionary
 
 from specdec_hal.runner.sequence import Sequence
 
-RECENT = 0.98
-"""What an observation of a request still counts for behind the next one: some fifty of them decide."""
-POOLED = 0.99
+REQUEST_DECAY = 0.98
+"""What an observation of a request still counts for after the next one: some fifty of them decide."""
+POOLED_DECAY = 0.99
 """The same for all requests together, from whose acceptance a new one starts."""
-HOPES = (0.6, 0.9), (0.85, 0.92)
-"""Acceptance of the first draft, and of one behind an accepted one, before anything was seen: that of n-gram look-ups
-in code and prose. The second number is for steps behind one whose drafts were all accepted."""
-HOPED_FIRST, TRUST_FIRST = 4.0, 8.0
-HOPED, TRUST, ALIKE = 20.0, 8.0, 24.0
+PRIOR_ACCEPTANCE = (0.6, 0.9), (0.85, 0.92)
+"""Acceptance of the first draft, and of one after an accepted one, before anything was seen: that of n-gram look-ups
+in code and prose. The second number is for steps after one whose drafts were all accepted."""
+PRIOR_STRENGTH_FIRST, POOLED_STRENGTH_FIRST = 4.0, 8.0
+PRIOR_STRENGTH, POOLED_STRENGTH, SHARED_STRENGTH = 20.0, 8.0, 24.0
 """Observations that these count for, of the first draft and of the others, and those that the requests before count
-for; `ALIKE`: what is seen at all positions behind the first, for each of them."""
-SLOPE, SPREAD = 0.05, 2.0
+for; `SHARED_STRENGTH`: what is seen at all positions after the first, for each of them."""
+PRIOR_SLOPE, PRIOR_SLOPE_STRENGTH = 0.05, 2.0
 """What a token more costs of a request's share of a step before steps with other numbers of drafts were seen, and what
 that counts for: as steps would whose squared distances from their mean are as large together."""
-STEADY = 0.97
-"""What a measured step still counts for behind the next one with as many requests."""
-SAME = 0.5
+COST_DECAY = 0.97
+"""What a measured step still counts for after the next one with as many requests."""
+SLOPE_DEADBAND = 0.5
 """A size as far as this from the mean tells nothing of the slope, which is then not forgotten either."""
-DISTURBED = 1.5
+OUTLIER_LIMIT = 1.5
 """A step counts as having taken so many times what was expected at most: whatever disturbs steps makes them longer."""
 FIRST_PAUSE, LONGEST_PAUSE, PROBE = 4, 64, 1
 """Steps without drafts before drafting is tried again, and with how many drafts."""
-AT_ONCE = 16
-"""Requests whose chances are worked out anew in a step: the others keep theirs for some steps."""
-LARGE = 1e9
+MAX_UPDATES = 16
+"""Requests whose chances are worked out again in a step: the others keep theirs for some steps."""
+RESCALE_WEIGHT = 1e9
 """Weight of a step from which on the sums are scaled down."""
 
 
@@ -79,11 +79,11 @@ class Cost:
 
     Groups are steps with as many requests, whose number costs more than its tokens do. What was measured last counts
     most, since requests differ: the lines touch the curve, if it is one, at the sizes that are used. `spread`: what
-    :data:`SLOPE` counts for. `of_steps`: size 0 takes time too, and measurements that are out of all proportion do not
-    count as such.
+    :data:`PRIOR_SLOPE` counts for. `of_steps`: size 0 takes time too, and measurements that are out of all proportion
+    do not count as such.
     """
 
-    def __init__(self, spread: float = SPREAD, *, of_steps: bool = True) -> None:
+    def __init__(self, spread: float = PRIOR_SLOPE_STRENGTH, *, of_steps: bool = True) -> None:
         self._prior, self._of_steps = spread, of_steps
         self._groups: dict[int, _Group] = {}
         self._spread = self._together = 0.0
@@ -95,7 +95,7 @@ class Cost:
         for number, one in self._groups.items():
             weight += one.weight
             share += one.seconds / number
-        return SLOPE / 4 * share / (weight or 1.0)
+        return PRIOR_SLOPE / 4 * share / (weight or 1.0)
 
     @property
     def slope(self) -> float:
@@ -111,17 +111,21 @@ class Cost:
         if self._of_steps and held.weight:
             expected = self(size, group)
             if held.weight > 5:
-                seconds = min(seconds, DISTURBED * expected)
+                seconds = min(seconds, OUTLIER_LIMIT * expected)
             elif seconds < expected / 3:  # what was seen before took part in compiling
                 held = self._groups[group] = _Group()
                 self._spread = self._together = 0.0
-        before = held.weight * STEADY
+        before = held.weight * COST_DECAY
         if held.weight:
             off, share = size - held.size / held.weight, before / (before + 1)
-            keep = STEADY if abs(off) > SAME else 1.0
+            keep = COST_DECAY if abs(off) > SLOPE_DEADBAND else 1.0
             self._spread = self._spread * keep + share * off * off
             self._together = self._together * keep + share * off * (seconds - held.seconds / held.weight)
-        held.weight, held.size, held.seconds = before + 1, held.size * STEADY + size, held.seconds * STEADY + seconds
+        held.weight, held.size, held.seconds = (
+            before + 1,
+            held.size * COST_DECAY + size,
+            held.seconds * COST_DECAY + seconds,
+        )
 
     def __call__(self, size: float, group: int = 1) -> float:
         """The expected seconds of one size."""
@@ -154,9 +158,9 @@ class _Counts:
         self.asked = self.found = 0.0
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Count a step that was allowed to draft. A position behind a rejected draft tells nothing."""
+        """Count a step that was allowed to draft. A position after a rejected draft tells nothing."""
         self.unit /= self._keep
-        if self.unit > LARGE:
+        if self.unit > RESCALE_WEIGHT:
             self._rescale()
         unit, judged = self.unit, self.judged
         self.asked += unit
@@ -174,10 +178,10 @@ class _Counts:
 
 
 class _Pooled:
-    """What all requests together had accepted behind steps of one kind, and what is usual by that."""
+    """What all requests together had accepted after steps of one kind, and what is usual by that."""
 
     def __init__(self, k: int, first: float, later: float) -> None:
-        self._counts, self._hopes = _Counts(k, POOLED), (first, later)
+        self._counts, self._hopes = _Counts(k, POOLED_DECAY), (first, later)
         self.usual, self.every = later, [first] + [later] * (k - 1)
 
     def add(self, drafted: int, accepted: int) -> None:
@@ -185,24 +189,24 @@ class _Pooled:
         self._counts.add(drafted, accepted)
 
     def refresh(self) -> None:
-        """Work out what is usual: `usual`, a draft's acceptance behind the first, and `every`, by position."""
+        """Work out what is usual: `usual`, a draft's acceptance after the first, and `every`, by position."""
         counts, unit, (first, later) = self._counts, self._counts.unit, self._hopes
-        judged, accepted, hoped = counts.judged, counts.accepted, HOPED * unit
+        judged, accepted, hoped = counts.judged, counts.accepted, PRIOR_STRENGTH * unit
         self.usual = usual = (sum(accepted) - accepted[0] + hoped * later) / (sum(judged) - judged[0] + hoped)
-        alike = ALIKE * unit
+        alike = SHARED_STRENGTH * unit
         self.every = [(a + alike * usual) / (j + alike) for a, j in zip(accepted, judged, strict=True)]
-        self.every[0] = (accepted[0] + HOPED_FIRST * unit * first) / (judged[0] + HOPED_FIRST * unit)
+        self.every[0] = (accepted[0] + PRIOR_STRENGTH_FIRST * unit * first) / (judged[0] + PRIOR_STRENGTH_FIRST * unit)
 
 
 class _Request:
     """What is known of a request.
 
-    `kind` of its next step: 1 behind one that accepted all of its drafts. `limit`: the most drafts now; `pause`: steps
+    `kind` of its next step: 1 after one that accepted all of its drafts. `limit`: the most drafts now; `pause`: steps
     without any left; `next_pause`. `gains`: by kind, see :meth:`expect`, and the step until which they serve.
     """
 
     def __init__(self, k: int) -> None:
-        self._seen = _Counts(k, RECENT), _Counts(k, RECENT)
+        self._seen = _Counts(k, REQUEST_DECAY), _Counts(k, REQUEST_DECAY)
         self.kind = self.limit = self.pause = 0
         self.next_pause = FIRST_PAUSE
         self.gains: list[tuple[int, float, list[float]]] = [(0, 0.0, [])] * 2
@@ -215,10 +219,10 @@ class _Request:
         """Of its next drafts: how likely there are any, and that each of them gives a token."""
         seen, usual = self._seen[self.kind], pooled.usual
         unit, judged, accepted = seen.unit, seen.judged, seen.accepted
-        trust, alike, half = TRUST * unit, ALIKE * unit, ALIKE * unit / 2
+        trust, alike, half = POOLED_STRENGTH * unit, SHARED_STRENGTH * unit, SHARED_STRENGTH * unit / 2
         here = (sum(accepted) - accepted[0] + trust * usual) / (sum(judged) - judged[0] + trust)
         found = (seen.found + trust) / (seen.asked + trust)
-        first = TRUST_FIRST * unit
+        first = POOLED_STRENGTH_FIRST * unit
         chance = found * (accepted[0] + first * pooled.every[0]) / (judged[0] + first)
         gains = [chance]
         for i in range(1, len(judged)):
@@ -239,7 +243,7 @@ class DraftLengths:
 
     def forget(self) -> None:
         """Let what requests had accepted so far count for none of the next ones."""
-        self._pooled = [_Pooled(self._k, first, later) for first, later in zip(*HOPES, strict=True)]
+        self._pooled = [_Pooled(self._k, first, later) for first, later in zip(*PRIOR_ACCEPTANCE, strict=True)]
 
     def limit(self, sequence: Sequence) -> int:
         """The most drafts that a request gets in its next step."""
@@ -251,7 +255,7 @@ class DraftLengths:
         self._proposals.add(longest, seconds)
 
     def stepped(self, slots: Iterable[Drafted], seconds: float) -> None:
-        """A step of decoding requests took so long, without what a proposer on the host took; choose anew."""
+        """A step of decoding requests took so long, without what a proposer on the host took; choose again."""
         slots = list(slots)
         if not slots:
             return
@@ -295,11 +299,11 @@ class DraftLengths:
         return request
 
     def _gains(self, request: _Request) -> tuple[float, list[float]]:
-        """See :meth:`_Request.expect`. Of many requests, some are worked out anew in a step."""
+        """See :meth:`_Request.expect`. Of many requests, some are worked out again in a step."""
         until, found, gains = request.gains[request.kind]
         if until <= self._step:
             found, gains = request.expect(self._pooled[request.kind])
-            request.gains[request.kind] = self._step + max(self._slots // AT_ONCE, 1), found, gains
+            request.gains[request.kind] = self._step + max(self._slots // MAX_UPDATES, 1), found, gains
         return found, gains
 
     def _best(self, requests: list[_Request]) -> list[int]:

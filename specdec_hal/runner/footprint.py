@@ -22,7 +22,7 @@ from specdec_hal.tensors.timing import MeasuringDevice
 
 
 def checked_length(config: Config, model: TargetModel, headroom: int) -> int:
-    """The longest context of a request, with `headroom` positions behind it; ConfigError for what no model has."""
+    """The longest context of a request, with `headroom` positions after it; ConfigError for what no model has."""
     longest = model.config.max_position_embeddings - headroom
     wanted = longest if config.runner.max_model_len is None else config.runner.max_model_len
     if not 1 <= wanted <= longest:
@@ -85,7 +85,7 @@ def footprint(
     positions: int,
     *,
     registry: Registry | None = None,
-    place: str = "cpu",
+    device_name: str = "cpu",
 ) -> dict[str, int]:
     """Bytes by what they are for, without the target's weights, a cache that grows with its contexts, and workspaces.
 
@@ -115,7 +115,7 @@ def footprint(
     if model.capabilities.device_lengths:
         parts["KV cache"] = blocks * cast(DeviceModel, model).bytes_per_block(config.runner.block_size)
     registry, speculative = or_default(registry), config.speculative
-    load = partial(checkpoint_memory, framework=config.model.framework, registry=registry, device=place)
+    load = partial(checkpoint_memory, framework=config.model.framework, registry=registry, device=device_name)
     context = MemoryContext(model, speculative.settings, config, size, blocks, load)
     return parts | registry.draft_memory(speculative.method, context)
 
@@ -124,7 +124,7 @@ def check_footprint(
     config: Config, backend: Backend, model: TargetModel, max_model_len: int, positions: int, *, registry: Registry
 ) -> None:
     """InsufficientMemoryError, before anything is allocated, if a runner of these sizes does not fit."""
-    free = get_device(backend.place, model.framework).free_bytes()
+    free = get_device(backend.device_name, model.framework).free_bytes()
     if free is None:
         return
     if model.capabilities.device_lengths:  # the pool that it has now makes way for the next
@@ -133,17 +133,17 @@ def check_footprint(
     def need(slots: int) -> dict[str, int]:
         fewer = config.runner.model_copy(update={"max_num_seqs": slots})
         changed = config.model_copy(update={"runner": fewer})
-        return footprint(changed, model, max_model_len, positions, registry=registry, place=backend.place)
+        return footprint(changed, model, max_model_len, positions, registry=registry, device_name=backend.device_name)
 
     slots = config.runner.max_num_seqs
     parts = need(slots)
     if sum(parts.values()) <= free:
         return
     fits = bisect_right(range(1, slots), free, key=lambda fewer: sum(need(fewer).values()))
-    cure = (
+    hint = (
         f"runner.max_num_seqs ({slots}{f'; {fits} would fit' if fits else ''}), runner.max_model_len ({max_model_len})"
     )
     if model.capabilities.device_lengths:
-        cure += f", runner.num_kv_blocks ({kv_blocks(config, model, positions)})"
+        hint += f", runner.num_kv_blocks ({kv_blocks(config, model, positions)})"
     other = "" if fits else ", or use another speculative.method or draft model"
-    require("runner", parts, backend.place, free, f"lower {cure} or speculative.num_speculative_tokens{other}")
+    require("runner", parts, backend.device_name, free, f"lower {hint} or speculative.num_speculative_tokens{other}")

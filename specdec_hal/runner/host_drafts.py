@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from specdec_hal.errors import PluginError
 from specdec_hal.plugin.proposer import SlotView, StepView
 from specdec_hal.runner.metrics import StepRecord
-from specdec_hal.runner.plan import Planner, StepPlan
+from specdec_hal.runner.plan import CompiledStep, StepCompiler
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.sequence import Sequence
 
@@ -29,7 +29,7 @@ def slot_views(running: Mapping[int, Sequence], report: StepReport, limit: Calla
     return views
 
 
-def propose(planner: Planner, plan: StepPlan, slots: list[SlotView], record: StepRecord) -> int:
+def propose(compiler: StepCompiler, plan: CompiledStep, slots: list[SlotView], record: StepRecord) -> int:
     """Let the proposer draft for these requests; where that fails, for halves of them.
 
     A request that it fails on goes on without drafts. Returns how many calls failed. PluginError is raised: it is
@@ -37,13 +37,13 @@ def propose(planner: Planner, plan: StepPlan, slots: list[SlotView], record: Ste
     """
 
     def view_of(slots: list[SlotView]) -> StepView:
-        view = plan.view(planner.state.device.stream())
-        view.slots, view.vocab_size = slots, planner.model.config.vocab_size
+        view = plan.view(compiler.state.device.stream())
+        view.slots, view.vocab_size = slots, compiler.model.config.vocab_size
         return view
 
     try:
         view = view_of(slots)
-        planner.propose(view)
+        compiler.propose(view)
         record.dropped_drafts += view.dropped
         return 0
     except PluginError:
@@ -55,4 +55,4 @@ def propose(planner: Planner, plan: StepPlan, slots: list[SlotView], record: Ste
             return 1
         _log.exception("the proposer failed on %d requests", len(slots))
         half = len(slots) // 2
-        return 1 + propose(planner, plan, slots[:half], record) + propose(planner, plan, slots[half:], record)
+        return 1 + propose(compiler, plan, slots[:half], record) + propose(compiler, plan, slots[half:], record)

@@ -45,7 +45,7 @@ Record = dict[str, Any]
 
 
 def record_of(sequence: running.Sequence) -> Record:
-    """A request that waits, runs, or has ended. Its deadlines start anew when it is resumed."""
+    """A request that waits, runs, or has ended. Its deadlines start again when it is resumed."""
     request, reason = sequence.request, sequence.finish_reason
     return {
         "request_id": request.request_id,
@@ -174,7 +174,7 @@ def _sequence(
 
 
 class Journal:
-    """A file that is written anew every `interval` steps, at once or not at all.
+    """A file that is written again every `interval` steps, at once or not at all.
 
     `interval` None: as often as takes a fiftieth of the time, where a journal saves time and nothing else.
     A disk that fails stops nobody: it is logged the first time, and counted. JournalError if another runner writes it.

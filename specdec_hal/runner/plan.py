@@ -45,7 +45,7 @@ Call = Callable[[int], None]
 """A part of a step; takes the stream."""
 
 
-class VocabularyPart(Protocol):
+class ShardedLogitsHead(Protocol):
     """This process's columns of the logits, from which it samples together with other ranks."""
 
     first: int
@@ -63,7 +63,7 @@ class VocabularyPart(Protocol):
         """The op over these columns and what :meth:`work_of` said, on the current stream."""
 
 
-class Needs(NamedTuple):
+class Features(NamedTuple):
     """What the requests of a step ask for beyond tokens.
 
     `logprobs`: N, columns of log-probabilities; 0 for none. `bias`: most tokens whose logits one of them changes.
@@ -83,7 +83,7 @@ class Needs(NamedTuple):
     parts: Hashable = None
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence], vocab_size: int, masked: bool = False) -> Needs:
+    def of(cls, sequences: Iterable[Sequence], vocab_size: int, masked: bool = False) -> Features:
         """What these need together. Numbers are rounded up to powers of two, so that there are few plans."""
         wanted = {one.wants for one in sequences}
         top = max((one.top for one in wanted), default=-1)
@@ -118,11 +118,11 @@ class Bucket(NamedTuple):
     rows: int
     query: int
     context: int
-    needs: Needs
+    features: Features
 
 
 @dataclass
-class StepPlan:
+class CompiledStep:
     """The calls of a step, by stage. `masked_from`: the first that needs the masks of the step's rows; None: none
     does. `report`: what the host reads of it. `logprobs`: where the log-probabilities come out that `token_logprobs`
     makes."""
@@ -176,7 +176,7 @@ class LaunchedStep:
 
     schedule: Schedule
     record: StepRecord
-    plan: StepPlan
+    plan: CompiledStep
     report: Fetched
     prompts: ScoredPrompts | None
     forced: Collection[int] = ()
@@ -195,7 +195,7 @@ class Buffers:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class Planner:
+class StepCompiler:
     """Makes and keeps the plans of one runner.
 
     `static`: the model takes device tensors of fixed capacity, so that no call reads a device value. `captured`: plans
@@ -213,7 +213,7 @@ class Planner:
         settings: SpeculativeSettings,
         *,
         captured: bool,
-        parts: VocabularyPart | None,
+        parts: ShardedLogitsHead | None,
         named: ModelSettings,
         masks: Callable[[], RowMasks],
     ) -> None:
@@ -229,7 +229,7 @@ class Planner:
         self._capturing = self._warming = False
         self._late = {"bind": 0, "capture": 0}
         self._no_drafts: Call | None = None
-        self._plans: dict[Bucket, StepPlan] = {}
+        self._plans: dict[Bucket, CompiledStep] = {}
         self._heads: dict[tuple[int, int], list[tuple[str, Call]]] = {}
         self._model_ids: Any = None
         self._fed = 0
@@ -248,7 +248,7 @@ class Planner:
 
     def check(self) -> None:
         """Bind the ops that every step needs, so that a backend without one of them is refused before any request."""
-        bucket = self.bucket(1, 1, 1, False, Needs())
+        bucket = self.bucket(1, 1, 1, False, Features())
         if self.static:
             self._plans[bucket] = self._plan(bucket)
         else:
@@ -258,33 +258,33 @@ class Planner:
 
     # ---- choosing a plan
 
-    def needs(self, sequences: Collection[Sequence], masked: bool = False) -> Needs:
+    def features(self, sequences: Collection[Sequence], masked: bool = False) -> Features:
         """What a step of these needs. `masked`: whether rows of it have masks."""
-        needs = Needs.of(sequences, self.model.config.vocab_size, masked)
-        if self._parts is None or needs.takes_whole_rows:
-            return needs
-        return needs._replace(parts=self._parts.work_of(one.request.params for one in sequences))
+        features = Features.of(sequences, self.model.config.vocab_size, masked)
+        if self._parts is None or features.takes_whole_rows:
+            return features
+        return features._replace(parts=self._parts.work_of(one.request.params for one in sequences))
 
-    def bucket(self, slots: int, tokens: int, context: int, chunked: bool, needs: Needs) -> Bucket:
+    def bucket(self, slots: int, tokens: int, context: int, chunked: bool, features: Features) -> Bucket:
         """The smallest bucket that a step fits into; sizes are powers of two, so that there are few."""
         size, s = self.state.symbols, self.state.symbols["S"]
         if not self.static:  # exact: every size that the model sees is computed
-            return Bucket(size["M"], size["T_cap"], 0, size["I_cap"], size["L"], needs)
+            return Bucket(size["M"], size["T_cap"], 0, size["I_cap"], size["L"], features)
         slots = _round_up(slots, 1, size["M"])
         packed = _round_up(tokens, 128, size["T_cap"]) if chunked else slots * s
         query = max(s, size["I_cap"]) if chunked else s
         if self._parts is not None and slots * s < self._parts.least_rows:
-            needs = needs._replace(parts=None)
-        return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), needs)
+            features = features._replace(parts=None)
+        return Bucket(slots, max(packed, slots * s), slots * s, query, _round_up(context, 512, size["L"]), features)
 
-    def warm_up(self, needs: Iterable[Needs], progress: Callable[[int, int], None]) -> None:
+    def warm_up(self, features: Iterable[Features], progress: Callable[[int, int], None]) -> None:
         """Bind, launch and capture the plan of every step that requests with these needs can take part in.
 
         No slot has anything to do, so that nothing is computed. `progress(done, all)` may raise, which ends it.
         """
         if not self.static:
             return
-        buckets = [bucket for wanted in needs for bucket in self._buckets(wanted)]
+        buckets = [bucket for wanted in features for bucket in self._buckets(wanted)]
         self._warming = True
         try:
             if (compiling := getattr(self.model, "compiling", None)) is not None:
@@ -306,7 +306,7 @@ class Planner:
         plan = self._plans.get(bucket)
         return plan is not None and plan.launches > 0 and (bool(plan.replays) or not self.captured)
 
-    def _buckets(self, needs: Needs) -> list[Bucket]:
+    def _buckets(self, features: Features) -> list[Bucket]:
         """Every bucket of steps with these needs, large ones first: scratch memory that grows is never given back."""
         size, found = self.state.symbols, dict[Bucket, None]()
         width = max(size["S"], size["I_cap"])
@@ -315,11 +315,11 @@ class Planner:
                 before = [0, *_sizes(128, size["T_cap"])]
                 for least, tokens in reversed(list(pairwise(before))):
                     if least < slots * width:
-                        found[self.bucket(slots, tokens, context, True, needs)] = None
-                found[self.bucket(slots, 0, context, False, needs)] = None
+                        found[self.bucket(slots, tokens, context, True, features)] = None
+                found[self.bucket(slots, 0, context, False, features)] = None
         return list(found)
 
-    def _bound(self, bucket: Bucket) -> StepPlan:
+    def _bound(self, bucket: Bucket) -> CompiledStep:
         plan = self._plans.get(bucket)
         if plan is None:
             self._plans[bucket] = plan = self._plan(bucket)
@@ -340,11 +340,11 @@ class Planner:
         record: StepRecord,
         chunks: Iterable[PromptChunk] = (),
         make_masks: Callable[[], None] | None = None,
-    ) -> tuple[StepPlan, Fetched]:
+    ) -> tuple[CompiledStep, Fetched]:
         """Enqueue a step. Returns its plan, and how to get what it did.
 
         `chunks`: of prompts, that :meth:`score_prompts` is to be called for. `make_masks` fills the runner's
-        :class:`~specdec_hal.runner.row_masks.RowMasks` for a step with masked rows, and is called behind the model.
+        :class:`~specdec_hal.runner.row_masks.RowMasks` for a step with masked rows, and is called after the model.
         """
         stream = self.state.device.stream()
         self._scored = {chunk.slot for chunk in chunks}
@@ -358,7 +358,7 @@ class Planner:
         return plan, plan.fetch(self.state.report)
 
     def score_prompts(self, chunks: list[PromptChunk], record: StepRecord) -> ScoredPrompts:
-        """Enqueue the log-probabilities of prompt tokens, behind the :meth:`launch` of the step that they are of."""
+        """Enqueue the log-probabilities of prompt tokens, after the :meth:`launch` of the step that they are of."""
         buffers = self._buffers
         if self._prompts is None:
             self._prompts = PromptScorer(self.backend, self.model, self.state, buffers.logits)
@@ -369,7 +369,7 @@ class Planner:
             stream = self.state.device.stream()
             return self._prompts.launch(chunks, buffers.hidden[FINAL_NORM], starts, columns, stream)
 
-    def _capture(self, plan: StepPlan, stream: int) -> None:
+    def _capture(self, plan: CompiledStep, stream: int) -> None:
         """The first launch of a plan has compiled and allocated; now its launches are recorded, not executed."""
         self._capturing = True
         try:
@@ -397,8 +397,8 @@ class Planner:
 
     # ---- the calls
 
-    def _plan(self, bucket: Bucket) -> StepPlan:
-        plan = StepPlan(self._head(bucket) + self._forward(bucket) if self.static else [])
+    def _plan(self, bucket: Bucket) -> CompiledStep:
+        plan = CompiledStep(self._head(bucket) + self._forward(bucket) if self.static else [])
         plan.calls += self._tail(bucket, plan)
         return plan
 
@@ -433,14 +433,14 @@ class Planner:
         hidden = {layer: tensor[: bucket.tokens] for layer, tensor in self._buffers.hidden.items()}
         return [("forward", lambda stream: model.forward_device(batch, hidden))]
 
-    def _tail(self, bucket: Bucket, plan: StepPlan) -> list[tuple[str, Call]]:
+    def _tail(self, bucket: Bucket, plan: CompiledStep) -> list[tuple[str, Call]]:
         """From hidden states to drafts of the next step."""
         backend, state, buffers = self.backend, self.state, self._buffers
         sizes = {"B": bucket.slots, "T_cap": bucket.tokens, "R_cap": bucket.rows}
         rows = bucket.rows
         hidden = {layer: tensor[: bucket.tokens] for layer, tensor in buffers.hidden.items()}
         picked = {layer: tensor[:rows] for layer, tensor in buffers.picked.items()}
-        logits, needs = buffers.logits[:rows], bucket.needs
+        logits, features = buffers.logits[:rows], bucket.features
 
         def bind(op: str, *args: Any, **kwargs: Any) -> Call:
             return backend.bind(op, *args, **state.args(op, sizes, **kwargs))
@@ -450,50 +450,50 @@ class Planner:
             for layer, x in hidden.items()
         ]
         first_token = 0
-        if needs.parts is not None and self._parts is not None:
+        if features.parts is not None and self._parts is not None:
             logits, first_token = self._of_part()[:rows], self._parts.first
-        calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes, needs.parts is not None)))
+        calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes, features.parts is not None)))
         raw = logits
-        if needs.changes_logits and needs.logprobs:
+        if features.changes_logits and features.logprobs:
             raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
             calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
         slots = state.part("batch_id_per_token_output", sizes)
-        if needs.bias:
-            calls.append(("penalties", lambda stream: state.bias.add(logits, slots, needs.bias)))
-        if needs.penalties:
+        if features.bias:
+            calls.append(("penalties", lambda stream: state.bias.add(logits, slots, features.bias)))
+        if features.penalties:
             args = state.args("apply_penalties", sizes)
             calls.append(("penalties", backend.bind("apply_penalties", logits, **args)))
-        if needs.answer:
+        if features.answer:
             args = state.args("reasoning_constraint", sizes)
             tokens = {"think_end_id": self._named.think_end_id, "line_break_id": self._named.line_break_id}
             calls.append(("penalties", backend.bind("reasoning_constraint", logits, **args, **tokens)))
-        if needs.allowed:
+        if features.allowed:
             masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots, "first_token": first_token}
             calls.append(("penalties", backend.bind("apply_token_bitmask", logits, **masks)))
-        if needs.masked:
+        if features.masked:
             plan.masked_from = len(plan.calls) + len(calls)
             operands = {name: tensor[:rows] for name, tensor in self._masks().tensors.items()}
             calls.append(("mask", backend.bind("apply_token_bitmask", logits, **operands, first_token=first_token)))
         calls.append(("sample", bind("build_sampling_params")))
-        told = {}
-        if self._sampling_tells(bucket.needs):
+        scores = {}
+        if self._sampling_scores(bucket.features):
             plan.report = (*REPORT, *ROW_SCORES)
-            told = {output: state.report.tensors[name][:rows] for name, output in ROW_SCORES.items()}
-        judged_by = self._judge(logits, sizes, needs.parts, calls, told)
+            scores = {output: state.report.tensors[name][:rows] for name, output in ROW_SCORES.items()}
+        verified_by = self._verify(logits, sizes, features.parts, calls, scores)
         calls.append((
             "verify",
             bind(
                 "verify_draft_tokens",
                 strategy=self.settings.verify_strategy,
                 verify_window=self.settings.verify_window,
-                **judged_by,
+                **verified_by,
             ),
         ))  # fmt: skip
-        if bucket.needs.thinking:
+        if bucket.features.thinking:
             calls.append(("verify", bind("limit_thinking", think_end_id=self._named.think_end_id)))
-        if bucket.needs.logprobs and not told:
+        if bucket.features.logprobs and not scores:
             plan.logprobs = self._logprobs(raw, bucket, calls)
-        if bucket.needs.stops:
+        if bucket.features.stops:
             calls.append(("verify", bind("set_stop_sequences")))
         calls.append(("update", bind("update_model_status")))
         bounds = StepBounds(bucket.slots, bucket.tokens, bucket.query, bucket.context)
@@ -530,7 +530,7 @@ class Planner:
         return self.backend.bind("ngram_match", max_ngram_size=1, **attrs, **args)
 
     def propose(self, view: StepView) -> None:
-        """Let the proposer draft; plans are made anew if it hands out other draft probabilities than before."""
+        """Let the proposer draft; plans are made again if it hands out other draft probabilities than before."""
         draft_probs = self.proposer.propose(view)
         if self.backend.debug:
             self._check_drafts()
@@ -591,29 +591,29 @@ class Planner:
             self._buffers.extra[name] = self.state.allocate(name, **symbols)
         return self._buffers.extra[name]
 
-    def _sampling_tells(self, needs: Needs) -> bool:
+    def _sampling_scores(self, features: Features) -> bool:
         """Whether `sample_target` can tell the log-probabilities: of emitted tokens alone, which all are their rows'
         target tokens, from logits as the model gave them."""
-        judged_by_token = self.settings.verify_strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH)
-        return needs.logprobs == 1 and judged_by_token and not (needs.changes_logits or needs.thinking)
+        verified_by_token = self.settings.verify_strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH)
+        return features.logprobs == 1 and verified_by_token and not (features.changes_logits or features.thinking)
 
-    def _judge(
+    def _verify(
         self,
         logits: Any,
         sizes: dict[str, int],
         parts: Hashable,
         calls: list[tuple[str, Call]],
-        told: Mapping[str, Any],
+        scores: Mapping[str, Any],
     ) -> dict[str, Any]:
         """What the strategy compares drafts with, if the state does not hold it: arguments of verify_draft_tokens.
 
-        `told`: outputs of `sample_target` for the log-probabilities of its tokens.
+        `scores`: outputs of `sample_target` for the log-probabilities of its tokens.
         """
         backend, state, strategy, rows = self.backend, self.state, self.settings.verify_strategy, sizes["R_cap"]
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
             args = state.args("sample_target", sizes)
             if parts is None:
-                calls.append(("sample", backend.bind("sample_target", logits, **args, **told)))
+                calls.append(("sample", backend.bind("sample_target", logits, **args, **scores)))
             else:
                 assert self._parts is not None
                 sample = partial(self._parts.sample_target, logits, parts, **args)
@@ -639,7 +639,7 @@ class Planner:
 
     def _logprobs(self, logits: Any, bucket: Bucket, calls: list[tuple[str, Call]]) -> Outputs:
         backend, state = self.backend, self.state
-        shape = {"A_cap": bucket.rows, "N": bucket.needs.logprobs, "B": bucket.slots}
+        shape = {"A_cap": bucket.rows, "N": bucket.features.logprobs, "B": bucket.slots}
         names = ("ids", "logprobs", "ranks", "cu_batch_token_offset")
         outputs = state.device.outputs({name: state.field(name, **shape) for name in names})
         packed = {
@@ -701,7 +701,7 @@ def _no_masks() -> None:
     """No row has one."""
 
 
-def _release(plan: StepPlan) -> None:
+def _release(plan: CompiledStep) -> None:
     for graph in plan.replays:
         graph.release()
     plan.replays.clear()

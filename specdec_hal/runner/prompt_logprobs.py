@@ -1,8 +1,8 @@
-"""Log-probabilities of prompts: what a chunk's rows say of the tokens behind them.
+"""Log-probabilities of prompts: what a chunk's rows say of the tokens after them.
 
 A step gathers the rows that sampling needs, the last one of a chunk. For a request that wants its prompt scored, the
 other rows still stand in the step's hidden states when its plan has been launched: they are gathered, turned into
-logits and scored a block at a time behind it, in memory that does not grow with the prompt. No plan knows of it, so
+logits and scored a block at a time after it, in memory that does not grow with the prompt. No plan knows of it, so
 that steps without such a request stay as they are.
 """
 
@@ -63,8 +63,8 @@ class ScoredPrompts:
     chunks: list[PromptChunk]
     fetched: Fetched
 
-    def read(self, tell: Callable[[running.Sequence, list[TokenLogprobs]], None]) -> None:
-        """Wait for them, and give each request its own. `tell` is called before a request has them."""
+    def read(self, send: Callable[[running.Sequence, list[TokenLogprobs]], None]) -> None:
+        """Wait for them, and give each request its own. `send` is called before a request has them."""
         values, at = self.fetched(), 0
         for chunk in self.chunks:
             sequence, rows = chunk.sequence, slice(at, at + chunk.count)
@@ -74,12 +74,12 @@ class ScoredPrompts:
             assert len(sequence.prompt_logprobs) == chunk.first, "chunks are read in their order"
             ids, scores, ranks = (values[name][rows].tolist() for name in ("ids", "logprobs", "ranks"))
             entries = TokenLogprobs.rows(ids, scores, ranks, sequence.request.params.prompt_logprobs or 0)
-            tell(sequence, entries)
+            send(sequence, entries)
             sequence.prompt_logprobs += entries
 
 
 class PromptScorer:
-    """Scores the chunks of one runner's steps. `logits` [R_cap, V] may be overwritten behind a step's plan."""
+    """Scores the chunks of one runner's steps. `logits` [R_cap, V] may be overwritten after a step's plan."""
 
     def __init__(self, backend: Backend, model: TargetModel, state: DecodeState, logits: Any) -> None:
         self._backend, self._model, self._state = backend, model, state

@@ -2,7 +2,7 @@
 
 Tokens depend on nothing but prompt, parameters and seed, so a failed step needs no undoing: every running request goes
 back to the line and resumes later. The requests of the failed step are tried again in halves, until one that fails
-alone twice is the culprit; all others get the tokens that they would have had.
+alone twice is the suspect; all others get the tokens that they would have had.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ATTEMPTS = 2
 """Failures of a request alone before it is given up: the first may have been an accident of the machine."""
 
 
-class Trials:
+class Bisection:
     """Groups of requests that are still under suspicion; the last one is on trial, alone in its steps."""
 
     def __init__(self) -> None:
@@ -27,16 +27,16 @@ class Trials:
         return tuple(self._groups[-1]) if self._groups else None
 
     def failed(self, suspects: SequenceOf[Sequence]) -> Sequence | None:
-        """A step of these failed. Returns the culprit if there is no doubt left."""
+        """A step of these failed. Returns the suspect if there is no doubt left."""
         if self._groups and set(suspects) <= self._groups[-1].keys():
-            innocent = {s: length for s, length in self._groups.pop().items() if s not in suspects}
-            if innocent:
-                self._groups.append(innocent)
+            others = {s: length for s, length in self._groups.pop().items() if s not in suspects}
+            if others:
+                self._groups.append(others)
         if len(suspects) == 1:
-            culprit = suspects[0]
-            culprit.failures += 1
-            if culprit.failures >= ATTEMPTS:
-                return culprit
+            suspect = suspects[0]
+            suspect.failures += 1
+            if suspect.failures >= ATTEMPTS:
+                return suspect
             self._try(suspects)
         else:
             half = len(suspects) // 2

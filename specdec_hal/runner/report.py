@@ -20,10 +20,10 @@ _entry = partial(tuple.__new__, TokenLogprobs)
 
 
 class StepReport:
-    """The values of :data:`specdec_hal.runner.state.REPORT` behind one step, and its log-probabilities if it made any.
+    """The values of :data:`specdec_hal.runner.state.REPORT` after one step, and its log-probabilities if it made any.
 
     Those are what `token_logprobs` and `gather_accepted` wrote, or, by output row, `sample_target`. Everything is valid
-    until the next step is read. What is behind the step's slots may be of an earlier step.
+    until the next step is read. What is after the step's slots may be of an earlier step.
     """
 
     def __init__(self, values: Arrays) -> None:
@@ -151,11 +151,11 @@ class StepSink(Protocol):
     def gained(self, sequence: Sequence, slot: int, from_draft: list[bool], drafted: int | None) -> None:
         """A step emitted ``len(from_draft)`` tokens for a request that had ``sequence.token_ids`` before.
 
-        `drafted`: how many drafts it had; None behind a chunk of its prompt.
+        `drafted`: how many drafts it had; None after a chunk of its prompt.
         """
 
     def scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
-        """The next of the request's prompt tokens got these log-probabilities, behind `sequence.prompt_logprobs`."""
+        """The next of the request's prompt tokens got these log-probabilities, after `sequence.prompt_logprobs`."""
 
     def resumes(self, sequence: Sequence, *, failed: bool) -> None:
         """A request lost its slot, to an older one or because its step failed, and goes on later where it was."""

@@ -116,12 +116,12 @@ class SamplingParams(SamplingSettings):
 
     @property
     def forbids_sequences(self) -> bool:
-        """Whether some are behind others."""
+        """Whether some are after others."""
         return any(len(tokens) > 1 for tokens in self.bad_sequences)
 
     @property
     def thinking_limits(self) -> tuple[int, int]:
-        """Most tokens of thought, and of the answer behind it; -1: no limit."""
+        """Most tokens of thought, and of the answer after it; -1: no limit."""
         limits = (None, None) if self.thinking is None else (self.thinking.max_tokens, self.thinking.max_reply_tokens)
         thought, reply = (-1 if limit is None else limit for limit in limits)
         return thought, reply

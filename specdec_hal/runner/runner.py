@@ -29,9 +29,9 @@ from specdec_hal.runner.guard import Guard, check_cache, claim_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
 from specdec_hal.runner.method import chosen
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
-from specdec_hal.runner.plan import LaunchedStep, Planner, StepPlan, VocabularyPart
+from specdec_hal.runner.plan import CompiledStep, LaunchedStep, ShardedLogitsHead, StepCompiler
 from specdec_hal.runner.prompt_logprobs import chunks_of
-from specdec_hal.runner.recovery import Trials
+from specdec_hal.runner.recovery import Bisection
 from specdec_hal.runner.report import StepReport, StepSink
 from specdec_hal.runner.request import (
     Drafts,
@@ -107,7 +107,7 @@ class ModelRunner:
         """Bytes of the pool of KV blocks; 0 for a cache that grows with its contexts."""
         claim_cache(model, self)
         sizes = state_sizes(config, model, max_model_len, positions)
-        self.state = DecodeState(**sizes, device=get_device(backend.place, model.framework))
+        self.state = DecodeState(**sizes, device=get_device(backend.device_name, model.framework))
         if self.state.symbols["T_cap"] < slots * (k + 1) + 1:
             expected = f"expected at least {slots * (k + 1) + 1}: a decode step of every slot, and a prompt token"
             raise config.error("runner.max_num_batched_tokens", f"{expected}, got {settings.max_num_batched_tokens}")
@@ -123,18 +123,18 @@ class ModelRunner:
             config.structured, self.state, config.model, tokenizer, self._vocab_size, self.end_tokens
         )
         captured = launches and model.capabilities.static_shapes and settings.graph is not False
-        self._planner = Planner(
+        self._compiler = StepCompiler(
             backend,
             model,
             self.state,
             self._proposer,
             speculative,
             captured=captured,
-            parts=self._vocabulary_part(),
+            parts=self._sharded_head(),
             named=config.model,
             masks=lambda: self._masks,
         )
-        self._planner.check()
+        self._compiler.check()
         prefixes = self._prefix_cache(pool is not None)
         self._scheduler = Scheduler(self.state, pool, headroom, self._proposer.draft_positions, prefixes)
         room = None if pool is None else pool.num_blocks * pool.block_size - headroom
@@ -146,7 +146,7 @@ class ModelRunner:
         self._launched: deque[LaunchedStep] = deque()
         self._masked = 0
         """Requests that wait or run and have masks of their own in some rows."""
-        self._trials = Trials()
+        self._bisection = Bisection()
         self._finished: dict[str, Sequence] = {}
         self._guard = Guard()
         self.resources = ExitStack()
@@ -165,7 +165,7 @@ class ModelRunner:
         """The configured proposer; UnsupportedError for one that needs what the model cannot do."""
         config, model, registry = self.config, self.model, self._registry
         method = config.speculative.method
-        load = partial(load_model, framework=config.model.framework, registry=registry, device=self.backend.place)
+        load = partial(load_model, framework=config.model.framework, registry=registry, device=self.backend.device_name)
         if config.model.num_threads is not None:
             load = partial(load, threads=config.model.num_threads)
         settings = config.speculative.settings
@@ -174,7 +174,7 @@ class ModelRunner:
         check_hidden_layers(proposer, method, model)
         return proposer
 
-    def _vocabulary_part(self) -> VocabularyPart | None:
+    def _sharded_head(self) -> ShardedLogitsHead | None:
         """This process's part of the vocabulary, where it can sample from one."""
         return None
 
@@ -313,20 +313,20 @@ class ModelRunner:
 
     def counts(self) -> Counts:
         """What it has counted so far. Any thread may ask."""
-        return Counts.of(self.metrics, self.load(), self.backend.fallback_calls, self._planner.late)
+        return Counts.of(self.metrics, self.load(), self.backend.fallback_calls, self._compiler.late)
 
     def summary(self) -> dict[str, Any]:
         """The metrics, with preemptions, captured graphs, and what fell back to another backend."""
         return {
             **self.metrics.summary(),
-            "failed_proposals": self.metrics.failed_proposals + self._planner.failed_proposals,
+            "failed_proposals": self.metrics.failed_proposals + self._compiler.failed_proposals,
             "preemptions": self._scheduler.preemptions,
             "prefix_cache_queries": self._scheduler.prefix_queries,
             "prefix_cache_hits": self._scheduler.prefix_hits,
-            "graphs": self._planner.captures,
-            "graph_failures": self._planner.capture_failures,
+            "graphs": self._compiler.captures,
+            "graph_failures": self._compiler.capture_failures,
             "journal_failures": 0 if self._journal is None else self._journal.failures,
-            "late": self._planner.late,
+            "late": self._compiler.late,
             "fallback_calls": dict(self.backend.fallback_calls),
             "shadow": None if self.backend.shadow is None else self.backend.shadow.summary(),
         }
@@ -369,12 +369,12 @@ class ModelRunner:
             self._scheduler.idle()
             asked = (self.default_params, SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9))
             masked = (False, True) if self.tokenizer is not None and self._structured.grammars.names else (False,)
-            needs = [
-                self._planner.needs([Sequence(Request("", [0], one), 1, None)], with_masks)
+            features = [
+                self._compiler.features([Sequence(Request("", [0], one), 1, None)], with_masks)
                 for with_masks in masked
                 for one in asked
             ]
-            self._planner.warm_up(dict.fromkeys(needs), progress)
+            self._compiler.warm_up(dict.fromkeys(features), progress)
 
     def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
         """Have `ended` called, from any thread, once what the runner computes with is lost, though a step may never
@@ -383,7 +383,7 @@ class ModelRunner:
     def close(self) -> None:
         """Free captured steps and :attr:`resources`. It takes no more steps; outputs can be taken. Twice is once."""
         if self._guard.close():
-            self._planner.release()
+            self._compiler.release()
         self.resources.close()
 
     # ---- one step
@@ -414,9 +414,9 @@ class ModelRunner:
 
     def _launch(self) -> bool:
         """Schedule and launch the next step; False if there is nothing to do before older ones are read."""
-        self._trials.passed()
+        self._bisection.passed()
         check_cache(self.model, self)
-        schedule = self._scheduler.schedule(self._trials.on_trial)
+        schedule = self._scheduler.schedule(self._bisection.on_trial)
         if schedule is None:
             return False
         record = StepRecord(activity=self._activity)
@@ -441,16 +441,16 @@ class ModelRunner:
             if failed or self._lengths is not None:
                 self._set_limits(schedule.work[slot].sequence for slot in schedule.filled)
         masked = self._plan_masks(schedule)
-        needs = self._planner.needs([work.sequence for work in schedule.work.values()], masked is not None)
-        bucket = self._planner.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, needs)
+        features = self._compiler.features([work.sequence for work in schedule.work.values()], masked is not None)
+        bucket = self._compiler.bucket(schedule.slots, schedule.tokens, schedule.context, schedule.chunked, features)
         record.bucket = bucket.slots, bucket.tokens, bucket.context
-        chunks, before = chunks_of(schedule) if schedule.chunked else [], self._planner.failed_proposals
+        chunks, before = chunks_of(schedule) if schedule.chunked else [], self._compiler.failed_proposals
         fill = None if masked is None else partial(self._fill_masks, masked)
-        plan, report = self._planner.launch(bucket, record, chunks, fill)
-        if self._planner.failed_proposals != before:
+        plan, report = self._compiler.launch(bucket, record, chunks, fill)
+        if self._compiler.failed_proposals != before:
             for work in schedule.work.values():
                 work.sequence.draft_rows = False
-        prompts = self._planner.score_prompts(chunks, record) if chunks else None
+        prompts = self._compiler.score_prompts(chunks, record) if chunks else None
         return LaunchedStep(schedule, record, plan, report, prompts, () if masked is None else masked.forced)
 
     def _plan_masks(self, schedule: Schedule) -> MaskedStep | None:
@@ -458,7 +458,7 @@ class ModelRunner:
         if not any(work.sequence.wants.masked for work in schedule.work.values()):
             return None
         self._masks.forget()
-        step = self._structured.plan(schedule, self._planner.exact_drafts, self._grammar_failed)
+        step = self._structured.plan(schedule, self._compiler.exact_drafts, self._grammar_failed)
         forbidden = bad_words.forbid(self._masks, self.state, schedule)
         return step if forbidden or step else None
 
@@ -497,7 +497,7 @@ class ModelRunner:
             values = step.report()
         with record.stage("host"):
             if step.prompts is not None:
-                step.prompts.read(self._tell_scored)
+                step.prompts.read(self._send_scored)
             report = StepReport(values)
             self._goes_on = report.goes_on(step.schedule.slots, self._end_ids, self._vocab_size)
             decoded, drafted, accepted, inputs, rows = list[Drafted](), list[int](), list[int](), 0, 0
@@ -533,7 +533,7 @@ class ModelRunner:
         self.metrics.add(record)
         self._registry.step_finished(record)
 
-    def _tell_scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
+    def _send_scored(self, sequence: Sequence, entries: list[TokenLogprobs]) -> None:
         if self.sink is not None:
             self.sink.scored(sequence, entries)
 
@@ -618,12 +618,12 @@ class ModelRunner:
             if self.sink is not None:
                 self.sink.resumes(sequence, failed=True)
         suspects = [work.sequence for work in schedule.work.values() if work.sequence.finish_reason is None]
-        culprit = self._trials.failed(suspects) if suspects else None
-        if culprit is not None:
-            self._end("error", culprit, f"its step raised {describe(error)}")
+        suspect = self._bisection.failed(suspects) if suspects else None
+        if suspect is not None:
+            self._end("error", suspect, f"its step raised {describe(error)}")
 
     def _adapt(self, decoded: list[Drafted], record: StepRecord) -> None:
-        """Choose every request's draft length anew, behind a step that only decoded."""
+        """Choose every request's draft length again, after a step that only decoded."""
         assert self._lengths is not None
         self._lengths.stepped(decoded, float(record.seconds.total()))
         self._set_limits(one.sequence for one in decoded)
@@ -646,10 +646,10 @@ class ModelRunner:
         most = self.config.speculative.num_speculative_tokens if wanted is None else wanted
         return most if self._lengths is None else min(most, self._lengths.limit(sequence))
 
-    def _draft(self, plan: StepPlan, report: StepReport, record: StepRecord) -> int:
+    def _draft(self, plan: CompiledStep, report: StepReport, record: StepRecord) -> int:
         """Drafts of a proposer on the host. Returns the most that it was asked for."""
         views = slot_views(self._scheduler.running, report, self._draft_limit)
-        self.metrics.failed_proposals += propose(self._planner, plan, views, record)
+        self.metrics.failed_proposals += propose(self._compiler, plan, views, record)
         return max((view.max_drafts for view in views), default=0)
 
     def _end(self, reason: FinishReason, sequence: Sequence, error: str = "") -> None:

@@ -3,7 +3,7 @@
 First come, first served. A step has a budget of tokens: decoding slots take theirs first, what is left goes to chunks
 of prompts, the oldest request first. KV blocks are taken as contexts grow; when there are none, the youngest request
 gives its blocks back and waits, and later computes its context again (recompute on resume). A request that takes a slot
-begins behind the blocks that hold the beginning of its context already (prefix caching), whoever computed them.
+begins after the blocks that hold the beginning of its context already (prefix caching), whoever computed them.
 
 The scheduler runs ahead of what the host knows: a step is scheduled before the step before it has been read. So it goes
 by bounds (a decoding slot may have gained S tokens in every step that is under way), and a slot that has stopped on the
@@ -67,7 +67,7 @@ class Scheduler:
     """The waiting line, the slots, and the KV blocks (`pool` None: the model keeps a cache for every slot).
 
     `headroom`: positions that padded drafts may take beyond a request's limit. `draft_positions`: those that the
-    proposer's cache takes behind a step's tokens, in the same blocks. `prefixes` None: every request computes its whole
+    proposer's cache takes after a step's tokens, in the same blocks. `prefixes` None: every request computes its whole
     context.
     """
 
@@ -88,7 +88,7 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}  # in the order of admission: a preempted request leaves
         self.preemptions = 0
         self._decoding: dict[int, Work] = {}
-        """What a running request's slot does behind its prompt."""
+        """What a running request's slot does after its prompt."""
         self._preempted: list[Sequence] = []
         self._free_slots = list(range(state.symbols["M"]))
         self._by_id: dict[str, Sequence] = {}
@@ -283,7 +283,7 @@ class Scheduler:
         if count <= 0 or not self._reserve(sequence, reach):
             return False
         self.state.fill_chunk(slot, start, count, max(0, end - prompt))
-        if start and sequence.token_ids:  # a token drawn behind the chunk before stands in the history, and has counted
+        if start and sequence.token_ids:  # a token drawn after the chunk before stands in the history, and has counted
             self._write_generated(slot, sequence)
         sequence.cached = end
         step.work[slot] = Work(sequence, count, end == sequence.target, end)
@@ -329,7 +329,7 @@ class Scheduler:
         return pool.find(keys, drafts)
 
     def _share(self, slot: int, sequence: Sequence) -> None:
-        """Let a request that takes a slot begin behind the blocks that are found of its context."""
+        """Let a request that takes a slot begin after the blocks that are found of its context."""
         if self.pool is None or self._prefixes is None:
             return
         found = self._find(sequence)

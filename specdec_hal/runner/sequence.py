@@ -57,7 +57,7 @@ class Sequence(OutputStream):
         self.plain = top < 0 and not (stops or params.stop or thinks or params.return_drafts)
         """Whether the host wants nothing of a step but its tokens, and end tokens alone can end it."""
         self.limit_status = 0
-        """Where it is in thinking, the text that ends it, or its answer, behind the tokens that the host knows."""
+        """Where it is in thinking, the text that ends it, or its answer, after the tokens that the host knows."""
         self.slot: int | None = None
         self.blocks: list[int] = []
         self.block_keys: list[bytes] = []

@@ -1,6 +1,6 @@
 """What a request has gained: its tokens, its text, and the stop rules that end it.
 
-Stop strings are known to the host alone: they take effect when a step is read, and what was emitted behind them is
+Stop strings are known to the host alone: they take effect when a step is read, and what was emitted after them is
 dropped. The kept tokens are therefore the same however many of them a step emitted, and however far the device is
 ahead. A runner with a tokenizer and a token processor in another process make the same streams of the same steps.
 """

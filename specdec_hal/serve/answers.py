@@ -94,8 +94,8 @@ class Answer(ABC):
     def whole(self, deltas: Sequence[StreamDelta], outputs: Iterable[RequestOutput]) -> Json:
         """The answer in one piece; one delta for each choice."""
         choices = [self._choice(index, delta, "message") for index, delta in enumerate(deltas)]
-        told = {"usage": self._usage(outputs), **self._about_prompt(0, deltas[0])}
-        return self._object(self.kind, choices=choices, **told)
+        extra = {"usage": self._usage(outputs), **self._about_prompt(0, deltas[0])}
+        return self._object(self.kind, choices=choices, **extra)
 
     def chunk(self, index: int, delta: StreamDelta) -> bytes:
         """One event of a stream."""
@@ -338,7 +338,7 @@ class ChatAnswer(Answer):
         return None if names == (None, None) and self.request.forced_call is None else names
 
     def _after_thoughts(self, params: SamplingParams) -> SamplingParams:
-        """Behind the thoughts of a model that has them, unless the prompt has ended them already."""
+        """After the thoughts of a model that has them, unless the prompt has ended them already."""
         wanted, prompt = params.structured, self.prompts[0]
         if wanted is None or self.reasoning_parser is None or wanted.after_thinking:
             return params
@@ -405,7 +405,7 @@ def token_counts(prompt: int, completion: int) -> Json:
 
 
 def _without_tokens(delta: StreamDelta) -> StreamDelta:
-    """Of a request that wants its prompt alone: the engine has drawn one token behind it."""
+    """Of a request that wants its prompt alone: the engine has drawn one token after it."""
     reason = "length" if delta.finish_reason == "stop" else delta.finish_reason
     empty: Any = {"token_ids": (), "accepted_draft": (), "spans": (), "logprobs": (), "drafts": ()}
     return delta._replace(finish_reason=reason, **empty)
@@ -442,7 +442,7 @@ ERRORS: dict[int | str, Json] = {
         (429, "too many requests; Retry-After says when to come again"),
         (431, "the target and headers are too long"),
         (500, "the request failed inside the engine"),
-        (503, "the engine has stopped, or is being started anew"),
+        (503, "the engine has stopped, or is being started again"),
         (504, "the request has waited too long"),
     )
 }

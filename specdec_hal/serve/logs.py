@@ -103,7 +103,7 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line, with the record's fields behind its message."""
+        """The line, with the record's fields after its message."""
         fields = getattr(record, "fields", {})
         shown = (f"{key}={json.dumps(value) if _quoted(value) else value}" for key, value in fields.items())
         return " ".join((super().formatMessage(record), *shown))

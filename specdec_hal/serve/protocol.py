@@ -259,7 +259,7 @@ class GenerationRequest(SamplingKeys, ABC):
     # this project's
     return_drafts: bool = Field(
         False,
-        description="report `drafts`: of each step that had any, the tokens that were drafted, behind so many of "
+        description="report `drafts`: of each step that had any, the tokens that were drafted, after so many of "
         "the choice, and how many of them were accepted",
     )
     return_spans: bool = Field(

@@ -23,7 +23,6 @@ from specdec_hal.runner import Request as EngineRequest
 from specdec_hal.serve.answers import Answer, ChatAnswer, Json, check_model, encode, refusal, token_text
 from specdec_hal.serve.bodies import Bodies
 from specdec_hal.serve.metrics import Observed, ServerMetrics, Timing
-from specdec_hal.serve.places import Places
 from specdec_hal.serve.protocol import (
     ChatCompletionRequest,
     DetokenizeRequest,
@@ -31,6 +30,7 @@ from specdec_hal.serve.protocol import (
     TokenizeRequest,
 )
 from specdec_hal.serve.rendering import Renderer
+from specdec_hal.serve.request_limit import RequestLimit
 from specdec_hal.serve.responses import ResponsesAnswer, ResponsesRequest
 from specdec_hal.tensors.memory import trim_heap
 
@@ -41,7 +41,7 @@ _SHORT = 4096
 """Characters or tokens that take less time here, some 0.5 ms, than to hand to another thread and back."""
 _LONG = 1 << 17
 """Characters whose encoding takes so much memory that it is given back: some 100 bytes for each of them."""
-STOPPED = "the engine has stopped; the server must be started anew"
+STOPPED = "the engine has stopped; the server must be started again"
 
 _Made = TypeVar("_Made")
 
@@ -88,7 +88,7 @@ class Peers(Protocol):
         """What the ids of this process's answers have."""
 
     @property
-    def places(self) -> Places:
+    def request_limit(self) -> RequestLimit:
         """What they share `serve.max_concurrent_requests` by."""
 
     async def observed(self) -> list[Observed]:
@@ -119,22 +119,22 @@ class Service:
         self.metrics = ServerMetrics(name, engine.info)
         self.live: dict[str, RequestStream] = {}
         """By the id of their answers."""
-        self._places = Places(settings.max_concurrent_requests) if peers is None else peers.places
+        self._request_limit = RequestLimit(settings.max_concurrent_requests) if peers is None else peers.request_limit
 
     # ---- generation
 
     async def answer(self, http: Request, answer: Answer) -> Response:
         """Generate, as a stream of events or in one piece."""
         self._check_model(answer.request.model)
-        if not self._places.take():
-            most = f"expected at most {self._places.most} requests at the same time; try again later"
+        if not self._request_limit.take():
+            most = f"expected at most {self._request_limit.most} requests at the same time; try again later"
             raise refusal(429, most, {"Retry-After": "1"})
         timing = Timing(self.metrics)
         try:
             stream = await self._submit(answer)
             timing.max_tokens = answer.params.max_new_tokens
         except BaseException:
-            self._places.give()
+            self._request_limit.give()
             raise
         self.live[answer.id] = stream
         if answer.request.stream:
@@ -146,7 +146,7 @@ class Service:
         stream.close()
         timing.ended(list(stream.outputs.values()))
         if self.live.pop(answer.id, None) is not None:
-            self._places.give()
+            self._request_limit.give()
 
     async def _submit(self, answer: Answer) -> RequestStream:
         engine = self.engine
@@ -287,7 +287,7 @@ class Service:
 
     def ready(self) -> Json:
         """503 while new requests would be refused."""
-        if self._places.full:
+        if self._request_limit.full:
             raise refusal(503, "as many requests are under way as may be")
         if self.engine.unready:
             raise refusal(503, self.engine.unready)

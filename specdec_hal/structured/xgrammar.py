@@ -98,7 +98,7 @@ class XGrammarGrammar(Grammar):
 
 
 class XGrammarMatcher(Matcher):
-    """See :class:`~specdec_hal.structured.backend.Matcher`. The library warns or raises when it is asked behind an
+    """See :class:`~specdec_hal.structured.backend.Matcher`. The library warns or raises when it is asked after an
     end token, so that it is not."""
 
     def __init__(self, matcher: Any, vocabulary: Vocabulary) -> None:

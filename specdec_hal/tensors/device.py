@@ -73,13 +73,13 @@ class Device(ABC):
 
     framework = ""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
-        self.index = int(place.partition(":")[2] or 0)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.index = int(name.partition(":")[2] or 0)
 
     @cached_property
     def _stream(self) -> Stream:
-        return current_stream_of("" if self.place == "cpu" else self.framework, self.index)
+        return current_stream_of("" if self.name == "cpu" else self.framework, self.index)
 
     def stream(self) -> int:
         """The framework's current stream on this device."""
@@ -213,12 +213,12 @@ class TorchDevice(Device):
 
     framework = "torch"
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, name: str) -> None:
         import torch
 
-        super().__init__(place)
+        super().__init__(name)
         self._torch = torch
-        self._device = torch.device(place)
+        self._device = torch.device(name)
         self._work: Any = None
         self._pool: Any = None
 
@@ -278,11 +278,11 @@ class TorchDevice(Device):
 
     def inputs(self, fields: Fields) -> Inputs:
         """One buffer, one copy from pinned memory."""
-        return TorchInputs(self.place, fields)
+        return TorchInputs(self.name, fields)
 
     def outputs(self, fields: Fields) -> Outputs:
         """One buffer, one copy to pinned memory."""
-        return TorchOutputs(self.place, fields)
+        return TorchOutputs(self.name, fields)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -328,10 +328,10 @@ class PaddleDevice(Device):
 
     framework = "paddle"
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, name: str) -> None:
         import paddle
 
-        super().__init__(place)
+        super().__init__(name)
         self._paddle = paddle
         self._place = paddle.CUDAPlace(self.index)
 
@@ -343,7 +343,7 @@ class PaddleDevice(Device):
         """As paddle.to_tensor."""
         if array.dtype == np.uint16:
             return self.upload(array.view(np.int16)).view("bfloat16")
-        return self._paddle.to_tensor(array, place=self._place)
+        return self._paddle.to_tensor(array, name=self._place)
 
     def download(self, tensor: Any) -> NDArray[Any]:
         """Waits for the current stream."""
@@ -384,10 +384,10 @@ class CupyDevice(Device):
 
     framework = "cupy"
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, name: str) -> None:
         import cupy
 
-        super().__init__(place)
+        super().__init__(name)
         self._cupy = cupy
         self._device = cupy.cuda.Device(self.index)
 
@@ -447,17 +447,17 @@ class CupyDevice(Device):
 _ON_CUDA: dict[str, Callable[[str], Device]] = {"torch": TorchDevice, "paddle": PaddleDevice, "cupy": CupyDevice}
 
 
-def get_device(place: str, framework: str) -> Device:
+def get_device(name: str, framework: str) -> Device:
     """The memory of a place, held by a framework; UnsupportedError if that framework holds none there."""
-    if place == "cpu":
+    if name == "cpu":
         return HostDevice()
-    make = _ON_CUDA.get(framework) if place.startswith("cuda:") else None
+    make = _ON_CUDA.get(framework) if name.startswith("cuda:") else None
     if make is None:
         raise UnsupportedError(
-            f"expected a framework that holds memory on {place} ({', '.join(_ON_CUDA)}), got '{framework}'; choose "
+            f"expected a framework that holds memory on {name} ({', '.join(_ON_CUDA)}), got '{framework}'; choose "
             "another model.framework, or another backend"
         )
-    return make(place)
+    return make(name)
 
 
 def current_stream_of(framework: str, index: int) -> Stream:
@@ -486,7 +486,7 @@ def hand_over(array: NDArray[Any], framework: str) -> Any:
     if framework == "paddle":
         import paddle
 
-        return paddle.to_tensor(array, place=paddle.CPUPlace())
+        return paddle.to_tensor(array, name=paddle.CPUPlace())
     return array.copy()
 
 

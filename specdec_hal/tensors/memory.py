@@ -14,8 +14,8 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def require(what: str, parts: Mapping[str, int], place: str, free: int | None, cure: str) -> None:
-    """InsufficientMemoryError, with every part and the cure, if `parts` (bytes) are more than `free` bytes.
+def require(what: str, parts: Mapping[str, int], device: str, free: int | None, hint: str) -> None:
+    """InsufficientMemoryError, with every part and the hint, if `parts` (bytes) are more than `free` bytes.
 
     `free` None: nobody knows, and nothing is refused.
     """
@@ -24,8 +24,8 @@ def require(what: str, parts: Mapping[str, int], place: str, free: int | None, c
         largest = sorted(parts.items(), key=lambda part: -part[1])
         listed = ", ".join(f"{name} {as_text(size)}" for name, size in largest if size)
         raise InsufficientMemoryError(
-            f"{what}: expected at most the {as_text(free)} that are free on {place}, got a need of {as_text(needed)} "
-            f"({listed}); {cure}"
+            f"{what}: expected at most the {as_text(free)} that are free on {device}, got a need of {as_text(needed)} "
+            f"({listed}); {hint}"
         )
 
 

@@ -142,8 +142,8 @@ class TensorOutputs(Outputs):
 class TorchInputs(Inputs):
     """One buffer of PyTorch's on the device, filled from pinned memory by one copy."""
 
-    def __init__(self, place: str, fields: Fields) -> None:
-        self._copies = _TorchRing(place, fields)
+    def __init__(self, device: str, fields: Fields) -> None:
+        self._copies = _TorchRing(device, fields)
         self.tensors = self._copies.views()
         self._bytes = np.zeros(self._copies.nbytes, np.uint8)
         self.host = _arrays(self._bytes, fields)
@@ -161,13 +161,13 @@ class TorchInputs(Inputs):
 class TorchOutputs(Outputs):
     """One buffer of PyTorch's on the device, copied to pinned memory at once."""
 
-    def __init__(self, place: str, fields: Fields) -> None:
-        self._copies = _TorchRing(place, fields)
+    def __init__(self, device: str, fields: Fields) -> None:
+        self._copies = _TorchRing(device, fields)
         self.tensors = self._copies.views()
         self._arrays = [_arrays(values, fields) for values in self._copies.bytes]
 
     def fetch(self, names: Collection[str] | None = None) -> Fetched:
-        """One asynchronous copy of the whole buffer, which costs no more than of a part, with an event behind it."""
+        """One asynchronous copy of the whole buffer, which costs no more than of a part, with an event after it."""
         turn = self._copies.take()
         self._copies.pinned[turn].copy_(self._copies.buffer, non_blocking=True)
         wait, arrays = self._copies.enqueued(turn), self._arrays[turn]
@@ -182,12 +182,12 @@ class TorchOutputs(Outputs):
 class _TorchRing:
     """A device buffer for a group's tensors, and pinned buffers of the same layout that take turns."""
 
-    def __init__(self, place: str, fields: Fields) -> None:
+    def __init__(self, device: str, fields: Fields) -> None:
         import torch
 
         self._torch, self._fields = torch, fields
         self.nbytes = _layout(fields)[1]
-        self.buffer = torch.zeros(self.nbytes, dtype=torch.uint8, device=place)
+        self.buffer = torch.zeros(self.nbytes, dtype=torch.uint8, device=device)
         self._cuda = self.buffer.is_cuda
         self.pinned = [torch.zeros(self.nbytes, dtype=torch.uint8, pin_memory=self._cuda) for _ in range(RING)]
         self.bytes = [pinned.numpy() for pinned in self.pinned]

@@ -30,7 +30,7 @@ def type_warnings(text: str, name: str) -> list[str]:
         for match in _TYPE.finditer(code, begin, end):
             word = "double" if "double" in match[0] else match[0]
             if word in _SAYS:
-                found[f"{_place(text, match.start(), name)}: warning: {_SAYS[word]}"] = None
+                found[f"{_site(text, match.start(), name)}: warning: {_SAYS[word]}"] = None
     return list(found)
 
 
@@ -44,7 +44,7 @@ def vector_assembly(text: str, name: str) -> list[str]:
             named = re.search(r'"\s*([\w.]+)', statement)
             instruction = named[1] if named else "?"
             notes.append(
-                f"{_place(text, match.start(), name)}: note: vector assembly, here '{instruction}', is not modelled; "
+                f"{_site(text, match.start(), name)}: note: vector assembly, here '{instruction}', is not modelled; "
                 "use the builtins of vectors"
             )
     return notes
@@ -61,7 +61,7 @@ def _device_functions(code: str) -> Iterator[tuple[int, int]]:
 
 
 def _closing(code: str, at: int, pair: str) -> int:
-    """Behind the bracket that closes the one at `at`; the end of the text if there is none."""
+    """After the bracket that closes the one at `at`; the end of the text if there is none."""
     depth = 0
     for i in range(at, len(code)):
         depth += (code[i] == pair[0]) - (code[i] == pair[1])
@@ -70,7 +70,7 @@ def _closing(code: str, at: int, pair: str) -> int:
     return len(code)
 
 
-def _place(text: str, at: int, name: str) -> str:
+def _site(text: str, at: int, name: str) -> str:
     """The file and line of a position, as #line directives have them."""
     start, first = 0, 1
     for match in _LINE.finditer(text, 0, at):

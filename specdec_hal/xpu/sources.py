@@ -81,8 +81,8 @@ class Sources:
 
     def _find(self, include: re.Match[str], source: Path) -> Path | None:
         beside = [source.parent] if include[2] == '"' else []
-        places = (folder / include[3] for folder in [*beside, *self._includes])
-        return next((place for place in places if place.is_file()), None)
+        candidates = (folder / include[3] for folder in [*beside, *self._includes])
+        return next((candidate for candidate in candidates if candidate.is_file()), None)
 
     def _write(self, file: _File) -> None:
         """The copy is in another folder: it names in full what is a copy too, and what lay beside it."""

@@ -7,7 +7,7 @@ in C++ or to its kernels. Inputs come from a Python file::
     def arguments(rng):                        # numpy.random.Generator
         n = int(rng.integers(1, 1000))
         x = rng.normal(size=n).astype(np.float32)
-        return {"x": x, "y": np.zeros_like(x), "n": n}   # by the names of the wrapper's parameters behind the context
+        return {"x": x, "y": np.zeros_like(x), "n": n}   # by the names of the wrapper's parameters after the context
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ class CycleModel:
         for segment in batch.segments:
             for at in range(segment.start, segment.start + segment.length):
                 step = 2 if self.cheat and segment.length > 1 and segment.position > 0 else 1
-                place = CYCLE.find(chr(batch.token_ids[at]))
-                hidden[at, ord(CYCLE[(place + step) % len(CYCLE)])] = 5
-                hidden[at, ord(CYCLE[(place + step + 1) % len(CYCLE)])] = 3
+                position = CYCLE.find(chr(batch.token_ids[at]))
+                hidden[at, ord(CYCLE[(position + step) % len(CYCLE)])] = 5
+                hidden[at, ord(CYCLE[(position + step + 1) % len(CYCLE)])] = 3
         return {FINAL_NORM: hidden * np.float32(np.nan) if self.broken else hidden}
 
     def compute_logits(self, hidden: Any) -> Any:

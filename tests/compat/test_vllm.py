@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specdec_hal.compat import vllm as adapter
 from specdec_hal.compat.defaults import default_drafter
-from specdec_hal.compat.texts import PATIENCE, Known, KnownTexts
+from specdec_hal.compat.text_cache import PATIENCE, Known, KnownTexts
 from specdec_hal.errors import ConfigError, UnsupportedError
 
 K, MAX_MODEL_LEN, MAX_NUM_REQS = 4, 32, 4

@@ -51,7 +51,7 @@ def test_damage_is_found_on_both_sides() -> None:
     placed = GuardedHost().place(np.zeros(4, np.int32))
     buffer = placed.read()
     buffer[len(buffer) - 256] = 1
-    assert placed.damage() == "1 bytes written behind its end, the nearest 1 byte(s) away"
+    assert placed.damage() == "1 bytes written after its end, the nearest 1 byte(s) away"
     buffer[250] = 1
     assert placed.damage() == "1 bytes written before its start, the nearest 6 byte(s) away"
 

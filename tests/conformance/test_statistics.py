@@ -58,7 +58,7 @@ def test_the_impossible_fails_at_once() -> None:
 
 
 class Broken(XpuSimBackend):
-    """The simulated XPU with the inputs of one op spoilt before each launch."""
+    """The simulated XPU with the inputs of one op changed before each launch."""
 
     def __init__(self, op: str, spoil: Any) -> None:
         super().__init__(Options())

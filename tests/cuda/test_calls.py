@@ -181,4 +181,4 @@ def test_bad_options(options, complaint):
 
 def test_the_option_says_where_a_runner_puts_its_tensors():
     backend = plugin.specdec_backends().factory({"device": 3})
-    assert backend.place == "cuda:3" and backend.device == "cuda"
+    assert backend.device_name == "cuda:3" and backend.device == "cuda"

@@ -47,7 +47,7 @@ def test_equal_to_the_reference(op, make, cuda, framework):
     [
         ("reset_slots", 0, "byte 0 of its input 'reset_slots'"),
         ("reset_slots", -1, "1 bytes before 'reset_slots'"),
-        ("index", "end", "0 bytes behind the end of 'index'"),
+        ("index", "end", "0 bytes after the end of 'index'"),
     ],
 )
 def test_the_guards_see_stray_writes(name, offset, complaint, cuda):
@@ -56,7 +56,7 @@ def test_the_guards_see_stray_writes(name, offset, complaint, cuda):
     gpu = GpuCall("ngram_index_reset", inputs)
     cuda.ngram_index_reset(**gpu.call)
     gpu.results()
-    gpu.buffer[gpu.places[name] + (inputs[name].nbytes if offset == "end" else offset)] += 1
+    gpu.buffer[gpu.offsets[name] + (inputs[name].nbytes if offset == "end" else offset)] += 1
     with pytest.raises(AssertionError, match=complaint):
         gpu.results()
 
@@ -194,8 +194,8 @@ def test_an_index_changes_nothing(op, cuda):
 
 
 @pytest.mark.parametrize("op", [*INDEX_OPS, "ngram_match", "hybrid_mtp_ngram"])
-def test_a_spoilt_index_stays_in_bounds(op, cuda):
-    """What the kernels make of rubbish is undefined, but nothing outside the outputs is written."""
+def test_an_overflowed_index_stays_in_bounds(op, cuda):
+    """What the kernels make of random bits is undefined, but nothing outside the outputs is written."""
     option = {} if op in INDEX_OPS else {"index": True}
     for options in cases(op, 60):
         inputs = hostile(op, workspace=cuda.workspace, **options, **option)

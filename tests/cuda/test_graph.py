@@ -62,11 +62,11 @@ def test_a_graph_keeps_its_tensors(cuda):
     graph, values = cuda.capture_step(one.plans), one.values
     one.plans = []
     torch.cuda.empty_cache()
-    rubbish = [torch.full((1 << 20,), 99, device="cuda") for _ in range(20)]
+    filler = [torch.full((1 << 20,), 99, device="cuda") for _ in range(20)]
     graph()
     for plan in expected.plans:
         plan()
-    del rubbish
+    del filler
     assert_same_bits(values(), expected.values())
 
 

@@ -45,6 +45,6 @@ def test_no_guess_fails_wherever_the_cut_is(top_p, top_k):
 
 
 def test_a_guess_that_must_fail_is_counted():
-    """More elements are equal at the cut than a list has room for."""
+    """More elements are equal at the threshold than a list has room for."""
     row = LogitRows(1, 262_144, "float32", spread=0.0)
     assert missed(row, ARCHS[1], top_p=0.9) > 0

@@ -1,5 +1,5 @@
-"""The index that look-ups grow, on the CUDA kernels compiled for the CPU: after every step it holds what one built anew
-does, and whatever stands in a history is found through it."""
+"""The index that look-ups grow, on the CUDA kernels compiled for the CPU: after every step it holds what one built
+again does, and whatever stands in a history is found through it."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def assert_holds_all(backend: CudaOnHost, index: np.ndarray, state: dict[str, An
     ends = state["prompt_lens"] + state["step_idx"]
     for b in range(len(ends)):
         end = int(ends[b])
-        places = np.arange(n, end)
-        if end + n > state["token_ids_all"].shape[1] or not len(places):
+        columns = np.arange(n, end)
+        if end + n > state["token_ids_all"].shape[1] or not len(columns):
             continue
-        probe = {k: v[b : b + 1].repeat(len(places), 0) if isinstance(v, np.ndarray) else v for k, v in state.items()}
-        for row, place in zip(probe["token_ids_all"], places, strict=True):
-            row[end : end + n] = row[place - n : place]
+        probe = {k: v[b : b + 1].repeat(len(columns), 0) if isinstance(v, np.ndarray) else v for k, v in state.items()}
+        for row, column in zip(probe["token_ids_all"], columns, strict=True):
+            row[end : end + n] = row[column - n : column]
         probe["step_idx"] += n
         for policy in MatchPolicy:
             call = {**probe, "match_policy": policy}
-            looked_up(backend, "ngram_match", call, index[b : b + 1].repeat(len(places), 0), ("holds", b, policy))
+            looked_up(backend, "ngram_match", call, index[b : b + 1].repeat(len(columns), 0), ("holds", b, policy))
 
 
 def grow(text: Any, rng: np.random.Generator, backend: CudaOnHost, length: int, width: int, context: object) -> None:
@@ -94,8 +94,8 @@ def grow(text: Any, rng: np.random.Generator, backend: CudaOnHost, length: int, 
         if rng.random() < 0.2:
             index = updated(backend, index, state, sizes)
         index = looked_up(backend, op, call, index, (context, step))
-        anew = updated(backend, fresh(backend, m, width, sizes), state, sizes)
-        np.testing.assert_array_equal(contents(index), contents(anew), f"{(context, step)}")
+        rebuilt = updated(backend, fresh(backend, m, width, sizes), state, sizes)
+        np.testing.assert_array_equal(contents(index), contents(rebuilt), f"{(context, step)}")
     if width > length:
         assert_holds_all(backend, index, state, min(largest, width - length))
 
@@ -147,19 +147,19 @@ def test_a_look_up_that_fills_a_cluster_of_buckets_spoils_the_index():
     state["token_ids_all"][:, :1040], state["prompt_lens"][:] = colliding, 400
     state["step_idx"][:] = 610
     index = updated(backend, index, state, sizes)
-    spoilt = []
+    overflowed = []
     for step in range(611, 641):
         state["step_idx"][:] = step
         state["token_ids_all"][0, 400 + step - 1] = colliding[step]  # which occurred before, or is new, in turn
         if step % 2:
             state["token_ids_all"][0, 400 + step - 1] = colliding[400 + step - 1]
         index = looked_up(backend, "ngram_match", state, index, step)
-        spoilt.append(int(index[:, :HEADER].view(np.int32)[0, 2]))
-    assert spoilt == sorted(spoilt) and (spoilt[0], spoilt[-1]) == (0, 1)
+        overflowed.append(int(index[:, :HEADER].view(np.int32)[0, 2]))
+    assert overflowed == sorted(overflowed) and (overflowed[0], overflowed[-1]) == (0, 1)
 
 
 @pytest.mark.parametrize("op", ["ngram_match", "hybrid_mtp_ngram", "ngram_index_update"])
-def test_rubbish_in_an_index_stays_in_bounds(op):
+def test_random_bits_in_an_index_stay_in_bounds(op):
     """What comes of it is undefined, but nothing outside the outputs is written, and every launch ends."""
     for seed in range(40):
         rng, backend = np.random.default_rng(seed), CudaOnHost(ARCHS[seed % 2], seed)

@@ -83,7 +83,7 @@ def test_requests_come_grow_and_leave(text, m, length, steps, cuda):
             index = assert_found(cuda, state, index, (seed, step))
 
 
-def test_a_history_that_shrank_is_indexed_anew(cuda):
+def test_a_history_that_shrank_is_indexed_again(cuda):
     """The contract asks for a reset; without one, results are still right."""
     rng, sizes = np.random.default_rng(0), {"max_ngram_size": 3, "min_ngram_size": 1}
     state, index = scene(4, 500, 6, sizes), fresh_index(cuda, 4, 500, sizes)
@@ -116,15 +116,15 @@ def test_tokens_made_to_collide(cuda):
 def test_where_blocks_share_a_row(length, cuda):
     """A match at every kind of place, and none, in rows that take one block or many."""
     rng, sizes = np.random.default_rng(length), {"max_ngram_size": 3, "min_ngram_size": 2}
-    places = np.unique(
+    columns = np.unique(
         np.concatenate([np.arange(3, 9), 2 ** np.arange(4, 18), length // 2 + np.arange(2), [length - 40]])
     )
-    places = places[places < length - 30]
-    m = len(places) + 1
+    columns = columns[columns < length - 30]
+    m = len(columns) + 1
     state = scene(m, length, 9, sizes)
     state["token_ids_all"][:] = rng.permutation(m * length).reshape(m, length)
     state["prompt_lens"][:], state["seq_lens_decoder"][:] = length - 20, 1
     state["step_idx"][:] = 15
-    for b, place in enumerate(places):
-        state["token_ids_all"][b, place - 3 : place] = state["token_ids_all"][b, length - 8 : length - 5]
+    for b, column in enumerate(columns):
+        state["token_ids_all"][b, column - 3 : column] = state["token_ids_all"][b, length - 8 : length - 5]
     assert_found(cuda, state, None, length)

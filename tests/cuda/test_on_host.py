@@ -29,7 +29,7 @@ from tests.support.running import run
 
 ROOT = Path(__file__).parents[2]
 needs_library = pytest.mark.skipif(bool(why_not()), reason=why_not() or "never")
-CASES = 5  # of each kind, for an op and a generation
+CASES = 5  # of each kind, for an op and a compute capability
 LONG = ("sample_target", "verify_draft_tokens")
 """Ops with the most edges."""
 
@@ -50,7 +50,7 @@ def test_equal_to_the_reference(op, arch):
 @needs_library
 @pytest.mark.parametrize("op", [pytest.param(op, marks=pytest.mark.slow) if op in LONG else op for op in OPS])
 def test_every_rule_by_name(op):
-    """Both generations in turn, in changing order; of the ops with the most edges the newer one alone."""
+    """Both compute capabilities in turn, in changing order; of the ops with the most edges the newer one alone."""
     results = [
         result
         for arch in (ARCHS[:1] if op in LONG else ARCHS)
@@ -61,7 +61,7 @@ def test_every_rule_by_name(op):
 
 
 def check(op: str, inputs: dict[str, Any], number: int, context: object) -> None:
-    """Both generations in turn, each time in another order."""
+    """Both compute capabilities in turn, each time in another order."""
     backend = CudaOnHost(ARCHS[number % len(ARCHS)], seed=number)
     assert_same_bits(run(op, inputs, backend), run(op, inputs), (op, number, context))
 
@@ -81,7 +81,7 @@ def test_wide_rows(style, dtype):
     widest = FLOATS[wide_rows.STYLES.index(style) % len(FLOATS)] == dtype  # each style in one dtype
     for number, v in enumerate((1025, 4096, 20_011) if widest else (1025, 4096)):
         inputs = wide_rows.sampling(style, dtype, v, number, some=8)
-        # Each width in another order, on the newer generation for the one op and on the older for the other.
+        # Each width in another order, on the newer compute capability for the one op and on the older for the other.
         check("sample_target", inputs, 2 * number + 1, (style, v))
         check("processed_probs", wide_rows.probabilities(inputs), 2 * number, (style, v))
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from specdec_hal.parallel.vocabulary import VocabularyPart  # noqa: E402
+from specdec_hal.parallel.vocabulary import ShardedLogitsHead  # noqa: E402
 from tests.parallel.part_rows import KINDS, TYPES, on_part, on_whole_rows, params_of, rows_of, work_of  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
@@ -36,7 +36,7 @@ def test_tokens(vocab: int, dtype: Any, cuda: Any) -> None:
     kinds, rows = list(KINDS), rows_of(max(vocab, 41))[:, :vocab]
     whole = torch.from_numpy(rows).to(dtype).repeat_interleave(len(kinds), 0)
     params = params_of(kinds, len(rows))
-    found = on_part(VocabularyPart(Alone(), vocab, cuda, Model()), whole.cuda(), kinds, params)  # type: ignore[arg-type]
+    found = on_part(ShardedLogitsHead(Alone(), vocab, cuda, Model()), whole.cuda(), kinds, params)  # type: ignore[arg-type]
     assert found.tolist() == on_whole_rows(whole.float().numpy(), params).tolist()
 
 
@@ -45,7 +45,7 @@ def test_as_many_rows_as_a_step_has(rows: int, cuda: Any) -> None:
     """In clusters of every size."""
     logits = torch.randn(rows, 64_512, generator=torch.Generator().manual_seed(rows)) * 3
     params = params_of(["unfiltered"], rows)
-    found = on_part(VocabularyPart(Alone(), 64_512, cuda, Model()), logits.cuda(), ["unfiltered"], params)  # type: ignore[arg-type]
+    found = on_part(ShardedLogitsHead(Alone(), 64_512, cuda, Model()), logits.cuda(), ["unfiltered"], params)  # type: ignore[arg-type]
     assert found.tolist() == on_whole_rows(logits.numpy(), params).tolist()
 
 
@@ -55,7 +55,7 @@ def test_captured(cuda: Any) -> None:
     shapes = rows_of(vocab)
     params, count = params_of(kinds, len(shapes)), len(shapes) * len(kinds)
     given = {name: torch.from_numpy(array).cuda() for name, array in params.items()}
-    part = VocabularyPart(Alone(), vocab, cuda, Model())  # type: ignore[arg-type]
+    part = ShardedLogitsHead(Alone(), vocab, cuda, Model())  # type: ignore[arg-type]
     logits, tokens = torch.zeros(count, vocab, device="cuda"), torch.full((count,), -7, device="cuda")
 
     def launch() -> None:

@@ -60,7 +60,7 @@ def test_no_library(monkeypatch):
     monkeypatch.setattr(cuda_probe, "library_path", lambda name: None)
     found = probe()
     assert not found.available
-    assert "libspecdec_cuda.so is not installed" in found.reason and "make setup" in found.cure
+    assert "libspecdec_cuda.so is not installed" in found.reason and "make setup" in found.hint
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_library_without_its_description(installed, text):
     found = probe()
     assert not found.available
     assert f"{description}, which belongs to the library, cannot be read" in found.reason
-    assert found.cure == "reinstall specdec-hal"
+    assert found.hint == "reinstall specdec-hal"
 
 
 def test_no_driver(installed, monkeypatch):
@@ -84,11 +84,11 @@ def test_no_driver(installed, monkeypatch):
     monkeypatch.setattr(cuda_probe.ctypes, "CDLL", absent)
     found = probe()
     assert not found.available
-    assert found.reason == "there is no NVIDIA driver (libcuda.so.1 cannot be loaded)" and "--gpus" in found.cure
+    assert found.reason == "there is no NVIDIA driver (libcuda.so.1 cannot be loaded)" and "--gpus" in found.hint
 
 
 @pytest.mark.parametrize(
-    ("driver", "reason", "cure"),
+    ("driver", "reason", "hint"),
     [
         ({"version": 12080}, "too old: it serves CUDA 12.8, the library was built with 13.0", "CUDA 12.x toolkit"),
         ({"devices": []}, "sees no device", "CUDA_VISIBLE_DEVICES"),
@@ -102,20 +102,20 @@ def test_no_driver(installed, monkeypatch):
         ),
     ],
 )
-def test_reasons(installed, monkeypatch, driver, reason, cure):
+def test_reasons(installed, monkeypatch, driver, reason, hint):
     drive(monkeypatch, **driver)
     found = probe()
     assert not found.available
-    assert reason in found.reason and cure in found.cure
+    assert reason in found.reason and hint in found.hint
 
 
 @pytest.mark.parametrize(
     ("capability", "binaries", "ptx", "runs"),
     [
-        ((8, 7), ((8, 0), (8, 6)), None, True),  # a later revision of a generation runs its code
+        ((8, 7), ((8, 0), (8, 6)), None, True),  # a later revision of a compute capability runs its code
         ((8, 0), ((8, 6),), None, False),  # an earlier one does not
         ((9, 0), ((8, 0),), None, False),
-        ((11, 0), ((9, 0),), (9, 0), True),  # newer generations compile PTX
+        ((11, 0), ((9, 0),), (9, 0), True),  # newer compute capabilities compile PTX
         ((8, 9), ((9, 0),), (9, 0), False),
     ],
 )
@@ -129,7 +129,7 @@ def test_the_registry_prefers_it_only_where_it_runs(installed, monkeypatch):
     assert info["cuda"].priority > info["xpu_sim"].priority > info["reference"].priority
     assert not info["cuda"].available and registry.choose() != "cuda"
     for status in registry.explain("cuda"):
-        assert not status.available and "sees no device" in status.reason and "nvidia-smi" in status.cure
+        assert not status.available and "sees no device" in status.reason and "nvidia-smi" in status.hint
     drive(monkeypatch)
     assert registry.choose() == "cuda"
 

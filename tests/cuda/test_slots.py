@@ -71,12 +71,12 @@ def test_a_draw_finds_every_place(slots, vocabulary, cuda):
     slots = min(slots, max(3, (1 << 25) // vocabulary))
     rng = np.random.default_rng([slots, vocabulary])
     edges = [0, vocabulary - 1, vocabulary // 2, 1, 2, 3, vocabulary - 2, vocabulary - 3, vocabulary // 16]
-    places = np.clip([*edges, *rng.integers(0, vocabulary, slots)][:slots], 0, vocabulary - 1)
+    tokens = np.clip([*edges, *rng.integers(0, vocabulary, slots)][:slots], 0, vocabulary - 1)
     probs = np.zeros((slots, vocabulary), np.float32)
-    probs[np.arange(slots), places] = 0.25
+    probs[np.arange(slots), tokens] = 0.25
     inputs = one_slot_each(vocabulary, probs, np.full(slots, -1))
     actual = run_on_gpu("verify_draft_tokens", inputs, cuda)
-    np.testing.assert_array_equal(actual["accept_tokens"][:, 0], places)
+    np.testing.assert_array_equal(actual["accept_tokens"][:, 0], tokens)
 
 
 @pytest.mark.parametrize("vocabulary", [5, 700, 50_001, 262_144])

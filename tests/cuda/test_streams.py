@@ -45,8 +45,8 @@ def test_many_streams_at_once(cuda):
 
 
 @pytest.mark.parametrize("how", ["explicit", "current", "unbound"])
-def test_ordered_behind_the_stream_and_no_other(how, cuda):
-    """The inputs come late on a side stream; the default stream holds only rubbish at that time."""
+def test_ordered_after_the_stream_and_no_other(how, cuda):
+    """The inputs come late on a side stream; the default stream holds only uninitialised values at that time."""
     import torch
 
     inputs = inputs_of(3)
@@ -94,10 +94,10 @@ def test_a_plan_keeps_its_tensors(cuda):
     plan = cuda.bind(OP, **{n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.call.items()})
     gc.collect()
     torch.cuda.empty_cache()
-    rubbish = [torch.full((1 << 20,), 77, device="cuda") for _ in range(20)]
+    filler = [torch.full((1 << 20,), 77, device="cuda") for _ in range(20)]
     plan()
     torch.cuda.synchronize()
-    del rubbish
+    del filler
     outputs = {name: plan.call.tensors[name].cpu().numpy() for name in run(OP, inputs)}
     assert_same_bits(outputs, run(OP, inputs))
 

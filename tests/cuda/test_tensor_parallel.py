@@ -42,9 +42,9 @@ def ranks(request: pytest.FixtureRequest) -> tuple[int, str, str]:
 
 def test_ranks_compute_the_model(tmp_path: Path, ranks: tuple[int, str, str]) -> None:
     """Ranks have the same bits, however a text is cut."""
-    size, place, transport = ranks
+    size, device, transport = ranks
     whole = np.load(run_ranks("cuda_llama_rank", MODEL, 0, tmp_path / "whole.npz", "cuda:0"))
-    split = np.load(run_ranks("cuda_llama_rank", MODEL, size, tmp_path / "split.npz", place, transport))
+    split = np.load(run_ranks("cuda_llama_rank", MODEL, size, tmp_path / "split.npz", device, transport))
     assert set(whole) == {"hidden", "tap", "logits", "drafts"} == set(split)
     for name, tensor in split.items():
         np.testing.assert_allclose(tensor, whole[name], rtol=0, atol=TOLERANCE * np.abs(whole[name]).max())
@@ -52,10 +52,10 @@ def test_ranks_compute_the_model(tmp_path: Path, ranks: tuple[int, str, str]) ->
 
 def test_runners_deliver_the_same(tmp_path: Path, ranks: tuple[int, str, str]) -> None:
     """Gathered logits and parts, plain and drafted, captured and launched; one rank gives the tokens of no ranks."""
-    size, place, transport = ranks
+    size, device, transport = ranks
     whole, split = (
         json.loads(run_ranks("cuda_runner_rank", MODEL, count, tmp_path / f"{count}.json", *how).read_text())
-        for count, *how in ((0, "cuda:0"), (size, place, transport))
+        for count, *how in ((0, "cuda:0"), (size, device, transport))
     )
     same = [name for name, tokens in whole.items() if split[name] == tokens]
     print(f"{len(same)} of {len(whole)} requests have the tokens of the model that nobody has split")
@@ -96,7 +96,7 @@ def test_a_team_until_a_rank_fails(devices: list[int], parts: str, how: int) -> 
         pytest.skip(f"needs {max(devices) + 1} GPUs, has {gpus()}")
     silence_s = 10  # longer than one rank takes to compile what the other has compiled already
     runtime = load(devices, vocabulary_parallel=parts, rank_timeout_s=silence_s)
-    assert runtime.backend.place == "cuda:0"
+    assert runtime.backend.device_name == "cuda:0"
     try:
         runner = runtime.runner()
         once = decode(runner)

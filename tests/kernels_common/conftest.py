@@ -17,7 +17,7 @@ class Native:
         "exp2_mass_at": ("f4", "u8"),
         "prob_mass": ("f4", "u8"),
         "fraction_mass": ("f4", "u8"),
-        "threshold": ("f4", "u8", "u8"),
+        "mass_threshold": ("f4", "u8", "u8"),
         "mass_ratio": ("u8", "u8", "f4"),
         "mass_ratio_by_reciprocal": ("u8", "u8", "f4"),
         "mulhi64": ("u8", "u8", "u8"),

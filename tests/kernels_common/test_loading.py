@@ -14,7 +14,7 @@ def test_the_library_is_loaded_once():
     assert loader.library_path("specdec_common").name == "libspecdec_common.so"
 
 
-def test_a_missing_library_names_the_cure():
+def test_a_missing_library_names_the_hint():
     assert loader.library_path("specdec_absent") is None
     with pytest.raises(BackendUnavailableError, match=r"libspecdec_absent\.so.*build it: `make setup`"):
         loader.load_library("specdec_absent")

@@ -62,16 +62,16 @@ def test_prob_mass_of_every_pattern_in_the_unit_interval_at_a_stride(native):
 @given(any_f32 | unit_f32, totals)
 def test_threshold(native, fraction, total):
     expected = floor(clamp(fraction, 1.0) * 2**24) * total >> 24
-    assert p.threshold(fraction, np.uint64(total)) == expected
-    assert native.map("threshold", [fraction], [total]) == [expected]
+    assert p.mass_threshold(fraction, np.uint64(total)) == expected
+    assert native.map("mass_threshold", [fraction], [total]) == [expected]
 
 
 def test_threshold_edges(native):
     total = np.array([0, 1, 2**24 - 1, 2**40, 2**58, 2**64 - 1], np.uint64)
     fraction, total = (x.ravel() for x in np.meshgrid(EDGE_WEIGHTS, total))
     expected = [floor(clamp(f, 1.0) * 2**24) * int(t) >> 24 for f, t in zip(fraction.tolist(), total, strict=True)]
-    np.testing.assert_array_equal(p.threshold(fraction, total), np.array(expected, np.uint64))
-    np.testing.assert_array_equal(native.map("threshold", fraction, total), np.array(expected, np.uint64))
+    np.testing.assert_array_equal(p.mass_threshold(fraction, total), np.array(expected, np.uint64))
+    np.testing.assert_array_equal(native.map("mass_threshold", fraction, total), np.array(expected, np.uint64))
 
 
 def nearest_f32(x: Fraction) -> np.float32:

@@ -182,7 +182,7 @@ def embedded_driver(embedded_checkpoint: Path, framework: str, drivers: Callable
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def triton_place(request: pytest.FixtureRequest) -> str:
+def triton_device(request: pytest.FixtureRequest) -> str:
     """Where Triton's kernels run: interpreted on a CPU, or compiled on a GPU."""
     pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
     if request.param == "cpu" and _GPU:

@@ -79,7 +79,7 @@ class Model:
         qkv = np.concatenate([*(rows for *_, rows in parts), np.full((padding, self.width), np.nan, np.float32)])
         rule = {"scale": self.scale, "window": self.window, "softcap": self.softcap, "sinks": self.sinks}
         out = self.host.attend(1, qkv, self.host.begin(segments, 0, total + padding), **rule)
-        assert not out[total:].any(), "rows behind the last segment give 0"
+        assert not out[total:].any(), "rows after the last segment give 0"
         return [out[s.start : s.start + s.length] for s in segments]
 
     def plain(self, seed: int, length: int) -> Array:
@@ -193,7 +193,7 @@ def test_bits_do_not_depend_on_what_shares_a_step(data: st.DataObject) -> None:
 
 
 def test_what_a_row_does_not_see_is_never_added() -> None:
-    """NaN behind a row: in its block of the cache, left by another request, and in later rows of its own step."""
+    """NaN after a row: in its block of the cache, left by another request, and in later rows of its own step."""
     model = Model(4, 2, 64)
     broken = np.full((150, model.width), np.nan, np.float32)
     plain = model.plain(2, 90)

@@ -196,7 +196,7 @@ def test_cache_is_needed_and_can_be_replaced(make_checkpoint: Callable[..., Path
 
 
 def test_every_layer_can_be_tapped(driver: Any, make_driver: Any, tmp_path: Path) -> None:
-    """Layer i's hidden state, normed, is the output of the same model cut behind layer i; whatever the chunks are."""
+    """Layer i's hidden state, normed, is the output of the same model cut after layer i; whatever the chunks are."""
     from safetensors.numpy import load_file, save_file
 
     from specdec_hal.models.checkpoint import read_config

@@ -49,7 +49,7 @@ def test_logits_are_those_of_an_independent_module(text: Any, checkpoint: Path) 
 def test_chunks_slots_and_rejected_rows_keep_the_bits(text: Any) -> None:
     module, tokens, hidden = text
     (whole,) = feed(module, tokens, hidden, (0, 0, 149))
-    # What stands behind is overwritten, whatever it was: the drafts of a step before.
+    # What stands after is overwritten, whatever it was: the drafts of a step before.
     feed(module, tokens[::-1].copy(), hidden[::-1].copy(), (1, 0, 149))
     first, other = feed(module, tokens, hidden, (1, 0, 11), (2, 0, 100))
     np.testing.assert_array_equal(first, whole[:11])
@@ -73,8 +73,8 @@ def test_hidden_states_of_another_number_are_refused(text: Any) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("chunk", [12, 5])
-def test_on_the_device(make_checkpoint: Callable[..., Path], triton_place: str, chunk: int) -> None:
-    """Two slots, one of them behind the other, over KV blocks in any order, in rows of fixed capacity."""
+def test_on_the_device(make_checkpoint: Callable[..., Path], triton_device: str, chunk: int) -> None:
+    """Two slots, one of them after the other, over KV blocks in any order, in rows of fixed capacity."""
     torch = pytest.importorskip("torch")
     from specdec_hal.models.llama_cuda import LlamaCuda
     from specdec_hal.models.weights import load_weights
@@ -83,15 +83,15 @@ def test_on_the_device(make_checkpoint: Callable[..., Path], triton_place: str, 
     config = read_config(folder)
     model = LlamaCuda(
         config,
-        load_weights(folder, config, device=triton_place, dtype="float32"),
-        load_mtp=lambda: load_weights(folder, config, device=triton_place, dtype="float32", mtp=True),
+        load_weights(folder, config, device=triton_device, dtype="float32"),
+        load_mtp=lambda: load_weights(folder, config, device=triton_device, dtype="float32", mtp=True),
     )
     assert model.capabilities.mtp_modules == 1
     model.allocate_blocks(8, 4, 16)
     module = model.mtp_module()
     tokens = [np.random.default_rng(seed).integers(0, config.vocab_size, 13) for seed in (1, 2)]
     lengths, capacity = (12, 7), 21
-    tables = torch.tensor([[3, 0, 5, 7], [1, 6, 2, 4]], dtype=torch.int32, device=triton_place)
+    tables = torch.tensor([[3, 0, 5, 7], [1, 6, 2, 4]], dtype=torch.int32, device=triton_device)
 
     def batch(ids: list[Any], position: int) -> DeviceBatch:
         slots = np.repeat([0, 1], list(map(len, ids)))
@@ -100,18 +100,18 @@ def test_on_the_device(make_checkpoint: Callable[..., Path], triton_place: str, 
         per_token = np.full(capacity, -1, np.int32)
         per_token[: len(slots)] = slots
         offsets = np.cumsum([0, *map(len, ids)]).astype(np.int32)
-        upload = lambda array: torch.from_numpy(array).to(triton_place)  # noqa: E731
-        positions = torch.tensor([position, position], dtype=torch.int32, device=triton_place)
+        upload = lambda array: torch.from_numpy(array).to(triton_device)  # noqa: E731
+        positions = torch.tensor([position, position], dtype=torch.int32, device=triton_device)
         return DeviceBatch(upload(packed), upload(per_token), upload(offsets), positions, tables, 16, capacity)
 
     parts: list[list[Array]] = [[], []]
     for start in range(0, max(lengths), chunk):
         cuts = [slice(start, max(min(start + chunk, n), start)) for n in lengths]
-        hidden, given = (torch.zeros((capacity, config.hidden_size), device=triton_place) for _ in range(2))
+        hidden, given = (torch.zeros((capacity, config.hidden_size), device=triton_device) for _ in range(2))
         model.forward_device(batch([t[cut] for t, cut in zip(tokens, cuts, strict=True)], start), {FINAL_NORM: hidden})
         behind = [t[1:][cut] for t, cut in zip(tokens, cuts, strict=True)]
         module.forward_device(batch(behind, start), hidden, given)
-        logits = torch.zeros((capacity, config.vocab_size), device=triton_place)
+        logits = torch.zeros((capacity, config.vocab_size), device=triton_device)
         module.compute_logits_device(given, logits)
         first = len(behind[0])
         parts[0].append(logits[:first].cpu().numpy())

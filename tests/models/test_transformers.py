@@ -99,9 +99,9 @@ def test_logits(stored: tuple[str, Path, Floats], framework: str, make_driver: C
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(want).max())
 
 
-def test_logits_of_the_gpu_model(stored: tuple[str, Path, Floats], triton_place: str) -> None:
+def test_logits_of_the_gpu_model(stored: tuple[str, Path, Floats], triton_device: str) -> None:
     name, folder, want = stored
-    if triton_place == "cpu" and name not in ON_TRITON:
+    if triton_device == "cpu" and name not in ON_TRITON:
         pytest.skip("takes seconds in Triton's interpreter and covers nothing that the other cases do not")
     from specdec_hal.models.checkpoint import read_config
     from specdec_hal.models.llama_cuda import LlamaCuda
@@ -110,7 +110,7 @@ def test_logits_of_the_gpu_model(stored: tuple[str, Path, Floats], triton_place:
 
     config = read_config(folder)
     # The stored numbers, widened: what differs then is rounding, and how the checkpoint was read.
-    model = LlamaCuda(config, load_weights(folder, config, device=triton_place, dtype="float32"))
+    model = LlamaCuda(config, load_weights(folder, config, device=triton_device, dtype="float32"))
     paged = Paged(model, 2, 4 * ORIGINAL)
     tokens = text()
     parts = [(0, tokens[:80]), (80, tokens[80:89]), (89, tokens[89:])]
@@ -118,7 +118,7 @@ def test_logits_of_the_gpu_model(stored: tuple[str, Path, Floats], triton_place:
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(want).max())
 
 
-def test_half_precision_of_the_gpu_model(tmp_path: Path, triton_place: str) -> None:
+def test_half_precision_of_the_gpu_model(tmp_path: Path, triton_device: str) -> None:
     """By itself the model computes in the dtype of its checkpoint."""
     want = write(tmp_path, CASES["float16"])
     from specdec_hal.models.checkpoint import read_config
@@ -127,7 +127,7 @@ def test_half_precision_of_the_gpu_model(tmp_path: Path, triton_place: str) -> N
     from tests.support.paged import Paged
 
     config = read_config(tmp_path)
-    model = LlamaCuda(config, load_weights(tmp_path, config, device=triton_place))
+    model = LlamaCuda(config, load_weights(tmp_path, config, device=triton_device))
     assert model.capabilities.hidden_dtype == "float16"
     got = Paged(model, 1, LENGTH).step({0: (0, text())})[0].cpu().numpy()
     assert np.sqrt(((got - want) ** 2).mean()) < 0.01 * want.std()

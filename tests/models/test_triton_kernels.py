@@ -19,16 +19,16 @@ MakeLauncher = Callable[..., Any]
 
 
 @pytest.fixture
-def make_launcher(triton_place: str) -> MakeLauncher:
+def make_launcher(triton_device: str) -> MakeLauncher:
     """make_launcher(dtype): launches on the place that this run tests."""
     import torch
 
     from specdec_hal.models.triton_kernels.launcher import Launcher
 
     def make(dtype: str = "float32") -> Any:
-        if dtype == "bfloat16" and triton_place == "cpu":
+        if dtype == "bfloat16" and triton_device == "cpu":
             pytest.skip("Triton's interpreter multiplies the bits of bfloat16 numbers as integers")
-        return Launcher(torch.device(triton_place), getattr(torch, dtype))
+        return Launcher(torch.device(triton_device), getattr(torch, dtype))
 
     return make
 
@@ -61,7 +61,7 @@ def doubles(tensor: Any) -> Doubles:
     [(1, 48, 33), (9, 130, 640), (72, 512, 256), (130, 200, 704), (16, 96, 2048)],
 )
 def test_linear(make_launcher: MakeLauncher, dtype: str, rows: int, columns: int, depth: int) -> None:
-    """Stored and added, with a count on the device; rows behind it stay as they were."""
+    """Stored and added, with a count on the device; rows after it stay as they were."""
     import torch
 
     launcher = make_launcher(dtype)
@@ -97,8 +97,8 @@ def test_ways_to_compute_a_product(
         np.testing.assert_allclose(doubles(out), doubles(x) @ doubles(weight).T, rtol=0, atol=1e-3)
 
 
-def test_bits_of_a_product_do_not_depend_on_its_tile(make_launcher: MakeLauncher, triton_place: str) -> None:
-    if triton_place == "cpu":
+def test_bits_of_a_product_do_not_depend_on_its_tile(make_launcher: MakeLauncher, triton_device: str) -> None:
+    if triton_device == "cpu":
         pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
     import torch
 
@@ -116,10 +116,10 @@ def test_bits_of_a_product_do_not_depend_on_its_tile(make_launcher: MakeLauncher
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_bits_of_a_row_do_not_depend_on_the_number_of_rows(
-    make_launcher: MakeLauncher, triton_place: str, dtype: str
+    make_launcher: MakeLauncher, triton_device: str, dtype: str
 ) -> None:
     """The tiles that are chosen for each number of rows, with one and with several parts of K."""
-    if triton_place == "cpu":
+    if triton_device == "cpu":
         pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
     import torch
 
@@ -304,8 +304,8 @@ def test_attention_to_long_contexts(make_launcher: MakeLauncher, monkeypatch: py
     np.testing.assert_allclose(doubles(got), want, rtol=0, atol=2e-5)
 
 
-def test_bits_of_attention_do_not_depend_on_the_batch(make_launcher: MakeLauncher, triton_place: str) -> None:
-    if triton_place == "cpu":
+def test_bits_of_attention_do_not_depend_on_the_batch(make_launcher: MakeLauncher, triton_device: str) -> None:
+    if triton_device == "cpu":
         pytest.skip("the interpreter multiplies by NumPy, whose order of summation depends on shapes")
     import torch
 

@@ -151,7 +151,7 @@ def test_explanations():
     assert by_op["ngram_match"].available and by_op["ngram_match"].modes == "match_policy: LATEST; M <= 8"
     assert by_op["sample_target"].modes == "logits: bfloat16|float32"
     missing = by_op["verify_draft_tokens"]
-    assert not missing.available and missing.reason == "recorder does not implement it" and missing.cure
+    assert not missing.available and missing.reason == "recorder does not implement it" and missing.hint
     backend.set_fallback([BACKEND])
     served = {status.op: status for status in backend.explain()}["verify_draft_tokens"]
     assert served.available and served.via == "reference" and served.reason == "recorder lacks it"

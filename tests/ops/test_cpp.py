@@ -20,12 +20,12 @@ HEADERS = cpp.headers()
 
 
 def test_the_committed_headers_are_up_to_date():
-    cure = "run: python -m specdec_hal.ops.cpp"
+    hint = "run: python -m specdec_hal.ops.cpp"
     for path, text in HEADERS.items():
-        assert (ROOT / path).is_file() and (ROOT / path).read_text() == text, f"{path}: {cure}"
+        assert (ROOT / path).is_file() and (ROOT / path).read_text() == text, f"{path}: {hint}"
     for path in (ROOT / cpp.INCLUDE).rglob("*.h"):
         if cpp.NOTICE in path.read_text():
-            assert path.relative_to(ROOT) in HEADERS, f"{path}: made from an op that is gone; {cure}"
+            assert path.relative_to(ROOT) in HEADERS, f"{path}: made from an op that is gone; {hint}"
 
 
 def test_the_module_writes_them_and_removes_what_is_gone(tmp_path):

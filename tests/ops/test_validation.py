@@ -32,7 +32,7 @@ def refused(op, call, *, about="", **exact):
     assert isinstance(error, SpecDecError) and isinstance(error, ValueError)
     assert (error.op, error.backend) == (op, "reference")
     message = str(error)
-    for part in (op, "reference", error.argument, error.expected, error.got, error.cure):
+    for part in (op, "reference", error.argument, error.expected, error.got, error.hint):
         assert part and part in message
     assert about in message
     for field, value in exact.items():
@@ -197,7 +197,7 @@ def test_wrong_device(op, name):
     call = valid_call(op, name)
     array = call[name] if call[name].dtype != np.uint16 else call[name].astype(np.float16)
     error = refused(op, {**call, name: FakeTensor(array)}, argument=name, got="one on cuda:0")
-    assert error.expected == "a tensor on cpu" and "device" in error.cure
+    assert error.expected == "a tensor on cpu" and "device" in error.hint
 
 
 def test_devices_must_agree():
@@ -270,11 +270,11 @@ def test_unknown_names_suggest_the_nearest(op, name):
     call = valid_call(op, name)
     wrong = f"{name}_"
     error = refused(op, {**call, wrong: call[name]}, argument=wrong, got="an unknown name")
-    assert error.cure == f"use '{name}'" and name in error.expected
+    assert error.hint == f"use '{name}'" and name in error.expected
 
 
 def test_a_name_like_nothing_else():
-    refused("ngram_index_reset", {**valid_call("ngram_index_reset"), "qqqqqq": 1}, argument="qqqqqq", cure="remove it")
+    refused("ngram_index_reset", {**valid_call("ngram_index_reset"), "qqqqqq": 1}, argument="qqqqqq", hint="remove it")
 
 
 @pytest.mark.parametrize("op, name", ATTRIBUTES)
@@ -369,7 +369,7 @@ def test_sizes_that_are_too_large(symbol):
 def test_offsets_cannot_be_empty():
     call = valid_call("token_logprobs")
     error = refused("token_logprobs", {**call, "cu_batch_token_offset": np.zeros(0, np.int32)})
-    assert error.argument == "cu_batch_token_offset" and "B+1 cannot be 0" in error.cure
+    assert error.argument == "cu_batch_token_offset" and "B+1 cannot be 0" in error.hint
 
 
 def test_unknown_ops():

@@ -14,7 +14,7 @@ import pytest
 from specdec_hal.errors import FrameError
 from specdec_hal.runner import Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.runner.request import Drafts
-from specdec_hal.serve.stream import FrameReader, FrameWriter, News, OutputFrame, TokenProcessor
+from specdec_hal.serve.stream import FrameReader, FrameWriter, OutputDelta, OutputFrame, TokenProcessor
 from specdec_hal.serve.stream.frame import FrameKind, PromptScores, StreamEnd, StreamStart
 from specdec_hal.serve.stream.writer import TOO_SLOW
 from tests.runner.conftest import make_runner
@@ -32,7 +32,7 @@ class Pair:
         self.writer = FrameWriter(self.runner, self._send)
         self.reader, self.processor = FrameReader(), TokenProcessor(LetterTokenizer().detokenizer)
         self.deltas: dict[str, list[StreamDelta]] = {}
-        self.ends: dict[str, News] = {}
+        self.ends: dict[str, OutputDelta] = {}
 
     def _send(self, data: bytes) -> bool:
         if self.accepts:
@@ -43,9 +43,9 @@ class Pair:
         self.runner.step()
         self.writer.flush()
 
-    def receive(self) -> list[News]:
+    def receive(self) -> list[OutputDelta]:
         sent, self.sent = self.sent, []
-        news = list[News]()
+        news = list[OutputDelta]()
         for data in sent:
             frame = self.reader.feed(data)
             if frame is not None:
@@ -120,7 +120,7 @@ def test_every_stream_is_what_plain_decoding_gives(trouble: str) -> None:
     for number in range(COUNT):
         pair.runner.add_request(random_request(number))
     while pair.runner.has_requests:
-        company = pair.runner._trials.on_trial is None and pair.runner.load().running > 1  # alone, two are fatal
+        company = pair.runner._bisection.on_trial is None and pair.runner.load().running > 1  # alone, two are fatal
         if trouble == "failures" and rng.random() < 0.05 and company:
             pair.runner.model.failures.append(OSError("injected"))  # type: ignore[attr-defined]
         pair.step()
@@ -231,7 +231,7 @@ def drafting(number: int) -> Request:
 
 
 def test_sessions_that_begin_at_steps_with_drafts() -> None:
-    """Whatever ends in the step that begins a session ends behind its tokens."""
+    """Whatever ends in the step that begins a session ends after its tokens."""
     pair, whole = Pair(**SECTIONS), make_runner(model=DeviceHistoryModel(), **SECTIONS)
     for number in range(3):
         pair.runner.add_request(drafting(number))
@@ -286,8 +286,8 @@ def frame(sequence: int = 0, numbers: tuple[int, ...] = (), starts: tuple[int, .
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (frame(1, flags=5), "flags: expected 3, tokens of the target model, or behind frame 0 4, drafts; got 5"),
-        (frame(0, flags=FrameKind.DRAFT), "or behind frame 0 4, drafts; got 4"),
+        (frame(1, flags=5), "flags: expected 3, tokens of the target model, or after frame 0 4, drafts; got 5"),
+        (frame(0, flags=FrameKind.DRAFT), "or after frame 0 4, drafts; got 4"),
         (frame(1, (5,), (0,)), "number: expected a request of this session, got 5"),
         (frame(1, prompts=[PromptScores(0, 2, [])]), "prompts: request 'a': expected 0 tokens before, got 2; some are"),
         (frame(1, (0,), (2,)), "request 'a': expected 1 tokens before, got 2; some are missing"),
@@ -309,10 +309,10 @@ DRAFTS = StreamStart(0, "a", 2, 9, SamplingParams(return_drafts=True).model_dump
 @pytest.mark.parametrize(
     ("drafts", "tokens", "message"),
     [
-        ((), frame(2, (0,), (1,), drafted=[1]), "request 'a': expected 1 that give [1] behind 1, got []"),
-        ((1, 2), frame(2, (0,), (1,), drafted=[1]), "request 'a': expected 1 that give [1] behind 1, got [1, 2]"),
-        ((1,), frame(2, (0,), (1,), drafted=[1]), "request 'a': expected 1 that give [1] behind 1, got [1]"),
-        ((1,), frame(2), "drafts: request 0: expected tokens behind 1 for its drafts, got none"),
+        ((), frame(2, (0,), (1,), drafted=[1]), "request 'a': expected 1 that give [1] after 1, got []"),
+        ((1, 2), frame(2, (0,), (1,), drafted=[1]), "request 'a': expected 1 that give [1] after 1, got [1, 2]"),
+        ((1,), frame(2, (0,), (1,), drafted=[1]), "request 'a': expected 1 that give [1] after 1, got [1]"),
+        ((1,), frame(2), "drafts: request 0: expected tokens after 1 for its drafts, got none"),
     ],
 )
 def test_drafts_that_are_not_those_of_the_tokens(drafts: tuple[int, ...], tokens: OutputFrame, message: str) -> None:
@@ -341,7 +341,7 @@ def test_a_stream_ends_once() -> None:
     assert processor.take(frame(1, (0,), (2,), ended=[StreamEnd(0, "cancelled", "")])) == []
 
 
-def test_what_the_engine_emits_behind_a_stop_string_is_dropped() -> None:
+def test_what_the_engine_emits_after_a_stop_string_is_dropped() -> None:
     processor = TokenProcessor(LetterTokenizer().detokenizer)
     stopped = StreamStart(0, "a", 2, 9, SamplingParams(stop=["b"]).model_dump(), 0.5)
     (news,) = processor.take(frame(0, (0,), (0,), each=3, streams=[stopped]))

@@ -1,7 +1,7 @@
 """A rank of the decoder for GPUs: hidden states, logits and drafts of one text, cut in several ways.
 
-Arguments: checkpoint, rank, size, file to meet at, place ("cpu": Triton's interpreter), "nccl" or "gloo", file for what
-was computed. All ranks compare what they have; size 0 means the model that nobody has split.
+Arguments: checkpoint, rank, size, file to meet at, device ("cpu": Triton's interpreter), "nccl" or "gloo", file for
+what was computed. All ranks compare what they have; size 0 means the model that nobody has split.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LENGTH, BLOCK = 13, 4
 
 def logits_of(model: LlamaCuda, ids: Any, cuts: list[int]) -> dict[str, Any]:
     """Of slot 1, beside a shorter text in slot 0; blocks in any order, rows to spare."""
-    place, capacity = model.device, 2 * LENGTH + 3
-    upload = partial(torch.as_tensor, device=place)
+    device, capacity = model.device, 2 * LENGTH + 3
+    upload = partial(torch.as_tensor, device=device)
     tables = upload(np.random.default_rng(0).permutation(8).reshape(2, 4).astype(np.int32))
     model.allocate_blocks(8, BLOCK, 16)
     module = model.mtp_module() if model.capabilities.mtp_modules else None
@@ -46,7 +46,7 @@ def logits_of(model: LlamaCuda, ids: Any, cuts: list[int]) -> dict[str, Any]:
             return DeviceBatch(upload(packed), upload(owners), upload(offsets), positions, tables, 16, capacity)
 
         one = batch(beside, mine)
-        new = partial(torch.zeros, device=place)
+        new = partial(torch.zeros, device=device)
         hidden, tap, given = (new((capacity, model.config.hidden_size), dtype=model.dtype) for _ in range(3))
         logits, drafts = (new((capacity, model.config.vocab_size)) for _ in range(2))
         model.forward_device(one, {FINAL_NORM: hidden, 0: tap})
@@ -71,25 +71,25 @@ def check_part(model: Any, rank: int, size: int, whole: dict[str, Any]) -> None:
     np.testing.assert_array_equal(out.cpu().numpy()[:, : last - first], whole["logits"][:, first:last])
 
 
-def main(folder: str, rank: int, size: int, rendezvous: str, place: str, transport: str, out: str) -> None:
+def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transport: str, out: str) -> None:
     """Ends with an assertion if ranks, or cuts, differ in a bit."""
     config = read_config(folder)
     ids = np.random.default_rng(3).integers(0, config.vocab_size, LENGTH)
     torch.set_num_threads(1)
     if size == 0:
-        model = load(folder, config, device=place)
+        model = load(folder, config, device=device)
         np.savez(out, **logits_of(model, ids, []))
         return
-    group = ProcessGroup(rank, size, rendezvous, 120, place, nccl=transport == "nccl")
-    model = load_part(folder, config, group=group, device=place)
-    assert model.capabilities.static_shapes == (place != "cpu" and transport == "nccl")
+    group = ProcessGroup(rank, size, rendezvous, 120, device, nccl=transport == "nccl")
+    model = load_part(folder, config, group=group, device=device)
+    assert model.capabilities.static_shapes == (device != "cpu" and transport == "nccl")
     found = {name: logits_of(model, ids, cuts) for name, cuts in CUTS.items()}
     check_part(model, rank, size, found["whole"])
     for other in group.gather_objects(found):
         for cut, tensors in found.items():
             for name, tensor in tensors.items():
                 np.testing.assert_array_equal(other[cut][name], tensor, f"ranks differ: {cut}, {name}")
-    if place != "cpu":  # the interpreter multiplies by NumPy, whose order of summation depends on shapes
+    if device != "cpu":  # the interpreter multiplies by NumPy, whose order of summation depends on shapes
         for name in ("hidden", "tap", "logits"):
             np.testing.assert_array_equal(found["chunks"][name], found["whole"][name], f"cuts differ: {name}")
     else:

@@ -12,15 +12,15 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = int(os.environ.get("SPECDEC_HAL_RANKS_TIMEOUT_S", "500"))
 
 
-def run_ranks(module: str, folder: Path, size: int, out: Path, place: str = "cpu", transport: str = "gloo") -> Path:
+def run_ranks(module: str, folder: Path, size: int, out: Path, device: str = "cpu", transport: str = "gloo") -> Path:
     """Run a module of this package on every rank, all of which have to succeed; 0: on the model nobody has split.
 
-    `place`: of all ranks, or "each", a GPU for each. Returns `out`, which the first rank has written.
+    `device`: of all ranks, or "each", a GPU for each. Returns `out`, which the first rank has written.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"}
-    if place == "cpu":
+    if device == "cpu":
         environment["TRITON_INTERPRET"] = "1"
-    places = [f"cuda:{rank}" if place == "each" else place for rank in range(max(size, 1))]
+    devices = [f"cuda:{rank}" if device == "each" else device for rank in range(max(size, 1))]
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", f"tests.parallel.{module}"]
@@ -30,7 +30,7 @@ def run_ranks(module: str, folder: Path, size: int, out: Path, place: str = "cpu
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank, where in enumerate(places)
+        for rank, where in enumerate(devices)
     ]
     try:
         errors = [process.communicate(timeout=TIMEOUT_S)[1] for process in ranks]

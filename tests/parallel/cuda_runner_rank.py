@@ -1,8 +1,8 @@
 """A rank of a runner whose model and state are device tensors: what requests of several kinds get.
 
-Arguments: checkpoint, rank, size, file to meet at, place, "nccl" or "gloo", file for the outputs. With the place "cpu"
-the tensors are PyTorch's on the host and the kernels run in Triton's interpreter, on fewer and shorter requests. Size
-0 means the model that nobody has split. All ranks compare what they have; gathered logits and parts of them, with
+Arguments: checkpoint, rank, size, file to meet at, device, "nccl" or "gloo", file for the outputs. With the device
+"cpu" the tensors are PyTorch's on the host and the kernels run in Triton's interpreter, on fewer and shorter requests.
+Size 0 means the model that nobody has split. All ranks compare what they have; gathered logits and parts of them, with
 drafts and without, captured (NCCL) and launched, have to give the same.
 """
 
@@ -22,7 +22,7 @@ from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import load
 from specdec_hal.models.llama_cuda_tp import load_part
 from specdec_hal.parallel.runner import RankRunner
-from specdec_hal.parallel.vocabulary import VocabularyPart
+from specdec_hal.parallel.vocabulary import ShardedLogitsHead
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.tensors.device import TorchDevice
 from specdec_hal.tensors.group import ProcessGroup
@@ -51,7 +51,7 @@ def requests(vocab: int, short: bool) -> Iterator[Request]:
         yield Request(f"r{i}", ids, SamplingParams(max_new_tokens=2 if short else 24, seed=i, **kind))
 
 
-class CountedPart(VocabularyPart):
+class CountedPart(ShardedLogitsHead):
     """Counts how often it was used."""
 
     used = 0
@@ -64,23 +64,23 @@ class CountedPart(VocabularyPart):
 class PartsRunner(RankRunner):
     """Samples from parts of the vocabulary, however many ranks and rows there are."""
 
-    def _vocabulary_part(self) -> VocabularyPart:
+    def _sharded_head(self) -> ShardedLogitsHead:
         kernels: Any = self.backend if hasattr(self.backend, "bind_part") else CudaOnHost()
         self.part = CountedPart(self._group, self.model.config.vocab_size, kernels, self.model, least_rows=1)
         return self.part
 
 
-def main(folder: str, rank: int, size: int, rendezvous: str, place: str, transport: str, out: str) -> None:
+def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transport: str, out: str) -> None:
     """Ends with an assertion where any two ways differ."""
     torch.set_num_threads(1)
-    short = place == "cpu"
-    backend = sd.get_backend("reference") if short else sd.get_backend("cuda", options={"device": int(place[5:])})
+    short = device == "cpu"
+    backend = sd.get_backend("reference") if short else sd.get_backend("cuda", options={"device": int(device[5:])})
     if short:
         from specdec_hal.runner import runner as module
 
-        module.get_device = lambda place, framework: TorchDevice("cpu")  # type: ignore[assignment]
-    config, options = read_config(folder), {"device": place, "dtype": "float32"}
-    group = ProcessGroup(rank, size, rendezvous, 120, place, nccl=transport == "nccl") if size else None
+        module.get_device = lambda device, framework: TorchDevice("cpu")  # type: ignore[assignment]
+    config, options = read_config(folder), {"device": device, "dtype": "float32"}
+    group = ProcessGroup(rank, size, rendezvous, 120, device, nccl=transport == "nccl") if size else None
     model = load(folder, config, **options) if group is None else load_part(folder, config, group=group, **options)
 
     def outputs(k: int, graph: bool, kind: type[ModelRunner], **more: Any) -> dict[str, Any]:

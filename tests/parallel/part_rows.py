@@ -9,7 +9,7 @@ import torch
 
 from specdec_hal.backends.reference import sampling
 from specdec_hal.ops import LogprobMode, Purpose
-from specdec_hal.parallel.vocabulary import VocabularyPart, Work
+from specdec_hal.parallel.vocabulary import ShardedLogitsHead, Work
 from specdec_hal.runner import SamplingParams
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -75,13 +75,13 @@ def requests(kinds: list[str]) -> list[SamplingParams]:
     return [SamplingParams.model_construct(**dict(zip(names, KINDS[kind], strict=True))) for kind in kinds]
 
 
-def work_of(part: VocabularyPart, kinds: list[str]) -> Work:
+def work_of(part: ShardedLogitsHead, kinds: list[str]) -> Work:
     work = part.work_of(requests(kinds))
     assert work is not None
     return work
 
 
-def on_part(part: VocabularyPart, logits: Any, kinds: list[str], params: dict[str, Any], **options: Any) -> Any:
+def on_part(part: ShardedLogitsHead, logits: Any, kinds: list[str], params: dict[str, Any], **options: Any) -> Any:
     """The tokens, by one rank, from logits that are not aligned; nothing beside the tokens is written."""
     mine = logits[:, part.first : part.first + part.width]
     flat = torch.zeros(mine.numel() + 3, dtype=mine.dtype, device=mine.device)

@@ -14,7 +14,7 @@ from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.tp_weights import WeightsPart
 from specdec_hal.models.weights import load_weights, read_weights
 from tests.models.conftest import Shape, write_checkpoint
-from tests.models.conftest import triton_place as triton_place
+from tests.models.conftest import triton_device as triton_device
 from tests.parallel.cuda_ranks import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -57,18 +57,18 @@ TOLERANCE = 2e-3
 
 
 @pytest.mark.parametrize(("shape", "size"), [("tied", 2), ("shared KV heads", 4)])
-def test_ranks_compute_the_model(tmp_path: Path, triton_place: str, shape: str, size: int) -> None:
+def test_ranks_compute_the_model(tmp_path: Path, triton_device: str, shape: str, size: int) -> None:
     folder = write_checkpoint(tmp_path / "checkpoint", SHAPES[shape])
-    whole = np.load(run_ranks("cuda_llama_rank", folder, 0, tmp_path / "whole.npz", triton_place))
-    check(np.load(run_ranks("cuda_llama_rank", folder, size, tmp_path / "split.npz", triton_place)), whole)
+    whole = np.load(run_ranks("cuda_llama_rank", folder, 0, tmp_path / "whole.npz", triton_device))
+    check(np.load(run_ranks("cuda_llama_rank", folder, size, tmp_path / "split.npz", triton_device)), whole)
 
 
 @pytest.mark.parametrize("ranks", [2])
-def test_runners_over_device_tensors(tmp_path: Path, triton_place: str, ranks: int) -> None:
+def test_runners_over_device_tensors(tmp_path: Path, triton_device: str, ranks: int) -> None:
     """The same tokens from gathered logits and from parts of them, plain and drafted, as from one process."""
     folder = write_checkpoint(tmp_path / "checkpoint", SMALL)
     whole, split = (
-        json.loads(run_ranks("cuda_runner_rank", folder, size, tmp_path / f"{size}.json", triton_place).read_text())
+        json.loads(run_ranks("cuda_runner_rank", folder, size, tmp_path / f"{size}.json", triton_device).read_text())
         for size in (0, ranks)
     )
     assert len(whole) >= 4 and split == whole

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from specdec_hal.parallel.vocabulary import VocabularyPart, Work  # noqa: E402
+from specdec_hal.parallel.vocabulary import ShardedLogitsHead, Work  # noqa: E402
 from specdec_hal.runner import SamplingParams  # noqa: E402
 from tests.parallel.part_rows import KINDS, TYPES, on_part, on_whole_rows, params_of, rows_of, work_of  # noqa: E402
 
@@ -41,8 +41,8 @@ class OneAtATime:
         return lambda: None
 
 
-def parted(group: Any, vocab: int, kernels: Any) -> VocabularyPart:
-    return VocabularyPart(group, vocab, kernels, kernels)
+def parted(group: Any, vocab: int, kernels: Any) -> ShardedLogitsHead:
+    return ShardedLogitsHead(group, vocab, kernels, kernels)
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -124,9 +124,9 @@ def test_where_logits_are_gathered() -> None:
         compute_logits_part_device = None
 
     backend = OneAtATime()
-    assert VocabularyPart.of(Threads(2).rank(1), backend, Model()) is not None
-    assert VocabularyPart.of(Threads(3).rank(0), backend, Model()) is None, "a rank has no column"
-    assert VocabularyPart.of(Threads(2).rank(0), object(), Model()) is None, "no kernels"
+    assert ShardedLogitsHead.of(Threads(2).rank(1), backend, Model()) is not None
+    assert ShardedLogitsHead.of(Threads(3).rank(0), backend, Model()) is None, "a rank has no column"
+    assert ShardedLogitsHead.of(Threads(2).rank(0), object(), Model()) is None, "no kernels"
 
 
 def test_a_captured_step_reads_nothing() -> None:

@@ -30,21 +30,21 @@ def make_runner(target: Path, head: Path, **settings: Any) -> ModelRunner:
 
 
 @pytest.mark.parametrize(
-    ("taps", "wrong", "cure"),
+    ("taps", "wrong", "hint"),
     [
         ((2, 3, 4), {}, "layers=[1, 2, 3]"),
         ((1, 2, 4), {"norm_output": True}, "norm_output=false"),
         ((1, 2, 4), {"norm_before_residual": True}, "norm_before_residual=false"),
     ],
 )
-def test_the_key_to_set_is_named(tmp_path: Path, taps: tuple[int, ...], wrong: dict[str, Any], cure: str) -> None:
+def test_the_key_to_set_is_named(tmp_path: Path, taps: tuple[int, ...], wrong: dict[str, Any], hint: str) -> None:
     target, head = perfect(tmp_path / "target")
     head.taps = taps
     folder = head.write_speculators(tmp_path / "head", **wrong)
     with pytest.raises(ConfigError, match=r"calibrate: the head agrees .* set ") as caught:
         make_runner(target, folder)
-    assert str(caught.value).endswith(f"set speculative.eagle3.{cure}")
-    name, value = cure.split("=")
+    assert str(caught.value).endswith(f"set speculative.eagle3.{hint}")
+    name, value = hint.split("=")
     runner = make_runner(target, folder, **{name: json.loads(value)})
     assert runner.config.speculative.method == "eagle3"
 

@@ -55,10 +55,12 @@ def backends() -> list[Any]:
 
 
 BACKENDS = backends()
-Asked = list[tuple[list[int], SamplingParams]]
+Requests = list[tuple[list[int], SamplingParams]]
 
 
-def decode(asked: Asked, backend: Any, *, plain: bool = False, model: Any = None, **keys: Any) -> list[RequestOutput]:
+def decode(
+    asked: Requests, backend: Any, *, plain: bool = False, model: Any = None, **keys: Any
+) -> list[RequestOutput]:
     """The outputs of these requests; `keys`: method, slots, chunk, k, strategy, adaptive, device (models), overlap."""
     on_device = keys.get("device", False)
     speculative: dict[str, Any] = {"method": "naive"}
@@ -123,7 +125,7 @@ def test_tokens_are_those_of_plain_decoding(data: st.DataObject) -> None:
     chunk=st.integers(1, 9),
     device=st.booleans(),
 )
-def test_drafts_do_not_depend_on_the_batch(asked: Asked, slots: int, chunk: int, device: bool) -> None:
+def test_drafts_do_not_depend_on_the_batch(asked: Requests, slots: int, chunk: int, device: bool) -> None:
     """Nor on who chains them. Under REJECTION a draft that were drawn otherwise would end in other tokens."""
     together = decode(asked, BACKENDS[0], k=3, slots=slots, chunk=chunk, strategy="rejection", device=device)
     for request, output in zip(asked, together, strict=True):

@@ -1,4 +1,4 @@
-"""The counts behind suffix drafts, against a search of all texts; the cache of earlier responses."""
+"""The counts after suffix drafts, against a search of all texts; the cache of earlier responses."""
 
 from __future__ import annotations
 

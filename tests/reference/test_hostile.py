@@ -22,7 +22,7 @@ CLAMPED = (
     "ngram_match",
     "hybrid_mtp_ngram",
 )
-COUNT = {"ngram_index_update": 20}  # an index full of rubbish makes every look-up go round its table
+COUNT = {"ngram_index_update": 20}  # an index full of random bits makes every look-up go round its table
 
 
 def hostile_inputs(op):

@@ -54,7 +54,7 @@ class TestByName:
         with pytest.raises(UnknownBackendError, match=r"known: none .*plug-in 'cuda'.*no libfoo"):
             registry.get_backend("cuda")
 
-    def test_unavailable_says_reason_and_cure(self, machine: SimpleNamespace) -> None:
+    def test_unavailable_says_reason_and_hint(self, machine: SimpleNamespace) -> None:
         with pytest.raises(BackendUnavailableError) as caught:
             machine.registry().get_backend("absent")
         assert str(caught.value) == "backend 'absent' cannot run here: no driver found; install the driver"
@@ -259,7 +259,7 @@ class TestExplain:
     def test_unavailable_backend(self, machine: SimpleNamespace) -> None:
         explanation = machine.registry().explain("absent")
         assert [status.op for status in explanation] == list(OPS)
-        assert {(s.available, s.reason, s.cure) for s in explanation} == {
+        assert {(s.available, s.reason, s.hint) for s in explanation} == {
             (False, "no driver found", "install the driver")
         }
 

@@ -106,7 +106,7 @@ def allowed_tokens(
 
 
 def scored_prompt(prompt: list[int], top: int | None) -> tuple[TokenLogprobs | None, ...]:
-    """Each token by the logits behind those before it, with nothing but `token_logprobs` of the project."""
+    """Each token by the logits after those before it, with nothing but `token_logprobs` of the project."""
     if top is None:
         return ()
     count, n = len(prompt) - 1, top + 1
@@ -261,7 +261,7 @@ def test_every_request_decodes_as_if_alone_and_plain(
         step += 1
         assert step < 2000, "no progress"
     outputs = runner.take_finished()
-    # Behind a row without an allowed token nothing can be drafted. A request may have ended before that.
+    # After a row without an allowed token nothing can be drafted. A request may have ended before that.
     dead = any(p.structured and (p.bad_token_ids or p.bad_sequences or p.allowed_token_ids) for _, p, _ in requests)
     if not dead and all("no distribution" not in output.error for output in outputs.values()):
         assert runner.summary()["failed_proposals"] == 0

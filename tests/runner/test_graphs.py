@@ -109,7 +109,7 @@ def test_drafts_of_the_host_between_replays(method: str) -> None:
 
 
 def test_draft_probabilities_of_the_host() -> None:
-    """They are bound into the plans, which are captured behind the first step that has them."""
+    """They are bound into the plans, which are captured after the first step that has them."""
     runner = make("imitation", registry_with_draft_model(HistoryModel), settings_of("imitation"), "rejection")
     for turn in range(3):
         decode(runner, turn)
@@ -161,7 +161,7 @@ def test_a_runner_that_is_closed() -> None:
     """Its graphs are released, and what ends with it has ended; what it has is still there."""
     runner = make("suffix", with_proposer(Guess), {})
     assert decode(runner) == plain()
-    graphs = [graph for plan in runner._planner._plans.values() for graph in plan.replays]
+    graphs = [graph for plan in runner._compiler._plans.values() for graph in plan.replays]
     assert len(graphs) == 2
     runner.add_request(Request("late", [3, 4, 5]))
     ended = list[str]()

@@ -122,7 +122,7 @@ class TestCallbacks:
         assert outputs["b"].token_ids == outputs["c"].token_ids == alone().token_ids
 
     def test_cancelling_another_whose_delta_is_due(self) -> None:
-        """It gets one last delta, with all its tokens, and no call behind that."""
+        """It gets one last delta, with all its tokens, and no call after that."""
         runner, seen = make_runner(runner={"max_num_seqs": 2}), list[StreamDelta]()
 
         def cancel(delta: StreamDelta) -> None:

@@ -127,7 +127,7 @@ def test_hybrid_goes_on_where_the_module_stops() -> None:
 
 
 def test_a_slot_that_was_fed_after_it_had_stopped() -> None:
-    """With overlap the step behind a request's last one still feeds it, and the rows of the others stand behind."""
+    """With overlap the step behind a request's last one still feeds it, and the rows of the others stand after."""
     runner = make_runner(
         prefill_first=True,
         runner={"max_num_seqs": 2, "prefill_chunk": 1, "overlap": True},

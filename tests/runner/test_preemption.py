@@ -32,7 +32,7 @@ def requests(count: int, new_tokens: int) -> list[Request]:
 @pytest.mark.parametrize("k", [0, 3])
 @pytest.mark.parametrize("chunk", [2, 5, 40])
 def test_preempted_requests_resume_with_the_same_tokens(overlap: bool, k: int, chunk: int) -> None:
-    """The chunks of a resumed request end inside its prompt, inside its generated tokens, and behind them."""
+    """The chunks of a resumed request end inside its prompt, inside its generated tokens, and after them."""
     runner = make_runner(
         model=DeviceHistoryModel(),
         runner={
@@ -141,7 +141,7 @@ def test_a_step_that_fails_while_blocks_are_short_holds_up_nobody(seed: int) -> 
     for _ in range(1000):
         if not runner.has_requests:
             break
-        if rng.random() < 0.1 and runner._trials.on_trial is None:
+        if rng.random() < 0.1 and runner._bisection.on_trial is None:
             model.failures.append(OSError("injected"))
         runner.step()
     outputs = runner.take_finished()

@@ -120,7 +120,7 @@ def test_random_interleavings(method: str, k: int, overlap: bool) -> None:
             request = random_request(rng, texts, len(asked))
             asked[request.request_id] = request
             runner.add_request(request)
-        if rng.random() < 0.03 and runner._trials.on_trial is None:
+        if rng.random() < 0.03 and runner._bisection.on_trial is None:
             model.failures.append(OSError("injected"))
         runner.step()
         blocks.check()

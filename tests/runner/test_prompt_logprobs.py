@@ -98,7 +98,7 @@ def test_a_restored_request_has_the_same(steps: int) -> None:
 
 def test_nobody_else_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner()
-    monkeypatch.setattr(runner._planner, "score_prompts", None)
+    monkeypatch.setattr(runner._compiler, "score_prompts", None)
     runner.add_request(Request("2", PROMPTS["3"], params("2")))
     assert runner.run()["2"].prompt_logprobs == ()
 

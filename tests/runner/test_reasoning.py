@@ -81,7 +81,7 @@ def test_phases_with_drafts_are_those_without(
 
 
 @pytest.mark.parametrize("k", [0, 2, 5])
-def test_steps_that_pass_the_border_are_constrained_behind_it(k: int) -> None:
+def test_steps_that_pass_the_border_are_constrained_after_it(k: int) -> None:
     """The text that separates thinking from the answer is drafted and accepted, here and there in one step."""
     runner = reasoning_runner(speculative={"method": "ngram", "num_speculative_tokens": k})
     asked = [([seed % 20 + 1, *BORDER, 5, seed % 20 + 1], params(seed)) for seed in range(60)]
@@ -136,7 +136,7 @@ def test_a_slot_forgets_the_request_before() -> None:
         assert list(outputs[str(seed)].token_ids) == plain_decoding([9, 5, 6], wanted).tokens
 
 
-def test_a_loop_of_ones_own_starts_every_request_anew() -> None:
+def test_a_loop_of_ones_own_starts_every_request_again() -> None:
     state = sd.DecodeState(
         max_num_seqs=2, num_speculative_tokens=3, max_model_len=16, prefill_chunk=8, answer_start_ids=ANSWER_STARTS
     )

@@ -85,7 +85,7 @@ def test_a_slot_forgets_the_request_before() -> None:
         assert list(outputs[str(seed)].token_ids) == expected
 
 
-def test_a_loop_of_ones_own_starts_every_request_anew() -> None:
+def test_a_loop_of_ones_own_starts_every_request_again() -> None:
     state = sd.DecodeState(
         max_num_seqs=2, num_speculative_tokens=3, max_model_len=16, prefill_chunk=8, end_tokens=[END],
         think_end_text=TEXT,

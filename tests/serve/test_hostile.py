@@ -64,7 +64,7 @@ def other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     submit = AsyncEngine.submit
 
     async def sent(engine: AsyncEngine, requests: Sequence[Request]) -> RequestStream:
-        asked = messages.Submit(0, [messages.Asked.of(request) for request in requests])
+        asked = messages.Submit(0, [messages.SubmittedRequest.of(request) for request in requests])
         assert messages.for_engine(msgspec.msgpack.encode(asked)) == asked
         return await submit(engine, requests)
 

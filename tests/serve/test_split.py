@@ -26,7 +26,7 @@ from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.engine import EngineProcess
 from specdec_hal.serve.split.remote import MAX_DEATHS, RemoteEngine
 from specdec_hal.serve.split.supervisor import Part, Supervisor
-from specdec_hal.serve.stream.processor import Ended, News
+from specdec_hal.serve.stream.processor import OutputDelta, RequestSummary
 from tests.runner.conftest import make_runner
 from tests.serve.conftest import Running, serving
 from tests.support.history_model import LetterTokenizer
@@ -323,11 +323,11 @@ async def submitted(engine: RemoteEngine, sent: Sent, *names: str) -> RequestStr
     return await waiting
 
 
-def news(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = False) -> News:
+def news(name: str, text: str, tokens: int = 0, chars: int = 0, ended: bool = False) -> OutputDelta:
     ids = tuple(LetterTokenizer().encode(text))
     prompt = () if tokens else (None, TokenLogprobs(-1.0, 2, ()))
     delta = StreamDelta(name, ids, (True,) * len(ids), ((text, True),), "length" if ended else None, (), prompt)
-    return News(delta, tokens, chars, Ended(2, "", (3, 4, 5, 2), 0.5, 1) if ended else None)
+    return OutputDelta(delta, tokens, chars, RequestSummary(2, "", (3, 4, 5, 2), 0.5, 1) if ended else None)
 
 
 def test_news_may_come_before_the_engine_says_that_it_has_queued_the_request(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_what_a_new_token_processor_says_again_is_left_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("missing", [news("a", "d", 2, 1), news("a", "d", 1, 2)])
-def test_a_part_that_is_missing_ends_the_request(tmp_path: Path, missing: News) -> None:
+def test_a_part_that_is_missing_ends_the_request(tmp_path: Path, missing: OutputDelta) -> None:
     async def run() -> None:
         async with remote(tmp_path) as (engine, sent):
             stream = await submitted(engine, sent, "a")

@@ -73,10 +73,10 @@ class Decoder:
         before = s["seq_lens_decoder"].copy()
         s["logits"][:] = 0
         for t, b in enumerate(s["batch_id_per_token"][: int(s["num_tokens"][0])]):
-            place = int(before[b]) + t - int(s["cu_seqlens_q"][b])
-            assert place <= len(self.cache[b]), "a hole in the KV cache"
-            self.cache[b][place:] = [int(s["ids_remove_padding"][t])]
-            i = place - int(before[b])
+            position = int(before[b]) + t - int(s["cu_seqlens_q"][b])
+            assert position <= len(self.cache[b]), "a hole in the KV cache"
+            self.cache[b][position:] = [int(s["ids_remove_padding"][t])]
+            i = position - int(before[b])
             last = i == int(s["seq_lens_this_time"][b]) - 1
             if s["seq_lens_encoder"][b] == 0 or last:
                 row = int(s["cu_seqlens_q_output"][b]) + (0 if s["seq_lens_encoder"][b] > 0 else i)

@@ -255,8 +255,8 @@ def perfect(folder: Path, vocabulary: int = 12, seed: int = 0) -> tuple[Path, He
     size, layers, head_dim, ffn = vocabulary + 4, 4, 2 * (vocabulary + 4), vocabulary
     embedding = np.concatenate([np.ones((vocabulary, 1)), np.eye(vocabulary), np.zeros((vocabulary, 3))], 1)
     lm_head = np.zeros((vocabulary, size))
-    places = slice(1, vocabulary + 1)
-    lm_head[:, places] = generator.normal(0, 1, (vocabulary, vocabulary))
+    columns = slice(1, vocabulary + 1)
+    lm_head[:, columns] = generator.normal(0, 1, (vocabulary, vocabulary))
     raw = {
         "vocab_size": vocabulary, "hidden_size": size, "intermediate_size": ffn, "num_hidden_layers": layers,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": head_dim, "max_position_embeddings": 256,
@@ -277,11 +277,11 @@ def perfect(folder: Path, vocabulary: int = 12, seed: int = 0) -> tuple[Path, He
     norm = np.sqrt(2 / size + head.eps)  # of every residual: what its RMSNorm divides by
     for i, turn in ((1, before.T - np.eye(vocabulary)), (2, after - np.eye(vocabulary))):
         gate, up, down = (np.zeros((vocabulary, size)) for _ in range(3))
-        gate[:, 0], up[:, places], down[:, places] = 20 * norm, turn * norm / 20, np.eye(vocabulary)  # silu(20) is 20
+        gate[:, 0], up[:, columns], down[:, columns] = 20 * norm, turn * norm / 20, np.eye(vocabulary)  # silu(20) is 20
         mlp = f"model.layers.{i}.mlp."
         target |= {f"{mlp}gate_proj.weight": gate, f"{mlp}up_proj.weight": up, f"{mlp}down_proj.weight": down.T.copy()}
     first, final = embedding.copy(), lm_head.copy()
-    first[:, places], final[:, places] = before.T, lm_head[:, places] @ after.T
+    first[:, columns], final[:, columns] = before.T, lm_head[:, columns] @ after.T
     target |= {"model.embed_tokens.weight": first, "lm_head.weight": final}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(raw))

@@ -72,22 +72,22 @@ class GpuCall:
     def __init__(self, op: str, inputs: dict[str, Any], framework: str = "torch", device: int = 0) -> None:
         self.spec = get_op(op)
         self.arrays = {n: v for n, v in inputs.items() if isinstance(v, np.ndarray)}
-        self.places: dict[str, int] = {}
+        self.offsets: dict[str, int] = {}
         end = MARGIN
         for number, (name, array) in enumerate(self.arrays.items()):
             # Not always on 16 bytes, but for the index, which must be.
             start = -(-end // 16) * 16 + (0 if name == "index" else array.itemsize * (number % 4))
-            self.places[name] = start
+            self.offsets[name] = start
             end = start + array.nbytes + MARGIN
         host = np.full(-(-end // 16) * 16, SENTINEL, np.uint8)
         for name, array in self.arrays.items():
-            start = self.places[name]
+            start = self.offsets[name]
             host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.before = host
         self.buffer = _buffer(host, framework, device)
         self.call = dict(inputs)
         for name, array in self.arrays.items():
-            start = self.places[name]
+            start = self.offsets[name]
             self.call[name] = _typed(self.buffer[start : start + array.nbytes], array, framework)
 
     def results(self) -> dict[str, np.ndarray]:
@@ -96,7 +96,7 @@ class GpuCall:
         allowed = np.zeros(len(after), np.bool_)
         outputs = {}
         for name, array in self.arrays.items():
-            part = slice(self.places[name], self.places[name] + array.nbytes)
+            part = slice(self.offsets[name], self.offsets[name] + array.nbytes)
             operand = self.spec.by_name.get(name)
             if operand is not None and operand.role is not Role.IN:
                 allowed[part] = True
@@ -106,14 +106,14 @@ class GpuCall:
         return outputs
 
     def _at(self, byte: int) -> str:
-        ends = {name: (place, place + self.arrays[name].nbytes) for name, place in self.places.items()}
+        ends = {name: (offset, offset + self.arrays[name].nbytes) for name, offset in self.offsets.items()}
         name, (first, last) = min(ends.items(), key=lambda item: max(item[1][0] - byte, byte - item[1][1], 0))
         if first <= byte < last:
             return f"byte {byte - first} of its input '{name}'"
         return (
             f"{first - byte} bytes before '{name}'"
             if byte < first
-            else f"{byte - last} bytes behind the end of '{name}'"
+            else f"{byte - last} bytes after the end of '{name}'"
         )
 
 

@@ -10,7 +10,7 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities
 
 
 class MarkovModel:
-    """Row t of `table` are the logits behind token t, of `mtp` those of its MTP module; no token ends a text."""
+    """Row t of `table` are the logits after token t, of `mtp` those of its MTP module; no token ends a text."""
 
     framework = "none"
     capabilities = ModelCapabilities(stable_row_counts=None, mtp_modules=1)

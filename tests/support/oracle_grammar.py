@@ -15,7 +15,7 @@ class Allowed(NamedTuple):
 
 
 def allowed_after(wanted: StructuredOutput, text: str) -> Allowed | None:
-    """Behind a text of one of the words of `choice`, or of some of those of a `regex` (one|two)+; None: it is wrong."""
+    """After a text of one of the words of `choice`, or of some of those of a `regex` (one|two)+; None: it is wrong."""
     kind, value = wanted.kind
     words = value if kind == "choice" else value.removeprefix("(").removesuffix(")+").split("|")
     rests = set(words)

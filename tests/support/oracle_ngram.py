@@ -24,9 +24,9 @@ def lookup(
         query = known[len(known) - n :]
         haystacks = [prompt + searched] if policy is MatchPolicy.LATEST else [prompt, searched]
         for before, haystack in zip((0, len(prompt)), haystacks, strict=False):
-            places = [at for at in range(len(haystack)) if haystack[at : at + n] == query and at + n < len(haystack)]
-            if places:
-                at = places[-1] if policy is MatchPolicy.LATEST else places[0]
+            columns = [at for at in range(len(haystack)) if haystack[at : at + n] == query and at + n < len(haystack)]
+            if columns:
+                at = columns[-1] if policy is MatchPolicy.LATEST else columns[0]
                 text = prompt + rest
                 for i in range(cycles):
                     text.append(text[before + at + n + i])

@@ -82,7 +82,7 @@ class ThinkingRequest:
         self.answered = max(status - len(self.text) - 1, 0)
 
     def next(self, token: int, before: int) -> int:
-        """The token that is emitted where `token` was drawn behind `before` others."""
+        """The token that is emitted where `token` was drawn after `before` others."""
         if self.thinking and token == self.end_id:
             self.thinking = False
             if self.fastdeploy and self.max_reply >= 0:
@@ -110,7 +110,7 @@ class ThinkingRequest:
 
 
 def awaits_answer(generated: list[int], thinks: bool, end_id: int, line_break: int) -> bool:
-    """Whether the next token of a request is the first of its answer, by the whole text: behind the prompt, or where
+    """Whether the next token of a request is the first of its answer, by the whole text: after the prompt, or where
     the text between thinking and answer has just ended for the first time."""
     if not thinks:
         return not generated
@@ -146,7 +146,7 @@ def limit_thinking(a: Inputs) -> dict[str, Any]:
 
 
 def _next_status(status: int, generated: list[int], unthinking: bool, end: int, new_line: int) -> int:
-    """Behind one more token than `status`."""
+    """After one more token than `status`."""
     newest = generated[-4:]
     if status == 0:
         if unthinking and not generated:

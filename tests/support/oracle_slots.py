@@ -56,15 +56,15 @@ def backend_order(a: Inputs) -> list[int]:
 
 def adjust_batch(a: Inputs) -> dict[str, Any]:
     out = [[0] * a["x"].shape[1] for _ in a["x"]]
-    for place, row in enumerate(backend_order(a)):
-        out[place] = a["x"][row].tolist()
+    for token_row, row in enumerate(backend_order(a)):
+        out[token_row] = a["x"][row].tolist()
     return {"out": out}
 
 
 def recover_batch(a: Inputs) -> dict[str, Any]:
     out = [[0] * a["x"].shape[1] for _ in a["x"]]
-    for place, row in enumerate(backend_order(a)):
-        out[row] = a["x"][place].tolist()
+    for token_row, row in enumerate(backend_order(a)):
+        out[row] = a["x"][token_row].tolist()
     return {"out": out}
 
 

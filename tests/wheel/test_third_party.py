@@ -93,7 +93,7 @@ def fails_when_broken(environment: Environment) -> None:
     """A defect in the vendor's kernel fails the suite, and what it prints shows the defect again."""
     kernels = environment.packages / "acme_npu" / "kernels.py"
     text = kernels.read_text()
-    right = "np.where(seq_lens_encoder[slot] > 0, 0, place)"
+    right = "np.where(seq_lens_encoder[slot] > 0, 0, position)"
     assert text.count(right) == 1
     kernels.write_text(text.replace(right, "place"))
     suite = ("specdec-hal", "conformance", "--backend", "acme_npu", "--op", "gather_accepted")

@@ -29,7 +29,7 @@ def test_without_its_library_it_says_how_to_build_it(monkeypatch):
     monkeypatch.setattr(plugin, "library_path", lambda name: None)
     probe = plugin.specdec_backends().probe()
     assert not probe.available
-    assert "libspecdec_xpu_sim.so" in probe.reason and "make setup" in probe.cure
+    assert "libspecdec_xpu_sim.so" in probe.reason and "make setup" in probe.hint
 
 
 @pytest.mark.parametrize(

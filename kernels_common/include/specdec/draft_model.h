@@ -14,7 +14,7 @@ struct DraftSlot {
   Flag stopped;
 };
 
-// The target's entries behind its step, and what the request wants.
+// The target's entries after its step, and what the request wants.
 struct BaseSlot {
   int64_t step_idx, max_dec_len;
   int32_t dec, accept_num, draft_token_num;
@@ -93,7 +93,7 @@ SPECDEC_HD DraftMoves advance_drafts(DraftSlot* slot, int64_t token, int64_t sub
   return {true, token, token, -1};
 }
 
-// seq_lens_this_time of the target's next step. `drafts[i]`, i < count: its row of draft_tokens behind column 0.
+// seq_lens_this_time of the target's next step. `drafts[i]`, i < count: its row of draft_tokens after column 0.
 template <typename Drafts>
 SPECDEC_HD int32_t drafted_tokens(int32_t slt, int32_t enc, int32_t dec, bool stopped, Drafts& drafts, int64_t count) {
   if (stopped) return 0;

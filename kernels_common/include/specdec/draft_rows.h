@@ -20,14 +20,14 @@ SPECDEC_HD DraftShare draft_share(int32_t slt, int32_t enc, int64_t row_count) {
 
 // Where the draft model's rows of a slot lie in either order: `count` of them, as far as both have room.
 struct DraftRows {
-  int64_t source, place, count;
+  int64_t source, target, count;
 };
 
 // `next`, `batch`: what the slots before add up to.
 SPECDEC_HD DraftRows draft_rows(const DraftShare& share, int64_t next, int64_t batch, int64_t row_count,
                                 int64_t capacity) {
-  const int64_t place = batch + share.has_first();
-  return {next, place, max64(min64(share.next, min64(row_count - next, capacity - place)), 0)};
+  const int64_t target = batch + share.has_first();
+  return {next, target, max64(min64(share.next, min64(row_count - next, capacity - target)), 0)};
 }
 
 }  // namespace specdec

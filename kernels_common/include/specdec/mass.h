@@ -78,7 +78,7 @@ SPECDEC_HD uint64_t exp2_mass_at(float depth) { return f32_to_u64(exp2_scaled_at
 namespace detail {
 
 // A mass on a CUDA device as high * 2^17 + low, found by additions that round down: far fewer instructions than 64-bit
-// shifts. 1 + w cuts w off behind bit 23; what is left, next to 2^-17, behind bit 40. Both stand in the mantissas of
+// shifts. 1 + w cuts w off after bit 23; what is left, next to 2^-17, after bit 40. Both stand in the mantissas of
 // these floats, over the bits kOneBits and kLowBits; the differences on the way are exact.
 struct MassBits {
   uint32_t high, low;
@@ -113,7 +113,7 @@ SPECDEC_HD uint64_t fraction_mass(float fraction) {
 }
 
 // floor(fraction * 2^24) * total >> 24, exactly, for any total; fraction is clamped to [0, 1], NaN counts as 1.
-SPECDEC_HD uint64_t threshold(float fraction, uint64_t total) {
+SPECDEC_HD uint64_t mass_threshold(float fraction, uint64_t total) {
   const uint32_t x = f32_bits(fraction), magnitude = x & 0x7FFFFFFFu;
   if (magnitude > detail::kInfBits) return total;
   if (x != magnitude) return 0;

@@ -12,7 +12,7 @@ namespace specdec {
 
 // A decode slot between a launch that finds drafts and one that grants them, in seq_lens_this_time: its base tokens and
 // its drafts, together at most S.
-constexpr int64_t kMostPacked = 32767;
+constexpr int64_t kMaxPacked = 32767;
 SPECDEC_HD int32_t pack_proposal(int64_t base, int64_t drafts) { return static_cast<int32_t>(base << 16 | drafts); }
 SPECDEC_HD int32_t packed_base(int32_t packed) { return packed >> 16; }
 SPECDEC_HD int32_t packed_drafts(int32_t packed) { return packed & 0xFFFF; }
@@ -115,19 +115,20 @@ SPECDEC_HD int ngram_size_in(const NgramSizes& sizes, Text& text, int64_t after)
 }
 
 // A match as one number, for searchers that keep the best by a maximum: the larger is `preferred`, 0 is no match.
-// Places are below 2^26.
-constexpr uint32_t kMostRankedPlace = (1u << 26) - 1;
+// Columns are below 2^26.
+constexpr uint32_t kMaxRankedColumn = (1u << 26) - 1;
 
 SPECDEC_HD uint32_t ngram_rank(MatchPolicy policy, const NgramMatch& match) {
   if (match.size == 0) return 0;
-  const uint32_t place = static_cast<uint32_t>(match.after);
-  return static_cast<uint32_t>(match.size) << 26 | (policy == MatchPolicy::kLatest ? place : kMostRankedPlace - place);
+  const uint32_t column = static_cast<uint32_t>(match.after);
+  return static_cast<uint32_t>(match.size) << 26 |
+         (policy == MatchPolicy::kLatest ? column : kMaxRankedColumn - column);
 }
 
 SPECDEC_HD NgramMatch ngram_ranked(MatchPolicy policy, uint32_t rank) {
   if (rank == 0) return no_match();
-  const uint32_t place = rank & kMostRankedPlace;
-  return {static_cast<int>(rank >> 26), policy == MatchPolicy::kLatest ? place : kMostRankedPlace - place};
+  const uint32_t column = rank & kMaxRankedColumn;
+  return {static_cast<int>(rank >> 26), policy == MatchPolicy::kLatest ? column : kMaxRankedColumn - column};
 }
 
 namespace detail {
@@ -154,14 +155,14 @@ SPECDEC_HD bool maybe_in_eight(const int64_t* tokens, int64_t token) {
 }  // namespace detail
 
 // Look at the matches with `after` in [low, high), 1 <= low, high <= text_end, in the order of the policy, and improve
-// `best`, which must come from places that the policy meets before these. `tokens[i]` is text[first + i], with first <=
-// max(0, low - most), up to and without text[high - 1]'s successor. Stops early when nothing can be better.
+// `best`, which must come from columns that the policy meets before these. `tokens[i]` is text[first + i], with first
+// <= max(0, low - most), up to and without text[high - 1]'s successor. Stops early when nothing can be better.
 SPECDEC_HD void ngram_scan(const NgramQuery& query, const int64_t* tokens, int64_t first, int64_t low, int64_t high,
                            NgramMatch* best) {
   const bool latest = query.policy == MatchPolicy::kLatest;
   const int64_t last_token = query.suffix[0];
   for (int64_t done = 0, count = high - low; done < count && best->size < query.most;) {
-    // The text's last token must stand before `after`: most places are passed over by that.
+    // The text's last token must stand before `after`: most columns are passed over by that.
     const int64_t block = latest ? high - done - 8 : low + done;
     if (count - done >= 8 && !detail::maybe_in_eight(tokens + (block - 1 - first), last_token)) {
       done += 8;
@@ -189,7 +190,7 @@ struct BudgetScan {
   }
 };
 
-// Drafts that may be proposed for a slot behind the `base` tokens that are there; not positive: none. `wish`: at most
+// Drafts that may be proposed for a slot after the `base` tokens that are there; not positive: none. `wish`: at most
 // so many together with drafts that are there, if the request is asked.
 // `in_history`: step_idx is a column of pre_ids, and counts the drafts too.
 SPECDEC_HD int64_t ngram_wanted(int64_t base, bool asked, int32_t wish, int64_t draft_width, int64_t max_dec_len,

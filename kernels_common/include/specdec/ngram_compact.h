@@ -2,14 +2,14 @@
 // up to three n-gram sizes (16/3 for each size more). Results are those of the search.
 //
 // A row is a header, then an open-addressing hash table of 8-byte entries in buckets of eight. An entry holds three
-// places (columns of the token after the n-gram; 0: none): the latest, the first inside the prompt, the first inside
+// columns (columns of the token after the n-gram; 0: none): the latest, the first inside the prompt, the first inside
 // the generated part; the n-gram's size; and what bits are left of its hash, so that most other n-grams are told apart
 // without reading the history. The tokens are the keys.
 //
 // An n-gram that occurred once answers for all longer ones that end there: those get entries of their own when the
-// short one occurs again. So a place is the only one of at most one entry; what is entered at s sizes are at most
+// short one occurs again. So a column is the only one of at most one entry; what is entered at s sizes are at most
 // max(7/4, s/2) n-grams a token, and the table never gets full. The order of insertions changes where entries lie and
-// nothing else. A cluster of more than kMostProbes buckets (texts made to collide) spoils the index: `compact_insert`
+// nothing else. A cluster of more than kMaxProbes buckets (texts made to collide) overflows the index: `compact_insert`
 // says so, and look-ups must search the history instead.
 #pragma once
 
@@ -21,29 +21,29 @@ namespace specdec {
 // Number of the lowest set bit; some is set.
 SPECDEC_HD int lowest_bit(uint32_t bits) { return 63 - count_leading_zeros(bits & (~bits + 1)); }
 
-using Place = int32_t;  // a column of the token after an n-gram; histories have at most 2^20
+using Column = int32_t;  // a column of the token after an n-gram; histories have at most 2^20
 
 struct CompactHeader {
-  int32_t seen;        // tokens whose n-grams are entered, but those that end with the last one
+  int32_t seen;  // tokens whose n-grams are entered, but those that end with the last one
   int32_t prompt_end;  // where the prompt ended; means nothing while seen is 0
-  int32_t spoilt;      // not 0: look-ups must not use the table
+  int32_t overflowed;  // not 0: look-ups must not use the table
   int32_t unused[13];
 };
 
 constexpr int kCompactBucket = 8;  // entries; a row is aligned to them
-constexpr int kMostProbes = 128;   // buckets
+constexpr int kMaxProbes = 128;  // buckets
 
 struct CompactLayout {
   uint32_t buckets;
-  int place_bits, label_shift, tag_shift;
+  int column_bits, label_shift, tag_shift;
   int min_size, max_size;
 
   SPECDEC_HD CompactLayout(int64_t row_width, int smallest, int largest) : min_size(smallest), max_size(largest) {
     const int64_t sizes = largest - smallest + 1;
     const int64_t thirds = max64(2 * sizes, 6);  // entries for three tokens
     buckets = static_cast<uint32_t>(max64((row_width * thirds + 3 * kCompactBucket - 1) / (3 * kCompactBucket), 1));
-    place_bits = bit_width(static_cast<uint64_t>(max64(row_width - 1, 1)));
-    label_shift = 3 * place_bits;
+    column_bits = bit_width(static_cast<uint64_t>(max64(row_width - 1, 1)));
+    label_shift = 3 * column_bits;
     tag_shift = label_shift + bit_width(static_cast<uint64_t>(sizes));
   }
 
@@ -61,26 +61,26 @@ struct CompactLayout {
   }
   SPECDEC_HD bool alike(uint64_t entry, uint64_t label) const { return (entry ^ label) < uint64_t{1} << label_shift; }
 
-  SPECDEC_HD Place place(uint64_t entry, int field) const {
-    return static_cast<Place>(static_cast<uint32_t>(entry >> (field * place_bits)) & ((1u << place_bits) - 1));
+  SPECDEC_HD Column column(uint64_t entry, int field) const {
+    return static_cast<Column>(static_cast<uint32_t>(entry >> (field * column_bits)) & ((1u << column_bits) - 1));
   }
-  SPECDEC_HD Place latest(uint64_t entry) const { return place(entry, 0); }
-  SPECDEC_HD Place in_prompt(uint64_t entry) const { return place(entry, 1); }
-  SPECDEC_HD Place in_generated(uint64_t entry) const { return place(entry, 2); }
-  // One occurrence only, wherever it lies: all places equal, which two occurrences cannot make them.
+  SPECDEC_HD Column latest(uint64_t entry) const { return column(entry, 0); }
+  SPECDEC_HD Column in_prompt(uint64_t entry) const { return column(entry, 1); }
+  SPECDEC_HD Column in_generated(uint64_t entry) const { return column(entry, 2); }
+  // One occurrence only, wherever it lies: all columns equal, which two occurrences cannot make them.
   SPECDEC_HD bool single(uint64_t entry) const {
     return latest(entry) == in_prompt(entry) && latest(entry) == in_generated(entry);
   }
-  SPECDEC_HD uint64_t entry(uint64_t label, Place latest, Place in_prompt, Place in_generated) const {
-    return label | static_cast<uint64_t>(latest) | static_cast<uint64_t>(in_prompt) << place_bits |
-           static_cast<uint64_t>(in_generated) << (2 * place_bits);
+  SPECDEC_HD uint64_t entry(uint64_t label, Column latest, Column in_prompt, Column in_generated) const {
+    return label | static_cast<uint64_t>(latest) | static_cast<uint64_t>(in_prompt) << column_bits |
+           static_cast<uint64_t>(in_generated) << (2 * column_bits);
   }
-  SPECDEC_HD uint64_t single_entry(uint64_t label, Place place) const { return entry(label, place, place, place); }
+  SPECDEC_HD uint64_t single_entry(uint64_t label, Column column) const { return entry(label, column, column, column); }
 
   // The entry when the n-gram occurs at `after` as well.
-  SPECDEC_HD uint64_t merged(uint64_t old, Place after, int size, Place prompt_end) const {
-    const Place last = latest(old);
-    Place prompt = in_prompt(old), generated = in_generated(old);
+  SPECDEC_HD uint64_t merged(uint64_t old, Column after, int size, Column prompt_end) const {
+    const Column last = latest(old);
+    Column prompt = in_prompt(old), generated = in_generated(old);
     if (last == prompt && last == generated) {
       if (last == after) return old;
       prompt = generated = 0;
@@ -93,13 +93,13 @@ struct CompactLayout {
  private:
   // Bits of x > 0.
   static SPECDEC_HD int bit_width(uint64_t x) { return 64 - count_leading_zeros(x); }
-  static SPECDEC_HD void enter(Place after, int size, Place prompt_end, Place* prompt, Place* generated) {
+  static SPECDEC_HD void enter(Column after, int size, Column prompt_end, Column* prompt, Column* generated) {
     if (after < prompt_end && (*prompt == 0 || after < *prompt)) *prompt = after;
     if (after - size >= prompt_end && (*generated == 0 || after < *generated)) *generated = after;
   }
 };
 
-// Hash of the tokens before a place, taken in from the last one backwards.
+// Hash of the tokens before a column, taken in from the last one backwards.
 struct CompactHash {
   uint32_t state = 0x243F6A88u;
 
@@ -141,7 +141,7 @@ struct CompactKey {
 };
 
 template <typename Text>
-SPECDEC_HD CompactKey compact_key(const CompactLayout& layout, Text& text, Place after, int size) {
+SPECDEC_HD CompactKey compact_key(const CompactLayout& layout, Text& text, Column after, int size) {
   CompactHash hash;
   hash.take_all(size, [&](int j) { return text[after - 1 - j]; });
   return CompactKey(layout, hash.of_size(size), size);
@@ -167,9 +167,10 @@ SPECDEC_HD int common_tokens(int most, A&& a, B&& b) {
   return most;
 }
 
-// Whether the `size` tokens before the places a and b are equal; false if `a`, which an index says, is no place of it.
+// Whether the `size` tokens before the columns a and b are equal; false if `a`, which an index says, is no column of
+// it.
 template <typename Text>
-SPECDEC_HD bool same_ngram(Text& text, Place length, Place a, Place b, int size) {
+SPECDEC_HD bool same_ngram(Text& text, Column length, Column a, Column b, int size) {
   if (a < size || a >= length) return false;
   return common_tokens(size, [&](int j) { return text[a - 1 - j]; }, [&](int j) { return text[b - 1 - j]; }) == size;
 }
@@ -197,17 +198,17 @@ struct CompactBits {
 };
 
 struct CompactFound {
-  int64_t at;      // entry number; negative: neither found nor room
+  int64_t at;  // entry number; negative: neither found nor room
   uint64_t entry;  // 0: free
-  uint32_t free;   // of the entry's bucket, as in CompactBits; where the entry is free
+  uint32_t free;  // of the entry's bucket, as in CompactBits; where the entry is free
 };
 
 // The entry of the n-gram with this key, or the free one where it belongs. `table.load(bucket, words)` reads the
-// entries of a bucket; `same(place)` says whether the n-gram of the key's size before a place is the one meant.
+// entries of a bucket; `same(column)` says whether the n-gram of the key's size before a column is the one meant.
 template <typename Table, typename Same>
 SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, const CompactKey& key, Same&& same) {
   uint32_t bucket = key.bucket;
-  for (int probe = 0; probe < kMostProbes; ++probe) {
+  for (int probe = 0; probe < kMaxProbes; ++probe) {
     uint64_t words[kCompactBucket];
     table.load(bucket, words);
     CompactBits bits(layout, words, key.label);
@@ -224,37 +225,37 @@ SPECDEC_HD CompactFound compact_find(const CompactLayout& layout, Table& table, 
 }
 
 // Enter the n-grams that end before `after`, 1 <= after < length, from `size` up. `table.swap(at, old, next)` stores
-// `next` if the entry still is `old`, and says whether it did. False if the index is spoilt.
+// `next` if the entry still is `old`, and says whether it did. False if the index is overflowed.
 template <typename Table, typename Text>
-SPECDEC_HD bool compact_insert(const CompactLayout& layout, Table& table, Text& text, Place prompt_end, Place length,
-                               Place after, int size) {
+SPECDEC_HD bool compact_insert(const CompactLayout& layout, Table& table, Text& text, Column prompt_end, Column length,
+                               Column after, int size) {
   // What is still to be entered: each step takes one and adds at most two of the next size.
-  Place places[kMaxNgramSize + 1];
+  Column columns[kMaxNgramSize + 1];
   int8_t sizes[kMaxNgramSize + 1];
   int waiting = 1;
-  places[0] = after;
+  columns[0] = after;
   sizes[0] = static_cast<int8_t>(size);
   while (waiting > 0) {
     --waiting;
-    const Place place = places[waiting];
+    const Column column = columns[waiting];
     const int n = sizes[waiting];
-    if (n > layout.max_size || n > place) continue;
+    if (n > layout.max_size || n > column) continue;
     for (;;) {
-      const CompactKey key = compact_key(layout, text, place, n);
+      const CompactKey key = compact_key(layout, text, column, n);
       const CompactFound found =
-          compact_find(layout, table, key, [&](Place known) { return same_ngram(text, length, known, place, n); });
+          compact_find(layout, table, key, [&](Column known) { return same_ngram(text, length, known, column, n); });
       if (found.at < 0) return false;
       const bool alone = layout.single(found.entry);
       const uint64_t next =
-          found.entry == 0 ? layout.single_entry(key.label, place) : layout.merged(found.entry, place, n, prompt_end);
+          found.entry == 0 ? layout.single_entry(key.label, column) : layout.merged(found.entry, column, n, prompt_end);
       const bool changed = next != found.entry;
       if (changed && !table.swap(found.at, found.entry, next)) continue;
       if (found.entry == 0 || (alone && !changed)) break;  // the only one of its kind
       if (alone) {
-        places[waiting] = layout.latest(found.entry);
+        columns[waiting] = layout.latest(found.entry);
         sizes[waiting++] = static_cast<int8_t>(n + 1);
       }
-      places[waiting] = place;
+      columns[waiting] = column;
       sizes[waiting++] = static_cast<int8_t>(n + 1);
       break;
     }
@@ -262,9 +263,9 @@ SPECDEC_HD bool compact_insert(const CompactLayout& layout, Table& table, Text& 
   return true;
 }
 
-// The place of an entry's n-gram that the policy prefers; one outside its haystacks if there is none inside.
-SPECDEC_HD Place compact_place(const CompactLayout& layout, uint64_t entry, MatchPolicy policy) {
-  const Place latest = layout.latest(entry);
+// The column of an entry's n-gram that the policy prefers; one outside its haystacks if there is none inside.
+SPECDEC_HD Column compact_column(const CompactLayout& layout, uint64_t entry, MatchPolicy policy) {
+  const Column latest = layout.latest(entry);
   if (policy == MatchPolicy::kLatest || layout.single(entry)) return latest;
   if (layout.in_prompt(entry) != 0) return layout.in_prompt(entry);
   return layout.in_generated(entry) != 0 ? layout.in_generated(entry) : latest;
@@ -278,8 +279,8 @@ struct CompactMatch {
 
 template <typename Text, typename Query>
 SPECDEC_HD CompactMatch compact_match(const CompactLayout& layout, uint64_t entry, Text& text, const Query& query,
-                                      Place length, int size) {
-  const Place after = compact_place(layout, entry, query.policy);
+                                      Column length, int size) {
+  const Column after = compact_column(layout, entry, query.policy);
   if (after < size || after >= length) return {no_match(), false};
   const int most = query.most < after ? query.most : after;
   const int common =
@@ -300,7 +301,7 @@ SPECDEC_HD CompactKey compact_query_key(const CompactLayout& layout, const Query
 // bucket. The first `length` tokens of the text are indexed.
 template <typename Table, typename Text, typename Query>
 SPECDEC_HD NgramMatch compact_look_up(const CompactLayout& layout, Table& table, Text& text, const Query& query,
-                                      Place length, int size, const CompactKey& key, uint64_t (&words)[kCompactBucket],
+                                      Column length, int size, const CompactKey& key, uint64_t (&words)[kCompactBucket],
                                       CompactBits bits) {
   uint32_t bucket = key.bucket;
   for (int probe = 1;; ++probe) {
@@ -309,7 +310,7 @@ SPECDEC_HD NgramMatch compact_look_up(const CompactLayout& layout, Table& table,
       const CompactMatch found = compact_match(layout, entry, text, query, length, size);
       if (found.same) return found.match;
     }
-    if (bits.free != 0 || probe == kMostProbes) return no_match();
+    if (bits.free != 0 || probe == kMaxProbes) return no_match();
     bucket = bucket + 1 < layout.buckets ? bucket + 1 : 0;
     table.load(bucket, words);
     bits = CompactBits(layout, words, key.label);

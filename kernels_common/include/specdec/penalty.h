@@ -11,7 +11,7 @@ struct PenaltyParams {
 
   SPECDEC_HD bool any() const { return repetition != 1.0f || frequency != 0.0f || presence != 0.0f; }
 
-  // What the counts of a token that occurs `generated` times behind the prompt take off its logit, but for presence.
+  // What the counts of a token that occurs `generated` times after the prompt take off its logit, but for presence.
   SPECDEC_HD float counted(int64_t generated) const {
     return mul_rn(u64_to_f32(static_cast<uint64_t>(generated)), frequency);
   }
@@ -35,7 +35,7 @@ struct PenaltyParams {
   }
 };
 
-// The first of `count` tokens that is a rank's, of a team that shares them; that of rank `ranks` is behind the last.
+// The first of `count` tokens that is a rank's, of a team that shares them; that of rank `ranks` is after the last.
 SPECDEC_HD int64_t rank_tokens(int64_t count, int rank, int ranks) {
   constexpr int64_t kWhole = 64;  // are not divided
   const int64_t parts = (count + kWhole - 1) / kWhole, share = parts / ranks, more = parts % ranks;

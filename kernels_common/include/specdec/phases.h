@@ -1,4 +1,4 @@
-// The phases of a request that thinks before it answers (contract, section 8): limits of each, and the token behind
+// The phases of a request that thinks before it answers (contract, section 8): limits of each, and the token after
 // thinking.
 #pragma once
 

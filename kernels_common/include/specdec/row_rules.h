@@ -3,7 +3,7 @@
 //
 // A row is read once: chunk by chunk, a ChunkSum each. These together give the largest logit m, the total and the chunk
 // that a draw falls into; only that chunk is looked at again. Where a filter applies, what is kept is decided and drawn
-// by masses relative to m (Softmax), in the order that Cut cuts.
+// by masses relative to m (Softmax), in the order that Threshold cuts.
 #pragma once
 
 #include "specdec/draw.h"
@@ -16,8 +16,8 @@ namespace specdec {
 
 // ---- Order: value descending, equal values (-0 and +0 too) by ascending id. Values are compared as order_key().
 
-// A cut in the order of a row: kept are all larger keys, and of those equal the ids up to `id`.
-struct Cut {
+// A threshold in the order of a row: kept are all larger keys, and of those equal the ids up to `id`.
+struct Threshold {
   int32_t key;
   int64_t id;
 
@@ -25,8 +25,8 @@ struct Cut {
     return (other > key) | ((other == key) & (other_id <= id));
   }
 };
-SPECDEC_HD Cut keep_none() { return {kKeyNan, -1}; }  // of a row without NaN
-SPECDEC_HD Cut keep_all() { return {-kKeyNan, 0}; }
+SPECDEC_HD Threshold keep_none() { return {kKeyNan, -1}; }  // of a row without NaN
+SPECDEC_HD Threshold keep_all() { return {-kKeyNan, 0}; }
 
 // An inclusive range of keys is cut into buckets of 2^shift, from `top` down; the outer ones take what lies beyond.
 constexpr int kBuckets = 128;
@@ -60,7 +60,7 @@ struct KeyRange {
   }
 };
 
-// What a cut is to reach, counted from the top of the order.
+// What a threshold is to reach, counted from the top of the order.
 enum class Goal : int { kCount, kMass };
 
 struct Weight {
@@ -153,7 +153,7 @@ struct Filters {
       : by_count(params.top_k > 0 && params.top_k < size),
         by_mass(params.top_p < 1.0f),
         by_weight(!(params.min_p <= 0.0f)),
-        least(threshold(params.min_p, kMassOne)) {}
+        least(mass_threshold(params.min_p, kMassOne)) {}
 
   SPECDEC_HD bool any() const { return by_count | by_mass | by_weight; }
 };
@@ -161,25 +161,25 @@ struct Filters {
 // What the prefix that top_p keeps has to reach; one that falls short of it keeps everything. `total`: of what top_k
 // keeps, the sum of its masses; without top_k that of the chunks.
 SPECDEC_HD uint64_t nucleus(float top_p, uint64_t total) {
-  const uint64_t need = threshold(top_p, total);
+  const uint64_t need = mass_threshold(top_p, total);
   return need > 0 ? need : 1;
 }
 
-// The distribution that is drawn from: an element's mass is 0 outside the cut, and where it is below `least`. The total
-// of what filters keep is the sum of these masses; the draw is that of draw.h over all ids.
+// The distribution that is drawn from: an element's mass is 0 outside the threshold, and where it is below `least`. The
+// total of what filters keep is the sum of these masses; the draw is that of draw.h over all ids.
 struct KeptMasses {
   Softmax softmax;
-  Cut cut;
+  Threshold threshold;
   uint64_t least;
 
   // Nothing is cut off the order.
-  SPECDEC_HD bool uncut() const { return cut.key == keep_all().key; }
+  SPECDEC_HD bool keeps_everything() const { return threshold.key == keep_all().key; }
   // No smaller logit is kept.
-  SPECDEC_HD float lowest() const { return key_value(uncut() ? -kKeyInf : cut.key); }
+  SPECDEC_HD float lowest() const { return key_value(keeps_everything() ? -kKeyInf : threshold.key); }
 
   // `mass`, or 0 if the element is not kept; without branches.
   SPECDEC_HD uint64_t of(int32_t key, int64_t id, uint64_t mass) const {
-    return mass & (uint64_t{0} - static_cast<uint64_t>(cut.keeps(key, id) & (mass >= least)));
+    return mass & (uint64_t{0} - static_cast<uint64_t>(threshold.keeps(key, id) & (mass >= least)));
   }
 
   // Elements with a mass of `least` have a t above this: logarithms are above the line between powers of two, which the

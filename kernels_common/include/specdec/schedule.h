@@ -104,7 +104,7 @@ SPECDEC_HD WrittenTokens written_tokens(int64_t prompt_len, int64_t step_idx, in
                                         int64_t draft_width, int64_t row_width) {
   if (step_idx < 0) return {0, 0, 0};
   const int64_t count = clamp64(accept_num, 0, draft_width), prompt_end = clamp64(prompt_len, 0, row_width);
-  // From there on every token is behind the row.
+  // From there on every token is after the row.
   const int64_t step = min64(step_idx, row_width + draft_width);
   const int64_t start = prompt_end + step + (last_index ? 1 : 0) - count;
   return {start, clamp64(prompt_end - start, 0, count), clamp64(row_width - start, 0, count)};

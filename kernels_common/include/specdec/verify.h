@@ -43,7 +43,7 @@ SPECDEC_HD bool verify_emits(const VerifyState& state) {
   return !state.stop_flags && !state.is_block_step && state.seq_lens_this_time > 0 && !unfinished_prompt;
 }
 
-// One slot's drafts and the rows that judge them; positions count from the base token.
+// One slot's drafts and the rows that verify them; positions count from the base token.
 struct VerifySlot {
   int64_t drafts;  // how many
   int64_t first_row, last_row;
@@ -109,13 +109,14 @@ class Emission {
 };
 
 // Phase 1: emit the drafts that pass; whether it ended with a draft that was rejected. `drafts[i]` is the draft at i;
-// `judge.accepted(slot, i, drafts)` says how many positions from i on pass.
-template <typename Judge, typename Drafts, typename Out>
-SPECDEC_HD bool verify_drafts(const VerifySlot& slot, AcceptPolicy policy, Judge& judge, Drafts& drafts, Out& out) {
+// `verifier.accepted(slot, i, drafts)` says how many positions from i on pass.
+template <typename Verifier, typename Drafts, typename Out>
+SPECDEC_HD bool verify_drafts(const VerifySlot& slot, AcceptPolicy policy, Verifier& verifier, Drafts& drafts,
+                              Out& out) {
   if (policy == AcceptPolicy::kRejectAll || !slot.tests_drafts) return false;
   while (out.count() < slot.drafts && !out.stopped()) {
     const int64_t i = out.count();
-    const int64_t passing = policy == AcceptPolicy::kAcceptAll ? 1 : judge.accepted(slot, i, drafts);
+    const int64_t passing = policy == AcceptPolicy::kAcceptAll ? 1 : verifier.accepted(slot, i, drafts);
     if (passing == 0) return true;
     for (int64_t j = i; j < i + passing; ++j) out.emit(drafts[j]);
   }
@@ -124,7 +125,7 @@ SPECDEC_HD bool verify_drafts(const VerifySlot& slot, AcceptPolicy policy, Judge
 
 // GREEDY and TARGET_MATCH: by the target model's token of each row.
 template <typename Tokens>
-struct JudgeByToken {
+struct VerifierByToken {
   Tokens& target_tokens;
 
   template <typename Drafts>
@@ -136,7 +137,7 @@ struct JudgeByToken {
 
 // TOPP: by the candidate list of each row. `ids` and `scores` are [rows, width], flat.
 template <typename Ids, typename Scores, typename Lens>
-struct JudgeByCandidates {
+struct VerifierByCandidates {
   Ids& ids;
   Scores& scores;
   Lens& lens;
@@ -175,7 +176,7 @@ struct JudgeByCandidates {
 // REJECTION, phase 1: by the probabilities of the draft alone. `target_probs` is [rows, vocabulary], `draft_probs`
 // (null: one-hot drafts) this slot's [drafts, vocabulary], both flat.
 template <typename TargetProbs, typename DraftProbs>
-struct JudgeByProbs {
+struct VerifierByProbs {
   TargetProbs& target_probs;
   DraftProbs* draft_probs;
   int64_t vocabulary;

@@ -7,10 +7,10 @@
 namespace specdec {
 
 // Positions that lanes have room for: bit i of a mask is position i.
-constexpr int64_t kMostLanes = 32;
+constexpr int64_t kMaxLanes = 32;
 
 struct LaneVotes {
-  uint32_t alone;   // the judge lets the draft at i pass, and only it
+  uint32_t alone;   // the verifier lets the draft at i pass, and only it
   uint32_t window;  // it lets more than one pass: TOPP's window
   uint32_t stops;   // the draft at i, once emitted, stops the slot
 };
@@ -22,16 +22,16 @@ struct EmittedDrafts {
   bool rejected, stopped;
 };
 
-// The candidates of one row, at most kMost, in registers: what JudgeByCandidates reads from memory, without steps that
-// wait for each other.
-template <int kMost>
+// The candidates of one row, at most kMax, in registers: what VerifierByCandidates reads from memory, without steps
+// that wait for each other.
+template <int kMax>
 class LaneCandidates {
  public:
   // Of the row whose `width` candidates begin at `first`; `len` as the tensor has it. No candidates: width 0.
   template <typename Ids, typename Scores>
   SPECDEC_HD LaneCandidates(Ids& ids, Scores& scores, int64_t first, int64_t width, int64_t len)
       : width_(static_cast<int>(width)), count_(static_cast<int>(clamp64(len, 1, width))) {
-    for (int c = 0; c < kMost; ++c) {
+    for (int c = 0; c < kMax; ++c) {
       ids_[c] = c < width_ ? ids[first + c] : -1;
       masses_[c] = c < count_ ? prob_mass(scores[first + c]) : 0;
     }
@@ -39,21 +39,21 @@ class LaneCandidates {
 
   SPECDEC_HD bool contain(int64_t draft) const {
     bool found = false;
-    for (int c = 0; c < kMost; ++c) found |= c < count_ && ids_[c] == draft;
+    for (int c = 0; c < kMax; ++c) found |= c < count_ && ids_[c] == draft;
     return found;
   }
   SPECDEC_HD bool best_is(int64_t draft) const { return width_ > 0 && ids_[0] == draft; }
-  SPECDEC_HD bool second_is(int64_t draft) const { return kMost > 1 && width_ > 1 && ids_[kMost > 1 ? 1 : 0] == draft; }
+  SPECDEC_HD bool second_is(int64_t draft) const { return kMax > 1 && width_ > 1 && ids_[kMax > 1 ? 1 : 0] == draft; }
 
-  // As JudgeByCandidates::token.
+  // As VerifierByCandidates::token.
   SPECDEC_HD int64_t draw(float top_p, uint64_t random) const {
     uint64_t sum = 0;
-    for (int c = 0; c < kMost; ++c) sum += masses_[c];
+    for (int c = 0; c < kMax; ++c) sum += masses_[c];
     const uint64_t wanted = fraction_mass(top_p), total = wanted < sum ? wanted : sum;
     const uint64_t point = draw_point(random, total);
     int64_t token = ids_[0];
     uint64_t below = 0;
-    for (int c = 1; c < kMost; ++c) {
+    for (int c = 1; c < kMax; ++c) {
       below += masses_[c - 1];
       if (c < count_ && total > 0 && below <= point) token = ids_[c];
     }
@@ -62,11 +62,11 @@ class LaneCandidates {
 
  private:
   int width_, count_;
-  int64_t ids_[kMost];
-  uint64_t masses_[kMost];
+  int64_t ids_[kMax];
+  uint64_t masses_[kMax];
 };
 
-// Whether the `window` positions behind i exist and are all in `best`: positions whose best candidate is their draft.
+// Whether the `window` positions after i exist and are all in `best`: positions whose best candidate is their draft.
 SPECDEC_HD bool window_follows(uint32_t best, int64_t i, int64_t window, int64_t drafts) {
   return window <= drafts - 1 - i && count_trailing_ones(best >> (i + 1)) >= window;
 }

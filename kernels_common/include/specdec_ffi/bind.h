@@ -119,7 +119,7 @@ class Binder {
 
     const bool other = info.shape_by != kNone && attributes_[info.shape_by] != 0;
     const Shape& shape = other ? info.other_shape : info.shape;
-    int64_t extents[kMostRank];
+    int64_t extents[kMaxRank];
     for (int axis = 0; axis < shape.rank; ++axis) {
       const Extent& extent = shape.extents[axis];
       extents[axis] = extent.offset;
@@ -168,9 +168,9 @@ class Binder {
   }
 
   [[noreturn]] void refuse(const OperandInfo& operand, const std::string& expected, const std::string& got,
-                           const char* cure) const {
+                           const char* hint) const {
     TVM_FFI_THROW(ValueError) << op_.name << ": argument '" << operand.name << "': expected " << expected << ", got "
-                              << got << "; " << cure;
+                              << got << "; " << hint;
     TVM_FFI_UNREACHABLE();
   }
 
@@ -178,14 +178,14 @@ class Binder {
   const List<Limit> limits_;
   Operands operands_;
   std::vector<std::byte> args_;
-  int64_t attributes_[kMostItems], extents_[kMostItems] = {};
-  const OperandInfo* bound_by_[kMostItems];
-  DLDataType dtypes_[kMostItems];
+  int64_t attributes_[kMaxItems], extents_[kMaxItems] = {};
+  const OperandInfo* bound_by_[kMaxItems];
+  DLDataType dtypes_[kMaxItems];
 };
 
 }  // namespace detail
 
-// Checks and binds a call whose operands lie on devices of that kind. `options` arguments behind the attributes are the
+// Checks and binds a call whose operands lie on devices of that kind. `options` arguments after the attributes are the
 // backend's. on_tensor(info, tensor, address) is called for every operand that is there.
 template <typename OnTensor>
 Bound bind(const OpSignature& op, List<Limit> limits, const PackedArgs& given, int options, DLDeviceType device,

@@ -38,7 +38,7 @@ inline std::string name_of(DLDataType dtype) {
 }
 
 // The tensors of one call: contiguous, all on one device of the kind asked for, and of exactly the dtype and shape
-// asked for. Everything else is a ValueError that names function, argument, what was expected, what came and the cure.
+// asked for. Everything else is a ValueError that names function, argument, what was expected, what came and the hint.
 class Operands {
  public:
   explicit Operands(const char* op, DLDeviceType device = kDLCPU) : op_(op), device_(device) {}
@@ -83,16 +83,16 @@ class Operands {
                            const std::string& shape) const {
     const DLDevice device = x.device();
     TVM_FFI_THROW(ValueError) << op_ << ": argument '" << argument << "': expected " << dtypes << " " << shape
-                              << " contiguous on " << place(device_, index_) << ", got " << name_of(x.dtype()) << " "
-                              << list(x.shape().data(), x.ndim())
+                              << " contiguous on " << device_text(device_, index_) << ", got " << name_of(x.dtype())
+                              << " " << list(x.shape().data(), x.ndim())
                               << (x.IsContiguous() ? " contiguous on " : " not contiguous on ")
-                              << place(device.device_type, device.device_id)
+                              << device_text(device.device_type, device.device_id)
                               << (device_ == kDLCPU ? "; pass a NumPy array made with np.ascontiguousarray(x, dtype)"
                                                     : "; pass a contiguous tensor of that dtype on that device");
     TVM_FFI_UNREACHABLE();
   }
 
-  static std::string place(DLDeviceType type, int index) {
+  static std::string device_text(DLDeviceType type, int index) {
     if (type == kDLCPU) return "the CPU";
     const std::string name = type == kDLCUDA ? "cuda" : "device type " + std::to_string(static_cast<int>(type));
     return index < 0 ? name : name + ":" + std::to_string(index);

@@ -29,8 +29,8 @@ struct Limit {
 };
 
 constexpr int kNone = -1;
-constexpr int kMostRank = 3;
-constexpr int kMostItems = 32;  // symbols, operands or attributes of an op
+constexpr int kMaxRank = 3;
+constexpr int kMaxItems = 32;  // symbols, operands or attributes of an op
 
 // An extent of a shape: the symbol of that index (kNone: none) plus a number.
 struct Extent {
@@ -44,7 +44,7 @@ struct Shape {
   }
 
   int rank = 0;
-  Extent extents[kMostRank] = {};
+  Extent extents[kMaxRank] = {};
 };
 
 // A symbol's extent goes to the arguments at `field`, as an int64_t.
@@ -124,7 +124,7 @@ struct OpSignature {
   size_t args_bytes;
 
   constexpr bool has_room() const {
-    return symbols.count <= kMostItems && operands.count <= kMostItems && attributes.count <= kMostItems;
+    return symbols.count <= kMaxItems && operands.count <= kMaxItems && attributes.count <= kMaxItems;
   }
 };
 
@@ -142,11 +142,11 @@ struct OpOf : OpSignature {
 #define SPECDEC_OP(op, limits)                                                                                        \
   extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##op(void*, const void* given, int count,           \
                                                                        void* plan) {                                  \
-    static_assert(specdec::op##_signature.has_room(), "raise kMostItems");                                            \
+    static_assert(specdec::op##_signature.has_room(), "raise kMaxItems");                                             \
     using Args = decltype(specdec::op##_signature)::Args;                                                             \
     constexpr auto launch = [](const void* args, Context context) { op(*static_cast<const Args*>(args), context); };  \
     return bind_op(specdec::op##_signature, limits, launch, given, count, plan);                                      \
   }                                                                                                                   \
   extern "C" __attribute__((visibility("default"))) int __tvm_ffi_##op##_limits(void*, const void*, int, void* map) { \
-    return tell_limits(specdec::op##_signature, limits, map);                                                         \
+    return list_limits(specdec::op##_signature, limits, map);                                                         \
   }

@@ -260,7 +260,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   return cudaSuccess;
 }
 
-// Clusters lie within parts of 16 processors, as those of an H200, each with 228 KB of shared memory.
+// Clusters lie within parts of 16 SMs, as those of an H200, each with 228 KB of shared memory.
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void*, const cudaLaunchConfig_t* config) {
   constexpr unsigned kParts = 8, kProcessors = 16;
   const unsigned blocks = kProcessors * (config->dynamicSmemBytes > (114 << 10) ? 1 : 2);

@@ -44,7 +44,7 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerMultiprocessor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
 };
-// Those of a device of the generation that the kernels are compiled for: an H200, or an A100.
+// Those of a device of the compute capability that the kernels are compiled for: an H200, or an A100.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   constexpr bool kHopper = SPECDEC_HOST_ARCH >= 900;
   switch (attribute) {

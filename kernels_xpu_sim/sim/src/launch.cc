@@ -363,7 +363,7 @@ namespace {
 
 thread_local bool failed = false;  // a launch, since take_failed_launch
 
-constexpr int kMostWorkers = 32;  // half of the threads that may launch at all (stacks.cc)
+constexpr int kMaxWorkers = 32;  // half of the threads that may launch at all (stacks.cc)
 
 // The GM of the launch: what is registered, and what the options add.
 const GmTable* gm_of(const Options& options, Worker* worker) {
@@ -387,8 +387,8 @@ const GmTable* gm_of(const Options& options, Worker* worker) {
 std::string what_is_wrong(int clusters, int cores, const Options& options) {
   if (clusters < 1 || clusters > kMaxClusters) return text("expected 1 to %d clusters, got %d", kMaxClusters, clusters);
   if (cores < 1 || cores > kMaxCores) return text("expected 1 to %d cores, got %d", kMaxCores, cores);
-  if (options.workers < 1 || options.workers > kMostWorkers) {
-    return text("expected 1 to %d workers, got %d", kMostWorkers, options.workers);
+  if (options.workers < 1 || options.workers > kMaxWorkers) {
+    return text("expected 1 to %d workers, got %d", kMaxWorkers, options.workers);
   }
   const int stack = options.model.gsm_stack_bytes;
   if (stack < 0 || static_cast<size_t>(stack) > kGroupLmBytes) {

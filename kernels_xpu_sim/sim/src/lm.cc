@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kShare = kStacksPerWorker * kBlockBytes;  // of a worker
 
 enum class Share : uint8_t { free, taken, left };  // left: by a thread of the process that this one was forked from
-Share shares[kMostThreads];                        // guarded by the lock
+Share shares[kMaxThreads];                        // guarded by the lock
 thread_local char* own = nullptr;                  // this thread's
 
 std::mutex& lock() { return lock_of(Shared::stacks); }
@@ -41,7 +41,7 @@ char* take_share() {
     const uintptr_t aligned = (reinterpret_cast<uintptr_t>(p) + kBlockBytes - 1) & ~(kBlockBytes - 1);
     block_space = reinterpret_cast<char*>(aligned);
   }
-  for (size_t i = 0; i < kMostThreads; ++i) {
+  for (size_t i = 0; i < kMaxThreads; ++i) {
     if (shares[i] == Share::taken) continue;
     if (shares[i] == Share::left) clean(block_space + i * kShare);
     shares[i] = Share::taken;
@@ -67,7 +67,7 @@ void make_usable(char* begin) {
 }  // namespace
 
 void keep_only_own_stacks() {
-  for (size_t i = 0; i < kMostThreads; ++i) {
+  for (size_t i = 0; i < kMaxThreads; ++i) {
     if (shares[i] == Share::taken && block_space + i * kShare != own) shares[i] = Share::left;
   }
 }

@@ -34,9 +34,9 @@ constexpr size_t kStackBytes = kBlockBytes / 2 - kGuardBytes;
 constexpr size_t kShadowDistance = kBlockBytes / 2 + 2048 + 64;
 
 // All blocks of all workers: address space, reserved and not used.
-constexpr size_t kMostThreads = 64;
+constexpr size_t kMaxThreads = 64;
 constexpr int kStacksPerWorker = 65;  // a core's each, and one for what follows a fault
-constexpr size_t kBlockSpaceBytes = kMostThreads * kStacksPerWorker * kBlockBytes;
+constexpr size_t kBlockSpaceBytes = kMaxThreads * kStacksPerWorker * kBlockBytes;
 extern __attribute__((visibility("hidden"))) char* block_space;
 
 inline Core** owner_slot(const void* in_block) {

@@ -23,7 +23,7 @@ namespace xpu_sim {
 namespace {
 
 // A kernel that goes wrong everywhere need not fill memory.
-constexpr size_t kMost = 1000;
+constexpr size_t kMax = 1000;
 
 struct Store {
   std::vector<Finding> findings;
@@ -53,7 +53,7 @@ bool add(std::vector<Finding>* all, const Finding& finding) {
       return false;
     }
   }
-  if (all->size() >= kMost) return false;
+  if (all->size() >= kMax) return false;
   all->push_back(finding);
   return true;
 }

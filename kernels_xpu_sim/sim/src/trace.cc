@@ -22,7 +22,7 @@ bool trace_is_on = false;
 
 namespace {
 
-constexpr size_t kMostEvents = 1000000;
+constexpr size_t kMaxEvents = 1000000;
 constexpr int kClusterTrack = 0;  // core i has track i + 1
 
 struct Event {
@@ -55,7 +55,7 @@ struct Trace {
   uint64_t dropped = 0, flights = 0;
 
   void add(Event event) {
-    if (events.size() < kMostEvents) {
+    if (events.size() < kMaxEvents) {
       events.push_back(std::move(event));
     } else {
       ++dropped;

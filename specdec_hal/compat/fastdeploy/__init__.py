@@ -21,7 +21,7 @@ returns nothing, later calls with the same tensors launch them again without ask
 FastDeploy's op returns: fresh tensors from ``plan.empty``. ``plan.first`` cuts whole buffers to the slots in use,
 ``plan.constant`` stands in for what FastDeploy does not hand over, ``plan.refuse`` and ``plan.fail`` raise errors under
 FastDeploy's names; those of our ops are renamed by themselves. ``@older(newest)`` adds another version's signature,
-chosen by the number of arguments. Then take the name out of `names.LEFT`, add a test against a NumPy model to
+chosen by the number of arguments. Then take the name out of `unserved.LEFT`, add a test against a NumPy model to
 tests/compat/fastdeploy/, and a line to docs/use/fastdeploy.md.
 """
 

@@ -227,9 +227,9 @@ class Adaptor:
             self._fail(missing[0], "a value", "nothing", "pass it")
         return (*args, *(given[name] for name in left))
 
-    def _fail(self, argument: str, expected: str, got: str, cure: str) -> None:
+    def _fail(self, argument: str, expected: str, got: str, hint: str) -> None:
         backend = _backend.name if _backend is not None else "auto"
-        raise ArgumentError(op=self.__name__, backend=backend, argument=argument, expected=expected, got=got, cure=cure)
+        raise ArgumentError(op=self.__name__, backend=backend, argument=argument, expected=expected, got=got, hint=hint)
 
     def __repr__(self) -> str:
         return f"<FastDeploy op {self.__name__} of specdec_hal>"

@@ -155,8 +155,8 @@ class GuidedDecoding:
 
     def _row_masks(self, like: Tensor) -> RowMasks:
         if self._masks is None:
-            place = "cpu" if like.place.is_cpu_place() else f"cuda:{like.place.gpu_device_id()}"
-            self._masks = RowMasks(get_device(place, "paddle"), self._rows, self._vocab_size)
+            device = "cpu" if like.place.is_cpu_place() else f"cuda:{like.place.gpu_device_id()}"
+            self._masks = RowMasks(get_device(device, "paddle"), self._rows, self._vocab_size)
         return self._masks
 
     def _operands(self, rows: int) -> dict[str, Any]:

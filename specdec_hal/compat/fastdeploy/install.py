@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from specdec_hal.compat.fastdeploy import gpu, types, xpu
+from specdec_hal.compat.fastdeploy import enums, gpu, xpu
 from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS, use_backend
 from specdec_hal.compat.fastdeploy.found import folders
-from specdec_hal.compat.fastdeploy.names import LEFT, WITHOUT_COMPILED
+from specdec_hal.compat.fastdeploy.unserved import LEFT, WITHOUT_COMPILED
 from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.registry import ENV_BACKEND
 
@@ -63,7 +63,7 @@ def install(
     Where FastDeploy has no compiled ops, the layer becomes ``fastdeploy.model_executor.ops.gpu.fastdeploy_ops`` (and
     ``.xpu``), and where there is no FastDeploy at all, its op packages too. Otherwise the names that are served are
     replaced in the op package, and in all of FastDeploy's modules that have bound them already; the others stay, and
-    so do those of `names.WITHOUT_COMPILED`.
+    so do those of `unserved.WITHOUT_COMPILED`.
     Choice of the backend: see :func:`~specdec_hal.compat.fastdeploy.use_backend`.
     """
     global _installed
@@ -110,7 +110,7 @@ def uninstall() -> None:
 def _restore() -> None:
     if not _undo:
         return
-    ours = {id(module): _ABSENT for module in (gpu, xpu, types)}
+    ours = {id(module): _ABSENT for module in (gpu, xpu, enums)}
     ours |= {id(served): _ABSENT for adaptors in ADAPTORS.values() for served in adaptors.values()}
     ours |= {id(namespace.get(name)): before for namespace, name, before in reversed(_undo)}  # the op package's first
     while _undo:
@@ -173,8 +173,8 @@ def _replace(platform: str, package: ModuleType, own: dict[str, str]) -> str:
 def _build_packages(package: str, platform: str) -> None:
     """The packages that hold FastDeploy's ops and enumerations, where there is no FastDeploy."""
     _put(package, _MODULES[platform])
-    _put(ENUMERATIONS, types)
-    _put(f"{ENUMERATIONS}.types", types)
+    _put(ENUMERATIONS, enums)
+    _put(f"{ENUMERATIONS}.types", enums)
 
 
 def _put(name: str, module: ModuleType) -> None:

@@ -76,13 +76,13 @@ def speculate_get_target_logits(
     used, names = seq_lens_this_time.shape[0], ("cu_batch_token_offset", "ori_cu_batch_token_offset")
     plan.expect("int32", *names, "seq_lens_this_time", "seq_lens_encoder", "accept_num")
     slots = plan.given(*names, "seq_lens_encoder", "accept_num").values()
-    places, sources, enc, counts = (plan.alias(plan.flat(tensor))[:used] for tensor in slots)
+    row_starts, sources, enc, counts = (plan.alias(plan.flat(tensor))[:used] for tensor in slots)
     kept, source = plan.alias(target_logits), plan.alias(logits)
     row = paddle.arange(target_logits.shape[0], dtype="int32")
 
     def copy() -> None:
-        slot = paddle.clip(paddle.searchsorted(places, row, out_int32=True, right=True) - 1, 0)
-        inside = row - places.index_select(slot)
+        slot = paddle.clip(paddle.searchsorted(row_starts, row, out_int32=True, right=True) - 1, 0)
+        inside = row - row_starts.index_select(slot)
         sent = paddle.where(enc > 0, paddle.clip(counts, 0, 1), counts).index_select(slot)
         rows = paddle.where(inside < sent, sources.index_select(slot) + inside, -1 - 0 * row)
         _copy_rows(paddle.where(inside >= 0, rows, -1 - 0 * row), kept, source)

@@ -1,6 +1,6 @@
 """The messages that FastDeploy's runner sends to its token processor, and reads back: layout, writing, reading.
 
-Two layouts of 32-bit words behind the queue's 64-bit type. Plain: stop flag, slots B, a count for each of 256 slots,
+Two layouts of 32-bit words after the queue's 64-bit type. Plain: stop flag, slots B, a count for each of 256 slots,
 then 6 tokens of each. With scores: stop flag, meta, B, a count for each of 512 slots, then for each slot 6 rows of 21
 tokens (the emitted one, then the most likely), 6 of 21 scores, 6 ranks. meta holds the kind of tokens in its low 8 bits
 and N, the columns that are filled, above them (PR #7883); before, it is the kind alone, and all 21 columns are read, of
@@ -60,8 +60,8 @@ def pack_meta(kind: int, columns: int) -> int:
     if kind not in tuple(FrameKind):
         raise FrameError(f"message_flag: expected 3 (target tokens) or 4 (draft tokens), got {kind}")
     if not 1 <= columns <= COLUMNS:
-        cure = f"ask for at most {COLUMNS - 1} log-probabilities"
-        raise FrameError(f"N: expected 1..{COLUMNS} columns, got {columns}; {cure}")
+        hint = f"ask for at most {COLUMNS - 1} log-probabilities"
+        raise FrameError(f"N: expected 1..{COLUMNS} columns, got {columns}; {hint}")
     return kind | columns << 8
 
 
@@ -92,7 +92,7 @@ def sent_counts(given: Array, decoder: Array, prompts: Array, preempted: Array, 
 
 
 class PlainMessage:
-    """Memory of a message of emitted tokens, written anew for each."""
+    """Memory of a message of emitted tokens, written again for each."""
 
     def __init__(self) -> None:
         self._memory = np.zeros(1, PLAIN)
@@ -134,31 +134,31 @@ class ScoredMessage:
         """
         slots, columns = len(counts), ids.shape[1]
         meta = pack_meta(kind, columns) if self._packed else pack_meta(kind, columns) & 0xFF
-        slot, place = np.nonzero(np.arange(WIDTH) < counts[:, None])
-        row = starts[:slots][slot] + place
-        there = place < counts[slot] - unscored
-        chosen = _chosen(tokens, counts, slot, place, row)
+        slot, column = np.nonzero(np.arange(WIDTH) < counts[:, None])
+        row = starts[:slots][slot] + column
+        there = column < counts[slot] - unscored
+        chosen = _chosen(tokens, counts, slot, column, row)
         _check_rows(row[there], min(len(ids), len(scores), len(ranks)))
         message = self._memory[0]
         message["stop"], message["meta"], message["slots"] = stop, meta, slots
         message["counts"][:slots] = counts
         rows = message["rows"]
         if unscored or not self._packed:
-            rows["tokens"][slot, place, 1:], rows["scores"][slot, place], rows["ranks"][slot, place] = -1, 0, 0
-        rows["tokens"][slot, place, 0] = chosen
-        slot, place, row = slot[there], place[there], row[there]
-        rows["tokens"][slot, place, 1:columns] = ids[row, 1:]
-        rows["scores"][slot, place, :columns] = scores[row]
-        rows["ranks"][slot, place] = ranks[row]
+            rows["tokens"][slot, column, 1:], rows["scores"][slot, column], rows["ranks"][slot, column] = -1, 0, 0
+        rows["tokens"][slot, column, 0] = chosen
+        slot, column, row = slot[there], column[there], row[there]
+        rows["tokens"][slot, column, 1:columns] = ids[row, 1:]
+        rows["scores"][slot, column, :columns] = scores[row]
+        rows["ranks"][slot, column] = ranks[row]
         return self._memory.view(np.uint8)[: _ROWS_AT + slots * SLOT.itemsize]
 
 
-def _chosen(tokens: Array, counts: Array, slot: Array, place: Array, row: Array) -> Array:
+def _chosen(tokens: Array, counts: Array, slot: Array, column: Array, row: Array) -> Array:
     if tokens.ndim == 1:
         _check_rows(row, len(tokens))
         return tokens[row]
     _check_width(counts, tokens.shape[1])
-    return tokens[slot, place]
+    return tokens[slot, column]
 
 
 def _check_rows(row: Array, count: int) -> None:
@@ -190,7 +190,7 @@ class Scored:
 
 
 def read_scored(memory: Array, size: int) -> Scored:
-    """The message in `memory` (SCORED [1]), of which `size` bytes were received behind the type.
+    """The message in `memory` (SCORED [1]), of which `size` bytes were received after the type.
 
     FrameError for what is none, or ends before its last slot.
     """

@@ -103,7 +103,7 @@ def _ngram_match_12(
 
 
 ENV_HYBRID_BUDGET = "SPEC_TOKENUM_THRESHOLD"
-"""FastDeploy's: the same for drafts behind those of a draft model; 1024 if it is not set."""
+"""FastDeploy's: the same for drafts after those of a draft model; 1024 if it is not set."""
 
 
 @adaptor("gpu")

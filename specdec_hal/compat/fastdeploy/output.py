@@ -84,7 +84,7 @@ def speculate_save_output(
     save_each_rank: bool,
     skip_prefill: bool,
 ) -> None:
-    """Send the accepted tokens of every slot that is behind its prompt."""
+    """Send the accepted tokens of every slot that is after its prompt."""
     if rank_id == 0 or save_each_rank:
         _send_plain(plan, queue_number())
 

@@ -1,4 +1,4 @@
-"""Ops that pack a step's tokens and pick the hidden rows behind which tokens are drawn, on slots in slot order."""
+"""Ops that pack a step's tokens and pick the hidden rows after which tokens are drawn, on slots in slot order."""
 
 from __future__ import annotations
 

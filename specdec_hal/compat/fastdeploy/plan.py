@@ -26,8 +26,8 @@ Pick = Callable[[tuple[Any, ...]], Any]
 
 
 @lru_cache(512)
-def _filled(value: Any, shape: tuple[int, ...], dtype: str, place: str) -> Tensor:
-    return paddle.full(shape, value, dtype).to(paddle.CPUPlace() if place == "cpu" else place)
+def _filled(value: Any, shape: tuple[int, ...], dtype: str, device: str) -> Tensor:
+    return paddle.full(shape, value, dtype).to(paddle.CPUPlace() if device == "cpu" else device)
 
 
 class Plan:
@@ -61,11 +61,11 @@ class Plan:
         return tuple(self._now[0])
 
     @property
-    def place(self) -> str:
+    def device(self) -> str:
         """Where the call's tensors are, in Paddle's words."""
         if self.backend.device == "cpu":
             return "cpu"
-        return next((_place(arg) for arg in self._call[1] if isinstance(arg, paddle.Tensor)), "cpu")
+        return next((_device_of(arg) for arg in self._call[1] if isinstance(arg, paddle.Tensor)), "cpu")
 
     # ---- what an adaptor calls
 
@@ -160,7 +160,7 @@ class Plan:
 
     def constant(self, value: Any, shape: Sequence[int], dtype: str) -> Tensor:
         """A tensor of one value that nothing writes; shared."""
-        return self.hold(_filled(value, tuple(shape), dtype, self.place))
+        return self.hold(_filled(value, tuple(shape), dtype, self.device))
 
     def scratch(self, shape: Sequence[int], dtype: str) -> Tensor:
         """Memory for what one step of the plan hands to the next."""
@@ -175,7 +175,7 @@ class Plan:
 
     def within(self, argument: str, indices: Tensor, count: int) -> None:
         """Refuse indices that are not below `count`, each time before what follows; on a GPU nobody reads them."""
-        if self.place != "cpu" or not isinstance(indices, paddle.Tensor):
+        if self.device != "cpu" or not isinstance(indices, paddle.Tensor):
             return
         values, op, backend = self.alias(self.flat(indices)), self.op, self.backend.name
 
@@ -184,7 +184,7 @@ class Plan:
             if largest >= count:
                 raise ArgumentError(
                     op=op, backend=backend, argument=argument, expected=f"indices below {count}", got=str(largest),
-                    cure="pass the slots of this batch",
+                    hint="pass the slots of this batch",
                 )  # fmt: skip
 
         self.step(check)
@@ -193,10 +193,10 @@ class Plan:
         """UnsupportedError that names FastDeploy's op."""
         raise UnsupportedError(f"{self.op} [FastDeploy on {self.backend.name}]: {reason}")
 
-    def fail(self, argument: str, expected: str, got: str, cure: str) -> NoReturn:
+    def fail(self, argument: str, expected: str, got: str, hint: str) -> NoReturn:
         """ArgumentError that names FastDeploy's op and argument."""
         raise ArgumentError(
-            op=self.op, backend=self.backend.name, argument=argument, expected=expected, got=got, cure=cure
+            op=self.op, backend=self.backend.name, argument=argument, expected=expected, got=got, hint=hint
         )
 
     # ---- what the adaptor's wrapper calls
@@ -235,7 +235,7 @@ class Plan:
             argument=argument,
             expected=error.expected,
             got=error.got,
-            cure=error.cure,
+            hint=error.hint,
         )
 
 
@@ -273,7 +273,7 @@ def _read_only(op: str, name: str) -> bool:
     return operand is not None and operand.role is Role.IN
 
 
-def _place(tensor: Tensor) -> str:
+def _device_of(tensor: Tensor) -> str:
     return "cpu" if tensor.place.is_cpu_place() else f"gpu:{tensor.place.gpu_device_id()}"
 
 

@@ -96,7 +96,7 @@ def _build_sampling_params_xpu(
 def build_sampling_params_logprob(
     plan: Plan, input_params: Tensor, token_num_per_batch: Tensor, token_num_output_cpu: int
 ) -> Tensor:
-    """Each slot's value as often as it has tokens; 1, or False, behind them."""
+    """Each slot's value as often as it has tokens; 1, or False, after them."""
     none, rows = plan.constant(0, token_num_per_batch.shape[:1], "int32"), token_num_output_cpu
     if input_params.dtype == paddle.float32:
         return _spread(plan, token_num_per_batch, none, rows, temperature=input_params)["row_temperature"]
@@ -179,7 +179,7 @@ def speculate_get_token_penalty_multi_scores(
 
 
 def _bad_tokens(plan: Plan, slots: int, tokens: Tensor, lens: Tensor | None) -> Tensor:
-    """A row for every slot; what stands behind a slot's own length is left over from another request."""
+    """A row for every slot; what stands after a slot's own length is left over from another request."""
     if lens is None and tokens.ndim == 2 and tokens.shape[0] == slots:
         return tokens
     given, width = plan.alias(tokens), tokens.shape[-1]

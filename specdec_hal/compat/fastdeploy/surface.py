@@ -8,17 +8,17 @@ from typing import Any
 
 from specdec_hal.compat.fastdeploy import (  # noqa: F401
     draft_model,
-    emitted,
-    lod,
+    lod_infer,
     logprobs,
     ngram,
     output,
+    output_ops,
     packing,
     sampling,
     verify,
 )
 from specdec_hal.compat.fastdeploy.adaptor import ADAPTORS
-from specdec_hal.compat.fastdeploy.names import FAMILIES, LEFT
+from specdec_hal.compat.fastdeploy.unserved import FAMILIES, LEFT
 from specdec_hal.errors import UnsupportedError
 
 

@@ -56,7 +56,7 @@ class MessageQueue:
                 raise self._too_long(size)
 
     def receive(self, message: NDArray[Any], *, wait: bool) -> int:
-        """The oldest message into `message`: its bytes behind the type; -1 if there is none and `wait` is false."""
+        """The oldest message into `message`: its bytes after the type; -1 if there is none and `wait` is false."""
         flags, size = (0 if wait else _IPC_NOWAIT), message.nbytes - _TYPE_BYTES
         while (got := self._libc.msgrcv(self._id, message.ctypes.data, size, 0, flags)) < 0:
             if ctypes.get_errno() == errno.ENOMSG:
@@ -74,6 +74,6 @@ class MessageQueue:
         renew = f"remove the queue, which keeps its capacity of {self._capacity} bytes (ipcrm -Q {self.key:#x})"
         return self._error(f"takes no message of {size} bytes", f"{limits} and {renew}, or lower max_num_seqs")
 
-    def _error(self, what: str, cure: str) -> QueueError:
+    def _error(self, what: str, hint: str) -> QueueError:
         number = ctypes.get_errno()
-        return QueueError(f"message queue {self.key:#x}: {what} ({os.strerror(number)}); {cure}")
+        return QueueError(f"message queue {self.key:#x}: {what} ({os.strerror(number)}); {hint}")

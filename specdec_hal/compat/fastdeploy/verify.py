@@ -84,16 +84,16 @@ def _judged(plan: Plan, slots: int, number: int, targets: Tensor | None, zeros: 
     strategy = _STRATEGIES[number]
     if strategy is not Strategy.TOPP:
         return {"target_tokens": targets, "seed": zeros, "strategy": strategy}
-    seeds, more = _seeds(slots, plan.place), plan.constant(slots, [], "int64")
+    seeds, more = _seeds(slots, plan.device), plan.constant(slots, [], "int64")
     plan.step(lambda: seeds.add_(more))
     candidates = plan.given("candidate_ids", "candidate_scores", "candidate_lens")
     return {**candidates, "top_p": plan.first(slots, plan.given("topp")["topp"]), "seed": seeds, "strategy": strategy}
 
 
 @cache
-def _seeds(slots: int, place: str) -> Tensor:
+def _seeds(slots: int, device: str) -> Tensor:
     """A seed for each slot, which every call advances: calls and slots draw for themselves."""
-    return paddle.arange(slots, dtype="int64").to(paddle.CPUPlace() if place == "cpu" else place)
+    return paddle.arange(slots, dtype="int64").to(paddle.CPUPlace() if device == "cpu" else device)
 
 
 def _policy(reject_all: bool, accept_all: bool) -> AcceptPolicy:

@@ -72,7 +72,7 @@ def _logits() -> Iterator[Case]:
             logits=logits([row]), bitmask=[words(2, 4, 31, 32, 43, count=2)], bitmask_rows=[0], first_token=first,
         )  # fmt: skip
     yield edge(
-        APPLY, "columns from behind the mask on", "first-token beyond-words", {"logits": [[-INF] * 4]},
+        APPLY, "columns from after the mask on", "first-token beyond-words", {"logits": [[-INF] * 4]},
         logits=logits([row]), bitmask=[[-1]], bitmask_rows=[0], first_token=2**24 - 1,
     )  # fmt: skip
     yield edge(
@@ -104,7 +104,7 @@ def _only(kept: Collection[int], row: Sequence[float]) -> list[float]:
 
 
 DRAFTS = [7, 3, 40, 5]
-"""Behind the base token, which no mask is asked about."""
+"""After the base token, which no mask is asked about."""
 
 
 def _truncated(name: str, rules: str, slt: int, then: int, masks: Sequence[int | None], **given: Any) -> Case:
@@ -127,12 +127,12 @@ def _drafts() -> Iterator[Case]:
         wrong[i] = 8
         yield _truncated(f"draft {i} is forbidden", "first cut", 5, i + 1, wrong)
     yield _truncated("two drafts are forbidden", "first", 5, 3, [7, 3, 8, 8, 0])
-    yield _truncated("allowed drafts behind one that is not", "first cut", 5, 2, [7, 8, 40, 5, 0])
-    yield _truncated("a forbidden token behind the drafts", "kept", 3, 3, [7, 3, 8, 8, 0])
+    yield _truncated("allowed drafts after one that is not", "first cut", 5, 2, [7, 8, 40, 5, 0])
+    yield _truncated("a forbidden token after the drafts", "kept", 3, 3, [7, 3, 8, 8, 0])
     yield _truncated("the row of the last token asks about no draft", "kept", 5, 5, [7, 3, 40, 5, 8])
     yield _truncated("no drafts", "kept", 1, 1, [8, 8, 8, 8, 8])
     yield _truncated("rows without masks", "unconstrained kept", 5, 5, [None] * 5)
-    yield _truncated("a mask behind rows without", "unconstrained first", 5, 4, [None, None, None, 8, 8])
+    yield _truncated("a mask after rows without", "unconstrained first", 5, 4, [None, None, None, 8, 8])
     yield _truncated("a mask before rows without", "unconstrained first", 5, 1, [8, None, None, None, None])
     for number in (5, 2**31 - 1, -(2**31)):
         yield _truncated(

@@ -49,7 +49,7 @@ def edges() -> Iterator[Case]:
     """sample_target, processed_probs."""
     yield from _cuts()
     yield from _draws()
-    yield from _told()
+    yield from _scored()
 
 
 def _cuts() -> Iterator[Case]:
@@ -131,8 +131,8 @@ def _half(ramp: NDArray[np.float64]) -> Where:
     return Where(f"tokens from about {first} on", lambda p: abs(int(np.argmax(p > 0, 1)[0]) - first) <= 1)
 
 
-def _told() -> Iterator[Case]:
-    def told(
+def _scored() -> Iterator[Case]:
+    def scored(
         name: str, rules: str, rows: Any, logprobs: Any, ranks: Any, dtype: str = "float32", **params: Any
     ) -> Case:
         array = logits(rows, dtype)
@@ -147,29 +147,31 @@ def _told() -> Iterator[Case]:
     processed = LogprobMode.PROCESSED
     flat, pair = [[0.5] * 4] * 3, [[0.0, float(np.log(3.0))]]
     ln = {n: float(np.log(n)) for n in (2, 4, 2500)}
-    yield told("raw, whatever is kept", "raw rank", flat, Close([-ln[4]] * 3), [4] * 3, row_temperature=3, row_top_k=2)
-    yield told("raw, greedy", "raw rank", pair, Close([np.log(0.75)]), [1], row_temperature=0)
-    yield told("raw at temperature 1", "raw rank", flat, Close([-ln[4]] * 3), [4] * 3)
-    yield told(
+    yield scored(
+        "raw, whatever is kept", "raw rank", flat, Close([-ln[4]] * 3), [4] * 3, row_temperature=3, row_top_k=2
+    )
+    yield scored("raw, greedy", "raw rank", pair, Close([np.log(0.75)]), [1], row_temperature=0)
+    yield scored("raw at temperature 1", "raw rank", flat, Close([-ln[4]] * 3), [4] * 3)
+    yield scored(
         "processed, some kept", "processed rank", flat, Close([-ln[2]] * 3), [4] * 3, row_top_k=2, mode=processed
     )
-    yield told(
+    yield scored(
         "processed, all kept", "processed", flat, Close([-ln[4]] * 3), [4] * 3, row_temperature=3, mode=processed
     )
-    yield told("processed, greedy", "processed", pair, [0.0], [1], row_temperature=0, mode=processed)
+    yield scored("processed, greedy", "processed", pair, [0.0], [1], row_temperature=0, mode=processed)
     # With 1 / T = 2 the larger logit has 9 times the mass; the smallest random number of seed 2 draws the other.
     hot = Where("ln(0.9) or ln(0.1)", lambda x: bool(np.isclose(np.exp(x)[:, None], [0.9, 0.1]).any(1).all()))
     both = Where("1 or 2", lambda ranks: set(ranks.tolist()) == {1, 2})
-    yield told("processed, at half the temperature", "processed rank", pair * 60, hot, both, row_temperature=0.5,
+    yield scored("processed, at half the temperature", "processed rank", pair * 60, hot, both, row_temperature=0.5,
                mode=processed)  # fmt: skip
     for dtype in ("float32", "float16", "bfloat16"):
         below = Where("below -ln 2", lambda x: bool(x[0] < -ln[2]))
-        yield told(f"ranks of ties in {dtype}", "rank", [[1.0, 3, 3, 2]], below, [2], dtype, row_temperature=0)
-    yield told("over chunks", "raw rank", [row(2500, {}, 1.0)] * 2, Close([-ln[2500]] * 2), [2500] * 2)
+        yield scored(f"ranks of ties in {dtype}", "rank", [[1.0, 3, 3, 2]], below, [2], dtype, row_temperature=0)
+    yield scored("over chunks", "raw rank", [row(2500, {}, 1.0)] * 2, Close([-ln[2500]] * 2), [2500] * 2)
     undefined = [[-INF, -INF], [0.0, np.nan], [0.0, -INF], [0.0, 0.0]]
     for mode in LogprobMode:
         for temperature in (0, 1):
-            yield told(
+            yield scored(
                 f"rows without a distribution at temperature {temperature}, {mode.name}", "no-logprob logprob-tail",
                 undefined, [LOWEST, LOWEST, 0.0, 0.0], [-1, -1, 1, -1], position=[0, 1, 2, -1],
                 row_temperature=temperature, mode=mode,

@@ -281,7 +281,7 @@ def _update_history() -> Iterator[Case]:
                            "draft_token_num": [0, 0]}),
     )  # fmt: skip
     yield edge(
-        UPDATE, "no room in the second history, or behind it", "room history",
+        UPDATE, "no room in the second history, or after it", "room history",
         {
             "pre_ids": [ids, noted(1), ids, ids], "step_idx": [5, 6, 8, 2**62 + 2],
             "seq_lens_decoder": [28, 31, 30, 30],

@@ -79,7 +79,7 @@ def edges() -> Iterator[Case]:
     yield from hybrid("a cycle across the drafts", "cycles", [9, 1, 9, 1, 9], (9, 1), max_ngram_size=2, **cycles)
     wish: dict[str, Any] = {"draft_token_num": [4], "use_draft_token_num": True}
     yield from hybrid("a cycle of as many as are wanted", "cycles wanted", [7] * 4, (7, 7), **wish, **cycles)
-    # "1 2" is in the prompt 1 2 3: behind that come 1 2, then the drafts.
+    # "1 2" is in the prompt 1 2 3: after that come 1 2, then the drafts.
     yield from proposes("leftmost, from the prompt to the end and on", "cycles", [1, 2, 3, 1], 3, [2, 3, 1, 2, 3],
                         op=OP, mtp=(2,), match_policy=LEFTMOST, **cycles)  # fmt: skip
     # "1 2" is followed by the searched 1, and that by the MTP draft 2, which is not searched.

@@ -20,11 +20,11 @@ def proposes(
     name: str, rules: str, text: list[int], prompt_len: int, drafts: list[int], *, op: str = "ngram_match", k: int = 5,
     mtp: tuple[int, ...] = (), stale: tuple[int, ...] = (), **given: Any,
 ) -> Iterator[Case]:  # fmt: skip
-    """One decoding slot and its drafts, without and with an index; cells behind the drafts stay as they were."""
+    """One decoding slot and its drafts, without and with an index; cells after the drafts stay as they were."""
     row = [text[-1], *mtp, *[UNSEEN] * (k - len(mtp))]
     behind = row[len(drafts) + 1 :]
     expected = {"seq_lens_this_time": [1 + len(drafts)], "draft_tokens": [[text[-1], *drafts, *behind]]}
-    if "token_budget" in given:  # what was found and not granted may stand behind the drafts
+    if "token_budget" in given:  # what was found and not granted may stand after the drafts
         del expected["draft_tokens"]
     arguments: dict[str, Any] = {
         "token_ids_all": [text + list(stale)],
@@ -82,7 +82,7 @@ def _matches() -> Iterator[Case]:
         how: dict[str, Any] = {"match_policy": policy}
         # If step_idx were an index, the query would be 2 3 with the stale 3, and match the prompt.
         yield from proposes(
-            f"{shown}: the cell behind the text", "query", [2, 3, 4, 9, 2], 3, [], stale=(3,), **how, **only_two
+            f"{shown}: the cell after the text", "query", [2, 3, 4, 9, 2], 3, [], stale=(3,), **how, **only_two
         )
         yield from proposes(
             f"{shown}: nothing follows the end", "no-match", [7, 8, 5, 6], 2, [], stale=(9, 5, 6), **how
@@ -204,11 +204,11 @@ def _cycles() -> Iterator[Case]:
     yield from cycles("a cycle within the budget", text, 3, [2, 3, 1, 2], token_budget=5)
     yield from cycles("a cycle, padded", text, 3, [2, 3, 1, 2, 2], draft_token_num=[4], pad_to_max=True)
     yield from cycles("nothing to go on with", [1, 2, 3, 4], 3, [])
-    # "1 2" is in the prompt 1 2 3: behind that come the generated 4 1 2, and then the drafts.
+    # "1 2" is in the prompt 1 2 3: after that come the generated 4 1 2, and then the drafts.
     two: dict[str, Any] = {"match_policy": LEFTMOST, "max_ngram_size": 2}
     yield from cycles("leftmost, from the prompt to the end and on", [1, 2, 3, 4, 1, 2], 3, [3, 4, 1, 2, 3], **two)
     yield from cycles("leftmost, in the generated part", [9, 5, 6, 5], 1, [6, 5, 6, 5, 6], **two)
-    # "1 2" is followed by the searched 1; the last token goes on behind that, though no match may begin there.
+    # "1 2" is followed by the searched 1; the last token goes on after that, though no match may begin there.
     yield from cycles("a cycle with the last token, which is not searched", [7, 1, 2, 1, 2], 2, [1, 2, 1, 2, 1],
                       skip_last=True)  # fmt: skip
     yield from cycles("a cycle in a history of its own", [9, 2, 3, 4, 5, 9, 1], 6, [2, 1, 2, 1, 2], step_idx=[2],

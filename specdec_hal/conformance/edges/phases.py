@@ -81,7 +81,7 @@ def _thinking() -> Iterator[Case]:
     yield _limits("a text of 64-bit ids", "inject", ([2**40 + 1], 2), [1], think=0, inject_token_ids=[2**40 + 1])
     yield _limits("without a text", "text inject", ([5, END], 2), [5, 6, 7], think=1, inject_token_ids=[])
     yield _limits(
-        "behind a text of no tokens", "text reply", ([5, 6], 4), [5, 6], status=2, think=1, inject_token_ids=[]
+        "after a text of no tokens", "text reply", ([5, 6], 4), [5, 6], status=2, think=1, inject_token_ids=[]
     )
     yield _limits("a text runs on without limits of thinking", "inject", ([END], 3), [5], status=2, reply=9)
     yield _limits("a status below all", "status", ([40], 2), [5], status=-7, think=0)
@@ -112,7 +112,7 @@ def _fastdeploy() -> Iterator[Case]:
     without: dict[str, Any] = {**theirs, "inject_token_ids": []}
     yield _limits("the limit without a text", "no-text", ([5, 6], 1), [5, 6], think=1, **without)
     yield _limits(
-        "the answer behind no text", "no-text reply-limit", ([5, 6, 7, STOP], 2), [5, 6, 7, 8, 9], think=1, reply=1,
+        "the answer after no text", "no-text reply-limit", ([5, 6, 7, STOP], 2), [5, 6, 7, 8, 9], think=1, reply=1,
         **without,
     )  # fmt: skip
     yield _limits("an end token without a text", "no-text", ([5, 3, 6], 0), [5, 3, 6], think=9, **without)
@@ -198,7 +198,7 @@ def _status() -> Iterator[Case]:
         newest = [9, 9, 9, 9]
         newest[3 - k] = END
         yield _reason(f"the end of thinking {k} tokens ago", "seen untouched", 0, 1, [7, *newest])
-        yield _reason(f"it is not behind it yet, {k} tokens ago", "passed", 1, 1, [7, *newest])
+        yield _reason(f"it is not after it yet, {k} tokens ago", "passed", 1, 1, [7, *newest])
     yield _reason("the end of thinking too long ago", "seen", 0, 0, [END, 9, 9, 9, 9])
     yield _reason("the end of thinking as the only token", "seen", 0, 1, [END])
     yield _reason("the end of thinking in the prompt", "seen", 0, 0, [END, 9], prompt_lens=[1], step_idx=[1])
@@ -283,7 +283,7 @@ def _masks() -> Iterator[Case]:
             logits=logits([row]), cu_seqlens_q_output=[first, first + 1], allowed_tokens=[1], **one,
         )  # fmt: skip
     yield edge(
-        REASON, "a slot behind one of two rows", "mask",
+        REASON, "a slot after one of two rows", "mask",
         {"logits": [row, row, [-1e10, 1, -1e10, 3, -1e10]], "reasoning_status": [0, 2]},
         logits=logits([row] * 3), token_ids_all=[[9] * 4, BORDER], step_idx=[4, 4], reasoning_status=[0, 1],
         enable_thinking=[True, True], cu_seqlens_q_output=[0, 2, 3], allowed_tokens=[3, 1], think_end_id=END,

@@ -118,7 +118,7 @@ def _stops(name: str, rules: str, expected: tuple[list[int], int, int], accepted
         **{
             "token_ids_all": [[0] * 4], "accept_tokens": [accepted],
             "accept_num": [sum(token != -1 for token in accepted)],
-            # Behind a sequence stands what was emitted last, as if it went on.
+            # After a sequence stands what was emitted last, as if it went on.
             "stop_seqs": [[s + [accepted[-1]] * (width - len(s)) for s in sequences]],
             "stop_seqs_lens": [[len(s) for s in sequences]], "max_dec_len": [99], **given,
         },
@@ -126,7 +126,7 @@ def _stops(name: str, rules: str, expected: tuple[list[int], int, int], accepted
 
 
 def _stop() -> Iterator[Case]:
-    yield _stops("cut behind the sequence", "match cut limit", ([5, 6, -1, -1], 2, 2), [5, 6, 7, 8], sequences=[[6]])
+    yield _stops("cut after the sequence", "match cut limit", ([5, 6, -1, -1], 2, 2), [5, 6, 7, 8], sequences=[[6]])
     yield _stops("the last token keeps the count", "match limit", ([5, 6, -1], 2, 2), [5, 6, -1], sequences=[[5, 6]])
     yield _stops(
         "the first token that ends a sequence", "first cut", ([5, -1, -1, -1], 1, 1), [5, 6, 5, 6],
@@ -267,7 +267,7 @@ def _write() -> Iterator[Case]:
     yield _writes("up to the end of the row", "columns clamp", [1, 2, 0, 0, 5, 6, 7], step_idx=[5])
     yield _writes("across the end of the row", "clamp", [1, 2, 0, 0, 0, 5, 6], step_idx=[6])
     for step in (8, 9, 10, 2**31, 2**63 - 1):
-        yield _writes(f"behind the row, at {step}", "clamp", untouched, step_idx=[step], last_index=True)
+        yield _writes(f"after the row, at {step}", "clamp", untouched, step_idx=[step], last_index=True)
     yield _writes("a prompt beyond its row", "clamp columns", untouched, prompt_lens=[2**62])
     yield _writes("a prompt of less than nothing", "columns", [5, 6, 7, 0, 0, 0, 0], prompt_lens=[-9])
     for count in (0, -4):

@@ -85,10 +85,10 @@ def _by_token() -> Iterator[Case]:
 
 def _stops() -> Iterator[Case]:
     drafts, targets = [[0, 1, 2, 3]], [1, 2, 3, 4]
-    for place in (1, 2, 3):
+    for draft in (1, 2, 3):
         yield emits(
-            f"an end token as draft {place}", "end-token exact", drafts, [[1, 2, 3][:place]], target_tokens=targets,
-            end_tokens=[77, place],
+            f"an end token as draft {draft}", "end-token exact", drafts, [[1, 2, 3][:draft]], target_tokens=targets,
+            end_tokens=[77, draft],
         )  # fmt: skip
     yield emits(
         "an end token as the last one", "end-token exact", drafts, [targets], target_tokens=targets, end_tokens=[4]
@@ -168,7 +168,7 @@ def _topp() -> Iterator[Case]:
     yield topp("a length beyond C counts as C", "among-candidates", [0, 2, 4, 0, 0], [2, 4, 5], [9, 9, 1, 1, 1])
     # 2 is second best at 0; 3 and 5 are best: a window of two. Position 3 is verified like any other.
     yield topp("a window is kept whole", "window resume", [0, 2, 3, 5, 7], [2, 3, 5, 7, 9], one)
-    yield topp("behind a window a draft may be wrong", "resume", [0, 2, 3, 5, 0], [2, 3, 5, 7], one)
+    yield topp("after a window a draft may be wrong", "resume", [0, 2, 3, 5, 0], [2, 3, 5, 7], one)
     yield topp("a broken window", "window", [0, 2, 3, 6, 7], [1], one)
     yield topp("a window of one", "window resume", [0, 2, 3, 5, 7], [2, 3, 5, 7, 9], one, verify_window=1)
     yield topp("a window of one resumes and rejects", "resume", [0, 2, 3, 0, 7], [2, 3, 5], one, verify_window=1)

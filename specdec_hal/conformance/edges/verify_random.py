@@ -55,7 +55,7 @@ def edges() -> Iterator[Case]:
         candidate_ids=ids, candidate_scores=[[0.0, 2.0**-40, 0.0, 2.0**-40]], candidate_lens=[4], top_p=[1.0],
     )  # fmt: skip
     yield drawn(
-        "candidates behind the length", "candidate-draw", [0], "{4, 3}, each often", _first({4, 3}), Strategy.TOPP,
+        "candidates after the length", "candidate-draw", [0], "{4, 3}, each often", _first({4, 3}), Strategy.TOPP,
         candidate_ids=ids, candidate_scores=quarters, candidate_lens=[2], top_p=[1.0],
     )  # fmt: skip
     p = [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]

@@ -320,7 +320,7 @@ class ModelScene(Scene):
     def _stops(self) -> tuple[Array, Array]:
         """Stop sequences and their lengths: most end where a token of this step does, some all but a token.
 
-        Others begin in the prompt, are of length 0, or are any tokens; what stands behind a sequence is stale.
+        Others begin in the prompt, are of length 0, or are any tokens; what stands after a sequence is stale.
         """
         m, many, width = (self.size[symbol] for symbol in ("M", "Q", "Z"))
         rng, first = self.rng("stop_seqs"), self.prompt_lens.clip(0, self.size["L"])

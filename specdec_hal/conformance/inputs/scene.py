@@ -170,8 +170,8 @@ class Scene:
             # The start; the end of the prompt and across it; next to and overlapping the end of the text.
             edges = (0, prompt_len - n, prompt_len - n // 2 - 1, length - 2 * n, last)
             for _ in range(2):
-                place = min(max(pick(rng, *edges, between=(0, last)), 0), last)
-                text[place : place + n] = text[length - n :]
+                column = min(max(pick(rng, *edges, between=(0, last)), 0), last)
+                text[column : column + n] = text[length - n :]
         if self.wide_ids:
             text = np.where(text % 2 == 1, text + WIDE, text)
         return [int(token) for token in text]
@@ -236,7 +236,7 @@ class Scene:
 
     @cached_property
     def token_ids_all(self) -> Array:
-        """[M, L]; behind a text stand a tempting continuation of it, other tokens, or ids that no vocabulary has."""
+        """[M, L]; after a text stand a tempting continuation of it, other tokens, or ids that no vocabulary has."""
         rng, (m, length) = self.rng("token_ids_all"), (self.size["M"], self.size["L"])
         cells = rng.integers(0, self.size["V"], (m, length))
         for b, slot in enumerate(self.slots):
@@ -251,7 +251,7 @@ class Scene:
 
     @cached_property
     def draft_tokens(self) -> Array:
-        """[M, S]; behind the drafts, and everywhere in slots that do not decode, stale ids."""
+        """[M, S]; after the drafts, and everywhere in slots that do not decode, stale ids."""
         rng, (m, s) = self.rng("draft_tokens"), (self.size["M"], self.size["S"])
         cells = rng.integers(-1, self.size["V"] + 2, (m, s))
         for b, slot in enumerate(self.slots):

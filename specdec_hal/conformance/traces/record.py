@@ -198,7 +198,7 @@ class RecordingBackend(ReferenceBackend):
         """The newest token but one is taken for the end of thinking; the first slot begins without any."""
         slots = len(arrays["prompt_lens"])
         arrays["step_idx"][0] = 0
-        place = int((arrays["prompt_lens"] + arrays["step_idx"]).max()) - 2
+        column = int((arrays["prompt_lens"] + arrays["step_idx"]).max()) - 2
         names = ("token_ids_all", "prompt_lens", "step_idx", "cu_seqlens_q_output")
         self.reasoning_constraint(
             arrays["logits"][:, :_PART].copy(),
@@ -208,7 +208,7 @@ class RecordingBackend(ReferenceBackend):
             allowed_tokens=np.arange(3),
             reasoning_status=np.arange(slots, dtype=np.int32) % 4,
             enable_thinking=np.arange(slots) > 0,
-            think_end_id=int(arrays["token_ids_all"][:, place].max()),
+            think_end_id=int(arrays["token_ids_all"][:, column].max()),
             line_break_id=0,
         )
 

@@ -125,8 +125,8 @@ class HostTransformers:
         """See TargetModel.allocate. Calling it again replaces the cache."""
         for name, value in (("max_num_seqs", max_num_seqs), ("max_model_len", max_model_len)):
             if value < 1:
-                cure = "ask for at least one slot and one position"
-                raise _refused("allocate", name, "an integer >= 1", str(value), cure)
+                hint = "ask for at least one slot and one position"
+                raise _refused("allocate", name, "an integer >= 1", str(value), hint)
         layers, threads = self._decoder.survey.layers, torch.get_num_threads()
         self._store = HostStore(layers, max_num_seqs, max_model_len, threads)
         self._decoder.serve(self._store, max_model_len)
@@ -164,8 +164,8 @@ class HostTransformers:
         """See TargetModel.compute_logits."""
         x = torch.from_numpy(hidden) if isinstance(hidden, np.ndarray) else torch.from_dlpack(hidden)
         if x.ndim != 2 or x.shape[1] != self.config.hidden_size:
-            expected, cure = f"[R, {self.config.hidden_size}]", "pass rows of what forward() returned"
-            raise _refused("compute_logits", "hidden", expected, str(list(x.shape)), cure)
+            expected, hint = f"[R, {self.config.hidden_size}]", "pass rows of what forward() returned"
+            raise _refused("compute_logits", "hidden", expected, str(list(x.shape)), hint)
         if not len(x):
             return torch.zeros((0, self.config.vocab_size))
         with torch.inference_mode():
@@ -240,5 +240,5 @@ def _common(results: Sequence[Any]) -> bytes | None:
     return b"".join(rows[0].contiguous().view(torch.uint8).numpy().tobytes() for rows in results)
 
 
-def _refused(op: str, argument: str, expected: str, got: str, cure: str) -> ArgumentError:
-    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=got, cure=cure)
+def _refused(op: str, argument: str, expected: str, got: str, hint: str) -> ArgumentError:
+    return ArgumentError(op=op, backend="torch", argument=argument, expected=expected, got=got, hint=hint)

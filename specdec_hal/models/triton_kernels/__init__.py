@@ -4,7 +4,7 @@
 - :mod:`.linear`: a projection, stored or added to the residual; also the logits
 - :mod:`.qkv`: the q, k and v projections with rotary embeddings, k and v written to the KV cache
 - :mod:`.gate_up`: the gate and up projections with SwiGLU
-- :mod:`.norm`: RMSNorm, the first one with the embedding; behind sums over ranks, with these
+- :mod:`.norm`: RMSNorm, the first one with the embedding; after sums over ranks, with these
 - :mod:`.attention`: attention over a paged KV cache, for prefill and decoding together
 - :mod:`.launch`: what every launch shares
 - :mod:`.tiles`: which tile sizes are launched
@@ -23,6 +23,6 @@ buffers, nor on the tile sizes chosen for it. Every sum has one order, written d
 
 He et al., "Defeating Nondeterminism in LLM Inference" (2025) describe why libraries' products lack this property.
 
-No kernel reads a device value on the host, allocates, or writes outside the rows that hold tokens: rows behind the
+No kernel reads a device value on the host, allocates, or writes outside the rows that hold tokens: rows after the
 step's tokens cost an early exit.
 """

@@ -202,8 +202,8 @@ def paged_attention(
 
     if SPLIT:  # noqa: SIM102  (this one is decided when the kernel is compiled)
         if apart & (states > 1):
-            place = tile if APART else slot * slot_tiles + local
-            group = (place * KV_HEADS + kv_head).to(tl.int64)
+            part = tile if APART else slot * slot_tiles + local
+            group = (part * KV_HEADS + kv_head).to(tl.int64)
             value_at = values + group * splits * (BLOCK_M * BLOCK_D) + m[:, None] * BLOCK_D + d[None, :]
             statistics_at = statistics + group * splits * (2 * BLOCK_M) + m
             tl.store(value_at + split * (BLOCK_M * BLOCK_D), value)

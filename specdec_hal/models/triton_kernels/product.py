@@ -116,8 +116,8 @@ def _join(
     `partials` float32 [tiles, PARTS, BLOCK_M, BLOCK_N]; `counters` int32 [tiles], 0 before and after.
     """
     size: tl.constexpr = BLOCK_M * BLOCK_N
-    place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    at = partials + tile.to(tl.int64) * (PARTS * size) + place
+    offset = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    at = partials + tile.to(tl.int64) * (PARTS * size) + offset
     tl.store(at + part * size, partial)
     tl.debug_barrier()  # every thread's stores come before the one thread's atomic
     last = tl.atomic_add(counters + tile, 1, sem="acq_rel") == PARTS - 1

@@ -7,6 +7,6 @@
                  +------------------- deltas --------------------+
 
 `messages` is what they tell each other, `engine`, `tokens` and `remote` (HTTP's end) are the three, `supervisor` starts
-them and starts them anew. Tokens depend on nothing but prompt, parameters and seed, so whoever is started anew asks for
-everything again, and whoever has had a part of it leaves that out.
+them and starts them again. Tokens depend on nothing but prompt, parameters and seed, so whoever is started again asks
+for everything again, and whoever has had a part of it leaves that out.
 """

@@ -14,7 +14,7 @@ from specdec_hal.runner import Counts, Request, SamplingParams
 from specdec_hal.runner.request import FinishReason
 from specdec_hal.serve.metrics import Observed
 from specdec_hal.serve.stream import frame
-from specdec_hal.serve.stream.processor import News
+from specdec_hal.serve.stream.processor import OutputDelta
 
 HTTP, ENGINE, TOKENS = "http", "engine", "tokens"
 _OWNED = re.compile(r"[a-z]+-(\d{1,3})-")
@@ -37,7 +37,7 @@ def parts(http_workers: int) -> list[str]:
 
 
 def owned(worker: int) -> str:
-    """What the part of an id behind its kind begins with, so that everybody knows whose request it is."""
+    """What the part of an id after its kind begins with, so that everybody knows whose request it is."""
     return f"{worker}-" if worker else ""
 
 
@@ -55,7 +55,7 @@ def endpoint(directory: Path, part: str) -> str:
 # ---- to the engine
 
 
-class Asked(msgspec.Struct, array_like=True):
+class SubmittedRequest(msgspec.Struct, array_like=True):
     """A request, as HTTP has it."""
 
     request_id: str
@@ -65,8 +65,8 @@ class Asked(msgspec.Struct, array_like=True):
     ttft_timeout_s: float | None
 
     @classmethod
-    def of(cls, request: Request) -> Asked:
-        """Its callback stays behind."""
+    def of(cls, request: Request) -> SubmittedRequest:
+        """Its callback stays after."""
         late = request.timeout_s, request.ttft_timeout_s
         return cls(request.request_id, list(request.prompt_token_ids), request.params.model_dump(), *late)
 
@@ -80,7 +80,7 @@ class Submit(msgspec.Struct, array_like=True, tag="submit"):
     """Queue these, all or none. Those that the engine has already stay as they are."""
 
     number: int
-    requests: list[Asked]
+    requests: list[SubmittedRequest]
     worker: int = 0
     """The HTTP process that asks."""
 
@@ -158,7 +158,7 @@ class CountsAre(msgspec.Struct, array_like=True, tag="counts are"):
 class Update(msgspec.Struct, array_like=True, tag="news"):
     """From the token processor: what requests gained."""
 
-    news: list[News]
+    news: list[OutputDelta]
 
 
 class AskPeer(msgspec.Struct, array_like=True, tag="ask peer"):
@@ -207,7 +207,7 @@ def for_http(data: bytes) -> ToHttp:
 
 
 class Outbox:
-    """Where messages to one process go. They wait there while it is being started anew.
+    """Where messages to one process go. They wait there while it is being started again.
 
     `limit`: messages that may wait before :meth:`send` waits too; 0: any number, for what is bounded elsewhere.
     """

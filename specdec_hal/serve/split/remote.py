@@ -21,10 +21,10 @@ from specdec_hal.errors import EngineDeadError, FrameError, QueueFullError, Requ
 from specdec_hal.models import Tokenizer
 from specdec_hal.runner import Counts, Request, RequestOutput, SamplingParams, StreamDelta
 from specdec_hal.serve.metrics import Observed
-from specdec_hal.serve.places import Places
+from specdec_hal.serve.request_limit import RequestLimit
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox, ToEngine, ToHttp
-from specdec_hal.serve.stream import News
+from specdec_hal.serve.stream import OutputDelta
 
 _log = logging.getLogger("specdec_hal")
 
@@ -50,8 +50,8 @@ class _Live:
     aborted: bool = False
     deaths: int = 0
 
-    def gained(self, news: News) -> StreamDelta | None:
-        """What is new of it; a token processor that was started anew says everything again. None if nothing is.
+    def gained(self, news: OutputDelta) -> StreamDelta | None:
+        """What is new of it; a token processor that was started again says everything again. None if nothing is.
 
         EngineDeadError if something is missing.
         """
@@ -69,7 +69,7 @@ class _Live:
         self.deltas.append(delta)
         return delta
 
-    def output(self, news: News) -> RequestOutput:
+    def output(self, news: OutputDelta) -> RequestOutput:
         """All of it, once it has ended."""
         whole, ended = StreamDelta.joined(self.deltas), news.ended
         assert ended is not None and whole.finish_reason is not None
@@ -107,14 +107,14 @@ class RemoteEngine:
         out: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
         self._engine = Outbox(out, directory, ENGINE)
         workers, most = config.serve.http_workers, config.serve.max_concurrent_requests
-        self.places = Places(most, directory / "places", worker, workers)
+        self.request_limit = RequestLimit(most, directory / "places", worker, workers)
         others = set(range(workers)) - {worker}
         self._peers = {other: Outbox(out, directory, messages.http(other)) for other in others}
         self.local: Local | None = None
         """What other HTTP processes ask for."""
         self._live: dict[str, _Live] = {}
         self._submitted: dict[int, asyncio.Future[None]] = {}
-        """Submissions that the engine has not answered. News of their requests may come before the answer."""
+        """Submissions that the engine has not answered. OutputDelta of their requests may come before the answer."""
         self._asked: dict[int, asyncio.Future[Any]] = {}
         """Questions that are answered at once: to the engine, and to other HTTP processes."""
         self._numbers = count()
@@ -149,16 +149,16 @@ class RemoteEngine:
 
     @property
     def alive(self) -> bool:
-        """A supervisor starts engines anew, or ends this process."""
+        """A supervisor starts engines again, or ends this process."""
         return True
 
     @property
     def unready(self) -> str:
-        """Who is being started anew."""
-        return f"being started anew: {', '.join(sorted(self._down))}" if self._down else ""
+        """Who is being started again."""
+        return f"being started again: {', '.join(sorted(self._down))}" if self._down else ""
 
     async def submit(self, requests: Sequence[Request]) -> RequestStream:
-        """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but it waits for an engine that is being started anew."""
+        """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but it waits for an engine that is being started again."""
         number = next(self._numbers)
         # An engine that is started again must get the same seeds.
         requests = [replace(request, params=request.params.seeded()) for request in requests]
@@ -200,16 +200,16 @@ class RemoteEngine:
     async def observed(self) -> list[Observed]:
         """By the other HTTP processes; EngineDeadError if one does not answer."""
         ask = partial(messages.AskPeer, worker=self.worker)
-        told = await asyncio.gather(*(self._ask(peer, ask) for peer in self._peers.values()))
-        return [one.observed for one in told]
+        answers = await asyncio.gather(*(self._ask(peer, ask) for peer in self._peers.values()))
+        return [one.observed for one in answers]
 
     async def abort_elsewhere(self, answer_id: str) -> bool:
         """End an answer of another HTTP process; False if there is none of that id."""
         peer = self._peers.get(messages.owner(answer_id))
         if peer is None:
             return False
-        told = await self._ask(peer, partial(messages.AskPeer, worker=self.worker, abort=answer_id))
-        return bool(told.aborted)
+        answers = await self._ask(peer, partial(messages.AskPeer, worker=self.worker, abort=answer_id))
+        return bool(answers.aborted)
 
     async def _ask(self, whom: Outbox, question: Callable[[int], ToEngine | ToHttp]) -> Any:
         number = next(self._numbers)
@@ -222,7 +222,7 @@ class RemoteEngine:
         finally:
             del self._asked[number]
 
-    def _told(self, number: int, answer: Any) -> None:
+    def _answered(self, number: int, answer: Any) -> None:
         waiting = self._asked.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
@@ -234,7 +234,9 @@ class RemoteEngine:
         self._peers[question.worker].send(messages.PeerSays(question.number, observed, aborted))
 
     def _send(self, requests: Sequence[Request], number: int) -> None:
-        self._engine.send(messages.Submit(number, [messages.Asked.of(request) for request in requests], self.worker))
+        self._engine.send(
+            messages.Submit(number, [messages.SubmittedRequest.of(request) for request in requests], self.worker)
+        )
 
     # ---- what the others say
 
@@ -274,11 +276,11 @@ class RemoteEngine:
             case messages.Hello():
                 self._hello(message)
             case messages.CountsAre():
-                self._told(message.number, message.counts)
+                self._answered(message.number, message.counts)
             case messages.AskPeer():
                 self._answer_peer(message)
             case messages.PeerSays():
-                self._told(message.number, message)
+                self._answered(message.number, message)
             case messages.Up():
                 self._down.discard(message.part)
             case messages.Down():
@@ -348,7 +350,7 @@ class RemoteEngine:
         del self._live[name]
         self._engine.send(messages.Release(name, "error"))
 
-    def _news(self, news: News) -> None:
+    def _news(self, news: OutputDelta) -> None:
         name = news.delta.request_id
         live = self._live.get(name)
         if live is None:  # its end has been here, or it belonged to another HTTP process
@@ -377,7 +379,7 @@ def _reader_ended(reading: asyncio.Task[None]) -> None:
 
 
 def _behind(delta: StreamDelta, tokens: int, chars: int) -> StreamDelta:
-    """What of a delta comes behind its first `tokens` tokens and `chars` characters."""
+    """What of a delta comes after its first `tokens` tokens and `chars` characters."""
     spans = list[tuple[str, bool]]()
     for text, accepted in delta.spans:
         if chars < len(text):

@@ -1,4 +1,4 @@
-"""Starts the processes, and starts anew what dies."""
+"""Starts the processes, and starts again what dies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("specdec_hal")
 _FAILURES = 3
 """Starts in a row of a process that may end by themselves before all processes are ended."""
 _PAUSE_S = 0.1
-"""Before a process is started anew."""
+"""Before a process is started again."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Part:
 class Supervisor:
     """Keeps the processes of a server running. `command` gives a process's command line; `fds` all of them inherit.
 
-    What is killed is started anew. What ends by itself on its first start, or three times in a row, ends all.
+    What is killed is started again. What ends by itself on its first start, or three times in a row, ends all.
     """
 
     def __init__(self, command: Callable[[Part], list[str]], fds: tuple[int, ...], http_workers: int = 1) -> None:
@@ -87,7 +87,7 @@ class Supervisor:
                     return 0 if all(code in (0, -signal.SIGTERM) for code in ended.values()) else 1
                 if code < 0:
                     self._failures[name] = 0
-                elif not self._may_start_anew(name, code):
+                elif not self._may_start_again(name, code):
                     return code or 1
                 _log.error("the process '%s' has died (%s); another is started", name, code)
                 if name not in self._http:
@@ -100,7 +100,7 @@ class Supervisor:
             for outbox in outboxes:
                 outbox.close()
 
-    def _may_start_anew(self, name: str, code: int) -> bool:
+    def _may_start_again(self, name: str, code: int) -> bool:
         """A process has ended by itself: once it has worked, that may be an accident."""
         self._failures[name] += 1
         if self._failures[name] < _FAILURES and (self.directory / name).exists():  # its socket

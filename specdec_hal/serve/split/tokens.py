@@ -13,7 +13,7 @@ from specdec_hal.errors import FrameError
 from specdec_hal.models import Tokenizer
 from specdec_hal.serve.split import messages
 from specdec_hal.serve.split.messages import ENGINE, TOKENS, Outbox
-from specdec_hal.serve.stream import FrameReader, News, TokenProcessor
+from specdec_hal.serve.stream import FrameReader, OutputDelta, TokenProcessor
 from specdec_hal.serve.stream.channel import receiver
 
 _log = logging.getLogger("specdec_hal")
@@ -55,16 +55,16 @@ def run(tokenizer: Tokenizer, directory: Path, settings: ServeSettings) -> None:
                 outbox.send(messages.Update(news))
 
 
-def _shared_out(news: list[News], workers: int) -> list[list[News]]:
+def _shared_out(news: list[OutputDelta], workers: int) -> list[list[OutputDelta]]:
     """By the HTTP process that each belongs to."""
-    shares: list[list[News]] = [[] for _ in range(workers)]
+    shares: list[list[OutputDelta]] = [[] for _ in range(workers)]
     for one in news:
         shares[messages.owner(one.delta.request_id)].append(one)
     return shares
 
 
 def _waiting(frames: zmq.Socket[bytes]) -> Iterator[bytes]:
-    """The next frame, as soon as it is there, and those behind it that are there already."""
+    """The next frame, as soon as it is there, and those after it that are there already."""
     yield frames.recv()
     for _ in range(_MOST - 1):
         try:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from specdec_hal.serve.stream.frame import FrameKind, FrameReader, OutputFrame
-from specdec_hal.serve.stream.processor import News, TokenProcessor
+from specdec_hal.serve.stream.processor import OutputDelta, TokenProcessor
 from specdec_hal.serve.stream.writer import FrameWriter
 
-__all__ = ["FrameKind", "FrameReader", "FrameWriter", "News", "OutputFrame", "TokenProcessor"]
+__all__ = ["FrameKind", "FrameReader", "FrameWriter", "OutputDelta", "OutputFrame", "TokenProcessor"]

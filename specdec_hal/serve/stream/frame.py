@@ -62,7 +62,7 @@ class PromptScores(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StreamEnd(msgspec.Struct, array_like=True, frozen=True):
-    """A request has ended in the engine, behind its tokens in the same frame."""
+    """A request has ended in the engine, after its tokens in the same frame."""
 
     number: int
     reason: FinishReason
@@ -72,7 +72,7 @@ class StreamEnd(msgspec.Struct, array_like=True, frozen=True):
 class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_hal output {VERSION}"):
     """One step's output.
 
-    Entry i is about request `numbers[i]`: `counts[i]` tokens, at most S = `max_tokens`, behind the `starts[i]` that it
+    Entry i is about request `numbers[i]`: `counts[i]` tokens, at most S = `max_tokens`, after the `starts[i]` that it
     had, or RECOVERY or PREEMPTED; `drafted[i]` drafts were judged for them, -1 in prefill. `accepted_draft` has a byte
     for each of the A tokens of all entries, `ids` int64 [A, N]. Where log-probabilities were asked for, there are also
     `scores` float32 [A, N] and `ranks` int64 [A], and N = 1 + alternatives, else N = 1. Column 0 is the emitted token.
@@ -164,7 +164,7 @@ class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_ha
 class FrameReader:
     """Holds frames against the order in which they were sent. Bytes in, frames out.
 
-    Frame 0 of a session is always taken: it has everything. Behind it each frame must follow the one before.
+    Frame 0 of a session is always taken: it has everything. After it each frame must follow the one before.
     """
 
     def __init__(self) -> None:

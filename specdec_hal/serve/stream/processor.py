@@ -13,7 +13,7 @@ from specdec_hal.runner.stream import Detokenizer, OutputStream, detokenizer_for
 from specdec_hal.serve.stream.frame import PREEMPTED, FrameKind, OutputFrame, PromptScores, StreamStart
 
 
-class Ended(NamedTuple):
+class RequestSummary(NamedTuple):
     """How a request has ended: what its :class:`~specdec_hal.runner.RequestOutput` has that is in no delta."""
 
     prompt_tokens: int
@@ -24,13 +24,13 @@ class Ended(NamedTuple):
     num_cached_tokens: int = 0
 
 
-class News(NamedTuple):
-    """What a request gained, behind so many tokens and characters; `ended` with the last of it."""
+class OutputDelta(NamedTuple):
+    """What a request gained, after so many tokens and characters; `ended` with the last of it."""
 
     delta: StreamDelta
     token_start: int
     char_start: int
-    ended: Ended | None
+    ended: RequestSummary | None
 
 
 @dataclass
@@ -44,8 +44,8 @@ class _Stream:
 class TokenProcessor:
     """Makes the streams that the runner would make if it had the tokenizer, of the frames that it sends.
 
-    Every stream ends exactly once. After a frame 0 each begins anew, with all that it has had. FrameError for a frame
-    that cannot follow the ones before; its reader must ask for a session that begins anew then.
+    Every stream ends exactly once. After a frame 0 each begins again, with all that it has had. FrameError for a frame
+    that cannot follow the ones before; its reader must ask for a session that begins again then.
     """
 
     def __init__(self, detokenizer: Callable[..., Detokenizer]) -> None:
@@ -61,7 +61,7 @@ class TokenProcessor:
         self.preempted = self.recovered = 0
         """Times that a request lost its slot, or that its step was computed again."""
 
-    def take(self, frame: OutputFrame) -> list[News]:
+    def take(self, frame: OutputFrame) -> list[OutputDelta]:
         """What requests gained by a frame, in the order of the frame. By drafts they gain nothing until they are paired
         with the next frame's tokens."""
         self.add(frame)
@@ -74,7 +74,7 @@ class TokenProcessor:
             return
         if frame.flags != FrameKind.TARGET:
             raise FrameError(
-                f"flags: expected {FrameKind.TARGET.value}, tokens of the target model, or behind frame 0 "
+                f"flags: expected {FrameKind.TARGET.value}, tokens of the target model, or after frame 0 "
                 f"{FrameKind.DRAFT.value}, drafts; got {frame.flags}"
             )
         if frame.sequence == 0:
@@ -95,7 +95,7 @@ class TokenProcessor:
             self._stream(number)
             del self._streams[number]
 
-    def news(self) -> list[News]:
+    def news(self) -> list[OutputDelta]:
         """What requests gained by the frames since the last call, each once, in the order of the frames."""
         touched, self._touched = self._touched, {}
         return [found for stream in touched.values() for found in self._news(stream)]
@@ -162,7 +162,7 @@ class TokenProcessor:
         given_up = {end.number for end in frame.ended if end.reason == "error"}
         for number, start in self._unpaired:
             if number not in given_up:
-                raise FrameError(f"drafts: request {number}: expected tokens behind {start} for its drafts, got none")
+                raise FrameError(f"drafts: request {number}: expected tokens after {start} for its drafts, got none")
         self._unpaired = {}
 
     def _pair(
@@ -175,10 +175,10 @@ class TokenProcessor:
         found = [token == draft for token, draft in zip(tokens, judged, strict=False)]
         if len(judged) != drafted or found != from_draft[: len(found)]:
             name = f"drafts: request '{output.request.request_id}'"
-            raise FrameError(f"{name}: expected {drafted} that give {tokens} behind {start}, got {list(judged)}")
+            raise FrameError(f"{name}: expected {drafted} that give {tokens} after {start}, got {list(judged)}")
         return judged
 
-    def _news(self, stream: _Stream) -> list[News]:
+    def _news(self, stream: _Stream) -> list[OutputDelta]:
         output = stream.output
         if stream.closed:
             return []
@@ -192,8 +192,8 @@ class TokenProcessor:
         if output.finish_reason is not None:
             stream.closed = True
             cached = output.num_cached_tokens
-            ended = Ended(output.prompt_len, output.error, output.counts, output.queue_s, cached)
-        return [News(delta, tokens, chars, ended)]
+            ended = RequestSummary(output.prompt_len, output.error, output.counts, output.queue_s, cached)
+        return [OutputDelta(delta, tokens, chars, ended)]
 
 
 def _drafts_of(frame: OutputFrame) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:

@@ -32,7 +32,7 @@ TOO_SLOW = "the reader of the output is too far behind (serve.slow_reader: drop)
 
 
 class _Judged(NamedTuple):
-    """Where the drafts of a request that asks for them were judged, behind so many of its tokens."""
+    """Where the drafts of a request that asks for them were judged, after so many of its tokens."""
 
     number: int
     slot: int
@@ -52,7 +52,7 @@ class _Step:
 
 
 class FrameWriter:
-    """Becomes a runner's :class:`~specdec_hal.runner.report.StepSink`, and sends a frame behind every step.
+    """Becomes a runner's :class:`~specdec_hal.runner.report.StepSink`, and sends a frame after every step.
 
     `send` may wait for the reader, which holds up the engine, or refuse the frame: its requests are ended with an error
     then, and the next frame that is taken tells so.
@@ -148,7 +148,7 @@ class FrameWriter:
         judged = self._step.judged
         if not judged:
             return True
-        if self._sequence == 0:  # the session begins with its requests; those that this step ended end behind it
+        if self._sequence == 0:  # the session begins with its requests; those that this step ended end after it
             step, self._step, ended, self._ended = self._step, _Step(), self._ended, []
             self._send_frame(1, NOTHING, NOTHING, NOTHING)
             self._step, self._ended = step, ended

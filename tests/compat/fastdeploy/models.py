@@ -160,7 +160,7 @@ def ngram_match(
             hay = [text[b, :p].tolist(), generated if pre_ids is None else generated[:-1]]
             found = lookup(generated, hay, range(size, 0, -1), quota) if quota > 0 else []
             room = max(budget - used - left - 1, 0)
-            drafts[b, 1 : 1 + len(found)] = found  # what the budget takes away stays behind the counted ones
+            drafts[b, 1 : 1 + len(found)] = found  # what the budget takes away stays after the counted ones
             slt[b] = 1 + min(len(found), room)
         used += int(slt[b])
     if pad:
@@ -183,7 +183,7 @@ def hybrid_mtp_ngram(
             quota = min(most - ori + 1, int(limit[b]) - c - 1)
             hay = [prompts[b, : int(prompt[b])].tolist(), text[:-1]]
             found = lookup(text, hay, sizes, quota) if quota > 0 else []
-            drafts[b, ori : ori + len(found)] = found  # what the budget takes away stays behind the counted ones
+            drafts[b, ori : ori + len(found)] = found  # what the budget takes away stays after the counted ones
             slt[b] = ori + min(len(found), max(budget - used - left - ori, 0))
         used += int(slt[b])
     for b in np.flatnonzero(slt > 0) if pad else ():

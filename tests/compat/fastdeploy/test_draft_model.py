@@ -17,7 +17,7 @@ TARGET = ("accept_tokens", "accept_num", "target_enc", "target_dec", "target_ste
 
 
 class Slots:
-    """A draft model's slots behind a step of the target: NumPy arrays, and the layer's tensors of the same values."""
+    """A draft model's slots after a step of the target: NumPy arrays, and the layer's tensors of the same values."""
 
     def __init__(self, rng: Any, *, width: int = 5, widths: tuple[int, int, int] = (5, 5, 5)) -> None:
         """`widths`: of the draft model's drafts, of the accepted tokens, and of the target's drafts."""

@@ -47,7 +47,7 @@ def logits_after(slot: int, text: list[int]) -> np.ndarray[Any, Any]:
 
 
 def decode(guided: Any, known: list[list[int]] | None, k: int, limit: int = 24) -> list[list[int]]:
-    """Greedy, one step after the other; `known`: texts that most drafts are taken from, some of them spoilt."""
+    """Greedy, one step after the other; `known`: texts that most drafts are taken from, some of them changed."""
     rng, slots = np.random.default_rng(k), len(ASKED)
     texts: list[list[int]] = [[] for _ in ASKED]
     drafts, prompts = np.full((slots, k + 1), 7), np.ones(slots, np.int64)

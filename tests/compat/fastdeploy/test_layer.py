@@ -18,7 +18,7 @@ import pytest
 
 import specdec_hal.compat.fastdeploy as package
 from specdec_hal.compat.fastdeploy import adaptor as adaptor_module
-from specdec_hal.compat.fastdeploy.names import LEFT
+from specdec_hal.compat.fastdeploy.unserved import LEFT
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors
 
 OPS = "fastdeploy.model_executor.ops"
@@ -26,7 +26,7 @@ OPS = "fastdeploy.model_executor.ops"
 
 @pytest.fixture
 def clean() -> Iterator[None]:
-    """No FastDeploy before, and none behind."""
+    """No FastDeploy before, and none after."""
     assert not [name for name in sys.modules if name.partition(".")[0] == "fastdeploy"]
     yield
     package.uninstall()

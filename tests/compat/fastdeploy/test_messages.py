@@ -26,7 +26,7 @@ MOST = int(Path("/proc/sys/kernel/msgmax").read_text())
 
 @pytest.fixture(autouse=True)
 def number(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A queue of this test's own, gone behind it."""
+    """A queue of this test's own, gone after it."""
     number = 0x40000 + os.getpid() % 0x10000
     monkeypatch.setenv(ops.QUEUE_VARIABLE, str(number))
     yield number
@@ -85,7 +85,7 @@ class Step:
         self.preempted = np.array([0, 0, 0, 1, 0], np.int32)
         self.tokens = rng.integers(0, 1 << 20, (5, 6))
         self.starts = np.concatenate([[0], np.cumsum(self.num)]).astype(np.int32)
-        rows = int(self.starts[-1]) + 4  # rows behind the last token, as callers have them
+        rows = int(self.starts[-1]) + 4  # rows after the last token, as callers have them
         self.ids = rng.integers(0, 1 << 20, (rows, columns))
         self.scores = rng.normal(size=(rows, columns)).astype(np.float32)
         self.ranks = rng.integers(1, 99, rows)
@@ -175,7 +175,7 @@ def test_the_receiver_reads_what_is_sent(gpu: Any, rng: Any, number: int) -> Non
                 assert tuple(head[515 + at : 515 + at + columns]) == ids
                 assert tuple(scores[at : at + columns]) == values
                 assert ranks[b * 6 + j] == rank
-        untouched = 515 + 4 * 126 + 5 * 21 + 3  # behind the columns of the last token
+        untouched = 515 + 4 * 126 + 5 * 21 + 3  # after the columns of the last token
         assert (head[untouched:] == -5).all()
 
 

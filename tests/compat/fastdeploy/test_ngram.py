@@ -44,7 +44,7 @@ def test_whole_buffers_of_more_slots_than_drafts(gpu: Any) -> None:
     one = np.ones(4, np.int32)
     given = tensors(text, *column, one * 3, np.zeros((2, 4), np.int64), one[:1], one * 0, one, column[0] * 9)
     gpu.ngram_match(*given, 3, 3)
-    equal(given[5], [2])  # behind 2, the prompt has one more token
+    equal(given[5], [2])  # after 2, the prompt has one more token
     equal(given[4][0, :2], [0, 3])
 
 
@@ -82,7 +82,7 @@ def test_a_budget_that_is_no_number_is_refused(gpu: Any, rng: Any, monkeypatch: 
 
 
 def hybrid_args(b: Batch, rng: Any) -> dict[str, Any]:
-    """Arrays of a batch behind a draft model, whose history has nothing to do with the target's."""
+    """Arrays of a batch after a draft model, whose history has nothing to do with the target's."""
     b.slt = np.where(b.enc > 0, 0, b.slt).astype(np.int32)
     prompts = rng.integers(0, 3, (b.slots, 40))
     pre_ids = rng.integers(0, 3, (b.slots, int(rng.integers(20, 60))))

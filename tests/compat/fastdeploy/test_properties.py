@@ -15,7 +15,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.integers(0, 4))
-def test_free_slots_behind_those_in_use_change_nothing(seed: int, free: int) -> None:
+def test_free_slots_after_those_in_use_change_nothing(seed: int, free: int) -> None:
     b = Batch(np.random.default_rng(seed))
     targets, reasoning = tensor(b.targets()), np.zeros(b.slots, np.int32)
     args = verify_args(b, 1, [targets, None, None, None], reasoning)

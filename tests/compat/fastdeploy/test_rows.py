@@ -71,12 +71,12 @@ def test_target_logits_of_older_versions(layer: Any, rng: Any, platform: str) ->
         num = np.array([rng.integers(0, rows + 1) for rows in b.rows_per_slot], np.int32)
         logits = rng.normal(size=(max(b.rows, 1), 7)).astype(np.float32)
         target = np.full((b.slots * b.width, 7), -3, np.float32)
-        places, sources = models.prefix(num.tolist()), b.cu_out
-        given = tensors(target, logits, places[: b.slots + extra], sources[: b.slots + extra], b.slt, b.enc, num)
+        targets, sources = models.prefix(num.tolist()), b.cu_out
+        given = tensors(target, logits, targets[: b.slots + extra], sources[: b.slots + extra], b.slt, b.enc, num)
         for _ in range(2):
             op(*given)
             for slot, count in enumerate(num):
-                target[places[slot] : places[slot] + count] = logits[sources[slot] : sources[slot] + count]
+                target[targets[slot] : targets[slot] + count] = logits[sources[slot] : sources[slot] + count]
             equal(given[0], target)
 
 
@@ -90,7 +90,7 @@ def test_a_prompts_row_is_one_whatever_its_count(gpu: Any) -> None:
 
 
 def test_offsets_of_accepted_tokens(gpu: Any, rng: Any) -> None:
-    """Of the slots in use; the total follows, and what is behind it stays."""
+    """Of the slots in use; the total follows, and what is after it stays."""
     for bsz in (0, 1, 5, 9):
         num = rng.integers(-1, 6, 9).astype(np.int32)
         offsets, counts = tensors(np.full(12, 77, np.int32), num.reshape(-1, 1))

@@ -158,7 +158,7 @@ NAMES = (
 
 
 def status(b: Batch) -> dict[str, Any]:
-    """A batch behind verification."""
+    """A batch after verification."""
     rng = b.rng
     num = np.where(b.stop | b.paused | (b.slt == 0), 0, rng.integers(1, b.width + 1, b.slots)).astype(np.int32)
     num = np.where(b.enc > 0, np.minimum(num, 1), num).astype(np.int32)

@@ -72,7 +72,7 @@ MUTANTS = (
     edited(
         "drafts-judged-a-row-late",
         _TRUNCATE,
-        "a draft is judged by the mask behind it",
+        "a draft is judged by the mask after it",
         _edit(_ROW, "int(cu_seqlens_q_output[b]) + i + 1"),
     ),
     edited(
@@ -82,7 +82,7 @@ MUTANTS = (
         _edit(_ROW, "b * draft_tokens.shape[1] + i"),
     ),
     edited(
-        "cut-behind-the-forbidden",
+        "cut-after-the-forbidden",
         _TRUNCATE,
         "the forbidden draft itself is kept",
         _edit(_CUT, "seq_lens_this_time[b] = i + 2"),
@@ -102,7 +102,7 @@ MUTANTS = (
     edited(
         "cut-without-a-grammar",
         _TRUNCATE,
-        "drafts end where a row has no mask: a constraint that begins inside the window, as behind thinking, is missed",
+        "drafts end where a row has no mask: a constraint that begins inside the window, as after thinking, is missed",
         _edit("if words is None: continue", "if words is None: break", _TRUNCATE),
     ),
     edited(

@@ -21,10 +21,10 @@ from tests.conformance.mutants.making import Arrays, Mutant, around, edited
 _Launch = Callable[[], None]
 
 
-def _beyond(array: np.ndarray[Any, Any], place: int) -> np.ndarray[Any, Any]:
-    """One element outside the array, at `place` counted from its start; the suite's margins make that safe."""
+def _beyond(array: np.ndarray[Any, Any], index: int) -> np.ndarray[Any, Any]:
+    """One element outside the array, at `index` counted from its start; the suite's margins make that safe."""
     flat = array.reshape(-1)
-    start = flat.__array_interface__["data"][0] + place * array.itemsize
+    start = flat.__array_interface__["data"][0] + index * array.itemsize
     buffer = (ctypes.c_char * array.itemsize).from_address(start)
     return np.frombuffer(buffer, array.dtype)
 
@@ -160,7 +160,7 @@ _PROBS = "row = np.where(np.isnan(probs[r]), np.float32(0), probs[r])"
 _NARROW = (
     (
         "gather_next_token", "the hidden states of a long prompt",
-        Edit("step_index", "x[place_of[row]]", "x" + _ROW.format("place_of[row]", "x")),
+        Edit("step_index", "x[token_row_of[row]]", "x" + _ROW.format("token_row_of[row]", "x")),
     ),
     ("sample_target", _LARGE, Edit("sampling", *_LOGITS, "sample_target")),
     ("token_logprobs", _LARGE, Edit("output", *_LOGITS)),
@@ -184,7 +184,7 @@ MUTANTS = (
     around(
         "writes-one-element-behind",
         "gather_accepted",
-        "a grid rounded up to whole blocks writes the element behind the last",
+        "a grid rounded up to whole blocks writes the element after the last",
         _writes_behind,
     ),
     around(

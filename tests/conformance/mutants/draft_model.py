@@ -16,13 +16,13 @@ MUTANTS = (
     edited(
         "stale-drafts-are-verified",
         _PRE,
-        "drafts of the step before stay behind the new ones and are counted with them",
+        "drafts of the step before stay after the new ones and are counted with them",
         _edit("base_model_draft_tokens[b, 1:] = -1", "pass"),
     ),
     edited(
         "no-rollback",
         _PRE,
-        "the draft model's cache keeps the positions of rejected drafts: the next tokens stand behind them",
+        "the draft model's cache keeps the positions of rejected drafts: the next tokens stand after them",
         _edit("seq_lens_decoder[b] = max(int(base_model_seq_lens_decoder[b]) - count, 0)",
               "seq_lens_decoder[b] = max(int(seq_lens_decoder[b]), int(base_model_seq_lens_decoder[b]) - count)"),
     ),
@@ -42,7 +42,7 @@ MUTANTS = (
     edited(
         "prompt-without-its-first-token",
         _PRE,
-        "the token behind the prompt never reaches the chunk, whose last row is fed a stale one",
+        "the token after the prompt never reaches the chunk, whose last row is fed a stale one",
         _edit("input_ids[b, enc - 1] = accept_tokens[b, 0]", "pass"),
     ),
     edited(
@@ -73,7 +73,7 @@ MUTANTS = (
     edited(
         "draft-for-the-last-token",
         _PRE,
-        "a draft behind the limit, which can never be emitted",
+        "a draft after the limit, which can never be emitted",
         _edit("room < min_room", "room < min_room - 1", _PRE),
     ),
     edited(
@@ -106,7 +106,7 @@ MUTANTS = (
     edited(
         "tokens-by-slot",
         _UPDATE,
-        "tokens are looked up by slot: behind an idle slot every request gets its neighbour's draft",
+        "tokens are looked up by slot: after an idle slot every request gets its neighbour's draft",
         _edit("int(inter_next_tokens[rank]) if rank < len(inter_next_tokens) else -1",
               "int(inter_next_tokens[b]) if b < len(inter_next_tokens) else -1",
               given="wanted, step, limit = min(int(draft_token_num[b]), k), int(step_idx[b]), int(max_dec_len[b])"),
@@ -191,7 +191,7 @@ MUTANTS = (
         _edit("bool(stop_flags[b]) or token < 0", "token < 0"),
     ),
     edited(
-        "drafts-behind-a-gap",
+        "drafts-after-a-gap",
         _POST,
         "drafts are counted wherever they stand, and those that are verified are others",
         _edit("1 + np.argmax(drafts < 0)", "1 + np.count_nonzero(drafts >= 0)"),
@@ -223,7 +223,7 @@ MUTANTS = (
     edited(
         "rows-as-packed",
         _GET,
-        "the first rows of x are taken as they lie: behind a rejected draft they belong to other tokens",
+        "the first rows of x are taken as they lie: after a rejected draft they belong to other tokens",
         _edit("row = first + r - int(cu_seqlens_q[b])", "row = r"),
     ),
     edited(
@@ -235,7 +235,7 @@ MUTANTS = (
     edited(
         "hidden-states-one-late",
         _GET,
-        "each token goes with the hidden state behind it, of the token that it should predict",
+        "each token goes with the hidden state after it, of the token that it should predict",
         _edit("out[r] = x[row]", "out[r] = x[min(row + 1, len(x) - 1)]", within=_GET),
     ),
     edited(
@@ -247,7 +247,7 @@ MUTANTS = (
     edited(
         "rows-not-packed",
         _GATHER + " " + _SELF,
-        "rows stand at their slots' numbers: behind an idle slot tokens go to the wrong request",
+        "rows stand at their slots' numbers: after an idle slot tokens go to the wrong request",
         _edit("last_hidden[k] = x[row]", "last_hidden[b] = x[row]", within="_pack_last_rows",
               given="for k, b in enumerate(active): ..."),
     ),
@@ -267,7 +267,7 @@ MUTANTS = (
     edited(
         "slots-without-rows-left-out",
         _SELF,
-        "a slot without rows has no place: all behind it move up",
+        "a slot without rows has no place: all after it move up",
         _edit("seq_lens_this_time[b] > 0", "seq_lens_this_time[b] > 0 and cu_seqlens_q[b + 1] > cu_seqlens_q[b]",
               within=_SELF),
     ),

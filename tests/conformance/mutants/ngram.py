@@ -91,7 +91,7 @@ _SEARCH = (
     edited(
         "a-following-token-is-not-asked-for",
         _BOTH,
-        "the last possible occurrence, with one token behind it, is not looked at",
+        "the last possible occurrence, with one token after it, is not looked at",
         _edit("starts = len(haystack) - len(query)", "starts = len(haystack) - len(query) - 1"),
     ),
     edited(
@@ -112,7 +112,7 @@ _COUNT = (
     edited(
         "drafts-past-the-limit",
         "ngram_match",
-        "the limit leaves no room for the token behind the drafts: they can never all be accepted",
+        "the limit leaves no room for the token after the drafts: they can never all be accepted",
         _edit("(max_dec_len - step_idx)[:slots] - 1", "(max_dec_len - step_idx)[:slots]"),
     ),
     edited(
@@ -224,7 +224,7 @@ _COUNT = (
     edited(
         "clears-the-rest-of-the-row",
         _BOTH,
-        "what stands behind the drafts is cleared, though it is the caller's",
+        "what stands after the drafts is cleared, though it is the caller's",
         _edit("counts[b] = count", "counts[b] = count\ndraft_tokens[b, base[b] + count :] = -1",
               given="draft_tokens[b, base[b] : base[b] + count] = np.resize(text[start:], count)"),
     ),
@@ -326,9 +326,9 @@ _COUNT = (
               "min(max(int(step_idx[b]), 0), pre_ids.shape[1])"),
     ),
     edited(
-        "pre-ids-behind-generated-tokens",
+        "pre-ids-after-generated-tokens",
         _BOTH,
-        "pre_ids is searched behind the generated tokens of token_ids_all, and not in their place",
+        "pre_ids is searched after the generated tokens of token_ids_all, and not in their place",
         _edit("step_idx[b] if pre_ids is None else 0", "step_idx[b]"),
     ),
 )  # fmt: skip

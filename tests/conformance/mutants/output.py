@@ -35,7 +35,7 @@ MUTANTS = (
     edited(
         "row-of-the-token-itself",
         _GATHER,
-        "a token is looked up in the row behind the one that predicts it",
+        "a token is looked up in the row after the one that predicts it",
         _edit("np.clip(first + steps, 0, last_row)", "np.clip(first + steps + 1, 0, last_row)"),
     ),
     edited(
@@ -134,8 +134,8 @@ MUTANTS = (
         "first-offset-left-out",
         _DRAFTS,
         "the first offset is left to the caller, who hands in a fresh buffer (FastDeploy)",
-        _edit("cu_batch_token_offset[:] = np.minimum(places, INT32_MAX)",
-              "cu_batch_token_offset[1:] = np.minimum(places[1:], INT32_MAX)"),
+        _edit("cu_batch_token_offset[:] = np.minimum(dests, INT32_MAX)",
+              "cu_batch_token_offset[1:] = np.minimum(dests[1:], INT32_MAX)"),
     ),
     edited(
         "all-rows-of-a-chunk",
@@ -144,18 +144,18 @@ MUTANTS = (
         _edit("np.where(prefill, 1, seq_lens_this_time.clip(0, row_count))", "seq_lens_this_time.clip(0, row_count)"),
     ),
     edited(
-        "first-row-behind-the-others",
+        "first-row-after-the-others",
         _DRAFTS,
-        "the target's row stands behind the draft model's",
-        _edit("draft_logits[place : place + 1] = first_token_logits[b]\nplace += 1",
-              "draft_logits[place + 1 : place + 2] = first_token_logits[b]", within=_DRAFTS, given="place = places[b]"),
+        "the target's row stands after the draft model's",
+        _edit("draft_logits[dest : dest + 1] = first_token_logits[b]\ndest += 1",
+              "draft_logits[dest + 1 : dest + 2] = first_token_logits[b]", within=_DRAFTS, given="dest = dests[b]"),
     ),
     edited(
         "first-row-by-rank",
         _DRAFTS,
         "the target's rows are taken one after the other, and not by slot",
-        _edit("draft_logits[place : place + 1] = first_token_logits[b]",
-              "draft_logits[place : place + 1] = first_token_logits[np.count_nonzero(seq_lens_encoder[:b] > 0)]"),
+        _edit("draft_logits[dest : dest + 1] = first_token_logits[b]",
+              "draft_logits[dest : dest + 1] = first_token_logits[np.count_nonzero(seq_lens_encoder[:b] > 0)]"),
     ),
     edited(
         "counts-without-the-first-row",
@@ -168,15 +168,15 @@ MUTANTS = (
         "rows-beyond-the-batch",
         _DRAFTS,
         "the rest of draft_logits is cleared, a write of the vocabulary's width for every row that nobody reads",
-        _edit("next_token_num[:] = rows", "next_token_num[:] = rows\ndraft_logits[places[-1] :] = 0", within=_DRAFTS,
-              given="sources, places = _offsets(rows), _offsets(reported)"),
+        _edit("next_token_num[:] = rows", "next_token_num[:] = rows\ndraft_logits[dests[-1] :] = 0", within=_DRAFTS,
+              given="sources, dests = _offsets(rows), _offsets(reported)"),
     ),
     edited(
         "draft-token-in-place-of-the-first",
         _FIRST,
         "the target's first token is left out: tokens and rows of a prefilled slot no longer go together",
         _edit("accept_tokens[b, 0]", "next_tokens[min(sources[b], len(next_tokens) - 1)]", within=_FIRST,
-              given="sources, places = _offsets(rows), _offsets(reported)"),
+              given="sources, dests = _offsets(rows), _offsets(reported)"),
     ),
     edited(
         "first-token-by-the-base-token",
@@ -188,7 +188,7 @@ MUTANTS = (
         "tokens-stand-by-row",
         _FIRST,
         "the draft model's tokens keep their places, and overwrite what prefilled slots have inserted",
-        _edit("place = places[b]", "place = sources[b]", within=_FIRST,
-              given="sources, places = _offsets(rows), _offsets(reported)"),
+        _edit("dest = dests[b]", "dest = sources[b]", within=_FIRST,
+              given="sources, dests = _offsets(rows), _offsets(reported)"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Section 8 got wrong: thinking limits, and the constraint of the token behind thinking."""
+"""Section 8 got wrong: thinking limits, and the constraint of the token after thinking."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MUTANTS = (
     edited(
         "thinking-one-token-long",
         _LIMIT,
-        "off by one: the text begins behind the limit",
+        "off by one: the text begins after the limit",
         _edit(_FULL, "full = step + i > max_think"),
     ),
     edited(
@@ -81,20 +81,20 @@ MUTANTS = (
         _edit(_THINKS_ON, "not ((max_think >= 0 and full) or (token in ends and text))"),
     ),
     edited(
-        "drafts-behind-a-replaced-token",
+        "drafts-after-a-replaced-token",
         _LIMIT,
-        "tokens that were accepted behind another one stay",
+        "tokens that were accepted after another one stay",
         _edit("accept_num[b] = i + 1", "accept_num[b] = count",
               given="count = min(max(int(accept_num[b]), 0), accept_tokens.shape[1])"),
     ),
     edited(
-        "stale-tokens-behind-the-text",
+        "stale-tokens-after-the-text",
         _LIMIT,
-        "accept_tokens keeps what was emitted behind a replaced token, for readers who go by -1",
+        "accept_tokens keeps what was emitted after a replaced token, for readers who go by -1",
         _edit("accept_tokens[b, i + 1 :] = -1", "pass"),
     ),
     edited(
-        "cut-behind-the-same-token",
+        "cut-after-the-same-token",
         _LIMIT,
         "a token of the text that was drawn anyway cuts the step: correct, and slower than it needs to be",
         _edit("token != emitted", "status > 1 or token != emitted",
@@ -186,7 +186,7 @@ MUTANTS = (
     edited(
         "constrained-for-ever",
         _REASON,
-        "every token behind thinking is constrained, not only the first",
+        "every token after thinking is constrained, not only the first",
         _edit("return FINISHED", "return CONSTRAINED"),
     ),
     edited(
@@ -223,7 +223,7 @@ MUTANTS = (
     edited(
         "drafts-not-looked-at",
         _REASON,
-        "rows behind drafts are judged by the tokens before the step",
+        "rows after drafts are judged by the tokens before the step",
         _edit("text + drafts[:i]", "text"),
     ),
     edited(

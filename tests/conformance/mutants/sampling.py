@@ -10,7 +10,7 @@ from tests.conformance.mutants.making import edited, undefined
 _edit = partial(Edit, "sampling")
 _BOTH = "processed_probs sample_target"
 _KEPT = partial(_edit, within="distribution")
-_LEAST = "masses[masses < threshold(min_p, one)] = 0"
+_LEAST = "masses[masses < mass_threshold(min_p, one)] = 0"
 
 _PARAMS = (
     edited(
@@ -38,7 +38,7 @@ _PARAMS = (
         _edit("temperature[b]", "temperature[np.arange(len(b)) % len(temperature)]", "build_sampling_params"),
     ),
     edited(
-        "row-seeds-behind-the-advance",
+        "row-seeds-after-the-advance",
         "build_sampling_params",
         "rows take infer_seed when it has advanced: each step draws with the next one's seeds",
         _edit("advanced % seed_modulus", "(advanced + np.array([seed_increment], np.int64)) % seed_modulus"),
@@ -174,7 +174,10 @@ _DECISIONS = (
         "top-p-of-everything",
         _BOTH,
         "top_p is a part of the whole vocabulary's mass and not of what top_k kept",
-        _KEPT("threshold(top_p, masses[best].sum(dtype=np.uint64))", "threshold(top_p, masses.sum(dtype=np.uint64))"),
+        _KEPT(
+            "mass_threshold(top_p, masses[best].sum(dtype=np.uint64))",
+            "mass_threshold(top_p, masses.sum(dtype=np.uint64))",
+        ),
     ),
     edited(
         "top-k-off-by-one",
@@ -189,7 +192,7 @@ _DECISIONS = (
         "min-p-against-the-total",
         _BOTH,
         "min_p is compared with the total and not with the largest mass",
-        _KEPT(_LEAST, "masses[masses < threshold(min_p, masses.sum(dtype=np.uint64))] = 0"),
+        _KEPT(_LEAST, "masses[masses < mass_threshold(min_p, masses.sum(dtype=np.uint64))] = 0"),
     ),
     edited(
         "min-p-exclusive",
@@ -197,7 +200,7 @@ _DECISIONS = (
         "a token whose mass is exactly min_p of the largest is dropped",
         _KEPT(
             _LEAST,
-            "masses[masses <= threshold(min_p, one)] = 0\nmasses[np.argmax(row)] = one",
+            "masses[masses <= mass_threshold(min_p, one)] = 0\nmasses[np.argmax(row)] = one",
             given="kept[np.argmax(row)] = one",
         ),
     ),
@@ -216,7 +219,7 @@ _DECISIONS = (
     edited(
         "tail-rows-computed",
         _BOTH,
-        "rows behind the last one are sampled from stale logits",
+        "rows after the last one are sampled from stale logits",
         _edit("np.flatnonzero(position >= 0)", "range(len(position))", "sample_target"),
         _edit("np.flatnonzero(position >= 0)", "range(len(position))", "processed_probs"),
     ),
@@ -308,7 +311,7 @@ _CHUNKS = (
     edited(
         "last-chunk-filled-with-zeros",
         _BOTH,
-        "the elements behind the end of the last chunk count as logits of 0",
+        "the elements after the end of the last chunk count as logits of 0",
         Edit("primitives", "np.full((-(-len(row) // CHUNK), CHUNK), -np.inf, np.float32)",
              "np.zeros((-(-len(row) // CHUNK), CHUNK), np.float32)"),
     ),
@@ -338,15 +341,15 @@ _CHUNKS = (
         "a-tiny-min-p-is-no-filter",
         "sample_target",
         "a min_p whose share is 0 masses is taken for none: the row is drawn by chunks",
-        _KEPT("not min_p <= 0", "threshold(min_p, np.uint64(MASS_ONE)) > 0"),
+        _KEPT("not min_p <= 0", "mass_threshold(min_p, np.uint64(MASS_ONE)) > 0"),
     ),
 )  # fmt: skip
 
-_TOLD = (
+_SCORES = (
     edited(
         "raw-at-the-temperature",
         "sample_target",
-        "raw log-probabilities are those of the row at its temperature, behind its filters",
+        "raw log-probabilities are those of the row at its temperature, after its filters",
         _edit("logprob_mode is LogprobMode.RAW", "False"),
     ),
     edited(
@@ -463,7 +466,7 @@ _CANDIDATES = (
     edited(
         "only-the-candidates-that-count",
         "top_p_candidates",
-        "ids and scores behind lens are garbage, and the verifier's window looks at the second (FastDeploy)",
+        "ids and scores after lens are garbage, and the verifier's window looks at the second (FastDeploy)",
         _edit("candidate_ids[r], candidate_scores[r] = best, row[best]",
               "ids, scores = candidate_ids[r].copy(), candidate_scores[r].copy()\n"
               "candidate_ids[r], candidate_scores[r] = best, row[best]"),
@@ -491,4 +494,4 @@ _CANDIDATES = (
     ),
 )  # fmt: skip
 
-MUTANTS = (*_PARAMS, *_PENALTIES, *_DECISIONS, *_ARITHMETIC, *_CHUNKS, *_TOLD, *_RANDOM, *_CANDIDATES)
+MUTANTS = (*_PARAMS, *_PENALTIES, *_DECISIONS, *_ARITHMETIC, *_CHUNKS, *_SCORES, *_RANDOM, *_CANDIDATES)

@@ -31,7 +31,7 @@ MUTANTS = (
     edited(
         "chunk-clears-the-row",
         _SCHEDULE,
-        "input_ids behind the chunk is cleared: writes as wide as the longest chunk in every step",
+        "input_ids after the chunk is cleared: writes as wide as the longest chunk in every step",
         _edit("input_ids[b, :count] = token_ids_all[b, start : start + count]",
               "input_ids[b] = 0\ninput_ids[b, :count] = token_ids_all[b, start : start + count]"),
     ),
@@ -55,7 +55,7 @@ MUTANTS = (
         _edit("stop_flags[b] = is_block_step[b] = False", "is_block_step[b] = False"),
     ),
     edited(
-        "prefill-behind-the-old-cache",
+        "prefill-after-the-old-cache",
         _SCHEDULE,
         "dec of the slot's last request stays where it is larger: the chunk attends to that one's keys",
         _edit("seq_lens_decoder[b] = start", "seq_lens_decoder[b] = max(int(seq_lens_decoder[b]), start)"),
@@ -101,7 +101,7 @@ MUTANTS = (
     edited(
         "stop-at-the-last-match",
         _STOP,
-        "the search goes on behind a match, and the last one decides",
+        "the search goes on after a match, and the last one decides",
         _edit("break", "continue", within=_STOP),
     ),
     edited(
@@ -155,9 +155,9 @@ MUTANTS = (
         _edit("accept_num[b] = i + 1", "accept_num[b] = i"),
     ),
     edited(
-        "tokens-behind-the-stop-left",
+        "tokens-after-the-stop-left",
         _STOP,
-        "accept_tokens keeps what was emitted behind the sequence, for readers who go by -1",
+        "accept_tokens keeps what was emitted after the sequence, for readers who go by -1",
         _edit("accept_tokens[b, i + 1 :] = -1", "pass"),
     ),
     edited(
@@ -211,9 +211,9 @@ MUTANTS = (
         _edit("prompt_len + int(step_idx[b]) + last_index - count", "prompt_len + int(step_idx[b]) - count"),
     ),
     edited(
-        "written-behind-the-old-tokens",
+        "written-after-the-old-tokens",
         _WRITE,
-        "step_idx is taken for the count before the step: the tokens stand behind a gap",
+        "step_idx is taken for the count before the step: the tokens stand after a gap",
         _edit("prompt_len + int(step_idx[b]) + last_index - count", "prompt_len + int(step_idx[b]) + last_index"),
     ),
     edited(

@@ -26,7 +26,7 @@ MUTANTS = (
     edited(
         "history-at-the-new-step",
         _OP,
-        "tokens are written behind the advanced step_idx: a gap before them, and the n-gram search reads it",
+        "tokens are written after the advanced step_idx: a gap before them, and the n-gram search reads it",
         _edit("fits = min(count, row_width - start)",
               "start = min(start + count, row_width)\nfits = min(count, row_width - start)"),
     ),

@@ -90,8 +90,8 @@ MUTANTS = (
         "token ids pass through a float32 copy: ids above 2^24 change (D = 1 is meant for ids)",
         _edit("x[placed]", "x[placed].astype(np.float32)", "adjust_batch"),
     ),
-    undefined("adjust_batch", "out", 0, "rows behind the last token hold the last step's hidden states"),
-    undefined("recover_batch", "out", 0, "rows behind the last token hold the last step's hidden states"),
+    undefined("adjust_batch", "out", 0, "rows after the last token hold the last step's hidden states"),
+    undefined("recover_batch", "out", 0, "rows after the last token hold the last step's hidden states"),
     edited(
         "idle-rows-left",
         "gather_next_token",
@@ -102,7 +102,7 @@ MUTANTS = (
     edited(
         "plain-gather-packs",
         "gather_next_token",
-        "the plain path returns the rows of active slots one behind the other: idle slots shift all later ones",
+        "the plain path returns the rows of active slots one after the other: idle slots shift all later ones",
         _edit(
             "[(b, b, -1) for b in range(len(seq_lens_this_time))]",
             "[(n, int(b), -1) for n, b in enumerate(np.flatnonzero(seq_lens_this_time > 0))]",
@@ -112,7 +112,10 @@ MUTANTS = (
         "gather-ignores-the-order",
         "gather_next_token",
         "hidden states come prefill first and are read in slot order: requests get each other's logits",
-        _edit("place_of = {row: place for place, row in enumerate(placed)}", "place_of = {row: row for row in placed}"),
+        _edit(
+            "token_row_of = {row: token_row for token_row, row in enumerate(placed)}",
+            "token_row_of = {row: row for row in placed}",
+        ),
     ),
     edited(
         "first-token-of-the-chunk",

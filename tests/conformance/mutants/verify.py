@@ -144,7 +144,7 @@ _TOPP = (
         _edit("return 1 + self.window", "return 0"),
     ),
     edited(
-        "window-behind-the-drafts",
+        "window-after-the-drafts",
         _OP,
         "the window may reach beyond the last draft",
         _edit(_WINDOW, _WINDOW.replace("and enough ", "")),
@@ -263,7 +263,7 @@ _EMIT = (
     edited(
         "end-token-is-a-token",
         _OP,
-        "drafts behind an end token are emitted",
+        "drafts after an end token are emitted",
         _edit("(is_end and not self.ignore_end) or at_limit", "at_limit"),
     ),
     edited(
@@ -283,7 +283,7 @@ _EMIT = (
         "accept-all-compares",
         _OP,
         "ACCEPT_ALL still looks at the target",
-        _edit("count = 1 if accept_all else judge.accepted(slot, i)", "count = judge.accepted(slot, i)"),
+        _edit("count = 1 if accept_all else verifier.accepted(slot, i)", "count = verifier.accepted(slot, i)"),
     ),
     edited(
         "reject-all-verifies",
@@ -321,11 +321,11 @@ _EMIT = (
     edited(
         "full-acceptance-gives-no-bonus",
         _OP,
-        "when every draft passes, the token behind the last one is not emitted",
+        "when every draft passes, the token after the last one is not emitted",
         _edit("if not out.stopped: ...", "if not out.stopped and (rejected or slt < 2): ...",
               given="while len(out.tokens) < slt - 1 and not out.stopped and not rejected: ..."),
     ),
-    undefined(_OP, "accept_tokens", -1, "behind accept_num stands what the last step accepted"),
+    undefined(_OP, "accept_tokens", -1, "after accept_num stands what the last step accepted"),
     undefined(_OP, "accept_num", 0, "an idle slot keeps the last step's count, and its tokens are sent twice"),
 )  # fmt: skip
 

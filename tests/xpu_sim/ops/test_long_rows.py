@@ -82,9 +82,9 @@ def test_the_same_ngram_in_several_parts_of_the_history(policy, cores):
         text = rng.integers(100, 200, length)
         query = np.array([1, 2, 3, 4])
         text[-4:] = query
-        for place in rng.integers(10, length - 20, 5):
+        for column in rng.integers(10, length - 20, 5):
             n = int(rng.integers(1, 5))
-            text[place : place + n] = query[4 - n :]
+            text[column : column + n] = query[4 - n :]
         inputs = generate("ngram_match", trial, M=1, B=1, S=6, L=length, states=("decode",), index=False, pre_ids=False,
                           max_ngram_size=4, min_ngram_size=1, match_policy=policy, token_budget=100)  # fmt: skip
         inputs["token_ids_all"][0] = text

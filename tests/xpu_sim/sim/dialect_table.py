@@ -37,7 +37,7 @@ happens to lanes whose mask bit is 0: `_mz` makes them zero (a store writes zero
 memory). `vvadd_int32x16_mz` is in the row `vvadd`, in the column `int32x16`. A dot is the form without a suffix.
 
 The parameters are those of the first form: V is the vector, T its element, M its mask, an integer with a bit for each
-lane. `_mz` takes a mask behind them, `_mh` first `V hold` (a store has none), then the mask; a mask that is left out is
+lane. `_mz` takes a mask after them, `_mh` first `V hold` (a store has none), then the mask; a mask that is left out is
 -1, all lanes. Comparisons give a mask. The count of a shift (`sll`, `srl`, `sra`) is the first operand; `vvmac` and
 `svmac` give a * b + c.
 

@@ -52,7 +52,7 @@ __global__ void copies(int* gm, int* seen) {
   mfence_lm();
   LM2GM_ASYNC(&a, gm, sizeof(int));
   GM2SM_ASYNC(gm, &shared, sizeof(int));
-  GM2LM(gm, &b, sizeof(int));  // behind both
+  GM2LM(gm, &b, sizeof(int));  // after both
   c = shared;
   LM2GM_ASYNC(&a, gm + 1, sizeof(int));
   GM2SM_ASYNC(gm + 1, &shared, sizeof(int));

@@ -55,11 +55,11 @@ def prepare_inputs(
     num_tokens[:] = np.minimum((tokens, outputs), _INT32_MAX)
 
     ids_remove_padding[:], batch_id_per_token[:], batch_id_per_token_output[:] = 0, -1, -1
-    slot, place = _spread(lengths, len(ids_remove_padding))
+    slot, position = _spread(lengths, len(ids_remove_padding))
     from_prompt = prefill[slot]
     packed = np.zeros(len(slot), np.int64)
-    packed[from_prompt] = input_ids[slot[from_prompt], place[from_prompt]]
-    packed[~from_prompt] = draft_tokens[slot[~from_prompt], place[~from_prompt]]
+    packed[from_prompt] = input_ids[slot[from_prompt], position[from_prompt]]
+    packed[~from_prompt] = draft_tokens[slot[~from_prompt], position[~from_prompt]]
     ids_remove_padding[: len(slot)], batch_id_per_token[: len(slot)] = packed, slot
     slot, _ = _spread(rows, len(batch_id_per_token_output))
     batch_id_per_token_output[: len(slot)] = slot
@@ -89,7 +89,7 @@ def verify_by_tokens(
     """Section 4, strategies GREEDY and TARGET_MATCH.
 
     Every slot's emitted tokens are a beginning of `drafts ++ [next]`: find how many drafts pass, put the target's token
-    behind them, then cut at the first end token and at the length limit.
+    after them, then cut at the first end token and at the length limit.
     """
     accept_tokens[:], accept_num[:] = -1, 0
     used, width = len(seq_lens_this_time), draft_tokens.shape[1]
@@ -100,15 +100,15 @@ def verify_by_tokens(
     unfinished = (enc > 0) & (dec + enc < prompt_lens[:used])
     emits = (slt > 0) & ~stop_flags[:used] & ~is_block_step[:used] & ~unfinished
 
-    place = np.arange(width)
+    position = np.arange(width)
     first_row = cu_seqlens_q_output[:used].astype(np.int64)
-    target = target_tokens[np.clip(first_row[:, None] + place, 0, len(target_tokens) - 1)]
+    target = target_tokens[np.clip(first_row[:, None] + position, 0, len(target_tokens) - 1)]
     drafts = np.concatenate([draft_tokens[:used, 1:], np.full((used, 1), -1)], axis=1)
-    tested = (place < (slt - 1)[:, None]) & ((enc <= 0) & (reasoning_status[:used] != 1))[:, None]
+    tested = (position < (slt - 1)[:, None]) & ((enc <= 0) & (reasoning_status[:used] != 1))[:, None]
     accept_all = accept_policy is AcceptPolicy.ACCEPT_ALL
     passes = tested & (accept_all | (target == drafts)) & (accept_policy is not AcceptPolicy.REJECT_ALL)
     accepted = np.cumprod(passes, axis=1).sum(axis=1)
-    tokens = np.where(place < accepted[:, None], drafts, target)
+    tokens = np.where(position < accepted[:, None], drafts, target)
     length = accepted + 1
 
     is_end = np.isin(tokens, end_tokens)
@@ -124,7 +124,7 @@ def verify_by_tokens(
         last = length[slots] - 1
         replaced = ~is_end[slots, last]
         tokens[slots[replaced], last[replaced]] = end_tokens[0]
-    accept_tokens[:used] = np.where(place < length[:, None], tokens, -1)
+    accept_tokens[:used] = np.where(position < length[:, None], tokens, -1)
     accept_num[:used] = length
 
 
@@ -143,8 +143,8 @@ def gather_accepted(
     used = len(seq_lens_this_time)
     counts = np.where(seq_lens_this_time > 0, np.clip(accept_num[:used], 0, accept_tokens.shape[1]), 0)
     _offsets(counts, cu_batch_token_offset)
-    slot, place = _spread(counts, len(token_ids))
-    steps = np.where(seq_lens_encoder[slot] > 0, 0, place)
+    slot, position = _spread(counts, len(token_ids))
+    steps = np.where(seq_lens_encoder[slot] > 0, 0, position)
     token_ids[:], rows[:] = -1, -1
-    token_ids[: len(slot)] = accept_tokens[slot, place]
+    token_ids[: len(slot)] = accept_tokens[slot, position]
     rows[: len(slot)] = np.clip(cu_seqlens_q_output[slot].astype(np.int64) + steps, 0, len(logits) - 1)

@@ -25,7 +25,7 @@ class PhraseBook(Proposer):
             raise context.config.error("speculative.phrase_book.corpus", f"cannot be read: {error}") from error
         self._corpus = context.tokenizer.encode(text)
         self._sizes = range(settings.longest, settings.shortest - 1, -1)
-        # Where each run of tokens was seen last, as the place behind it.
+        # Where each run of tokens was seen last, as the place after it.
         self._behind = {
             tuple(self._corpus[start : start + size]): start + size
             for size in self._sizes

@@ -110,7 +110,7 @@ namespace xpu_sim {
 namespace {
 
 // Of a program that launches for hours, the JSON document has the first launches.
-constexpr size_t kMostLaunches = 10000;
+constexpr size_t kMaxLaunches = 10000;
 
 std::vector<Finding>* printed = nullptr;
 std::vector<KernelReport>* launches = nullptr;
@@ -123,7 +123,7 @@ std::mutex& lists() { return rt::lock_of(rt::Shared::program); }
 void note(const KernelReport& launch) {
   const std::lock_guard<std::mutex> lock(lists());
   if (print_launches) std::fputs(to_text({launch}).c_str(), stderr);
-  if (launches->size() < kMostLaunches) launches->push_back(launch);
+  if (launches->size() < kMaxLaunches) launches->push_back(launch);
 }
 
 void print(const Finding& finding) {

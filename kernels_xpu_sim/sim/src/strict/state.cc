@@ -7,7 +7,7 @@ namespace xpu_sim::rt::strict {
 Access State::access(const Core& core, Space space, Place place, uint16_t flags) const {
   Access a;
   a.now = now;
-  a.launch_start = space == sm_space ? cluster_start : launch_start;  // SM starts anew with each cluster
+  a.launch_start = space == sm_space ? cluster_start : launch_start;  // SM starts again with each cluster
   a.cluster_start = cluster_start;
   a.full_barrier = full_barrier;
   a.seen = seen[core.id];

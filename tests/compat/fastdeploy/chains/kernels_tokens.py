@@ -96,7 +96,7 @@ def verify_draft_tokens_xpu(ids: Array, *args: Any) -> None:
 
 
 def _window(candidates: Any, drafts: Array, base: int, i: int, tt: int, window: int) -> int:
-    """Behind the drafts that are taken together although the one at i is no candidate; i if there are none."""
+    """After the drafts that are taken together although the one at i is no candidate; i if there are none."""
     if candidates.shape[1] < 2 or candidates[base + i, 1] != drafts[i + 1]:
         return i
     for ii in range(i + 1, tt - 1):
@@ -334,14 +334,14 @@ def speculate_get_accept_tokens_and_logits(
     enc, counts, cu = flat(enc, counts, cu)
     slots = tt.size
     cu_batch.reshape(-1)[: slots + 1] = prefix_sums(counts[:slots])
-    place = 0
+    row = 0
     target_logits[:] = np.nan
     for b in range(slots):
         for i in range(counts[b]):
-            token_ids[place] = tokens[b, i]
-            target_logits[place] = logits[cu[b] + i] if enc[b] <= 0 or i == 0 else np.nan
-            place += 1
-    token_ids[place:] = ANY
+            token_ids[row] = tokens[b, i]
+            target_logits[row] = logits[cu[b] + i] if enc[b] <= 0 or i == 0 else np.nan
+            row += 1
+    token_ids[row:] = ANY
 
 
 # ---- the slots' state

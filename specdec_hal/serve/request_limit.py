@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class Places:
+class RequestLimit:
     """At most `most` are taken at the same time, by all processes that share the file at `path`; None: by this one.
 
     Process `worker` of `workers` counts what it has taken in a cell of the file that it alone writes. So nothing is

@@ -84,15 +84,15 @@ def set_value(
 
 def get_logits(out: Array, logits: Array, first: Array, slt: Array, enc: Array) -> tuple[Array, Array]:
     """The number of the slots' rows of `logits`, and of `out`, which gets them."""
-    source = place = 0
+    source = target = 0
     counts = []
     for b in range(len(slt)):
         rows = 1 if enc[b] != 0 else int(slt[b])
         if enc[b] != 0:
-            out[place] = first[b]
-            place += 1
-        out[place : place + rows] = logits[source : source + rows]
-        source, place = source + rows, place + rows
+            out[target] = first[b]
+            target += 1
+        out[target : target + rows] = logits[source : source + rows]
+        source, target = source + rows, target + rows
         counts.append((rows, rows + int(enc[b] != 0)))
     own, both = np.array(counts, np.int32).reshape(-1, 2).T
     return own, both

@@ -142,7 +142,7 @@ def reasoning_phase_token_constraint(
     think_end_id: int,
     line_break_id: int,
 ) -> None:
-    """Make the first token behind thinking one of allowed_tokens, in logits."""
+    """Make the first token after thinking one of allowed_tokens, in logits."""
     used = seq_lens_this_time.shape[0]
     names = ("token_ids_all", "prompt_lens", "stop_flags", "seq_lens_encoder", "step_idx", "reasoning_status")
     state = plan.given(*names, "enable_thinking")

@@ -1,4 +1,4 @@
-// What the blocks of a row share: values of warps, short lists, histograms. One RowBoard a block; the lists are those
+// What the blocks of a row share: values of warps, short lists, histograms. One RowShared a block; the lists are those
 // of the first block, the leader.
 #pragma once
 
@@ -8,7 +8,7 @@ namespace specdec::cuda {
 
 constexpr int kShort = kRowThreads / 2;  // elements of a short list
 constexpr int kSorted = 80;       // elements of a sorted one: most first elements that are found at once
-constexpr int kMostBlockStripes = kRowWarps * kMostStripes;
+constexpr int kMaxBlockStripes = kRowWarps * kMaxStripes;
 static_assert(kSorted <= kRowGroups, "a pivot is a maximum of a group");
 
 // Elements in no order. `count` goes on beyond kShort, the rest does not.
@@ -36,15 +36,15 @@ struct Cells {
 struct RowSearch {
   Goal goal;
   uint64_t need;
-  KeyRange range;  // the cut is in here
+  KeyRange range;  // the threshold is in here
   KeyGrid grid;    // for the next histogram
   Weight above;    // of the elements above `range`
   Weight inside;   // of the elements in `range`
   bool reached;
 };
 
-// Exponents t, high >= low: where a cut is presumed.
-struct Interval {
+// Exponents t, high >= low: where a threshold is presumed.
+struct Bracket {
   float high, low;
 };
 
@@ -61,7 +61,7 @@ struct Bounds {
 };
 constexpr int kSteps = 64;  // exponents that bounds are known for
 constexpr int kSlices = kRowThreads / kSteps;
-// Sampled elements by their exponents in the row's interval, from the lowest.
+// Sampled elements by their exponents in the row's bracket, from the lowest.
 constexpr int kSampleCells = kRowThreads;
 struct Tail {
   float weight, squares;  // sums
@@ -74,7 +74,7 @@ struct Tail {
 struct Sample {
   uint32_t count[kSampleCells];
   Tail scan[kRowWarps];
-  int first[3];  // cells: where the cut is estimated to be, at the least and at the most
+  int first[3];  // cells: where the threshold is estimated to be, at the least and at the most
   float all, margin;  // weight of the row; what the estimate may be off by
 };
 // Exponent of a chunk's largest, and its share of the row's total, 2^40 as 1.
@@ -83,7 +83,7 @@ struct ChunkShare {
 };
 
 // What each phase has for itself. Of the row's first elements (row_top.cuh):
-struct Tops {
+struct TopK {
   // Group maxima of the whole row.
   int32_t group_key[kRowGroups];
   int32_t staged_key[kRowGroups];
@@ -100,43 +100,43 @@ struct Tops {
 };
 
 // Of a search (row_search.cuh): where it is, a histogram's sums, a copy of the leader's list, and what it found.
-struct SearchBoard {
+struct SearchShared {
   RowSearch now;
   Weight merged[kBuckets];
   float value[kShort];
   int32_t id[kShort];
-  int64_t place[kShort];
+  int64_t sort_key[kShort];
   uint64_t mass[kShort];
-  Cut cut;  // what is kept
+  Threshold threshold;  // what is kept
   Weight kept;
 };
 
-// Of the guess at a cut (row_guess.cuh), and of the pass that proves it (row_cut.cuh).
-struct GuessBoard {
-  uint64_t row_total, need;  // of the row, and of the cut
-  Interval interval;
+// Of the guess at a threshold (row_guess.cuh), and of the pass that proves it (row_threshold.cuh).
+struct GuessShared {
+  uint64_t row_total, need;  // of the row, and of the threshold
+  Bracket bracket;
   float most;              // elements in it, at most
   Tail below[kRowGroups];  // what the warps of the row have sampled below it
   uint32_t listed;         // elements in the block's list
 };
 
-// Used by one phase behind the other.
+// Used by one phase after the other.
 union Scratch {
   Cells cells[2];  // of a search, in turns
   struct {
-    Bounds of_slice[kSlices][kSteps], of_block[kMostCluster][kSteps];
+    Bounds of_slice[kSlices][kSteps], of_block[kMaxCluster][kSteps];
   } bounds;
   Sample sample;
 };
 
 // Of the block's stripes (row_masses.cuh). Where sums were not asked for, the largest logits are not known: +inf.
 struct Stripes {
-  float top[kMostBlockStripes];
-  uint64_t chunk_mass[kMostBlockStripes];
-  ChunkShare share[kMostBlockStripes];
-  uint64_t mass[kMostBlockStripes];  // of what is kept
+  float top[kMaxBlockStripes];
+  uint64_t chunk_mass[kMaxBlockStripes];
+  ChunkShare share[kMaxBlockStripes];
+  uint64_t mass[kMaxBlockStripes];  // of what is kept
   // Of elements in the list: sums of the lower 20 bits of their masses, and of the others.
-  uint32_t more[2][kMostBlockStripes];
+  uint32_t more[2][kMaxBlockStripes];
 };
 
 // Masses of the sorted first elements, and of those that are kept (row_filter.cuh).
@@ -154,15 +154,15 @@ struct Drawn {
   float logit;  // of the row's token
 };
 
-struct RowBoard {
+struct RowShared {
   SamplingParams params;
   Softmax softmax;
   uint64_t published[4][kRowGroups];
   uint64_t warp_part[kRowWarps];
   ShortList above;
-  Tops top;
-  SearchBoard search;
-  GuessBoard guess;
+  TopK top;
+  SearchShared search;
+  GuessShared guess;
   Scratch scratch;
   Stripes stripes;
   ShortMasses short_list;
@@ -170,7 +170,7 @@ struct RowBoard {
 };
 
 // Before the block arrives at the cluster's first barrier.
-__device__ __forceinline__ void clear_board(RowBoard& s) {
+__device__ __forceinline__ void clear_shared(RowShared& s) {
   if (threadIdx.x != 0) return;
   s.above.count = 0;
   s.top.ties.count = 0;
@@ -181,9 +181,9 @@ __device__ __forceinline__ void clear_board(RowBoard& s) {
 
 // The largest key of the row, from the largest of every thread. The cluster's first meeting: it waits for a barrier at
 // which all have arrived.
-__device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key) {
+__device__ __forceinline__ int32_t cluster_max(RowShared& s, int32_t own_key) {
   const int blocks = Cluster::size(), rank = Cluster::rank(), tid = static_cast<int>(threadIdx.x);
-  const int lanes = 32 / (kMostCluster / blocks), groups = kRowGroups / blocks;
+  const int lanes = 32 / (kMaxCluster / blocks), groups = kRowGroups / blocks;
   s.top.thread_key[tid] = own_key;
   int32_t key = own_key;
   for (int d = lanes / 2; d >= 1; d /= 2) key = max(key, __shfl_xor_sync(kAllLanes, key, d));
@@ -201,7 +201,7 @@ __device__ __forceinline__ int32_t meet_row(RowBoard& s, int32_t own_key) {
 }
 
 // The same where nothing but the largest is asked for, and all lanes of a warp have theirs.
-__device__ __forceinline__ int32_t meet_warps(RowBoard& s, int32_t own_key) {
+__device__ __forceinline__ int32_t cluster_max_of_warps(RowShared& s, int32_t own_key) {
   Cluster::wait();
   publish(s.top.group_key, own_key);
   Cluster::sync();
@@ -212,7 +212,7 @@ __device__ __forceinline__ int32_t meet_warps(RowBoard& s, int32_t own_key) {
 }
 
 // A key that at least `need` (1 .. kRowGroups) elements reach: the need-th largest maximum of a group.
-__device__ __forceinline__ int32_t pivot_key(RowBoard& s, int need) {
+__device__ __forceinline__ int32_t pivot_key(RowShared& s, int need) {
   constexpr int kThreads = kRowThreads / kRowGroups;
   const int own = static_cast<int>(threadIdx.x) / kThreads, part = static_cast<int>(threadIdx.x) % kThreads;
   const int32_t key = s.top.group_key[own];

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from specdec_hal.errors import ArgumentError
-from tests.compat.fastdeploy import emitted_models as models
+from tests.compat.fastdeploy import output_models as models
 from tests.compat.fastdeploy.batches import Batch, equal, tensor, tensors
 
 ROUNDS = range(15)
 
 
 class Emitted(Batch):
-    """A batch behind verification: tokens and counts of this step."""
+    """A batch after verification: tokens and counts of this step."""
 
     def __init__(self, rng: Any, **sizes: int) -> None:
         super().__init__(rng, **sizes)

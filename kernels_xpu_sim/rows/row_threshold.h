@@ -73,9 +73,9 @@ struct Search {
   uint64_t need;
   Weight above = {0, 0};   // of the elements above the bucket
   Weight inside = {0, 0};  // of the elements in it
-  int bucket = 0;          // the cut is in here
+  int bucket = 0;          // the threshold is in here
   uint64_t own = 0;        // mass of this rank's elements above the bucket; in the end, of those that are kept
-  Cut cut = keep_all();    // the result
+  Threshold threshold = keep_all();    // the result
   uint64_t kept = 0;       // and the mass of what it keeps
 };
 
@@ -118,7 +118,7 @@ SPECDEC_APART void find_bucket(Team& team, Shared& s, Search& search) {
 
 // body(key, id, value) for a rank's elements of a range that `from` does not keep, by ascending id.
 template <class L, class Row, class Shared, class Body>
-SPECDEC_HD void each_behind(Row& row, const Shared& s, const KeyRange& range, Cut from, Body body) {
+SPECDEC_HD void each_behind(Row& row, const Shared& s, const KeyRange& range, Threshold from, Body body) {
   const float low = key_value(range.low), high = key_value(range.high);
   each_chunk(row, s, low, [&](const typename L::Bits* x, int count, int64_t first, const ChunkSum&) {
     each_in_range<L>(x, count, first, low, high, from, body);
@@ -128,8 +128,8 @@ SPECDEC_HD void each_behind(Row& row, const Shared& s, const KeyRange& range, Cu
 
 // Counts and masses of these by bucket.
 template <class L, class MassOf, class Team, class Row, class Shared>
-SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, const KeyRange& range, const KeyGrid& grid, Cut from,
-                                MassOf mass_of) {
+SPECDEC_HD void range_histogram(Team& team, Row& row, Shared& s, const KeyRange& range, const KeyGrid& grid,
+                                Threshold from, MassOf mass_of) {
   const int rank = team.rank();
   clear_histogram(s, rank);
   each_behind<L>(row, s, range, from, [&](int32_t key, int64_t, float value) {
@@ -156,10 +156,10 @@ SPECDEC_HD Weight listed_weight(const Wide<int32_t, kListed>& keys, const Wide<u
   return {static_cast<uint64_t>(count), mass};
 }
 
-// Ends a search by the list of what is in the bucket: each rank looks at its own elements, [begin, end). The cut and
-// the mass of what it keeps are left in `s` by the rank that has its element.
+// Ends a search by the list of what is in the bucket: each rank looks at its own elements, [begin, end). The threshold
+// and the mass of what it keeps are left in `s` by the rank that has its element.
 template <class Shared>
-SPECDEC_VECTOR void cut_list(Shared& s, Search& search, int begin, int end) {
+SPECDEC_VECTOR void list_threshold(Shared& s, Search& search, int begin, int end) {
   const int size = static_cast<int>(search.inside.count);
   const Weight above = search.above;
   Wide<int32_t, kListed> keys;
@@ -173,16 +173,16 @@ SPECDEC_VECTOR void cut_list(Shared& s, Search& search, int begin, int end) {
     if (reached - self >= search.need) continue;
     search.own += masses[i];
     if (reached < search.need) continue;
-    s.cut.key = keys[i];  // the last one
-    s.cut.id = s.list_id[i];
+    s.threshold.key = keys[i];  // the last one
+    s.threshold.id = s.list_id[i];
     s.kept = upto.mass;
   }
 }
 
-// From a bucket, with its keys, to the cut.
+// From a bucket, with its keys, to the threshold.
 template <class L, class MassOf, class Team, class Row, class Shared>
-SPECDEC_APART void cut_bucket(Team& team, Row& row, Shared& s, Search& search, KeyRange range, Cut from,
-                              MassOf mass_of) {
+SPECDEC_APART void bucket_threshold(Team& team, Row& row, Shared& s, Search& search, KeyRange range, Threshold from,
+                                    MassOf mass_of) {
   while (search.inside.count > kListed && range.low < range.high) {
     const KeyGrid grid = range.grid();
     range_histogram<L>(team, row, s, range, grid, from, mass_of);
@@ -193,23 +193,23 @@ SPECDEC_APART void cut_bucket(Team& team, Row& row, Shared& s, Search& search, K
   const uint64_t inside = s.count[rank][search.bucket];
   uint64_t before = 0;
   for (int r = 0; r < rank; ++r) before += s.count[r][search.bucket];
-  const auto list = [&](auto place_of) {
+  const auto list = [&](auto next_entry) {
     each_behind<L>(row, s, range, from, [&](int32_t key, int64_t id, float value) {
-      const int place = place_of();
-      if (place < 0) return;
-      s.list_key[place] = key;
-      s.list_id[place] = id;
-      s.list_mass[place] = mass_of(value);
+      const int entry = next_entry();
+      if (entry < 0) return;
+      s.list_key[entry] = key;
+      s.list_id[entry] = id;
+      s.list_mass[entry] = mass_of(value);
     });
   };
   if (search.inside.count <= kListed) {
     int at = static_cast<int>(before);
     if (inside > 0) list([&] { return at++; });
     team.sync();
-    cut_list(s, search, static_cast<int>(before), static_cast<int>(before + inside));
+    list_threshold(s, search, static_cast<int>(before), static_cast<int>(before + inside));
     team.sync();
-    search.cut.key = s.cut.key;  // one by one: there is padding between them
-    search.cut.id = s.cut.id;
+    search.threshold.key = s.threshold.key;  // one by one: there is padding between them
+    search.threshold.id = s.threshold.id;
     search.kept = s.kept;
     return;
   }
@@ -222,8 +222,8 @@ SPECDEC_APART void cut_bucket(Team& team, Row& row, Shared& s, Search& search, K
   team.sync();
   search.own += own * mass;
   search.kept = search.above.mass + wanted * mass;
-  search.cut.key = range.low;
-  search.cut.id = s.list_id[0];
+  search.threshold.key = range.low;
+  search.threshold.id = s.list_id[0];
 }
 
 // Counts and masses of a chunk by buckets of t, both in one word: 2^11 elements and less than 2^51 of mass.
@@ -256,7 +256,8 @@ SPECDEC_VECTOR void chunk_histogram(const typename L::Bits* x, int count, const 
 // Cuts a row's order where it reaches a goal, by masses; what lies at `deepest` (a t) or below is not looked at, and a
 // cut there keeps everything: it has no mass, or cannot be reached.
 template <class L, class Team, class Row, class Shared>
-SPECDEC_APART void find_cut(Team& team, Row& row, Shared& s, Search& search, const Softmax& softmax, int deepest) {
+SPECDEC_APART void find_threshold(Team& team, Row& row, Shared& s, Search& search, const Softmax& softmax,
+                                  int deepest) {
   const SoftmaxGrid grid(softmax, deepest);
   const int rank = team.rank();
   clear_histogram(s, rank);
@@ -266,7 +267,7 @@ SPECDEC_APART void find_cut(Team& team, Row& row, Shared& s, Search& search, con
   });
   find_bucket(team, s, search);
   if (search.bucket < SoftmaxGrid::kLast) {
-    cut_bucket<L>(team, row, s, search, grid.range(search.bucket), keep_none(), softmax);
+    bucket_threshold<L>(team, row, s, search, grid.range(search.bucket), keep_none(), softmax);
   } else {
     search.own += s.mass[rank][search.bucket];
     search.kept = search.above.plus(search.inside).mass;

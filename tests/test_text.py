@@ -93,7 +93,7 @@ def test_no_message_is_longer_than_2_kb(piece: str, times: int) -> None:
     for kind in kinds:
         error: SpecDecError
         if kind is ArgumentError:
-            error = kind(op=message, backend=message, argument="x", expected=message, got=message, cure=message)
+            error = kind(op=message, backend=message, argument="x", expected=message, got=message, hint=message)
         elif kind is QueueFullError:
             error = kind(message, retry_after_s=1)
         else:

@@ -228,15 +228,15 @@ class _Cache:
         out[:, : self.tables.shape[1]] = self.tables[slots, :count]
         return out.reshape(-1)
 
-    def places(self, slots: I32, starts: I32, counts: I32, size: int) -> Tensor:
-        """Where each of the slots' next tokens goes, packed into [size]; -1 where there is no block, and behind."""
+    def cache_rows(self, slots: I32, starts: I32, counts: I32, size: int) -> Tensor:
+        """Where each of the slots' next tokens goes, packed into [size]; -1 where there is no block, and after."""
         out, owners = np.full(size, -1, np.int32), np.repeat(slots, counts)
         inside = np.arange(len(owners)) - np.repeat(_offsets(counts)[:-1], counts)
         column, rest = np.divmod(np.repeat(starts, counts) + inside, self.size)
         last = self.tables.shape[1] - 1
         blocks = np.where(column <= last, self.tables[owners, np.minimum(column, last)], -1)
-        places = np.where(blocks >= 0, blocks * self.size + rest, -1)[:size]
-        out[: len(places)] = places
+        cache_rows = np.where(blocks >= 0, blocks * self.size + rest, -1)[:size]
+        out[: len(cache_rows)] = cache_rows
         return paddle.to_tensor(out, place=self.place)
 
 
@@ -290,6 +290,6 @@ def get_infer_param(
     _fill(len_info_cpu, np.array(info, np.int32))
     most = len(lens) * (1 + num_speculative_tokens)
     return [
-        cache.places(prompts, dec[prompts], enc[prompts], total),
-        cache.places(texts, dec[texts], lens[texts], most),
+        cache.cache_rows(prompts, dec[prompts], enc[prompts], total),
+        cache.cache_rows(texts, dec[texts], lens[texts], most),
     ]
