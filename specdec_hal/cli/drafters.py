@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         shown: list[dict[str, Any]] = [
             {"changes": one.changes, "agreement": one.agreement, "sigmas": one.sigmas} for one in found
         ]
-        output.document({"taps": head.taps, "numbering": head.numbering, "variants": shown, "cure": best and best.key})
+        output.document({"taps": head.taps, "numbering": head.numbering, "variants": shown, "hint": best and best.key})
         return int(best is not None)
     output.console.print(f"taps {', '.join(map(str, head.taps))}: {head.numbering}", soft_wrap=True)
     rows = Rows("Agreement with the target", ("variant", *(f"draft {i + 1}" for i in range(DEPTH)), "sigmas"))

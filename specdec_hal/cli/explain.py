@@ -103,7 +103,9 @@ def _op_document(spec: OpSpec) -> dict[str, Any]:
 
 def _print_backend(explanation: Explanation, output: Output) -> None:
     if output.json:
-        output.document({"backend": explanation.backend, "ops": [asdict(status) for status in explanation]})
+        output.document(
+            {"backend": explanation.backend, "ops": [{**asdict(status), "cure": status.hint} for status in explanation]}
+        )
         return
     rows = Rows(f"Backend '{explanation.backend}'", ("op", "available", "via", "modes, or what is missing"))
     for status in explanation:

@@ -28,7 +28,7 @@ def check(folder: Path, *options: str) -> int:
 def test_the_committed_head_is_read_as_it_was_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert check(HEAD, "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["taps"] == [2, 4, 8] and document["cure"] is None
+    assert document["taps"] == [2, 4, 8] and document["hint"] is None
     configured, *others = document["variants"]
     assert configured["changes"] == {} and len(others) == 7  # no taps after more layers than there are
     assert configured["agreement"][0] > 0.5

@@ -72,10 +72,10 @@ class TestBackends:
         infos = {info["name"]: info for info in document["backends"]}
         assert {"reference", "partial", "gone", "odd"} <= set(infos)
         for info in infos.values():
-            assert {"name", "available", "reason", "cure", "priority", "api_version", "plugin"} <= set(info)
+            assert {"name", "available", "reason", "hint", "priority", "api_version", "plugin"} <= set(info)
         assert infos["reference"]["available"] is True
         assert infos["gone"]["available"] is False
-        assert (infos["gone"]["reason"], infos["gone"]["cure"]) == ("no such chip", "buy one")
+        assert (infos["gone"]["reason"], infos["gone"]["hint"]) == ("no such chip", "buy one")
         assert (infos["odd"]["available"], infos["odd"]["api_version"]) == (False, API_VERSION + 1)
         assert str(API_VERSION + 1) in infos["odd"]["error"]
         assert document["auto"] == "partial"
@@ -124,7 +124,7 @@ class TestExplainBackend:
         assert statuses["ngram_match"]["modes"] == "match_policy: LATEST"
         assert statuses["sample_target"]["available"] is False
         assert statuses["sample_target"]["reason"]
-        assert statuses["sample_target"]["cure"]
+        assert statuses["sample_target"]["hint"] == statuses["sample_target"]["cure"] != ""
 
     def test_text(self, run_text: Run) -> None:
         lines = run_text("explain", "partial").splitlines()

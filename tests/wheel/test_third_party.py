@@ -36,7 +36,7 @@ def test_the_example_beside_the_wheel(environment: Environment) -> None:
     explained = json.loads(environment.output("specdec-hal", "explain", "acme_npu", "--json"))["ops"]
     assert {op["op"] for op in explained if op["available"]} == CLAIMED
     assert len(explained) == len(OPS)
-    assert all(op["reason"] and op["cure"] for op in explained if not op["available"])
+    assert all(op["reason"] and op["hint"] for op in explained if not op["available"])
 
     proves_what_it_claims(environment)
     fails_when_broken(environment)

@@ -1,0 +1,49 @@
+"""Names that were given up do not come back: tests/names.txt has them with the new ones."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("specdec_hal", "backends", "kernels_*", "tests", "docs", "examples", "tools", "README.md")
+OWN = ("tests/names.txt", "tests/test_names.py")
+LINE = re.compile(r"(?P<old>\S+) -> (?P<new>\S+)(?: : (?P<where>.+))?")
+ENTRIES = [line for line in (ROOT / "tests/names.txt").read_text().splitlines() if not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """The lines of every file that has one of the names, by path."""
+    olds = "|".join(entry.partition(" ->")[0] for entry in ENTRIES)
+    command = ["git", "grep", "-nIP", rf"(?<![A-Za-z0-9_])({olds})(?![A-Za-z0-9_])", "--", *SOURCES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode > 1:
+        pytest.skip(f"git grep: {done.stderr.strip()}")
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        path, _, text = line.partition(":")
+        if path not in OWN:
+            found[path] = found.get(path, "") + text + "\n"
+    return found
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_old_names_are_gone(entry: str, sources: dict[str, str]) -> None:
+    line = LINE.fullmatch(entry)
+    assert line, "expected: old -> new : where"
+    globs = (line["where"] or "*").split()
+    within, without = [one for one in globs if one[0] != "!"], [one[1:] for one in globs if one[0] == "!"]
+    old = re.compile(rf"(?<![A-Za-z0-9_]){line['old']}(?![A-Za-z0-9_])")
+    found = [
+        f"{path}:{text}"
+        for path, lines in sources.items()
+        if any(fnmatch(path, glob) for glob in within) and not any(fnmatch(path, glob) for glob in without)
+        for text in lines.splitlines()
+        if old.search(text)
+    ]
+    assert not found, f"{line['old']} is called {line['new']} now"
