@@ -14,13 +14,13 @@ from pathlib import Path
 
 MOST_WORDS = 40
 INSTEAD = {
-    r"again": "again",
+    r"anew": "again",
     r"cures?": "hint",
     r"rubbish": "invalid data",
     r"spoilt": "invalid",
     r"(?:is|are|was|were|be|been|being) told": "receives, learns",
     r"tells? (?:of|that|what|how)": "shows, says",
-    r"after (?:a|an|the|it|this|that|them|each|every) (?:token|step|draft|prompt|window|end|last|first)\w*": "after",
+    r"behind (?:a|an|the|it|this|that|them|each|every) (?:token|step|draft|prompt|window|end|last|first)\w*": "after",
     r"the one before": "the previous one",
     r"as (?:rarely|seldom) as": "at most every",
     r"(?:was|were) not to be had": "was not available",
