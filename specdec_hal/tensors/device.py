@@ -343,7 +343,7 @@ class PaddleDevice(Device):
         """As paddle.to_tensor."""
         if array.dtype == np.uint16:
             return self.upload(array.view(np.int16)).view("bfloat16")
-        return self._paddle.to_tensor(array, name=self._place)
+        return self._paddle.to_tensor(array, place=self._place)
 
     def download(self, tensor: Any) -> NDArray[Any]:
         """Waits for the current stream."""
@@ -486,7 +486,7 @@ def hand_over(array: NDArray[Any], framework: str) -> Any:
     if framework == "paddle":
         import paddle
 
-        return paddle.to_tensor(array, name=paddle.CPUPlace())
+        return paddle.to_tensor(array, place=paddle.CPUPlace())
     return array.copy()
 
 
