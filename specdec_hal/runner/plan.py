@@ -163,6 +163,22 @@ class CompiledStep:
         return lambda: {**fetched(), **scores()}
 
 
+class StepBuilder:
+    """Collects the calls of a step, by stage. `sizes`: extents of the contract's symbols that lead shapes."""
+
+    def __init__(self, backend: Backend, state: DecodeState, sizes: Mapping[str, int]) -> None:
+        self.backend, self.state, self.sizes = backend, state, sizes
+        self.calls: list[tuple[str, Call]] = []
+
+    def add(self, stage: str, op: str, *tensors: Any, **operands: Any) -> None:
+        """Bind an op to `tensors`, `operands` and what else of it the state holds."""
+        self.call(stage, self.backend.bind(op, *tensors, **self.state.args(op, self.sizes, **operands)))
+
+    def call(self, stage: str, call: Call) -> None:
+        """Add what is no op of the state's tensors."""
+        self.calls.append((stage, call))
+
+
 def run_calls(calls: Iterable[tuple[str, Call]], stream: int, record: StepRecord) -> None:
     """Launch calls, timed by stage."""
     for stage, call in calls:
@@ -252,7 +268,7 @@ class StepCompiler:
         if self.static:
             self._plans[bucket] = self._plan(bucket)
         else:
-            self._heads[bucket.slots, bucket.tokens] = self._head(bucket)
+            self._bind_head(bucket)
             bucket = bucket._replace(rows=1)
             self._plans[bucket] = self._plan(bucket)
 
@@ -398,109 +414,88 @@ class StepCompiler:
     # ---- the calls
 
     def _plan(self, bucket: Bucket) -> CompiledStep:
-        plan = CompiledStep(self._head(bucket) + self._forward(bucket) if self.static else [])
-        plan.calls += self._tail(bucket, plan)
+        step = StepBuilder(self.backend, self.state, _extents(bucket))
+        if self.static:
+            self._head(step)
+            self._forward(bucket, step)
+        plan = CompiledStep(step.calls)
+        self._tail(bucket, plan, step)
         return plan
 
-    def _head(self, bucket: Bucket) -> list[tuple[str, Call]]:
+    def _head(self, step: StepBuilder) -> None:
         """From the scheduler's decisions to the packed tokens of the step."""
-        backend, state = self.backend, self.state
-        sizes = {"B": bucket.slots, "T_cap": bucket.tokens, "R_cap": bucket.rows or state.symbols["R_cap"]}
-        calls: list[tuple[str, Call]] = [
-            ("prepare", backend.bind("schedule_slots", **state.args("schedule_slots", sizes))),
-            ("prepare", backend.bind("prepare_inputs", **state.args("prepare_inputs", sizes))),
-        ]
-        self._model_ids = state.part("ids_remove_padding", sizes)
+        step.add("prepare", "schedule_slots")
+        step.add("prepare", "prepare_inputs")
+        packed = self._model_ids = self.state.part("ids_remove_padding", step.sizes)
         if self._order is not TokenOrder.SLOT:
-            self._model_ids = state.allocate("ids_remove_padding", T_cap=bucket.tokens)
-            args = {**state.args("adjust_batch", sizes), "out": self._model_ids}
-            calls.append(("prepare", backend.bind("adjust_batch", state.part("ids_remove_padding", sizes), **args)))
-        return calls
+            self._model_ids = self.state.allocate("ids_remove_padding", T_cap=step.sizes["T_cap"])
+            step.add("prepare", "adjust_batch", packed, out=self._model_ids)
 
-    def _forward(self, bucket: Bucket) -> list[tuple[str, Call]]:
+    def _forward(self, bucket: Bucket, step: StepBuilder) -> None:
         """The model over device tensors."""
         state, model = self.state, cast(DeviceModel, self.model)
-        sizes = {"B": bucket.slots, "T_cap": bucket.tokens}
         batch = DeviceBatch(
             token_ids=self._model_ids,
-            batch_id_per_token=state.part("batch_id_per_token", sizes),
-            cu_seqlens_q=state.part("cu_seqlens_q", sizes),
+            batch_id_per_token=state.part("batch_id_per_token", step.sizes),
+            cu_seqlens_q=state.part("cu_seqlens_q", step.sizes),
             seq_lens_decoder=state["seq_lens_decoder"],
             block_tables=state["block_tables"],
             max_seq_len=bucket.context,
             max_query_len=bucket.query,
         )
         hidden = {layer: tensor[: bucket.tokens] for layer, tensor in self._buffers.hidden.items()}
-        return [("forward", lambda stream: model.forward_device(batch, hidden))]
+        step.call("forward", lambda stream: model.forward_device(batch, hidden))
 
-    def _tail(self, bucket: Bucket, plan: CompiledStep) -> list[tuple[str, Call]]:
+    def _tail(self, bucket: Bucket, plan: CompiledStep, step: StepBuilder) -> None:
         """From hidden states to drafts of the next step."""
-        backend, state, buffers = self.backend, self.state, self._buffers
-        sizes = {"B": bucket.slots, "T_cap": bucket.tokens, "R_cap": bucket.rows}
-        rows = bucket.rows
+        state, buffers, features, rows = self.state, self._buffers, bucket.features, bucket.rows
         hidden = {layer: tensor[: bucket.tokens] for layer, tensor in buffers.hidden.items()}
         picked = {layer: tensor[:rows] for layer, tensor in buffers.picked.items()}
-        logits, features = buffers.logits[:rows], bucket.features
-
-        def bind(op: str, *args: Any, **kwargs: Any) -> Call:
-            return backend.bind(op, *args, **state.args(op, sizes, **kwargs))
-
-        calls: list[tuple[str, Call]] = [
-            ("gather", bind("gather_next_token", x, out=picked[layer], is_speculative=True, token_order=self._order))
-            for layer, x in hidden.items()
-        ]
-        first_token = 0
+        for layer, x in hidden.items():
+            order = {"is_speculative": True, "token_order": self._order}
+            step.add("gather", "gather_next_token", x, out=picked[layer], **order)
+        logits, first_token = buffers.logits[:rows], 0
         if features.parts is not None and self._parts is not None:
             logits, first_token = self._of_part()[:rows], self._parts.first
-        calls.append(("logits", self._logits(picked[FINAL_NORM], logits, sizes, features.parts is not None)))
+        step.call("logits", self._logits(picked[FINAL_NORM], logits, bucket.slots, features.parts is not None))
         raw = logits
         if features.changes_logits and features.logprobs:
             raw = self._extra("logits", V=self.model.config.vocab_size)[:rows]
-            calls.append(("penalties", lambda stream: state.device.assign(raw, logits)))
-        slots = state.part("batch_id_per_token_output", sizes)
+            step.call("penalties", lambda stream: state.device.assign(raw, logits))
+        slots = state.part("batch_id_per_token_output", step.sizes)
         if features.bias:
-            calls.append(("penalties", lambda stream: state.bias.add(logits, slots, features.bias)))
+            step.call("penalties", lambda stream: state.bias.add(logits, slots, features.bias))
         if features.penalties:
-            args = state.args("apply_penalties", sizes)
-            calls.append(("penalties", backend.bind("apply_penalties", logits, **args)))
+            step.add("penalties", "apply_penalties", logits)
         if features.answer:
-            args = state.args("reasoning_constraint", sizes)
             tokens = {"think_end_id": self._named.think_end_id, "line_break_id": self._named.line_break_id}
-            calls.append(("penalties", backend.bind("reasoning_constraint", logits, **args, **tokens)))
+            step.add("penalties", "reasoning_constraint", logits, **tokens)
         if features.allowed:
             masks = {"bitmask": state.slot_masks.tensor, "bitmask_rows": slots, "first_token": first_token}
-            calls.append(("penalties", backend.bind("apply_token_bitmask", logits, **masks)))
+            step.add("penalties", "apply_token_bitmask", logits, **masks)
         if features.masked:
-            plan.masked_from = len(plan.calls) + len(calls)
+            plan.masked_from = len(step.calls)
             operands = {name: tensor[:rows] for name, tensor in self._masks().tensors.items()}
-            calls.append(("mask", backend.bind("apply_token_bitmask", logits, **operands, first_token=first_token)))
-        calls.append(("sample", bind("build_sampling_params")))
+            step.add("mask", "apply_token_bitmask", logits, **operands, first_token=first_token)
+        step.add("sample", "build_sampling_params")
         scores = {}
-        if self._sampling_scores(bucket.features):
+        if self._sampling_scores(features):
             plan.report = (*REPORT, *ROW_SCORES)
             scores = {output: state.report.tensors[name][:rows] for name, output in ROW_SCORES.items()}
-        verified_by = self._verify(logits, sizes, features.parts, calls, scores)
-        calls.append((
-            "verify",
-            bind(
-                "verify_draft_tokens",
-                strategy=self.settings.verify_strategy,
-                verify_window=self.settings.verify_window,
-                **verified_by,
-            ),
-        ))  # fmt: skip
-        if bucket.features.thinking:
-            calls.append(("verify", bind("limit_thinking", think_end_id=self._named.think_end_id)))
-        if bucket.features.logprobs and not scores:
-            plan.logprobs = self._logprobs(raw, bucket, calls)
-        if bucket.features.stops:
-            calls.append(("verify", bind("set_stop_sequences")))
-        calls.append(("update", bind("update_model_status")))
+        verified_by = self._verify(logits, features.parts, step, scores)
+        strategy, window = self.settings.verify_strategy, self.settings.verify_window
+        step.add("verify", "verify_draft_tokens", strategy=strategy, verify_window=window, **verified_by)
+        if features.thinking:
+            step.add("verify", "limit_thinking", think_end_id=self._named.think_end_id)
+        if features.logprobs and not scores:
+            plan.logprobs = self._logprobs(raw, bucket, step)
+        if features.stops:
+            step.add("verify", "set_stop_sequences")
+        step.add("update", "update_model_status")
         bounds = StepBounds(bucket.slots, bucket.tokens, bucket.query, bucket.context)
         plan.view = partial(self._view, hidden, picked, bounds)
         if self.proposer.runs_on == "device":
-            calls.append(("propose", lambda stream: self._propose(plan.view(stream))))
-        return calls
+            step.call("propose", lambda stream: self._propose(plan.view(stream)))
 
     def _view(self, hidden: dict[int, Any], picked: dict[int, Any], bounds: StepBounds, stream: int) -> StepView:
         layers = self.proposer.hidden_layers
@@ -566,11 +561,11 @@ class StepCompiler:
     def _misbehaved(self, what: str) -> PluginError:
         return PluginError(f"proposer '{self.settings.method}' {what}; fix it (found by runner.debug)")
 
-    def _logits(self, picked: Any, logits: Any, sizes: dict[str, int], of_part: bool) -> Call:
+    def _logits(self, picked: Any, logits: Any, slots: int, of_part: bool) -> Call:
         device, model = self.state.device, self.model
         if not self.static:
             return lambda stream: device.assign(logits, model.compute_logits(picked))
-        counted = self.state["cu_seqlens_q_output"][sizes["B"] : sizes["B"] + 1]
+        counted = self.state["cu_seqlens_q_output"][slots : slots + 1]
         num_rows = None if self.backend.debug else counted  # whose checks look at every row
         compute = cast(DeviceModel, model).compute_logits_device
         if of_part and self._parts is not None:
@@ -597,68 +592,60 @@ class StepCompiler:
         verified_by_token = self.settings.verify_strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH)
         return features.logprobs == 1 and verified_by_token and not (features.changes_logits or features.thinking)
 
-    def _verify(
-        self,
-        logits: Any,
-        sizes: dict[str, int],
-        parts: Hashable,
-        calls: list[tuple[str, Call]],
-        scores: Mapping[str, Any],
-    ) -> dict[str, Any]:
+    def _verify(self, logits: Any, parts: Hashable, step: StepBuilder, scores: Mapping[str, Any]) -> dict[str, Any]:
         """What the strategy compares drafts with, if the state does not hold it: arguments of verify_draft_tokens.
 
         `scores`: outputs of `sample_target` for the log-probabilities of its tokens.
         """
-        backend, state, strategy, rows = self.backend, self.state, self.settings.verify_strategy, sizes["R_cap"]
+        state, strategy, rows = self.state, self.settings.verify_strategy, step.sizes["R_cap"]
         if strategy in (Strategy.GREEDY, Strategy.TARGET_MATCH):
-            args = state.args("sample_target", sizes)
             if parts is None:
-                calls.append(("sample", backend.bind("sample_target", logits, **args, **scores)))
+                step.add("sample", "sample_target", logits, **scores)
             else:
                 assert self._parts is not None
-                sample = partial(self._parts.sample_target, logits, parts, **args)
-                calls.append(("sample", lambda stream: sample()))
+                sample = partial(self._parts.sample_target, logits, parts, **state.args("sample_target", step.sizes))
+                step.call("sample", lambda stream: sample())
             return {}
         vocabulary = self.model.config.vocab_size
         probs = self._extra("probs", V=vocabulary)[:rows]
-        args = state.args("processed_probs", sizes)
         if strategy is Strategy.REJECTION:
-            calls.append(("sample", backend.bind("processed_probs", logits, probs=probs, **args)))
+            step.add("sample", "processed_probs", logits, probs=probs)
             return {"target_probs": probs, "draft_probs": self._draft_probs}
         # TOPP applies top_p when it picks candidates.
         if "row_top_p" not in self._buffers.extra:
             self._buffers.extra["row_top_p"] = state.device.upload(np.ones(state.symbols["R_cap"], np.float32))
-        args["row_top_p"] = self._buffers.extra["row_top_p"][:rows]
-        calls.append(("sample", backend.bind("processed_probs", logits, probs=probs, **args)))
+        step.add("sample", "processed_probs", logits, probs=probs, row_top_p=self._buffers.extra["row_top_p"][:rows])
         width = min(self.settings.candidates, vocabulary)
         names = ("candidate_ids", "candidate_scores", "candidate_lens")
         candidates = {name: self._extra(name, C=width)[:rows] for name in names}
-        args = state.args("top_p_candidates", sizes)
-        calls.append(("sample", backend.bind("top_p_candidates", probs, **candidates, **args)))
+        step.add("sample", "top_p_candidates", probs, **candidates)
         return candidates
 
-    def _logprobs(self, logits: Any, bucket: Bucket, calls: list[tuple[str, Call]]) -> Outputs:
-        backend, state = self.backend, self.state
+    def _logprobs(self, logits: Any, bucket: Bucket, step: StepBuilder) -> Outputs:
+        state = self.state
         shape = {"A_cap": bucket.rows, "N": bucket.features.logprobs, "B": bucket.slots}
         names = ("ids", "logprobs", "ranks", "cu_batch_token_offset")
         outputs = state.device.outputs({name: state.field(name, **shape) for name in names})
         packed = {
             name: self._extra(name, A_cap=state.symbols["R_cap"])[: bucket.rows] for name in ("token_ids", "rows")
         }
-        args = {**state.args("gather_accepted", {"B": bucket.slots}), **packed}
-        args["cu_batch_token_offset"] = outputs.tensors["cu_batch_token_offset"]
-        calls.append(("logprobs", backend.bind("gather_accepted", logits, **args)))
-        calls.append(("logprobs", backend.bind("token_logprobs", logits, **packed, **outputs.tensors)))
+        offsets = outputs.tensors["cu_batch_token_offset"]
+        step.add("logprobs", "gather_accepted", logits, **packed, cu_batch_token_offset=offsets)
+        step.call("logprobs", self.backend.bind("token_logprobs", logits, **packed, **outputs.tensors))
         return outputs
 
     # ---- models that take lists
 
+    def _bind_head(self, bucket: Bucket) -> list[tuple[str, Call]]:
+        step = StepBuilder(self.backend, self.state, _extents(bucket._replace(rows=self.state.symbols["R_cap"])))
+        self._head(step)
+        self._heads[bucket.slots, bucket.tokens] = step.calls
+        return step.calls
+
     def _read_rows(self, bucket: Bucket, stream: int, record: StepRecord) -> Bucket:
         """Run the head and the model of a step whose model wants its batch on the host; the bucket with its rows."""
         state, key = self.state, (bucket.slots, bucket.tokens)
-        if key not in self._heads:
-            self._heads[key] = self._head(bucket)
-        run_calls(self._heads[key], stream, record)
+        run_calls(self._heads.get(key) or self._bind_head(bucket), stream, record)
         with record.stage("prepare"):
             self._fed, rows = (int(n) for n in state.read("num_tokens"))
             tokens = self._fed
@@ -695,6 +682,10 @@ class StepCompiler:
             segments.append(Segment(b, start, lens[b], decoder[b], outputs))
             start += lens[b]
         return segments
+
+
+def _extents(bucket: Bucket) -> dict[str, int]:
+    return {"B": bucket.slots, "T_cap": bucket.tokens, "R_cap": bucket.rows}
 
 
 def _no_masks() -> None:
