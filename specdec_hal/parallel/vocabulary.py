@@ -112,13 +112,13 @@ class ShardedLogitsHead:
             found |= {"chunk_tops": empty(chunks, dtype=torch.float32), "chunk_masses": empty(chunks)}
         self._run("part_chunks", **rows, **part, row_temperature=filters["row_temperature"], **found)
         lists = self._group.gather(found["first"])
-        first = key = lists[:, :, 0].amax(0)
+        first = sort_key = lists[:, :, 0].amax(0)
 
         whole = {"first_of_ranks": lists, "vocab_size": self.vocab_size}
         if work.listed:
             drawn = empty()
             self._run("part_listed", position=position, **drawing, **whole, drawn=drawn)
-            key = torch.where(drawn > _NOWHERE, drawn, key)
+            sort_key = torch.where(drawn > _NOWHERE, drawn, sort_key)
         if work.drawn:
             tops, shares, sums, drawn = {"chunk_tops": found["chunk_tops"]}, empty(chunks), empty(), empty()
             self._run(
@@ -137,11 +137,11 @@ class ShardedLogitsHead:
             total = {"shares": shares, "sums_of_ranks": self._group.gather(sums), "rank": self._group.rank}
             self._run("part_draw", **rows, **drawing, **part, **tops, **whole, **total, drawn=drawn)
             drawn = self._group.gather(drawn).amax(0)
-            key = torch.where(drawn > _NOWHERE, drawn, key)
+            sort_key = torch.where(drawn > _NOWHERE, drawn, sort_key)
 
         key = first >> 32
         defined = (key > -_KEY_INF) & (key < _KEY_NAN)  # not of a tail, of NaN, or of nothing but -inf
-        target_tokens.copy_(torch.where(defined, _LOW32 - (key & _LOW32), -1))
+        target_tokens.copy_(torch.where(defined, _LOW32 - (sort_key & _LOW32), -1))
 
     def _run(self, op: str, **operands: Any) -> None:
         self._kernels.bind_part(op, **operands)()
