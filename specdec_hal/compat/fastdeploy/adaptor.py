@@ -22,7 +22,7 @@ from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.registry import get_backend
 from specdec_hal.text import short
 
-__all__ = ["ADAPTORS", "Adaptor", "Plan", "Tensor", "adaptor", "older", "use_backend"]
+__all__ = ["ADAPTORS", "Adaptor", "Plan", "Tensor", "adaptor", "older", "refused", "use_backend"]
 
 PLATFORMS = ("gpu", "xpu")
 ADAPTORS: dict[str, dict[str, Adaptor]] = {platform: {} for platform in PLATFORMS}
@@ -262,3 +262,18 @@ def older(newest: Adaptor, **dtypes: str) -> Callable[[Callable[..., Any]], Call
         return function
 
     return register
+
+
+def refused(newest: Adaptor, arguments: str, reason: str) -> None:
+    """Refuse another version's signature: its arguments, tensors but for `:int` and `:bool`; `?`: may be None."""
+
+    def function(plan: Plan, *args: Any) -> None:
+        plan.refuse(reason)
+
+    parameters = [inspect.Parameter("plan", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for argument in arguments.split():
+        name, _, kind = argument.rstrip("?").partition(":")
+        annotation = kind or ("Tensor | None" if argument.endswith("?") else "Tensor")
+        parameters.append(parameters[0].replace(name=name, annotation=annotation))
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    older(newest)(function)

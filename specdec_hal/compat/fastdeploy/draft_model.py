@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import paddle
 
-from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
+from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, refused
 from specdec_hal.compat.fastdeploy.packing import WIDEST_STEP
 
 _OWN = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "step_idx")
@@ -60,38 +60,15 @@ def draft_model_preprocess(
         plan.step(lambda: drafts_of_target.fill_(-1))
 
 
-@older(draft_model_preprocess)
-def _draft_model_preprocess_26(
-    plan: Plan,
-    draft_tokens: Tensor,
-    input_ids: Tensor,
-    stop_flags: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    step_idx: Tensor,
-    not_need_stop: Tensor,
-    is_block_step: Tensor,
-    batch_drop: Tensor,
-    pre_ids: Tensor,
-    mask_rollback: Tensor,
-    recompute_token_num: Tensor,
-    accept_tokens: Tensor,
-    accept_num: Tensor,
-    base_model_seq_lens_this_time: Tensor,
-    base_model_seq_lens_encoder: Tensor,
-    base_model_seq_lens_decoder: Tensor,
-    base_model_step_idx: Tensor,
-    base_model_stop_flags: Tensor,
-    base_model_is_block_step: Tensor,
-    base_model_draft_tokens: Tensor,
-    num_model_step: int,
-    truncate_first_token: bool,
-    splitwise_prefill: bool,
-    kvcache_scheduler_v1: bool,
-) -> None:
-    """XPU's of early 2026, which drops and recomputes tokens."""
-    plan.refuse("26 arguments are XPU's of early 2026, which drops and recomputes tokens; update it to the 19 of GPUs")
+refused(
+    draft_model_preprocess,
+    "draft_tokens input_ids stop_flags seq_lens_this_time seq_lens_encoder seq_lens_decoder step_idx "
+    "not_need_stop is_block_step batch_drop pre_ids mask_rollback recompute_token_num accept_tokens "
+    "accept_num base_model_seq_lens_this_time base_model_seq_lens_encoder base_model_seq_lens_decoder "
+    "base_model_step_idx base_model_stop_flags base_model_is_block_step base_model_draft_tokens "
+    "num_model_step:int truncate_first_token:bool splitwise_prefill:bool kvcache_scheduler_v1:bool",
+    "26 arguments are XPU's of early 2026, which drops and recomputes tokens; update it to the 19 of GPUs",
+)
 
 
 @adaptor("gpu", "xpu")
@@ -133,29 +110,13 @@ def draft_model_update(
     write_target_drafts()
 
 
-@older(draft_model_update)
-def _draft_model_update_17(
-    plan: Plan,
-    inter_next_tokens: Tensor,
-    draft_tokens: Tensor,
-    pre_ids: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    step_idx: Tensor,
-    output_cum_offsets: Tensor,
-    stop_flags: Tensor,
-    not_need_stop: Tensor,
-    max_dec_len: Tensor,
-    end_ids: Tensor,
-    base_model_draft_tokens: Tensor,
-    batch_drop: Tensor,
-    prompt_lens: Tensor,
-    max_seq_len: int,
-    substep: int,
-) -> None:
-    """Of 2025, which ends drafts at end tokens and finds rows by offsets of padded texts."""
-    plan.refuse("17 arguments are those of 2025, which finds its rows by padded offsets; update it")
+refused(
+    draft_model_update,
+    "inter_next_tokens draft_tokens pre_ids seq_lens_this_time seq_lens_encoder seq_lens_decoder step_idx "
+    "output_cum_offsets stop_flags not_need_stop max_dec_len end_ids base_model_draft_tokens batch_drop "
+    "prompt_lens max_seq_len:int substep:int",
+    "17 arguments are those of 2025, which finds its rows by padded offsets; update it",
+)
 
 
 @adaptor("gpu", "xpu")

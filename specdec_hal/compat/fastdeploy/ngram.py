@@ -6,7 +6,7 @@ import os
 
 import paddle
 
-from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older
+from specdec_hal.compat.fastdeploy.adaptor import Plan, Tensor, adaptor, older, refused
 from specdec_hal.ops import MatchPolicy
 
 ENV_BUDGET = "INFER_WITH_REFERENCE_TOKENUM_THRESHOLD"
@@ -48,25 +48,13 @@ def _budget(plan: Plan, variable: str, default: int) -> int:
     return int(text or default)
 
 
-@older(ngram_match)
-def _ngram_match_13(
-    plan: Plan,
-    input_ids: Tensor,
-    input_ids_len: Tensor,
-    token_ids_all: Tensor,
-    prompt_lens: Tensor,
-    step_idx: Tensor,
-    draft_token_num: Tensor,
-    draft_tokens: Tensor,
-    seq_lens_this_time: Tensor,
-    seq_lens_encoder: Tensor,
-    seq_lens_decoder: Tensor,
-    max_dec_len: Tensor,
-    max_ngram_size: int,
-    max_draft_tokens: int,
-) -> None:
-    """Before PR #7774, where step_idx was an index into the text and not a count."""
-    plan.refuse("13 arguments are those before PR #7774, which looked up a token that was not written yet; update it")
+refused(
+    ngram_match,
+    "input_ids input_ids_len token_ids_all prompt_lens step_idx draft_token_num draft_tokens "
+    "seq_lens_this_time seq_lens_encoder seq_lens_decoder max_dec_len max_ngram_size:int "
+    "max_draft_tokens:int",
+    "13 arguments are those before PR #7774, which looked up a token that was not written yet; update it",
+)
 
 
 @older(ngram_match)
