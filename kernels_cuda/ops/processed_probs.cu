@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
       Cluster::sync();  // the leader stays until all have read
       break;
     case RowKind::kChunks: total = chunk_totals(s, s.softmax, own_chunk(part, s)).total; break;
-    case RowKind::kKept: total = gather(s.published[3]).total;
+    case RowKind::kKept: total = gather(s.published[kKeptMass]).total;
   }
   write_kept(part, s, out(), kept_by(s, found.threshold), total);
 }

@@ -157,7 +157,7 @@ __device__ __forceinline__ RowFound filtered_row(const Part& part, RowShared& s,
     return found;
   }
   found = keep_row<L>(part, s);
-  publish(s.published[3], found.own);
+  publish(s.published[kKeptMass], found.own);
   Cluster::sync();
   return found;
 }

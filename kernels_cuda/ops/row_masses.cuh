@@ -203,7 +203,7 @@ __device__ __forceinline__ uint32_t stripes_with(const Part& part, const RowShar
 // The row's total from its chunks, and what comes before this warp's; after the row's largest is known, with a
 // Cluster::sync() in it.
 __device__ __forceinline__ Published chunk_totals(RowShared& s, const Softmax& row, const ChunkSum& own) {
-  return meet_sums(s.published[2], warp_sum(chunk_share(row, own)));
+  return meet_sums(s.published[kChunkShares], warp_sum(chunk_share(row, own)));
 }
 
 // The row's total, with what each of its chunks has of it in s.stripes.share and all in s.guess.row_total.

@@ -161,10 +161,10 @@ __device__ __forceinline__ Ties ties_threshold(const Part& part, RowShared& s, i
   __syncthreads();
   const int g = own_stripe(part);
   const uint32_t own = g >= 0 ? counts[g] : 0, upto = warp_inclusive(own);
-  publish(s.published[0], static_cast<uint64_t>(__shfl_sync(kAllLanes, upto, 31)));
+  publish(s.published[kTieCount], static_cast<uint64_t>(__shfl_sync(kAllLanes, upto, 31)));
   if (threadIdx.x == 0) s.search.threshold = {key, part.size()};
   Cluster::sync();
-  const Published sums = gather(s.published[0]);
+  const Published sums = gather(s.published[kTieCount]);
   const bool here = wanted > sums.before + upto - own && wanted <= sums.before + upto;
   const uint32_t lanes = __ballot_sync(kAllLanes, here);
   if (lanes != 0 && wanted < sums.total) {

@@ -154,6 +154,18 @@ struct Drawn {
   float logit;  // of the row's token
 };
 
+// What is published in which of RowShared's arrays: phases that do not meet share one.
+enum PublishedAs : int {
+  kListedCount = 0,  // and where their list is full
+  kTieCount = 0,
+  kMassAbove = 1,
+  kRankCount = 1,
+  kCountAbove = 2,
+  kListedMass = 2,
+  kChunkShares = 2,
+  kKeptMass = 3,
+};
+
 struct RowShared {
   SamplingParams params;
   Softmax softmax;

@@ -60,12 +60,12 @@ __device__ __forceinline__ Classified classify(const Part& part, RowShared& s) {
   for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(min(listed, uint64_t{room})); i += kRowThreads) {
     list[i].value = part.value(list[i].id);
   }
-  publish(s.published[0], warp_id() == 0 ? overflow << 40 | listed : 0);
-  publish(s.published[1], all_above);
-  if (kCounts) publish(s.published[2], static_cast<uint64_t>(warp_sum(count)));
+  publish(s.published[kListedCount], warp_id() == 0 ? overflow << 40 | listed : 0);
+  publish(s.published[kMassAbove], all_above);
+  if (kCounts) publish(s.published[kCountAbove], static_cast<uint64_t>(warp_sum(count)));
   Cluster::sync();
-  const uint64_t all_listed = gather(s.published[0]).total;
-  return {{kCounts ? gather(s.published[2]).total : 0, gather(s.published[1]).total},
+  const uint64_t all_listed = gather(s.published[kListedCount]).total;
+  return {{kCounts ? gather(s.published[kCountAbove]).total : 0, gather(s.published[kMassAbove]).total},
           static_cast<uint32_t>(all_listed),
           all_listed >> 40 == 0};
 }
@@ -136,9 +136,9 @@ __device__ __forceinline__ SoftmaxThreshold ordinary_threshold(const Part& part,
       uint64_t mass = 0;
       each_listed(part, s, [&](float x, int) { mass += OrdinarySoftmax{s.softmax}(x); });
       Cluster::sync();  // all have gathered what was published before
-      publish(s.published[2], warp_sum(mass));
+      publish(s.published[kListedMass], warp_sum(mass));
       Cluster::sync();
-      mass = gather(s.published[2]).total;
+      mass = gather(s.published[kListedMass]).total;
       if (threadIdx.x == 0) s.search.kept = c.above.plus({inside, mass});
       __syncthreads();
       return {keep_all(), true};
@@ -175,7 +175,7 @@ template <class Part>
 __device__ __forceinline__ SoftmaxThreshold infinite_threshold(const Part& part, RowShared& s, Goal goal,
                                                                uint64_t need) {
   const int32_t top = order_key(s.softmax.row_max);
-  const uint64_t ties = goal == Goal::kCount ? need : (need + kMassOne - 1) / kMassOne;
+  const uint64_t ties = ties_kept(goal, need, kMassOne);
   const auto each = [&](auto f) SPECDEC_INLINED { each_element(part, ~0u, f); };
   const Ties kept = ties_threshold(part, s, top, ties, each);
   if (threadIdx.x == 0) s.search.kept = {kept.count, kept.count * kMassOne};

@@ -160,7 +160,7 @@ __device__ __forceinline__ bool settle_top(const Part& part, RowShared& s, int n
   int count = 0;
   each_element(part, ~0u, [&](float x, int) { count += order_key(x) == pivot ? 1 : 0; });
   count = warp_sum(count);
-  const int before = static_cast<int>(meet_sums(s.published[0], static_cast<uint64_t>(count)).before);
+  const int before = static_cast<int>(meet_sums(s.published[kTieCount], static_cast<uint64_t>(count)).before);
   const int missing = need - above;
   for (int n = 1; n <= min(count, missing - before); ++n) {
     const int warp = static_cast<int>(warp_id()), id = nth_tie(part, part.begin(warp), part.end(warp), pivot, n);

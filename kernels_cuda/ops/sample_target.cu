@@ -27,7 +27,7 @@ __device__ __forceinline__ void write_logprob(const SampleTargetArgs& a, Part& p
     int count = 0;
     const uint32_t wanted = stripes_with(part, s, [&](float top) { return top >= chosen; });
     each_element(part, wanted, [&](float x, int) { count += x >= chosen ? 1 : 0; });
-    publish(s.published[1], static_cast<uint64_t>(warp_sum(count)));
+    publish(s.published[kRankCount], static_cast<uint64_t>(warp_sum(count)));
   }
   const bool raw = a.logprob_mode == LogprobMode::kRaw;
   if (a.logprobs != nullptr && raw) {
@@ -37,16 +37,16 @@ __device__ __forceinline__ void write_logprob(const SampleTargetArgs& a, Part& p
       part.load(sums);
       own = sums.own;
     }
-    publish(s.published[2], warp_sum(chunk_share({s.softmax.row_max, 1.0f}, own)));
+    publish(s.published[kChunkShares], warp_sum(chunk_share({s.softmax.row_max, 1.0f}, own)));
   }
   Cluster::sync();
   if (Cluster::rank() != 0 || warp_id() != 0) return;
   if (a.ranks != nullptr) {
-    const uint64_t rank = gather(s.published[1]).total;
+    const uint64_t rank = gather(s.published[kRankCount]).total;
     if (threadIdx.x == 0) a.ranks[Cluster::index()] = static_cast<int64_t>(rank);
   }
   if (a.logprobs != nullptr) {
-    const uint64_t total = raw ? gather(s.published[2]).total : s.drawn.total;
+    const uint64_t total = raw ? gather(s.published[kChunkShares]).total : s.drawn.total;
     const RowLogprobs of_row = {s.softmax.row_max, ln_ratio(total), raw ? 1.0f : s.softmax.inv_temperature};
     if (threadIdx.x == 0) a.logprobs[Cluster::index()] = of_row.of(chosen);
   }
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
       break;
     case RowKind::kChunks: token = draw_from_chunks(part, s); break;
     case RowKind::kKept: {
-      const Published sums = gather(s.published[3]);
+      const Published sums = gather(s.published[kKeptMass]);
       if (threadIdx.x == 0) s.drawn.total = sums.total;
       token = draw_token(part, s, kept_by(s, found.threshold), sums, found.own);
     }

@@ -45,12 +45,12 @@ __global__ void __launch_bounds__(kRowThreads, kListBlocks)
     if (leads) fill_entry(a, entry, token, kLowestLogprob);
     return;
   }
-  publish(s.published[1], static_cast<uint64_t>(warp_sum(sums.count.count)));
-  publish(s.published[2], warp_sum(chunk_share({key_value(top), 1.0f}, sums.own)));
+  publish(s.published[kRankCount], static_cast<uint64_t>(warp_sum(sums.count.count)));
+  publish(s.published[kChunkShares], warp_sum(chunk_share({key_value(top), 1.0f}, sums.own)));
   RowLogprobs of_row = {key_value(top), 0.0f};
   const auto begin_entry = [&] {
-    of_row.ln_total = ln_ratio(gather(s.published[2]).total);
-    const int64_t rank = static_cast<int64_t>(gather(s.published[1]).total);
+    of_row.ln_total = ln_ratio(gather(s.published[kChunkShares]).total);
+    const int64_t rank = static_cast<int64_t>(gather(s.published[kRankCount]).total);
     if (threadIdx.x != 0) return;
     a.ids[entry * a.N] = a.token_ids[entry];  // from memory: less is kept in registers through the passes
     a.logprobs[entry * a.N] = of_row.of(chosen);
