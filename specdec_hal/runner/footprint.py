@@ -17,8 +17,8 @@ from specdec_hal.runner.admission import MAX_BAD_TOKENS, MAX_LOGIT_BIAS, MAX_STO
 from specdec_hal.runner.blocks import BlockPool
 from specdec_hal.runner.state import DecodeState
 from specdec_hal.tensors.device import get_device
+from specdec_hal.tensors.measuring import MeasuringDevice
 from specdec_hal.tensors.memory import require
-from specdec_hal.tensors.timing import MeasuringDevice
 
 
 def checked_length(config: Config, model: TargetModel, headroom: int) -> int:

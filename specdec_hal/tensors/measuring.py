@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.tensors.device import Device
-from specdec_hal.tensors.transfer import Arrays, Field, Fields, Inputs, Outputs
+from specdec_hal.tensors.transfer import Field
 
 
 class MeasuringDevice(Device):
@@ -52,23 +52,3 @@ class MeasuringDevice(Device):
     def gather_rows(self, tensor: Any, starts: Any, slots: Any, offsets: Any) -> Any:
         """The tensor's first rows."""
         return tensor[: len(slots)]
-
-    def inputs(self, fields: Fields) -> Inputs:
-        """Counted."""
-        return _Group({name: self.zeros(field.shape, field.dtype) for name, field in fields.items()})
-
-    def outputs(self, fields: Fields) -> Outputs:
-        """Counted."""
-        return _Group({name: self.zeros(field.shape, field.dtype) for name, field in fields.items()})
-
-
-class _Group(Inputs, Outputs):
-    def __init__(self, tensors: Arrays) -> None:
-        self.host = self.tensors = tensors
-
-    def upload(self, rows: int | None = None) -> None:
-        """Nothing."""
-
-    def fetch(self, names: Collection[str] | None = None) -> Any:
-        """The zeros."""
-        return lambda: self.host
