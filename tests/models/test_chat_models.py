@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from specdec_hal import SamplingParams
@@ -22,7 +25,9 @@ from specdec_hal.models import Tokenizer, load_model, load_tokenizer
 from specdec_hal.models import llama_cpp_api as api
 from specdec_hal.models.chat import ChatTemplate, load_chat_template
 from specdec_hal.plugin.model import TargetModel
-from tests.serve.conftest import Running, served
+from specdec_hal.runner import RequestOutput
+from tests.serve.conftest import served
+from tests.serve.test_command import serve
 
 pytestmark = pytest.mark.gguf
 ROOT = Path(__file__).parents[2]
@@ -135,16 +140,27 @@ class Model:
     def prompt(self, messages: list[Message], **options: Any) -> list[int]:
         return self.tokenizer.encode(self.template.render(messages, **options), add_special_tokens=False)
 
-    def config(self, **speculative: Any) -> Config:
+    def config(self, serve: dict[str, Any] | None = None, **speculative: Any) -> Config:
         return parse(
             {
                 "model": {"path": str(self.path)},
                 "backend": {"name": "reference"},
                 "speculative": speculative,
-                "runner": {"max_num_seqs": 2, "max_model_len": 256},
-                "serve": {"port": 0, "served_model_name": "smollm2"},
+                "runner": {"max_num_seqs": 4, "max_model_len": 512},
+                "serve": {"port": 0, "served_model_name": "smollm2", "tool_call_parser": "hermes", **(serve or {})},
             }
         )
+
+    def answers(self, **speculative: Any) -> list[RequestOutput]:
+        with LLM(self.loaded, self.config(**speculative), tokenizer=self.tokenizer) as llm:
+            return llm.chat(
+                [CAPITAL, ECHO], GREEDY, chat_template=GEMMA if self.template_file else None, progress=False
+            )
+
+    @cached_property
+    def plain(self) -> list[RequestOutput]:
+        """Answers without drafts."""
+        return self.answers(method="naive")
 
 
 def package(module: str, name: str) -> Path:
@@ -312,36 +328,153 @@ GREEDY = SamplingParams(max_new_tokens=TOKENS, temperature=0)
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4}
 
 
-def answers(model: Model, **speculative: Any) -> list[Any]:
-    with LLM(model.loaded, model.config(**speculative), tokenizer=model.tokenizer) as llm:
-        return llm.chat([CAPITAL, ECHO], GREEDY, progress=False)
-
-
-def test_answers_are_the_same_in_every_way(chat_model: Model) -> None:
-    """With drafts, without, and over HTTP."""
-    drafted, plain = answers(chat_model, **DRAFTS), answers(chat_model, method="naive")
-    assert [out.token_ids for out in drafted] == [out.token_ids for out in plain]
-    texts = [out.text for out in drafted]
-    assert texts == [out.text for out in plain]
+def test_answers_are_the_same_with_drafts_and_without(chat_model: Model) -> None:
+    drafted, plain = chat_model.answers(**DRAFTS), chat_model.plain
+    assert [(out.token_ids, out.text) for out in drafted] == [(out.token_ids, out.text) for out in plain]
     assert drafted[1].accepted > 2 and not plain[1].accepted
-    engine = AsyncEngine(chat_model.loaded, chat_model.config(**DRAFTS), tokenizer=chat_model.tokenizer)
-    with served(engine, "smollm2", chat_model.template) as running:
-        for stream in (False, True):
-            assert [said(running, chat, stream) for chat in (CAPITAL, ECHO)] == texts
     if chat_model.server is None:
-        assert "Paris" in texts[0] and drafted[0].finish_reason == "stop"
+        assert "Paris" in plain[0].text and plain[0].finish_reason == "stop"
         return
-    for chat, out in zip((CAPITAL, ECHO), drafted, strict=True):  # not Paris: llama.cpp rounds activations to int8
+    for chat, out in zip((CAPITAL, ECHO), plain, strict=True):  # not Paris: llama.cpp rounds activations to int8
         got = chat_model.server.answer(chat, TOKENS)
         assert out.text == got["choices"][0]["message"]["content"]
         assert out.finish_reason == got["choices"][0]["finish_reason"]
         assert len(out.token_ids) == got["usage"]["completion_tokens"]
 
 
-def said(running: Running, messages: list[Message], stream: bool) -> str:
-    """What the model answers to an official client."""
-    create: Any = running.openai.chat.completions.create
-    got = create(model="smollm2", messages=messages, temperature=0, max_completion_tokens=TOKENS, stream=stream)
-    if stream:
-        return "".join(chunk.choices[0].delta.content or "" for chunk in got if chunk.choices)
-    return str(got.choices[0].message.content)
+# ---- official clients, of one process and of three
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("folder", "one process"),
+        ("smollm2", "--split"),
+        pytest.param(("folder", "--split"), marks=pytest.mark.slow),
+        ("gemma", "one process"),
+        ("gemma", "--split"),
+    ],
+    ids="-".join,
+)
+def asked(request: pytest.FixtureRequest) -> Iterator[tuple[Model, openai.OpenAI]]:
+    """A model, and a client of its server."""
+    name, how = request.param
+    model: Model = request.getfixturevalue(name)
+    assert model.plain  # before another engine has its KV cache
+    if how == "--split":
+        keys = {"path": model.path, "bit_stable": "true", "num_threads": 1}
+        changes = [f"model.{key}={value}" for key, value in keys.items()]
+        changes += ["runner.max_num_seqs=4", "runner.max_model_len=512", "serve.tool_call_parser=hermes"]
+        changes += [f"speculative.{key}={value}" for key, value in DRAFTS.items()]
+        if model.template_file is not None:
+            changes.append(f"serve.chat_template={model.template_file}")
+        with serve("--split", *(part for change in changes for part in ("--set", change))) as (_, client):
+            yield model, client
+        return
+    engine = AsyncEngine(model.loaded, model.config(**DRAFTS), tokenizer=model.tokenizer)
+    with served(engine, model.path.stem, model.template) as running:
+        yield model, running.openai
+
+
+def test_official_clients_get_what_the_engine_says(asked: tuple[Model, openai.OpenAI]) -> None:
+    """Sync and async, streams, completions, chats and responses, all at once, with drafts and without."""
+    model, sync = asked
+    name = sync.models.list().data[0].id
+    text, prompt = model.plain[1].text, model.template.render(ECHO)
+    chat: dict[str, Any] = {"model": name, "messages": ECHO, "temperature": 0, "max_completion_tokens": TOKENS}
+    response: dict[str, Any] = {"model": name, "input": ECHO, "temperature": 0, "max_output_tokens": TOKENS}
+    legacy: dict[str, Any] = {"model": name, "prompt": prompt, "temperature": 0, "max_tokens": TOKENS}
+    legacy["extra_body"] = {"add_special_tokens": False}
+
+    async def ask(drafts: dict[str, Any]) -> None:
+        async with openai.AsyncOpenAI(base_url=sync.base_url, api_key=sync.api_key, max_retries=0) as client:
+
+            async def streamed_chat() -> str:
+                chunks = await client.chat.completions.create(**chat, extra_body=drafts, stream=True)
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+            async def streamed_response() -> str:
+                events = await client.responses.create(**response, extra_body=drafts, stream=True)
+                return "".join([event.delta async for event in events if event.type == "response.output_text.delta"])
+
+            whole, other, *streams = await asyncio.gather(
+                client.chat.completions.create(**chat, extra_body=drafts),
+                client.responses.create(**response, extra_body=drafts),
+                streamed_chat(),
+                streamed_response(),
+            )
+        assert [whole.choices[0].message.content, other.output_text, *streams] == [text] * 4
+        assert (whole.usage.accepted_tokens > 0) is (other.usage.accepted_tokens > 0) is not drafts
+
+    for drafts in ({}, {"num_speculative_tokens": 0}):
+        asyncio.run(ask(drafts))
+    assert sync.completions.create(**legacy).choices[0].text == text
+    chunks = sync.chat.completions.create(**{**chat, "messages": CAPITAL}, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == model.plain[0].text
+
+
+WEATHER: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "the weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+TOOLS: list[Any] = [{"type": "function", "function": WEATHER}]
+CALLS = turns(
+    "What is the weather in Rome?",
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+    "What is the weather in Paris?",
+    system="Answer with <tool_call>\n{...}\n</tool_call> and nothing else. Functions: " + json.dumps(WEATHER),
+)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_model_calls_a_tool(asked: tuple[Model, openai.OpenAI], choice: Any) -> None:
+    """Of itself as its prompt shows it, and made to by a grammar."""
+    model, client = asked
+    if model.template_file is not None:
+        pytest.skip("no chat model")
+    name = client.models.list().data[0].id
+    messages: Any = CALLS if choice == "auto" else CALLS[-1:]
+    body: dict[str, Any] = {"model": name, "messages": messages, "tools": TOOLS, "temperature": 0}
+    body |= {"tool_choice": choice, "parallel_tool_calls": False, "max_completion_tokens": 48}
+    (whole,) = client.chat.completions.create(**body).choices
+    assert whole.message.content is None and whole.finish_reason == (
+        "stop" if isinstance(choice, dict) else "tool_calls"
+    )
+    (call,) = whole.message.tool_calls
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments).keys() == {"city"}
+    with client.chat.completions.stream(**body) as stream:
+        deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        (same,) = stream.get_final_completion().choices[0].message.tool_calls
+    assert same.function.arguments == call.function.arguments == "".join(event.arguments_delta for event in deltas)
+    assert len(deltas) > 2
+
+
+THOUGHTS = turns(
+    "What is the capital of Italy?",
+    "<think>\nI know this: Rome.\n</think>\n\nIt is Rome.",
+    "What is the capital of Spain?",
+    "<think>\nI know this: Madrid.\n</think>\n\nIt is Madrid.",
+    "What is the capital of France?",
+    "<think>",
+)
+
+
+@pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1"])
+def test_a_model_thinks(folder: Model, parser: str) -> None:
+    config = folder.config({"reasoning_parser": parser}, **DRAFTS)
+    engine = AsyncEngine(folder.loaded, config, tokenizer=folder.tokenizer)
+    body: dict[str, Any] = {"model": "smollm2", "messages": THOUGHTS, "temperature": 0, "max_tokens": 32}
+    body["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
+    with served(engine, "smollm2", folder.template) as running:
+        message = running.openai.chat.completions.create(**body).choices[0].message
+        thought, text = message.reasoning_content, message.content  # type: ignore[attr-defined]
+        assert "Paris" in thought and "Paris" in text and "think>" not in thought + text
+        deltas = [chunk.choices[0].delta for chunk in running.openai.chat.completions.create(**body, stream=True)]
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == thought
+    assert "".join(delta.content or "" for delta in deltas) == text

@@ -185,15 +185,21 @@ def test_continuous_usage_goes_with_the_usage(running: Running) -> None:
 
 
 def test_the_requests_of_guidellm(running: Running) -> None:
-    """Version 0.3: 6 of 6 were refused."""
-    common = {"model": MODEL, "stream": True, "ignore_eos": True, "stop": None}
-    common |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "max_tokens": 8}
-    chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "abc"}]}], "max_completion_tokens": 8}
-    for path, body in (("/v1/completions", {"prompt": "abc"}), (CHAT, chat)):
-        answer = running.post({**common, **body}, path)
+    """Version 0.8, which version 0.3's are like: 6 of 6 were refused."""
+    common: dict[str, Any] = {"model": MODEL, "stream": True, "ignore_eos": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    old = {**common, "stop": None, "stream_options": options, "max_tokens": 8}
+    text = {"role": "user", "content": [{"type": "text", "text": "abc"}]}
+    item = {"role": "user", "content": [{"type": "input_text", "text": "abc"}]}
+    for path, body, count in (
+        ("/v1/completions", {**old, "prompt": "abc"}, "completion_tokens"),
+        (CHAT, {**old, "messages": [text], "max_completion_tokens": 8}, "completion_tokens"),
+        ("/v1/responses", {**common, "input": [item], "max_output_tokens": 8}, "output_tokens"),
+    ):
+        answer = running.post(body, path)
         assert answer.status_code == 200
         events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-        assert events[-1]["usage"]["completion_tokens"] == 8
+        assert events[-1].get("response", events[-1])["usage"][count] == 8
 
 
 def test_the_requests_of_lm_eval(running: Running) -> None:
