@@ -145,7 +145,7 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
     from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 
     tokenizer = load_tokenizer(path)
-    bare = load_model(path, threads=threads, bit_stable=False)
+    bare = load_model(path, threads=threads, batch_invariant=False)
     bare.allocate(1, 2048)
 
     def loop(prompts: Tokens) -> Tokens:

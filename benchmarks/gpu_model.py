@@ -1,8 +1,9 @@
-"""Check and time the decoder for CUDA GPUs on one that nobody else uses: exactness, bits, graphs, kernel times, tiles.
+"""Check and time the decoders for CUDA GPUs on one that nobody else uses: exactness, bits, graphs, kernel times, tiles.
 
 usage: python3 benchmarks/gpu_model.py OUT.json [PART...]
 
-Parts: check, bits, steps, models, mixed, attention, products.
+Parts: check, bits, steps, models, decoders, generate, compiled, mixed, attention, products. "decoders" are models of
+`transformers` with random weights, "generate" and "compiled" the library's own loop over them.
 
 Needs PyTorch with CUDA, Triton, NumPy and safetensors. Many processes compile the kernels first; then the
 parts run one after the other, with what Triton's cache holds.
@@ -15,11 +16,12 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,8 @@ TINY = ROOT / "models/tiny-py-lm"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 COMPILE_ONLY = "COMPILE" in os.environ
 # Processes that compile a part's kernels: of its cases the i-th of n takes each n-th.
-SHARDS = {"check": 6, "bits": 3, "steps": 4, "mixed": 8, "models": 12, "attention": 16, "products": 16}
+SHARDS = {"check": 6, "bits": 3, "steps": 4, "mixed": 8, "models": 12, "attention": 16, "products": 16, "decoders": 15}
+DEVICE = "cuda"
 Row = dict[str, Any]
 
 
@@ -304,8 +307,8 @@ def product_bits(dtype: torch.dtype) -> dict[str, Any]:
 # ---- steps
 
 
-def decode_step(model: LlamaCuda, slots: int, k: int, context: int, bucket: int, label: str, heads: bool = True) -> Row:
-    """A captured step of slots that all decode K+1 tokens after `context` others."""
+def prepared(model: Any, slots: int, k: int, context: int, bucket: int) -> Callable[[], None]:
+    """A step of slots that all decode K+1 tokens after `context` others."""
     config, rows = model.config, slots * (k + 1)
     generator = np.random.default_rng(0)
     paged = Paged(model, slots, context + k + 1, block_size=64)
@@ -313,16 +316,20 @@ def decode_step(model: LlamaCuda, slots: int, k: int, context: int, bucket: int,
         layer.normal_()
     parts = {slot: (context, generator.integers(0, config.vocab_size, k + 1)) for slot in range(slots)}
     batch = paged.batch(parts, max_seq_len=bucket)
-    hidden = torch.empty((rows, config.hidden_size), dtype=model.dtype, device="cuda")
-    logits = torch.empty((rows, config.vocab_size), device="cuda")
+    hidden = torch.empty((rows, config.hidden_size), dtype=model.dtype, device=DEVICE)
+    logits = torch.empty((rows, config.vocab_size), device=DEVICE)
 
     def run() -> None:
         model.forward_device(batch, {FINAL_NORM: hidden})
         model.compute_logits_device(hidden, logits)
 
-    graph = captured(run)
-    row = {"label": label, "slots": slots, "K": k, "bucket": bucket, "step_us": microseconds(graph.replay)}
-    return row
+    return run
+
+
+def decode_step(model: Any, slots: int, k: int, context: int, bucket: int, label: str) -> Row:
+    """A captured step of slots that all decode K+1 tokens after `context` others."""
+    graph = captured(prepared(model, slots, k, context, bucket))
+    return {"label": label, "slots": slots, "K": k, "bucket": bucket, "step_us": microseconds(graph.replay)}
 
 
 def both(make: Callable[[bool], LlamaCuda], *arguments: Any) -> Row:
@@ -340,19 +347,7 @@ def both(make: Callable[[bool], LlamaCuda], *arguments: Any) -> Row:
 
 def profiled(model: LlamaCuda, slots: int, k: int, context: int, bucket: int, label: str) -> dict[str, Any]:
     """Kernel times of the step that `decode_step` measures."""
-    config, rows = model.config, slots * (k + 1)
-    paged = Paged(model, slots, context + k + 1, block_size=64)
-    for layer in model.pool_layers():
-        layer.normal_()
-    batch = paged.batch({slot: (context, np.arange(k + 1)) for slot in range(slots)}, max_seq_len=bucket)
-    hidden = torch.empty((rows, config.hidden_size), dtype=model.dtype, device="cuda")
-    logits = torch.empty((rows, config.vocab_size), device="cuda")
-
-    def run() -> None:
-        model.forward_device(batch, {FINAL_NORM: hidden})
-        model.compute_logits_device(hidden, logits)
-
-    return kernels(captured(run).replay)
+    return kernels(captured(prepared(model, slots, k, context, bucket)).replay)
 
 
 def of_weights(config: LlamaConfig, weights: dict[str, torch.Tensor], pdl: bool) -> LlamaCuda:
@@ -409,6 +404,16 @@ BANDWIDTH = 3.0e12
 """Bytes a second that a copy of an H100 moves: the floor of a step is its weights and its KV cache at this rate."""
 
 
+def random_weights(config: LlamaConfig) -> dict[str, torch.Tensor]:
+    """A checkpoint's, in bfloat16."""
+    return {
+        key: torch.ones(shape, dtype=torch.bfloat16, device=DEVICE)
+        if len(shape) == 1
+        else torch.empty(shape, dtype=torch.bfloat16, device=DEVICE).normal_(std=shape[-1] ** -0.5)
+        for key, shape in expected_shapes(config).items()
+    }
+
+
 def part_models() -> list[Row]:
     """Steps after 500 tokens, and a prompt of 2,048 tokens, with random weights in bfloat16."""
     rows = []
@@ -416,12 +421,7 @@ def part_models() -> list[Row]:
     for name, config in MODELS.items():
         used = replace(config, num_hidden_layers=2) if COMPILE_ONLY else config
         chosen = list(mine(cases))
-        weights = {
-            key: torch.ones(shape, dtype=torch.bfloat16, device="cuda")
-            if len(shape) == 1
-            else torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(std=shape[-1] ** -0.5)
-            for key, shape in expected_shapes(used).items()
-        }
+        weights = random_weights(used)
         read = sum(weight.nbytes for weight in weights.values())
         if not config.tie_word_embeddings:
             read -= weights["model.embed_tokens.weight"].nbytes
@@ -458,6 +458,161 @@ def part_mixed() -> list[Row]:
         run()
         rows.append({"label": dtype, "chunk": chunk, "step_us": microseconds(captured(run).replay)})
     return rows
+
+
+# ---- decoders of transformers
+
+OWN_PREFIX = "own "
+OWN = OWN_PREFIX + "Llama-3.2-1B"
+"""Our class, beside the adapter."""
+
+
+def decoder_configs() -> dict[str, Any]:
+    """The shapes of published models, without rotary scaling. Sums of layers, experts and windows are theirs."""
+    from transformers import Gemma3TextConfig, GptOssConfig, LlamaConfig, Qwen3Config
+
+    qwen = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+    return {
+        "Llama-3.2-1B": LlamaConfig(
+            vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+            num_key_value_heads=8, head_dim=64, tie_word_embeddings=True,
+        ),
+        "Qwen3-0.6B": Qwen3Config(
+            hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, **qwen
+        ),
+        "Qwen3-4B": Qwen3Config(
+            hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, **qwen
+        ),
+        "Gemma3-1B": Gemma3TextConfig(
+            vocab_size=262144, hidden_size=1152, intermediate_size=6912, num_hidden_layers=26, num_attention_heads=4,
+            num_key_value_heads=1, head_dim=256, sliding_window=512,
+        ),
+        "gpt-oss-20b": GptOssConfig(
+            num_hidden_layers=24, num_local_experts=32, rope_parameters={"rope_type": "default", "rope_theta": 150000.0}
+        ),
+    }  # fmt: skip
+
+
+def of_transformers(config: Any) -> Any:
+    """A model with random weights in bfloat16."""
+    from transformers import AutoModelForCausalLM
+
+    if kinds := getattr(config, "layer_types", None):
+        config.layer_types = kinds[: config.num_hidden_layers]
+    with torch.device(DEVICE):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+def adapter(model: Any) -> Any:
+    """The model over our KV cache."""
+    from specdec_hal.models.paged import launchers
+    from specdec_hal.models.transformers.decoder import Decoder
+    from specdec_hal.models.transformers.device import DeviceTransformers
+    from specdec_hal.plugin.model import ModelConfig
+
+    text = model.config
+    known = ModelConfig(
+        vocab_size=text.vocab_size, hidden_size=text.hidden_size, max_position_embeddings=text.max_position_embeddings
+    )  # fmt: skip
+    make_launcher = launchers(torch.device(DEVICE)) if DEVICE == "cuda" else None
+    # The kernels are the same if bits are measured, which would compile more of them.
+    return DeviceTransformers(Decoder(model, known), make_launcher=make_launcher, batch_invariant=False)
+
+
+class Floor:
+    """How long reading takes what a step reads, at BANDWIDTH. `model`: as the library makes it."""
+
+    def __init__(self, model: Any) -> None:
+        self.config = model.config
+        self.weights = sum(weight.nbytes for weight in model.parameters())
+        if not self.config.tie_word_embeddings:
+            self.weights -= model.get_input_embeddings().weight.nbytes
+        self.experts = sum(weight.nbytes for name, weight in model.named_parameters() if ".experts." in name)
+
+    def us(self, slots: int, k: int, context: int) -> float:
+        """Weights, experts as often as uniform choices hit them, and the KV cache."""
+        config, read = self.config, float(self.weights)
+        if self.experts:
+            read -= self.experts * (1 - config.num_experts_per_tok / config.num_local_experts) ** (slots * (k + 1))
+        seen = [
+            min(context, config.sliding_window) if kind == "sliding_attention" else context
+            for kind in (getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+        ]
+        return 1e6 * (read + slots * sum(seen) * 4 * config.num_key_value_heads * config.head_dim) / BANDWIDTH
+
+
+def part_decoders() -> list[Row]:
+    """Steps after 500 tokens by the adapter, and by our class where there is one; kernels of some steps."""
+    rows: list[Row] = []
+    cases = list(product((OWN, *decoder_configs()), (1, 8, 64), (0, 5)))
+    for name, group in groupby(mine(cases), lambda case: case[0]):
+        try:
+            rows += decoder_steps(name, [(slots, k) for _, slots, k in group])
+        except Exception as error:  # the others' figures count without these
+            traceback.print_exc()
+            rows.append({"label": name, "failed": repr(error)})
+        torch.cuda.empty_cache()
+    return rows
+
+
+def decoder_steps(name: str, cases: list[tuple[int, int]]) -> list[Row]:
+    """Those of one model, by slots and K."""
+    rows: list[Row] = []
+    config = decoder_configs()[name.removeprefix(OWN_PREFIX)]
+    if COMPILE_ONLY:
+        config.num_hidden_layers = 6 if "Gemma" in name else 2
+    model = of_transformers(config)
+    floor = Floor(model)
+    if name == OWN:
+        own = replace(MODELS["1.2B"], num_hidden_layers=config.num_hidden_layers)
+        ours = LlamaCuda(own, random_weights(own))
+    else:
+        ours = adapter(model)
+    for slots, k in cases:
+        row = decode_step(ours, slots, k, 500, 1024, name)
+        row["floor_us"] = floor.us(slots, k, 500)
+        row["share_of_floor"] = row["floor_us"] / max(row["step_us"], 1e-9)
+        if (slots, k) in ((1, 0), (8, 5)):
+            row |= kernels(captured(prepared(ours, slots, k, 500, 1024)).replay)
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
+
+
+def generate_us(model: Any, slots: int, **options: Any) -> float:
+    """Microseconds a token of `generate` with a static cache, after 500 tokens: the difference of two lengths."""
+    ids = torch.randint(3, model.config.vocab_size, (slots, 500), device=DEVICE)
+
+    def seconds(count: int) -> float:
+        begin = time.perf_counter()
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False,
+            pad_token_id=0, cache_implementation="static", **options,
+        )  # fmt: skip
+        torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    seconds(24)
+    return 1e6 * (seconds(24) - seconds(8)) / 16
+
+
+def part_generate(names: Iterable[str] = (), **options: Any) -> list[Row]:
+    """The library's own loop, as it is."""
+    rows: list[Row] = []
+    for name in names or decoder_configs():
+        model = of_transformers(decoder_configs()[name])
+        for slots in (1, 8):
+            us = generate_us(model, slots, **(options or {"disable_compile": True}))
+            rows.append({"label": name, "slots": slots, "K": 0, "generate_us": us, **options})
+            print(json.dumps(rows[-1]), flush=True)
+        del model
+        torch.cuda.empty_cache()
+    return rows
+
+
+def part_compiled() -> list[Row]:
+    """The library's own loop, compiled, which takes minutes for large models."""
+    return part_generate(["Qwen3-0.6B"], disable_compile=False)
 
 
 # ---- sweeps
@@ -618,9 +773,7 @@ def report(rows: list[Row], case: tuple[str, ...], variant: tuple[str, ...]) -> 
         print(*key, "|", "; ".join(best), flush=True)
 
 
-PARTS = {
-    name: globals()[f"part_{name}"] for name in ("check", "bits", "steps", "models", "mixed", "attention", "products")
-}
+PARTS = {name: globals()[f"part_{name}"] for name in (*SHARDS, "generate", "compiled")}
 
 
 def main() -> None:
@@ -636,7 +789,7 @@ def main() -> None:
             [sys.executable, __file__, out, name], env={**os.environ, "COMPILE": f"{i}/{SHARDS[name]}"}
         )
         for name in names
-        for i in range(SHARDS[name])
+        for i in range(SHARDS.get(name, 0))
     }
     codes = {name: worker.wait() for name, worker in workers.items()}
     results: dict[str, Any] = {
@@ -650,8 +803,6 @@ def main() -> None:
         try:
             results[name] = PARTS[name]()
         except Exception as error:
-            import traceback
-
             traceback.print_exc()
             results[name] = [{"failed": repr(error)}]
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)

@@ -6,12 +6,14 @@ Without a name: the backend that --config and --set choose, with its fallbacks.
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
 from specdec_hal.cli.output import Output, add_config_arguments, read_runtime
 from specdec_hal.cli.tables import Rows
+from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import ConfigError, UnknownBackendError
 from specdec_hal.ops import OPS, OpSpec
 from specdec_hal.plugin import registry
@@ -38,10 +40,17 @@ def run(args: argparse.Namespace, output: Output) -> int:
         runtime = read_runtime(args)
         config = runtime.config
         explanation = runtime.registry.explain(config.backend.name, fallback=config.fallback.allow)
+        invariant = None if config.model.path is None else _batch_invariant(runtime)
     else:
-        explanation = _explain_backend(args.name)
-    _print_backend(explanation, output)
+        explanation, invariant = _explain_backend(args.name), None
+    _print_backend(explanation, invariant, output)
     return 0
+
+
+def _batch_invariant(runtime: Runtime) -> bool:
+    """Whether the model that is configured promises bits, which it knows once it is loaded."""
+    with closing(runtime):
+        return runtime.load_model().capabilities.stable_row_counts is None
 
 
 def _explain_backend(name: str) -> Explanation:
@@ -101,14 +110,17 @@ def _op_document(spec: OpSpec) -> dict[str, Any]:
     }
 
 
-def _print_backend(explanation: Explanation, output: Output) -> None:
+def _print_backend(explanation: Explanation, invariant: bool | None, output: Output) -> None:
     if output.json:
-        output.document(
-            {"backend": explanation.backend, "ops": [{**asdict(status), "cure": status.hint} for status in explanation]}
-        )
+        ops = [{**asdict(status), "cure": status.hint} for status in explanation]
+        document: dict[str, Any] = {"backend": explanation.backend, "ops": ops}
+        output.document(document if invariant is None else {**document, "batch_invariant": invariant})
         return
     rows = Rows(f"Backend '{explanation.backend}'", ("op", "available", "via", "modes, or what is missing"))
     for status in explanation:
         detail = status.modes if status.available else "; ".join(p for p in (status.reason, status.hint) if p)
         rows.add_row(status.op, "yes" if status.available else "no", status.via, detail)
     rows.print(output.console)
+    if invariant is not None:
+        how = "are the same whatever shares its step" if invariant else "may depend on what shares its step"
+        print(f"model: a token's bits {how}", file=output.stdout)

@@ -149,9 +149,7 @@ class ModelSettings(Section):
     """`path`: the checkpoint folder or a .gguf file, absolute once loaded. `framework`: what computes the model, as a
     plug-in announces it; "auto": llama.cpp for a .gguf file, else the first of paddle, torch and transformers that has
     the architecture and is installed. `dtype`: of weights and KV cache; "auto": float32 on CPUs, the checkpoint's own
-    on GPUs (Paddle's model has float32 alone; with llama.cpp it is that of the KV cache, "auto" float16). `bit_stable`:
-    a token's bits depend neither on drafts nor on other requests; null: as the model's implementation has it
-    (llama.cpp: no; the others on CPUs: yes).
+    on GPUs (Paddle's model has float32 alone; with llama.cpp it is that of the KV cache, "auto" float16).
     `generation_config`: "auto" takes sampling defaults from the checkpoint's generation_config.json for keys that the
     section `sampling` leaves out; "none" ignores them. Its end tokens count in both cases.
     `num_threads`: the most that compute the model on a CPU; null: as its implementation has it (one for each core that
@@ -167,7 +165,6 @@ class ModelSettings(Section):
     path: PathText | None = None
     framework: FrameworkChoice = AUTO
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    bit_stable: bool | None = None
     generation_config: Literal["auto", "none"] = "auto"
     num_threads: Annotated[int | None, Field(ge=1, le=1024)] = None
     pdl_rows: Annotated[int | None, Field(ge=0, le=1 << 20)] = None
@@ -228,6 +225,8 @@ class EngineSettings(Section):
     `rank_devices`: the GPU of each rank; null: `backend.options.device` and those after it. Ranks that share one work
     for tests: what they exchange goes through the host, and steps are not captured.
     `warm_up`: compile and capture steps before the first request; null: in servers and AsyncEngine, not in LLM.
+    `batch_invariant`: a token's bits depend neither on drafts nor on other requests, or the model is refused; false:
+    nothing is done for it; null: as the model's implementation has it, which `specdec-hal explain` says.
     """
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
@@ -236,6 +235,7 @@ class EngineSettings(Section):
     vocabulary_parallel: bool = False
     rank_devices: list[Annotated[int, Field(ge=0, lt=1024)]] | None = None
     warm_up: bool | None = None
+    batch_invariant: bool | None = None
 
 
 class SpeculativeSettings(Section):

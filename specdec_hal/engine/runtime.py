@@ -85,7 +85,12 @@ class Runtime:
         device = self.backend.device_name  # first: raises where the backend cannot run
         dtype = None if settings.dtype == AUTO else settings.dtype
         threads = settings.num_threads
-        chosen = {"dtype": dtype, "bit_stable": settings.bit_stable, "threads": threads, "group": group}
+        chosen = {
+            "dtype": dtype,
+            "batch_invariant": self.config.engine.batch_invariant,
+            "threads": threads,
+            "group": group,
+        }
         chosen["pdl_rows"] = settings.pdl_rows
         options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         return load_model(path, settings.framework, registry=self.registry, device=device, **options)

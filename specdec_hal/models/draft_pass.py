@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.dflash import DFlashConfig
 from specdec_hal.models.drafter import Blocks, DrafterWeights, Eagle3Config
-from specdec_hal.models.paged import Layer, PagedStore, Placed, load_launcher
+from specdec_hal.models.paged import Layer, PagedStore, Placed, launchers
 from specdec_hal.models.rope import rotations
 from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, TargetModel
 from specdec_hal.tensors.device import download
@@ -74,9 +74,9 @@ class DraftPass(ABC):
         width = -(-(blocks.positions + drafts + 1) // _BLOCK_SIZE)
         self._tables = np.arange(blocks.slots * width, dtype=np.int32).reshape(blocks.slots, width)
         count, size = blocks.pool or (blocks.slots * width, _BLOCK_SIZE)
-        launcher = load_launcher(self.device, self._dtype) if self.device.type == "cuda" else None
+        make = launchers(self.device) if self.device.type == "cuda" else None
         self._store = PagedStore(
-            self._kinds, count, size, dtype=self._dtype, device=self.device, launcher=launcher
+            self._kinds, count, size, dtype=self._dtype, device=self.device, launcher=make and make(self._dtype)
         )  # fmt: skip
         self._rotary = self._index(rotations(config, blocks.positions).astype(np.complex64))
         # Slots by their number in a batch.

@@ -4,14 +4,14 @@ A batch is cut into blocks of up to 256 rows, which run through all layers one a
 takes four matrix products with weights and one call for the attention of all its slots (:mod:`.attention`). The cache
 of a slot grows with the context, by doubling; new positions are written in place, over what rejected drafts left.
 
-Bits. With ``bit_stable`` (the default on CPUs) a token's hidden state and logits have the same bits whatever else is in
+Bits. With ``batch_invariant`` (the default on CPUs) a token's hidden state and logits have the same bits whatever is in
 the batch: other tokens of its slot (1 or 11 a step, prefill chunks of any size), other slots, their order, stale cache
 contents, the slot itself. So greedy and seeded decoding give the same tokens with and without drafts, by construction.
 It holds per process: another processor, library version or thread count may give other bits. It rests on
 - row counts of products with weights that agree bit for bit; :mod:`.rows` measures them when the model is loaded, and
   blocks are padded up to them;
 - everything else (norms, SwiGLU, attention) working on each row by itself, in the same way in every row.
-With ``bit_stable=False`` (the default elsewhere) nothing is measured or padded, and equality is as good as the
+With ``batch_invariant=False`` (the default elsewhere) nothing is measured or padded, and equality is as good as the
 framework's kernels make it.
 
 What bit-stability costs, measured with models/tiny-py-lm on an Intel Xeon with AVX-512, one thread, in turns with the
@@ -73,9 +73,9 @@ class Llama(Primitives):
     is_partial: ClassVar[bool] = False
     """Whether it holds a part of each weight, as a rank of a tensor-parallel model does."""
 
-    def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, bit_stable: bool) -> None:
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights, *, batch_invariant: bool) -> None:
         self.config = config
-        self.bit_stable = bit_stable
+        self.batch_invariant = batch_invariant
         self._linear_sizes: dict[tuple[int, ...], RowSizes] = {}
         self._zeros: dict[tuple[int, int], Any] = {}
         self._buffers: dict[int, Any] = {}
@@ -96,7 +96,7 @@ class Llama(Primitives):
         return ModelCapabilities(
             hidden_layers=(FINAL_NORM, *range(self.config.num_hidden_layers)),
             mtp_modules=len(self._mtp),
-            stable_row_counts=None if self.bit_stable else (),
+            stable_row_counts=None if self.batch_invariant else (),
         )
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -256,7 +256,7 @@ class Llama(Primitives):
         sizes = self._linear_sizes.get(weight.shape)
         if sizes is None:
             sizes = _ANY
-            if self.bit_stable:
+            if self.batch_invariant:
                 sizes = linear_sizes(
                     lambda x: self._download(self._matmul(self._upload(x), prepared)),
                     weight.shape[0],
@@ -268,7 +268,7 @@ class Llama(Primitives):
     def _choose_sizes(self) -> None:
         """Sets the sizes of blocks: those that all weights share."""
         self._block_sizes = _ANY
-        if not self.bit_stable:
+        if not self.batch_invariant:
             return
         linear = self._linear_sizes.values()
         shared = set.intersection(*(set(sizes.sizes) for sizes in linear))

@@ -5,7 +5,7 @@ number a token, that `compute_logits` looks logits up by. Proposers that want hi
 
 Bits. llama.cpp multiplies one row by dot products and several rows by a tiled product, which add in another order: a
 token's logits change in their last bits with the number of tokens that share a pass, so that drafts can tip a near tie.
-With `bit_stable` every request is computed by itself, in pieces of sizes that agree. These are found by trying when the
+With `batch_invariant` each request is computed by itself, in pieces of sizes that agree, found by trying when the
 cache is allocated (see :mod:`specdec_hal.models.rows`); a shorter piece is filled up with tokens that are removed
 afterwards. One row is never among these sizes on x86, so that plain decoding then costs as much as two rows.
 """
@@ -91,8 +91,8 @@ class Gguf:
 class LlamaCpp:
     """A :class:`~specdec_hal.plugin.model.TargetModel`. `dtype`: of the KV cache; the file says that of the weights.
 
-    `threads` None: one for each core that this process may use. `bit_stable`: drafts and batches never change a token's
-    bits, at the cost of computing requests one after the other.
+    `threads` None: one for each core that this process may use. `batch_invariant`: drafts and batches never change a
+    token's bits, at the cost of computing requests one after the other.
     """
 
     framework = FRAMEWORK
@@ -104,7 +104,7 @@ class LlamaCpp:
         device: str = "cpu",
         dtype: str = "float16",
         threads: int | None = None,
-        bit_stable: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         choices = {"device": (device, ("cpu",)), "dtype": (dtype, tuple(api.GGML_TYPES))}
         for argument, (got, known) in choices.items():
@@ -114,7 +114,7 @@ class LlamaCpp:
         self._file = Gguf(path)
         self._file.check()
         self.config, self._api = self._file.config, self._file.api
-        self._bit_stable, self._dtype = bit_stable, dtype
+        self._batch_invariant, self._dtype = batch_invariant, dtype
         self._threads = len(os.sched_getaffinity(0)) if threads is None else threads
         self._batch = self._api.llama_batch_init(_BATCH, 0, 1)
         weakref.finalize(self, self._api.llama_batch_free, self._batch)
@@ -134,11 +134,11 @@ class LlamaCpp:
     @property
     def capabilities(self) -> ModelCapabilities:
         """No hidden states, and bits as promised."""
-        return ModelCapabilities(hidden_layers=(), stable_row_counts=None if self._bit_stable else ())
+        return ModelCapabilities(hidden_layers=(), stable_row_counts=None if self._batch_invariant else ())
 
     @property
     def piece_sizes(self) -> tuple[int, ...]:
-        """With `bit_stable`, once allocated: numbers of tokens that one pass takes, which agree in their bits."""
+        """With `batch_invariant`, once allocated: numbers of tokens that one pass takes, which agree in their bits."""
         return self._sizes.sizes
 
     def allocate(self, max_num_seqs: int, max_model_len: int) -> None:
@@ -170,7 +170,7 @@ class LlamaCpp:
         self._memory = self._api.llama_get_memory(self._context)
         self._limits = Limits(FRAMEWORK, self.config.vocab_size, max_num_seqs, max_model_len)
         self._held = [0] * max_num_seqs
-        if self._bit_stable:
+        if self._batch_invariant:
             self._sizes = agreeing(self._try, _SIZES)
 
     def _try(self, size: int) -> bytes:
@@ -201,7 +201,7 @@ class LlamaCpp:
             end = segment.start + segment.length
             wanted[end - (segment.length if segment.outputs is None else segment.outputs) : end] = True
             self._cut(segment.slot, segment.position)
-        passes = self._alone(batch.segments) if self._bit_stable else _together(batch.segments)
+        passes = self._alone(batch.segments) if self._batch_invariant else _together(batch.segments)
         tickets = np.full((len(ids), 1), -1, np.float32)
         rows = 0
         self._reserve(int(wanted.sum()) + self._sizes.largest)
@@ -260,8 +260,8 @@ class LlamaCpp:
                 self._batch.seq_id[i][0] = segment.slot
             at += more
         # The last layer and the head are computed for the rows that are asked for: all or none, so that sizes agree.
-        self._wanted[:count] = wanted.any() if self._bit_stable else 0
-        if not self._bit_stable:
+        self._wanted[:count] = wanted.any() if self._batch_invariant else 0
+        if not self._batch_invariant:
             self._wanted[: len(ids)] = wanted
         self._batch.n_tokens = count
         api.messages.clear()
@@ -279,7 +279,7 @@ class LlamaCpp:
         if not outputs:
             return self._logits[:0]
         logits = np.ctypeslib.as_array(self._api.llama_get_logits(self._context), (outputs, self.config.vocab_size))
-        return logits[: len(ids)][wanted] if self._bit_stable else logits
+        return logits[: len(ids)][wanted] if self._batch_invariant else logits
 
     def _cut(self, slot: int, position: int) -> None:
         """Remove what a slot holds from `position` on."""

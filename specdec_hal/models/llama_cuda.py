@@ -164,7 +164,7 @@ class LlamaCuda(FromHost):
 
     def _add_norm(self, x: Any, weight: Any, residual: Any, norm: Any, out: Any, count: Any) -> None:
         """`residual` += x weight^T, `out` = its norm. In a tensor-parallel model x and `weight` are a rank's part."""
-        self.launcher.linear(x, weight, residual, count, add=True)
+        self.launcher.linear(x, weight, residual, count, residual=residual)
         self.launcher.rms_norm(residual, norm, out, count, self.config.rms_norm_eps)
 
     def mtp_bytes_per_block(self, block_size: int) -> int:
@@ -219,7 +219,7 @@ class LlamaCudaMTP:
         launch.embed_norm(batch.token_ids, model._embedding, embedded, self._embedding_norm, normed, count, epsilon)
         launch.linear(normed, self._embedding_in, residual, count)
         launch.rms_norm(hidden, self._hidden_norm, normed, count, epsilon)
-        launch.linear(normed, self._hidden_in, residual, count, add=True)
+        launch.linear(normed, self._hidden_in, residual, count, residual=residual)
         launch.rms_norm(residual, self._layer.attention_norm, normed, count, epsilon)
         model._run(self._layer, self._pool, residual, normed, batch, self._final_norm, out)
 

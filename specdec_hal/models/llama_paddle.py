@@ -50,7 +50,7 @@ class LlamaPaddle(Llama):
     """`device` is cpu or gpu:N; all tensors are float32.
 
     `threads` on a CPU: the most for attention, and for a product one for each 128 KiB of its weight; None: one for each
-    core (:mod:`.cpu_threads`). `bit_stable` None: on a CPU; elsewhere it cannot be had.
+    core (:mod:`.cpu_threads`). `batch_invariant` None: on a CPU; elsewhere it cannot be had.
     """
 
     framework: ClassVar[str] = "paddle"
@@ -61,7 +61,7 @@ class LlamaPaddle(Llama):
         weights: LlamaWeights,
         *,
         device: str = "cpu",
-        bit_stable: bool | None = None,
+        batch_invariant: bool | None = None,
         threads: int | None = None,
     ) -> None:
         if tuple(int(part) for part in paddle.__version__.split(".")[:2]) < _OLDEST:
@@ -70,8 +70,10 @@ class LlamaPaddle(Llama):
             )
         self._place = _place(device)
         on_host = isinstance(self._place, paddle.CPUPlace)
-        if bit_stable and not on_host:
-            raise _argument_error("bit_stable", "False on a GPU", "True", "leave it out: Paddle's attention is no such")
+        if batch_invariant and not on_host:
+            raise _argument_error(
+                "batch_invariant", "False on a GPU", "True", "leave it out: Paddle's attention is no such"
+            )
         if threads is not None and not on_host:
             raise _argument_error("threads", "none on a GPU", str(threads), "leave it out")
         cpu_threads.check(threads, self.framework)
@@ -85,7 +87,7 @@ class LlamaPaddle(Llama):
             # Importing Paddle sets the latter to 1 if it is not set.
             given = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or "1"
             self._threads = int(given.split(",")[0])
-        super().__init__(config, weights, bit_stable=on_host if bit_stable is None else bit_stable)
+        super().__init__(config, weights, batch_invariant=on_host if batch_invariant is None else batch_invariant)
 
     # ---- data
 

@@ -42,7 +42,7 @@ class LlamaTorch(Llama):
         weights: LlamaWeights,
         *,
         dtype: str = "float32",
-        bit_stable: bool | None = None,
+        batch_invariant: bool | None = None,
         threads: int | None = None,
     ) -> None:
         if dtype not in DTYPES:
@@ -53,7 +53,7 @@ class LlamaTorch(Llama):
         self._dtype = getattr(torch, dtype)
         exact = self._dtype is torch.float32
         self._packed = exact and _has_onednn()
-        super().__init__(config, weights, bit_stable=exact if bit_stable is None else bit_stable)
+        super().__init__(config, weights, batch_invariant=exact if batch_invariant is None else batch_invariant)
 
     # ---- data
 

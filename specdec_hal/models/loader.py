@@ -32,7 +32,7 @@ def load_model(
     `framework`: "paddle", "torch", "transformers", "llama.cpp" for a file ``*.gguf``, or what a plug-in of `registry`
     (None: that of this process) announces; "auto": llama.cpp for such a file, else the first of the other three that
     has a model of the architecture and is installed. `options` go to the model: ``device`` ("cpu"); on a CPU
-    ``bit_stable`` and ``threads``; ``dtype`` for PyTorch and transformers, by default float32 on CPUs and the
+    ``batch_invariant`` and ``threads``; ``dtype`` for PyTorch and transformers, by default float32 on CPUs and the
     checkpoint's own on GPUs, and for llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError
     for anything wrong with the files; BackendUnavailableError if the framework is not installed; UnsupportedError for
     an architecture that no plug-in knows, or that cannot be run; PluginError for a plug-in's loader that fails.

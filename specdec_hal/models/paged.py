@@ -6,8 +6,9 @@ Triton's kernel computes where it is there; PyTorch's operators otherwise, over 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,10 +70,25 @@ class PagedStore:
         ]
         self._step: Placed | None = None
 
-    def begin(self, batch: DeviceBatch) -> Any:
-        """Take a batch of tensors of this device; the position of each row, 0 in the tail."""
+    def begin(self, batch: DeviceBatch, vocab_size: int = 0) -> tuple[Any, Any]:
+        """Take a batch of tensors of this device; each row's id, 0 for one outside the vocabulary, and position.
+
+        In the tail positions are 0. A batch without ids has none.
+        """
+        if self._launcher is not None:
+            self._launcher.pending = None  # of a step that failed
+        if self._launcher is not None and batch.token_ids is not None:
+            rows = len(batch.batch_id_per_token)
+            ids, position, line = torch.empty((3, rows), dtype=torch.int64, device=batch.token_ids.device)
+            self._launcher.places(batch, ids, position, line, len(self.pool[0]) - 1, self._block_size, vocab_size)
+            self._step = Placed(batch, None, position, line)
+            return ids, position
+        ids = None
+        if batch.token_ids is not None:  # drafts of a slot that has stopped may be no tokens
+            ids = batch.token_ids.flatten()
+            ids = torch.where((ids >= 0) & (ids < vocab_size), ids, 0)
         self._step = self.place(batch)
-        return self._step.position
+        return ids, self._step.position
 
     def place(self, batch: DeviceBatch) -> Placed:
         """Where the rows of a batch are."""
@@ -92,17 +108,30 @@ class PagedStore:
     def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
         """See Store.attend."""
         assert self._step is not None
-        narrower = layer.head_dim - layer.value_dim
-        if narrower:
-            value = torch.nn.functional.pad(value, (0, narrower))
-        self.write(layer, self._step.line, key, value)
-        out = self.look(layer, self._step, query, sinks)
+        step, narrower = self._step, layer.head_dim - layer.value_dim
+        due = None
+        if self._launcher is not None:
+            due, self._launcher.pending = self._launcher.pending, None
+        if due is None:
+            self.write(layer, step.line, key, value)
+        else:
+            pool, value = self.pool[layer.index], value if value.stride(-1) == 1 else value.contiguous()
+            query = torch.empty(query.shape, dtype=self._dtype, device=query.device)
+            self._launcher.rotate(
+                due.q, due.k, due.cos, due.sin, query, pool, norms=due.norms, value=value, lines=step.line
+            )
+        out = self.look(layer, step, query, sinks)
         return out[..., : layer.value_dim] if narrower else out
 
     def write(self, layer: Layer, line: Any, key: Any, value: Any) -> None:
-        """Keep keys and values [T, kv_heads, head_dim] at lines of the pool."""
+        """Keep keys and values [T, kv_heads, head_dim] at lines of the pool; narrower values get zeros."""
+        if self._launcher is not None:
+            key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, value))
+            self._launcher.store(key, value, self.pool[layer.index], line)
+            return
         lines = self.pool[layer.index].view(-1, layer.kv_heads, layer.head_dim)
         lines.index_copy_(0, line, key.to(self._dtype))
+        value = torch.nn.functional.pad(value, (0, layer.head_dim - layer.value_dim))
         lines.index_copy_(0, line + self._block_size, value.to(self._dtype))
 
     def look(self, layer: Layer, step: Placed, query: Any, sinks: Any | None = None) -> Any:
@@ -116,7 +145,8 @@ class PagedStore:
         from specdec_hal.models.triton_kernels.launcher import Heads
 
         query = query.contiguous()
-        out = torch.zeros_like(query)  # the kernel leaves rows of the tail alone
+        # The kernel leaves rows of the tail alone: what it left there for another layer, or zeros.
+        out = self._launcher.arena.take("attended", query.shape, query.dtype)
         self._launcher.attention(
             query, out, pool, batch, Heads(layer.heads, layer.kv_heads, layer.head_dim),
             scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=sinks, causal=layer.causal,
@@ -156,10 +186,10 @@ class PagedStore:
         return out[step.slot, row].to(self._dtype)
 
 
-def load_launcher(device: Any, dtype: Any) -> Any:
-    """Triton's attention for a GPU; None where Triton is not installed."""
+def launchers(device: Any) -> Callable[[Any], Any] | None:
+    """Triton's kernels on a GPU, by the dtype; None where Triton is not installed."""
     if importlib.util.find_spec("triton") is None:
         return None
     from specdec_hal.models.triton_kernels.launcher import Launcher
 
-    return Launcher(device, dtype)
+    return partial(Launcher, device)

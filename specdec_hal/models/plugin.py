@@ -45,6 +45,7 @@ def _torch(path: str | Path, *, device: str = "cpu", group: Group | None = None,
         return LlamaTorch(*_arranged(path), **options)
     if not re.fullmatch(r"cuda(:\d+)?", device):
         raise _refused("torch", "device", "cpu, cuda or cuda:N", device, "choose one of them")
+    options.pop("batch_invariant", None)  # it always is
     if "threads" in options:
         raise _refused("torch", "threads", f"none on {device}", options["threads"], "leave it out (model.num_threads)")
     from specdec_hal.models.checkpoint import read_config
@@ -81,10 +82,8 @@ def _transformers(
         raise _refused(TRANSFORMERS, "dtype", f"one of {', '.join(DTYPES)}", dtype, "choose one of them")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise _refused(TRANSFORMERS, "device", "cpu, cuda or cuda:N", device, "choose one of them")
-    if device != "cpu":
-        for name in ("threads", "bit_stable"):
-            if name in options:
-                raise _refused(TRANSFORMERS, name, f"none on {device}", options[name], "leave it out")
+    if device != "cpu" and "threads" in options:
+        raise _refused(TRANSFORMERS, "threads", f"none on {device}", options["threads"], "leave it out")
     from specdec_hal.models.transformers.load import load
 
     return load(path, device=device, dtype=dtype, **options)

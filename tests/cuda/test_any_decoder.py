@@ -3,42 +3,87 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import specdec_hal as sd
 from specdec_hal.models import load_model
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
-from tests.support.hf_models import Case, write_model
+from tests.support.hf_models import ARCHITECTURES, VOCABULARY, Case, write_model
 from tests.support.history_model import LetterTokenizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 ROOT = Path(__file__).parents[2]
 
 
-# Windows, soft caps, sinks, experts, values narrower than keys, learned positions.
-@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "GptOss", "DeepseekV3", "Mixtral", "GPT2"])
-def test_tokens(kind: str, tmp_path: Path) -> None:
+def generate(case: Case, model: Any, method: str, k: int) -> tuple[list[list[int]], dict[str, Any]]:
+    """What a runner on the GPU generates of the prompts, each twice: the second time captured steps are replayed."""
+    runtime = sd.load(
+        ROOT / "configs/cuda.yaml",
+        [
+            f"model.path={case.folder}", "model.framework=transformers", f"speculative.method={method}",
+            f"speculative.num_speculative_tokens={k}", "runner.max_num_seqs=3", "runner.prefill_chunk=5",
+            "runner.max_model_len=64", "runner.block_size=16",
+        ],
+    )  # fmt: skip
+    runner = ModelRunner(runtime.config, runtime.backend, model, LetterTokenizer())  # type: ignore[arg-type]
+    found: list[list[list[int]]] = []
+    for _ in range(2):
+        for i, prompt in enumerate(case.prompts):
+            runner.add_request(Request(str(i), prompt, SamplingParams(max_new_tokens=case.new_tokens)))
+        outputs = runner.run()
+        found.append([list(outputs[str(i)].token_ids) for i in range(len(case.prompts))])
+    assert found[0] == found[1]
+    return found[0], runner.summary()
+
+
+@pytest.fixture
+def case(kind: str, tmp_path: Path) -> Case:
     pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
     pytest.importorskip("triton", reason="Triton is not installed (pip install triton)")
-    case = Case(write_model(tmp_path, kind))
+    return Case(write_model(tmp_path, kind))
+
+
+# Windows, soft caps, sinks, experts, values narrower than keys, learned positions.
+@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "GptOss", "DeepseekV3", "Mixtral", "GPT2"])
+def test_tokens(case: Case) -> None:
     model = load_model(case.folder, "transformers", device="cuda:0", dtype="float32")
     assert model.capabilities.static_shapes
     for k in (0, 3):
-        runtime = sd.load(
-            ROOT / "configs/cuda.yaml",
-            [
-                f"model.path={case.folder}", "model.framework=transformers", "speculative.method=ngram",
-                f"speculative.num_speculative_tokens={k}", "runner.max_num_seqs=3", "runner.prefill_chunk=5",
-                "runner.max_model_len=64", "runner.block_size=16",
-            ],
-        )  # fmt: skip
-        runner = ModelRunner(runtime.config, runtime.backend, model, LetterTokenizer())  # type: ignore[arg-type]
-        for _ in range(2):  # the second time captured steps are replayed
-            for i, prompt in enumerate(case.prompts):
-                runner.add_request(Request(str(i), prompt, SamplingParams(max_new_tokens=case.new_tokens)))
-            outputs = runner.run()
-            tokens = [list(outputs[str(i)].token_ids) for i in range(len(case.prompts))]
-            assert tokens == case.generated, k
-        counted = runner.summary()
+        tokens, counted = generate(case, model, "ngram", k)
+        assert tokens == case.generated, k
         assert counted["graphs"] > 0 and not counted["graph_failures"]
+
+
+@pytest.mark.parametrize("kind", list(ARCHITECTURES))
+def test_bfloat16(case: Case) -> None:
+    """A text has the same bits at once, in chunks and beside another one; drafts change no token."""
+    import torch
+
+    model = load_model(case.folder, "transformers", device="cuda:0", dtype="bfloat16", batch_invariant=True)
+    assert model.capabilities.stable_row_counts is None
+    texts = np.random.default_rng(0).integers(3, VOCABULARY, (2, 40))
+    model.allocate(3, 64)
+
+    def logits(*parts: tuple[int, int, int]) -> Any:
+        """Of the first part's tokens, each part from one position of a text up to another."""
+        segments, start = [], 0
+        for slot, first, last in parts:
+            segments.append(Segment(slot, start, last - first, first))
+            start += last - first
+        ids = np.concatenate([texts[slot][first:last] for slot, first, last in parts])
+        hidden = model.forward(ForwardBatch(ids, segments, ()))[FINAL_NORM]
+        return model.compute_logits(hidden)[: segments[0].length]
+
+    whole = logits((0, 0, 40))
+    for length in (1, 6):
+        steps = range(0, 40, length)
+        assert torch.equal(whole, torch.cat([logits((0, at, min(at + length, 40))) for at in steps])), length
+    beside = [logits((0, 8 * i, 8 * i + 8), (1, 7 * i, 7 * i + 7)) for i in range(5)]
+    assert torch.equal(whole, torch.cat(beside))
+    plain, _ = generate(case, model, "ngram", 0)
+    for method in ("ngram", "suffix"):
+        assert generate(case, model, method, 3)[0] == plain, method

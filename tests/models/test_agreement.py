@@ -90,8 +90,8 @@ def test_weights_whose_sizes_have_nothing_in_common(
 
 
 def test_without_bit_stability(checkpoint: Path, framework: str, make_driver: Drivers, expected: Logits) -> None:
-    driver = make_driver(checkpoint, framework, bit_stable=False)
-    assert not driver.model.bit_stable
+    driver = make_driver(checkpoint, framework, batch_invariant=False)
+    assert not driver.model.batch_invariant
     assert_close(ragged_steps(driver), expected)
 
 
@@ -157,8 +157,8 @@ def test_paddle_on_a_gpu_promises_no_bits(make_driver: Drivers, monkeypatch: pyt
     from specdec_hal.models import llama_paddle
 
     monkeypatch.setattr(llama_paddle, "_place", lambda device: device)
-    with pytest.raises(ValueError, match="'bit_stable': expected False on a GPU, got True"):
-        make_driver(TINY, "paddle", device="gpu:0", bit_stable=True)
+    with pytest.raises(ValueError, match="'batch_invariant': expected False on a GPU, got True"):
+        make_driver(TINY, "paddle", device="gpu:0", batch_invariant=True)
     with pytest.raises(ValueError, match="'threads': expected none on a GPU, got 2"):
         make_driver(TINY, "paddle", device="gpu:0", threads=2)
 
@@ -206,7 +206,7 @@ def test_torch_in_half_precision(
     checkpoint: Path, make_driver: Drivers, torch_expected: Logits, dtype: str, tolerance: float
 ) -> None:
     driver = make_driver(checkpoint, "torch", dtype=dtype)
-    assert not driver.model.bit_stable
+    assert not driver.model.batch_invariant
     for ours, theirs in zip(ragged_steps(driver), torch_expected, strict=True):
         assert np.sqrt(((ours - theirs) ** 2).mean()) < tolerance * theirs.std()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from specdec_hal.cli import main
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
@@ -113,6 +114,50 @@ def test_tokens_over_a_small_pool(case: Models) -> None:
     drafted, counted = case.decode(case.device, "ngram", block_size=4, num_kv_blocks=13)
     assert drafted == case.generated
     assert counted["preemptions"] > 0
+
+
+# Norms of heads and a gated MLP, experts and sinks, another rotary embedding and norm, learned positions.
+@pytest.mark.parametrize("kind", ["Qwen3", "GptOss", "Cohere", "GPT2"])
+def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model for GPUs with our kernels, which leave no product to the library."""
+    import torch
+
+    from specdec_hal.models.transformers import device
+    from specdec_hal.models.transformers.load import load_decoder
+    from specdec_hal.models.triton_kernels.launcher import Launcher
+
+    monkeypatch.setattr(device, "_SIZES", (1, 3))
+    case = Models(write_model(tmp_path, kind))
+    decoder = load_decoder(case.folder, triton_device, "float32")
+    make = partial(Launcher, torch.device(triton_device))
+    model = device.DeviceTransformers(decoder, make_launcher=make, batch_invariant=True)
+    assert not [module for module in decoder.model.modules() if type(module) is torch.nn.Linear]
+    texts = np.random.default_rng(0).integers(3, VOCABULARY, (2, 12))
+    model.allocate(2, 32)
+
+    def logits(*parts: tuple[int, int, int]) -> list[Any]:
+        ids = np.concatenate([texts[slot][first:last] for slot, first, last in parts])
+        ends = np.cumsum([last - first for _, first, last in parts])
+        segments = [
+            Segment(slot, int(end) - last + first, last - first, first)
+            for end, (slot, first, last) in zip(ends, parts, strict=True)
+        ]
+        rows = model.compute_logits(model.forward(ForwardBatch(ids, segments, ()))[FINAL_NORM])
+        return list(np.split(rows.cpu().numpy(), ends[:-1]))
+
+    (first,) = logits((0, 0, 7))
+    second, other = logits((0, 7, 12), (1, 0, 12))
+    for text, got in zip(texts, (np.concatenate([first, second]), other), strict=True):
+        np.testing.assert_allclose(got, case.logits(text), rtol=0, atol=1e-4)
+
+
+def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says whether bits are promised."""
+    folder = write_model(tmp_path, "Llama")
+    for setting, how in (("null", "are the same"), ("false", "may depend")):
+        settings = (f"model.path={folder}", "model.framework=transformers", f"engine.batch_invariant={setting}")
+        assert main(["explain", *(word for setting in settings for word in ("--set", setting))]) == 0
+        assert f"a token's bits {how}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", list(REFUSED))

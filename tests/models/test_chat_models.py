@@ -129,7 +129,7 @@ class Model:
 
     @cached_property
     def loaded(self) -> TargetModel:
-        return load_model(self.path, self.framework, threads=1, bit_stable=True)
+        return load_model(self.path, self.framework, threads=1, batch_invariant=True)
 
     @cached_property
     def template(self) -> ChatTemplate:

@@ -52,7 +52,7 @@ def test_paddle_itself_asks_for_nothing(given: dict[str, str], most: int) -> Non
 def test_a_thread_has_its_share_of_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     monkeypatch.setattr(cpu_threads, "_GIVEN", "")
-    model: Any = load_model(TINY, "paddle", bit_stable=False)
+    model: Any = load_model(TINY, "paddle", batch_invariant=False)
     layer = model._layers[0]
     weights = [layer.out.weight, layer.qkv.weight, layer.gate_up.weight]
     assert [(weight.tensor.size >> 8, weight.threads) for weight in weights] == [(256, 2), (512, 4), (1408, 6)]

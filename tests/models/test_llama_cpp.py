@@ -44,7 +44,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(file: Path) -> Any:
-    model = load_model(file, threads=1, bit_stable=True)
+    model = load_model(file, threads=1, batch_invariant=True)
     assert model.capabilities.stable_row_counts is None
     model.allocate(3, 700)
     return model
@@ -158,7 +158,7 @@ def test_drafts_change_the_steps_and_not_the_tokens(file: Path, sampling: dict[s
     ):
         config = parse({"speculative": speculative, "runner": {**runner_settings, "max_model_len": 1024}})
         runner = sd.ModelRunner(
-            config, sd.get_backend("reference"), load_model(file, threads=1, bit_stable=True), tokenizer
+            config, sd.get_backend("reference"), load_model(file, threads=1, batch_invariant=True), tokenizer
         )
         for at, prompt in enumerate(prompts):
             runner.add_request(sd.Request(str(at), prompt, sd.SamplingParams(max_new_tokens=40, **sampling)))
@@ -170,7 +170,7 @@ def test_drafts_change_the_steps_and_not_the_tokens(file: Path, sampling: dict[s
 
 def test_a_configuration_names_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})  # its threads wait for each other in a loop
-    runtime = sd.load(ROOT / "configs/reference.yaml", [f"model.path={file}", "model.bit_stable=true"])
+    runtime = sd.load(ROOT / "configs/reference.yaml", [f"model.path={file}", "engine.batch_invariant=true"])
     runner = runtime.runner()
     assert runner.model.framework == "llama.cpp" and runner.model.capabilities.stable_row_counts is None
     prompt = runner.tokenizer.encode("def add(a, b):\n")
@@ -182,7 +182,7 @@ def test_a_configuration_names_the_file(file: Path, monkeypatch: pytest.MonkeyPa
 def test_its_configuration_drafts_plain_tokens(file: Path) -> None:
     outputs = []
     for speculative in ([], ["speculative.method=naive"]):
-        settings = [f"model.path={file}", "model.bit_stable=true", "model.num_threads=1", *speculative]
+        settings = [f"model.path={file}", "engine.batch_invariant=true", "model.num_threads=1", *speculative]
         runner = sd.load(ROOT / "configs/llama_cpp.yaml", settings).runner()
         prompt = runner.tokenizer.encode("def add(a, b):\n")
         runner.add_request(sd.Request("a", prompt, sd.SamplingParams(max_new_tokens=64)))

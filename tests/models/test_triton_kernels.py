@@ -71,9 +71,12 @@ def test_linear(make_launcher: MakeLauncher, dtype: str, rows: int, columns: int
     launcher.linear(x, weight, out, ints(launcher, [rows]))
     assert out[rows:].isnan().all()
     np.testing.assert_allclose(doubles(out)[:rows], want, rtol=0, atol=2e-6 * depth)
-    launcher.linear(x, weight, out, ints(launcher, [rows]), add=True)
+    launcher.linear(x, weight, out, ints(launcher, [rows]), residual=out)
     assert out[rows:].isnan().all()
     np.testing.assert_allclose(doubles(out)[:rows], 2 * want, rtol=0, atol=4e-6 * depth)
+    bias = random(launcher, columns, seed=2)
+    launcher.linear(x, weight, out, None, bias=bias, residual=torch.ones_like(out))
+    np.testing.assert_allclose(doubles(out)[:rows], want + doubles(bias) + 1, rtol=0, atol=2e-6 * depth)
 
 
 @pytest.mark.parametrize("split", [False, True])

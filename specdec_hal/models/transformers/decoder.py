@@ -92,7 +92,7 @@ class Decoder:
         ids = torch.arange(2, device=next(self.model.parameters()).device)[None]
         states: list[Any] = []
         hook = self.base.register_forward_hook(lambda module, args, output: states.append(output[0]))
-        self.serve(_Zeros(), 2)
+        self.serve(Zeros(), 2)
         try:
             with torch.inference_mode():
                 expected = self.model(input_ids=ids, position_ids=ids, use_cache=False).logits[0].float()
@@ -108,10 +108,11 @@ class Decoder:
             )
 
 
-class _Zeros:
+class Zeros:
     """A store without contents: attention gives zeros."""
 
     def attend(self, layer: Any, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+        """See Store.attend."""
         return query.new_zeros((*query.shape[:2], layer.value_dim))
 
 

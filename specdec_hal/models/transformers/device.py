@@ -1,41 +1,89 @@
 """A model of `transformers` on a GPU: a step of launches over a pool of KV blocks, which the host never waits for.
 
-Nothing in a step reads the device, so that it can be captured as one graph; experts are computed by the "batched_mm"
-implementation of `transformers`, which allows that. Bits are the library's: its products may give a row other ones in
-a larger batch, so that a draft can tip a near tie.
+Nothing in a step reads the device, so that it can be captured as one graph. With Triton our kernels compute what
+surrounds attention too (see :mod:`.kernels`); whether a token then has the same bits in steps of any size is measured
+when the model is loaded. Without it the products are the library's, which may give a row other bits in a larger batch,
+so that a draft can tip a near tie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.from_host import FromHost, refused
 from specdec_hal.models.paged import PagedStore
+from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.packed import holds_experts, is_experts
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
+
+# Rows of a pass that are tried: tiles of products and numbers of programs change between them.
+_SIZES = (1, 2, 9, 40, 200)
 
 
 class DeviceTransformers(FromHost):
     """See :class:`specdec_hal.plugin.model.DeviceModel`.
 
-    `launcher`: of Triton's attention (:class:`specdec_hal.models.triton_kernels.launcher.Launcher`); None: PyTorch's
-    operators. On a CPU batches may be NumPy arrays.
+    `make_launcher`: of Triton's kernels for a dtype (:class:`specdec_hal.models.triton_kernels.launcher.Launcher`);
+    None: PyTorch's operators. `batch_invariant`: UnsupportedError unless a token's bits depend on nothing else in its
+    step; None: as it comes; False: not looked at. On a CPU batches may be NumPy arrays.
     """
 
-    def __init__(self, decoder: Decoder, *, launcher: Any = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        make_launcher: Callable[[Any], Any] | None = None,
+        batch_invariant: bool | None = None,
+    ) -> None:
         self._decoder, self.config, self.dtype = decoder, decoder.config, decoder.dtype
         self.device = next(decoder.model.parameters()).device
-        self._launcher = launcher
+        self._launcher = None if make_launcher is None else make_launcher(self.dtype)
         self._store: PagedStore | None = None
         modules = list(decoder.model.modules())
         for module in modules:
             if is_experts(module):
                 module.config._experts_implementation = "batched_mm"
         self._static = not any(map(holds_experts, modules))
+        self._mode: AbstractContextManager[Any] = nullcontext()
+        self.batch_invariant = False
+        with torch.inference_mode():
+            if make_launcher is not None:
+                self._use_kernels(make_launcher, batch_invariant is not False)
+        if batch_invariant and not self.batch_invariant:
+            reason = "its operators give a row other bits in a larger step" if make_launcher else "Triton is not there"
+            raise UnsupportedError(
+                f"{type(decoder.model).__name__}: expected the same bits whatever shares a token's step, got none of "
+                f"that: {reason}; leave batch_invariant out"
+            )
+
+    def _use_kernels(self, make_launcher: Callable[[Any], Any], stable: bool) -> None:
+        from specdec_hal.models.transformers.kernels import Invariant, install
+
+        decoder = self._decoder
+        ids = torch.arange(1, 4, device=self.device)
+
+        def run() -> None:
+            decoder.logits(decoder.hidden(ids, ids)[FINAL_NORM])
+
+        decoder.serve(Silent(), 8)
+        decoder.modify(lambda model: install(decoder, self._launcher, run))
+        if not stable:
+            return
+        launchers = {self.dtype: self._launcher}
+
+        def launcher(dtype: Any) -> Any:
+            return launchers.get(dtype) or launchers.setdefault(dtype, make_launcher(dtype))
+
+        self._mode = Invariant(launcher)
+        with self._mode:
+            sizes, head = agreeing_sizes(decoder, _SIZES, _SIZES)
+        self.batch_invariant = sizes.sizes == head.sizes == _SIZES
 
     @property
     def capabilities(self) -> ModelCapabilities:
@@ -44,8 +92,15 @@ class DeviceTransformers(FromHost):
             hidden_layers=self._decoder.hidden_layers,
             static_shapes=self._static,
             device_lengths=True,
+            stable_row_counts=None if self.batch_invariant else (),
             hidden_dtype=str(self.dtype).removeprefix("torch."),
         )
+
+    def describe(self) -> str:
+        """How it computes, for the log."""
+        if self.batch_invariant:
+            return "a token's bits are the same whatever shares its step"
+        return "a token's bits may depend on what shares its step"
 
     def bytes_per_block(self, block_size: int) -> int:
         """See DeviceModel.bytes_per_block."""
@@ -69,6 +124,12 @@ class DeviceTransformers(FromHost):
         )  # fmt: skip
         self._decoder.serve(self._store, positions)
 
+    def pool_layers(self) -> list[Any]:
+        """The KV pool: see :class:`~.paged.PagedStore`."""
+        if self._store is None:
+            raise refused("pool_layers", "batch", "a KV pool", "none", "call allocate_blocks() first")
+        return self._store.pool
+
     def forward_device(self, batch: DeviceBatch, out: Mapping[int, Any]) -> None:
         """See DeviceModel.forward_device. Launches only, on the current stream."""
         if self._store is None:
@@ -78,11 +139,9 @@ class DeviceTransformers(FromHost):
             max_seq_len=batch.max_seq_len,
             max_query_len=batch.max_query_len,
         )
-        ids = here.token_ids[:, 0]
-        # Drafts of a slot that has stopped may be no tokens.
-        ids = torch.where((ids >= 0) & (ids < self.config.vocab_size), ids, 0)
-        with torch.inference_mode():
-            hidden = self._decoder.hidden(ids, self._store.begin(here), out.keys() - {FINAL_NORM})
+        with torch.inference_mode(), self._mode:
+            ids, positions = self._store.begin(here, self.config.vocab_size)
+            hidden = self._decoder.hidden(ids, positions, out.keys() - {FINAL_NORM})
             for layer, tensor in out.items():
                 torch.as_tensor(tensor).copy_(hidden[layer])
 
@@ -92,5 +151,5 @@ class DeviceTransformers(FromHost):
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
         """See DeviceModel.compute_logits_device."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._mode:
             torch.as_tensor(out).copy_(self._decoder.logits(torch.as_tensor(hidden)))

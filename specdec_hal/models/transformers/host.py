@@ -20,16 +20,15 @@ from specdec_hal.models import cpu_threads
 from specdec_hal.models.attention import HostAttention
 from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
 from specdec_hal.models.paged import Layer
-from specdec_hal.models.rows import RowSizes, agreeing
+from specdec_hal.models.rows import RowSizes
+from specdec_hal.models.transformers.bits import agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.packed import pack
-from specdec_hal.models.transformers.survey import only
-from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities, Segment
+from specdec_hal.plugin.model import ForwardBatch, ModelCapabilities, Segment
 
 # Rows of a pass that are tried. Logits are asked for fewer rows than there are tokens, and a head is large.
 _SIZES = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 256)
 _HEAD_SIZES = (*range(1, 9), 12, 16, 32)
-_TRIED = (11, 7)  # token ids
 
 
 @dataclass
@@ -89,22 +88,22 @@ def _buffer(width: int, rows: int) -> Any:
 class HostTransformers:
     """See :class:`specdec_hal.plugin.model.TargetModel`. `model`: loaded on a CPU; its linear layers are replaced.
 
-    `bit_stable` None: in float32. `threads`: PyTorch's for this whole process, from now on; None: as they are.
+    `batch_invariant` None: in float32. `threads`: PyTorch's for this whole process, from now on; None: as they are.
     """
 
     framework: ClassVar[str] = "torch"
 
-    def __init__(self, decoder: Decoder, *, bit_stable: bool | None = None, threads: int | None = None) -> None:
+    def __init__(self, decoder: Decoder, *, batch_invariant: bool | None = None, threads: int | None = None) -> None:
         cpu_threads.check(threads, self.framework)
         if threads is not None:
             torch.set_num_threads(threads)
         self._decoder, self.config = decoder, decoder.config
         exact = decoder.dtype is torch.float32
         self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
-        self.bit_stable = False
+        self.batch_invariant = False
         with torch.inference_mode():
             steady = not exact or decoder.modify(pack)
-            if exact if bit_stable is None else bit_stable:
+            if exact if batch_invariant is None else batch_invariant:
                 self._measure(steady)
         self._limits: Limits | None = None
 
@@ -112,12 +111,12 @@ class HostTransformers:
     def capabilities(self) -> ModelCapabilities:
         """Every layer can be tapped; shapes follow the batch."""
         return ModelCapabilities(
-            hidden_layers=self._decoder.hidden_layers, stable_row_counts=None if self.bit_stable else ()
+            hidden_layers=self._decoder.hidden_layers, stable_row_counts=None if self.batch_invariant else ()
         )
 
     def describe(self) -> str:
         """How it computes, for the log."""
-        if not self.bit_stable:
+        if not self.batch_invariant:
             return "a token's bits may depend on what shares its step"
         return f"a token's bits are the same in passes of {_spans(self._sizes)} rows, which steps are padded to"
 
@@ -187,39 +186,9 @@ class HostTransformers:
 
     def _measure(self, steady: bool) -> None:
         """Choose sizes of passes; `steady`: no part of the model sorts rows by what they hold."""
-        survey = self._decoder.survey
-        kinds: dict[Any, int] = {}
-        for i, block in enumerate(survey.blocks):
-            kinds.setdefault(_kind(block, survey.layers[i]), i)
-        self._decoder.serve(_Silent(), 1)
-
-        def hidden(rows: int) -> bytes | None:
-            at = torch.zeros(rows, dtype=torch.int64)
-            return _common([self._decoder.hidden(at + token, at)[FINAL_NORM] for token in _TRIED])
-
-        def logits(rows: int) -> bytes | None:
-            x = torch.linspace(-3, 3, self.config.hidden_size, dtype=self._decoder.dtype)
-            return _common([self._decoder.logits(x.repeat(rows, 1))])
-
-        with only(survey.blocks, list(kinds.values())):
-            sizes = agreeing(hidden, _SIZES)
-        head = agreeing(logits, _HEAD_SIZES)
+        sizes, head = agreeing_sizes(self._decoder, _SIZES, _HEAD_SIZES)
         if steady and sizes.sizes and head.sizes:
-            self._sizes, self._head_sizes, self.bit_stable = sizes, head, True
-
-
-class _Silent:
-    """A store whose attention gives something without looking at other rows."""
-
-    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
-        return query[..., : layer.value_dim].contiguous()
-
-
-def _kind(block: Any, layer: Layer) -> Any:
-    """What two decoder layers have in common that compute in the same way."""
-    parts = tuple((name, type(module)) for name, module in block.named_modules())
-    tensors = tuple((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items())
-    return parts, tensors, Layer(**{**vars(layer), "index": 0})
+            self._sizes, self._head_sizes, self.batch_invariant = sizes, head, True
 
 
 def _spans(sizes: RowSizes) -> str:
@@ -231,13 +200,6 @@ def _spans(sizes: RowSizes) -> str:
         else:
             found.append([size, size])
     return ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in found)
-
-
-def _common(results: Sequence[Any]) -> bytes | None:
-    """The first rows' bytes, if in each result all rows are equal."""
-    if not all(torch.equal(rows, rows[:1].expand_as(rows)) for rows in results):
-        return None
-    return b"".join(rows[0].contiguous().view(torch.uint8).numpy().tobytes() for rows in results)
 
 
 def _refused(op: str, argument: str, expected: str, got: str, hint: str) -> ArgumentError:

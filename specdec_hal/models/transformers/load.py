@@ -13,7 +13,7 @@ import transformers
 from specdec_hal.errors import CheckpointError, UnsupportedError
 from specdec_hal.models.checkpoint import read_token_ids
 from specdec_hal.models.from_host import gpu
-from specdec_hal.models.paged import load_launcher
+from specdec_hal.models.paged import launchers
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME
 from specdec_hal.models.transformers.survey import check_class, refused
@@ -28,7 +28,7 @@ def load(
     *,
     device: str = "cpu",
     dtype: str | None = None,
-    bit_stable: bool | None = None,
+    batch_invariant: bool | None = None,
     threads: int | None = None,
 ) -> Any:
     """A :class:`~.host.HostTransformers` on a CPU, a :class:`~.device.DeviceTransformers` on a GPU.
@@ -43,12 +43,15 @@ def load(
     if on_host:
         from specdec_hal.models.transformers.host import HostTransformers
 
-        made = HostTransformers(decoder, bit_stable=bit_stable, threads=threads)
-        _log.info("%s: %s", type(decoder.model).__name__, made.describe())
-        return made
-    from specdec_hal.models.transformers.device import DeviceTransformers
+        made: Any = HostTransformers(decoder, batch_invariant=batch_invariant, threads=threads)
+    else:
+        from specdec_hal.models.transformers.device import DeviceTransformers
 
-    return DeviceTransformers(decoder, launcher=load_launcher(torch.device(device), decoder.dtype))
+        made = DeviceTransformers(
+            decoder, make_launcher=launchers(torch.device(device)), batch_invariant=batch_invariant
+        )
+    _log.info("%s: %s", type(decoder.model).__name__, made.describe())
+    return made
 
 
 def load_decoder(path: str | Path, device: str, dtype: str) -> Decoder:

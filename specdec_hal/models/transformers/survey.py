@@ -208,7 +208,7 @@ def _survey(model: Any, base: Any, positions: int) -> Survey:
 
     def run(*parts: tuple[Any, int, int]) -> list[Any]:
         """Hidden states of `length` tokens of a text from `start` on, of all parts in one pass."""
-        position = store.begin(_batch(device, [(start, length) for _, start, length in parts], _TRIED))
+        _, position = store.begin(_batch(device, [(start, length) for _, start, length in parts], _TRIED))
         packed = torch.cat([text[:, start : start + length] for text, start, length in parts], 1)
         found = base(input_ids=packed, position_ids=position[None], use_cache=False)[0][0]
         return list(found.split([length for *_, length in parts]))

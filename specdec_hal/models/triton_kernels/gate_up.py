@@ -1,4 +1,4 @@
-"""The gate and up projections with SwiGLU: out = silu(x gate^T) * (x up^T) (Shazeer, arXiv:2002.05202)."""
+"""The gate and up projections of a gated MLP: out = act(x gate^T) * (x up^T) (Shazeer, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def gate_up(
     capacity,
     N: tl.constexpr,
     K: tl.constexpr,
+    GELU: tl.constexpr,
     PART: tl.constexpr,
     COUNTED: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -33,8 +34,8 @@ def gate_up(
 ):
     """`x` [capacity, K], `weight` [2N, K], `out` [capacity, N]; rows from `count` on are left alone.
 
-    Rows 2i and 2i + 1 of `weight` are gate and up of column i of `out`, so that one thread holds both. Grid: as in
-    :func:`.product.product`.
+    Rows 2i and 2i + 1 of `weight` are gate and up of column i of `out`, so that one thread holds both. The activation
+    is SiLU, or with `GELU` the tanh approximation of that. Grid: as in :func:`.product.product`.
     """
     wait(PDL)
     rows = row_count(count, capacity, COUNTED)
@@ -64,7 +65,9 @@ def gate_up(
     HALF: tl.constexpr = BLOCK_N // 2
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     gate, up = tl.split(tl.reshape(total, [BLOCK_M, HALF, 2]))
-    gated = gate / (1 + tl.exp(-gate)) * up
+    # GELU by tanh (Hendrycks and Gimpel, arXiv:1606.08415) is x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
+    slope = 1.5957691216057308 * gate * (1 + 0.044715 * gate * gate) if GELU else gate
+    gated = gate / (1 + tl.exp(-slope)) * up
     n = tl.program_id(1) * HALF + tl.arange(0, HALF)
     at = out + row.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(at, gated.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (n < N)[None, :])

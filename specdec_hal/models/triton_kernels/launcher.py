@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import e, log2
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from specdec_hal.models.arena import Arena
 from specdec_hal.models.triton_kernels.attention import chunk_count, paged_attention
+from specdec_hal.models.triton_kernels.experts import combine, expert_linear
 from specdec_hal.models.triton_kernels.gate_up import gate_up
 from specdec_hal.models.triton_kernels.linear import linear
-from specdec_hal.models.triton_kernels.norm import embed_norm, rms_norm, sum_norm
+from specdec_hal.models.triton_kernels.norm import embed_norm, rms_norm, row_sum, sum_norm
 from specdec_hal.models.triton_kernels.qkv import qkv
+from specdec_hal.models.triton_kernels.rows import places, rotate, store
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
     PDL_ROWS,
@@ -30,6 +32,20 @@ from specdec_hal.models.triton_kernels.tiles import (
     tiles_of,
 )
 from specdec_hal.plugin.model import DeviceBatch
+
+Norms: TypeAlias = tuple[Any, Any, float]
+"""Weights of RMSNorms of queries and keys, and their epsilon."""
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary embeddings that are due: of these tensors [T, heads, width], by these angles, after these norms."""
+
+    q: Any
+    k: Any
+    cos: Any
+    sin: Any
+    norms: Norms | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,7 @@ class Launcher:
 
     def __init__(self, device: Any, dtype: Any, pdl_rows: int | None = None) -> None:
         self.arena, self.dtype = Arena(device), dtype
+        self.pending: Rotation | None = None
         hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self._can_describe = hopper or device.type != "cuda"
         self.tiles = tiles_of(str(dtype).removeprefix("torch."))
@@ -76,10 +93,17 @@ class Launcher:
             **self._of_rows(residual),
         )
 
-    def rms_norm(self, x: Any, weight: Any, out: Any, count: Any, epsilon: float) -> None:
-        """`out` = RMSNorm of `x` times `weight`."""
-        rows = len(x)
-        rms_norm[(rows,)](x, weight, out, count, rows, epsilon, **self._of_rows(x))
+    def rms_norm(self, x: Any, weight: Any, out: Any, count: Any | None, epsilon: float) -> None:
+        """`out` [rows, D] = RMSNorm of `x` times `weight`; all rows without `count`.
+
+        `x`: [rows, D], or [T, heads, D] whose first dimension has any stride.
+        """
+        rows, line, group = len(out), x.stride(0), 1 if x.ndim == 2 else x.shape[1]
+        rms_norm[(rows,)](x, weight, out, count, rows, epsilon, line, GROUP=group, **self._of_rows(out))
+
+    def row_sum(self, x: Any, out: Any) -> None:
+        """`out` [rows] = sums of the rows of `x`, in float32."""
+        row_sum[(len(x),)](x, out, len(x), **self._of_rows(x))
 
     def sum_norm(self, parts: Any, residual: Any, weight: Any, out: Any, count: Any, epsilon: float) -> None:
         """`residual` += `parts` [N, rows, width] in their order, rounded once; `out` = its RMSNorm times `weight`."""
@@ -99,26 +123,50 @@ class Launcher:
 
     # ---- products
 
-    def linear(self, x: Any, weight: Any, out: Any, count: Any | None, *, add: bool = False) -> None:
-        """`out` = x weight^T, or with `add` out + x weight^T, rounded once to out's dtype; all rows without `count`."""
+    def linear(
+        self, x: Any, weight: Any, out: Any, count: Any | None, *, bias: Any | None = None, residual: Any | None = None
+    ) -> None:
+        """`out` = x weight^T + `bias` + `residual`, rounded once to its dtype; all rows without `count`.
+
+        `residual` [rows, N] may be `out`.
+        """
         operands, scratch, options, grid = self._product(x, weight)
         counted = count is not None
         linear[grid](
-            *operands,
-            out,
-            count if counted else out,
-            *scratch,
-            len(x),
-            N=len(weight),
-            ADD=add,
-            COUNTED=counted,
+            *operands, bias, residual, out, count if counted else out, *scratch, len(x), N=len(weight), COUNTED=counted,
             **options,
-        )
+        )  # fmt: skip
 
-    def gate_up(self, x: Any, weight: Any, out: Any, count: Any) -> None:
-        """`out` [rows, F] = silu(x gate^T) * (x up^T) for `weight` [2F, in]: rows of gate and up in turns."""
+    def gate_up(self, x: Any, weight: Any, out: Any, count: Any | None, *, gelu: bool = False) -> None:
+        """`out` [rows, F] = silu(x gate^T) * (x up^T) for `weight` [2F, in]: rows of gate and up in turns.
+
+        `gelu`: with the tanh approximation of that in the place of SiLU. All rows without `count`.
+        """
         operands, scratch, options, grid = self._product(x, weight)
-        gate_up[grid](*operands, out, count, *scratch, len(x), N=len(weight) // 2, COUNTED=True, **options)
+        counted = count is not None
+        gate_up[grid](
+            *operands, out, count if counted else out, *scratch, len(x), N=len(weight) // 2, GELU=gelu,
+            COUNTED=counted, **options,
+        )  # fmt: skip
+
+    def experts(self, x: Any, weight: Any, bias: Any | None, out: Any, order: Any, starts: Any) -> None:
+        """`out` [pairs, N] of `x` [T, K] by the experts of each row: see :func:`.experts.expert_linear`."""
+        pairs, columns = out.shape
+        experts, _, depth = weight.shape
+        m = 16 if pairs <= 16 * experts else 64
+        n, k = 32, 64 if self.dtype == torch.float32 else 128
+        expert_linear[(pairs // m + experts, -(-columns // n))](
+            x, weight, bias, out, order, starts, pairs, *weight.stride(), EXPERTS=experts, SHARE=pairs // len(x),
+            N=columns, K=depth, BLOCK_E=power_of_2(experts), BLOCK_M=m, BLOCK_N=n, BLOCK_K=k,
+            PRECISION=self.tiles.precision, num_warps=4, num_stages=4, **self._options(pairs),
+        )  # fmt: skip
+
+    def combine(self, x: Any, weight: Any, out: Any, chosen: Any, experts: int) -> None:
+        """`out` [T, D] = the weighted sum of each row's experts: see :func:`.experts.combine`."""
+        rows, width = out.shape
+        combine[(rows, -(-width // 1024))](
+            x, weight, out, chosen, EXPERTS=experts, SHARE=weight.shape[1], D=width, BLOCK=1024, **self._options(rows)
+        )
 
     def qkv(
         self, x: Any, weight: Any, q: Any, pool: Any, rotary: tuple[Any, Any], batch: DeviceBatch, heads: Heads
@@ -191,6 +239,53 @@ class Launcher:
             **self._options(rows),
         }
         return (x, weight), (partials, counters), options, (row_tiles, column_tiles, parts if split else 1)
+
+    # ---- rows and the cache
+
+    def places(
+        self,
+        batch: DeviceBatch,
+        ids: Any,
+        positions: Any,
+        lines: Any,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+    ) -> None:
+        """What each row is: see :func:`.rows.places`."""
+        rows = len(ids)
+        places[(-(-rows // 128),)](
+            batch.token_ids, batch.batch_id_per_token, batch.cu_seqlens_q, batch.seq_lens_decoder, batch.block_tables,
+            ids, positions, lines, rows, len(batch.cu_seqlens_q) - 1, batch.block_tables.shape[1], num_blocks,
+            batch.max_seq_len, vocab_size, BLOCK_SIZE=block_size, BLOCK=128, **self._options(rows),
+        )  # fmt: skip
+
+    def rotate(
+        self, q: Any, k: Any, cos: Any, sin: Any, q_out: Any, k_out: Any, *, norms: Norms | None = None,
+        value: Any | None = None, lines: Any | None = None,
+    ) -> None:  # fmt: skip
+        """`q_out` and `k_out` = rotated `q` and `k` [T, heads, width], whose last stride is 1: :func:`.rows.rotate`.
+
+        With `lines` `k_out` is the cache, which takes `value` too. `norms`: of the heads before.
+        """
+        rows, heads, width = q.shape
+        q_weight, k_weight, epsilon = norms or (None, None, 0.0)
+        v = k if value is None else value
+        rotate[(rows, 2 if lines is None else 3)](
+            q, k, v, cos, sin, q_weight, k_weight, q_out, k_out, lines, *q.stride()[:2], *k.stride()[:2],
+            *v.stride()[:2], cos.stride(0), epsilon, HEADS=heads, KV_HEADS=k.shape[1], HALF=width // 2,
+            SECOND=cos.shape[1] - width // 2, VALUE_DIM=v.shape[2], BLOCK_SIZE=1 if lines is None else k_out.shape[2],
+            BLOCK_H=power_of_2(max(heads, k.shape[1])), BLOCK_D=power_of_2(width // 2), **self._options(rows),
+        )  # fmt: skip
+
+    def store(self, key: Any, value: Any, pool: Any, lines: Any) -> None:
+        """`key` and `value` [T, kv_heads, width] to the cache: see :func:`.rows.store`."""
+        rows, (*_, size, heads, width) = len(key), pool.shape
+        store[(rows,)](
+            key, value, pool, lines, *key.stride()[:2], *value.stride()[:2], KV_HEADS=heads, HEAD_DIM=width,
+            VALUE_DIM=value.shape[2], BLOCK_SIZE=size, BLOCK_H=power_of_2(heads), BLOCK_D=power_of_2(width),
+            **self._options(rows),
+        )  # fmt: skip
 
     # ---- attention
 

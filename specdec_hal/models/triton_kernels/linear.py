@@ -1,4 +1,4 @@
-"""A projection: out = x weight^T, or out += x weight^T."""
+"""A projection: out = x weight^T + bias + residual."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from specdec_hal.models.triton_kernels.product import product
 def linear(
     x,
     weight,
+    bias,
+    residual,
     out,
     count,
     partials,
@@ -21,7 +23,6 @@ def linear(
     N: tl.constexpr,
     K: tl.constexpr,
     PART: tl.constexpr,
-    ADD: tl.constexpr,
     COUNTED: tl.constexpr,
     SPLIT: tl.constexpr,
     DESCRIBED: tl.constexpr,
@@ -32,9 +33,9 @@ def linear(
     SWAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`x` [capacity, K], `weight` [N, K], `out` [capacity, N]; rows from `count` on are left alone.
+    """`x` [capacity, K], `weight` [N, K], `bias` [N] or None, `out` [capacity, N]; rows from `count` on are left alone.
 
-    With `ADD`, what is added to `out` is rounded once, after the addition. Grid: as in :func:`.product.product`.
+    `residual` [capacity, N], or None, may be `out`; the sum is rounded once. Grid: as in :func:`.product.product`.
     """
     wait(PDL)
     rows = row_count(count, capacity, COUNTED)
@@ -63,8 +64,10 @@ def linear(
         return
     row = row_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    at = out + row.to(tl.int64)[:, None] * N + column[None, :]
+    at = row.to(tl.int64)[:, None] * N + column[None, :]
     inside = (row < rows)[:, None] & (column < N)[None, :]
-    if ADD:
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out.dtype.element_ty), mask=inside)
+    if bias is not None:
+        total += tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)[None, :]
+    if residual is not None:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)

@@ -9,14 +9,32 @@ from specdec_hal.models.triton_kernels.launch import begin
 
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
-def rms_norm(x, weight, out, count, capacity, epsilon, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr):
-    """`x` and `out` [capacity, D], `weight` [D]; computed in float32. Rows from int32 `count` [1] on are left alone."""
+def rms_norm(
+    x,
+    weight,
+    out,
+    count,
+    capacity,
+    epsilon,
+    line,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`out` [capacity, D], `weight` [D]; computed in float32. Rows from int32 `count` [1], if any, on are left alone.
+
+    Of `x`, `GROUP` rows follow each other every `line` elements: heads beside what else a product made of a token.
+    """
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
-    if row >= min(capacity, tl.load(count)):
+    if count is not None:
+        capacity = min(capacity, tl.load(count))
+    if row >= capacity:
         return
     column = tl.arange(0, BLOCK_D)
-    _normalise(tl.load(x + row * D + column, mask=column < D, other=0.0), weight, out + row * D, epsilon, D, BLOCK_D)
+    at = x + row // GROUP * line + row % GROUP * D + column
+    _normalise(tl.load(at, mask=column < D, other=0.0), weight, out + row * D, epsilon, D, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["capacity", "vocab_size"], do_not_specialize_on_alignment=["count", "token_ids"])
@@ -76,6 +94,16 @@ def sum_norm(
     x = total.to(residual.dtype.element_ty)
     tl.store(residual + row * D + column, x, mask=inside)
     _normalise(x, weight, out + row * D, epsilon, D, BLOCK_D)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def row_sum(x, out, rows, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr):
+    """`out` [rows] = sums of the rows of `x` [rows, D], in float32."""
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK_D)
+    values = tl.load(x + row * D + column, mask=column < D, other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(values, 0).to(out.dtype.element_ty))
 
 
 @triton.jit

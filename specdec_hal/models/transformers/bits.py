@@ -1,0 +1,58 @@
+"""Numbers of rows that give a token the same bits, measured with one decoder layer of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from specdec_hal.models.paged import Layer
+from specdec_hal.models.rows import RowSizes, agreeing
+from specdec_hal.models.transformers.decoder import Decoder
+from specdec_hal.models.transformers.survey import only
+from specdec_hal.plugin.model import FINAL_NORM
+
+_TRIED = (11, 7)  # token ids
+
+
+class Silent:
+    """A store whose attention gives something without looking at other rows."""
+
+    def attend(self, layer: Layer, query: Any, key: Any, value: Any, sinks: Any | None) -> Any:
+        """See Store.attend."""
+        return query[..., : layer.value_dim].contiguous()
+
+
+def agreeing_sizes(decoder: Decoder, sizes: Iterable[int], head_sizes: Iterable[int]) -> tuple[RowSizes, RowSizes]:
+    """Of numbers of rows of a pass, and of rows whose logits are computed, those that agree: see :mod:`..rows`."""
+    survey, kinds = decoder.survey, dict[Any, int]()
+    for i, block in enumerate(survey.blocks):
+        kinds.setdefault(_kind(block, survey.layers[i]), i)
+    decoder.serve(Silent(), 1)
+    device = next(decoder.model.parameters()).device
+
+    def hidden(rows: int) -> bytes | None:
+        at = torch.zeros(rows, dtype=torch.int64, device=device)
+        return _common([decoder.hidden(at + token, at)[FINAL_NORM] for token in _TRIED])
+
+    def logits(rows: int) -> bytes | None:
+        x = torch.linspace(-3, 3, decoder.config.hidden_size, device=device).to(decoder.dtype)
+        return _common([decoder.logits(x.repeat(rows, 1))])
+
+    with torch.inference_mode(), only(survey.blocks, list(kinds.values())):
+        return agreeing(hidden, sizes), agreeing(logits, head_sizes)
+
+
+def _kind(block: Any, layer: Layer) -> Any:
+    """What two decoder layers have in common that compute in the same way."""
+    parts = tuple((name, type(module)) for name, module in block.named_modules())
+    tensors = tuple((name, tuple(tensor.shape)) for name, tensor in block.state_dict().items())
+    return parts, tensors, Layer(**{**vars(layer), "index": 0})
+
+
+def _common(results: Sequence[Any]) -> bytes | None:
+    """The first rows' bytes, if in each result all rows are equal."""
+    if not all(torch.equal(rows, rows[:1].expand_as(rows)) for rows in results):
+        return None
+    return b"".join(rows[0].contiguous().view(torch.uint8).cpu().numpy().tobytes() for rows in results)
