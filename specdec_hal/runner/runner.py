@@ -238,7 +238,6 @@ class ModelRunner:
         detokenizer = None if tokenizer is None else detokenizer_for(tokenizer.detokenizer, copy.params, tail)
         sequence = Sequence(copy, limit, detokenizer, prompt)
         sequence.grammar = self._structured.begin(copy.params, f"request {short(copy.request_id)}")
-        sequence.plain &= sequence.grammar is None
         return sequence
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
@@ -561,7 +560,12 @@ class ModelRunner:
                 record.emitted += len(tokens)
                 record.decode_slots += 1
                 record.decode_tokens += len(tokens)
-                self._show(sequence)
+                if sequence.grammar is not None:
+                    self._commit(sequence, sequence.grammar)
+                if sequence.finish_reason is None:
+                    self._show(sequence)
+                else:
+                    self._retire(sequence)
                 return accepted if tokens else None
         if report.largest >= self._vocab_size and max(tokens, default=0) >= self._vocab_size:
             vocabulary = f"the vocabulary [0, {self._vocab_size})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from specdec_hal.errors import RequestError
 MAX_WHITESPACE = 32
 """White space characters in a row that `any_whitespace` allows between elements of JSON: a model that likes line breaks
 would write them without end (vLLM issue 38696)."""
+_SPELLINGS = 4096
+"""Texts whose tokens are remembered: a grammar forces the same ones again and again."""
 
 
 class UnsupportedGrammarError(RequestError):
@@ -45,7 +48,8 @@ class Vocabulary:
         """That of a :class:`~specdec_hal.models.tokenizer.Tokenizer`."""
         tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         special = frozenset(tokenizer.special_ids) | end_ids
-        return cls(size, tokens, special, end_ids, lambda text: list(tokenizer.encode(text, add_special_tokens=False)))
+        encode = lru_cache(_SPELLINGS)(partial(tokenizer.encode, add_special_tokens=False))
+        return cls(size, tokens, special, end_ids, lambda text: list(encode(text)))
 
     def spelled(self, text: str) -> list[int]:
         """Tokens of a piece inside a text; none if the tokenizer spells it otherwise than it stands."""

@@ -120,6 +120,8 @@ class GrammarState:
         `forced`: with the tokens that the grammar leaves no choice but, in the place of drafts that differ from them,
         and after the last draft.
         """
+        if not room:
+            return []
         wanted, position = list(drafts[:room]), self._seen
         if forced and self._start is not None:
             certain = self._matcher.forced()[:room]

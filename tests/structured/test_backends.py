@@ -17,32 +17,9 @@ from specdec_hal.models import Tokenizer
 from specdec_hal.structured.backend import Grammar, GrammarBackend, Matcher, UnsupportedGrammarError, Vocabulary
 from specdec_hal.structured.compiler import Grammars
 from specdec_hal.structured.llguidance import LLGuidance
+from tests.structured.conftest import BYTES, END, OTHER_END, PADDED, PERSON, SPECIAL, xgrammar
 
 TINY = Path(__file__).parents[2] / "models/tiny-py-lm"
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-}
-END, OTHER_END, SPECIAL, PADDED = 256, 257, 258, 262
-BYTES = Vocabulary(
-    size=269,  # no multiple of 32
-    tokens=[bytes([byte]) for byte in range(256)] + [b"</s>", b"<eot>", b"<tool>", b'{"', b'": ', b"ab"],
-    special_ids=frozenset((END, OTHER_END, SPECIAL)),
-    end_ids=frozenset((END, OTHER_END)),
-    encode=lambda text: list(text.encode()),
-)
-
-
-def xgrammar(vocabulary: Vocabulary) -> GrammarBackend:
-    from specdec_hal.structured.xgrammar import XGrammar
-
-    return XGrammar(vocabulary, 60.0)
-
-
-@pytest.fixture(scope="module", params=["llguidance", pytest.param("xgrammar", marks=pytest.mark.torch)])
-def backend(request: pytest.FixtureRequest) -> GrammarBackend:
-    return LLGuidance(BYTES) if request.param == "llguidance" else xgrammar(BYTES)
 
 
 def compiled(backend: GrammarBackend, **wanted: Any) -> Grammar:

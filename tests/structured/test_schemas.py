@@ -17,7 +17,7 @@ from specdec_hal.errors import RequestError
 from specdec_hal.structured.backend import GrammarBackend, Matcher, UnsupportedGrammarError
 from specdec_hal.structured.llguidance import LLGuidance
 from specdec_hal.structured.schema import enforceable
-from tests.structured.test_backends import BYTES, END, xgrammar
+from tests.structured.conftest import BYTES, END, xgrammar
 
 counts = st.integers(0, 3)
 numbers = st.integers(-30, 30) | st.sampled_from([-2.5, 0.5, 7.25])

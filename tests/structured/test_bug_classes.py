@@ -1,0 +1,236 @@
+"""Where grammars and drafts broke in public engines: a test for each class, by the letter that it is known by here."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from specdec_hal.config import parse
+from specdec_hal.config.schema import ServeSettings, StructuredOutput
+from specdec_hal.engine import AsyncEngine
+from specdec_hal.errors import RequestError
+from specdec_hal.runner import Request, SamplingParams
+from specdec_hal.serve.split import messages
+from specdec_hal.serve.split.engine import EngineProcess
+from specdec_hal.structured.backend import GrammarBackend, GrammarFailedError
+from specdec_hal.structured.state import GrammarState
+from tests.runner.conftest import make_runner
+from tests.runner.test_equality import plain_decoding
+from tests.runner.test_structured import params
+from tests.structured.conftest import BYTES, END, PADDED, PERSON, SPECIAL
+from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
+
+TESTS = Path(__file__).parents[1]
+HERE = "structured/test_bug_classes.py"
+BACKENDS, RUNNER, SERVE = "structured/test_backends.py", "runner/test_structured.py", "serve/test_structured.py"
+CLASSES = {
+    "a": ("a draft holds an end token in its middle", f"{HERE}::test_drafts_end_with_the_text"),
+    "b": ("the text ends inside the window, and tokens follow", f"{HERE}::test_drafts_end_with_the_text"),
+    "c": ("a roll-back over the end token", f"{HERE}::test_drafts_end_with_the_text"),
+    "d": ("the first draft is refused", f"{HERE}::test_drafts_are_cut_at_the_first_that_is_refused"),
+    "e": ("drafts are padded with -1", f"{HERE}::test_drafts_are_cut_at_the_first_that_is_refused"),
+    "f": ("lengths of drafts change from step to step", f"{HERE}::test_lengths_that_adapt_change_nothing"),
+    "g": ("rows of requests with a grammar and without, in any order", f"{HERE}::test_rows_keep_to_their_requests"),
+    "h": ("preempted requests and restarts", f"{RUNNER}::test_a_journal_goes_on_inside_a_word"),
+    "i": ("a thought ends inside the window", f"{RUNNER}::test_thoughts_are_free_up_to_their_end_inside_a_step"),
+    "j": ("given up while its grammar is compiled", f"{HERE}::test_who_gives_up_while_it_compiles_leaves_nothing"),
+    "k": ("a grammar that is none, or takes too long", f"{BACKENDS}::test_what_takes_too_long_is_ended_alone"),
+    "l": ("special tokens and ids without a token", f"{BACKENDS}::test_a_mask_has_no_special_or_padded_token"),
+    "m": ("max_tokens cuts JSON", f"{SERVE}::test_a_text_that_is_cut_is_no_whole"),
+    "n": ("choices of one prompt", f"{HERE}::test_each_choice_has_a_grammar_of_its_own"),
+    "o": ("a stop string inside the text", f"{HERE}::test_a_stop_string_ends_a_text_in_its_middle"),
+    "p": (
+        "a seed gives the tokens of plain decoding",
+        "runner/test_equality.py::test_every_request_decodes_as_if_alone_and_plain",
+    ),
+    "q": ("prompts in chunks", f"{HERE}::test_rows_keep_to_their_requests"),
+    "r": ("one token alone may follow", f"{RUNNER}::test_what_is_forced_costs_no_step_of_its_own"),
+    "s": ("a vocabulary that 32 does not divide", f"{BACKENDS}::test_a_mask_has_no_special_or_padded_token"),
+}
+
+
+def test_every_class_has_a_test() -> None:
+    assert list(CLASSES) == list("abcdefghijklmnopqrs")
+    for _, test in CLASSES.values():
+        file, name = test.split("::")
+        functions = [node for node in ast.parse((TESTS / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+        assert name in [function.name for function in functions], test
+
+
+def state_of(backend: GrammarBackend, text: str) -> GrammarState:
+    """After a text."""
+    matcher, words = backend.compile(StructuredOutput(json_schema=PERSON)).matcher(), -(-BYTES.size // 32)
+    state = GrammarState(matcher, None, words, frozenset(BYTES.end_ids), lambda position: True)
+    assert state.commit(list(text.encode()))
+    return state
+
+
+def masks_of(state: GrammarState, drafts: list[int]) -> list[set[int]]:
+    """What each row of a step allows; rows without a mask are missing at the end."""
+    rows: list[NDArray[np.int32]] = []
+
+    def row(at: int) -> NDArray[np.int32]:
+        assert at == len(rows)
+        rows.append(np.full(-(-BYTES.size // 32), -1, np.int32))
+        return rows[at]
+
+    state.fill(drafts, row)
+    bits = [np.unpackbits(one.view(np.uint8), bitorder="little")[: BYTES.size] for one in rows]
+    return [set(np.flatnonzero(one).tolist()) for one in bits]
+
+
+def test_drafts_end_with_the_text(backend: GrammarBackend) -> None:
+    state = state_of(backend, '{"name": "x", "age": 3')
+    before = masks_of(state, [])
+    drafts = [ord("1"), ord("}"), END]
+    for after in ([], [END], [ord("a")], [*b'{"name"']):
+        assert state.plan([*drafts, *after], 16, forced=False) == drafts
+    allowed = masks_of(state, drafts)
+    assert len(allowed) == 3 and allowed[0] == before[0] and allowed[2] == set(BYTES.end_ids)
+    assert masks_of(state, []) == before, "rolled back over the end token"
+    tokens = [*b'{"name": "x", "age": 3}', END]
+    assert state.commit(tokens) and masks_of(state, []) == [] and state.plan([ord("a")], 4, forced=True) == []
+    with pytest.raises(GrammarFailedError, match="refuses token 97"):
+        state.commit([*tokens, ord("a")])
+
+
+@pytest.mark.parametrize("wrong", [-1, ord("x"), END, SPECIAL, PADDED, 5000])
+def test_drafts_are_cut_at_the_first_that_is_refused(backend: GrammarBackend, wrong: int) -> None:
+    state = state_of(backend, '{"name": "x", "age": ')
+    before = masks_of(state, [])
+    for right in ([], [ord("1")], [ord("1"), ord("2")]):
+        drafts = [*right, wrong, ord("3"), ord("}")]
+        assert state.plan(drafts, 8, forced=False) == right
+        assert len(masks_of(state, drafts)) == 1 + len(right), "no mask after the one that refuses it"
+    assert masks_of(state, []) == before
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_lengths_that_adapt_change_nothing(device: bool) -> None:
+    runner = make_runner(
+        model=DeviceHistoryModel() if device else HistoryModel(),
+        speculative={"method": "ngram", "num_speculative_tokens": 6, "adaptive": True},
+        runner={"max_num_seqs": 3},
+    )
+    wanted = {"structured": {"regex": "(bcdef|bcd|fed)+"}, "return_drafts": True}
+    requests = [Request(str(seed), [2, 3, 4] * 3, params(seed, **(wanted if seed % 3 else {}))) for seed in range(9)]
+    for request in requests:
+        runner.add_request(request)
+    outputs, lens = runner.run(), set[int]()
+    for request in requests:
+        output = outputs[request.request_id]
+        assert list(output.token_ids) == plain_decoding(list(request.prompt_token_ids), request.params).tokens
+        lens |= {len(drafts.token_ids) for drafts in output.drafts}
+    assert len(lens) > 2
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_rows_keep_to_their_requests(order: tuple[int, ...]) -> None:
+    """Two with a grammar and one without, of different lengths and in chunks, one of which comes late."""
+    kinds: list[dict[str, Any]] = [{}, {"structured": {"regex": "(bed|cb)+"}}, {"structured": None}]
+    requests = [Request(str(kind), [kind + 1, 5, 6, 5, 6] * (1 + kind), params(kind, **kinds[kind])) for kind in order]
+    runner = make_runner(runner={"max_num_seqs": 3, "prefill_chunk": 4})
+    for request in requests:
+        runner.add_request(request)
+        runner.step()
+    outputs = runner.run()
+    for request in requests:
+        expected = plain_decoding(list(request.prompt_token_ids), request.params)
+        assert list(outputs[request.request_id].token_ids) == expected.tokens
+
+
+def test_each_choice_has_a_grammar_of_its_own() -> None:
+    runner = make_runner(runner={"max_num_seqs": 4})
+    choices = params(3, n=6, temperature=2.0).choices()
+    runner.add_requests(Request(str(number), [3, 9], one) for number, one in enumerate(choices))
+    outputs = runner.run()
+    texts = {name: list(output.token_ids) for name, output in outputs.items()}
+    assert texts == {str(number): plain_decoding([3, 9], one).tokens for number, one in enumerate(choices)}
+    assert len({tuple(tokens) for tokens in texts.values()}) > 1
+
+
+def test_a_stop_string_ends_a_text_in_its_middle() -> None:
+    runner = make_runner()
+    asked = params(1, structured={"choice": ["bcdefbcdef"]}, stop=["ef"], num_speculative_tokens=4)
+    runner.add_request(Request("a", [3, 9], asked))
+    runner.add_request(Request("b", [3, 9], asked.model_copy(update={"stop": []})))
+    outputs = runner.run()
+    assert (outputs["a"].text, outputs["a"].finish_reason) == ("bcd", "stop")
+    assert outputs["b"].text == "bcdefbcdef"
+
+
+class Gate:
+    """Grammars that are compiled when the test lets them."""
+
+    def __init__(self, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.open, compiled = threading.Event(), threading.Event(), runner.compile_grammars
+
+        def compile_grammars(requests: Any) -> Any:
+            self.begun.set()
+            assert self.open.wait(60)
+            return compiled(requests)
+
+        monkeypatch.setattr(runner, "compile_grammars", compile_grammars)
+
+
+def test_who_gives_up_while_it_compiles_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse({"backend": {"name": "reference"}, "structured": {"backend": "llguidance"}})
+
+    async def work() -> None:
+        async with AsyncEngine(HistoryModel(), config, tokenizer=LetterTokenizer()) as engine:  # type: ignore[arg-type]
+            gate = Gate(engine.runner, monkeypatch)
+            asked = asyncio.ensure_future(engine.submit([Request("a", [1, 2], params(1))]))
+            await asyncio.to_thread(gate.begun.wait, 60)
+            plain = [delta async for delta in engine.generate([1, 2], SamplingParams(max_new_tokens=3, seed=1))]
+            assert plain[-1].finish_reason == "length", "others do not wait"
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            gate.open.set()
+            again = await engine.submit([Request("a", [1, 2], params(1))])
+            while await again.read():
+                pass
+            assert again.outputs["a"].finish_reason == "stop"
+            assert not engine.runner.has_requests and engine.runner.metrics.requests["cancelled"] == 0
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_process_of_an_engine_hears_an_abort_while_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    engine = EngineProcess(make_runner(), tmp_path, ServeSettings(split=True), resume=False)
+    sent = list[Any]()
+    monkeypatch.setattr(engine, "_http", [type("Box", (), {"send": lambda self, message: sent.append(message)})()])
+    try:
+        gate = Gate(engine.runner, monkeypatch)
+        wanted = {"structured": {"regex": "("}} if wrong else {}
+        engine._carry_out(messages.Submit(7, [messages.SubmittedRequest.of(Request("a", [1, 2], params(1, **wanted)))]))
+        engine._carry_out(messages.Abort("a"))
+        gate.open.set()
+        while engine._compiling:
+            engine._submit_compiled(60)
+        (answer,) = sent
+        assert isinstance(answer, messages.Refused if wrong else messages.Queued)
+        assert not engine.runner.has_requests and engine.runner.metrics.requests == ({} if wrong else {"cancelled": 1})
+        assert not engine._aborted
+    finally:
+        engine.close()
+
+
+def test_a_grammar_that_fails_harms_nobody_else() -> None:
+    runner = make_runner()
+    runner.add_request(Request("a", [3, 9], params(1)))
+    runner.step()
+    with pytest.raises(RequestError):
+        runner.add_request(Request("b", [1], params(structured={"regex": "(b"})))
+    assert list(runner.run()["a"].token_ids) == plain_decoding([3, 9], params(1)).tokens
