@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from specdec_hal import SamplingParams
 from specdec_hal.config import Config, parse
@@ -129,7 +130,7 @@ class Model:
 
     @cached_property
     def loaded(self) -> TargetModel:
-        return load_model(self.path, self.framework, threads=1, batch_invariant=True)
+        return load_model(self.path, self.framework, threads=1, bit_stable=True)
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -340,6 +341,42 @@ def test_answers_are_the_same_with_drafts_and_without(chat_model: Model) -> None
         assert out.text == got["choices"][0]["message"]["content"]
         assert out.finish_reason == got["choices"][0]["finish_reason"]
         assert len(out.token_ids) == got["usage"]["completion_tokens"]
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=16)
+    age: int = Field(ge=0, le=150)
+    likes: list[Literal["tea", "coffee"]] = Field(max_length=2)
+
+
+def test_an_answer_in_a_form(smollm2: Model) -> None:
+    """By a schema over HTTP, drafted and not, and by the official client's helpers."""
+    asked: Any = {
+        "model": "smollm2",
+        "messages": turns("Describe a person as JSON."),
+        "temperature": 0,
+        "max_tokens": 64,
+    }
+    schema = {"name": "person", "schema": Person.model_json_schema(), "strict": True}
+    form = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    engine = AsyncEngine(smollm2.loaded, smollm2.config(**DRAFTS), tokenizer=smollm2.tokenizer)
+    with served(engine, "smollm2", smollm2.template) as running:
+        drafted, plain = (
+            running.http.post("/v1/chat/completions", json={**asked, **form, **more}).raise_for_status().json()
+            for more in ({}, {"num_speculative_tokens": 0})
+        )
+        (choice,), (other,) = drafted["choices"], plain["choices"]
+        assert choice["finish_reason"] == "stop" and choice["message"]["content"] == other["message"]["content"]
+        person = Person.model_validate_json(choice["message"]["content"])
+        assert drafted["usage"]["accepted_tokens"] > 8 and plain["usage"]["drafted_tokens"] == 0
+        chats, responses = running.openai.chat.completions, running.openai.responses
+        assert chats.parse(response_format=Person, **asked).choices[0].message.parsed == person
+        with chats.stream(response_format=Person, **asked) as stream:
+            assert stream.get_final_completion().choices[0].message.parsed == person
+        answer = responses.parse(
+            model="smollm2", input="Describe a person as JSON.", text_format=Person, temperature=0, max_output_tokens=64
+        )
+        assert answer.output_parsed == person
 
 
 # ---- official clients, of one process and of three

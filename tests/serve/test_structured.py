@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from specdec_hal.config import parse
 from specdec_hal.engine import AsyncEngine
 from specdec_hal.models.chat import load_chat_template
+from specdec_hal.serve.bodies import LONG
 from tests.serve.conftest import ROOT, Running, served
 
 TINY = ROOT / "models/tiny-py-lm"
@@ -113,13 +114,20 @@ def test_the_openai_clients_helpers(running: Running) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("choice", "parallel", "reason"),
-    [("required", False, "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, True, "stop")],
+    ("choice", "parallel", "reason", "description"),
+    [
+        ("required", False, "tool_calls", ""),
+        ({"type": "function", "function": {"name": "weather"}}, True, "stop", ""),
+        ("required", False, "tool_calls", "long " * LONG),
+    ],
+    ids=["required", "by name", "in a long body"],
 )
-def test_tools_that_must_be_called(running: Running, stream: bool, choice: Any, parallel: bool, reason: str) -> None:
+def test_tools_that_must_be_called(
+    running: Running, stream: bool, choice: Any, parallel: bool, reason: str, description: str
+) -> None:
     asked: Any = {
         "messages": USER,
-        "tools": [CITY, STOP],
+        "tools": [CITY, {**STOP, "function": {"name": "stop", "description": description}}],
         "tool_choice": choice,
         "parallel_tool_calls": parallel,
         **MORE,
