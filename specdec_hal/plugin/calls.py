@@ -11,8 +11,8 @@ from typing import Any
 
 from specdec_hal.errors import PluginError, SpecDecError
 from specdec_hal.plugin.backend import Backend, BackendSpec, Probe
-from specdec_hal.plugin.discovery import Plugin
-from specdec_hal.text import describe, short
+from specdec_hal.plugin.discovery import Plugin, faults
+from specdec_hal.text import short
 
 _MISSPELT = 0.85
 """How alike a name is to one that was meant: a letter left out or too many."""
@@ -20,12 +20,8 @@ _MISSPELT = 0.85
 
 def call(what: str, part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a plug-in's function; whatever it raises that is no SpecDecError becomes a PluginError."""
-    try:
+    with faults(f"{what}: its {part} raised", SpecDecError):
         return function(*args, **kwargs)
-    except (SpecDecError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # see plugins.load
-        raise PluginError(f"{what}: its {part} raised {describe(error)}") from error
 
 
 def check_members(
@@ -50,12 +46,10 @@ def check_members(
 def probe(spec: BackendSpec) -> tuple[Probe, str]:
     """The probe's answer, and its fault if it did not give one."""
     try:
-        answer = spec.probe()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # see plugins.load
-        fault = f"its probe raised {describe(error)}"
-        return Probe(False, fault), fault
+        with faults("its probe raised"):
+            answer = spec.probe()
+    except PluginError as fault:
+        return Probe(False, str(fault)), str(fault)
     if not isinstance(answer, Probe):
         fault = f"its probe returned {short(answer)} instead of a Probe"
         return Probe(False, fault), fault

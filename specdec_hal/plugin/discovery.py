@@ -10,9 +10,10 @@ import importlib
 import importlib.metadata
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 import pluggy
 
@@ -22,10 +23,10 @@ from specdec_hal.plugin.backend import AUTO, BackendSpec
 from specdec_hal.plugin.hookspecs import GROUP, ModelSpec, ProposerSpec
 from specdec_hal.text import describe, did_you_mean, one_line, short
 
-HOOKS = ("specdec_backends", "specdec_proposers", "specdec_models", "specdec_step_finished")
+ANNOUNCED = {"backends": BackendSpec, "proposers": ProposerSpec, "models": ModelSpec}
+"""What plug-ins announce, each by the hook ``specdec_<name>``."""
+HOOKS = (*(f"specdec_{name}" for name in ANNOUNCED), "specdec_step_finished")
 RESERVED = (AUTO,)
-
-Spec = TypeVar("Spec", BackendSpec, ProposerSpec, ModelSpec)
 
 
 @dataclass
@@ -117,17 +118,28 @@ def _raise(error: Exception) -> object:
     raise error
 
 
+@contextmanager
+def faults(what: str, *passing: type[BaseException]) -> Iterator[None]:
+    """Around code of a plug-in: a PluginError that begins with `what` for all it raises but `passing` and interrupts.
+
+    A plug-in that gives up must not end this process: SystemExit and panics of Rust are no Exception.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except passing:
+        raise
+    except BaseException as error:
+        raise PluginError(f"{what} {describe(error)}") from error
+
+
 def load(candidate: Candidate) -> Plugin:
     """Import the candidate, check its hooks and collect its answers; a failure ends up in `error`, alone."""
     plugin = Plugin(candidate.name, candidate.source, candidate.target)
     try:
-        try:
+        with faults(f"{plugin.label}: import failed:"):
             implementation = candidate.load()
-        except KeyboardInterrupt:
-            raise
-        # A module that gives up on import must not end this process: SystemExit and panics of Rust are no Exception.
-        except BaseException as error:
-            raise PluginError(f"{plugin.label}: import failed: {describe(error)}") from error
         attach(plugin, implementation)
     except PluginError as error:
         return Plugin(candidate.name, candidate.source, candidate.target, error=str(error))
@@ -145,9 +157,8 @@ def attach(plugin: Plugin, implementation: object) -> None:
     except pluggy.PluginValidationError as error:
         signatures = ", ".join(f"{hook}{_signature(hook)}" for hook in hooks)
         raise PluginError(f"{plugin.label}: {one_line(error)}; the hooks are declared as {signatures}") from error
-    plugin.backends = _answers(plugin, manager, "specdec_backends", BackendSpec)
-    plugin.proposers = _answers(plugin, manager, "specdec_proposers", ProposerSpec)
-    plugin.models = _answers(plugin, manager, "specdec_models", ModelSpec)
+    for name, kind in ANNOUNCED.items():
+        setattr(plugin, name, _answers(plugin, manager, f"specdec_{name}", kind))
     if "specdec_step_finished" in hooks:
         plugin.on_step = manager.hook.specdec_step_finished
 
@@ -178,13 +189,9 @@ def _signature(hook: str) -> str:
     return f"({', '.join(inspect.signature(getattr(hookspecs, hook)).parameters)})"
 
 
-def _answers(plugin: Plugin, manager: pluggy.PluginManager, hook: str, kind: type[Spec]) -> tuple[Spec, ...]:
-    try:
+def _answers(plugin: Plugin, manager: pluggy.PluginManager, hook: str, kind: type[Any]) -> tuple[Any, ...]:
+    with faults(f"{plugin.label}: hook {hook} raised"):
         answers = getattr(manager.hook, hook)()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise PluginError(f"{plugin.label}: hook {hook} raised {describe(error)}") from error
     specs = []
     for answer in answers:
         for spec in answer if isinstance(answer, (list, tuple)) else (answer,):

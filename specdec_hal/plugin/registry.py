@@ -22,7 +22,7 @@ from specdec_hal.plugin.backend import API_VERSION, AUTO, Backend, BackendSpec, 
 from specdec_hal.plugin.calls import build_backend, call, check_members, probe
 from specdec_hal.plugin.discovery import Candidate, Plugin
 from specdec_hal.plugin.hookspecs import ANY_ARCHITECTURE, ModelSpec, ProposerSpec
-from specdec_hal.text import describe, did_you_mean, short
+from specdec_hal.text import did_you_mean, short
 
 if TYPE_CHECKING:
     from specdec_hal.plugin.model import ModelMemory, TargetModel
@@ -147,6 +147,10 @@ class Registry:
             others.append(plugin.refused(taken))
         return own + others
 
+    def _announced(self, kind: str) -> list[tuple[Plugin, Any]]:
+        """Every spec of a kind ("backends", "proposers", "models") with its plug-in."""
+        return [(plugin, spec) for plugin in self.plugins() for spec in getattr(plugin, kind)]
+
     def _third_party(self) -> Iterable[Candidate]:
         wanted = self._environ.get(ENV_PLUGINS, "")
         if wanted == "none":
@@ -177,7 +181,7 @@ class Registry:
 
         Names that several plug-ins claim, so that nobody can use them, come before all others.
         """
-        names = {spec.name for plugin in self.plugins() for spec in plugin.backends}
+        names = {spec.name for _, spec in self._announced("backends")}
         infos = [self._info(name) for name in names]
         return sorted(infos, key=lambda info: (info.priority is not None, -(info.priority or 0), info.name))
 
@@ -270,7 +274,7 @@ class Registry:
 
     def _claims(self, name: str, origin: str = "") -> list[tuple[Plugin, BackendSpec]]:
         """Whoever announced that backend; UnknownBackendError if nobody did."""
-        every = [(plugin, spec) for plugin in self.plugins() for spec in plugin.backends]
+        every = self._announced("backends")
         claims = [(plugin, spec) for plugin, spec in every if spec.name == name]
         if not claims:
             known = sorted({spec.name for _, spec in every})
@@ -310,11 +314,11 @@ class Registry:
 
     def proposers(self) -> list[str]:
         """The names of every announced proposer, sorted."""
-        return sorted({spec.name for plugin in self.plugins() for spec in plugin.proposers})
+        return sorted({spec.name for _, spec in self._announced("proposers")})
 
     def unique_proposers(self) -> list[tuple[Plugin, ProposerSpec]]:
         """Every proposer whose name nobody else claims, with its plug-in."""
-        claims = self._proposer_claims()
+        claims = self._announced("proposers")
         names = Counter(spec.name for _, spec in claims)
         return [(plugin, spec) for plugin, spec in claims if names[spec.name] == 1]
 
@@ -351,11 +355,8 @@ class Registry:
         plugin.proposers, plugin.error = (), error
         log.warning("%s", error)
 
-    def _proposer_claims(self) -> list[tuple[Plugin, ProposerSpec]]:
-        return [(plugin, spec) for plugin in self.plugins() for spec in plugin.proposers]
-
     def _proposer(self, name: str) -> tuple[Plugin, ProposerSpec]:
-        claims = [(plugin, spec) for plugin, spec in self._proposer_claims() if spec.name == name]
+        claims = [(plugin, spec) for plugin, spec in self._announced("proposers") if spec.name == name]
         if not claims:
             known = self.proposers()
             raise UnsupportedError(
@@ -366,7 +367,7 @@ class Registry:
 
     def models(self) -> list[ModelSpec]:
         """Every announced model."""
-        return [spec for plugin in self.plugins() for spec in plugin.models]
+        return [spec for _, spec in self._announced("models")]
 
     def frameworks(self) -> list[str]:
         """What the announced models are computed with, sorted."""
@@ -409,7 +410,7 @@ class Registry:
         return need
 
     def _model(self, name: str, framework: str) -> tuple[Plugin, ModelSpec]:
-        every = [(plugin, spec) for plugin in self.plugins() for spec in plugin.models]
+        every = self._announced("models")
         of_framework = [(plugin, spec) for plugin, spec in every if spec.framework == framework]
         claims = [(plugin, spec) for plugin, spec in of_framework if spec.name == name]
         claims = claims or [(plugin, spec) for plugin, spec in of_framework if spec.name == ANY_ARCHITECTURE]
@@ -429,12 +430,10 @@ class Registry:
             if plugin.on_step is None:
                 continue
             try:
-                plugin.on_step(record=record)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # see plugins.load
-                plugin.on_step = None
-                plugin.error = f"{plugin.label}: hook specdec_step_finished raised {describe(error)}"
+                with loading.faults(f"{plugin.label}: hook specdec_step_finished raised"):
+                    plugin.on_step(record=record)
+            except PluginError as error:
+                plugin.on_step, plugin.error = None, str(error)
                 log.warning("%s; it will not be called again", plugin.error)
 
 
