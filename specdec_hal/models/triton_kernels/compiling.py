@@ -35,11 +35,12 @@ _compiled = 0
 
 
 class _Kernel(NamedTuple):
-    """A kernel with the types and constants of a launch, as ``JITFunction.preload`` takes them."""
+    """A kernel with the types and constants of a launch, as ``JITFunction.preload`` takes them, for a ``GPUTarget``."""
 
     module: str
     name: str
     data: str
+    target: str
 
 
 class _NoDevice:
@@ -83,11 +84,12 @@ def compiling(workers: int | None = None) -> Iterator[None]:
     """While inside, this thread's launches of kernels that are not there yet do nothing but name them; leaving compiles
     them all, in `workers` processes (None: one for each core). What a kernel would have written is undefined."""
     wanted, thread, before = dict[_Kernel, Path](), threading.get_ident(), knobs.runtime.jit_cache_hook
+    target = json.dumps(vars(driver.active.get_current_target()))
 
     def name(*, fn: Any, compile: dict[str, Any], **event: Any) -> bool | None:
         if threading.get_ident() != thread:
             return None if before is None else before(fn=fn, compile=compile, **event)
-        kernel = _Kernel(fn.module, fn.name, compile["specialization_data"])
+        kernel = _Kernel(fn.module, fn.name, compile["specialization_data"], target)
         wanted[kernel] = _marker(kernel, fn.jit_function.cache_key)
         return True
 
@@ -127,7 +129,7 @@ def _marker(kernel: _Kernel, source: str) -> Path:
 
 def _compile(kernel: _Kernel) -> None:
     """In a process without a device: compile a kernel into the cache folder."""
-    driver.set_active(_NoDevice(GPUTarget(**json.loads(kernel.data)["target"])))
+    driver.set_active(_NoDevice(GPUTarget(**json.loads(kernel.target))))
     getattr(import_module(kernel.module), kernel.name).preload(kernel.data)
 
 
