@@ -35,6 +35,7 @@ inline CachePolicy evict_first() { return {}; }
 inline void load_ahead(uint4& x, const uint4* from, bool wanted, CachePolicy = {}) {
   if (wanted) x = *from;
 }
+inline void prefetch(const void*) {}
 inline uint32_t recomputed(uint32_t x) { return x; }
 inline int64_t missed_guesses = 0;
 inline void missed_guess() { ++missed_guesses; }

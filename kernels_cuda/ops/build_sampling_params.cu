@@ -13,6 +13,16 @@ __global__ void build_sampling_params_kernel(const __grid_constant__ BuildSampli
   let_next_start();
   const int64_t r = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (r >= a.R_cap) return;
+  if (r < a.B) {  // on the way to the cache while rows ask for their slots
+    ptx::prefetch(a.temperature + r);
+    ptx::prefetch(a.top_p + r);
+    ptx::prefetch(a.top_k + r);
+    ptx::prefetch(a.min_p + r);
+    ptx::prefetch((a.infer_seed == nullptr ? a.seed : a.infer_seed) + r);
+    ptx::prefetch(a.prompt_lens + r);
+    ptx::prefetch(a.step_idx + r);
+    ptx::prefetch(a.cu_seqlens_q_output + r);
+  }
   const int32_t b = a.batch_id_per_token_output[r];
   float temperature = 1.0f, top_p = 1.0f, min_p = 0.0f;
   int32_t top_k = 0;

@@ -92,6 +92,9 @@ __device__ __forceinline__ void load_ahead(uint4& x, const uint4* from, bool wan
       : "l"(from), "r"(static_cast<uint32_t>(wanted)));
 }
 
+// Brings what lies there into the L2 cache.
+__device__ __forceinline__ void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // The same number, which the compiler takes for another: what follows from it is computed where it is needed and not
 // kept in registers until then.
 __device__ __forceinline__ uint32_t recomputed(uint32_t x) {

@@ -51,8 +51,18 @@ PEERS: Mapping[tuple[str, str], Mapping[str, WarmCold]] = {
     ("top-p 0.9", str(HEADLINE)): {"FlashInfer softmax + top_p": (252, None)},
     ("top-k 20, top-p 0.9", str(HEADLINE)): {"FlashInfer": (375, None)},
     ("no filter", "1536 x 151,936 float32, spread 2"): {"vLLM V2, logits to accepted tokens": (349, None)},
-    ("top-p 0.9", "1 x 32,000 float32, spread 2"): {"FlashInfer": (16.8, None)},
+    ("top-p 0.9", "1 x 32,000 float32, spread 2"): {"FlashInfer": (20.2, 26.1)},
+    ("top-p 0.9", "8 x 32,000 float32, spread 2"): {"FlashInfer": (21.3, None)},
+    ("top-p 0.9", "32 x 32,000 float32, spread 2"): {"FlashInfer": (26.9, None)},
+    ("top-p 0.9", "1 x 32,000 float32, 20 peaks"): {"FlashInfer": (None, 26.7)},
+    ("top-p 0.9", "1 x 151,936 bfloat16, spread 2"): {"FlashInfer": (None, 50.5)},
+    ("no filter", "1 x 151,936 float32, spread 2"): {"vLLM V2": (7.4, None)},
+    ("no filter", "2 x 151,936 float32, spread 2"): {"vLLM V2": (8.5, None)},
+    ("no filter", "4 x 151,936 float32, spread 2"): {"vLLM V2": (9.2, None)},
+    ("no filter", "1 x 151,936 bfloat16, spread 2"): {"vLLM V2": (7.3, None)},
+    ("no filter", "1 x 32,000 float32, spread 2"): {"vLLM V2": (6.9, None)},
 }
+"""Those of few rows are from an H100."""
 _SECTOR = 32
 """Bytes that a GPU's memory moves at least."""
 _ROW_PARAMS = ("row_temperature", "row_top_p", "row_top_k", "row_min_p", "position")
@@ -97,7 +107,13 @@ def _varied() -> Iterator[Case]:
             yield _sample(LogitRows(256, vocabulary, dtype), "top-p 0.9")
             yield _sample(LogitRows(256, vocabulary, dtype, peaks=PEAKED.peaks), "top-p 0.9")
         yield _candidates(LogitRows(256, vocabulary), 5)
-    yield _sample(LogitRows(1, 32_000), "top-p 0.9")
+    for rows in (1, 8, 32):
+        yield _sample(LogitRows(rows, 32_000), "top-p 0.9")
+        yield _sample(LogitRows(rows, 32_000, peaks=PEAKED.peaks), "top-p 0.9")
+    yield _sample(LogitRows(1, 32_000), "no filter")
+    yield _sample(LogitRows(1, 151_936, "bfloat16"), "no filter")
+    yield _sample(LogitRows(1, 151_936, "bfloat16"), "top-p 0.9")
+    yield _sample(LogitRows(2, 151_936), "no filter")
     yield from (_masked(LogitRows(256, 151_936, dtype), 0.5) for dtype in ("bfloat16", "float16"))
     yield _masked(LogitRows(48, 151_936), 0.001)
 

@@ -27,7 +27,7 @@ _TARGETS: Mapping[str, float] = {
     "prepare_inputs": 3,
     "build_sampling_params": 1.6,
 }
-_GATHER_TARGETS = {512: 4.0, 1536: 5.0}
+_GATHER_TARGETS = {384: 2.6, 512: 4.0, 1536: 5.0}
 """By rows."""
 _PEERS: Mapping[str, Mapping[str, WarmCold]] = {
     "TARGET_MATCH": {"FastDeploy": (6.0, None), "vLLM V1, compare kernel": (2.0, None)},
@@ -66,6 +66,7 @@ def _all(quick: bool) -> Iterator[Case]:
 
 
 def _varied() -> Iterator[Case]:
+    yield _gather(384, 4096)
     for b in BATCHES:
         step = DecodeStep(b, 5, 151_936)
         yield from (_by_rows(step, strategy) for strategy in _STRATEGIES)
@@ -178,7 +179,7 @@ def _gather(rows: int, width: int, *, speculative: bool = False) -> Case:
         _alone(call),
         2 * 2 * rows * width,
         target=(_GATHER_TARGETS[rows], None),
-        peers=_PEERS["gather_next_token"] if rows == 512 else {"torch index_select": (5.2, None)},
+        peers=_PEERS["gather_next_token"] if rows == 512 else {"torch index_select": (_GATHER_TARGETS[rows], None)},
         params={"rows": rows, "D": width, "is_speculative": speculative},
     )
 

@@ -1,0 +1,114 @@
+"""Ops of several builds of the CUDA library on one card: checked against the reference, and timed in turns.
+
+``python benchmarks/before_after.py OUT.json --only PART ...``: `libspecdec_cuda_BUILD.so` for each of `--builds` lies
+beside `libspecdec_cuda.so`, which is the build "after", in specdec_hal/lib. Figures of others are those that the suites
+state, from runs of their own; what PyTorch has is timed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from record import write
+
+from specdec_hal.backends.cuda.backend import CudaBackend
+from specdec_hal.backends.cuda.options import Options
+from specdec_hal.bench import SUITES
+from specdec_hal.bench.case import Case, Prepared, WrongResult
+from specdec_hal.bench.runner import cases_of
+from specdec_hal.bench.timing import GraphTimer
+from specdec_hal.errors import ArgumentError
+from specdec_hal.tensors.device import get_device
+
+TURNS = 3
+
+
+def build(name: str) -> CudaBackend:
+    """The backend with another library; the one that is installed for "after"."""
+    made = {} if name == "after" else {"native_library": f"specdec_cuda_{name}"}
+    return type("Build", (CudaBackend,), made)(Options())
+
+
+def chosen(parts: list[str]) -> Iterator[Case]:
+    """The cases of all suites whose group or label has one of the parts."""
+    for suite in SUITES:
+        for part in parts:
+            try:
+                yield from cases_of(suite, only=part)
+            except ArgumentError:
+                continue
+
+
+def by_torch(case: Case) -> Callable[[int], None] | None:
+    """The same by a function of PyTorch, where it has one."""
+    import torch
+
+    if case.group != "gather_next_token":
+        return None
+    rows, width = case.params["rows"], case.params["D"]
+    x = torch.randint(0, 99, (rows * (1 if case.params["is_speculative"] else 2), width), device="cuda").to(torch.int16)
+    places = torch.arange(rows, device="cuda") * (x.shape[0] // rows)
+    out = torch.empty((rows, width), dtype=torch.int16, device="cuda")
+    return lambda stream: torch.index_select(x, 0, places, out=out)  # type: ignore[return-value]
+
+
+def measure(case: Case, backends: dict[str, CudaBackend], timer: GraphTimer) -> dict[str, Any]:
+    """Medians of every turn, warm and cold, by build."""
+    device = get_device("cuda:0", "torch")
+    row: dict[str, Any] = {"label": case.label, "peers_us": {name: list(of) for name, of in case.peers.items()}}
+    prepared = {name: Prepared(case, backend, device, seed=0) for name, backend in backends.items()}
+    launches: dict[str, tuple[Callable[[int], None], Callable[[], None] | None]] = {}
+    for name, of in prepared.items():
+        of.check()
+        launches[name] = (of.launch, of.restore)
+    theirs = by_torch(case)
+    if theirs is not None:
+        launches["torch"] = (theirs, None)
+    for _ in range(TURNS):
+        for name, (launch, restore) in launches.items():
+            times = row.setdefault(name, {"warm": [], "cold": []})
+            for state, cold in (("warm", False), ("cold", True)):
+                if restore is not None:
+                    restore()
+                times[state].append(round(timer.time(launch, cold=cold, restore=restore).median, 2))
+    for of in prepared.values():
+        of.check()
+    return row
+
+
+def line(row: dict[str, Any], names: list[str]) -> str:
+    """A row of the table: medians of the turns."""
+    if "error" in row:
+        return f"{row['label']}: {row['error']}"
+    cells = [f"{row['label'][:62]:62}"]
+    for state in ("warm", "cold"):
+        for name in (*names, "torch"):
+            cells.append(f"{np.median(row[name][state]):7.2f}" if name in row else " " * 7)
+    return " ".join(cells) + f"  {row['peers_us'] or ''}"
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of cases' groups or labels")
+    parser.add_argument("--builds", nargs="+", default=["before", "after"])
+    given = parser.parse_args()
+    backends = {name: build(name) for name in given.builds}
+    timer, rows = GraphTimer(0, 30), []
+    print(f"us, warm and cold, of {', '.join(given.builds)}, torch")
+    for case in {case.label: case for case in chosen(given.only)}.values():
+        try:
+            rows.append(measure(case, backends, timer))
+        except WrongResult as error:
+            rows.append({"label": case.label, "error": str(error)})
+        print(line(rows[-1], given.builds), flush=True)
+        write({"rows": rows}, given.out)
+
+
+if __name__ == "__main__":
+    main()
