@@ -201,6 +201,7 @@ class Bench:
         for chunk in (128, 256, 512):
             for run, more in (("overlap", []), ("no overlap", ["runner.overlap=false"])):
                 sizes = [f"runner.prefill_chunk={chunk}", f"runner.max_num_batched_tokens={slots + chunk}"]
+                sizes.append("runner.enable_prefix_caching=false")  # the long prompt comes again and again
                 runtime = self.runtime(slots, 0, "float32", "runner.max_model_len=2047", *sizes, *more)
                 runner = self.runner(runtime)
                 prompts = self.prompts(runner, slots)

@@ -1,0 +1,75 @@
+"""How long a process takes from its start until it is ready, and to its first token: caches empty, and again.
+
+``python benchmarks/ready.py --out FILE``: `LLM(warm_up=True)` of the embedded model under configs/cuda.yaml, each
+time in a new process, whose caches (Triton's and CUDA's) are in a folder of their own. `late`: what the first requests
+waited for, though the engine was ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from record import write
+
+ROOT = Path(__file__).parents[1]
+
+
+def child(start: float) -> None:
+    """In the process that is measured; `start`: when it was started."""
+    import specdec_hal as sd
+
+    imported = time.time() - start
+    llm = sd.LLM(config=str(ROOT / "configs/cuda.yaml"), framework="torch", warm_up=True)
+    ready = time.time() - start
+    params = sd.SamplingParams(max_new_tokens=16)
+    first = time.perf_counter()
+    llm.generate(["def add(a, b):\n    return"], params)
+    first = time.perf_counter() - first
+    again = time.perf_counter()
+    llm.generate(["def sub(a, b):\n    return"], params)
+    again = time.perf_counter() - again
+    long = time.perf_counter()
+    llm.generate(["x = 1\n" * 300] + ["y = 2\n"] * 7, params)
+    summary = llm.runner.summary()
+    told = {"imported_s": imported, "ready_s": ready, "first_request_s": first, "second_request_s": again}
+    told |= {"eight_with_a_long_prompt_s": time.perf_counter() - long, "late": summary["late"]}
+    print(json.dumps(told))
+
+
+def measure(caches: str) -> dict[str, Any]:
+    """One process."""
+    places = {"TRITON_CACHE_DIR": f"{caches}/triton", "CUDA_CACHE_PATH": f"{caches}/cuda"}
+    command = [sys.executable, __file__, "--child", repr(time.time())]
+    done = subprocess.run(command, env={**os.environ, **places}, text=True, capture_output=True)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child is not None:
+        return child(given.child)
+    rows = []
+    with tempfile.TemporaryDirectory() as caches:
+        for state in ("cold", "warm", "warm"):
+            rows.append({"caches": state, **measure(caches)})
+            print(json.dumps(rows[-1]), flush=True)
+    write(rows, given.out)
+
+
+if __name__ == "__main__":
+    main()
