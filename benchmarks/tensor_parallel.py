@@ -1,8 +1,10 @@
-"""Decoding of a Llama of 8 B random parameters over ranks, a GPU each: step times, communication, tokens per second.
+"""Decoding of Llamas of 1.2 and 8 B random parameters over ranks, a GPU each: step times and tokens per second.
 
 ``python benchmarks/tensor_parallel.py --out FILE`` measures 1 rank and ``--ranks`` of them with 1, 8 and 64 requests,
-plain and with n-gram drafts, in captured steps. What communication takes is the difference to the same steps where each
-rank copies its own tensors instead: the wait for the other ranks included. Every rank holds a runner, in lock-step.
+plain and with n-gram drafts, in captured steps. Ranks give each other what they compute by gathers (NCCL), in memory
+that all kernels reach, and from parts of the vocabulary, in one run. `alone`: steps in which each rank takes its own
+tensors for the others', so that the difference is what communication takes, the wait for the other ranks included.
+Every rank holds a runner, in lock-step.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
+from gpu_model import MODELS
 from ranks import first_of
 from record import write
 
@@ -24,28 +30,19 @@ import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.llama_cuda import LlamaCuda
-from specdec_hal.models.llama_cuda_tp import TensorParallelLlamaCuda
+from specdec_hal.models.llama_cuda_tp import Exchange, TensorParallelLlamaCuda
 from specdec_hal.models.tp_weights import WeightsPart
 from specdec_hal.models.weights import expected_shapes
 from specdec_hal.parallel.runner import RankRunner
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner.metrics import StepRecord
+from specdec_hal.runner.plan import Needs
 from specdec_hal.tensors.group import ProcessGroup
 from specdec_hal.tensors.memory import freeze_heap
 
-SHAPE = LlamaConfig(
-    vocab_size=128_256,
-    hidden_size=4096,
-    max_position_embeddings=8192,
-    intermediate_size=14_336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    rope_theta=500_000.0,
-    rms_norm_eps=1e-5,
-    tie_word_embeddings=False,
-)
-PROMPT, NEW_TOKENS = 256, 128
+PROMPT, NEW_TOKENS = 256, 64
+WAYS = ("alone", "gathered", "shared", "parts")
+"""How ranks exchange."""
 
 
 class Alone:
@@ -63,6 +60,17 @@ class Alone:
     def gather_objects(self, value: Any) -> list[Any]:
         """As often as there are ranks."""
         return [value] * self.size
+
+    def share(self, count: int, dtype: Any, *, stops: bool = False) -> None:
+        """There is no such memory."""
+
+
+class Gathering(Alone):
+    """A group whose ranks gather, though their kernels reach each other's memory."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(group.rank, group.size)
+        self.gather, self.gather_objects = group.gather, group.gather_objects  # type: ignore[method-assign]
 
 
 def random_weights(config: LlamaConfig, device: str, dtype: str, part: WeightsPart | None) -> dict[str, Any]:
@@ -83,63 +91,89 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--models", nargs="+", default=["1.2B", "8B"], choices=MODELS)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--drafts", type=int, default=5)
+    parser.add_argument("--drafts", type=int, nargs="+", default=[0, 5])
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--layers", type=int, default=SHAPE.num_hidden_layers, help="fewer for a quick look")
+    parser.add_argument("--layers", type=int, help="fewer for a quick look")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     figures: dict[str, Any] = {"dtype": args.dtype, "layers": args.layers, "prompt": PROMPT, "new_tokens": NEW_TOKENS}
-    for ranks in dict.fromkeys((1, args.ranks)):
-        figures[f"{ranks} ranks"] = first_of(ranks, work, ranks, args)
+    with ThreadPoolExecutor(2) as pool:  # a GPU for each model
+        one = [pool.submit(first_of, 1, work, 1, args, [name], gpu) for gpu, name in enumerate(args.models)]
+        figures["1 rank"] = [row for found in one for row in found.result()]
     write(figures, args.out)
+    if args.ranks > 1:
+        figures[f"{args.ranks} ranks"] = first_of(args.ranks, work, args.ranks, args, args.models, 0)
+        write(figures, args.out)
 
 
-def work(rank: int, size: int, args: argparse.Namespace, folder: Path, result: Path) -> None:
+def work(rank: int, size: int, args: argparse.Namespace, models: list[str], gpu: int, folder: Path, out: Path) -> None:
     """The life of a rank; the first writes the figures."""
-    device = f"cuda:{rank}"
+    device = f"cuda:{gpu + rank}"
     torch.cuda.set_device(device)
-    config = LlamaConfig(**{**vars(SHAPE), "num_hidden_layers": args.layers})
     group = ProcessGroup(rank, size, str(folder / "meet"), 300, device) if size > 1 else None
-    found = measure(config, args, device, sd.get_backend("cuda", options={"device": rank}), group)
+    found = []
+    for name in models:
+        config = MODELS[name] if args.layers is None else replace(MODELS[name], num_hidden_layers=args.layers)
+        rows = measure(config, args, device, sd.get_backend("cuda", options={"device": gpu + rank}), group)
+        found += [{"model": name, **row} for row in rows]
+        torch.cuda.empty_cache()
     if rank == 0:
-        result.write_text(json.dumps(found))
+        out.write_text(json.dumps(found))
     if group is not None:
         group.close()
 
 
-def measure(config: LlamaConfig, args: argparse.Namespace, device: str, backend: Any, group: Any) -> list[Any]:
+def measure(config: LlamaConfig, args: argparse.Namespace, device: str, backend: Any, group: Any) -> Iterator[Any]:
     """Figures by requests and drafts; `group`: None for the model that nobody has split."""
     part = None if group is None else WeightsPart(config, group.rank, group.size)
     weights = random_weights(config, device, args.dtype, part)
-    model = LlamaCuda(config, weights) if part is None else TensorParallelLlamaCuda(part, weights, group=group)
-    found = []
-    for requests in args.requests:
-        for k in (0, args.drafts):
-            row = {"requests": requests, "drafts": k, **decode(model, backend, requests, k, group)}
-            if group is not None and not k:
-                model._group = Alone(group.rank, group.size)
-                alone = decode(model, backend, requests, k, model._group)
-                model._group = group
-                row["us_per_step_alone"] = alone["us_per_step"]
-                row["communication"] = round(1 - alone["us_per_step"] / row["us_per_step"], 3)
-            found.append(row)
-            if group is None or group.rank == 0:
-                print(json.dumps(row), flush=True)
-    return found
+    model: Any = LlamaCuda(config, weights) if part is None else TensorParallelLlamaCuda(part, weights, group=group)
+    ways: dict[str, Any] = {"whole": None}
+    if group is not None:
+        made = {"alone": Alone(group.rank, group.size), "gathered": Gathering(group)}
+        exchanges = {name: Exchange(of, model.launcher) for name, of in made.items()}
+        ways = {name: exchanges.get(name, model.exchange) for name in args.ways}
+    compile_kernels(model, backend, ways, max(args.requests), args.drafts, group)
+    for requests, k, (way, exchange) in product(args.requests, args.drafts, ways.items()):
+        model.exchange = exchange
+        row = {"requests": requests, "drafts": k, "way": way, **decode(model, backend, requests, k, group, way)}
+        if group is None or group.rank == 0:
+            print(json.dumps(row), flush=True)
+        yield row
 
 
-def decode(model: Any, backend: Any, requests: int, k: int, group: Any) -> dict[str, Any]:
-    """Times of steps in which all requests decode, the third time that they come: nothing compiles or is captured."""
+def compile_kernels(model: Any, backend: Any, ways: Any, requests: int, drafts: list[int], group: Any) -> None:
+    """What all steps need, in many processes at once."""
+    for way, exchange in ways.items():
+        model.exchange = exchange
+        with model.compiling():
+            for k in drafts:
+                runner = runner_of(model, backend, requests, k, group, way)
+                runner._scheduler.idle()
+                planner = runner._compiler
+                for bucket in planner._buckets(Needs()):
+                    planner._plan(bucket).run(planner.state.device.stream(), StepRecord())
+
+
+def runner_of(model: Any, backend: Any, requests: int, k: int, group: Any, way: str) -> Any:
+    """A runner for so many requests."""
+    engine = {"tensor_parallel": 1 if group is None else group.size, "digest_interval": None}
     settings = parse({
-        "engine": {"tensor_parallel": 1 if group is None else group.size, "digest_interval": None},
+        "engine": {**engine, "vocabulary_parallel": way == "parts"},
         "runner": {"max_num_seqs": requests, "max_model_len": PROMPT + NEW_TOKENS + 64, "prefill_chunk": 2048},
         "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k},
     })  # fmt: skip
     if group is None:
-        runner = ModelRunner(settings, backend, model)
-    else:
-        runner = RankRunner(settings, backend, model, group=group)
+        return ModelRunner(settings, backend, model)
+    return RankRunner(settings, backend, model, group=group)
+
+
+def decode(model: Any, backend: Any, requests: int, k: int, group: Any, way: str) -> dict[str, Any]:
+    """Times of steps in which all requests decode, the third time that they come: nothing compiles or is captured."""
+    runner = runner_of(model, backend, requests, k, group, way)
     for turn in range(3):
         if turn == 2:
             runner.forget()

@@ -27,16 +27,20 @@ class Arena:
         size, key = prod(shape), (name, dtype)
         held = self._held.get(key)
         if held is None or held.numel() < size:
-            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise ArgumentError(
-                    op="forward_device",
-                    backend="torch",
-                    argument=name,
-                    expected=f"scratch memory for {list(shape)}, made before the capture",
-                    got="none" if held is None else f"{held.numel()} elements",
-                    hint="run a step of these shapes once before it is captured",
-                )
+            self.refuse_in_capture(name, shape)
             if held is not None:
                 self._outgrown.append(held)
             self._held[key] = held = torch.zeros(size, dtype=dtype, device=self.device)
         return held[:size].view(*shape)
+
+    def refuse_in_capture(self, name: str, shape: Sequence[int]) -> None:
+        """ArgumentError during a capture, for memory of that name and shape that is to be made."""
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise ArgumentError(
+                op="forward_device",
+                backend="torch",
+                argument=name,
+                expected=f"scratch memory for {list(shape)}, made before the capture",
+                got="none, or less",
+                hint="run a step of these shapes once before it is captured",
+            )

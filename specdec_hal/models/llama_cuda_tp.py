@@ -11,55 +11,95 @@ import torch
 from specdec_hal.models.checkpoint import LlamaConfig
 from specdec_hal.models.llama_cuda import LlamaCuda, load
 from specdec_hal.models.tp_weights import WeightsPart
+from specdec_hal.models.triton_kernels.launcher import Launcher, RankParts
+from specdec_hal.models.triton_kernels.ranks import meeting_cells
 from specdec_hal.plugin.model import ModelCapabilities
-from specdec_hal.tensors.group import Group
+from specdec_hal.tensors.group import Group, Shared
+
+
+class Exchange:
+    """How a rank gives what it has computed to the others: in memory that their kernels reach, or by gathers.
+
+    Kernels read no more rows than hold something. A buffer is written again when all ranks have gone on to the next
+    exchange and so have read it, for which names alternate. All ranks ask for the same, in the same order.
+    """
+
+    def __init__(self, group: Group, launcher: Launcher) -> None:
+        self.group, self._launcher = group, launcher
+        cells = group.share(meeting_cells(group.size), torch.int32, stops=True) if group.size > 1 else None
+        self._cells = None if cells is None else cells.places
+        self._held: dict[str, Shared] = {}
+        self._outgrown: list[Shared] = []
+
+    def take(self, name: str, shape: tuple[int, int], dtype: Any) -> Any:
+        """Memory for this rank's part, as :meth:`Arena.take` gives it."""
+        if self._cells is None:
+            return self._launcher.arena.take(name, shape, dtype)
+        size, held = shape[0] * shape[1], self._held.get(name)
+        if held is None or len(held.mine) < size:
+            self._launcher.arena.refuse_in_capture(name, shape)
+            self._outgrown += [] if held is None else [held]
+            held = self.group.share(size, dtype)
+            assert held is not None  # the cells were shared
+            self._held[name] = held
+        return held.mine[:size].view(*shape)
+
+    def parts(self, name: str, mine: Any) -> RankParts:
+        """All ranks' parts, of which `mine` is what :meth:`take` gave and a launch before this one fills."""
+        rank, size = self.group.rank, self.group.size
+        if self._cells is None:
+            return RankParts(self.group.gather(mine), None, rank, size)
+        return RankParts(self._held[name].places, self._cells, rank, size)
 
 
 class TensorParallelLlamaCuda(LlamaCuda):
     """One rank of it: hidden states and logits are whole, and of the same bits on every rank.
 
-    What a rank adds to the residual is gathered in the weights' dtype; a kernel adds it in the order of ranks, in
+    What a rank adds to the residual is rounded to the weights' dtype; a kernel adds it in the order of ranks, in
     float32, rounded once, and normalises. So a token's bits do not depend on the batch, as a reduction's would, whose
-    order a library chooses by the size of the message. Between two GPUs a gather moves as many bytes as a reduction.
+    order a library chooses by the size of the message. Where GPUs reach each other's memory the kernel reads it there,
+    of the rows that hold something; else it is gathered.
 
-    A layer is nine launches, two of them gathers. A step is captured where the group can be (:attr:`Group.capturable`).
+    A step is captured where the group can be (:attr:`Group.capturable`).
     """
 
     def __init__(self, part: WeightsPart, weights: dict[str, Any], *, group: Group, **options: Any) -> None:
         """`weights`: this rank's of the layers, by name, and the whole head."""
-        self._group = group
         part.cut_head(weights)
         super().__init__(part.config, weights, **options)
+        self.exchange = Exchange(group, self.launcher)
+        self._turn = 0
 
     @property
     def capabilities(self) -> ModelCapabilities:
         """As without ranks, if the group can be captured."""
-        return replace(super().capabilities, static_shapes=self._group.capturable)
+        return replace(super().capabilities, static_shapes=self.exchange.group.capturable)
 
     def _add_norm(self, x: Any, weight: Any, residual: Any, norm: Any, out: Any, count: Any) -> None:
-        partial = self.rows("summand", len(residual))
+        self._turn ^= 1  # twice a layer, so that captured steps alternate too
+        name = f"summand {self._turn}"
+        partial = self.exchange.take(name, tuple(residual.shape), self.dtype)
         self.launcher.linear(x, weight, partial, count)
-        parts = self._group.gather(partial)
+        parts = self.exchange.parts(name, partial)
         self.launcher.sum_norm(parts, residual, norm, out, count, self.config.rms_norm_eps)
 
     def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
-        """See DeviceModel.compute_logits_device: gathered. Rows from `num_rows` on are undefined."""
-        parts = self._group.gather(self._my_logits(hidden, num_rows))
-        first, width = 0, parts.shape[2]
-        for part in parts:
-            columns = out[:, first : first + width]
+        """See DeviceModel.compute_logits_device. Rows from `num_rows` on are undefined."""
+        mine = self.exchange.take("logits", (len(hidden), len(self._head)), torch.float32)
+        self.launcher.linear(hidden, self._head, mine, num_rows)
+        parts = self.exchange.parts("logits", mine)
+        width = len(self._head)
+        if parts.shared:
+            return self.launcher.gather_columns(parts, width, out, num_rows)
+        for rank, part in enumerate(parts.parts):
+            columns = out[:, rank * width : (rank + 1) * width]
             columns.copy_(part[:, : columns.shape[1]])
-            first += width
 
     def compute_logits_part_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
-        """The first of this rank's columns of the logits, as many as `out` [R, W] has."""
-        out.copy_(self._my_logits(hidden, num_rows)[:, : out.shape[1]])
-
-    def _my_logits(self, hidden: Any, num_rows: Any | None) -> Any:
-        """This rank's columns, as many as every rank has. Always one product, so that its bits are the same."""
+        """The first of this rank's columns of the logits, as many as `out` [R, W] has, by the same product."""
         mine = self.launcher.arena.take("logits", (len(hidden), len(self._head)), torch.float32)
         self.launcher.linear(hidden, self._head, mine, num_rows)
-        return mine
+        out.copy_(mine[:, : out.shape[1]])
 
 
 def load_part(path: str | Path, config: LlamaConfig, *, group: Group, **options: Any) -> TensorParallelLlamaCuda:

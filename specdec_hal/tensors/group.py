@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 from specdec_hal.errors import RankLostError
@@ -19,6 +19,16 @@ _LEAVE_S = 3.0
 """Within which a group is left."""
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 """PyTorch ends the process where it finds that a collective fails; here whoever waits hears of it first."""
+
+
+class Shared(NamedTuple):
+    """Memory of every rank that the kernels of all ranks reach.
+
+    `mine` [count] is this rank's, zeros at first; `places`, int64 [size] on its device, are all ranks' addresses.
+    """
+
+    mine: Any
+    places: Any
 
 
 class Group(Protocol):
@@ -34,6 +44,12 @@ class Group(Protocol):
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Values of all ranks, by rank; for what is seldom told."""
+
+    def share(self, count: int, dtype: Any, *, stops: bool = False) -> Shared | None:
+        """Memory of `count` elements on each rank; None where kernels of one rank cannot reach another's.
+
+        `stops`: whoever waits there for another rank ends when the last element is not 0, which a lost rank makes it.
+        """
 
 
 class ProcessGroup:
@@ -62,6 +78,10 @@ class ProcessGroup:
         self._graphs: WeakSet[Graph] = WeakSet()
         """Captured steps with gathers of this group."""
         self._aborting: threading.Thread | None = None
+        self._rendezvous, self._shared = rendezvous, 0
+        self._kept: list[Any] = []
+        """What has to live as long as memory that is shared."""
+        self._stops: list[Any] = []
         self.capturable = device != "cpu" and nccl
         # Its name from PyTorch 2.13 on, and the one before.
         self._all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -109,6 +129,48 @@ class ProcessGroup:
         self._exchange(self._distributed.all_gather_object, values, value)
         return values
 
+    def share(self, count: int, dtype: Any, *, stops: bool = False) -> Shared | None:
+        """See Group.share. On a GPU by PyTorch's symmetric memory, between GPUs that reach each other's."""
+        if self._device != "cpu" and not self.capturable:
+            return None
+        make = self._share_files if self._device == "cpu" else self._share_gpus
+        shared, error = None, ""
+        try:
+            shared = make(count, dtype)
+        except (RuntimeError, OSError, ImportError, AttributeError) as refused:
+            error = describe(refused)
+        told = [other for other in self.gather_objects(error) if other]
+        if told or shared is None:
+            _log.warning("tensor-parallel ranks exchange by NCCL: no memory of all GPUs (%s)", told[0])
+            return None
+        if stops:
+            self._stops.append(shared.mine[-1:])
+        return shared
+
+    def _share_files(self, count: int, dtype: Any) -> Shared:
+        """For kernels that run on the host."""
+        import torch
+
+        self._shared += 1
+        paths = [f"{self._rendezvous}.{self._shared}.{rank}" for rank in range(self.size)]
+        parts = [torch.from_file(path, shared=True, size=count, dtype=dtype) for path in paths]
+        self.gather_objects(None)  # all have opened it
+        os.unlink(paths[self.rank])
+        self._kept += parts
+        return Shared(parts[self.rank], torch.tensor([part.data_ptr() for part in parts]))
+
+    def _share_gpus(self, count: int, dtype: Any) -> Shared:
+        import torch
+        import torch.distributed._symmetric_memory as symmetric
+
+        mine = symmetric.empty(count, dtype=dtype, device=torch.device(self._device)).zero_()
+        handle = symmetric.rendezvous(mine, self._distributed.group.WORLD)
+        parts = [handle.get_buffer(rank, (count,), dtype) for rank in range(self.size)]
+        self._kept.append((handle, parts))
+        places = torch.tensor([part.data_ptr() for part in parts], device=self._device)
+        torch.cuda.synchronize(self._device)
+        return Shared(mine, places)
+
     def _exchange(self, collective: Callable[[Any, Any], None], out: Any, mine: Any) -> None:
         try:
             collective(out, mine)
@@ -128,10 +190,19 @@ class ProcessGroup:
             self._aborting.start()
 
     def _abort(self) -> None:
+        self._stop()
         try:
             self._on("cuda").abort()
         except RuntimeError as error:  # it has not ended within its time
             _log.error("tensor-parallel rank %d of %d: NCCL was not aborted (%s)", self.rank, self.size, error)
+
+    def _stop(self) -> None:
+        """By a copy, for which a GPU that is full of waiting programs has room."""
+        import torch
+
+        with torch.cuda.stream(torch.cuda.Stream(self._device)):
+            for cell in self._stops:
+                cell.copy_(torch.ones(1, dtype=cell.dtype).pin_memory(), non_blocking=True)
 
     def close(self) -> None:
         """Leave the group, within some seconds: :attr:`left` says whether NCCL has let this process go.

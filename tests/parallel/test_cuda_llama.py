@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from specdec_hal.models.tp_weights import WeightsPart
 from specdec_hal.models.weights import load_weights, read_weights
 from tests.models.conftest import Shape, write_checkpoint
 from tests.models.conftest import triton_device as triton_device
-from tests.parallel.cuda_ranks import run_ranks
+from tests.parallel.cuda_ranks import ROOT, run_ranks
 
 pytestmark = pytest.mark.torch
 
@@ -61,6 +64,13 @@ def test_ranks_compute_the_model(tmp_path: Path, triton_device: str, shape: str,
     folder = write_checkpoint(tmp_path / "checkpoint", SHAPES[shape])
     whole = np.load(run_ranks("cuda_llama_rank", folder, 0, tmp_path / "whole.npz", triton_device))
     check(np.load(run_ranks("cuda_llama_rank", folder, size, tmp_path / "split.npz", triton_device)), whole)
+
+
+def test_nobody_waits_for_a_lost_rank(triton_device: str) -> None:
+    """In a process of its own: it would never end."""
+    environment = {**os.environ, **({"TRITON_INTERPRET": "1"} if triton_device == "cpu" else {})}
+    command = [sys.executable, "-m", "tests.parallel.cuda_lost_rank", triton_device]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
 
 
 @pytest.mark.parametrize("ranks", [2])

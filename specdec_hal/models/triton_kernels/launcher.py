@@ -20,6 +20,7 @@ from specdec_hal.models.triton_kernels.gate_up import gate_up
 from specdec_hal.models.triton_kernels.linear import linear
 from specdec_hal.models.triton_kernels.norm import embed_norm, rms_norm, row_sum, sum_norm
 from specdec_hal.models.triton_kernels.qkv import qkv
+from specdec_hal.models.triton_kernels.ranks import PROGRAMS, gather_columns
 from specdec_hal.models.triton_kernels.rows import places, rotate, store
 from specdec_hal.models.triton_kernels.tiles import (
     FEW_TOKENS,
@@ -57,6 +58,26 @@ class Heads:
     head_dim: int
 
 
+@dataclass(frozen=True)
+class RankParts:
+    """What ranks have computed: `parts` [ranks, rows, width], or, with the `cells` where they meet, their addresses."""
+
+    parts: Any
+    cells: Any | None
+    rank: int
+    ranks: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether kernels read it where it is."""
+        return self.cells is not None
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Of the kernels that read it."""
+        return {"RANK": self.rank, "RANKS": self.ranks, "MOST": PROGRAMS}
+
+
 class Launcher:
     """Launches for tensors of one dtype, which share scratch memory and must follow each other on one stream.
 
@@ -71,6 +92,7 @@ class Launcher:
         hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self._can_describe = hopper or device.type != "cuda"
         self.tiles = tiles_of(str(dtype).removeprefix("torch."))
+        self._meeting = PROGRAMS if device.type == "cuda" else 2  # programs, which the interpreter runs one by one
         self._pdl_rows = (PDL_ROWS if pdl_rows is None else pdl_rows) if hopper else 0
 
     # ---- rows by themselves
@@ -105,12 +127,22 @@ class Launcher:
         """`out` [rows] = sums of the rows of `x`, in float32."""
         row_sum[(len(x),)](x, out, len(x), **self._of_rows(x))
 
-    def sum_norm(self, parts: Any, residual: Any, weight: Any, out: Any, count: Any, epsilon: float) -> None:
-        """`residual` += `parts` [N, rows, width] in their order, rounded once; `out` = its RMSNorm times `weight`."""
+    def sum_norm(self, parts: RankParts, residual: Any, weight: Any, out: Any, count: Any, epsilon: float) -> None:
+        """`residual` += the ranks' parts in their order, rounded once; `out` = its RMSNorm times `weight`."""
         rows = len(residual)
-        sum_norm[(rows,)](
-            parts, residual, weight, out, count, rows, epsilon, PARTS=len(parts), **self._of_rows(residual)
-        )
+        sum_norm[(min(rows, self._meeting) if parts.shared else rows,)](
+            parts.parts, parts.cells, residual, weight, out, count, rows, epsilon,
+            SHARED=parts.shared, **parts.constants, **self._of_rows(residual),
+        )  # fmt: skip
+
+    def gather_columns(self, parts: RankParts, width: int, out: Any, count: Any | None) -> None:
+        """`out` [rows, V]: the ranks' shared parts, `width` columns each, side by side; all rows without `count`."""
+        rows, columns = out.shape
+        counted = count is not None
+        gather_columns[(self._meeting,)](
+            parts.parts, parts.cells, out, count if counted else out, rows, width, columns, out.stride(0),
+            COUNTED=counted, BLOCK=4096, num_warps=8, **parts.constants, **self._options(rows),
+        )  # fmt: skip
 
     def _of_rows(self, x: Any) -> dict[str, Any]:
         rows, width = x.shape

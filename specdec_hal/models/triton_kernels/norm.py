@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from specdec_hal.models.triton_kernels.launch import begin
+from specdec_hal.models.triton_kernels.ranks import meet, part_of
 
 
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
@@ -68,32 +69,44 @@ def embed_norm(
 @triton.jit(do_not_specialize=["capacity"], do_not_specialize_on_alignment=["count"])
 def sum_norm(
     parts,
+    cells,
     residual,
     weight,
     out,
     count,
     capacity,
     epsilon,
-    PARTS: tl.constexpr,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+    MOST: tl.constexpr,
+    SHARED: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`residual` += the sum of `parts` [PARTS, capacity, D] in their order, rounded once; `out` = its norm."""
+    """`residual` += the sum of the ranks' parts in their order, rounded once; `out` = its norm.
+
+    `parts` [RANKS, capacity, D], or SHARED the addresses of what each rank has, with the cells of :func:`.ranks.meet`.
+    """
     begin(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    if row >= min(capacity, tl.load(count)):
+    rows = min(capacity, tl.load(count))
+    if tl.program_id(0) >= rows:
         return
+    if SHARED:
+        meet(cells, RANK, RANKS, MOST)
     column = tl.arange(0, BLOCK_D)
     inside = column < D
-    total = tl.load(parts + row * D + column, mask=inside, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        at = parts + (part * capacity + row) * D
-        total += tl.load(at + column, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(residual + row * D + column, mask=inside, other=0.0).to(tl.float32)
-    x = total.to(residual.dtype.element_ty)
-    tl.store(residual + row * D + column, x, mask=inside)
-    _normalise(x, weight, out + row * D, epsilon, D, BLOCK_D)
+    for at in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row = tl.cast(at, tl.int64)
+        total = tl.zeros((BLOCK_D,), tl.float32)
+        for rank in tl.static_range(RANKS):
+            x = part_of(parts, rank, residual) + row * D if SHARED else parts + (rank * capacity + row) * D
+            x = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+            total = x if rank == 0 else total + x
+        total += tl.load(residual + row * D + column, mask=inside, other=0.0).to(tl.float32)
+        x = total.to(residual.dtype.element_ty)
+        tl.store(residual + row * D + column, x, mask=inside)
+        _normalise(x, weight, out + row * D, epsilon, D, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["rows"])
