@@ -130,8 +130,11 @@ class ProcessGroup:
         return values
 
     def share(self, count: int, dtype: Any, *, stops: bool = False) -> Shared | None:
-        """See Group.share. On a GPU by PyTorch's symmetric memory, between GPUs that reach each other's."""
-        if self._device != "cpu" and not self.capturable:
+        """See Group.share. On a GPU by PyTorch's symmetric memory, between GPUs that reach each other's.
+
+        On the host for two ranks: whoever waits there takes a core.
+        """
+        if self.size > 2 if self._device == "cpu" else not self.capturable:
             return None
         make = self._share_files if self._device == "cpu" else self._share_gpus
         shared, error = None, ""
