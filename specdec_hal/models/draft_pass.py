@@ -55,6 +55,8 @@ class DraftPass(ABC):
     """
 
     parallel = False
+    confidence: Any = None
+    min_confidence = 0.0
 
     def __init__(self, model: TargetModel, config: Any, weights: DrafterWeights, blocks: Blocks, drafts: int) -> None:
         self.config, self._model, self._drafts = config, cast(Any, model), drafts
@@ -113,10 +115,14 @@ class DraftPass(ABC):
         """
         with torch.inference_mode():
             out = torch.as_tensor(out)
-            logits = self._ahead[slice(len(out)) if slots is None else slots, number]
+            at = slice(len(out)) if slots is None else slots
+            logits = self._ahead[at, number]
             if (bias := self._bias(torch.as_tensor(rows))) is not None:
                 logits = logits + bias
             self._spread(logits, out)
+            if self.confidence is not None:
+                doubtful = self.confidence[at, : number + 1].prod(1) < self.min_confidence
+                out.masked_fill_(doubtful[:, None], -torch.inf)
 
     def _bias(self, rows: Any) -> Any | None:
         """What is added to the logits of drafts that depend on the one before."""
@@ -267,7 +273,7 @@ class DraftPass(ABC):
         return torch.as_tensor(array).to(self.device)
 
     def _rows(self, x: Any) -> Any:
-        return _tensor(x).to(self._dtype)
+        return _tensor(x).to(self.device, self._dtype)
 
     def _batch(self, batch: ForwardBatch) -> DeviceBatch:
         """Lists as tensors, each slot with blocks of its own."""
@@ -359,7 +365,8 @@ class BlockPass(DraftPass):
     """A DFlash drafter, or a DSpark one, whose drafts depend on each other by a Markov head.
 
     DSpark: a row is what the Markov head makes of the token before; `confidence` float32 [M + 1, K] is how probably the
-    target takes each draft, None without a confidence head.
+    target takes each draft, None without a confidence head. A draft that it takes, with all before it, less probably
+    than `min_confidence` has no distribution, which ends the slot's chain: the verified length is cut there.
     """
 
     config: DFlashConfig
@@ -370,7 +377,6 @@ class BlockPass(DraftPass):
         self, model: TargetModel, config: DFlashConfig, weights: DrafterWeights, blocks: Blocks, drafts: int
     ) -> None:
         super().__init__(model, config, weights, blocks, drafts)
-        self.confidence: Any = None
         if config.markov_rank:
             self.width = config.markov_rank
             # Of each slot, and of none: the rows of its drafts, and what a recurrent head remembers.

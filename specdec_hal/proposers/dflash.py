@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from typing import Annotated
+
+from pydantic import Field
 
 from specdec_hal.config.schema import Config, PathText, Section
 from specdec_hal.models.dflash import DFlashConfig, dflash_shapes, read_dflash
@@ -15,9 +18,14 @@ _log = logging.getLogger("specdec_hal")
 
 
 class DFlashSettings(Section):
-    """`path`: the drafter's checkpoint, z-lab's format or that of `speculators`; null: `speculative.path`."""
+    """`path`: the drafter's checkpoint, z-lab's format or that of `speculators`; null: `speculative.path`.
+
+    `min_confidence`, of a DSpark drafter with a confidence head: drafts end before the first that the target takes,
+    with all before it, less probably than this. 0: never.
+    """
 
     path: PathText | None = None
+    min_confidence: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 
 def drafter_config(config: Config, model: TargetModel) -> DFlashConfig:
@@ -43,5 +51,7 @@ class DFlashProposer(TrainedChain):
         from specdec_hal.models.draft_pass import BlockPass
 
         weights = read_drafter_weights(path, dflash_shapes(drafter), drafter)
-        super().__init__(context, BlockPass(context.model, drafter, weights, blocks_of(context), drafts), drafts)
+        block = BlockPass(context.model, drafter, weights, blocks_of(context), drafts)
+        block.min_confidence = getattr(context.settings, "min_confidence", 0.0)
+        super().__init__(context, block, drafts)
         self.draft_positions = drafts + (not drafter.sample_from_anchor)

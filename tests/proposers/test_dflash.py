@@ -72,7 +72,12 @@ def test_drafts_of_dspark_depend_on_each_other(
     markov = {"markov_rank": 6, "markov_head_type": kind, "sample_from_anchor": from_anchor, **CONFIDENT}
     drafter = make_drafter(draft_vocab_size=draft_vocab_size, block_size=4, markov=markov)
     folder = drafter.write_speculators(tmp_path / "drafter")
-    speculative = {"method": "auto", "path": str(folder), "verify_strategy": "greedy", "adaptive": False}
+    speculative = {
+        "method": "dflash",
+        "dflash": {"path": str(folder), "min_confidence": 0},
+        "verify_strategy": "greedy",
+        "adaptive": False,
+    }
     runner = make_runner(target, speculative, framework)
     outputs = decode(runner, tokens=12)
     embedding = stored(target)["model.embed_tokens.weight"]
@@ -86,6 +91,32 @@ def test_drafts_of_dspark_depend_on_each_other(
             assert list(round_.token_ids) == wanted[:count]
             longest = max(longest, count)
     assert longest == (4 if from_anchor else 3)
+
+
+@pytest.mark.parametrize("with_markov", [True, False])
+@pytest.mark.parametrize("framework", ["torch", "device"])
+def test_confidence_cuts_the_drafts(target: Path, tmp_path: Path, framework: str, with_markov: bool) -> None:
+    """Where the product of a slow pass's confidences falls below the least; from no draft to all."""
+    markov = {"markov_rank": 6, "enable_confidence_head": True, "confidence_head_with_markov": with_markov}
+    drafter = make_drafter(block_size=4, markov=markov)
+    folder = drafter.write_speculators(tmp_path / "drafter", sample_from_anchor=True)
+    settings = {"path": str(folder), "min_confidence": 0.2}
+    speculative = {"method": "dflash", "dflash": settings, "verify_strategy": "greedy", "adaptive": False}
+    outputs = decode(make_runner(target, speculative, framework), tokens=16)
+    embedding = stored(target)["model.embed_tokens.weight"]
+    lengths = set()
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        drafted = {round_.start: round_ for round_ in output.drafts}
+        starts = [0, *(round_.start + round_.accepted + 1 for round_ in output.drafts)]
+        for start in {*drafted, *(at for at in starts if 0 < at < 10)}:
+            text = [*prompt, *output.token_ids[:start]]
+            given = np.concatenate([oracle(target, np.array(text[:-1]), tap=tap - 1) for tap in drafter.taps], -1)
+            ids, confidences = drafter.chain(given, text[-1], 4, embedding, embedding)
+            count = int((np.cumprod(confidences) >= 0.2).sum())
+            got = list(drafted[start].token_ids) if start in drafted else []
+            assert got == ids[: min(count, 16 - start - 1)]
+            lengths.add(count)
+    assert len(lengths) > 2
 
 
 CONFIDENT = {"enable_confidence_head": True, "confidence_head_with_markov": True}
