@@ -14,7 +14,7 @@ of slots without tokens are computed, and hold something undefined.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from specdec_hal.errors import ArgumentError
 from specdec_hal.models.dflash import DFlashConfig
 from specdec_hal.models.drafter import Blocks, DrafterWeights, Eagle3Config
-from specdec_hal.models.paged import Layer, PagedStore, Placed, launchers
+from specdec_hal.models.paged import Layer, PagedStore, Placed, launchers, on_torch
 from specdec_hal.models.rope import rotations
 from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, TargetModel
 from specdec_hal.tensors.device import download
@@ -47,7 +47,77 @@ class _Weights:
     down: Any
 
 
-class DraftPass(ABC):
+class PagedPass(ABC):
+    """A pass over rows of a target, with keys and values in blocks: beside a model over device tensors, or over lists.
+
+    `layers`: of attention. `drafts`: positions that rows may take beyond those of `blocks`. `dtype` None: the target's
+    on a device, else float32.
+    """
+
+    def __init__(
+        self, model: TargetModel, layers: Sequence[Layer], blocks: Blocks, drafts: int = 0, dtype: Any = None
+    ) -> None:
+        self._model, self._drafts = cast(Any, model), drafts
+        self._on_device = model.capabilities.device_lengths
+        self.device = getattr(model, "device", torch.device("cpu"))
+        self._dtype = dtype or getattr(torch, model.capabilities.hidden_dtype if self._on_device else "float32")
+        self.state_width = self.width = model.config.hidden_size
+        self._vocab_size = model.config.vocab_size
+        width = -(-(blocks.positions + drafts + 1) // _BLOCK_SIZE)
+        self._tables = np.arange(blocks.slots * width, dtype=np.int32).reshape(blocks.slots, width)
+        count, size = blocks.pool or (blocks.slots * width, _BLOCK_SIZE)
+        make = launchers(self.device) if self.device.type == "cuda" else None
+        self._store = PagedStore(
+            layers, count, size, dtype=self._dtype, device=self.device, launcher=make and make(self._dtype)
+        )
+        # Slots by their number in a batch.
+        self._owners = self._every = torch.arange(blocks.slots, device=self.device)
+
+    @abstractmethod
+    def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
+        """See DeviceMTPModule.forward_device."""
+
+    def compute_logits_device(self, hidden: Any, out: Any, num_rows: Any | None = None) -> None:
+        """See DeviceMTPModule.compute_logits_device."""
+        self._model.compute_logits_device(hidden, out, num_rows)
+
+    def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
+        """See DraftHead.forward."""
+        expected = [len(batch.token_ids), self.state_width]
+        if list(hidden.shape) != expected:
+            raise ArgumentError(
+                op="forward", backend="torch", argument="hidden", expected=str(expected), got=str(list(hidden.shape)),
+                hint="pass a row for each token",
+            )  # fmt: skip
+        out = torch.zeros((expected[0], self.width))
+        self.forward_device(self._batch(batch), self._rows(hidden), out)
+        return out
+
+    def compute_logits(self, hidden: Any) -> Any:
+        """See DraftHead.compute_logits."""
+        return self._model.compute_logits(hidden)
+
+    def _rows(self, x: Any) -> Any:
+        return _tensor(x).to(self.device, self._dtype)
+
+    def _batch(self, batch: ForwardBatch) -> DeviceBatch:
+        """Lists as tensors, each slot with blocks of its own."""
+        segments = batch.segments
+        lengths, positions = (np.array([getattr(s, name) for s in segments]) for name in ("length", "position"))
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        self._owners = self._every[[segment.slot for segment in segments]]
+        return DeviceBatch(
+            token_ids=np.asarray(batch.token_ids)[:, None],
+            batch_id_per_token=np.repeat(np.arange(len(segments), dtype=np.int32), lengths),
+            cu_seqlens_q=starts,
+            seq_lens_decoder=positions.astype(np.int32),
+            block_tables=self._tables[[s.slot for s in segments]],
+            max_seq_len=int((positions + lengths).max()) + self._drafts + 1,
+            max_query_len=int(lengths.max()),
+        )
+
+
+class DraftPass(PagedPass):
     """See :class:`specdec_hal.plugin.model.DraftHead` and `DeviceMTPModule`: both, whatever the target is.
 
     `parallel`: drafts after the first are not computed from the pass's own states: `further` gives them.
@@ -59,30 +129,17 @@ class DraftPass(ABC):
     min_confidence = 0.0
 
     def __init__(self, model: TargetModel, config: Any, weights: DrafterWeights, blocks: Blocks, drafts: int) -> None:
-        self.config, self._model, self._drafts = config, cast(Any, model), drafts
-        self._on_device = model.capabilities.device_lengths
-        self.device = getattr(model, "device", torch.device("cpu"))
-        self._dtype = getattr(torch, model.capabilities.hidden_dtype) if self._on_device else torch.float32
-        self.state_width = self.width = config.hidden_size
-        self._vocab_size = model.config.vocab_size
-        self._tensors = {name: self._upload(array) for name, array in weights.tensors.items()}
-        self._draft_ids = None if weights.draft_ids is None else self._index(weights.draft_ids)
         kv, dim = config.num_key_value_heads, config.head_dim
         self._kinds = [
             Layer(i, config.num_attention_heads, kv, dim, dim, dim**-0.5, causal=self._causal)
             for i in range(config.num_hidden_layers)
         ]
+        super().__init__(model, self._kinds, blocks, drafts)
+        self.config, self.state_width, self.width = config, config.hidden_size, config.hidden_size
+        self._tensors = {name: self._upload(array) for name, array in weights.tensors.items()}
+        self._draft_ids = None if weights.draft_ids is None else self._index(weights.draft_ids)
         self._layers = [self._layer(i) for i in range(config.num_hidden_layers)]
-        width = -(-(blocks.positions + drafts + 1) // _BLOCK_SIZE)
-        self._tables = np.arange(blocks.slots * width, dtype=np.int32).reshape(blocks.slots, width)
-        count, size = blocks.pool or (blocks.slots * width, _BLOCK_SIZE)
-        make = launchers(self.device) if self.device.type == "cuda" else None
-        self._store = PagedStore(
-            self._kinds, count, size, dtype=self._dtype, device=self.device, launcher=make and make(self._dtype)
-        )  # fmt: skip
         self._rotary = self._index(rotations(config, blocks.positions).astype(np.complex64))
-        # Slots by their number in a batch.
-        self._owners = self._every = torch.arange(blocks.slots, device=self.device)
         if self.parallel:
             # Of each slot, and of none: the head's logits for all drafts.
             head = self._tensors.get("lm_head.weight")
@@ -96,10 +153,6 @@ class DraftPass(ABC):
     @abstractmethod
     def fuse(self, features: Mapping[int, Any]) -> Any:
         """See DraftHead.fuse."""
-
-    @abstractmethod
-    def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
-        """See DeviceMTPModule.forward_device."""
 
     def further(self, number: int, batch: DeviceBatch, out: Any) -> None:
         """Write rows for draft `number`, from 1, to `out` [T_cap, width]: tokens of the batch are the drafts before.
@@ -157,18 +210,6 @@ class DraftPass(ABC):
         """See DeviceMTPModule.compute_logits_device."""
         with torch.inference_mode():
             self._spread(self._logits(self._head_rows(torch.as_tensor(hidden))), torch.as_tensor(out))
-
-    def forward(self, batch: ForwardBatch, hidden: Any) -> Any:
-        """See DraftHead.forward."""
-        expected = [len(batch.token_ids), self.state_width]
-        if list(hidden.shape) != expected:
-            raise ArgumentError(
-                op="forward", backend="torch", argument="hidden", expected=str(expected), got=str(list(hidden.shape)),
-                hint="pass a row for each token",
-            )  # fmt: skip
-        out = torch.zeros((expected[0], self.width))
-        self.forward_device(self._batch(batch), self._rows(hidden), out)
-        return out
 
     def forward_further(self, number: int, batch: ForwardBatch) -> Any:
         """As `further`: rows [T, width]."""
@@ -272,25 +313,6 @@ class DraftPass(ABC):
     def _index(self, array: Any) -> Any:
         return torch.as_tensor(array).to(self.device)
 
-    def _rows(self, x: Any) -> Any:
-        return _tensor(x).to(self.device, self._dtype)
-
-    def _batch(self, batch: ForwardBatch) -> DeviceBatch:
-        """Lists as tensors, each slot with blocks of its own."""
-        segments = batch.segments
-        lengths, positions = (np.array([getattr(s, name) for s in segments]) for name in ("length", "position"))
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        self._owners = self._every[[segment.slot for segment in segments]]
-        return DeviceBatch(
-            token_ids=np.asarray(batch.token_ids)[:, None],
-            batch_id_per_token=np.repeat(np.arange(len(segments), dtype=np.int32), lengths),
-            cu_seqlens_q=starts,
-            seq_lens_decoder=positions.astype(np.int32),
-            block_tables=self._tables[[s.slot for s in segments]],
-            max_seq_len=int((positions + lengths).max()) + self._drafts + 1,
-            max_query_len=int(lengths.max()),
-        )
-
 
 class HeadPass(DraftPass):
     """An EAGLE-3 head; `config.mask_token_id` makes it a parallel one."""
@@ -320,7 +342,7 @@ class HeadPass(DraftPass):
     def forward_device(self, batch: DeviceBatch, hidden: Any, out: Any) -> None:
         """See DeviceMTPModule.forward_device."""
         with torch.inference_mode():
-            batch, out = _here(batch), torch.as_tensor(out)
+            batch, out = on_torch(batch), torch.as_tensor(out)
             ids, state = batch.token_ids[:, 0], torch.as_tensor(hidden)
             if not self.parallel:
                 out.copy_(self._pass(batch, ids, state))
@@ -398,7 +420,7 @@ class BlockPass(DraftPass):
         The row of a slot's last token is that of its first draft.
         """
         with torch.inference_mode():
-            batch, context = _here(batch), torch.as_tensor(hidden)
+            batch, context = on_torch(batch), torch.as_tensor(hidden)
             lengths, slots = batch.cu_seqlens_q.diff(), len(batch.cu_seqlens_q) - 1
             first = 0 if self.config.sample_from_anchor else 1
             rows, live = first + self._drafts, lengths > 0
@@ -432,7 +454,7 @@ class BlockPass(DraftPass):
         """See DraftPass.further."""
         if self.config.markov_rank:
             with torch.inference_mode():
-                batch = _here(batch)
+                batch = on_torch(batch)
                 slot = batch.batch_id_per_token
                 owner = torch.where(slot >= 0, self._owners[slot.clamp(min=0)], len(self._every))
                 torch.as_tensor(out).copy_(self._given(number, batch.token_ids[:, 0], owner))
@@ -462,12 +484,6 @@ class BlockPass(DraftPass):
         if not self.config.markov_rank:
             return None
         return F.linear(rows.to(self._dtype), self._tensors["markov_head.markov_w2.weight"]).float()
-
-
-def _here(batch: DeviceBatch) -> DeviceBatch:
-    """As PyTorch's tensors, which NumPy's may be on a CPU."""
-    tensors = {name: torch.as_tensor(value) for name, value in vars(batch).items() if not isinstance(value, int)}
-    return replace(batch, **tensors)
 
 
 def _tensor(x: Any) -> Any:

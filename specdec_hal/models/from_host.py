@@ -93,7 +93,7 @@ class FromHost(ABC):
             with self._here():
                 self.forward_device(
                     DeviceBatch(
-                        token_ids=self._upload(ids, torch.int64),
+                        token_ids=self._upload(ids, torch.int64)[:, None],
                         batch_id_per_token=self._upload(np.repeat(np.arange(len(segments)), lengths), torch.int32),
                         cu_seqlens_q=self._upload(np.concatenate([[0], np.cumsum(lengths)]), torch.int32),
                         seq_lens_decoder=self._upload(positions, torch.int32),

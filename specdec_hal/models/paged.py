@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,13 @@ class Layer:
     window: int = 0
     softcap: float = 0.0
     causal: bool = True
+
+
+def on_torch(batch: DeviceBatch) -> DeviceBatch:
+    """A batch as PyTorch's tensors, which NumPy's may be on a CPU."""
+    return replace(
+        batch, **{name: torch.as_tensor(value) for name, value in vars(batch).items() if not isinstance(value, int)}
+    )
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,17 @@ class Decoder:
             module.rope_type = _fixed_rotary(module, kinds, positions)
 
     def hidden(self, ids: Any, positions: Any, layers: Collection[int] = ()) -> dict[int, Any]:
-        """Hidden states [T, D] by layer, :data:`FINAL_NORM` among them, of ids and positions int64 [T]."""
+        """Hidden states [T, D] by layer, :data:`FINAL_NORM` among them, of ids and positions int64 [T].
+
+        Ids may be embedded already, [T, D].
+        """
         self._wanted = layers
         for layer in layers:
             if layer != FINAL_NORM and layer not in self._hooked:
                 self._hooked.add(layer)
                 self.survey.blocks[layer].register_forward_hook(self._tap(layer))
-        output = self.base(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        tokens = {"inputs_embeds" if ids.is_floating_point() else "input_ids": ids[None]}
+        output = self.base(**tokens, position_ids=positions[None], use_cache=False)
         found = {FINAL_NORM: output[0][0], **self._taps}
         self._wanted, self._taps = (), {}
         return found

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from specdec_hal.errors import UnsupportedError
+from specdec_hal.models.drafter import Blocks
 from specdec_hal.models.from_host import FromHost, refused
-from specdec_hal.models.paged import PagedStore
+from specdec_hal.models.paged import PagedStore, on_torch
 from specdec_hal.models.transformers.bits import Silent, agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
+from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
 from specdec_hal.models.transformers.packed import holds_experts, is_experts
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ModelCapabilities
 
@@ -31,7 +33,8 @@ class DeviceTransformers(FromHost):
 
     `make_launcher`: of Triton's kernels for a dtype (:class:`specdec_hal.models.triton_kernels.launcher.Launcher`);
     None: PyTorch's operators. `batch_invariant`: UnsupportedError unless a token's bits depend on nothing else in its
-    step; None: as it comes; False: not looked at. On a CPU batches may be NumPy arrays.
+    step; None: as it comes; False: not looked at. `module`: the checkpoint's MTP module, or None. On a CPU batches may
+    be NumPy arrays.
     """
 
     def __init__(
@@ -40,16 +43,17 @@ class DeviceTransformers(FromHost):
         *,
         make_launcher: Callable[[Any], Any] | None = None,
         batch_invariant: bool | None = None,
+        module: ModuleFiles | None = None,
     ) -> None:
         self._decoder, self.config, self.dtype = decoder, decoder.config, decoder.dtype
         self.device = next(decoder.model.parameters()).device
         self._launcher = None if make_launcher is None else make_launcher(self.dtype)
+        self._module = module
         self._store: PagedStore | None = None
-        modules = list(decoder.model.modules())
-        for module in modules:
-            if is_experts(module):
-                module.config._experts_implementation = "batched_mm"
-        self._static = not any(map(holds_experts, modules))
+        parts = list(decoder.model.modules())
+        for part in filter(is_experts, parts):
+            part.config._experts_implementation = "batched_mm"
+        self._static = not any(map(holds_experts, parts))
         self._mode: AbstractContextManager[Any] = nullcontext()
         self.batch_invariant = False
         with torch.inference_mode():
@@ -90,6 +94,7 @@ class DeviceTransformers(FromHost):
         """Every layer can be tapped. Steps can be captured unless experts are sorted on the host."""
         return ModelCapabilities(
             hidden_layers=self._decoder.hidden_layers,
+            mtp_modules=int(self._module is not None),
             static_shapes=self._static,
             device_lengths=True,
             stable_row_counts=None if self.batch_invariant else (),
@@ -123,6 +128,7 @@ class DeviceTransformers(FromHost):
             launcher=self._launcher,
         )  # fmt: skip
         self._decoder.serve(self._store, positions)
+        self._blocks = Blocks(1, positions, (num_blocks, block_size))
 
     def pool_layers(self) -> list[Any]:
         """The KV pool: see :class:`~.paged.PagedStore`."""
@@ -134,16 +140,21 @@ class DeviceTransformers(FromHost):
         """See DeviceModel.forward_device. Launches only, on the current stream."""
         if self._store is None:
             raise refused("forward_device", "batch", "a KV pool to write to", "none", "call allocate_blocks() first")
-        here = DeviceBatch(
-            **{name: torch.as_tensor(value) for name, value in vars(batch).items() if not isinstance(value, int)},
-            max_seq_len=batch.max_seq_len,
-            max_query_len=batch.max_query_len,
-        )
+        here = on_torch(batch)
         with torch.inference_mode(), self._mode:
             ids, positions = self._store.begin(here, self.config.vocab_size)
             hidden = self._decoder.hidden(ids, positions, out.keys() - {FINAL_NORM})
             for layer, tensor in out.items():
                 torch.as_tensor(tensor).copy_(hidden[layer])
+
+    def mtp_bytes_per_block(self, block_size: int) -> int:
+        """See MTPModel.mtp_bytes_per_block: those of one layer."""
+        return self.bytes_per_block(block_size) // len(self._decoder.survey.layers)
+
+    def mtp_module(self) -> Any:
+        """See MTPModel.mtp_module."""
+        assert self._module is not None  # its capabilities name none otherwise
+        return TransformersMTP(self, self._decoder, self._module, self._blocks)
 
     def embed(self, ids: Any) -> Any:
         """See LendingModel.embed."""

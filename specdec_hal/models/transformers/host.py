@@ -19,10 +19,12 @@ from specdec_hal.errors import ArgumentError
 from specdec_hal.models import cpu_threads
 from specdec_hal.models.attention import HostAttention
 from specdec_hal.models.batch import Limits, blocks, check_hidden_layers
+from specdec_hal.models.drafter import Blocks
 from specdec_hal.models.paged import Layer
 from specdec_hal.models.rows import RowSizes
 from specdec_hal.models.transformers.bits import agreeing_sizes
 from specdec_hal.models.transformers.decoder import Decoder
+from specdec_hal.models.transformers.mtp import ModuleFiles, TransformersMTP
 from specdec_hal.models.transformers.packed import pack
 from specdec_hal.plugin.model import ForwardBatch, ModelCapabilities, Segment
 
@@ -89,15 +91,23 @@ class HostTransformers:
     """See :class:`specdec_hal.plugin.model.TargetModel`. `model`: loaded on a CPU; its linear layers are replaced.
 
     `batch_invariant` None: in float32. `threads`: PyTorch's for this whole process, from now on; None: as they are.
+    `module`: the checkpoint's MTP module, or None.
     """
 
     framework: ClassVar[str] = "torch"
 
-    def __init__(self, decoder: Decoder, *, batch_invariant: bool | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        batch_invariant: bool | None = None,
+        threads: int | None = None,
+        module: ModuleFiles | None = None,
+    ) -> None:
         cpu_threads.check(threads, self.framework)
         if threads is not None:
             torch.set_num_threads(threads)
-        self._decoder, self.config = decoder, decoder.config
+        self._decoder, self.config, self._module = decoder, decoder.config, module
         exact = decoder.dtype is torch.float32
         self._sizes = self._head_sizes = RowSizes(range(1, _SIZES[-1] + 1))
         self.batch_invariant = False
@@ -111,7 +121,9 @@ class HostTransformers:
     def capabilities(self) -> ModelCapabilities:
         """Every layer can be tapped; shapes follow the batch."""
         return ModelCapabilities(
-            hidden_layers=self._decoder.hidden_layers, stable_row_counts=None if self.batch_invariant else ()
+            hidden_layers=self._decoder.hidden_layers,
+            mtp_modules=int(self._module is not None),
+            stable_row_counts=None if self.batch_invariant else (),
         )
 
     def describe(self) -> str:
@@ -171,6 +183,12 @@ class HostTransformers:
             x = x.to(self._decoder.dtype)
             parts = [self._logits(part) for part in x.split(self._head_sizes.largest)]
             return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def mtp_module(self) -> Any:
+        """See MTPModel.mtp_module."""
+        assert self._module is not None and self._limits is not None  # its capabilities name none otherwise
+        blocks = Blocks(self._limits.max_num_seqs, self._limits.max_model_len)
+        return TransformersMTP(self, self._decoder, self._module, blocks)
 
     def embed(self, ids: Any) -> Any:
         """See LendingModel.embed."""

@@ -16,6 +16,7 @@ from specdec_hal.models.from_host import gpu
 from specdec_hal.models.paged import launchers
 from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME
+from specdec_hal.models.transformers.mtp import find_module
 from specdec_hal.models.transformers.survey import check_class, refused
 from specdec_hal.plugin.model import ModelConfig
 from specdec_hal.text import describe
@@ -40,15 +41,16 @@ def load(
     if not on_host:
         device = gpu(device)
     decoder = load_decoder(path, device, dtype or ("float32" if on_host else "auto"))
+    module = find_module(Path(path), decoder.model.config)
     if on_host:
         from specdec_hal.models.transformers.host import HostTransformers
 
-        made: Any = HostTransformers(decoder, batch_invariant=batch_invariant, threads=threads)
+        made: Any = HostTransformers(decoder, batch_invariant=batch_invariant, threads=threads, module=module)
     else:
         from specdec_hal.models.transformers.device import DeviceTransformers
 
         made = DeviceTransformers(
-            decoder, make_launcher=launchers(torch.device(device)), batch_invariant=batch_invariant
+            decoder, make_launcher=launchers(torch.device(device)), batch_invariant=batch_invariant, module=module
         )
     _log.info("%s: %s", type(decoder.model).__name__, made.describe())
     return made

@@ -1,0 +1,146 @@
+"""MTP modules in checkpoints of other families: rows are those of the library's own layer over a slow projection."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_hal.errors import CheckpointError
+from specdec_hal.models import load_model
+from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
+from specdec_hal.runner import Request, SamplingParams
+from tests.runner.conftest import make_runner
+from tests.support.hf_models import VOCABULARY, Case, write_model
+
+pytestmark = pytest.mark.torch
+pytest.importorskip("transformers", reason="transformers is not installed (pip install transformers)")
+
+GLM = {"moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+GLM |= {"first_k_dense_replace": 1, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+GLM |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
+ERNIE_MOE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+ERNIE_MOE |= {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "max_position_embeddings": 256}
+ERNIE_MOE |= {"moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_num_shared_experts": 1}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "DeepseekV3": {"num_hidden_layers": 3},
+    "Glm4Moe": GLM,
+    "Ernie4_5": {"num_hidden_layers": 3},
+    "Ernie4_5_Moe": {**ERNIE_MOE, "num_hidden_layers": 3},
+}
+"""Each with one layer more than the target has: the module's."""
+
+
+def write(folder: Path, kind: str) -> tuple[Path, Any]:
+    """A checkpoint of two layers with a module, and the library's model of all three layers."""
+    import torch
+    import transformers
+    from safetensors.numpy import load_file, save_file
+
+    write_model(folder, kind, **FAMILIES[kind])
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tensors, generator = load_file(folder / "model.safetensors"), np.random.default_rng(2)
+    ernie = kind.startswith("Ernie")
+    for name in [name for name in tensors if ernie and name.startswith("model.layers.2.")]:
+        tensors[name.replace("layers.2", "mtp_block.0")] = tensors.pop(name)
+    names = [f"model.mtp_{name}.0.weight" for name in ("emb_norm", "hidden_norm", "linear_proj")]
+    if not ernie:
+        names = [f"model.layers.2.{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")]
+        tensors["model.layers.2.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].copy()
+    for name in names:
+        shape = (32, 64) if "proj" in name else (32,)
+        values = generator.standard_normal(shape)
+        tensors[name] = (values / 8 if "proj" in name else 1 + values / 10).astype(np.float32)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    raw = json.loads((folder / "config.json").read_text())
+    changed = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    changed |= {name: value[:2] for name, value in raw.items() if name.endswith("layer_types") and value}
+    (folder / "config.json").write_text(json.dumps({**raw, **changed}))
+    return folder, (whole, {name: tensors[name].astype(np.float64) for name in names}, tensors)
+
+
+def wanted(reference: Any, kind: str, tokens: Any, hidden: Any) -> Any:
+    """Rows [T, D] of the module, from tokens [T + 1] and hidden states [T, D] of the target."""
+    import torch
+
+    whole, own, tensors = reference
+    norms = [weight for weight in own.values() if weight.ndim == 1]
+    (projection,) = (weight for weight in own.values() if weight.ndim == 2)
+    epsilon = whole.config.rms_norm_eps
+
+    def norm(x: Any, weight: Any) -> Any:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * weight
+
+    embedded = tensors["model.embed_tokens.weight"].astype(np.float64)[tokens[1:]]
+    if not kind.startswith("Ernie"):
+        embedded[0] = 0
+    x = np.concatenate([norm(embedded, norms[0]), norm(hidden.astype(np.float64), norms[1])], -1) @ projection.T
+    final = tensors["model.norm.weight"] if kind.startswith("Ernie") else norms[2]
+    with torch.inference_mode():
+        rows = torch.from_numpy(x.astype(np.float32))[None]
+        positions = torch.arange(len(x))[None]
+        mask = torch.full((len(x), len(x)), -torch.inf).triu(1)[None, None]
+        base = whole.get_decoder()
+        given = base.layers[2](
+            rows, attention_mask=mask, position_ids=positions,
+            position_embeddings=base.rotary_emb(rows, position_ids=positions),
+        )  # fmt: skip
+        given = given[0] if isinstance(given, tuple) else given
+    return norm(given[0].numpy().astype(np.float64), final)
+
+
+def load(folder: Path, kind: str) -> Any:
+    if kind == "host":
+        return load_model(folder, "transformers")
+    from specdec_hal.models.transformers.device import DeviceTransformers
+    from specdec_hal.models.transformers.load import load_decoder
+    from specdec_hal.models.transformers.mtp import find_module
+
+    decoder = load_decoder(folder, "cpu", "float32")
+    return DeviceTransformers(decoder, module=find_module(folder, decoder.model.config))
+
+
+@pytest.mark.parametrize("kind", list(FAMILIES))
+def test_rows_and_tokens(kind: str, tmp_path: Path) -> None:
+    """Rows in chunks, over what others left; then the tokens of `generate`, with drafts that `auto` has chosen."""
+    folder, reference = write(tmp_path / "model", kind)
+    case = Case(folder)
+    tokens = np.random.default_rng(1).integers(3, VOCABULARY, 25)
+    for place in ("host", "device"):
+        model = load(folder, place)
+        assert model.capabilities.mtp_modules == 1
+        model.allocate(2, 64)
+        hidden = model.forward(ForwardBatch(tokens[:24], [Segment(0, 0, 24, 0)]))[FINAL_NORM].numpy()
+        expected = wanted(reference, kind, tokens, hidden)
+        if place == "host":
+            module = model.mtp_module()
+            module.forward(ForwardBatch(tokens[:24], [Segment(1, 0, 24, 0)]), hidden)
+            parts = [
+                module.forward(ForwardBatch(tokens[a + 1 : b + 1], [Segment(1, 0, b - a, a)]), hidden[a:b]).numpy()
+                for a, b in ((0, 9), (9, 10), (10, 24))
+            ]
+            np.testing.assert_allclose(np.concatenate(parts), expected, atol=2e-3)
+        runner = make_runner(
+            model=model, speculative={"method": "auto", "num_speculative_tokens": 3, "adaptive": False},
+            runner={"max_num_seqs": 3, "prefill_chunk": 5, "max_model_len": 64},
+        )  # fmt: skip
+        assert runner.config.speculative.method == "mtp"
+        for number, prompt in enumerate(case.prompts):
+            runner.add_request(Request(str(number), prompt, SamplingParams(max_new_tokens=case.new_tokens)))
+        outputs = runner.run()
+        assert [list(outputs[str(i)].token_ids) for i in range(len(case.prompts))] == case.generated
+        assert sum(output.drafted for output in outputs.values()) > 20 and not runner.summary()["failed_proposals"]
+
+
+def test_a_module_that_is_not_whole(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder, _ = write(tmp_path / "model", "Ernie4_5")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.mtp_emb_norm.0.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"mtp_emb_norm\.0\.weight beside model\.mtp_linear_proj"):
+        load_model(folder, "transformers")
