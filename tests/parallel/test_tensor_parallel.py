@@ -23,6 +23,8 @@ from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
 from tests.models.conftest import Shape, write_checkpoint
 from tests.parallel.ranks import Threads
+from tests.support.dflash import Drafter
+from tests.support.drafters import Head
 
 pytestmark = pytest.mark.torch
 
@@ -168,6 +170,20 @@ def gathered(path: Path, ranks: int) -> dict[str, Any]:
     (whole,) = on_threads(path, 1, outputs_of)
     assert all(first[name][0] == whole[name][0] and whole[name][3] == "stop" for name in ("k10", "k11")), "and grammars"
     return first
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_trained_drafters_beside_ranks(checkpoint: Path, kind: str, tmp_path: Path) -> None:
+    """Every rank drafts for itself: tokens are those of plain decoding, the same on all."""
+    size, taps = SHAPE.hidden_size, tuple(range(1, SHAPE.num_hidden_layers + 1))
+    if kind == "eagle3":
+        head = Head(4096, size, 4, 2, 8, 40, taps, 300).randomize(1)
+        folder = head.write_speculators(tmp_path)
+    else:
+        folder = Drafter(4096, size, taps, draft_vocab_size=300).randomize(1).write_speculators(tmp_path)
+    naive = on_threads(checkpoint, 2, method="naive")
+    drafted = on_threads(checkpoint, 2, method=kind, num_speculative_tokens=3, **{kind: {"path": str(folder)}})
+    assert drafted == [naive[0]] * 2
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
