@@ -12,6 +12,7 @@ import pytest
 import specdec_hal as sd
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
+from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.errors import ConfigError, UnsupportedError
 from specdec_hal.models import load_model
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
@@ -246,3 +247,23 @@ def test_the_committed_head_is_worth_its_while() -> None:
     assert drafted == run(runtime.naive().runner(model=runner.model, tokenizer=runner.tokenizer))
     first, second, third = runner.summary()["acceptance_by_position"]
     assert first > 0.5 and first > second > third > 0.15
+
+
+def test_rejection_keeps_the_distribution_with_a_reduced_vocabulary(tmp_path: Path) -> None:
+    """The joint one of three tokens: the head cannot propose one of them, and is wrong about the others."""
+    target, head = perfect(tmp_path / "target", vocabulary=4)
+    logits = np.stack([oracle(target, np.array([token]))[-1] for token in range(4)])
+    ids = np.array([0, 1, 3])
+    head.draft_vocab_size = 3
+    rows = head.tensors["lm_head.weight"][ids] * np.random.default_rng(5).uniform(0.2, 1.5, (3, 1))
+    head.tensors |= {"lm_head.weight": rows, "d2t": ids - np.arange(3)}
+    drafting = with_head(head.write_speculators(tmp_path / "head"), verify_strategy="rejection", adaptive=False)
+    runner = make_runner(target, drafting, max_num_seqs=200)
+    for seed in range(400):
+        runner.add_request(Request(str(seed), [0, 2, 1], SamplingParams(max_new_tokens=5, seed=seed, temperature=1.0)))
+    counts = np.zeros((4, 4, 4))
+    for output in runner.run().values():
+        counts[tuple(output.token_ids[:3])] += 1
+    assert 0 < runner.summary()["acceptance_rate"] < 1 and counts.sum() == 400
+    step = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert g_test(counts, step[1][:, None, None] * step[:, :, None] * step[None]) > ALPHA
