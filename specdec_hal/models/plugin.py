@@ -89,6 +89,12 @@ def _transformers(
     return load(path, device=device, dtype=dtype, **options)
 
 
+def _transformers_memory(path: str | Path, *, device: str) -> ModelMemory | None:
+    from specdec_hal.models.transformers.load import memory
+
+    return memory(path, device=device)
+
+
 def _host_memory(path: str | Path, *, device: str) -> ModelMemory:
     """The models on CPUs keep everything in float32, and a cache that grows."""
     from specdec_hal.models.checkpoint import read_config
@@ -138,6 +144,6 @@ def specdec_models() -> list[ModelSpec]:
     return [
         ModelSpec(ARCHITECTURE, "paddle", _paddle, _host_memory),
         ModelSpec(ARCHITECTURE, "torch", _torch, _torch_memory),
-        ModelSpec(ANY_ARCHITECTURE, TRANSFORMERS, _transformers),
+        ModelSpec(ANY_ARCHITECTURE, TRANSFORMERS, _transformers, _transformers_memory),
         ModelSpec(ANY_ARCHITECTURE, FRAMEWORK, _llama_cpp),
     ]

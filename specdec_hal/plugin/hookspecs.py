@@ -71,7 +71,7 @@ class ModelSpec:
     name: str
     framework: str
     loader: Callable[..., Any]
-    memory: Callable[..., ModelMemory] | None = None
+    memory: Callable[..., ModelMemory | None] | None = None
 
 
 @hookspec

@@ -13,6 +13,7 @@ import pytest
 from specdec_hal.cli import main
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models import load_model
+from specdec_hal.models.loader import checkpoint_memory
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
 from specdec_hal.runner import Request, SamplingParams
 from tests.runner.conftest import make_runner
@@ -149,6 +150,19 @@ def test_kernels(kind: str, triton_device: str, tmp_path: Path, monkeypatch: pyt
     second, other = logits((0, 7, 12), (1, 0, 12))
     for text, got in zip(texts, (np.concatenate([first, second]), other), strict=True):
         np.testing.assert_allclose(got, case.logits(text), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2", "DeepseekV3", "GptOss"])
+def test_memory(kind: str, tmp_path: Path) -> None:
+    """What loading will take is known before: weights, and the cache of the model for GPUs."""
+    case = Models(write_model(tmp_path, kind))
+    host = checkpoint_memory(case.folder, "transformers")
+    assert host is not None and host.kv_position == 0
+    taken = sum(weight.nbytes for weight in case.reference.parameters())  # less a few buffers
+    assert host.weights["weights"] == pytest.approx(taken, rel=1e-3)
+    device = checkpoint_memory(case.folder, "transformers", device="cuda:0")
+    assert device is not None and device.kv_position == case.device.bytes_per_block(1)
+    assert device.hidden_row == 4 * case.reference.config.hidden_size
 
 
 def test_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

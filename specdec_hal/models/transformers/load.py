@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors import safe_open
 
 from specdec_hal.errors import CheckpointError, UnsupportedError
 from specdec_hal.models.checkpoint import read_token_ids
@@ -18,9 +20,10 @@ from specdec_hal.models.transformers.decoder import Decoder
 from specdec_hal.models.transformers.interface import NAME
 from specdec_hal.models.transformers.mtp import find_module
 from specdec_hal.models.transformers.survey import check_class, refused
-from specdec_hal.plugin.model import ModelConfig
+from specdec_hal.plugin.model import ModelConfig, ModelMemory
 from specdec_hal.text import describe
 
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # others: a byte
 _log = logging.getLogger("specdec_hal")
 
 
@@ -86,6 +89,31 @@ def load_decoder(path: str | Path, device: str, dtype: str) -> Decoder:
     except Exception as error:
         raise _unreadable(path, error) from error
     return Decoder(model.eval().to(device), _config(path, model))
+
+
+def memory(path: str | Path, *, device: str) -> ModelMemory | None:
+    """What :func:`load` takes, by the files' headers and config.json; None for a GGUF file."""
+    where, options = _where(path)
+    if options:
+        return None
+    try:
+        config = transformers.AutoConfig.from_pretrained(where, local_files_only=True).get_text_config()
+    except Exception as error:
+        raise _unreadable(path, error) from error
+    weights, itemsize = 0, 4
+    for file in sorted(where.glob("*.safetensors")):
+        with safe_open(file, framework="np") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (no mapping)
+                part = tensors.get_slice(name)
+                if device != "cpu":
+                    itemsize = _BYTES.get(part.get_dtype(), 1)
+                weights += prod(part.get_shape()) * itemsize
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if getattr(config, "kv_lora_rank", None):  # keys and values of each head, as wide as keys
+        heads, width = config.num_attention_heads, config.qk_nope_head_dim + config.qk_rope_head_dim
+    cache = 0 if device == "cpu" else 2 * config.num_hidden_layers * heads * width * itemsize
+    return ModelMemory({"weights": weights}, cache, config.hidden_size * itemsize)
 
 
 def _where(path: str | Path) -> tuple[Path, dict[str, str]]:
