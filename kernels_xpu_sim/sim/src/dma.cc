@@ -164,14 +164,14 @@ inline __attribute__((always_inline)) bool check_copy(Core& core, const void* fr
   const size_t bytes = static_cast<size_t>(n);
   const uintptr_t gm = reinterpret_cast<uintptr_t>(to_gm(D) ? to : from);
   const char* const local = static_cast<const char*>(to_gm(D) ? from : to);
-  const Span*& hint = worker.gm_hints[static_cast<unsigned>(site.line) % std::size(worker.gm_hints)];
-  const Span* span = hint;
-  if (__builtin_expect(!span || gm < span->begin || gm + bytes > span->end || (to_gm(D) && span->read_only), 0)) {
-    span = hint = core.launch->gm->find(gm, bytes);
+  Lane::Hint& hint = (to_gm(D) ? worker.lane.to : worker.lane.from)[static_cast<unsigned>(site.line) % Lane::kHints];
+  if (__builtin_expect(gm < hint.begin || gm + bytes > hint.end, 0)) {
+    const Span* const span = core.launch->gm->find(gm, bytes);
     if (__builtin_expect(!span || (to_gm(D) && span->read_only), 0)) {
       bad_gm(core, copy());
       return false;
     }
+    hint = {span->begin, span->end};
   }
   if (local_fence(D) == fence_sm) {
     const size_t offset = static_cast<size_t>(local - worker.sm());

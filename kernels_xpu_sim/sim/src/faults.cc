@@ -220,7 +220,7 @@ void on_watchdog(int signal, siginfo_t* info, void* context) {
   if (!core->worker) return;
   if (verdict == Watch::Verdict::stop) return land(core, signal, nullptr, where);
   if (verdict == Watch::Verdict::interrupt) interrupt(*core, where);
-  if (watch->limit_reached()) core->calls = UINT32_MAX - 1;  // its next call into the runtime ends the launch
+  if (watch->limit_reached()) core->calls = UINT32_MAX / 2;  // its next call into the runtime ends the launch
 }
 
 }  // namespace

@@ -39,7 +39,10 @@ void Worker::run(Launch* launch) {
   cores_per_group_ = (launch->cores + kGroups - 1) / kGroups;
   counters = Counters();
   plain = !checker && !tracing() && launch->options->dma == DmaPolicy::eager;
-  std::fill(std::begin(gm_hints), std::end(gm_hints), nullptr);
+  const Profile profile = launch->options->profile;
+  lane = Lane();
+  lane.as_built = profile == Profile::as_built;
+  lane.production = profile == Profile::production;
   sm_ = launch->kernel->module ? launch->kernel->module->tls_block() : nullptr;
   head_ = tail_ = 0;
   live_ = 0;
@@ -50,7 +53,24 @@ void Worker::run(Launch* launch) {
   switch_context(&host_, &free_fiber()->context);
   if (launch->ended.load(std::memory_order_relaxed)) forget_fibers();
   if (checker) checker->launch_ends(*this);
+  count_lane();
   count_told();
+}
+
+// What kernels have done without a call.
+void Worker::count_lane() {
+  counters.fences += lane.fences;
+  for (const Direction d : {gm2lm, lm2gm}) {
+    const bool out = to_gm(d);
+    uint64_t lines = lane.second_lines[out];
+    for (int i = 0; i < 5; ++i) {
+      counters.dma_ops[d] += lane.small[d][i];
+      counters.dma_bytes[d] += lane.small[d][i] << i;
+      lines += lane.small[d][i];
+    }
+    counters.gm_lines += lines;
+    if (out) counters.partial_lines += lines;
+  }
 }
 
 void Worker::count_told() {
@@ -99,6 +119,9 @@ Core* Worker::next_here(Fiber* self) {
 
 void Worker::run_core(Core* core) {
   core->launch = launch_;
+  core->cores = launch_->cores;
+  core->clusters = launch_->clusters;
+  core->lane = plain ? &lane : nullptr;
   core->cluster = cluster_;
   core->last = Site();
   core->calls = 0;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "xpu_sim/fiber.h"
+#include "xpu_sim/kernel/core.h"
 
 namespace xpu_sim::rt {
 
@@ -21,23 +22,12 @@ struct Fiber {
   int index = 0;
 };
 
-// Every stack lies in a block of its own, aligned to the block's size, whose last word names the core that runs there.
-// So the stack pointer alone tells who is running. A thread-local variable would do that too, but in a library that is
-// loaded late either slowly or, as static thread-local storage, at the price of all of the kernels' SM being static.
-//
 // A block, from its start: what the strict build knows of each byte of the stack, a guard, the stack.
-constexpr size_t kBlockBytes = 512 * 1024;
 constexpr size_t kGuardBytes = 64 * 1024;
 constexpr size_t kStackBytes = kBlockBytes / 2 - kGuardBytes;
 // From a byte of the stack down to what is known of it. No multiple of 4 KB: a processor takes a load for one of the
 // store that came just before if their addresses agree in the low 12 bits, and waits.
 constexpr size_t kShadowDistance = kBlockBytes / 2 + 2048 + 64;
-
-// All blocks of all workers: address space, reserved and not used.
-constexpr size_t kMaxThreads = 64;
-constexpr int kStacksPerWorker = 65;  // a core's each, and one for what follows a fault
-constexpr size_t kBlockSpaceBytes = kMaxThreads * kStacksPerWorker * kBlockBytes;
-extern __attribute__((visibility("hidden"))) char* block_space;
 
 inline Core** owner_slot(const void* in_block) {
   return reinterpret_cast<Core**>((reinterpret_cast<uintptr_t>(in_block) | (kBlockBytes - 1)) + 1) - 1;

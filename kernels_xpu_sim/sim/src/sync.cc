@@ -1,4 +1,5 @@
 // Coordinates, fences, barriers and atomics.
+#define XPU_SIM_STRICT  // its functions are the ones that are called
 #include "xpu_sim/kernel/sync.h"
 #include "checker.h"
 #include "random.h"
@@ -46,17 +47,10 @@ using xpu_sim::rt::fence_sm;
 
 int core_id() noexcept { return current()->id; }
 int cluster_id() noexcept { return current()->cluster; }
-int core_num() noexcept { return current()->launch ? current()->launch->cores : 0; }
-int cluster_num() noexcept { return current()->launch ? current()->launch->clusters : 0; }
+int core_num() noexcept { return current()->cores; }
+int cluster_num() noexcept { return current()->clusters; }
 
-void mfence(Site s) { fence(fence_lm | fence_sm | fence_gm, s, XPU_SIM_CALLER); }
-void mfence_lm(Site s) { fence(fence_lm, s, XPU_SIM_CALLER); }
-void mfence_sm(Site s) { fence(fence_sm, s, XPU_SIM_CALLER); }
-void mfence_gm(Site s) { fence(fence_gm, s, XPU_SIM_CALLER); }
-void mfence_lm_sm(Site s) { fence(fence_lm | fence_sm, s, XPU_SIM_CALLER); }
-void mfence_lm_gm(Site s) { fence(fence_lm | fence_gm, s, XPU_SIM_CALLER); }
-void mfence_sm_gm(Site s) { fence(fence_sm | fence_gm, s, XPU_SIM_CALLER); }
-void mfence(int mask, Site s) { fence(static_cast<uint32_t>(mask) & 7u, s, XPU_SIM_CALLER); }
+void xpu_sim::detail::fence(int mask, Site s) { fence(static_cast<uint32_t>(mask) & 7u, s, XPU_SIM_CALLER); }
 
 void sync_cluster(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_CALLER); }
 void sync_all(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_CALLER); }

@@ -56,22 +56,17 @@ struct Launch {
   std::vector<Finding> findings;            // of all workers; findings.cc guards it
 };
 
-struct Core {
-  int id = -1, cluster = -1;
+struct Core : CoreView {
   Launch* launch = nullptr;
   Worker* worker = nullptr;                 // nullptr: no kernel is running
-  char* lm_top = nullptr;                   // LM in use lies below this
-  char* lm_low = nullptr;                   // the lowest address seen in use,
-  Site lm_site;                             // and where: by a builtin,
+  Site lm_site;                             // where lm_low was: by a builtin,
   const void* lm_pc = nullptr;              // or by an instruction
   Fiber* fiber = nullptr;                   // nullptr: not started, or finished
-  Site last;                                // its last call into the runtime,
-  const void* last_pc = nullptr;            // and the instruction after it
+  const void* last_pc = nullptr;            // the instruction after its last call into the runtime
   mutable const void* finding_pc = nullptr; // the innermost instruction of the kernel, when a finding is made
   uint32_t wait_groups = 0;                 // the groups it waits for at a barrier
-  uint32_t calls = 0;                       // into the runtime, since it last gave way
   std::vector<std::pair<char*, char*>> group_shared;  // begin and end of what of its LM is, where that has a share
-  uint64_t dma_bytes = 0, accesses = 0;
+  uint64_t accesses = 0;
   const int* linked = nullptr;              // an atomic's loada without its storea yet
   // Of a checking build.
   int source_element = 0;                   // of the copy that comes next: see kernel/dma.h
@@ -108,8 +103,7 @@ class Worker {
   char* sm() const { return sm_; }
   size_t sm_bytes() const { return launch_->kernel->module ? launch_->kernel->module->tls_bytes : 0; }
   bool plain = false;                       // copies are done at once, and nobody looks: no checker, no timeline
-  // What copies at lines with the same last bits found last: most stand for one array.
-  const Span* gm_hints[16];
+  Lane lane;
   Counters counters;
   KernelCache kernels;
   GmTable registry, launch_gm;              // copies for this thread's launches
@@ -136,6 +130,7 @@ class Worker {
   Fiber* free_fiber();
   void forget_fibers();
   [[noreturn]] void deadlock();
+  void count_lane();
   void count_told();
 
   void push(int core) { ready_[tail_++ % kMaxCores] = static_cast<uint8_t>(core); }
@@ -167,9 +162,6 @@ struct Caller {
 };
 #define XPU_SIM_CALLER \
   xpu_sim::rt::Caller { static_cast<char*>(__builtin_frame_address(0)), __builtin_return_address(0) }
-
-// A core that calls the runtime this often without waiting may be waiting in a loop of its own, for another core.
-constexpr uint32_t kCallsBeforeGivingWay = 1u << 16;
 
 [[noreturn]] void outside_of_kernel(Site site);
 [[gnu::cold]] void called_often(Core* core, Site site);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "xpu_sim/kernel/core.h"
 #include "xpu_sim/kernel/qualifiers.h"
 #include "xpu_sim/site.h"
 
@@ -55,6 +56,19 @@ inline __attribute__((always_inline)) void need_whole_elements(const char* opera
   }
 }
 
+// Was it a copy of one number, done without a call?
+template <Direction D>
+inline __attribute__((always_inline)) bool done_here(const void* from, void* to, long long bytes, Site site) {
+#if XPU_SIM_INLINE
+  if constexpr (D == gm2lm || D == lm2gm) {
+    if (__builtin_constant_p(bytes) && bytes > 0 && bytes <= 16 && (bytes & (bytes - 1)) == 0) {
+      return copy_here<D>(from, to, static_cast<size_t>(bytes), site);
+    }
+  }
+#endif
+  return false;
+}
+
 // Tells the strict build what the next copy's source is made of: bytes, negative if they have a sign; 0: not known.
 void copies_elements(int bytes);
 
@@ -71,12 +85,13 @@ inline __attribute__((always_inline)) void tell_source_elements() {
 }  // namespace xpu_sim::detail
 
 // Byte counts are wider here than on the device, so that a negative or overflowing one is seen as such.
-#define XPU_SIM_COPY_(NAME, RUN, FROM, TO, LOCAL)                                                              \
+#define XPU_SIM_COPY_(NAME, RUN, DIRECTION, FROM, TO, LOCAL)                                                   \
   namespace xpu_sim::detail {                                                                                  \
   void RUN(const void* FROM, void* TO, long long bytes, Site site);                                            \
   }                                                                                                            \
   inline __attribute__((always_inline)) void NAME(const void* FROM, void* TO, long long bytes, XPU_SIM_SITE) { \
     ::xpu_sim::detail::need_room(#NAME, LOCAL, bytes, xpu_sim_site);                                           \
+    if (::xpu_sim::detail::done_here<::xpu_sim::DIRECTION>(FROM, TO, bytes, xpu_sim_site)) return;             \
     ::xpu_sim::detail::RUN(FROM, TO, bytes, xpu_sim_site);                                                     \
   }                                                                                                            \
   template <class F, class T>                                                                                  \
@@ -86,9 +101,9 @@ inline __attribute__((always_inline)) void tell_source_elements() {
     if constexpr (to_gm) ::xpu_sim::detail::tell_source_elements<F>();                                         \
     NAME(static_cast<const void*>(FROM), static_cast<void*>(TO), bytes, xpu_sim_site);                         \
   }
-#define XPU_SIM_COPY(NAME, RUN, FROM, TO, LOCAL)   \
-  XPU_SIM_COPY_(NAME, copy_##RUN, FROM, TO, LOCAL) \
-  XPU_SIM_COPY_(NAME##_ASYNC, issue_##RUN, FROM, TO, LOCAL)
+#define XPU_SIM_COPY(NAME, RUN, FROM, TO, LOCAL)        \
+  XPU_SIM_COPY_(NAME, copy_##RUN, RUN, FROM, TO, LOCAL) \
+  XPU_SIM_COPY_(NAME##_ASYNC, issue_##RUN, RUN, FROM, TO, LOCAL)
 
 XPU_SIM_COPY(GM2LM, gm2lm, gm, lm, lm)
 XPU_SIM_COPY(LM2GM, lm2gm, lm, gm, lm)

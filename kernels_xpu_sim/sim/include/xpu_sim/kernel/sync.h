@@ -2,16 +2,29 @@
 // writer fences, then all meet at a barrier.
 #pragma once
 
+#include "xpu_sim/kernel/core.h"
 #include "xpu_sim/site.h"
 
-void mfence(XPU_SIM_SITE);        // LM, SM and GM
-void mfence_lm(XPU_SIM_SITE);     // LM
-void mfence_sm(XPU_SIM_SITE);     // SM
-void mfence_gm(XPU_SIM_SITE);     // GM
-void mfence_lm_sm(XPU_SIM_SITE);  // LM and SM
-void mfence_lm_gm(XPU_SIM_SITE);  // LM and GM
-void mfence_sm_gm(XPU_SIM_SITE);  // SM and GM
-void mfence(int mask, XPU_SIM_SITE);  // LM = 1, SM = 2, GM = 4
+namespace xpu_sim::detail {
+void fence(int mask, Site site);
+}
+// LM = 1, SM = 2, GM = 4
+inline __attribute__((always_inline)) void mfence(int mask, XPU_SIM_SITE) {
+#if XPU_SIM_INLINE
+  if (::xpu_sim::detail::fence_here(xpu_sim_site)) return;
+#endif
+  ::xpu_sim::detail::fence(mask, xpu_sim_site);
+}
+#define XPU_SIM_FENCE(NAME, MASK) \
+  inline __attribute__((always_inline)) void NAME(XPU_SIM_SITE) { mfence(MASK, xpu_sim_site); }
+XPU_SIM_FENCE(mfence, 7)
+XPU_SIM_FENCE(mfence_lm, 1)
+XPU_SIM_FENCE(mfence_sm, 2)
+XPU_SIM_FENCE(mfence_gm, 4)
+XPU_SIM_FENCE(mfence_lm_sm, 3)
+XPU_SIM_FENCE(mfence_lm_gm, 5)
+XPU_SIM_FENCE(mfence_sm_gm, 6)
+#undef XPU_SIM_FENCE
 
 void sync_cluster(XPU_SIM_SITE);  // all cores of the cluster; cores that have returned count as arrived
 void sync_all(XPU_SIM_SITE);      // the same: there is no barrier across clusters
@@ -19,11 +32,21 @@ void sync_local(XPU_SIM_SITE);    // the cores of one group
 void sync_group(int mask, XPU_SIM_SITE);  // bit g: the cores of group g
 
 // Who am I: the values of the launch, not of the hardware.
+#if XPU_SIM_INLINE
+#define XPU_SIM_COORDINATE(NAME, MEMBER, OUTSIDE)               \
+  inline int NAME() noexcept {                                  \
+    const auto* const core = ::xpu_sim::detail::running_core(); \
+    return core ? core->MEMBER : OUTSIDE;                       \
+  }
+#else
 // Constant for the core that runs, hence `const`; and noexcept, so that the compiler may ask once, ahead of a loop.
-[[gnu::const]] int core_id() noexcept;
-[[gnu::const]] int core_num() noexcept;
-[[gnu::const]] int cluster_id() noexcept;
-[[gnu::const]] int cluster_num() noexcept;
+#define XPU_SIM_COORDINATE(NAME, MEMBER, OUTSIDE) [[gnu::const]] int NAME() noexcept;
+#endif
+XPU_SIM_COORDINATE(core_id, id, -1)
+XPU_SIM_COORDINATE(core_num, cores, 0)
+XPU_SIM_COORDINATE(cluster_id, cluster, -1)
+XPU_SIM_COORDINATE(cluster_num, clusters, 0)
+#undef XPU_SIM_COORDINATE
 
 // Atomics are pairs of load-linked and store-conditional on integers in SM, written as assembly in kernels:
 //   loada.w  value, address
