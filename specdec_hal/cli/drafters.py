@@ -1,8 +1,8 @@
 """Check a trained drafter against its target: whether it is read as it was trained.
 
-`drafters check PATH` loads the EAGLE-3 head in PATH beside the target of the configuration, lets the target write some
-hundred tokens, and compares the head's drafts with the target's own best tokens: as configured, with taps one layer
-lower and higher, and with its options the other way. Exit status 1 if one of these is clearly better.
+`drafters check PATH` loads the EAGLE-3 head in PATH beside the target of the configuration and lets the target write
+some hundred tokens. It compares the head's drafts with the target's own best tokens: as configured, with taps one layer
+lower and higher, and with its options inverted. Exit status 1 if one of these is clearly better.
 """
 
 from __future__ import annotations

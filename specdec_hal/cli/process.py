@@ -1,4 +1,4 @@
-"""The process around a command: its streams, its terminal, and what is told of an error of this program."""
+"""The process around a command: its streams, its terminal, and reports of errors of this program."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _discard(descriptor: int) -> None:
 
 
 def report(error: BaseException, command: Sequence[str]) -> str:
-    """Write down what is needed to find the cause; gives the line that tells of it."""
+    """Write a report with what is needed to find the cause; returns the line that names it."""
     what = clip(secrets.redact(describe(error)), 300)
     text = "\n".join([
         f"command: {' '.join(map(ascii, secrets.redact_command(command)))}",

@@ -1,7 +1,7 @@
 """Models of `transformers` over a :class:`RaggedCache`, and whether they compute there what they compute elsewhere.
 
-The models themselves answer, before the first token: two tokens are decoded as `generate` decodes them, and again as
-the rows of a batch with drafts are, over rejected tokens and beside a row as long as the texts may become. A model that
+The models themselves answer, before the first token. Two tokens are decoded as `generate` decodes them, and again as
+the rows of a batch with drafts are: over rejected tokens and beside a row as long as the texts may become. A model that
 counts positions itself, restricts what a token sees by columns, or keeps more of a text than keys and values gives
 other logits then. One whose rotary embedding depends on the length of the text changes its frequencies.
 """
@@ -215,7 +215,7 @@ def _index(rows: list[int], like: Any) -> Any:
 def _part(cache: Any, rows: list[int] | None) -> Any:
     """A copy of a dynamic cache with these rows, in which every token sees the older half of the columns equally well.
 
-    Otherwise a token that looks elsewhere would not tell that they are hidden from it. None: the same cache once more,
+    Otherwise a token that looks elsewhere would not show that they are hidden from it. None: the same cache once more,
     which may go on by itself.
     """
     part = copy.copy(cache)

@@ -154,7 +154,7 @@ class ModelSettings(Section):
     section `sampling` leaves out; "none" ignores them. Its end tokens count in both cases.
     `num_threads`: the most that compute the model on a CPU; null: as its implementation has it (one for each core that
     the process may use, with Paddle and PyTorch no more than OMP_NUM_THREADS).
-    `pdl_rows`: in steps of up to so many rows, kernels of PyTorch's Llama on GPUs start while the one before ends
+    `pdl_rows`: in steps of up to so many rows, kernels of PyTorch's Llama on GPUs start while the previous one ends
     (programmatic dependent launch); 0: never; null: as was measured to pay.
     `think_end_id`: the token with which the model ends thinking (null: it does not think); `think_end_text`: the tokens
     that end it at a limit, that one included (none: it alone). `answer_start_ids`: tokens of which an answer's first is
@@ -191,9 +191,9 @@ class RunnerSettings(Section):
 
     KV cache, for models that keep it in blocks: positions of a block (`block_size`), blocks in all (`num_kv_blocks`;
     null: enough for every slot's context). `enable_prefix_caching`: requests share the blocks of equal beginnings;
-    null: where the model promises bits that do not depend on what is computed together. `overlap`: launch a step
-    before the one before it is read; `graph`: replay steps as device graphs; both null: where backend, model and
-    proposer can. `debug`: ops check values too.
+    null: where the model promises bits that do not depend on what is computed together. `overlap`: launch a step before
+    the previous one is read; `graph`: replay steps as device graphs; both null: where backend, model and proposer can.
+    `debug`: ops check values too.
 
     `max_waiting_requests`: requests that may wait for a slot; one more is refused. `queue_timeout_s`: how long one may
     wait. `watchdog_s`: a part of a step that takes longer is named in the log; null: never. `journal`: a file that
@@ -244,8 +244,8 @@ class SpeculativeSettings(Section):
     that need one; their own section may name another. `calibrate`: refuse a trained head (eagle3) that would draft
     better if it were read otherwise, see ``specdec-hal drafters check``. `num_speculative_tokens` (K): most drafts a
     step; 0 for naive, whatever is set. `adaptive`: draft between 0 and K tokens for each request, as many as give the
-    most tokens a second by what was measured while decoding; tokens are the same. null: with the method auto, unless
-    ranks of engine.tensor_parallel must agree or drafts are padded to K.
+    most tokens per second by measurement; tokens are the same. null: with the method auto, unless ranks of
+    engine.tensor_parallel must agree or drafts are padded to K.
 
     `verify_window` and `candidates` (C) matter to the strategy "topp" only. A proposer with settings of its own has a
     section of its name beside these keys; :attr:`settings` is the one of the method.
@@ -299,12 +299,11 @@ MAX_GRAMMAR = 1 << 18
 
 
 class StructuredOutput(Section):
-    """What all of an output must be, in exactly one form: JSON by a schema (`json_schema`, an object or its text), an
-    object of JSON (`json_object`), what a regular expression matches as a whole (`regex`), one of some texts
-    (`choice`), what a grammar in EBNF produces (`grammar`), or text with parts that xgrammar's `structural_tag`
-    describes. `any_whitespace`: elements of JSON may have any white space between them, not only a space after each
-    comma and colon. `after_thinking`: a request that thinks is free until `model.think_end_id`; implied by
-    `sampling.thinking`.
+    """What all of an output must be, in exactly one form. `json_schema`: JSON by a schema, an object or its text.
+    `json_object`: an object of JSON. `regex`: what the expression matches as a whole. `choice`: one of some texts.
+    `grammar`: what a grammar in EBNF produces. `structural_tag`: text with parts that xgrammar describes.
+    `any_whitespace`: elements of JSON may have any white space between them, not only a space after each comma and
+    colon. `after_thinking`: a request that thinks is free until `model.think_end_id`; implied by `sampling.thinking`.
     """
 
     json_schema: dict[str, Any] | UnicodeText | None = None
@@ -419,7 +418,7 @@ class ServeSettings(Section):
 
     `max_body_bytes` bounds a request's body, `receive_timeout_s` the time until all of it has arrived,
     `max_concurrent_requests` those that are answered at the same time; more
-    are refused. `drain_timeout_s`: how long they may go on once the server is told to end.
+    are refused. `drain_timeout_s`: how long they may go on once the server was asked to stop.
 
     `split`: HTTP, engine and token processor as processes of their own; `http_workers`: how many speak HTTP then, which
     share these limits. `output_queue`: frames that may wait for the token processor then; `slow_reader`: whether the

@@ -165,7 +165,7 @@ def malformed(op: str, subject: Subject) -> list[Malformed]:
 
 
 def not_claimed(op: str, subject: Subject, how: Malformed) -> str | None:
-    """Why the valid call that is to be broken is outside the backend's capabilities, or None."""
+    """Why the valid call that is to be made invalid is outside the backend's capabilities, or None."""
     return subject.refusal(op, valid_call(op, subject.workspace, how.operand))
 
 

@@ -1,8 +1,7 @@
 """Where the tensors of the backend under test live: guarded, unlike those of :mod:`specdec_hal.tensors.device`.
 
 Cases are NumPy. A :class:`GuardedDevice` makes a tensor of each, inside a larger buffer whose margins hold a known
-pattern, and reads both back; it knows how to capture a launch for replay and how to notice a read of a device value on
-the host.
+pattern, and reads both back. It can capture a launch for replay and notice a read of a device value on the host.
 """
 
 from __future__ import annotations

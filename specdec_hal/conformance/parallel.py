@@ -30,7 +30,7 @@ Task = tuple[Unit, int]
 
 @dataclass
 class Job:
-    """What every child is told. `save`: the folder for the inputs of cases that crash the backend.
+    """What every child receives. `save`: the folder for the inputs of cases that crash the backend.
 
     `seconds`: the longest that one case may take, shrinking included; `memory`: the most bytes that one child may hold
     (None: any). A child beyond either is ended, which is a failure of the case.
@@ -183,7 +183,7 @@ class _Child:
 def run_tasks(
     job: Job, tasks: Iterable[Task], jobs: int, finished: Callable[[Task], None] = lambda task: None
 ) -> Iterator[Result]:
-    """Results of all tasks, as they come. `finished` is told of each task from another thread."""
+    """Results of all tasks, as they come. `finished` is called for each task, from another thread."""
     todo: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
     done: queue.SimpleQueue[Result | Exception | None] = queue.SimpleQueue()
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Results, and how they are told: a table, JSON, JUnit."""
+"""Results as a table, JSON and JUnit."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Unit(NamedTuple):
 
 @dataclass
 class Settings:
-    """What to run and how. `samples`: of each distribution test. `started` is told of every case before it runs."""
+    """What to run and how. `samples`: of each distribution test. `started` is called for every case before it runs."""
 
     level: str = "quick"
     seed: int = 0

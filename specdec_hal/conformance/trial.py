@@ -31,7 +31,7 @@ class Trial:
 
     @property
     def comparable(self) -> bool:
-        """Whether the reference knows the answer. Look-ups in an overflowed index are the backend's business."""
+        """Whether the reference knows the answer. What a look-up does with an invalid index is up to the backend."""
         return not (self.case.kind == "hostile" and "index" in self.given)
 
     @cached_property

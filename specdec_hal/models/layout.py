@@ -8,8 +8,8 @@ Weights are rearranged once, at loading, so that a step needs few and large matr
 - rotary embeddings pair dimension i with i + head_dim/2 (Su et al., arXiv:2104.09864, in Hugging Face's order). The
   columns of q and k are permuted to put each pair side by side, as the real and imaginary part of one complex number:
   the rotation is then one complex multiplication, and q.k is what it was;
-- q, k and v together, gate, and up are padded with zero columns to a multiple of 64, so that no vector loop over
-  several rows has a rest, which may be computed with other instructions and get other bits.
+- q, k and v together, gate, and up are padded with zero columns to a multiple of 64. So no vector loop over several
+  rows has a rest, which might be computed with other instructions and get other bits.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ takes four matrix products with weights and one call for the attention of all it
 of a slot grows with the context, by doubling; new positions are written in place, over what rejected drafts left.
 
 Bits. With ``batch_invariant`` (the default on CPUs) a token's hidden state and logits have the same bits whatever is in
-the batch: other tokens of its slot (1 or 11 a step, prefill chunks of any size), other slots, their order, stale cache
-contents, the slot itself. So greedy and seeded decoding give the same tokens with and without drafts, by construction.
-It holds per process: another processor, library version or thread count may give other bits. It rests on
+the batch. That covers other tokens of its slot (1 or 11 a step, prefill chunks of any size), other slots, their order,
+stale cache contents, and the slot itself. So greedy and seeded decoding give the same tokens with and without drafts,
+by construction. It holds per process: another processor, library version or thread count may give other bits. It rests
+on
 - row counts of products with weights that agree bit for bit; :mod:`.rows` measures them when the model is loaded, and
   blocks are padded up to them;
 - everything else (norms, SwiGLU, attention) working on each row by itself, in the same way in every row.
@@ -15,9 +16,10 @@ With ``batch_invariant=False`` (the default elsewhere) nothing is measured or pa
 framework's kernels make it.
 
 What bit-stability costs, measured with models/tiny-py-lm on an Intel Xeon with AVX-512, one thread, in turns with the
-same model without it, ratio of the fastest steps: in Paddle 15 to 25 % of a step of 1 token, which is computed as two;
-at most 2 % of 2, 6 or 11, and of 200 where a size is near; in PyTorch at most 4 %. Without it, on an AMD EPYC, steps of
-1 and of 6 tokens gave nearly all tokens logits of other bits, by up to 2e-5, and none of 2,000 another argmax.
+same model without it, as ratio of the fastest steps. In Paddle a step of 1 token, which is computed as two, takes 15 to
+25 % more. Steps of 2, 6 or 11 take at most 2 % more, as do 200 where a size is near; in PyTorch at most 4 %. Without
+it, on an AMD EPYC, steps of 1 and of 6 tokens gave nearly all tokens logits of other bits, by up to 2e-5, and none of
+2,000 another argmax.
 """
 
 from __future__ import annotations

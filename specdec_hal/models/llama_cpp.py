@@ -3,7 +3,7 @@
 llama.cpp gives logits, and keeps the final norm's output to itself: the hidden states of this model are tickets, one
 number a token, that `compute_logits` looks logits up by. Proposers that want hidden states are refused by name.
 
-Bits. llama.cpp multiplies one row by dot products and several rows by a tiled product, which add in another order: a
+Bits. llama.cpp multiplies one row by dot products and several rows by a tiled product, which add in another order. A
 token's logits change in their last bits with the number of tokens that share a pass, so that drafts can tip a near tie.
 With `batch_invariant` each request is computed by itself, in pieces of sizes that agree, found by trying when the
 cache is allocated (see :mod:`specdec_hal.models.rows`); a shorter piece is filled up with tokens that are removed

@@ -30,7 +30,7 @@ def load_model(
     """The model of a checkpoint folder, by the architecture that its config.json names, or of a GGUF file.
 
     `framework`: "paddle", "torch", "transformers", "llama.cpp" for a file ``*.gguf``, or what a plug-in of `registry`
-    (None: that of this process) announces; "auto": llama.cpp for such a file, else the first of the other three that
+    (None: that of this process) announces. "auto": llama.cpp for such a file, else the first of the other three that
     has a model of the architecture and is installed. `options` go to the model: ``device`` ("cpu"); on a CPU
     ``batch_invariant`` and ``threads``; ``dtype`` for PyTorch and transformers, by default float32 on CPUs and the
     checkpoint's own on GPUs, and for llama.cpp, see :class:`~specdec_hal.models.llama_cpp.LlamaCpp`. CheckpointError
@@ -47,7 +47,7 @@ def load_model(
 def checkpoint_memory(
     path: str | Path, framework: str = AUTO, *, registry: Registry | None = None, device: str = "cpu"
 ) -> ModelMemory | None:
-    """What :func:`load_model` would take; None where nobody knows before. Errors as there."""
+    """What :func:`load_model` would take; None where that is not known before. Errors as there."""
     registry = or_default(registry)
     return registry.model_memory(*_announced(path, framework, registry), path, device)
 

@@ -1,8 +1,8 @@
 """The processes of a tensor-parallel model on one machine: this one is rank 0, the others do what it tells them.
 
-A thread here hears every other rank's pulse, whatever the collectives go through. Once a rank has ended, or has said
-nothing for `engine.rank_timeout_s`, or the GPU has waited for the others for so long, all of them are killed, whoever
-watches is told, and what the GPU waits for is aborted.
+A thread here hears every other rank's pulse, whatever the collectives go through. All ranks are killed once one has
+ended, has said nothing for `engine.rank_timeout_s`, or the GPU has waited for the others for that long. Every observer
+is notified, and what the GPU waits for is aborted.
 """
 
 from __future__ import annotations

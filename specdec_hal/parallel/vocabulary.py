@@ -29,7 +29,7 @@ from specdec_hal.runner.request import SamplingParams
 from specdec_hal.tensors.group import Group
 
 LISTED = 32
-"""Candidates that each rank tells of a row with top_k."""
+"""Candidates that each rank sends of a row with top_k."""
 LEAST_ROWS = 64
 """Steps of fewer rows gather their logits, which takes a quarter to half of the time of parts at one row."""
 

@@ -65,7 +65,7 @@ class ModelSpec:
     `loader(path, device=..., **options)` builds the :class:`specdec_hal.plugin.model.TargetModel` of a checkpoint
     folder, whose config.json has been read already, in the memory of a place ("cpu", "cuda:0").
     `memory(path, device=...)` says what that would take, for a draft model that may not fit beside its target; None:
-    nobody knows.
+    unknown.
     """
 
     name: str

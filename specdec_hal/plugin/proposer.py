@@ -45,7 +45,7 @@ class MemoryContext:
     """What a :class:`~specdec_hal.plugin.hookspecs.ProposerSpec`'s `memory` counts from: nothing is allocated yet.
 
     `symbols`: sizes of the runner's tensors, by their names in the op vocabulary. `checkpoint_memory(path)`: what
-    `load_model(path)` of the :class:`ProposerContext` would take; None if nobody knows before. The others as there.
+    `load_model(path)` of the :class:`ProposerContext` would take; None if unknown before. The others as there.
     """
 
     model: TargetModel
@@ -134,7 +134,7 @@ class Proposer(Protocol):
     """Drafts for all slots at once. Derive from it for the defaults.
 
     `runs_on`: "device" if `propose` only launches work on the step's stream and reads no value on the host, so that it
-    can be captured in a graph together with the step; "host" if it needs the accepted tokens in Python: steps then do
+    can be captured in a graph together with the step. "host" if it needs the accepted tokens in Python: steps then do
     not overlap, and it drafts between them. `hidden_layers`: whose hidden states it wants
     (:data:`specdec_hal.plugin.model.FINAL_NORM`, or a decoder layer's number); a model that cannot give one of them is
     refused. `gives_draft_probs`: whether `propose` returns the distributions that its drafts were drawn from.
@@ -142,9 +142,9 @@ class Proposer(Protocol):
     ``state["block_tables"]``, for a proposer with a cache there.
 
     `cache_lookahead`, for a proposer with `hidden_layers` or `draft_positions`: how many tokens after a position its
-    row depends on, in a cache of its own that is laid out by these blocks: 1 where a row goes with the next token
-    (MTP, EAGLE), 0 where it goes with its own, or where no rows are kept. Requests then share prefixes in both caches:
-    the first chunk of a request may begin after position 0. None (the default): rows elsewhere, so that a request with
+    row depends on, in a cache of its own that is laid out by these blocks. 1 where a row goes with the next token (MTP,
+    EAGLE), 0 where it goes with its own, or where no rows are kept. Requests then share prefixes in both caches: the
+    first chunk of a request may begin after position 0. None (the default): rows elsewhere, so that a request with
     drafts shares no prefix.
     """
 

@@ -401,7 +401,7 @@ class Registry:
         return model
 
     def model_memory(self, name: str, framework: str, path: str | os.PathLike[str], device: str) -> ModelMemory | None:
-        """What a model would take in that place; None where nobody knows. Raises as :meth:`build_model`."""
+        """What a model would take in that place; None where that is unknown. Raises as :meth:`build_model`."""
         plugin, spec = self._model(name, framework)
         if spec.memory is None:
             return None

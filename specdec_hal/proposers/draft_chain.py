@@ -1,6 +1,6 @@
 """Drafts of a model that reads what a step accepted and then its own drafts: a chain of ops, one substep for a draft.
 
-The model has slots of its own, as the target has, which the state ops of the contract keep (section 9): they set the
+The model has slots of its own, as the target has, which the state ops of the contract keep (section 9). They set the
 slots to what the target's step has accepted, take a token of each substep, and count the drafts at the end. Its text is
 the request's from the second token on, so that a chunk of a prompt ends in the token that the target has emitted after
 it. Its KV cache has a row for every row of the target's, in blocks of the same numbers; rejected drafts are overwritten

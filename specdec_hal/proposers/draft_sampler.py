@@ -22,7 +22,7 @@ class DraftSampler:
     and preemption do not enter.
 
     The random numbers are those that serve the strategy. GREEDY and TARGET_MATCH accept a draft that is the target's
-    own draw, so drafts are drawn with the same numbers (purpose SAMPLE): the nearer the draft's distribution is to the
+    own draw, so drafts are drawn with the same numbers (purpose SAMPLE). The nearer the draft's distribution is to the
     target's, the more often both draws agree, up to always (common random numbers; Daliri et al. 2024,
     arXiv:2408.07978, for couplings without communication). REJECTION and TOPP hold a draft against probabilities, which
     must not know how it was drawn (purpose DRAFT); for REJECTION, :attr:`probs`, float32 [M, K, V], is what each draft

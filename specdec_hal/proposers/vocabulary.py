@@ -2,8 +2,8 @@
 
 Token-level intersection (Timor et al., arXiv:2502.05202): two tokens are the same if they are the same bytes, which
 also finds parts of characters and byte tokens that strings would miss; of several with the same bytes the first counts.
-The draft model's logits of common tokens go to the target's ids, all others are -inf there: drafts are drawn from the
-draft's distribution renormalised over the common tokens, and verified as ever, so that the target's distribution is
+The draft model's logits of common tokens go to the target's ids, all others are -inf there. Drafts are drawn from the
+draft's distribution renormalised over the common tokens, and verified as usual, so that the target's distribution is
 kept whatever the overlap. A token of the text that the draft model lacks is read as its own tokens for the same bytes.
 """
 

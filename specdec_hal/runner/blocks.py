@@ -1,8 +1,8 @@
 """KV blocks: which of the pool's belong to which request, and which hold a known text (automatic prefix caching).
 
 A full block is found again by a digest of all tokens up to its end (:func:`block_keys`), whether a request uses it or
-it is free: free blocks keep their contents until they are taken, the one that was used longest ago first. Requests
-share found blocks; nobody writes to them, since a request computes from the first block on that it has not found.
+it is free. Free blocks keep their contents until they are taken, the least recently used first. Requests share found
+blocks; nobody writes to them, since a request computes from the first block on that it has not found.
 
 Sources: Kwon et al. 2023, PagedAttention; Zheng et al. 2024, SGLang; vllm/v1/core/block_pool.py.
 """

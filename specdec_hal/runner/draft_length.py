@@ -1,8 +1,8 @@
 """How many tokens to draft for each request: as many as give the most tokens a second, by what was measured so far.
 
 A step is expected to give a token for each request, and for each draft the probability that it and those before it are
-accepted; and to take as long as steps with as many requests and as many drafts took lately. Both sides are measured
-while decoding. The drafts of all requests are ranked by that probability, and as many of them are fed as make the ratio
+accepted. It is expected to take as long as recent steps with as many requests and drafts. Both sides are measured while
+decoding. The drafts of all requests are ranked by that probability, and as many of them are fed as make the ratio
 largest.
 
 Texts repeat in stretches. Acceptance is therefore counted apart for steps after one whose drafts were all accepted,

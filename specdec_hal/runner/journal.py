@@ -230,7 +230,7 @@ def lock(path: Path) -> Lock | None:
 
 
 def write(path: Path, records: Sequence[Record]) -> None:
-    """Replace a file by one with these records. OSError leaves the one before."""
+    """Replace a file by one with these records. OSError leaves the previous one."""
     lines = [_line({_MARK: VERSION, "requests": len(records)}), *map(_line, records)]
     with replacing(path) as file:
         file.writelines(line.encode() for line in lines)

@@ -35,7 +35,7 @@ class StepRecord:
     """One step of the runner, as observers see it (`specdec_step_finished`).
 
     `drafted` and `accepted` are by draft position (0 = the first draft): how many slots had a draft there, and how many
-    accepted and kept it: drafts after the end of a request, at a stop string or its length limit, do not count.
+    accepted and kept it. Drafts after the end of a request, at a stop string or its length limit, do not count.
     `decode_slots` and `decode_tokens` leave prefill out. `dropped_drafts` counts a proposer's lists of drafts that
     could not be used: too long, or a token outside the vocabulary. `seconds` is by stage. `bucket`: what the step was
     padded to, as slots, tokens and context.
@@ -85,8 +85,8 @@ def acceptance(num_drafts: int, drafted: int, accepted: int, by_position: Sequen
 
 
 class Load(NamedTuple):
-    """How full a runner is: requests that have a slot, requests that wait, the used part of its KV cache in 0..1; and
-    so far, how often a request was preempted, and how many tokens the prefix cache was asked for and had."""
+    """How full a runner is: requests that have a slot, requests that wait, and the used part of its KV cache in 0..1.
+    So far: how often a request was preempted, and how many tokens the prefix cache was asked for and had."""
 
     running: int
     waiting: int

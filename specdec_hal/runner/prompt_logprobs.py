@@ -1,9 +1,9 @@
 """Log-probabilities of prompts: what a chunk's rows say of the tokens after them.
 
 A step gathers the rows that sampling needs, the last one of a chunk. For a request that wants its prompt scored, the
-other rows still stand in the step's hidden states when its plan has been launched: they are gathered, turned into
-logits and scored a block at a time after it, in memory that does not grow with the prompt. No plan knows of it, so
-that steps without such a request stay as they are.
+other rows still stand in the step's hidden states when its plan has been launched. They are gathered, turned into
+logits and scored a block at a time after it, in memory that does not grow with the prompt. No plan knows of it, so that
+steps without such a request stay as they are.
 """
 
 from __future__ import annotations

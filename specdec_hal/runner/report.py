@@ -164,4 +164,4 @@ class StepSink(Protocol):
         """A request has ended. With what :meth:`gained` told before, if anything."""
 
     def stepped(self, report: StepReport) -> None:
-        """All of the step has been told; its tokens and log-probabilities stand in `report`."""
+        """All of the step was sent; its tokens and log-probabilities stand in `report`."""

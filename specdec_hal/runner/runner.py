@@ -391,7 +391,7 @@ class ModelRunner:
         """Launch a step, and read the one that is due; what requests gained, or ended with, since the last call.
 
         Callbacks have been called. Without overlap the two are the same step. A step that fails is taken apart
-        (:mod:`.recovery`), and is not raised. With a :attr:`sink`, which is told all of this, only requests with a
+        (:mod:`.recovery`), and is not raised. With a :attr:`sink`, which receives all of this, only requests with a
         callback have deltas.
         """
         with self._guard.driving("step"):
@@ -607,7 +607,7 @@ class ModelRunner:
             sequence.finish("error", f"structured: {error}")
 
     def _show(self, sequence: Sequence) -> None:
-        """Queue what is new of a request, where somebody reads it: a sink has been told."""
+        """Queue what is new of a request, where somebody reads it; a sink already has it."""
         if self.sink is None or sequence.request.callback is not None:
             self._delivery.add(sequence)
 

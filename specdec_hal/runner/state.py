@@ -227,7 +227,7 @@ class DecodeState(OpTensors):
         return self.device.download(self._tensors[name])
 
     def write(self, name: str, index: Any, values: Any) -> None:
-        """``state[name][index] = values``, ordered after what the device was told before."""
+        """``state[name][index] = values``, ordered after earlier work of the device."""
         self.device.write(self._tensors[name], index, values)
 
     # ---- requests: what the host decides, which the op `schedule_slots` carries out

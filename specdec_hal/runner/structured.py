@@ -1,7 +1,8 @@
 """Requests with a grammar, between the scheduler and the sampler.
 
-A step in which one of them draws a token is not overlapped: the host must know its tokens and drafts, cuts the drafts
-that the grammar refuses, adds those that it forces, and makes the masks of the step's rows while the model computes.
+A step in which one of them draws a token is not overlapped. The host must know its tokens and drafts: it cuts the
+drafts that the grammar refuses, adds those that it forces, and makes the masks of the step's rows while the model
+computes.
 """
 
 from __future__ import annotations

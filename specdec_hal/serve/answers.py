@@ -472,7 +472,7 @@ def error_body(status: int, message: str, param: str | None = None) -> Json:
 
 
 def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> HTTPException:
-    """A status with what the client is told."""
+    """A status and its message to the client."""
     return HTTPException(status, message, headers)
 
 

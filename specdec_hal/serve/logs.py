@@ -47,7 +47,7 @@ def started(config: Config, runner: ModelRunner, load_s: float) -> None:
 
 
 def ending(running: int) -> None:
-    """Log that the server was told to end."""
+    """Log that the server was asked to stop."""
     _event("shutting down", {"requests": running})
 
 

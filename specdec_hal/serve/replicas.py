@@ -1,8 +1,8 @@
 """The HTTP application on Ray Serve: several engines behind one address.
 
-Ray Serve starts replicas again that die or fail their health check, sends a request to the less loaded of two (its
-"power of two choices"), scales between bounds, and replaces replicas one by one when an application is deployed again.
-Here is only what a replica is. ``serve run`` and ``serve deploy`` take :func:`application` too.
+Ray Serve restarts replicas that die or fail their health check, and sends a request to the less loaded of two (its
+"power of two choices"). It scales between bounds, and replaces replicas one by one when an application is deployed
+again. Here is only what a replica is. ``serve run`` and ``serve deploy`` take :func:`application` too.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ class Service:
 
 
 class _Events(StreamingResponse):
-    """Server-sent events: one for what each choice gained since the one before, and the end or an error."""
+    """Server-sent events: one for what each choice gained since the previous one, and the end or an error."""
 
     def __init__(self, service: Service, answer: Answer, stream: RequestStream, timing: Timing) -> None:
         self._service, self._answer, self._stream, self._timing = service, answer, stream, timing
@@ -348,7 +348,7 @@ def in_order(stream: RequestStream) -> list[RequestOutput]:
 
 
 def failed(output: RequestOutput) -> HTTPException | None:
-    """What to tell of a request that the engine could not finish."""
+    """What to answer for a request that the engine could not finish."""
     if output.finish_reason == "timeout":
         return refusal(504, output.error)
     if output.finish_reason == "error":

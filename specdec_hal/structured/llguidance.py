@@ -1,7 +1,7 @@
 """Grammars by llguidance (guidance-ai): quick to compile, within limits of its own, and without PyTorch.
 
-Its quirks (of 1.9): a matcher never raises for a refused token but is lost then, so a token is asked for first; the end
-token is not counted as a token to roll back, so that it is kept here and never given to the library.
+Its quirks (of 1.9): a matcher never raises for a refused token but is lost then, so a token is asked for first. The end
+token is not counted as a token to roll back: it is kept here and never given to the library.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def require(what: str, parts: Mapping[str, int], device: str, free: int | None, hint: str) -> None:
     """InsufficientMemoryError, with every part and the hint, if `parts` (bytes) are more than `free` bytes.
 
-    `free` None: nobody knows, and nothing is refused.
+    `free` None: unknown, and nothing is refused.
     """
     needed = sum(parts.values())
     if free is not None and needed > free:

@@ -9,7 +9,7 @@ docs/use/fastdeploy.md has the ops, what differs, and what is left to FastDeploy
 have the ops alone.
 
 Adding an op. In the module of its family (or a new one, listed in `gpu` and `xpu`), write a function of FastDeploy's
-name: its first parameter is the :class:`~specdec_hal.compat.fastdeploy.plan.Plan`, the others are FastDeploy's, in its
+name. Its first parameter is the :class:`~specdec_hal.compat.fastdeploy.plan.Plan`; the others are FastDeploy's, in its
 order, annotated ``Tensor``, ``Tensor | None``, ``int``, ``float`` or ``bool``:
 
     @adaptor("gpu", "xpu")

@@ -183,7 +183,7 @@ def eagle_get_self_hidden_states(
 def _eagle_get_self_hidden_states_xpu(
     plan: Plan, input: Tensor, last_seq_lens_this_time: Tensor, seq_lens_this_time: Tensor, step_idx: Tensor
 ) -> Tensor:
-    """As on GPUs, for slots whose prompt's rows are told by step_idx 1; as many rows as there are."""
+    """As on GPUs, for slots whose step_idx of 1 marks the rows of a prompt; as many rows as there are."""
     prompts = (plan.flat(step_idx) == 1).astype("int32")
     given = (input, last_seq_lens_this_time, seq_lens_this_time, prompts)
     hidden, _ = eagle_get_self_hidden_states.plan(plan, *given)

@@ -1,4 +1,4 @@
-"""Masses by chunks of 1,024 ids (section 0), and what `sample_target` tells of its tokens (section 3)."""
+"""Masses by chunks of 1,024 ids (section 0), and what `sample_target` reports of its tokens (section 3)."""
 
 from __future__ import annotations
 

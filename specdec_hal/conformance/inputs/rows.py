@@ -1,7 +1,7 @@
 """What a model, a sampler and a verifier would say about a :class:`~specdec_hal.conformance.inputs.scene.Scene`.
 
 Probabilities agree with the drafts for a random prefix, candidate lists are those of the probabilities, and accepted
-tokens are drafts and one more, so that generated inputs reach the deep branches of an op and not only its first test.
+tokens are drafts and one more. So generated inputs reach the deep branches of an op and not only its first test.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
                  ^  ^-- refusals, counts --+                     |
                  +------------------- deltas --------------------+
 
-`messages` is what they tell each other, `engine`, `tokens` and `remote` (HTTP's end) are the three, `supervisor` starts
-them and starts them again. Tokens depend on nothing but prompt, parameters and seed, so whoever is started again asks
-for everything again, and whoever has had a part of it leaves that out.
+`messages` is what they send each other, `engine`, `tokens` and `remote` (HTTP's end) are the three, `supervisor` starts
+and restarts them. Tokens depend on nothing but prompt, parameters and seed, so a restarted process asks for everything
+again, and its reader leaves out what it has had.
 """

@@ -207,7 +207,7 @@ def for_http(data: bytes) -> ToHttp:
 
 
 class Outbox:
-    """Where messages to one process go. They wait there while it is being started again.
+    """Where messages to one process go. They wait there while it restarts.
 
     `limit`: messages that may wait before :meth:`send` waits too; 0: any number, for what is bounded elsewhere.
     """

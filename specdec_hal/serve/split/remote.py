@@ -51,7 +51,7 @@ class _Live:
     deaths: int = 0
 
     def gained(self, news: OutputDelta) -> StreamDelta | None:
-        """What is new of it; a token processor that was started again says everything again. None if nothing is.
+        """What is new of it; a restarted token processor repeats everything. None if nothing is.
 
         EngineDeadError if something is missing.
         """
@@ -149,16 +149,16 @@ class RemoteEngine:
 
     @property
     def alive(self) -> bool:
-        """A supervisor starts engines again, or ends this process."""
+        """A supervisor restarts engines, or ends this process."""
         return True
 
     @property
     def unready(self) -> str:
-        """Who is being started again."""
+        """Which processes restart."""
         return f"being started again: {', '.join(sorted(self._down))}" if self._down else ""
 
     async def submit(self, requests: Sequence[Request]) -> RequestStream:
-        """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but it waits for an engine that is being started again."""
+        """As :meth:`specdec_hal.engine.AsyncEngine.submit`, but it waits for an engine that restarts."""
         number = next(self._numbers)
         # An engine that is started again must get the same seeds.
         requests = [replace(request, params=request.params.seeded()) for request in requests]

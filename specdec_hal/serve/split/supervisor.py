@@ -1,4 +1,4 @@
-"""Starts the processes, and starts again what dies."""
+"""Starts the processes, and restarts those that die."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _log = logging.getLogger("specdec_hal")
 _FAILURES = 3
 """Starts in a row of a process that may end by themselves before all processes are ended."""
 _PAUSE_S = 0.1
-"""Before a process is started again."""
+"""Before a process restarts."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a process is told by its supervisor. `alive_fd`: a pipe that ends when the supervisor does."""
+    """What a process gets from its supervisor. `alive_fd`: a pipe that ends when the supervisor does."""
 
     name: str
     directory: Path
@@ -53,7 +53,7 @@ class Part:
 class Supervisor:
     """Keeps the processes of a server running. `command` gives a process's command line; `fds` all of them inherit.
 
-    What is killed is started again. What ends by itself on its first start, or three times in a row, ends all.
+    What is killed restarts. What ends by itself on its first start, or three times in a row, ends all.
     """
 
     def __init__(self, command: Callable[[Part], list[str]], fds: tuple[int, ...], http_workers: int = 1) -> None:

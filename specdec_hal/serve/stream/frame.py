@@ -164,7 +164,7 @@ class OutputFrame(msgspec.Struct, array_like=True, frozen=True, tag=f"specdec_ha
 class FrameReader:
     """Holds frames against the order in which they were sent. Bytes in, frames out.
 
-    Frame 0 of a session is always taken: it has everything. After it each frame must follow the one before.
+    Frame 0 of a session is always taken: it has everything. After it each frame must follow the previous one.
     """
 
     def __init__(self) -> None:

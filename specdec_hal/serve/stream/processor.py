@@ -45,7 +45,7 @@ class TokenProcessor:
     """Makes the streams that the runner would make if it had the tokenizer, of the frames that it sends.
 
     Every stream ends exactly once. After a frame 0 each begins again, with all that it has had. FrameError for a frame
-    that cannot follow the ones before; its reader must ask for a session that begins again then.
+    that cannot follow the previous ones; its reader must then ask for a new session.
     """
 
     def __init__(self, detokenizer: Callable[..., Detokenizer]) -> None:
@@ -68,7 +68,7 @@ class TokenProcessor:
         return self.news()
 
     def add(self, frame: OutputFrame) -> None:
-        """Take a frame; :meth:`news` tells what requests gained by it, and by others before it."""
+        """Take a frame; :meth:`news` returns what requests gained by it, and by others before it."""
         if frame.flags == FrameKind.DRAFT and frame.sequence:
             self._unpaired.update(_drafts_of(frame))
             return

@@ -126,7 +126,7 @@ class FrameWriter:
     # ---- frames
 
     def stepped(self, report: StepReport) -> None:
-        """Send what has been told, with the tokens of a step."""
+        """Send what was collected, with the tokens of a step."""
         slots = self._step.slots
         # All slots up to some, as most steps have them, are a view.
         where: Any = slice(len(slots)) if slots == self._slots[: len(slots)] else np.array(slots, np.int64)
@@ -166,7 +166,7 @@ class FrameWriter:
         return True
 
     def flush(self) -> None:
-        """Send what has been told outside of steps, if anything."""
+        """Send what was collected outside of steps, if anything."""
         if self._sequence == 0 or self._step.entries or self._ended or self._released:
             assert not self._step.slots, "tokens go with their step"
             self._send_frame(1, NOTHING, NOTHING, NOTHING)
