@@ -41,7 +41,7 @@ help:
 	@echo "make engine-test  the proposer inside vLLM's CPU build, which is installed into build/engine-venv"
 	@echo "make conformance  prove the built-in backends and write docs/reference/support.csv"
 	@echo "make site       the documentation as a site in build/site; fails on a link that leads nowhere"
-	@echo "make lint       ruff, clang-format, clang-tidy: format, common mistakes"
+	@echo "make lint       ruff, clang-format, clang-tidy, prose: format, common mistakes, long sentences"
 	@echo "make typecheck  mypy --strict"
 	@echo "make clang      compile the native libraries with clang too, warnings being errors"
 	@echo "make setup      only create $(VENV) and install into it"
@@ -110,6 +110,7 @@ wheel: $(VENV)/.installed
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/prose.py
 	find kernels_* specdec_hal/models/native tests examples -type f -regextype posix-extended -regex '.*\.(h|cc|cpp|cuh?|xpu)' -print0 \
 	  | xargs -0 $(BIN)/clang-format --dry-run --Werror
 	JOBS=$(JOBS) $(BIN)/python tools/tidy.py

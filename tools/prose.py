@@ -6,6 +6,7 @@ A sentence has at most 40 words; code in backticks is one word, and each cell of
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def main() -> int:
 def problems(text: str) -> Iterator[str]:
     """What is wrong with a paragraph."""
     plain = re.sub(r"``?[^`]+``?", "x", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text))
-    for sentence in re.split(r"(?<=[.!?])[)\"*_]* +(?=[A-Z`\"(\[*_x])", plain):
+    for sentence in re.split(r"(?<=[.!?])[)\"*_]* +(?=[A-Z0-9`\"(\[*_x])", plain):
         if (words := len(sentence.split())) > MOST_WORDS:
             yield f"{words} words: {' '.join(sentence.split()[:9])} ..."
     for word, better in INSTEAD.items():
@@ -61,24 +62,25 @@ def paragraphs(path: Path) -> Iterator[tuple[int, str]]:
         return
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield from _blocks(node.value.value, node.lineno)
+            yield from _blocks(inspect.cleandoc(node.value.value), node.lineno)
 
 
 def _blocks(text: str, line: int) -> Iterator[tuple[int, str]]:
-    block, start, code = list[str](), line, False
-    for number, row in enumerate([*text.splitlines(), ""], line):
-        row = row.strip()
+    """Paragraphs without code: neither fenced or indented, nor sessions and tables of docstrings."""
+    block, start, fenced, code = list[str](), line, False, False
+    for number, raw in enumerate([*text.splitlines(), ""], line):
+        row = raw.strip()
         fence = row.startswith("```")
-        code ^= fence
-        if not row or code or fence or row.startswith(("|", "#", "<!--")) or re.match(r"(?:[-*]|\d+\.) ", row):
-            if block:
-                yield start, " ".join(block)
+        fenced ^= fence
+        code = bool(row) and (code or row.startswith((">>>", "====")))
+        skipped = fenced or fence or code or raw.startswith("    ") or row.startswith(("#", "<!--"))
+        if block and (not row or skipped or row.startswith("|") or re.match(r"(?:[-*]|\d+\.) ", row)):
+            yield start, " ".join(block)
             block = []
-        if row.startswith("|") and not code:
+        if row.startswith("|") and not skipped:
             yield from ((number, cell.strip()) for cell in row.split(" | "))
-        elif row and not code and not fence and not row.startswith(("#", "<!--")):
-            if not block:
-                start = number
+        elif row and not skipped:
+            start = start if block else number
             block.append(row)
 
 

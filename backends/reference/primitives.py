@@ -153,9 +153,9 @@ def exp2_mass(t: ArrayLike) -> U64:
     """Mass of the weight 2^t: ``floor(2**40 * p(t - n) * 2**n)`` with n = t rounded half to even.
 
     p is the polynomial of :data:`EXP2_COEFFICIENTS`, by Horner's rule in float32. t = 0 gives exactly 2^40 and no t
-    gives more; t < -40, -inf and NaN give 0. t > 0 is outside the domain and taken as 0. Of two neighbouring t the
-    smaller may get the mass that is larger by one unit in the 24th bit (3 in 10,000 do): tokens are ordered by logit,
-    never by mass.
+    gives more. Below -40, and for -inf and NaN, it gives 0. t > 0 is outside the domain and taken as 0. Of two
+    neighbouring t the smaller may get the mass that is larger by one unit in the 24th bit (3 in 10,000 do): tokens are
+    ordered by logit, never by mass.
 
     Args:
         t: float32 [...].

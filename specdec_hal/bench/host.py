@@ -18,9 +18,9 @@ _BLOCK = 100
 def host_costs(backend: Backend, exports: Any, device: Device) -> dict[str, dict[str, float]]:
     """Microseconds a call, without waiting for the device.
 
-    `launch`: the empty kernel launched from C++, in blocks of 100, one call from Python each; `bound_empty`: the empty
-    kernel as a bound plan; `bound`: a bound op of two tensors; `bound_current_stream`: the same, asking the framework
-    for its stream; `unbound`: the op checked and launched again each time.
+    `launch`: the empty kernel launched from C++, in blocks of 100, one call from Python each. `bound_empty`: the empty
+    kernel as a bound plan. `bound`: a bound op of two tensors. `bound_current_stream`: the same, asking the framework
+    for its stream. `unbound`: the op checked and launched again each time.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """The command ``specdec-hal``: one module per subcommand, each with HELP, `add_arguments` and `run`.
 
 Exit status: 0 done, 1 a check failed or an engine stopped (or a compiler's own status), 2 bad input (one line per
-problem on stderr, with the hint), 70 an error of this program (one line with the path of a report), 74 a result that
+problem on stderr, with a hint). 70 is an error of this program (one line with the path of a report), 74 a result that
 cannot be written, 130 interrupted, 141 the reader of stdout went away.
 """
 

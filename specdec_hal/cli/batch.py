@@ -3,8 +3,8 @@
   specdec-hal batch --input prompts.jsonl --output out/ --config configs/reference.yaml --ray --replicas 2
 
 A line of the input is {"prompt": "text"} or {"prompt_token_ids": [1, 2]}, with "id" and "params" (keys of the section
-sampling, and num_speculative_tokens) where wanted; or one of OpenAI's batch lines ("custom_id", "method", "url",
-"body"), which is answered in their form. A row without a seed gets sampling.seed plus its number. The answers
+sampling, and num_speculative_tokens) where wanted. It may also be one of OpenAI's batch lines ("custom_id", "method",
+"url", "body"), which is answered in their form. A row without a seed gets sampling.seed plus its number. The answers
 are OUTPUT/results.jsonl, in the order of the input: the same bytes for any --replicas and --block-size, and after any
 interruption. Run the same command again to go on. A row that cannot be decoded is answered with an error (status 1).
 """

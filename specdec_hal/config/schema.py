@@ -244,7 +244,7 @@ class SpeculativeSettings(Section):
     that need one; their own section may name another. `calibrate`: refuse a trained head (eagle3) that would draft
     better if it were read otherwise, see ``specdec-hal drafters check``. `num_speculative_tokens` (K): most drafts a
     step; 0 for naive, whatever is set. `adaptive`: draft between 0 and K tokens for each request, as many as give the
-    most tokens per second by measurement; tokens are the same. null: with the method auto, unless ranks of
+    most tokens per second by measurement; tokens are the same. Null: with the method auto, unless ranks of
     engine.tensor_parallel must agree or drafts are padded to K.
 
     `verify_window` and `candidates` (C) matter to the strategy "topp" only. A proposer with settings of its own has a

@@ -3,10 +3,10 @@
 ``python -m specdec_hal.conformance.device_cases --out cases.bin`` writes generated calls of every op that the emulator
 has. `kernels_xpu_sim/device/replay.cpp` makes them on a device and compares; ``tools/kunlun_check.sh`` does both.
 
-The file, all numbers little-endian: ``SDCASES1``, then for each case, after a 1, its op, its name, and lists of
-(name, integer) for attributes and symbols; then for each operand that is there: its name, the number of its elements'
-float type (0xFF: none), bytes a row, its bytes before the call, and after a 1 those after. A list is a uint32 and its
-items, as are bytes and names; a 0 ends lists of cases and of operands.
+The file, all numbers little-endian, is ``SDCASES1``, then each case. A case is a 1, its op, its name, and lists of
+(name, integer) for attributes and symbols; then each operand that is there. An operand is its name, the number of its
+elements' float type (0xFF: none), bytes a row, its bytes before the call, and after a 1 those after. A list is a uint32
+and its items, as are bytes and names; a 0 ends lists of cases and of operands.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The target's features at a few depths are fused, one row c for each verified position. Every layer projects keys and
 values from c; they are all that it knows of the text. A block is the last token that was emitted, at position P, and
-mask tokens after it, embedded by the target's table; its rows see all of the context and of the block, in both
-directions, and slot i gives the token at its own position P + i::
+mask tokens after it, embedded by the target's table. Its rows see all of the context and of the block, in both
+directions. Slot i gives the token at its own position P + i::
 
     c = hidden_norm(fc(features))       context: k = rope(k_norm(k_proj c)), v = v_proj c, the same c in all layers
     n = input_layernorm(x)              x += o_proj(attention(rope(q_norm(q_proj n)); context ++ block))

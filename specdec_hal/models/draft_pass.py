@@ -178,7 +178,7 @@ class DraftPass(PagedPass):
                 out.masked_fill_(doubtful[:, None], -torch.inf)
 
     def _bias(self, rows: Any) -> Any | None:
-        """What is added to the logits of drafts that depend on the one before."""
+        """What is added to the logits of drafts that depend on the previous one."""
         return None
 
     def _spread(self, logits: Any, out: Any) -> None:

@@ -1,8 +1,8 @@
 """The contract as code: one OpSpec per op.
 
-`spec` defines what an OpSpec is; `vocabulary` the tensors ops exchange; `step_index`, `sampling`, `verify`, `ngram`,
-`output`, `schedule`, `phases`, `draft_model` and `bitmask` the ops by section of the contract; `validate` checks a call
-against an OpSpec; `docs` renders it; `generate` makes test inputs from it.
+`spec` defines what an OpSpec is; `vocabulary` the tensors ops exchange. `step_index`, `sampling`, `verify`, `ngram`,
+`output`, `schedule`, `phases`, `draft_model` and `bitmask` have the ops by section of the contract. `validate` checks a
+call against an OpSpec; `docs` renders it; `generate` makes test inputs from it.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class DeviceBatch:
     """One step's input as device tensors of fixed capacity, for models with `device_lengths`. The host reads none.
 
     `token_ids` int64 [T_cap, 1], 0 in the tail; `batch_id_per_token` int32 [T_cap], the slot of each token, -1 in the
-    tail; `cu_seqlens_q` int32 [B+1]; `seq_lens_decoder` int32 [M], the position of a slot's first token in this step;
+    tail; `cu_seqlens_q` int32 [B+1]. `seq_lens_decoder` int32 [M], the position of a slot's first token in this step;
     `block_tables` int32 [M, G], the KV blocks of each slot. `max_seq_len` bounds the context of every slot and
     `max_query_len` the tokens of one: they size launches. Tokens stand in slot order.
     """

@@ -142,10 +142,10 @@ class Proposer(Protocol):
     ``state["block_tables"]``, for a proposer with a cache there.
 
     `cache_lookahead`, for a proposer with `hidden_layers` or `draft_positions`: how many tokens after a position its
-    row depends on, in a cache of its own that is laid out by these blocks. 1 where a row goes with the next token (MTP,
-    EAGLE), 0 where it goes with its own, or where no rows are kept. Requests then share prefixes in both caches: the
-    first chunk of a request may begin after position 0. None (the default): rows elsewhere, so that a request with
-    drafts shares no prefix.
+    row depends on, in a cache of its own that is laid out by these blocks. It is 1 where a row goes with the next token
+    (MTP, EAGLE), 0 where it goes with its own, or where no rows are kept. Requests then share prefixes in both
+    caches: the first chunk of a request may begin after position 0. None (the default): rows elsewhere, so that a
+    request with drafts shares no prefix.
     """
 
     runs_on: RunsOn

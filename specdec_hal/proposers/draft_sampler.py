@@ -25,7 +25,7 @@ class DraftSampler:
     own draw, so drafts are drawn with the same numbers (purpose SAMPLE). The nearer the draft's distribution is to the
     target's, the more often both draws agree, up to always (common random numbers; Daliri et al. 2024,
     arXiv:2408.07978, for couplings without communication). REJECTION and TOPP hold a draft against probabilities, which
-    must not know how it was drawn (purpose DRAFT); for REJECTION, :attr:`probs`, float32 [M, K, V], is what each draft
+    must not know how it was drawn (purpose DRAFT). For REJECTION, :attr:`probs`, float32 [M, K, V], is what each draft
     was drawn from, after temperature and filters, to be returned from `propose`. It is None for the others.
 
     `certain`: under REJECTION and TOPP, drafts are the most probable tokens, which count as certain: :attr:`probs` is

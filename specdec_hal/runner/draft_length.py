@@ -5,10 +5,10 @@ accepted. It is expected to take as long as recent steps with as many requests a
 decoding. The drafts of all requests are ranked by that probability, and as many of them are fed as make the ratio
 largest.
 
-Texts repeat in stretches. Acceptance is therefore counted apart for steps after one whose drafts were all accepted,
-and few observations say little against what is usual: a position that was rejected once is not given up, or nobody
-would draft so far again to find out. The number that is best may be 0; drafting is then tried again after a while,
-which doubles each time that it comes to nothing.
+Texts repeat in stretches. Acceptance is therefore counted apart for steps after one whose drafts were all accepted. Few
+observations weigh little against what is usual: a position that was rejected once is not given up, or no draft would
+reach it again to find out. The number that is best may be 0; drafting is then tried again after a while, which doubles
+each time that it comes to nothing.
 """
 
 from __future__ import annotations

@@ -331,7 +331,7 @@ class ModelRunner:
         }
 
     def forget(self) -> None:
-        """Forget what requests have left behind that ended: metrics, acceptance, responses that the proposer remembers,
+        """Forget what ended requests have left: metrics, acceptance, responses that the proposer remembers,
         and prefixes in the KV cache.
 
         What was compiled, captured and measured of the step's cost stays: measurements of a warm runner begin here.

@@ -127,7 +127,7 @@ class DecodeState(OpTensors):
     """All slots of one decode loop. ``state["seq_lens_encoder"]`` is the tensor itself; every slot starts out free.
 
     M = `max_num_seqs`, S = `num_speculative_tokens` + 1, L = `max_model_len`, I_cap = `prefill_chunk`, T_cap =
-    `max_num_batched_tokens`, W = `max_bad_tokens`, Q and Z = `max_stop_sequences` (how many, how long), J and H =
+    `max_num_batched_tokens`, W = `max_bad_tokens`. Q and Z = `max_stop_sequences` (how many, how long), J and H =
     the lengths of `think_end_text` and `answer_start_ids`, G = `max_blocks` (KV blocks a slot; 0 where the model
     keeps no block tables). No tensors of ops are what requests add to logits, :attr:`bias` (`max_logit_bias` tokens a
     slot), and :attr:`slot_masks` (which tokens they may generate, of `vocab_size`). `ids_remove_padding` is a column

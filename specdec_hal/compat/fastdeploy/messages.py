@@ -2,10 +2,10 @@
 
 Two layouts of 32-bit words after the queue's 64-bit type. Plain: stop flag, slots B, a count for each of 256 slots,
 then 6 tokens of each. With scores: stop flag, meta, B, a count for each of 512 slots, then for each slot 6 rows of 21
-tokens (the emitted one, then the most likely), 6 of 21 scores, 6 ranks. meta holds the kind of tokens in its low 8 bits
-and N, the columns that are filled, above them (PR #7883); before, it is the kind alone, and all 21 columns are read, of
-which those that are not filled hold -1 and 0. A count is that of a slot's tokens, 0 for none, or -9 where its request
-was preempted. The stop flag is a number of the queue's users, negative once nothing runs any more.
+tokens (the emitted one, then the most likely), 6 of 21 scores, 6 ranks. The int meta holds the kind of tokens
+in its low 8 bits and N, the columns that are filled, above them (PR #7883). Before that PR it is the kind alone, and
+all 21 columns are read; those that are not filled hold -1 and 0. A count is that of a slot's tokens, 0 for none, or -9
+where its request was preempted. The stop flag is a number of the queue's users, negative once nothing runs any more.
 
 FastDeploy sends 530,448 bytes each time. Nobody reads anything of the slots after the first B, and so a message ends
 after slot B - 1 here: its reader takes shorter messages, and the system more of them.

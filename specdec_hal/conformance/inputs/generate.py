@@ -70,9 +70,9 @@ def generate(op: str, seed: int = 0, *, workspace: Workspace | None = None, **op
 
     Options:
         a size symbol (``M=4``, ``S=1``, ``V=151936``, ``R_cap=64``), `states` (of slots in use), `dtype` (of logits, or
-        of `x`), `nan` (False: no NaN and no all -inf logit rows): fix that of the scene; otherwise drawn;
-        an attribute's name: fix its value; otherwise drawn from what the OpSpec allows;
-        an optional operand's name: True or False to pass it or not; otherwise drawn, if it can be made.
+        of `x`), `nan` (False: no NaN and no all -inf logit rows): fix that of the scene. An attribute's name fixes its
+        value. An optional operand's name: True or False to pass it or not. What is not fixed is drawn, from what the
+        OpSpec allows and what can be made.
 
     `workspace` is the backend's, for operands whose size only it knows (`index`); their bytes are poison, so reset them
     before use. Raises LookupError for an unknown option, operand or attribute.

@@ -1,13 +1,13 @@
 """Record the traces: ``python -m specdec_hal.conformance.traces.record`` in a clone, with the embedded model.
 
 Runs the decode loop on the reference, with every strategy, and keeps each op's inputs and outputs. Logits are rounded
-to sixteenths, which makes them compress well and tie often. Ops that the loop does not call run beside it:
-`recover_batch` undoes each `adjust_batch`, `hybrid_mtp_ngram` extends the first draft of each look-up,
-`eagle_gather_hidden_states` packs the rows of all slots where `eagle_get_self_hidden_states` packs those that go on,
+to sixteenths, which makes them compress well and tie often. Ops that the loop does not call run beside it.
+`recover_batch` undoes each `adjust_batch`, `hybrid_mtp_ngram` extends the first draft of each look-up.
+`eagle_gather_hidden_states` packs the rows of all slots where `eagle_get_self_hidden_states` packs those that go on.
 `write_accepted` and `clear_accept_num` follow each `update_model_status`, `gather_draft_logits` and
-`insert_first_token` each `gather_accepted`, with the target's rows in place of a draft model's,
-`reasoning_constraint` and `apply_token_bitmask` each `apply_penalties`, on a part of the vocabulary, and
-`truncate_drafts` each `verify_draft_tokens`.
+`insert_first_token` each `gather_accepted`, with the target's rows in place of a draft model's. `reasoning_constraint`
+and `apply_token_bitmask` follow each `apply_penalties`, on a part of the vocabulary, and `truncate_drafts` each
+`verify_draft_tokens`.
 """
 
 from __future__ import annotations

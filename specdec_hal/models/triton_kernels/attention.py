@@ -4,7 +4,7 @@ A tile is `BLOCK_M` rows: the heads of one KV head for consecutive tokens of one
 once for all of them. The context is cut into chunks at fixed positions. The online softmax (Milakov and Gimelshein,
 arXiv:1805.02867; Dao, arXiv:2307.08691) folds the keys of a chunk in ascending order into a state (maximum, sum,
 value); the states of four chunks are merged in ascending order, then those of all fours. For slots with few tokens each
-chunk has a program of its own, or each four, and the last one to finish merges ("Flash-Decoding", Dao et al. 2023); for
+chunk has a program of its own, or each four, and the last one to finish merges ("Flash-Decoding", Dao et al. 2023). For
 slots with many, one program goes through all chunks of a tile, unless tiles are too few to keep the GPU busy. All give
 the same bits, for any number of tokens in a step.
 
@@ -107,13 +107,12 @@ def paged_attention(
     `scale` includes log2(e), and so does `SOFTCAP`: scores become SOFTCAP * tanh(score / SOFTCAP), unless it is 0. With
     `WINDOW` a token sees its own position and WINDOW - 1 before it. `sinks` [HEADS], or None: see Launcher.attention.
     `CAUSAL`: to its own position; else to the last of its slot.
-    A slot with up to `FEW` tokens takes up to `slot_tiles` tiles; each of its programs folds
-    `EACH` chunks (1 or 4), whose state is in `values` float32 [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D],
-    `statistics` float32 [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before
-    and after. With `APART` so do slots with more tokens, and the scratch memory is [tiles, KV_HEADS, ..]. Grid:
-    (KV_HEADS, tiles, splits), for contexts of up to `splits * EACH` chunks; `SPLIT` says that `splits` is not 1. With
-    `MIXED` each slot has tokens // Q + 1 tiles of Q tokens, at most capacity // Q + slots in all; else each slot has
-    `slot_tiles`.
+    A slot with up to `FEW` tokens takes up to `slot_tiles` tiles. Each of its programs folds `EACH` chunks (1 or 4),
+    whose state is in `values` float32 [slots, slot_tiles, KV_HEADS, splits, BLOCK_M, BLOCK_D], `statistics` float32
+    [.., 2, BLOCK_M] (maximum, sum) and `counters` int32 [slots, slot_tiles, KV_HEADS], 0 before and after. With `APART`
+    so do slots with more tokens, and the scratch memory is [tiles, KV_HEADS, ..]. Grid: (KV_HEADS, tiles, splits), for
+    contexts of up to `splits * EACH` chunks; `SPLIT` says that `splits` is not 1. With `MIXED` each slot has tokens //
+    Q + 1 tiles of Q tokens, at most capacity // Q + slots in all; else each slot has `slot_tiles`.
     """
     begin(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
