@@ -54,6 +54,11 @@ class Schedule:
     chunked: bool = False
 
 
+LONG_PROMPT = 512
+"""Tokens from which a prompt gets its slot a step later, if others decode: a step does not both take it over, which
+costs the host time for each token, and admit it, which does so too. What decodes would wait for both at once."""
+
+
 @dataclass(frozen=True)
 class PrefixCache:
     """How requests share KV blocks. `draft_rows`: the proposer has a row for every position of a context; `lookahead`:
@@ -240,6 +245,8 @@ class Scheduler:
 
     def _admit(self, step: Schedule, only: Collection[Sequence] | None) -> None:
         while self.waiting and self._free_slots and step.tokens < self.budget:
+            if only is None and step.work and self.waiting[0].leave_once(LONG_PROMPT):
+                return
             sequence = self._next(only)
             if sequence is None:
                 return

@@ -77,6 +77,8 @@ class Sequence(OutputStream):
         """Steps with it that have been launched and not read."""
         self.grammar: GrammarState | None = None
         """Where its tokens are in its grammar, if it has one."""
+        self.left_once = False
+        """Whether a step has left it waiting that it could have been in."""
         self.failures = 0
         """Steps that failed with it alone."""
 
@@ -102,6 +104,12 @@ class Sequence(OutputStream):
     def scores_prompt(self) -> bool:
         """Whether log-probabilities of its prompt are still to be computed."""
         return self.request.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt_len
+
+    def leave_once(self, long: int) -> bool:
+        """Whether a step is to leave it waiting: once, for `long` tokens and more."""
+        leave = not self.left_once and self.prompt_len >= long
+        self.left_once = True
+        return leave
 
     def resume(self) -> None:
         """It takes a slot next: all its tokens go through prefill."""

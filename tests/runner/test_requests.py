@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_hal.errors import ConfigError, EngineDeadError, RequestError
-from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, StreamDelta, scheduler
 from tests.runner.conftest import make_runner
 from tests.support.history_model import CONTEXT, VOCABULARY, HistoryModel
 
@@ -48,6 +48,29 @@ def test_a_request_that_cannot_be_served(request_id: str, prompt: list[int], par
         runner.add_request(Request(request_id, prompt, SamplingParams(**params)))
     assert message in str(caught.value)
     assert runner.run() == {"bystander": alone()}
+
+
+def test_a_long_prompt_gets_its_slot_a_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If others decode; nothing else changes."""
+    monkeypatch.setattr(scheduler, "LONG_PROMPT", 12)
+    long, short = (Request(f"{n} tokens", [7, 8, 9] * (n // 3), SamplingParams(max_new_tokens=3)) for n in (12, 9))
+
+    def slots(runner: ModelRunner, *before: Request) -> list[bool]:
+        for request in before:
+            runner.add_request(request)
+            runner.step()
+        runner.add_request(long)
+        found = []
+        for _ in range(2):
+            runner.step()
+            sequence = runner.find(long.request_id)
+            found.append(sequence is not None and sequence.slot is not None)
+        return found
+
+    runner = make_runner()
+    assert slots(runner, BYSTANDER, short) == [False, True]
+    assert runner.run() == {one.request_id: alone(one) for one in (BYSTANDER, short, long)}
+    assert slots(make_runner()) == [True, True]
 
 
 def test_a_finished_id_is_free_only_once_its_output_is_taken() -> None:
