@@ -77,23 +77,22 @@ __device__ __forceinline__ float bound_threshold(const Part& part, RowShared& s,
   return s.guess.most;
 }
 
-// Narrows s.guess.bracket by a sample of one vector in n, 512 bytes of every stripe, and returns about how many
-// elements are left in it. n times the weight that it has below an exponent estimates the row's; the variance is n (n -
-// 1) times the sum of the squares. Weights are small below a threshold, however few elements hold the row, and what is
-// above needs no estimate, since all of the row is known. Counts are known from above instead: of them a part p lies
-// there, and the variance is p times that. The bracket ends so many deviations off, plus the weight of elements that a
-// sample may well have missed: all of k n with a probability of exp(-k). It is a cell wider, since a cell's elements
-// count as its middle.
+// A sample: one vector in n, 512 bytes of every stripe. n times the weight that it has below an exponent estimates the
+// row's; the variance is n (n - 1) times the sum of the squares. Weights are small below a threshold, however few
+// elements hold the row, and what is above needs no estimate, since all of the row is known. Counts are known from above
+// instead: of them a part p lies there, and the variance is p times that.
+
+__device__ __forceinline__ float weight_at(Goal goal, float t) { return goal == Goal::kCount ? 1.0f : exp2f(t); }
+
+constexpr float kCellCount = kSampleCells;
+
+// Counts the sampled elements of each cell of the bracket `in`, and publishes what weighs less than all of it.
 template <class Part>
-__device__ __forceinline__ float sample_threshold(const Part& part, RowShared& s, Goal goal) {
-  // Many rows are cut at once, and one that is guessed wrong holds them all up: some in a million are.
-  constexpr float kDeviations = 4.5f, kMissed = 12.0f;
+__device__ __forceinline__ void take_sample(const Part& part, RowShared& s, Goal goal, Bracket in, float width,
+                                            int warp) {
   constexpr int kEvery = Part::kRounds, kAhead = 16 / Part::kLength;
-  constexpr float kCells = kSampleCells;
-  const int tid = static_cast<int>(threadIdx.x), warp = static_cast<int>(warp_id());
-  const Bracket in = s.guess.bracket;
-  const float row_max = s.softmax.row_max, to_t = s.softmax.inv_temperature * kLog2E, width = in.high - in.low;
-  const auto weight_at = [&](float t) { return goal == Goal::kCount ? 1.0f : exp2f(t); };
+  const int tid = static_cast<int>(threadIdx.x);
+  const float row_max = s.softmax.row_max, to_t = s.softmax.inv_temperature * kLog2E;
   s.scratch.sample.count[tid] = 0;
   if (tid < 3) s.scratch.sample.first[tid] = kSampleCells - 1;
   __syncthreads();
@@ -113,22 +112,31 @@ __device__ __forceinline__ float sample_threshold(const Part& part, RowShared& s
       if (at + k >= stripes || vector(k) >= end) continue;
 #pragma unroll
       for (float x : batch.of[k].x) {
-        const float t = (x - row_max) * to_t, cell = (t - in.low) * (kCells / width);
+        const float t = (x - row_max) * to_t, cell = (t - in.low) * (kCellCount / width);
         if (t < in.low) {
-          below.add(weight_at(t));
+          below.add(weight_at(goal, t));
         } else {  // what is above the bracket comes last, where its weight does not matter
-          atomicAdd(&s.scratch.sample.count[static_cast<int>(fminf(cell, kCells - 1.0f))], 1u);
+          atomicAdd(&s.scratch.sample.count[static_cast<int>(fminf(cell, kCellCount - 1.0f))], 1u);
         }
       }
     }
   }
   publish(s.guess.below, Tail{warp_sum(below.weight), warp_sum(below.squares)});
   Cluster::sync();
+}
 
-  // Up to each cell, a thread's own.
+// Of a thread's own cell: its sampled elements, what one of them weighs, and the sums up to it from the lowest.
+struct SampledCell {
+  uint32_t count;
+  float weight;
+  Tail upto;
+};
+
+__device__ __forceinline__ SampledCell sum_sample(RowShared& s, Goal goal, Bracket in, float width, int warp) {
+  const int tid = static_cast<int>(threadIdx.x);
   uint32_t count = 0;
   for (int r = 0; r < Cluster::size(); ++r) count += Cluster::of(&s, r)->scratch.sample.count[tid];
-  const float weight = weight_at(in.low + (static_cast<float>(tid) + 0.5f) * (width / kCells));
+  const float weight = weight_at(goal, in.low + (static_cast<float>(tid) + 0.5f) * (width / kCellCount));
   const Tail cell = {static_cast<float>(count) * weight, static_cast<float>(count) * weight * weight};
   const Tail in_warp = {warp_inclusive(cell.weight), warp_inclusive(cell.squares)};
   if (lane_id() == 31) s.scratch.sample.scan[warp] = in_warp;
@@ -143,9 +151,23 @@ __device__ __forceinline__ float sample_threshold(const Part& part, RowShared& s
     upto.weight += s.scratch.sample.scan[w].weight;
     upto.squares += s.scratch.sample.scan[w].squares;
   }
-  constexpr float kFactor = kEvery;
-  const float estimate = kFactor * upto.weight;
-  // The first cell up to which there is so much, or the last; the same in all blocks.
+  return {count, weight, upto};
+}
+
+struct CellRange {
+  int low, high;
+};
+
+// The cells among which the goal is reached: so many deviations off the estimate, plus the weight of elements that a
+// sample of one in `every` may well have missed, all of k n with a probability of exp(-k). It is a cell wider, since a
+// cell's elements count as its middle. All blocks find the same.
+template <int kEvery>
+__device__ __forceinline__ CellRange bracket_sample(RowShared& s, Goal goal, const SampledCell& own) {
+  // Many rows are cut at once, and one that is guessed wrong holds them all up: some in a million are.
+  constexpr float kDeviations = 4.5f, kMissed = 12.0f, kFactor = kEvery;
+  const int tid = static_cast<int>(threadIdx.x);
+  const float estimate = kFactor * own.upto.weight;
+  // The first cell up to which there is so much, or the last.
   const auto find = [&](int which, float wanted) {
     if (estimate >= wanted) atomicMin(&s.scratch.sample.first[which], tid);
   };
@@ -158,21 +180,34 @@ __device__ __forceinline__ float sample_threshold(const Part& part, RowShared& s
   if (tid == s.scratch.sample.first[0]) {
     const float above = goal == Goal::kCount ? fmaxf(all - estimate, 0.0f) / all : 1.0f;
     s.scratch.sample.margin =
-        kDeviations * sqrtf(kFactor * (kFactor - 1.0f) * upto.squares * above) + kFactor * kMissed * weight;
+        kDeviations * sqrtf(kFactor * (kFactor - 1.0f) * own.upto.squares * above) + kFactor * kMissed * own.weight;
   }
   __syncthreads();
   const float margin = s.scratch.sample.margin;
   find(1, target - margin);
   find(2, target + margin);
   __syncthreads();
-  const int low = max(s.scratch.sample.first[1] - 1, 0), high = min(s.scratch.sample.first[2] + 1, kSampleCells - 1);
+  return {max(s.scratch.sample.first[1] - 1, 0), min(s.scratch.sample.first[2] + 1, kSampleCells - 1)};
+}
+
+// Narrows s.guess.bracket by a sample, and returns about how many elements are left in it.
+template <class Part>
+__device__ __forceinline__ float sample_threshold(const Part& part, RowShared& s, Goal goal) {
+  constexpr int kEvery = Part::kRounds;
+  const int tid = static_cast<int>(threadIdx.x), warp = static_cast<int>(warp_id());
+  const Bracket in = s.guess.bracket;
+  const float width = in.high - in.low;
+  take_sample(part, s, goal, in, width, warp);
+  const SampledCell own = sum_sample(s, goal, in, width, warp);
+  const CellRange found = bracket_sample<kEvery>(s, goal, own);
   if (tid == 0) {
-    s.guess.bracket.low = in.low + static_cast<float>(low) * (width / kCells);
-    if (high < kSampleCells - 1) s.guess.bracket.high = in.low + static_cast<float>(high + 1) * (width / kCells);
+    s.guess.bracket.low = in.low + static_cast<float>(found.low) * (width / kCellCount);
+    if (found.high < kSampleCells - 1)
+      s.guess.bracket.high = in.low + static_cast<float>(found.high + 1) * (width / kCellCount);
   }
   uint64_t inside;
-  block_warps_below(warp_sum(uint64_t{tid >= low && tid <= high ? count : 0u}), s.warp_part, &inside);
-  return kFactor * static_cast<float>(inside);
+  block_warps_below(warp_sum(uint64_t{tid >= found.low && tid <= found.high ? own.count : 0u}), s.warp_part, &inside);
+  return static_cast<float>(kEvery) * static_cast<float>(inside);
 }
 
 // From the chunks' sums of a row whose 1/temperature is above 0 and finite to s.guess.bracket.
