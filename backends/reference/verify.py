@@ -102,10 +102,11 @@ class _ByCandidates:
 
     def accepted(self, slot: _Slot, i: int) -> int:
         r = slot.row(i)
-        if slot.drafts[i] in self.ids[r, : self.lens[r]]:
+        found = (self.ids[r] == slot.drafts[i]) & (prob_mass(self.scores[r]) > 0)
+        if found[: self.lens[r]].any():
             return 1
         following = range(i + 1, i + 1 + self.window)
-        second_best = self.ids.shape[1] >= 2 and self.ids[r, 1] == slot.drafts[i]
+        second_best = len(found) >= 2 and found[1]
         enough = following.stop <= len(slot.drafts)
         if second_best and enough and all(self.ids[slot.row(j), 0] == slot.drafts[j] for j in following):
             return 1 + self.window

@@ -48,7 +48,7 @@ TRUNCATE_DRAFTS = op(
 
     Offsets and rows are those that `prepare_inputs` made, and stay: rows after the cut are computed and not looked at.
     A forbidden draft has no probability in masked logits, so the cut changes no token; but a mask is only made as far
-    as its drafts are allowed, and ACCEPT_ALL and TOPP, whose candidates may weigh nothing, do not see a probability.
+    as its drafts are allowed, and ACCEPT_ALL does not see a probability.
     """,
     inp("draft_tokens", "bitmask", "bitmask_rows", "cu_seqlens_q_output", "seq_lens_encoder"),
     inout("seq_lens_this_time"),

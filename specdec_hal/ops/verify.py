@@ -25,7 +25,8 @@ VERIFY_DRAFT_TOKENS = op(
     target_tokens[r] == x [#by-token]. TOPP: x is among the first candidate_lens[r] candidates (lens clamped to [1,
     C]) [#among-candidates]; or C >= 2, candidate_ids[r, 1] == x and the next `verify_window` positions all exist and
     have candidate_ids[., 0] equal to their draft: then i and the whole window are accepted [#window] and verification
-    resumes at the position after it [#resume]. REJECTION: (U32 * mass(q(x))) >> 32 < mass(p(x)), purpose ACCEPT
+    resumes at the position after it [#resume]; in both cases only if the mass of x's score is not 0, as it is of a
+    forbidden token [#no-mass]. REJECTION: (U32 * mass(q(x))) >> 32 < mass(p(x)), purpose ACCEPT
     [#rejection]; q = 1 where `draft_probs` is absent (one-hot drafts) [#one-hot]; a draft outside [0, V) has p = q =
     0 and is rejected [#no-token]. Lossless (Leviathan et al. 2022, Chen et al. 2023).
 

@@ -98,11 +98,12 @@ def _accepts(a: Inputs, b: int, i: int, slt: int) -> int:
     if a["strategy"] in (Strategy.GREEDY, Strategy.TARGET_MATCH):
         return 1 if a["target_tokens"][r] == draft else 0
     if a["strategy"] is Strategy.TOPP:
-        ids = a["candidate_ids"]
-        if draft in ids[r].tolist()[: int(a["candidate_lens"][r])]:
+        ids, scores = a["candidate_ids"], a["candidate_scores"][r].tolist()
+        weighed = [int(token) if exact.mass(score) else None for token, score in zip(ids[r], scores, strict=True)]
+        if draft in weighed[: int(a["candidate_lens"][r])]:
             return 1
         window = a["verify_window"]
-        if ids.shape[1] < 2 or ids[r, 1] != draft or i + 1 + window > slt - 1:
+        if weighed[1:2] != [draft] or i + 1 + window > slt - 1:
             return 0
         for ahead in range(1, window + 1):
             if ids[r + ahead, 0] != a["draft_tokens"][b, i + 1 + ahead]:

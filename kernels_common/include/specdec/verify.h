@@ -148,14 +148,16 @@ struct VerifierByCandidates {
   SPECDEC_HD int64_t accepted(const VerifySlot& slot, int64_t i, Drafts& drafts) {
     const int64_t row = slot.row(i), count = clamp64(lens[row], 1, width), draft = drafts[i];
     for (int64_t c = 0; c < count; ++c) {
-      if (ids[row * width + c] == draft) return 1;
+      if (weighed(row, c) && ids[row * width + c] == draft) return 1;
     }
-    if (width < 2 || ids[row * width + 1] != draft || window > slot.drafts - 1 - i) return 0;
+    if (width < 2 || ids[row * width + 1] != draft || !weighed(row, 1) || window > slot.drafts - 1 - i) return 0;
     for (int64_t j = i + 1; j <= i + window; ++j) {
       if (ids[slot.row(j) * width] != drafts[j]) return 0;
     }
     return 1 + window;
   }
+
+  SPECDEC_HD bool weighed(int64_t row, int64_t c) { return prob_mass(scores[row * width + c]) != 0; }
 
   SPECDEC_HD int64_t token(const VerifySlot& slot, int64_t i) {
     const int64_t row = slot.row(i), count = clamp64(lens[row], 1, width), first = row * width;

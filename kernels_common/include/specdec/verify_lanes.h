@@ -35,15 +35,16 @@ class LaneCandidates {
       ids_[c] = c < width_ ? ids[first + c] : -1;
       masses_[c] = c < count_ ? prob_mass(scores[first + c]) : 0;
     }
+    if (width_ > 1 && prob_mass(scores[first + 1]) != 0) second_ = ids[first + 1];
   }
 
   SPECDEC_HD bool contain(int64_t draft) const {
     bool found = false;
-    for (int c = 0; c < kMax; ++c) found |= c < count_ && ids_[c] == draft;
+    for (int c = 0; c < kMax; ++c) found |= masses_[c] != 0 && ids_[c] == draft;
     return found;
   }
   SPECDEC_HD bool best_is(int64_t draft) const { return width_ > 0 && ids_[0] == draft; }
-  SPECDEC_HD bool second_is(int64_t draft) const { return kMax > 1 && width_ > 1 && ids_[kMax > 1 ? 1 : 0] == draft; }
+  SPECDEC_HD bool second_is(int64_t draft) const { return second_ >= 0 && second_ == draft; }
 
   // As VerifierByCandidates::token.
   SPECDEC_HD int64_t draw(float top_p, uint64_t random) const {
@@ -62,6 +63,7 @@ class LaneCandidates {
 
  private:
   int width_, count_;
+  int64_t second_ = -1;  // that weighs something
   int64_t ids_[kMax];
   uint64_t masses_[kMax];
 };

@@ -152,14 +152,13 @@ IDS = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 9]]
 
 def _topp() -> Iterator[Case]:
     def topp(name: str, rules: str, drafts: list[int], wanted: list[int], lens: Any, **given: Any) -> Case:
-        scores = [[1.0, 0.0]] * 5  # all mass on the best, so that phase 2 is no draw
         common: dict[str, Any] = {
-            "candidate_scores": scores,
+            "candidate_scores": [[1.0, 1e-6]] * 5,  # top_p's mass on the best, so that phase 2 is no draw
             "top_p": [1.0],
             "candidate_ids": IDS,
             "candidate_lens": lens,
         }
-        return emits(name, rules, [drafts], [wanted], Strategy.TOPP, **common, **given)
+        return emits(name, rules, [drafts], [wanted], Strategy.TOPP, **{**common, **given})
 
     one = [1, 1, 1, 1, 1]
     yield topp("any of the first candidates", "among-candidates", [0, 2, 3, 6, 8], [2, 3, 6, 8, 9], [2, 1, 2, 2, 2])
@@ -175,6 +174,12 @@ def _topp() -> Iterator[Case]:
     yield topp("no window past the last draft", "window", [0, 1, 3, 6, 7], [1, 3, 5], one)
     yield topp("an end token inside a window", "window end-token", [0, 2, 3, 5, 7], [2, 3], one, end_tokens=[3])
     yield topp("the limit inside a window", "window limit", [0, 2, 3, 5, 7], [2, 3], one, max_dec_len=[8])
+    light = [[1.0, 0.0], [1.0, 1e-6], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+    yield topp("a candidate without mass", "no-mass", [0, 2, 3, 5, 7], [1], [2] * 5, candidate_scores=light)
+    yield topp("a second one, whose window follows", "no-mass", [0, 2, 3, 5, 7], [1], one, candidate_scores=light)
+    yield topp(
+        "a best one without mass", "no-mass", [0, 1, 4, 5, 7], [1, 4, 5], [2, 2, 1, 2, 2], candidate_scores=light
+    )
     yield emits(
         "no candidate has mass", "no-candidate-mass", [[0]], [[4]], Strategy.TOPP, candidate_ids=[[4, 3]],
         candidate_scores=[[0, 0]], candidate_lens=[2], top_p=[1.0],

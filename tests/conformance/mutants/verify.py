@@ -161,7 +161,13 @@ _TOPP = (
         "all-candidates-count",
         _OP,
         "a draft is accepted if it is among all C candidates and not among those that reach top_p",
-        _edit("slot.drafts[i] in self.ids[r, : self.lens[r]]", "slot.drafts[i] in self.ids[r]"),
+        _edit("found[: self.lens[r]].any()", "found.any()"),
+    ),
+    edited(
+        "candidates-without-mass",
+        _OP,
+        "a forbidden token passes where the candidates do not reach top_p (FastDeploy)",
+        _edit("(self.ids[r] == slot.drafts[i]) & (prob_mass(self.scores[r]) > 0)", "self.ids[r] == slot.drafts[i]"),
     ),
     edited(
         "no-lens-no-candidate",
