@@ -1,4 +1,5 @@
-// apply_token_bitmask: a warp for 1,024 columns of a row, which writes what is forbidden and reads no logits.
+// apply_token_bitmask: a warp for 1,024 columns of a row, which writes what is forbidden, and reads logits only of lines
+// that it then writes whole.
 // truncate_drafts: a warp a slot, a lane a draft.
 #include "launch.cuh"
 #include "ops.h"
@@ -12,55 +13,88 @@ namespace specdec::cuda {
 
 constexpr unsigned kBitmaskThreads = 256;
 constexpr unsigned kBitmaskWarps = kBitmaskThreads / kWarp;
-constexpr int64_t kBitmaskTile = 32 * kWarp;  // columns of a warp: each lane has a word of its mask
+constexpr int kBitmaskTile = 32 * kWarp;  // columns of a warp: each lane has a word of its mask
+constexpr int kLine = 4 * kWarp;  // bytes
+constexpr int kShareWritten = 4;  // a line is written whole if one of so many of its columns is forbidden
 
-// Lane l's word says which of columns 32 l .. 32 l + 31 of the tile are forbidden. A warp stores to 32 neighbours at a
-// time.
-__device__ __forceinline__ void forbid(float* tile, uint32_t word, float forbidden) {
-#pragma unroll
-  for (int k = 0; k < 32; ++k) {
-    if ((__shfl_sync(kAllLanes, word, k) >> lane_id() & 1u) != 0)
-      tile[32 * k + static_cast<int>(lane_id())] = forbidden;
+// A one for each bit of those of a lane's four bytes of line k that are of forbidden columns. Lane l's `word` says which
+// of columns 32 l .. 32 l + 31 of the tile are forbidden.
+template <typename Bits>
+__device__ __forceinline__ uint32_t forbidden_bytes(uint32_t word, int k) {
+  if constexpr (sizeof(Bits) == 4) {
+    return (__shfl_sync(kAllLanes, word, k) >> lane_id() & 1u) != 0 ? 0xFFFFFFFFu : 0;
+  } else {
+    const uint32_t half = __shfl_sync(kAllLanes, word, 2 * k + static_cast<int>(lane_id() / 16));
+    const uint32_t bits = half >> 2 * (lane_id() % 16);
+    return ((bits & 1u) != 0 ? 0xFFFFu : 0) | ((bits & 2u) != 0 ? 0xFFFF0000u : 0);
   }
 }
 
-// The same for pairs of columns, which begin at multiples of 4 bytes.
-__device__ __forceinline__ void forbid(uint16_t* tile, uint32_t word, uint16_t forbidden) {
-  const uint32_t both = uint32_t{forbidden} << 16 | forbidden;
-  const unsigned half = lane_id() / 16, pair = lane_id() % 16;
-#pragma unroll
-  for (int k = 0; k < 16; ++k) {
-    const uint32_t bits = __shfl_sync(kAllLanes, word, 2 * k + static_cast<int>(half)) >> (2 * pair) & 3u;
-    uint16_t* const at = tile + 64 * k + 2 * lane_id();
-    if (bits == 3) *reinterpret_cast<uint32_t*>(at) = both;
-    if (bits == 1 || bits == 2) at[bits >> 1] = forbidden;
-  }
-}
-
-template <class L>
+// Measured on an H100: sectors that are written in parts cost more than to read and write them, where many columns of a
+// line are forbidden; and what does not fit in L2 is written faster if it is the first to leave it.
+template <class L, bool kFitsInCache>
 __global__ void __launch_bounds__(kBitmaskThreads)
-    apply_token_bitmask_kernel(const __grid_constant__ ApplyTokenBitmaskArgs a, typename L::Bits forbidden) {
+    apply_token_bitmask_kernel(const __grid_constant__ ApplyTokenBitmaskArgs a, typename L::Bits forbidden,
+                               unsigned tiles) {
   using Bits = typename L::Bits;
+  constexpr int kColumns = kLine / sizeof(Bits), kLines = kBitmaskTile / kColumns, kWords = kColumns / 32;
   wait_for_previous();
   let_next_start();
-  const int64_t r = blockIdx.x, mask = mask_of_row(a.bitmask_rows, a.R_cap, a.U, r);
+  const int64_t r = blockIdx.x / tiles, mask = mask_of_row(a.bitmask_rows, a.R_cap, a.U, r);
   if (mask < 0) return;
   Bits* const row = static_cast<Bits*>(a.logits) + r * a.V;
   const auto skew = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % sizeof(uint32_t) / sizeof(Bits));
-  const int64_t first = (int64_t{blockIdx.y} * kBitmaskWarps + warp_id()) * kBitmaskTile - skew;
+  const int64_t first = (int64_t{blockIdx.x % tiles} * kBitmaskWarps + warp_id()) * kBitmaskTile - skew;
   const int32_t* const words = a.bitmask + mask * a.Y;
   const int64_t own = first + 32 * lane_id();
-  const uint32_t word = forbidden_tokens(words, mask_size(a.vocab_size, a.Y), a.first_token + own);
-  forbid(row + first, word & columns_of_row(own, a.V), forbidden);
+  const uint32_t word =
+      forbidden_tokens(words, mask_size(a.vocab_size, a.Y), a.first_token + own) & columns_of_row(own, a.V);
+  uint32_t all;
+  if constexpr (sizeof(Bits) == 4) {
+    all = __float_as_uint(forbidden);
+  } else {
+    all = uint32_t{forbidden} << 16 | forbidden;
+  }
+  const auto cell = [&](int k) { return reinterpret_cast<uint32_t*>(row + first + k * kColumns) + lane_id(); };
+  // Of each word, whether its line is written whole; whether something of it stays.
+  const int count = __popc(word) + (kWords == 2 ? __popc(__shfl_xor_sync(kAllLanes, word, 1)) : 0);
+  const int64_t line = first + static_cast<int>(lane_id()) / kWords * kColumns;
+  const bool whole = kShareWritten * count >= kColumns && line >= 0 && line + kColumns <= a.V;
+  const uint32_t wholes = __ballot_sync(kAllLanes, whole), mixed = __ballot_sync(kAllLanes, whole && count < kColumns);
+
+  uint32_t kept[kLines];
+  if (mixed != 0) {
+#pragma unroll
+    for (int k = 0; k < kLines; ++k) {
+      if ((mixed >> k * kWords & 1u) != 0 && ~forbidden_bytes<Bits>(word, k) != 0) kept[k] = *cell(k);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kLines; ++k) {
+    const uint32_t bytes = forbidden_bytes<Bits>(word, k);
+    if ((wholes >> k * kWords & 1u) != 0 || ~bytes == 0) {
+      const uint32_t value = ~bytes == 0 ? all : (kept[k] & ~bytes) | (all & bytes);
+      if constexpr (kFitsInCache)
+        *cell(k) = value;
+      else
+        __stcs(cell(k), value);
+    } else if (bytes != 0) {
+      reinterpret_cast<Bits*>(cell(k))[(bytes & 1u) != 0 ? 0 : 1] = forbidden;
+    }
+  }
 }
 
 void apply_token_bitmask(const ApplyTokenBitmaskArgs& a, cudaStream_t stream) {
+  constexpr const char* kOp = "apply_token_bitmask";
   if (a.R_cap == 0 || a.U == 0) return;  // no masks
-  const dim3 grid(static_cast<unsigned>(a.R_cap), blocks_for(a.V + 1, kBitmaskWarps * kBitmaskTile));
+  const unsigned tiles = blocks_for(a.V + 1, kBitmaskWarps * kBitmaskTile);
   with_float_type(a.logits_type, [&](auto type) {
     using L = decltype(type);
-    launch("apply_token_bitmask", stream, {grid, kBitmaskThreads}, apply_token_bitmask_kernel<L>, a,
-           L::narrow(-INFINITY));
+    const auto bytes = a.R_cap * a.V * static_cast<int64_t>(sizeof(typename L::Bits));
+    const bool fits = bytes <= device_attribute<cudaDevAttrL2CacheSize>(kOp);
+    launch(kOp, stream, {static_cast<unsigned>(a.R_cap) * tiles, kBitmaskThreads},
+           fits ? apply_token_bitmask_kernel<L, true> : apply_token_bitmask_kernel<L, false>, a, L::narrow(-INFINITY),
+           tiles);
   });
 }
 SPECDEC_OP(apply_token_bitmask, kLimits)

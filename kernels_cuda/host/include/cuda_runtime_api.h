@@ -41,6 +41,7 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* 
 enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrMultiProcessorCount,
+  cudaDevAttrL2CacheSize,
   cudaDevAttrMaxSharedMemoryPerMultiprocessor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
 };
@@ -50,6 +51,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor: *value = SPECDEC_HOST_ARCH / 100; break;
     case cudaDevAttrMultiProcessorCount: *value = kHopper ? 132 : 108; break;
+    case cudaDevAttrL2CacheSize: *value = kHopper ? 50 << 20 : 4 << 10; break;  // small, so that both ways are tested
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (kHopper ? 228 : 164) << 10; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (kHopper ? 227 : 163) << 10; break;
   }
