@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("specdec_hal", "backends", "kernels_*", "tests", "docs", "examples", "tools", "README.md")
-OWN = ("tests/names.txt", "tests/test_names.py", "tools/prose.py")
+OWN = ("tests/names.txt", "tests/test_names.py", "tests/test_prose.py", "tools/prose.py")
 LINE = re.compile(r"(?P<old>\S+) -> (?P<new>\S+)(?: : (?P<where>.+))?")
 ENTRIES = [line for line in (ROOT / "tests/names.txt").read_text().splitlines() if not line.startswith("#")]
 
