@@ -58,7 +58,8 @@ inline __attribute__((always_inline)) void need_whole_elements(const char* opera
 
 // Was it a copy of one number, done without a call?
 template <Direction D>
-inline __attribute__((always_inline)) bool done_here(const void* from, void* to, long long bytes, Site site) {
+inline __attribute__((always_inline)) bool done_here([[maybe_unused]] const void* from, [[maybe_unused]] void* to,
+                                                     [[maybe_unused]] long long bytes, [[maybe_unused]] Site site) {
 #if XPU_SIM_INLINE
   if constexpr (D == gm2lm || D == lm2gm) {
     if (__builtin_constant_p(bytes) && bytes > 0 && bytes <= 16 && (bytes & (bytes - 1)) == 0) {
