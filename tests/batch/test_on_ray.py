@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from specdec_hal.cli import main
 from tests.support.processes import descendants
 
 pytestmark = pytest.mark.ray
@@ -78,9 +79,9 @@ def test_parquet(tmp_path: Path) -> None:
 
     source = prompts(tmp_path / "prompts.jsonl", 5, 8)
     source.write_text(source.read_text() + '{"prompt": "a", "params": {"logprobs": 1, "max_new_tokens": 2}}\n')
-    run(*command(source, tmp_path / "lines"))
+    assert main(command(source, tmp_path / "lines")[3:]) == 0
     for size in ("2", "3"):
-        run(*command(source, tmp_path / size, "--format", "parquet", "--block-size", size))
+        assert main(command(source, tmp_path / size, "--format", "parquet", "--block-size", size)[3:]) == 0
     files = [tmp_path / size / "results.parquet" for size in ("2", "3")]
     assert files[0].read_bytes() == files[1].read_bytes()
     lines = (tmp_path / "lines" / "results.jsonl").read_text().splitlines()
