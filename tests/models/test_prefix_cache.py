@@ -1,0 +1,57 @@
+"""Turns of a chat with a real decoder: the tokens of a request that shares KV blocks are those of one that does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import specdec_hal as sd
+from specdec_hal.config import parse
+from specdec_hal.models.checkpoint import read_config
+from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import runner as runner_module
+from tests.models.conftest import Shape, write_checkpoint
+
+pytestmark = pytest.mark.torch
+SHAPE = Shape(num_hidden_layers=1, num_nextn_predict_layers=0, bos_token_id=0, eos_token_id=0)
+BLOCK = 4
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    from specdec_hal.models.llama_cuda import load
+    from specdec_hal.tensors.device import TorchDevice
+
+    on_host = triton_device == "cpu"
+    if on_host:
+        monkeypatch.setattr(runner_module, "get_device", lambda place, framework: TorchDevice("cpu"))
+    folder = write_checkpoint(tmp_path / "checkpoint", SHAPE)
+    model = load(folder, read_config(folder), device=triton_device, dtype="float32")
+    rng = np.random.default_rng(1)
+    said = [rng.integers(1, SHAPE.vocab_size, 7).tolist() for _ in range(3)]
+
+    def chat(cached: bool) -> tuple[list[int], list[int]]:
+        """The text, and how many tokens each turn found."""
+        settings = parse({
+            "runner": {
+                "max_num_seqs": 2, "max_model_len": 64, "prefill_chunk": 8, "block_size": BLOCK,
+                "enable_prefix_caching": cached,
+            },
+            "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k},
+        })  # fmt: skip
+        runner = ModelRunner(settings, sd.get_backend("reference" if on_host else "cuda"), model)
+        text, found = list[int](), []
+        for number, words in enumerate(said):
+            text += words
+            runner.add_request(Request(str(number), list(text), SamplingParams(max_new_tokens=5, seed=number)))
+            output = runner.run()[str(number)]
+            text += output.token_ids
+            found.append(output.num_cached_tokens)
+        return text, found
+
+    whole, none = chat(False)
+    shared, found = chat(True)
+    assert shared == whole
+    assert none == [0, 0, 0] and found[0] == 0 and found[1] >= 2 * BLOCK and found[2] >= 5 * BLOCK
