@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs an NVIDIA GPU, in one call: the tests marked `gpu`, and compute-sanitizer over every op.
-# Needs python3 with this package's dependencies, PyTorch with CUDA, CuPy, pytest and hypothesis, and libspecdec_cuda.so,
+# Needs python3 with this package's dependencies, PyTorch with CUDA, CuPy, pytest-xdist and hypothesis, and libspecdec_cuda.so,
 # either installed or in specdec_hal/lib. usage: tools/gpu_check.sh [OUT_DIR]   (writes gpu_check.txt and logs there)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,7 +29,10 @@ check() {
 
   tests equality tests/cuda/test_equality.py
   tests decoding tests/cuda/test_decoding.py tests/models --ignore=tests/models/test_chat_models.py
-  tests others tests/cuda --ignore=tests/cuda/test_equality.py --ignore=tests/cuda/test_decoding.py
+  tests drafters tests/cuda/test_trained_drafters.py
+  tests decoders -n 8 tests/cuda/test_any_decoder.py # compiles for every architecture
+  tests others tests/cuda --ignore-glob='*/test_equality.py' --ignore-glob='*/test_decoding.py' \
+    --ignore-glob='*/test_any_decoder.py' --ignore-glob='*/test_trained_drafters.py'
   for tool in memcheck racecheck initcheck; do
     start "$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$python" tools/sanitize.py
   done
