@@ -32,8 +32,8 @@ def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest
     rng = np.random.default_rng(1)
     said = [rng.integers(1, SHAPE.vocab_size, 7).tolist() for _ in range(3)]
 
-    def chat(cached: bool) -> tuple[list[int], list[int]]:
-        """The text, and how many tokens each turn found."""
+    def chat(cached: bool) -> tuple[list[int], list[float], list[int]]:
+        """The text, the log-probabilities of what was generated, and how many tokens each turn found."""
         settings = parse({
             "runner": {
                 "max_num_seqs": 2, "max_model_len": 64, "prefill_chunk": 8, "block_size": BLOCK,
@@ -42,16 +42,23 @@ def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest
             "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k},
         })  # fmt: skip
         runner = ModelRunner(settings, sd.get_backend("reference" if on_host else "cuda"), model)
-        text, found = list[int](), []
+        for layer in model.pool_layers():
+            layer.fill_(3.0)  # what nobody has computed changes tokens
+        text, scores, found = list[int](), list[float](), []
         for number, words in enumerate(said):
             text += words
-            runner.add_request(Request(str(number), list(text), SamplingParams(max_new_tokens=5, seed=number)))
+            other = [number + 1] * 30  # writes to blocks that are free, in which the same text may have been
+            runner.add_request(Request("other", other, SamplingParams(max_new_tokens=1)))
+            runner.run()
+            runner.add_request(Request(str(number), list(text), SamplingParams(max_new_tokens=5, logprobs=0)))
             output = runner.run()[str(number)]
             text += output.token_ids
+            scores += [one.logprob for one in output.logprobs]
             found.append(output.num_cached_tokens)
-        return text, found
+        return text, scores, found
 
-    whole, none = chat(False)
-    shared, found = chat(True)
+    whole, expected, none = chat(False)
+    shared, scores, found = chat(True)
     assert shared == whole
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)  # interpreted, sums depend on shapes
     assert none == [0, 0, 0] and found[0] == 0 and found[1] >= 2 * BLOCK and found[2] >= 5 * BLOCK
