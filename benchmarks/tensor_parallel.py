@@ -36,7 +36,7 @@ from specdec_hal.models.weights import expected_shapes
 from specdec_hal.parallel.runner import RankRunner
 from specdec_hal.runner import ModelRunner, Request, SamplingParams
 from specdec_hal.runner.metrics import StepRecord
-from specdec_hal.runner.plan import Needs
+from specdec_hal.runner.plan import Features
 from specdec_hal.tensors.group import ProcessGroup
 from specdec_hal.tensors.memory import freeze_heap
 
@@ -154,7 +154,7 @@ def compile_kernels(model: Any, backend: Any, ways: Any, requests: int, drafts: 
                 runner = runner_of(model, backend, requests, k, group, way)
                 runner._scheduler.idle()
                 planner = runner._compiler
-                for bucket in planner._buckets(Needs()):
+                for bucket in planner._buckets(Features()):
                     planner._plan(bucket).run(planner.state.device.stream(), StepRecord())
 
 

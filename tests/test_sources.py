@@ -1,7 +1,9 @@
-"""What no compiler checks in the C++ and CUDA sources; ruff does it for Python."""
+"""What no compiler checks in the C++ and CUDA sources, and in Python that no test runs."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 from pathlib import Path
 
@@ -38,3 +40,33 @@ def test_the_emulator_includes_nothing_of_this_project() -> None:
         if Path(name).name not in own or name.startswith("specdec")
     }
     assert included == set()
+
+
+@pytest.mark.parametrize("folder", ("benchmarks", "tools", "examples", "tests"))
+def test_names_that_scripts_import_exist(folder: str) -> None:
+    """Type checks cover the package alone, and many scripts run on GPUs alone."""
+    missing, seen = [], 0
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("specdec_hal"):
+                continue
+            try:
+                module = importlib.import_module(str(node.module))
+            except ModuleNotFoundError as error:
+                assert not str(error.name).startswith("specdec_hal"), f"{path}:{node.lineno}: {error}"
+                continue  # a framework that is not installed
+            seen += len(node.names)
+            missing += [
+                f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{name.name}"
+                for name in node.names
+                if not hasattr(module, name.name) and not _is_module(f"{node.module}.{name.name}")
+            ]
+    assert seen
+    assert not missing, "\n".join(missing)
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

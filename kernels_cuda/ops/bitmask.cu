@@ -1,4 +1,4 @@
-// apply_token_bitmask: a warp for 1,024 columns of a row, which writes what is forbidden, and reads logits only of lines
+// apply_token_bitmask: a warp for 1,024 columns of a row. It writes what is forbidden, and reads logits of lines alone
 // that it then writes whole.
 // truncate_drafts: a warp a slot, a lane a draft.
 #include "launch.cuh"
@@ -17,8 +17,8 @@ constexpr int kBitmaskTile = 32 * kWarp;  // columns of a warp: each lane has a 
 constexpr int kLine = 4 * kWarp;  // bytes
 constexpr int kShareWritten = 4;  // a line is written whole if one of so many of its columns is forbidden
 
-// A one for each bit of those of a lane's four bytes of line k that are of forbidden columns. Lane l's `word` says which
-// of columns 32 l .. 32 l + 31 of the tile are forbidden.
+// A one for each bit of those of a lane's four bytes of line k that are of forbidden columns. Lane l's `word` says
+// which of columns 32 l .. 32 l + 31 of the tile are forbidden.
 template <typename Bits>
 __device__ __forceinline__ uint32_t forbidden_bytes(uint32_t word, int k) {
   if constexpr (sizeof(Bits) == 4) {

@@ -79,8 +79,8 @@ __device__ __forceinline__ float bound_threshold(const Part& part, RowShared& s,
 
 // A sample: one vector in n, 512 bytes of every stripe. n times the weight that it has below an exponent estimates the
 // row's; the variance is n (n - 1) times the sum of the squares. Weights are small below a threshold, however few
-// elements hold the row, and what is above needs no estimate, since all of the row is known. Counts are known from above
-// instead: of them a part p lies there, and the variance is p times that.
+// elements hold the row, and what is above needs no estimate, since all of the row is known. Counts are known from
+// above instead: of them a part p lies there, and the variance is p times that.
 
 __device__ __forceinline__ float weight_at(Goal goal, float t) { return goal == Goal::kCount ? 1.0f : exp2f(t); }
 
