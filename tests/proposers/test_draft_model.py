@@ -47,7 +47,7 @@ class DeviceImitator(DeviceHistoryModel):
 class OnHost(CudaOnHost):
     """CUDA kernels over the tensors of a runner on a CPU."""
 
-    place = "cpu"
+    device_name = "cpu"
 
 
 def backends() -> list[Any]:
