@@ -130,7 +130,7 @@ class Model:
 
     @cached_property
     def loaded(self) -> TargetModel:
-        return load_model(self.path, self.framework, threads=1, bit_stable=True)
+        return load_model(self.path, self.framework, threads=1, batch_invariant=True)
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -399,8 +399,7 @@ def asked(request: pytest.FixtureRequest) -> Iterator[tuple[Model, openai.OpenAI
     model: Model = request.getfixturevalue(name)
     assert model.plain  # before another engine has its KV cache
     if how == "--split":
-        keys = {"path": model.path, "bit_stable": "true", "num_threads": 1}
-        changes = [f"model.{key}={value}" for key, value in keys.items()]
+        changes = [f"model.path={model.path}", "model.num_threads=1", "engine.batch_invariant=true"]
         changes += ["runner.max_num_seqs=4", "runner.max_model_len=512", "serve.tool_call_parser=hermes"]
         changes += [f"speculative.{key}={value}" for key, value in DRAFTS.items()]
         if model.template_file is not None:
