@@ -95,7 +95,7 @@ def fails_when_broken(environment: Environment) -> None:
     text = kernels.read_text()
     right = "np.where(seq_lens_encoder[slot] > 0, 0, position)"
     assert text.count(right) == 1
-    kernels.write_text(text.replace(right, "place"))
+    kernels.write_text(text.replace(right, "position"))
     suite = ("specdec-hal", "conformance", "--backend", "acme_npu", "--op", "gather_accepted")
     report = json.loads(environment.output(*suite, "--jobs", 2, "--json", status=1))
     shown = [result for result in report["results"] if result["reproduction"]]

@@ -40,17 +40,15 @@ void wait(uint32_t groups, Site site, Caller caller) {
 
 using xpu_sim::Site;
 using xpu_sim::rt::current;
-using xpu_sim::rt::fence;
-using xpu_sim::rt::fence_gm;
-using xpu_sim::rt::fence_lm;
-using xpu_sim::rt::fence_sm;
 
 int core_id() noexcept { return current()->id; }
 int cluster_id() noexcept { return current()->cluster; }
 int core_num() noexcept { return current()->cores; }
 int cluster_num() noexcept { return current()->clusters; }
 
-void xpu_sim::detail::fence(int mask, Site s) { fence(static_cast<uint32_t>(mask) & 7u, s, XPU_SIM_CALLER); }
+void xpu_sim::detail::fence(int mask, Site s) {
+  xpu_sim::rt::fence(static_cast<uint32_t>(mask) & 7u, s, XPU_SIM_CALLER);
+}
 
 void sync_cluster(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_CALLER); }
 void sync_all(Site s) { xpu_sim::rt::wait(xpu_sim::rt::kAllGroups, s, XPU_SIM_CALLER); }
