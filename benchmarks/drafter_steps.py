@@ -141,7 +141,7 @@ def of_target(model: LlamaCuda, slots: int, drafts: int) -> float:
 
 
 def of_head(head: HeadPass, slots: int, drafts: int) -> dict[str, float]:
-    """The first draft, after as many rows as a step can accept, and a further one."""
+    """The first draft, after the most rows that a step can accept, and a further one."""
     found = {}
     for name, count in (("first draft", 1 + drafts), ("further draft", 1)):
         step, hidden, out = batch(slots, count), rows(slots * count), logits(slots)

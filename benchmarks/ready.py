@@ -39,9 +39,9 @@ def child(start: float) -> None:
     long = time.perf_counter()
     llm.generate(["x = 1\n" * 300] + ["y = 2\n"] * 7, params)
     summary = llm.runner.summary()
-    told = {"imported_s": imported, "ready_s": ready, "first_request_s": first, "second_request_s": again}
-    told |= {"eight_with_a_long_prompt_s": time.perf_counter() - long, "late": summary["late"]}
-    print(json.dumps(told))
+    figures = {"imported_s": imported, "ready_s": ready, "first_request_s": first, "second_request_s": again}
+    figures |= {"eight_with_a_long_prompt_s": time.perf_counter() - long, "late": summary["late"]}
+    print(json.dumps(figures))
 
 
 def measure(caches: str) -> dict[str, Any]:

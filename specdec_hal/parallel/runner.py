@@ -122,11 +122,11 @@ class LeadingRunner(RankRunner):
         if owns_cache(self.model, self):
             self._team.send(name, *args)
 
-    def _tell_with_grammars(self, name: str, what: list[Any], requests: Iterable[Request]) -> None:
+    def _send_with_grammars(self, name: str, what: list[Any], requests: Iterable[Request]) -> None:
         """Send the grammars of these requests too, so that this process alone compiles, within its limits."""
         wanted = {one.key: one for each in requests if (one := each.params.structured) is not None}
         grammars = [(one, self._structured.grammars.get(one)) for one in wanted.values()]
-        self._send("with_grammars", name, what, [(one, each.library, each.exported) for one, each in grammars])
+        self._send("with_grammars", name, what, [(one, each.backend, each.exported) for one, each in grammars])
 
     def add_requests(self, requests: Iterable[Request]) -> None:
         """See ModelRunner.add_requests. RequestError for a deadline: the ranks may not agree when it has passed."""
@@ -140,7 +140,7 @@ class LeadingRunner(RankRunner):
         super().add_requests(requests)
         # With the seeds that were drawn here.
         admitted = [found.request for request in requests if (found := self.find(request.request_id)) is not None]
-        self._tell_with_grammars("add_requests", [replace(one, callback=None) for one in admitted], admitted)
+        self._send_with_grammars("add_requests", [replace(one, callback=None) for one in admitted], admitted)
         del held
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled", error: str = "") -> bool:
@@ -151,7 +151,7 @@ class LeadingRunner(RankRunner):
     def restore(self, records: list[Record]) -> None:
         """See ModelRunner.restore."""
         super().restore(records)
-        self._tell_with_grammars("restore", records, [stream.request for stream in self.streams])
+        self._send_with_grammars("restore", records, [stream.request for stream in self.streams])
 
     def forget(self) -> None:
         """See ModelRunner.forget."""

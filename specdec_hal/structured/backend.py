@@ -93,9 +93,9 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """A compiled grammar, which any number of texts may be matched with. `library`: the name of its backend."""
+    """A compiled grammar, which any number of texts may be matched with. `backend`: the name of its backend."""
 
-    library: str
+    backend: str
 
     @property
     @abstractmethod

@@ -66,12 +66,12 @@ class Grammars:
                 pending.set_result(grammar)
         return pending.result()
 
-    def put(self, wanted: StructuredOutput, library: str, exported: Any) -> Grammar:
+    def put(self, wanted: StructuredOutput, backend: str, exported: Any) -> Grammar:
         """Take over a grammar that another process compiled (:attr:`Grammar.exported`), unless it is known."""
         with self._lock:
             found = self._alive.get(wanted.key)
         if found is None:
-            found = self._backend(library).imported(exported)
+            found = self._backend(backend).imported(exported)
             self._keep(wanted.key, found)
         return found
 

@@ -110,7 +110,7 @@ class LLGrammar(Grammar):
     start: Any
     _vocabulary: Vocabulary
     _source: str
-    library = LLGuidance.name
+    backend = LLGuidance.name
 
     @property
     def nbytes(self) -> int:

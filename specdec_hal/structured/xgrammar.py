@@ -80,7 +80,7 @@ class XGrammarGrammar(Grammar):
     _compiled: Any
     _vocabulary: Vocabulary
     _tags: bool
-    library = XGrammar.name
+    backend = XGrammar.name
 
     @property
     def nbytes(self) -> int:

@@ -142,9 +142,9 @@ class ProcessGroup:
             shared = make(count, dtype)
         except (RuntimeError, OSError, ImportError, AttributeError) as refused:
             error = describe(refused)
-        told = [other for other in self.gather_objects(error) if other]
-        if told or shared is None:
-            _log.warning("tensor-parallel ranks exchange by NCCL: no memory of all GPUs (%s)", told[0])
+        refusals = [other for other in self.gather_objects(error) if other]
+        if refusals or shared is None:
+            _log.warning("tensor-parallel ranks exchange by NCCL: no memory of all GPUs (%s)", refusals[0])
             return None
         if stops:
             self._stops.append(shared.mine[-1:])

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.models import load_model
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
 from tests.proposers.test_eagle3 import PROMPTS
 from tests.support import dflash, drafters
+from tests.support.committed_drafters import acceptance_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
-ROOT = Path(__file__).parents[2]
 DRAFTS = 4
 
 
@@ -94,20 +93,8 @@ def test_random_drafters_change_no_token(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_committed_head(dtype: str, temperature: float) -> None:
     """On real text: the tokens of plain decoding, with drafts that are far from what chance accepts."""
-    keys = ["model.framework=torch", f"model.dtype={dtype}", "speculative.method=auto", "speculative.adaptive=false"]
-    keys += [f"speculative.path={ROOT / 'models/tiny-py-lm-eagle3'}", "speculative.num_speculative_tokens=3"]
-    runtime = sd.load(ROOT / "configs/cuda.yaml", keys)
-    runner = runtime.runner()
-    texts = [path.read_text().rstrip("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
-
-    def run(runner: ModelRunner) -> list[tuple[int, ...]]:
-        for number, text in enumerate(texts):
-            params = SamplingParams(max_new_tokens=64, temperature=temperature, seed=number)
-            runner.add_request(Request(str(number), runner.tokenizer.encode(text), params))  # type: ignore[union-attr]
-        outputs = runner.run()
-        return [outputs[str(number)].token_ids for number in range(len(texts))]
-
-    drafted = run(runner)
-    assert drafted == run(runtime.naive().runner(model=runner.model, tokenizer=runner.tokenizer))
-    first, second, third = runner.summary()["acceptance_by_position"]
+    keys = ["model.framework=torch", f"model.dtype={dtype}"]
+    first, second, third = acceptance_of(
+        "tiny-py-lm-eagle3", "cuda.yaml", keys, tokens=64, temperatures=[temperature] * 4
+    )
     assert first > 0.3 and first > second > third > 0.05

@@ -15,6 +15,7 @@ from specdec_hal.models.drafter import target_of
 from specdec_hal.plugin.model import TargetModel
 from tests.models.conftest import Shape, write_checkpoint
 from tests.proposers.test_eagle3 import PROMPTS, decode, make_runner
+from tests.support.committed_drafters import acceptance_of
 from tests.support.dflash import Drafter
 from tests.support.history_model import HistoryModel
 from tests.support.llama_oracle import oracle, stored
@@ -184,3 +185,12 @@ def test_wrong_tensors_and_targets_are_refused(target: Path, tmp_path: Path) -> 
         folder = other.write_zlab(tmp_path / name, 5)
         with pytest.raises(CheckpointError, match=message):
             make_runner(target, {"method": "dflash", "path": str(folder)})
+
+
+def test_the_committed_drafter_is_worth_its_while() -> None:
+    """On real text: the tokens of plain decoding, with drafts that are far from what chance accepts."""
+    keys = ["model.framework=torch", "runner.max_num_seqs=2"]
+    first, second, third = acceptance_of(
+        "tiny-py-lm-dflash", "reference.yaml", keys, tokens=24, temperatures=[0, 0.8, 0, 0.8]
+    )
+    assert first > 0.5 and first > second > third > 0.1

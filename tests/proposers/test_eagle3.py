@@ -16,11 +16,11 @@ from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.errors import ConfigError, UnsupportedError
 from specdec_hal.models import load_model
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
+from tests.support.committed_drafters import acceptance_of
 from tests.support.drafters import perfect
 from tests.support.history_model import HistoryModel
 from tests.support.llama_oracle import oracle
 
-ROOT = Path(__file__).parents[2]
 FRAMEWORKS = ["paddle", pytest.param("torch", marks=pytest.mark.torch)]
 PROMPTS = [[3, 5, 1], [7, 7, 2, 9, 0, 4, 8], [1, 2], [11, 6, 3, 3, 0, 1, 10, 5, 4, 2, 9]]
 
@@ -230,22 +230,9 @@ def test_a_request_without_drafts_and_one_that_wants_fewer(tmp_path: Path) -> No
 
 def test_the_committed_head_is_worth_its_while() -> None:
     """On real text: the tokens of plain decoding, with drafts that are far from what chance accepts."""
-    keys = ["speculative.method=auto", f"speculative.path={ROOT / 'models/tiny-py-lm-eagle3'}"]
-    keys += ["speculative.num_speculative_tokens=3", "speculative.adaptive=false", "runner.max_num_seqs=2"]
-    runtime = sd.load(ROOT / "configs/reference.yaml", keys)
-    runner = runtime.runner()
-    texts = [path.read_text().rstrip("\n") for path in sorted((ROOT / "examples/prompts").glob("*.txt"))]
-
-    def run(runner: ModelRunner) -> list[tuple[int, ...]]:
-        for number, text in enumerate(texts):
-            params = SamplingParams(max_new_tokens=24, temperature=0.8 * (number % 2), seed=number)
-            runner.add_request(Request(str(number), runner.tokenizer.encode(text), params))  # type: ignore[union-attr]
-        outputs = runner.run()
-        return [outputs[str(number)].token_ids for number in range(len(texts))]
-
-    drafted = run(runner)
-    assert drafted == run(runtime.naive().runner(model=runner.model, tokenizer=runner.tokenizer))
-    first, second, third = runner.summary()["acceptance_by_position"]
+    first, second, third = acceptance_of(
+        "tiny-py-lm-eagle3", "reference.yaml", ["runner.max_num_seqs=2"], tokens=24, temperatures=[0, 0.8, 0, 0.8]
+    )
     assert first > 0.5 and first > second > third > 0.15
 
 

@@ -181,7 +181,7 @@ def test_a_grammar_of_another_process_is_not_compiled(
     grammar = backend.compile(wanted)
     sent = pickle.loads(pickle.dumps((wanted, "there", grammar.exported)))
     found = grammars.put(*sent)
-    assert grammar.library == backend.name == found.library and found is not grammar
+    assert grammar.backend == backend.name == found.backend and found is not grammar
     assert grammars.get(wanted) is grammars.put(*sent) is found and not counting.compiled
     matcher, other = grammar.matcher(), found.matcher()
     for byte in b'{"name": "x", "age": 3}':
