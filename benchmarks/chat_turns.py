@@ -23,7 +23,7 @@ import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import LlamaCuda, load
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import Request, SamplingParams, build_runner
 
 TURNS, PASSES = 10, 5
 """The first two passes compile and capture."""
@@ -56,7 +56,7 @@ def measure(model: Any, backend: Any, k: int, turn: int, new_tokens: int) -> dic
             },
             "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k},
         })  # fmt: skip
-        runner = ModelRunner(settings, backend, model)
+        runner = build_runner(settings, backend, model)
         for number in range(PASSES):
             runner.forget()  # what is cached, too
             seconds, texts[name] = chat(runner, words, new_tokens)

@@ -38,7 +38,7 @@ from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch  # noqa: E402
 from specdec_hal.plugin.proposer import ProposerContext  # noqa: E402
 from specdec_hal.plugin.registry import BUILTINS, Registry  # noqa: E402
 from specdec_hal.proposers.trained_chain import TrainedChain, blocks_of  # noqa: E402
-from specdec_hal.runner import ModelRunner, Request, SamplingParams  # noqa: E402
+from specdec_hal.runner import Request, SamplingParams, build_runner  # noqa: E402
 
 TARGET = replace(MODELS["3.2B"], num_nextn_predict_layers=1, max_position_embeddings=4096)
 CONTEXT, BUCKET, DRAFT_VOCABULARY = 500, 1024, 32000
@@ -223,7 +223,7 @@ def engine(model: LlamaCuda) -> list[Row]:
     for name, (speculative, plugins) in methods.items():
         sizes = {"max_num_seqs": 8, "max_model_len": 1024, "num_kv_blocks": 8 * 16, "block_size": 64}
         config = parse({"speculative": {**speculative, "adaptive": False}, "runner": sizes}, registry=plugins)
-        runner = ModelRunner(config, CudaBackend(Options()), model, registry=plugins)
+        runner = build_runner(config, CudaBackend(Options()), model, registry=plugins)
         for requests in (1, 8):
             for _ in range(2):
                 before, begin = runner.summary()["steps"], time.perf_counter()

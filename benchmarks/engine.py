@@ -22,7 +22,7 @@ from record import write
 
 from specdec_hal import load
 from specdec_hal.engine.runtime import Runtime
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.tensors.memory import freeze_heap
 
 ROOT = Path(__file__).parents[1]
@@ -218,7 +218,7 @@ class Bench:
                 keys = ["model.framework=torch", "model.dtype=bfloat16", f"model.path={folder}"]
                 keys += [f"runner.max_num_seqs={slots}", "runner.max_model_len=2048", "runner.prefill_chunk=512"]
                 runtime = load(ROOT / "configs/cuda.yaml", keys).naive()
-                runner = ModelRunner(runtime.config, runtime.backend, runtime.load_model(), None)
+                runner = build_runner(runtime.config, runtime.backend, runtime.load_model(), None)
                 params = SamplingParams(max_new_tokens=600)
                 prompt = torch.randint(0, 128_000, (500,), generator=torch.Generator().manual_seed(0)).tolist()
                 for i in range(slots):

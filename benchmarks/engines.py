@@ -169,7 +169,7 @@ def llama_cpp(path: Path, new_tokens: int, threads: int) -> Iterator[Opened]:
         config = load(engine_inputs.ROOT / configuration, [*settings, *more])
         model = load_model(path, threads=threads)
         model.config = replace(model.config, eos_token_ids=())  # all requests are equally long
-        runner = sd.ModelRunner(config, sd.get_backend(config.backend.name), model, tokenizer)
+        runner = sd.build_runner(config, sd.get_backend(config.backend.name), model, tokenizer)
 
         def decode(prompts: Tokens) -> Tokens:
             for at, prompt in enumerate(prompts):

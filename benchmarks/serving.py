@@ -129,12 +129,12 @@ def model_keys(folder: Path | None) -> list[str]:
 def engine_alone(new_tokens: int, together: int, turns: int, model: Path | None) -> None:
     """A process that decodes as many requests whenever it gets a line, and prints tokens per second."""
     import specdec_hal as sd
-    from specdec_hal.runner import ModelRunner, Request, SamplingParams
+    from specdec_hal.runner import Request, SamplingParams, build_runner
 
     slots = [f"runner.max_num_seqs={together}", f"runner.max_waiting_requests={turns * together}"]
     runtime = sd.load(ROOT / "configs/serve.yaml", [*slots, *model_keys(model)])
     tokenizer = runtime.load_tokenizer()
-    runner = ModelRunner(runtime.config, runtime.backend, runtime.load_model(), registry=runtime.registry)
+    runner = build_runner(runtime.config, runtime.backend, runtime.load_model(), registry=runtime.registry)
     asked = [
         (tokenizer.encode(body["prompt"]), SamplingParams(max_new_tokens=body["max_tokens"]))
         for body in uneven(turns * together, new_tokens)

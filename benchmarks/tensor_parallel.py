@@ -33,8 +33,8 @@ from specdec_hal.models.llama_cuda import LlamaCuda
 from specdec_hal.models.llama_cuda_tp import Exchange, TensorParallelLlamaCuda
 from specdec_hal.models.tp_weights import WeightsPart
 from specdec_hal.models.weights import expected_shapes
-from specdec_hal.parallel.runner import RankRunner
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.parallel.runner import RankHook
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.plan import Features
 from specdec_hal.tensors.group import ProcessGroup
@@ -167,8 +167,8 @@ def runner_of(model: Any, backend: Any, requests: int, k: int, group: Any, way: 
         "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k},
     })  # fmt: skip
     if group is None:
-        return ModelRunner(settings, backend, model)
-    return RankRunner(settings, backend, model, group=group)
+        return build_runner(settings, backend, model)
+    return build_runner(settings, backend, model, hook=RankHook(settings, group))
 
 
 def decode(model: Any, backend: Any, requests: int, k: int, group: Any, way: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specdec_hal.plugin.backend import API_VERSION, Backend, BackendSpec, BoundOp, Capability, Layout, Probe
     from specdec_hal.plugin.hookspecs import hookimpl
     from specdec_hal.plugin.registry import explain, get_backend
-    from specdec_hal.runner import ModelRunner, Request, SamplingParams
+    from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
     from specdec_hal.runner.state import DecodeState
 
 __version__ = "0.1.0"
@@ -51,6 +51,7 @@ _HOME = {
     "explain": "plugin.registry",
     "get_backend": "plugin.registry",
     "ModelRunner": "runner",
+    "build_runner": "runner",
     "Request": "runner",
     "SamplingParams": "runner",
     "Runtime": "engine.runtime",
@@ -79,6 +80,7 @@ __all__ = [
     "SpecDecError",
     "Strategy",
     "TokenOrder",
+    "build_runner",
     "explain",
     "get_backend",
     "hookimpl",

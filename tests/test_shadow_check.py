@@ -17,7 +17,7 @@ from specdec_hal.engine.shadow_check import Shadow
 from specdec_hal.errors import ConfigError, OutputError
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Launch
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_new_tokens=30, bad_token_ids=[0], logprobs=2)
@@ -50,7 +50,7 @@ def decode(backend: ReferenceBackend, **sections: Any) -> ModelRunner:
     sections.setdefault("speculative", {"method": "ngram", "num_speculative_tokens": 3})
     config = parse({"backend": {"name": "reference"}, "runner": {"max_num_seqs": 2}, **sections})
     tokenizer: Any = LetterTokenizer()
-    runner = ModelRunner(config, backend, HistoryModel(), tokenizer)
+    runner = build_runner(config, backend, HistoryModel(), tokenizer)
     for name in "abc":
         runner.add_request(Request(name, [3, 4, 5, 3, 4], PARAMS))
     return runner

@@ -29,7 +29,7 @@ from specdec_hal.config import parse
 from specdec_hal.ops.validate import Call
 from specdec_hal.plugin import registry
 from specdec_hal.plugin.backend import Backend, Launch
-from specdec_hal.runner import ModelRunner, Request, StreamDelta
+from specdec_hal.runner import ModelRunner, Request, StreamDelta, build_runner
 from tests.runner.test_equality import plain_decoding
 from tests.runner.test_many_requests import random_request
 from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
@@ -106,7 +106,7 @@ class Round:
 
         tokenizer: Any = LetterTokenizer()
         with mock.patch("time.monotonic", lambda: soak.now):
-            runner = ModelRunner(self.config, self.backend, Faulty(*where), tokenizer)
+            runner = build_runner(self.config, self.backend, Faulty(*where), tokenizer)
         runner._deadlines._clock = lambda: soak.now
         return runner
 

@@ -106,11 +106,11 @@ class Runtime:
 
         Runners that share a model must not be interleaved: each takes over its KV cache.
         """
-        from specdec_hal.runner import ModelRunner
+        from specdec_hal.runner import build_runner
 
         model = self.load_model() if model is None else model
         tokenizer = self.load_tokenizer() if tokenizer is None else tokenizer
-        make = ModelRunner if self.team is None else self.team.runner
+        make = build_runner if self.team is None else self.team.runner
         return make(self.config, self.backend, model, tokenizer, registry=self.registry)
 
     def with_config(self, config: Config) -> Runtime:

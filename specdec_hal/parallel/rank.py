@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_hal.config import Config, parse
 from specdec_hal.errors import SpecDecError
-from specdec_hal.parallel.runner import RankRunner
+from specdec_hal.parallel.runner import WITH_GRAMMARS, RankHook, with_grammars
+from specdec_hal.runner import build_runner
 from specdec_hal.tensors.group import Group, ProcessGroup
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def follow(
 
 
 def _obey(commands: Connection, device: str, loaded: tuple[Any, Any, Any], group: Group) -> None:
-    runner: RankRunner | None = None
+    runner: Any = None
     while True:
         try:
             name, args = commands.recv()
@@ -121,7 +122,10 @@ def _obey(commands: Connection, device: str, loaded: tuple[Any, Any, Any], group
         if name == "runner":
             if runner is not None:
                 runner.close()
-            runner = RankRunner(_own(args[0], device), *loaded, group=group)
+            config = _own(args[0], device)
+            runner = build_runner(config, *loaded, hook=RankHook(config, group))
+        elif name == WITH_GRAMMARS:
+            with_grammars(runner, *args)
         else:
             getattr(runner, name)(*args)
     if runner is not None:

@@ -1,69 +1,69 @@
-"""A runner as every rank holds it, and the first rank's, which has the others do what it does."""
+"""What every rank adds to a runner, and the first rank's runner, which has the others do what it does."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Protocol
 
+from specdec_hal.config.schema import Config
 from specdec_hal.errors import EngineDeadError, RankLostError, RankMismatchError, RequestError
+from specdec_hal.plugin.backend import Backend
+from specdec_hal.plugin.model import TargetModel
 from specdec_hal.runner import ModelRunner, Request, RequestOutput, StreamDelta
+from specdec_hal.runner.build import RunnerHook, RunnerParts
 from specdec_hal.runner.guard import owns_cache
 from specdec_hal.runner.journal import Record
-from specdec_hal.runner.metrics import StepRecord
 from specdec_hal.runner.plan import ShardedLogitsHead
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import FinishReason
-from specdec_hal.runner.scheduler import Work
 from specdec_hal.tensors.group import Group
 
 Decision = tuple[int, int, tuple[int, ...]]
 """What a step did to a slot: step, slot, tokens."""
+WITH_GRAMMARS = "with_grammars"
+"""The command that :func:`with_grammars` carries out."""
 
 
-class RankRunner(ModelRunner):
-    """Compares what it decides with the other ranks, by a 64-bit digest."""
+def with_grammars(runner: ModelRunner, name: str, what: list[Any], grammars: Iterable[tuple[Any, str, Any]]) -> None:
+    """Call a method while this process holds grammars that another has compiled; see Grammars.put."""
+    held = [runner.grammars.put(*grammar) for grammar in grammars]
+    getattr(runner, name)(what)
+    del held
 
-    def __init__(self, *args: Any, group: Group, **options: Any) -> None:
-        self._group = group
-        super().__init__(*args, **options)
+
+class RankHook(RunnerHook):
+    """Compares what a runner decides with the other ranks, by a 64-bit digest, every engine.digest_interval steps."""
+
+    def __init__(self, config: Config, group: Group) -> None:
+        self._group, self._interval = group, config.engine.digest_interval
+        self._shards, self._compared = config.engine.vocabulary_parallel, 0
         self._decisions: list[Decision] = []
-        self._compared = 0
 
-    def _sharded_head(self) -> ShardedLogitsHead | None:
-        if not self.config.engine.vocabulary_parallel:
+    def logits_head(self, backend: Backend, model: TargetModel) -> ShardedLogitsHead | None:
+        """See RunnerHook."""
+        if not self._shards:
             return None
         from specdec_hal.parallel import vocabulary
 
-        return vocabulary.ShardedLogitsHead.of(self._group, self.backend, self.model)
+        return vocabulary.ShardedLogitsHead.of(self._group, backend, model)
 
-    def with_grammars(self, name: str, what: list[Any], grammars: Iterable[tuple[Any, str, Any]]) -> None:
-        """Call a method while this process holds grammars that another has compiled; see Grammars.put."""
-        held = [self._structured.grammars.put(*grammar) for grammar in grammars]
-        getattr(self, name)(what)
-        del held
+    def took(self, step: int, slot: int, report: StepReport) -> None:
+        """See RunnerHook."""
+        if self._interval is not None:
+            self._decisions.append((step, slot, tuple(report.tokens(slot))))
 
-    def step(self) -> list[StreamDelta]:
-        """See ModelRunner.step. RankMismatchError if the ranks differ, at the first comparison after that step."""
-        deltas = super().step()
-        interval, steps = self.config.engine.digest_interval, self.metrics.steps
-        if interval is not None and steps - self._compared >= interval:
+    def stepped(self, steps: int) -> None:
+        """See RunnerHook. RankMismatchError if the ranks differ, at the first comparison after that step."""
+        if self._interval is not None and steps - self._compared >= self._interval:
             self._compared = steps
             self._compare()
-        return deltas
 
     def forget(self) -> None:
-        """See ModelRunner.forget."""
-        super().forget()
+        """See RunnerHook."""
         self._decisions, self._compared = [], 0
-
-    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> int | None:
-        if self.config.engine.digest_interval is not None:
-            self._decisions.append((self.metrics.steps, slot, tuple(report.tokens(slot))))
-        return super()._take(slot, work, report, record)
 
     def _compare(self) -> None:
         decisions, self._decisions = self._decisions, []
@@ -100,18 +100,26 @@ class Others(Protocol):
         """End them."""
 
 
-class LeadingRunner(RankRunner):
-    """The first rank's, which has the others do what it does."""
+class LeadingHook(RankHook):
+    """The first rank's, which knows whether the others still serve."""
 
-    def __init__(self, *args: Any, team: Others, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, config: Config, group: Group, team: Others) -> None:
+        super().__init__(config, group)
         self._team = team
 
-    @property
-    def device_wait_s(self) -> float:
-        """How long this process has waited for its device. Any thread may ask."""
-        doing = self._activity.doing
-        return 0.0 if doing is None or doing[0] not in ("wait", "replay") else time.perf_counter() - doing[2]
+    def took(self, step: int, slot: int, report: StepReport) -> None:
+        """See RunnerHook."""
+        if self._team.error is not None:  # so that what came out may lack its part
+            raise self._team.error
+        super().took(step, slot, report)
+
+
+class LeadingRunner(ModelRunner):
+    """The first rank's, which has the others do what it does."""
+
+    def __init__(self, parts: RunnerParts, team: Others) -> None:
+        super().__init__(parts)
+        self._team = team
 
     def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
         """See ModelRunner.when_lost."""
@@ -119,14 +127,14 @@ class LeadingRunner(RankRunner):
 
     def _send(self, name: str, *args: Any) -> None:
         """The others hold the runner that was made last alone."""
-        if owns_cache(self.model, self):
+        if owns_cache(self.model, self.state):
             self._team.send(name, *args)
 
     def _send_with_grammars(self, name: str, what: list[Any], requests: Iterable[Request]) -> None:
         """Send the grammars of these requests too, so that this process alone compiles, within its limits."""
         wanted = {one.key: one for each in requests if (one := each.params.structured) is not None}
-        grammars = [(one, self._structured.grammars.get(one)) for one in wanted.values()]
-        self._send("with_grammars", name, what, [(one, each.backend, each.exported) for one, each in grammars])
+        grammars = [(one, self.grammars.get(one)) for one in wanted.values()]
+        self._send(WITH_GRAMMARS, name, what, [(one, each.backend, each.exported) for one, each in grammars])
 
     def add_requests(self, requests: Iterable[Request]) -> None:
         """See ModelRunner.add_requests. RequestError for a deadline: the ranks may not agree when it has passed."""
@@ -177,11 +185,6 @@ class LeadingRunner(RankRunner):
             if self._team.error is not None:  # such as what CUDA says of an aborted collective
                 raise self._team.error from error
             raise
-
-    def _take(self, slot: int, work: Work, report: StepReport, record: StepRecord) -> int | None:
-        if self._team.error is not None:  # so that what came out may lack its part
-            raise self._team.error
-        return super()._take(slot, work, report, record)
 
     def take_finished(self, request_ids: Collection[str] | None = None) -> dict[str, RequestOutput]:
         """See ModelRunner.take_finished."""

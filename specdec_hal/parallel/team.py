@@ -27,7 +27,8 @@ from weakref import WeakSet
 from specdec_hal.config import Config
 from specdec_hal.errors import EngineDeadError, RankLostError
 from specdec_hal.parallel.rank import END, HERE, READY, Load, beat_s, follow, join
-from specdec_hal.parallel.runner import LeadingRunner
+from specdec_hal.parallel.runner import LeadingHook, LeadingRunner
+from specdec_hal.runner.build import build_parts
 from specdec_hal.tensors.group import ProcessGroup
 
 _log = logging.getLogger("specdec_hal")
@@ -94,7 +95,8 @@ class Team:
         self._until_all_said(READY)
         self.group.set_timeout(self._timeout_s)
         self.send("runner", config.as_json())
-        runner = LeadingRunner(config, *args, team=self, group=self.group, **options)
+        hook = LeadingHook(config, self.group, self)
+        runner = LeadingRunner(build_parts(config, *args, hook=hook, **options), self)
         self._runners.add(runner)
         return runner
 

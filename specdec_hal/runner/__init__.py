@@ -1,6 +1,7 @@
 """Driving a model through the one decode path, speculative or not.
 
-`runner` is the public ModelRunner; `request` what a caller asks for and gets; `admission` which requests are taken.
+`runner` is the public ModelRunner, `build` what it is made of; `request` what a caller asks for and gets; `admission`
+which requests are taken.
 A step: `scheduler` (which request sits in which slot, which chunk of its prompt comes next), `blocks` (the KV pool),
 `plan` (the ops in order, bound), `prompt_logprobs` (what chunks say of their prompts), `report` (what a step did). A
 request: `sequence` (while it runs), `stream` (its tokens, text and stop rules), `host_drafts` (a proposer on the host),
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from specdec_hal.runner.metrics import Counts, Metrics, StepRecord
 from specdec_hal.runner.request import Request, RequestOutput, SamplingParams, StreamDelta, TokenLogprobs
-from specdec_hal.runner.runner import ModelRunner
+from specdec_hal.runner.runner import ModelRunner, build_runner
 
 __all__ = [
     "Counts",
@@ -25,4 +26,5 @@ __all__ = [
     "StepRecord",
     "StreamDelta",
     "TokenLogprobs",
+    "build_runner",
 ]

@@ -58,22 +58,22 @@ class Guard:
 
 
 _cache_owners: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""Which runner each model's KV cache belongs to, by the runner's id."""
+"""Which runner each model's KV cache belongs to, by the id of its state."""
 
 
-def claim_cache(model: Any, runner: object) -> None:
-    """The model's KV cache is this runner's from now on."""
-    _cache_owners[model] = id(runner)
+def claim_cache(model: Any, state: object) -> None:
+    """The model's KV cache belongs to the runner with this state from now on."""
+    _cache_owners[model] = id(state)
 
 
-def owns_cache(model: Any, runner: object) -> bool:
+def owns_cache(model: Any, state: object) -> bool:
     """Whether no other runner has claimed the model's KV cache since."""
-    return _cache_owners.get(model) == id(runner)
+    return _cache_owners.get(model) == id(state)
 
 
-def check_cache(model: Any, runner: object) -> None:
+def check_cache(model: Any, state: object) -> None:
     """EngineDeadError if another runner has claimed the model's KV cache since."""
-    if not owns_cache(model, runner):
+    if not owns_cache(model, state):
         raise EngineDeadError(
             "expected a model whose KV cache is this runner's, got one that a later runner took over; give each "
             "runner a model of its own, or finish with one before you make the next"

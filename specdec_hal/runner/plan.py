@@ -231,7 +231,7 @@ class StepCompiler:
         captured: bool,
         parts: ShardedLogitsHead | None,
         named: ModelSettings,
-        masks: Callable[[], RowMasks],
+        masks: RowMasks,
     ) -> None:
         self._parts = parts if model.capabilities.device_lengths else None
         self._named, self._masks = named, masks
@@ -475,7 +475,7 @@ class StepCompiler:
             step.add("penalties", "apply_token_bitmask", logits, **masks)
         if features.masked:
             plan.masked_from = len(step.calls)
-            operands = {name: tensor[:rows] for name, tensor in self._masks().tensors.items()}
+            operands = {name: tensor[:rows] for name, tensor in self._masks.tensors.items()}
             step.add("mask", "apply_token_bitmask", logits, **operands, first_token=first_token)
         step.add("sample", "build_sampling_params")
         scores = {}

@@ -6,24 +6,38 @@ row that nobody writes to has no mask, and costs its entry of the map.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec_hal.tensors.device import Device
-from specdec_hal.tensors.transfer import Field
+from specdec_hal.tensors.transfer import Field, Inputs
 
 
 class RowMasks:
-    """Masks of up to `rows` output rows over `vocab_size` tokens: operands of op `apply_token_bitmask`."""
+    """Masks of up to `rows` output rows over `vocab_size` tokens: operands of op `apply_token_bitmask`.
+
+    The buffer is made for the first step that needs it.
+    """
 
     def __init__(self, device: Device, rows: int, vocab_size: int) -> None:
         self.words = -(-vocab_size // 32)
-        fields = {"bitmask_rows": Field((rows,), "int32"), "bitmask": Field((rows, self.words), "int32")}
-        self._group = device.inputs(fields)
-        self.tensors = self._group.tensors
-        self.forget()
+        self._device, self._rows, self._used = device, rows, 0
+
+    @cached_property
+    def _group(self) -> Inputs:
+        words = Field((self._rows, self.words), "int32")
+        group = self._device.inputs({"bitmask_rows": Field((self._rows,), "int32"), "bitmask": words})
+        group.host["bitmask_rows"][:] = -1
+        return group
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """The map and the masks, by operand."""
+        return self._group.tensors
 
     def forget(self) -> None:
         """No row has a mask."""

@@ -7,29 +7,27 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
-from functools import cached_property, partial
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from specdec_hal.config.schema import Config
 from specdec_hal.errors import EngineDeadError, JournalError, PluginError, RequestError
-from specdec_hal.models import Tokenizer, load_model
+from specdec_hal.models import Tokenizer
 from specdec_hal.plugin.backend import Backend
-from specdec_hal.plugin.model import DeviceModel, TargetModel
-from specdec_hal.plugin.proposer import Proposer, ProposerContext, check_hidden_layers
-from specdec_hal.plugin.registry import Registry, or_default
-from specdec_hal.runner import bad_words, journal
-from specdec_hal.runner.admission import RequestRules
+from specdec_hal.plugin.model import TargetModel
+from specdec_hal.plugin.registry import Registry
+from specdec_hal.runner import bad_words
+from specdec_hal.runner.build import RunnerHook, RunnerParts, build_parts
 from specdec_hal.runner.deadlines import Deadlines
 from specdec_hal.runner.delivery import Delivery
-from specdec_hal.runner.draft_length import Drafted, DraftLengths
-from specdec_hal.runner.footprint import allocate_cache, check_footprint, checked_length, state_sizes
-from specdec_hal.runner.guard import Guard, check_cache, claim_cache
+from specdec_hal.runner.draft_length import Drafted
+from specdec_hal.runner.guard import Guard, check_cache
 from specdec_hal.runner.host_drafts import propose, slot_views
-from specdec_hal.runner.method import chosen
+from specdec_hal.runner.journal import Journal, Record, record_of, revive
 from specdec_hal.runner.metrics import Counts, Load, Metrics, StepRecord
-from specdec_hal.runner.plan import CompiledStep, LaunchedStep, ShardedLogitsHead, StepCompiler
+from specdec_hal.runner.plan import CompiledStep, LaunchedStep
 from specdec_hal.runner.prompt_logprobs import chunks_of
 from specdec_hal.runner.recovery import Bisection
 from specdec_hal.runner.report import StepReport, StepSink
@@ -42,16 +40,14 @@ from specdec_hal.runner.request import (
     StreamDelta,
     TokenLogprobs,
 )
-from specdec_hal.runner.row_masks import RowMasks
-from specdec_hal.runner.scheduler import PrefixCache, Schedule, Scheduler, Work
+from specdec_hal.runner.scheduler import Schedule, Work
 from specdec_hal.runner.sequence import Sequence
-from specdec_hal.runner.state import DecodeState
 from specdec_hal.runner.stream import PROMPT_TAIL, detokenizer_for
-from specdec_hal.runner.structured import MaskedStep, StructuredRequests
+from specdec_hal.runner.structured import MaskedStep
 from specdec_hal.runner.watchdog import Activity
 from specdec_hal.structured.backend import Grammar, GrammarFailedError
+from specdec_hal.structured.compiler import Grammars
 from specdec_hal.structured.state import GrammarState
-from specdec_hal.tensors.device import get_device
 from specdec_hal.text import describe, short
 
 _log = logging.getLogger("specdec_hal")
@@ -60,87 +56,32 @@ _log = logging.getLogger("specdec_hal")
 class ModelRunner:
     """Decodes many requests at once, more than there are slots if need be, speculatively or not.
 
-    ``runner.add_request(Request("a", ids)); outputs = runner.run()``. With a fixed seed a request's tokens do not
-    depend on drafts, slot, batch, chunking, preemption or overlap (strategy TARGET_MATCH or GREEDY), as far as the
-    model's logits do not. With overlap a step is launched before the step before it is read; what only the host knows
-    takes effect a step later, and tokens beyond it are dropped. Not thread-safe: one thread adds, steps and cancels;
-    callbacks run on it and may add or cancel. RunnerBusyError for a step inside a callback, or on another thread.
+    :func:`build_runner` makes one; ``runner.add_request(Request("a", ids)); outputs = runner.run()``. With a fixed seed
+    a request's tokens do not depend on drafts, slot, batch, chunking, preemption or overlap (strategy TARGET_MATCH or
+    GREEDY), as far as the model's logits do not. With overlap a step is launched before the previous one is read; what
+    only the host knows takes effect a step later, and tokens beyond it are dropped. Not thread-safe: one thread adds,
+    steps and cancels; callbacks run on it and may add or cancel. RunnerBusyError for a step inside a callback, or on
+    another thread.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        backend: Backend,
-        model: TargetModel,
-        tokenizer: Tokenizer | None = None,
-        *,
-        registry: Registry | None = None,
-    ) -> None:
-        self._registry = or_default(registry)
-        config = chosen(config, backend, model, self._registry)
-        speculative, settings = config.speculative, config.runner
-        spec = self._registry.get_proposer(speculative.method)
-        if spec.settings is not None and speculative.settings is None:
-            raise config.error(f"speculative.{spec.name}", "not checked; parse it with the runner's registry")
-        k, slots = speculative.num_speculative_tokens, settings.max_num_seqs
-        headroom = k if self._registry.pads_drafts(spec.name, speculative.settings) else 0
-        if headroom and speculative.adaptive:
-            message = f"'{spec.name}' pads drafts to num_speculative_tokens; set one of both to false"
-            raise config.error("speculative.adaptive", message)
-        max_model_len = checked_length(config, model, headroom)
-        self.config, self.backend, self.model, self.tokenizer = config, backend, model, tokenizer
+    def __init__(self, parts: RunnerParts) -> None:
+        self._registry, self._hook = parts.registry, parts.hook
+        self.config, self.backend, self.model = parts.config, parts.backend, parts.model
+        self.tokenizer = parts.tokenizer
+        self.state, self.max_model_len, self.overlap = parts.state, parts.max_model_len, parts.overlap
+        self.kv_cache_bytes = parts.kv_cache_bytes
+        """Bytes of the pool of KV blocks; 0 for a cache that grows with its contexts."""
+        self._proposer, self._compiler, self._scheduler = parts.proposer, parts.compiler, parts.scheduler
+        self._rules, self._structured, self._masks = parts.rules, parts.structured, parts.masks
+        self._lengths, self._launches = parts.lengths, parts.launches
+        config, settings = parts.config, parts.config.runner
         self.default_params = SamplingParams.default(config)
-        self.max_model_len = max_model_len
         self.metrics = Metrics()
-        self.end_tokens = frozenset(model.config.eos_token_ids)
+        self._vocab_size = parts.model.config.vocab_size
+        self.end_tokens = frozenset(parts.model.config.eos_token_ids)
         self._end_ids = np.array(sorted(self.end_tokens), np.int64)
         self._goes_on = False
         """Whether no token of the step that is being read ends its request by itself."""
-        self._vocab_size = model.config.vocab_size
-        self._headroom = headroom
-        positions = max_model_len + headroom
-        check_footprint(config, backend, model, max_model_len, positions, registry=self._registry)
-        pool = allocate_cache(config, model, positions)
-        self.kv_cache_bytes = 0
-        if pool is not None:
-            self.kv_cache_bytes = pool.num_blocks * cast(DeviceModel, model).bytes_per_block(settings.block_size)
-        """Bytes of the pool of KV blocks; 0 for a cache that grows with its contexts."""
-        claim_cache(model, self)
-        sizes = state_sizes(config, model, max_model_len, positions)
-        self.state = DecodeState(**sizes, device=get_device(backend.device_name, model.framework))
-        if self.state.symbols["T_cap"] < slots * (k + 1) + 1:
-            expected = f"expected at least {slots * (k + 1) + 1}: a decode step of every slot, and a prompt token"
-            raise config.error("runner.max_num_batched_tokens", f"{expected}, got {settings.max_num_batched_tokens}")
-        self._proposer = self._build_proposer(0 if pool is None else pool.num_blocks)
-        # A step only launches work: its drafts too, if the proposer works on the device.
-        launches = model.capabilities.device_lengths and backend.asynchronous
-        self._launches = launches = launches and not backend.debug and backend.shadow is None
-        on_device = self._proposer.runs_on == "device"
-        self.overlap = launches and on_device if settings.overlap is None else settings.overlap
-        if self.overlap and not on_device:
-            raise config.error("runner.overlap", f"the proposer '{speculative.method}' works on the host; set false")
-        self._structured = StructuredRequests(
-            config.structured, self.state, config.model, tokenizer, self._vocab_size, self.end_tokens
-        )
-        captured = launches and model.capabilities.static_shapes and settings.graph is not False
-        self._compiler = StepCompiler(
-            backend,
-            model,
-            self.state,
-            self._proposer,
-            speculative,
-            captured=captured,
-            parts=self._sharded_head(),
-            named=config.model,
-            masks=lambda: self._masks,
-        )
-        self._compiler.check()
-        prefixes = self._prefix_cache(pool is not None)
-        self._scheduler = Scheduler(self.state, pool, headroom, self._proposer.draft_positions, prefixes)
-        room = None if pool is None else pool.num_blocks * pool.block_size - headroom
-        missing = frozenset(status.op for status in backend.explain() if not status.available)
-        self._rules = RequestRules(self._vocab_size, self.state, speculative, room, missing, config.model)
-        self._lengths = DraftLengths(k) if speculative.adaptive and k else None
         self._undrafted = set[int]()
         """Slots whose request the proposer failed to take."""
         self._launched: deque[LaunchedStep] = deque()
@@ -154,41 +95,10 @@ class ModelRunner:
         self._delivery = Delivery(partial(self._end, "error"))
         self.sink: StepSink | None = None
         """Who has text made of the tokens elsewhere, and minds stop strings; such a runner needs no tokenizer."""
-        self._journal = (
-            None if settings.journal is None else journal.Journal(settings.journal, settings.journal_interval)
-        )
+        self._journal = None if settings.journal is None else Journal(settings.journal, settings.journal_interval)
         self._deadlines = Deadlines(settings, time.monotonic)
-        names = {"forward": "model", "logits": "model", "propose": f"proposer '{speculative.method}'"}
+        names = {"forward": "model", "logits": "model", "propose": f"proposer '{config.speculative.method}'"}
         self._activity = Activity(settings.watchdog_s, {**names, "wait": "a step on the device"})
-
-    def _build_proposer(self, kv_blocks: int) -> Proposer:
-        """The configured proposer; UnsupportedError for one that needs what the model cannot do."""
-        config, model, registry = self.config, self.model, self._registry
-        method = config.speculative.method
-        load = partial(load_model, framework=config.model.framework, registry=registry, device=self.backend.device_name)
-        if config.model.num_threads is not None:
-            load = partial(load, threads=config.model.num_threads)
-        settings = config.speculative.settings
-        context = ProposerContext(self.backend, self.state, model, self.tokenizer, settings, config, load, kv_blocks)
-        proposer = registry.build_proposer(method, context)
-        check_hidden_layers(proposer, method, model)
-        return proposer
-
-    def _sharded_head(self) -> ShardedLogitsHead | None:
-        """This process's part of the vocabulary, where it can sample from one."""
-        return None
-
-    def _prefix_cache(self, blocks: bool) -> PrefixCache | None:
-        """How requests share KV blocks, if they do; ConfigError where the model has none (`blocks`)."""
-        wanted, proposer = self.config.runner.enable_prefix_caching, self._proposer
-        if wanted and not blocks:
-            message = "expected false for a model that keeps no KV blocks, got true; leave it out"
-            raise self.config.error("runner.enable_prefix_caching", message)
-        stable = blocks and self.model.capabilities.stable_row_counts is None
-        if not (stable if wanted is None else wanted):
-            return None
-        draft_rows = bool(proposer.hidden_layers) or proposer.draft_positions > 0
-        return PrefixCache(draft_rows, proposer.cache_lookahead if draft_rows else 0)
 
     # ---- requests
 
@@ -221,7 +131,7 @@ class ModelRunner:
         To be held until they are added. RequestError for a grammar that is none, or that is too large.
         """
         wanted = (request.params.structured for request in requests)
-        return [self._structured.grammars.get(one) for one in wanted if one is not None]
+        return [self.grammars.get(one) for one in wanted if one is not None]
 
     def _admit(self, sequence: Sequence) -> None:
         self._scheduler.add(sequence)
@@ -280,18 +190,18 @@ class ModelRunner:
         """Every request whose output nobody has taken: those that have ended, then the others, the oldest first."""
         return [*self._finished.values(), *self._scheduler.sequences]
 
-    def snapshot(self) -> list[journal.Record]:
+    def snapshot(self) -> list[Record]:
         """What is needed to go on with all :attr:`streams`; see :mod:`.journal`."""
-        return [journal.record_of(sequence) for sequence in self.streams]
+        return [record_of(sequence) for sequence in self.streams]
 
-    def restore(self, records: list[journal.Record]) -> None:
+    def restore(self, records: list[Record]) -> None:
         """Go on with the requests of a :meth:`snapshot`, or of a file (:func:`specdec_hal.runner.journal.read`).
 
         Each streams from its first token on. JournalError or RequestError, with nothing changed, if one of them cannot
         be served here.
         """
         self._guard.outside("restore")
-        sequences = journal.revive(records, self._sequence, self.end_tokens, self._vocab_size)
+        sequences = revive(records, self._sequence, self.end_tokens, self._vocab_size)
         twice = [name for name, times in Counter(s.request.request_id for s in sequences).items() if times > 1]
         if twice:
             raise JournalError(f"request {short(twice[0])} is in the journal twice; give a file of runner.journal")
@@ -349,6 +259,7 @@ class ModelRunner:
             self._lengths.forget()
         self._proposer.forget()
         self._scheduler.forget_prefixes()
+        self._hook.forget()
 
     def warm_up(self, progress: Callable[[int, int], None] = lambda done, steps: None) -> None:
         """Compile and capture every step of requests that ask for what the section `sampling` says, or for nothing, and
@@ -367,13 +278,24 @@ class ModelRunner:
                 return
             self._scheduler.idle()
             asked = (self.default_params, SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9))
-            masked = (False, True) if self.tokenizer is not None and self._structured.grammars.names else (False,)
+            masked = (False, True) if self.tokenizer is not None and self.grammars.names else (False,)
             features = [
                 self._compiler.features([Sequence(Request("", [0], one), 1, None)], with_masks)
                 for with_masks in masked
                 for one in asked
             ]
             self._compiler.warm_up(dict.fromkeys(features), progress)
+
+    @property
+    def device_wait_s(self) -> float:
+        """How long this process has waited for its device. Any thread may ask."""
+        doing = self._activity.doing
+        return 0.0 if doing is None or doing[0] not in ("wait", "replay") else time.perf_counter() - doing[2]
+
+    @property
+    def grammars(self) -> Grammars:
+        """What requests have as `structured`, compiled."""
+        return self._structured.grammars
 
     def when_lost(self, ended: Callable[[EngineDeadError], None]) -> None:
         """Have `ended` called, from any thread, once what the runner computes with is lost, though a step may never
@@ -405,6 +327,7 @@ class ModelRunner:
             self._delivery.run()
             if self._journal is not None:
                 self._journal.step(self.snapshot, idle=not self.has_requests)
+            self._hook.stepped(self.metrics.steps)
             return self._delivery.take()
 
     def _read_down_to(self, under_way: int) -> None:
@@ -414,7 +337,7 @@ class ModelRunner:
     def _launch(self) -> bool:
         """Schedule and launch the next step; False if there is nothing to do before older ones are read."""
         self._bisection.passed()
-        check_cache(self.model, self)
+        check_cache(self.model, self.state)
         schedule = self._scheduler.schedule(self._bisection.on_trial)
         if schedule is None:
             return False
@@ -467,11 +390,6 @@ class ModelRunner:
 
     def _grammar_failed(self, sequence: Sequence, error: str) -> None:
         self._end("error", sequence, f"structured: {error}")
-
-    @cached_property
-    def _masks(self) -> RowMasks:
-        """Those of a step's rows; the buffer is made for the first request that needs it."""
-        return RowMasks(self.state.device, self.state.symbols["R_cap"], self._vocab_size)
 
     def _reset_proposer(self, slots: list[int]) -> bool:
         """Give new requests to the proposer. One that it fails on goes on without drafts; whether there are any."""
@@ -541,6 +459,7 @@ class ModelRunner:
 
         Gives how many drafts the model accepted, those after the request's end too.
         """
+        self._hook.took(self.metrics.steps, slot, report)
         sequence, fed = work.sequence, report.fed[slot]
         if sequence.finish_reason is not None:
             return None
@@ -677,3 +596,20 @@ def _in_use(request: Request) -> RequestError:
     return RequestError(
         f"request '{request.request_id}': the id is in use; choose another, or take the finished output first"
     )
+
+
+def build_runner(
+    config: Config,
+    backend: Backend,
+    model: TargetModel,
+    tokenizer: Tokenizer | None = None,
+    *,
+    registry: Registry | None = None,
+    hook: RunnerHook | None = None,
+) -> ModelRunner:
+    """A runner of a model on a backend. ConfigError, UnsupportedError or InsufficientMemoryError if they do not fit.
+
+    `tokenizer`: for text, stop strings and grammars. `registry`: where plug-ins are found; None: that of this process.
+    `hook`: what ranks of one model add. Runners that share a model take turns: each takes over its KV cache.
+    """
+    return ModelRunner(build_parts(config, backend, model, tokenizer, registry=registry, hook=hook))

@@ -11,7 +11,7 @@ import pytest
 import specdec_hal as sd
 from specdec_hal.models import load_model
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import Request, SamplingParams, build_runner
 from tests.support.hf_models import ARCHITECTURES, VOCABULARY, Case, write_model
 from tests.support.history_model import LetterTokenizer
 
@@ -29,7 +29,7 @@ def generate(case: Case, model: Any, method: str, k: int) -> tuple[list[list[int
             "runner.max_model_len=64", "runner.block_size=16",
         ],
     )  # fmt: skip
-    runner = ModelRunner(runtime.config, runtime.backend, model, LetterTokenizer())  # type: ignore[arg-type]
+    runner = build_runner(runtime.config, runtime.backend, model, LetterTokenizer())  # type: ignore[arg-type]
     found: list[list[list[int]]] = []
     for _ in range(2):
         for i, prompt in enumerate(case.prompts):

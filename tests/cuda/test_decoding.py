@@ -12,7 +12,7 @@ import specdec_hal as sd
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.plugin.backend import Backend
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import Request, SamplingParams, build_runner
 from tests.proposers.conftest import registry_with_draft_model, settings_of
 from tests.support.history_model import HistoryModel, LetterTokenizer
 from tests.support.torch_history_model import TorchHistoryModel, UploadingHistoryModel
@@ -38,7 +38,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 def decode(backend: Backend, model: Any, strategy: str, sampling: dict[str, Any], **ngram: Any) -> dict[str, Any]:
     speculative = {"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy, "ngram": ngram}
     config = parse({"speculative": speculative, "runner": {"max_num_seqs": 3, "prefill_chunk": 5, "debug": True}})
-    runner = ModelRunner(config, backend, model, LetterTokenizer())  # type: ignore[arg-type]
+    runner = build_runner(config, backend, model, LetterTokenizer())  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     for i in range(7):
         prompt = rng.integers(4, 10, int(rng.integers(1, 20))).tolist()
@@ -76,7 +76,7 @@ def test_a_captured_draft_model_has_read_what_the_target_has(chunk, blocks, stra
     config = parse(
         {"speculative": {**speculative, "imitation": settings_of("imitation")}, "runner": sizes}, registry=registry
     )
-    runner = ModelRunner(config, cuda, TorchHistoryModel("cuda:0"), LetterTokenizer(), registry=registry)  # type: ignore[arg-type]
+    runner = build_runner(config, cuda, TorchHistoryModel("cuda:0"), LetterTokenizer(), registry=registry)  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     asked = []
     for i in range(9):
@@ -90,7 +90,7 @@ def test_a_captured_draft_model_has_read_what_the_target_has(chunk, blocks, stra
     assert summary["failed_steps"] == summary["failed_proposals"] == 0
     assert (summary["preemptions"] > 0) == (blocks == 21)
     naive = parse({"speculative": {"method": "naive"}, "runner": {"max_num_seqs": 1}})
-    plain = ModelRunner(naive, ReferenceBackend(), HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
+    plain = build_runner(naive, ReferenceBackend(), HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
     for request in asked:
         output = outputs[request.request_id]
         assert (output.drafted == 0) == (request.params.num_speculative_tokens == 0)

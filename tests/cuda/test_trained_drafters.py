@@ -10,7 +10,7 @@ import pytest
 
 from specdec_hal.config import parse
 from specdec_hal.models import load_model
-from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
+from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_runner
 from tests.proposers.test_eagle3 import PROMPTS
 from tests.support import dflash, drafters
 from tests.support.committed_drafters import acceptance_of
@@ -34,7 +34,7 @@ def decode(model: Any, cuda: Any, folder: Path | None, temperature: float, **run
     if folder is not None:
         speculative = {"method": "auto", "path": str(folder), "num_speculative_tokens": DRAFTS, "adaptive": False}
     sizes = {"prefill_chunk": 4, "max_num_seqs": 2, "max_model_len": 64, "block_size": 4, **runner}
-    one = ModelRunner(parse({"speculative": speculative, "runner": sizes}), cuda, model)
+    one = build_runner(parse({"speculative": speculative, "runner": sizes}), cuda, model)
     for _ in range(2):  # the second time captured steps are replayed
         for number, prompt in enumerate(PROMPTS):
             params = SamplingParams(max_new_tokens=20, temperature=temperature, seed=number)

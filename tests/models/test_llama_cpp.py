@@ -157,7 +157,7 @@ def test_drafts_change_the_steps_and_not_the_tokens(file: Path, sampling: dict[s
         ({"method": "naive"}, {"max_num_seqs": 1}),
     ):
         config = parse({"speculative": speculative, "runner": {**runner_settings, "max_model_len": 1024}})
-        runner = sd.ModelRunner(
+        runner = sd.build_runner(
             config, sd.get_backend("reference"), load_model(file, threads=1, batch_invariant=True), tokenizer
         )
         for at, prompt in enumerate(prompts):

@@ -10,7 +10,7 @@ import pytest
 import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.models.checkpoint import read_config
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.runner import runner as runner_module
 from tests.models.conftest import Shape, write_checkpoint
 
@@ -41,7 +41,7 @@ def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest
             },
             "speculative": {"method": "ngram" if k else "naive", "num_speculative_tokens": k},
         })  # fmt: skip
-        runner = ModelRunner(settings, sd.get_backend("reference" if on_host else "cuda"), model)
+        runner = build_runner(settings, sd.get_backend("reference" if on_host else "cuda"), model)
         for layer in model.pool_layers():
             layer.fill_(3.0)  # what nobody has computed changes tokens
         text, scores, found = list[int](), list[float](), []

@@ -21,9 +21,9 @@ from specdec_hal.config import parse
 from specdec_hal.models.checkpoint import read_config
 from specdec_hal.models.llama_cuda import load
 from specdec_hal.models.llama_cuda_tp import load_part
-from specdec_hal.parallel.runner import RankRunner
+from specdec_hal.parallel.runner import RankHook
 from specdec_hal.parallel.vocabulary import ShardedLogitsHead
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.tensors.device import TorchDevice
 from specdec_hal.tensors.group import ProcessGroup
 from tests.support.cuda_on_host import CudaOnHost
@@ -61,12 +61,12 @@ class CountedPart(ShardedLogitsHead):
         super().sample_target(*args, **operands)
 
 
-class PartsRunner(RankRunner):
+class PartsHook(RankHook):
     """Samples from parts of the vocabulary, however many ranks and rows there are."""
 
-    def _sharded_head(self) -> ShardedLogitsHead:
-        kernels: Any = self.backend if hasattr(self.backend, "bind_part") else CudaOnHost()
-        self.part = CountedPart(self._group, self.model.config.vocab_size, kernels, self.model, least_rows=1)
+    def logits_head(self, backend: Any, model: Any) -> ShardedLogitsHead:
+        kernels: Any = backend if hasattr(backend, "bind_part") else CudaOnHost()
+        self.part = CountedPart(self._group, model.config.vocab_size, kernels, model, least_rows=1)
         return self.part
 
 
@@ -76,14 +76,14 @@ def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transp
     short = device == "cpu"
     backend = sd.get_backend("reference") if short else sd.get_backend("cuda", options={"device": int(device[5:])})
     if short:
-        from specdec_hal.runner import runner as module
+        from specdec_hal.runner import build as module
 
         module.get_device = lambda device, framework: TorchDevice("cpu")  # type: ignore[assignment]
     config, options = read_config(folder), {"device": device, "dtype": "float32"}
     group = ProcessGroup(rank, size, rendezvous, 120, device, nccl=transport == "nccl") if size else None
     model = load(folder, config, **options) if group is None else load_part(folder, config, group=group, **options)
 
-    def outputs(k: int, graph: bool, kind: type[ModelRunner], **more: Any) -> dict[str, Any]:
+    def outputs(k: int, graph: bool, kind: type[RankHook] | None = None) -> dict[str, Any]:
         method = {"method": "ngram" if k else "naive", "num_speculative_tokens": k}
         settings = parse({
             "model": {"path": folder, "framework": "torch"},
@@ -91,7 +91,8 @@ def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transp
             "runner": {"max_num_seqs": 3, "max_model_len": 128, "graph": graph, "block_size": 16},
             "speculative": method,
         })  # fmt: skip
-        runner = kind(settings, backend, model, **more)
+        hook = None if kind is None else kind(settings, group)  # type: ignore[arg-type]
+        runner = build_runner(settings, backend, model, hook=hook)
         for request in requests(config.vocab_size, short):
             runner.add_request(request)
         found = {
@@ -99,20 +100,20 @@ def main(folder: str, rank: int, size: int, rendezvous: str, device: str, transp
             for name, one in runner.run().items()
         }
         summary = runner.summary()
-        assert not isinstance(runner, PartsRunner) or runner.part.used
+        assert not isinstance(hook, PartsHook) or hook.part.used
         assert summary["failed_steps"] == summary["graph_failures"] == 0, summary
         assert (summary["graphs"] > 0) == (graph and transport == "nccl"), "captured where that was asked"
         assert not k or short or summary["accepted_tokens"] > 0, "drafts were accepted"
         return found
 
     if group is None:
-        found = outputs(0, False, ModelRunner)
+        found = outputs(0, False)
     else:
-        found = outputs(0, False, RankRunner, group=group)
+        found = outputs(0, False, RankHook)
         ways = [(3, False)] if short else [(0, True), (3, False), (3, True)]
         for k, graph in ways:
-            others = [outputs(k, graph, RankRunner, group=group)] if not short else []
-            others.append(outputs(k, graph, PartsRunner, group=group))
+            others = [outputs(k, graph, RankHook)] if not short else []
+            others.append(outputs(k, graph, PartsHook))
             for other in others:
                 assert short or other == found, f"K = {k}, graph {graph}"
                 tokens = {name: one[0] for name, one in other.items()}

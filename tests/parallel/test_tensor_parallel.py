@@ -114,14 +114,17 @@ def on_threads(
     **speculative: Any,
 ) -> list[Any]:
     """What each rank's runner gives, all in this process."""
-    from specdec_hal.parallel.runner import RankRunner
+    from specdec_hal.parallel.runner import RankHook
+    from specdec_hal.runner import build_runner
 
     config = parse(settings(path, ranks, vocabulary_parallel, **speculative))
 
     def work(group: Any) -> Any:
         runtime = Runtime(config)
         model = runtime.load_model(group=group)
-        return what(RankRunner(config, runtime.backend, model, runtime.load_tokenizer(), group=group))
+        return what(
+            build_runner(config, runtime.backend, model, runtime.load_tokenizer(), hook=RankHook(config, group))
+        )
 
     return Threads(ranks).run(work)
 
@@ -228,7 +231,8 @@ def test_processes_give_the_tokens_of_one_process_until_one_dies(checkpoint: Pat
 
 
 def test_a_rank_that_decides_differently_is_named(checkpoint: Path) -> None:
-    from specdec_hal.parallel.runner import RankRunner
+    from specdec_hal.parallel.runner import RankHook
+    from specdec_hal.runner import build_runner
 
     config = parse(settings(checkpoint, 2, method="naive"))
 
@@ -238,7 +242,7 @@ def test_a_rank_that_decides_differently_is_named(checkpoint: Path) -> None:
         if group.rank == 1:
             right = model.compute_logits
             model.compute_logits = lambda hidden: right(hidden).roll(1, 1) if steps() == 2 else right(hidden)
-        runner = RankRunner(config, runtime.backend, model, runtime.load_tokenizer(), group=group)
+        runner = build_runner(config, runtime.backend, model, runtime.load_tokenizer(), hook=RankHook(config, group))
         steps = lambda: runner.metrics.steps  # noqa: E731
         runner.add_request(requests()[0])
         return runner.run()

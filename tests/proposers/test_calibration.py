@@ -14,7 +14,7 @@ from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError
 from specdec_hal.models import load_model
 from specdec_hal.proposers import eagle3
-from specdec_hal.runner import ModelRunner
+from specdec_hal.runner import ModelRunner, build_runner
 from tests.models.test_eagle3 import make_head
 from tests.support.drafters import perfect
 
@@ -26,7 +26,7 @@ def _short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_runner(target: Path, head: Path, **settings: Any) -> ModelRunner:
     speculative = {"method": "auto", "path": str(head), "calibrate": True, "eagle3": settings}
-    return ModelRunner(parse({"speculative": speculative}), ReferenceBackend(), load_model(target))
+    return build_runner(parse({"speculative": speculative}), ReferenceBackend(), load_model(target))
 
 
 @pytest.mark.parametrize(

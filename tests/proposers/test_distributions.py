@@ -11,7 +11,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.proposers.draft_sampler import DraftSampler
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import Request, SamplingParams, build_runner
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
 from tests.support.markov_model import MarkovModel
 
@@ -49,7 +49,7 @@ def decode(
         },
         registry=registry,
     )  # fmt: skip
-    runner = ModelRunner(config, ReferenceBackend(), MarkovModel(TARGET, DRAFT), registry=registry)
+    runner = build_runner(config, ReferenceBackend(), MarkovModel(TARGET, DRAFT), registry=registry)
     for seed in range(requests):
         runner.add_request(Request(str(seed), PROMPT, SamplingParams(max_new_tokens=5, seed=seed, **FILTERS)))
     counts = np.zeros((4, 4, 4))

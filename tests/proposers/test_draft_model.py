@@ -17,7 +17,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.plugin.model import FINAL_NORM, DeviceBatch, ForwardBatch, ModelConfig
-from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
+from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_runner
 from tests.proposers.conftest import PROPOSERS, registry_with_draft_model, settings_of
 from tests.support.cuda_on_host import CudaOnHost, why_not
 from tests.support.history_model import CONTEXT, VOCABULARY, DeviceHistoryModel, HistoryModel
@@ -78,7 +78,7 @@ def decode(
     config = parse(
         {"runner": {**sizes, "overlap": keys.get("overlap", False)}, "speculative": speculative}, registry=registry
     )
-    runner = ModelRunner(config, backend, DeviceHistoryModel() if on_device else HistoryModel(), registry=registry)
+    runner = build_runner(config, backend, DeviceHistoryModel() if on_device else HistoryModel(), registry=registry)
     for number, (prompt, params) in enumerate(asked):
         params = params.model_copy(update={"num_speculative_tokens": None}) if plain else params
         runner.add_request(Request(str(number), prompt, params))
@@ -164,7 +164,7 @@ def test_a_chain_has_read_what_the_target_has(k: int, chunk: int, blocks: int, o
     config = parse({"runner": sizes, "speculative": speculative}, registry=registry)
     backend = ReferenceBackend()
     backend.debug = True
-    runner = ModelRunner(config, backend, DeviceHistoryModel(), registry=registry)
+    runner = build_runner(config, backend, DeviceHistoryModel(), registry=registry)
     wanted = (None, None, 1, 0, None)
     asked = [
         ([3, 4, 5 + i] * (1 + i), SamplingParams(max_new_tokens=21, num_speculative_tokens=most))
@@ -263,7 +263,7 @@ def test_a_request_that_drafts_again_lacks_nothing(method: str, device: bool, mo
     if not speculative[method]:
         del speculative[method]
     config = parse({"runner": {"max_num_seqs": 2, "block_size": 3}, "speculative": speculative}, registry=registry)
-    runner = ModelRunner(
+    runner = build_runner(
         config, ReferenceBackend(), DeviceHistoryModel() if device else HistoryModel(), registry=registry
     )
     for number, prompt in enumerate(prompts):

@@ -15,7 +15,7 @@ from specdec_hal.config import parse
 from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.errors import ConfigError, UnsupportedError
 from specdec_hal.models import load_model
-from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, build_runner
 from tests.support.committed_drafters import acceptance_of
 from tests.support.drafters import perfect
 from tests.support.history_model import HistoryModel
@@ -41,7 +41,7 @@ def make_runner(target: Path, speculative: dict[str, Any], framework: str = "aut
         pytest.importorskip(framework)
     speculative = {"num_speculative_tokens": 4, **speculative}
     config = parse({"speculative": speculative, "runner": {"prefill_chunk": 4, "max_num_seqs": 2, **runner}})
-    return ModelRunner(config, ReferenceBackend(), load(target, framework))
+    return build_runner(config, ReferenceBackend(), load(target, framework))
 
 
 def decode(runner: ModelRunner, temperature: float = 0.0, tokens: int = 20) -> list[RequestOutput]:
@@ -211,7 +211,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     folder = head.write_speculators(tmp_path / "head")
     config = parse({"speculative": with_head(folder)})
     with pytest.raises(UnsupportedError, match="lends its embedding, got HistoryModel"):
-        ModelRunner(config, ReferenceBackend(), HistoryModel())  # type: ignore[arg-type]
+        build_runner(config, ReferenceBackend(), HistoryModel())  # type: ignore[arg-type]
     other = head.write_speculators(tmp_path / "other", speculators_model_type="mtp")
     with pytest.raises(UnsupportedError, match="a drafter of the kind 'mtp', which no method runs"):
         make_runner(target, {"method": "auto", "path": str(other)})

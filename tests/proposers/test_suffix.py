@@ -13,7 +13,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.errors import RequestError
 from specdec_hal.proposers.suffix import SuffixCounts
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from tests.support.history_model import HistoryModel
 
 DEPTH = 3
@@ -92,7 +92,7 @@ def test_among_equals_the_latest() -> None:
 def runner(method: str, **settings: Any) -> ModelRunner:
     speculative = {"method": method, "num_speculative_tokens": 5, method: settings}
     config = parse({"runner": {"max_num_seqs": 1, "prefill_chunk": 8}, "speculative": speculative})
-    return ModelRunner(config, ReferenceBackend(), HistoryModel())
+    return build_runner(config, ReferenceBackend(), HistoryModel())
 
 
 def steps(one: ModelRunner, prompts: list[list[int]]) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, build_runner
 from tests.proposers.test_eagle3 import PROMPTS, finish, load
 from tests.support import dflash, drafters
 
@@ -45,7 +45,7 @@ def make(request: pytest.FixtureRequest, drafter: str, tmp_path: Path) -> Make:
         blocks = {"block_size": 4} if request.param == "device" else {}
         sizes = {"prefill_chunk": 4, "max_num_seqs": 2, "max_model_len": 64, **blocks}
         config = parse({"speculative": speculative if drafts else {"method": "naive"}, "runner": {**sizes, **runner}})
-        return ModelRunner(config, ReferenceBackend(), load(target, request.param))
+        return build_runner(config, ReferenceBackend(), load(target, request.param))
 
     return runner
 

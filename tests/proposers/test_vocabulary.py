@@ -14,7 +14,7 @@ from specdec_hal.conformance.statistics import ALPHA, g_test
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.plugin.model import ModelConfig
 from specdec_hal.proposers.vocabulary import intersection, padded, same_tokens
-from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams
+from specdec_hal.runner import Request, RequestOutput, SamplingParams, build_runner
 from tests.proposers.conftest import registry_with_draft_model
 from tests.proposers.test_distributions import FILTERS, PROMPT, TARGET, joint
 from tests.support.markov_model import MarkovModel
@@ -92,7 +92,7 @@ def decode(
     if speculative["method"] == "imitation":
         speculative |= {"imitation": {"path": "nowhere"}, "verify_strategy": params.pop("strategy", "target_match")}
     config = parse({"runner": {"max_num_seqs": 50, "prefill_chunk": 4}, "speculative": speculative}, registry=registry)
-    runner = ModelRunner(config, ReferenceBackend(), MarkovModel(TARGET), registry=registry)
+    runner = build_runner(config, ReferenceBackend(), MarkovModel(TARGET), registry=registry)
     for seed in range(requests):
         runner.add_request(Request(str(seed), PROMPT, SamplingParams(seed=seed, return_drafts=True, **params)))
     outputs = runner.run()

@@ -9,7 +9,7 @@ import pytest
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.ops import TokenOrder
-from specdec_hal.runner import ModelRunner
+from specdec_hal.runner import ModelRunner, build_runner
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
 
@@ -31,7 +31,7 @@ def make_runner(
     config = parse({**sections, "model": model_settings or {}})
     backend = PrefillFirst() if prefill_first else ReferenceBackend()
     backend.debug = config.runner.debug
-    return ModelRunner(config, backend, model or HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
+    return build_runner(config, backend, model or HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from specdec_hal.models.weights import expected_shapes
 from specdec_hal.plugin.hookspecs import ModelSpec, hookimpl
 from specdec_hal.plugin.model import ModelMemory
 from specdec_hal.plugin.registry import BUILTINS, Registry
-from specdec_hal.runner import ModelRunner
+from specdec_hal.runner import build_runner
 from specdec_hal.runner.footprint import footprint
 from specdec_hal.tensors.device import HostDevice
 from tests.runner.conftest import make_runner
@@ -139,7 +139,7 @@ def test_the_draft_model_counts(strategy: str, free: Any, monkeypatch: pytest.Mo
     wanted = with_draft_model(strategy, framework="paddle")
     model = load_model(DRAFT, "paddle")
     parts = footprint(parse(wanted), model, 64, 64)
-    proposer: Any = ModelRunner(parse(wanted), ReferenceBackend(), model)._proposer
+    proposer: Any = build_runner(parse(wanted), ReferenceBackend(), model)._proposer
     assert parts["drafts' logits"] == proposer._sampler.logits.nbytes
     if strategy == "rejection":
         drawn = proposer._sampler.probs.nbytes + proposer._sampler._drawn_from.nbytes
@@ -153,7 +153,7 @@ def test_the_draft_model_counts(strategy: str, free: Any, monkeypatch: pytest.Mo
         free(size)
         monkeypatch.setattr(model, "allocate", lambda *sizes: pytest.fail("allocated"))
         with pytest.raises(InsufficientMemoryError, match=r"^runner: .*draft model's weights as float32 "):
-            ModelRunner(parse(wanted), ReferenceBackend(), model)
+            build_runner(parse(wanted), ReferenceBackend(), model)
 
 
 def test_a_draft_model_in_blocks_counts() -> None:
@@ -169,7 +169,7 @@ def test_a_draft_model_in_blocks_counts() -> None:
         if memory is None:
             assert not any(name.startswith("draft model's") for name in parts)
             continue
-        proposer: Any = ModelRunner(config, ReferenceBackend(), model, registry=registry)._proposer
+        proposer: Any = build_runner(config, ReferenceBackend(), model, registry=registry)._proposer
         blocks, block_size = proposer._model.cache.shape
         assert parts["draft model's weights"] == 1000
         assert parts["draft model's KV cache"] == blocks * block_size * 48

@@ -13,7 +13,7 @@ from specdec_hal.config import parse
 from specdec_hal.errors import CaptureError, EngineDeadError
 from specdec_hal.plugin.proposer import StepView
 from specdec_hal.plugin.registry import Registry
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.tensors.device import DeviceGraph, HostDevice
 from specdec_hal.tensors.graph_capture import capturing, refuse_in_capture
 from tests.proposers.conftest import registry_with_draft_model, settings_of
@@ -53,7 +53,7 @@ class LaunchingBackend(ReferenceBackend):
 
 @pytest.fixture(autouse=True)
 def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_hal.runner.runner.get_device", lambda place, framework: GraphDevice())
+    monkeypatch.setattr("specdec_hal.runner.build.get_device", lambda place, framework: GraphDevice())
 
 
 def make(method: str, registry: Registry, settings: Any, strategy: str = "target_match", **keys: Any) -> ModelRunner:
@@ -62,7 +62,7 @@ def make(method: str, registry: Registry, settings: Any, strategy: str = "target
         {"speculative": speculative, "runner": {"max_num_seqs": 2, "prefill_chunk": 5, **keys}}, registry=registry
     )
     tokenizer: Any = LetterTokenizer()
-    return ModelRunner(config, LaunchingBackend(), DeviceHistoryModel(), tokenizer, registry=registry)
+    return build_runner(config, LaunchingBackend(), DeviceHistoryModel(), tokenizer, registry=registry)
 
 
 def decode(runner: ModelRunner, turn: int = 0) -> list[tuple[int, ...]]:
@@ -80,14 +80,14 @@ def decode(runner: ModelRunner, turn: int = 0) -> list[tuple[int, ...]]:
 def plain_tokens(prompt: list[int], params: SamplingParams) -> tuple[int, ...]:
     """Without speculation, graphs or other requests."""
     tokenizer: Any = LetterTokenizer()
-    runner = ModelRunner(parse({"runner": {"max_num_seqs": 1}}), ReferenceBackend(), HistoryModel(), tokenizer)
+    runner = build_runner(parse({"runner": {"max_num_seqs": 1}}), ReferenceBackend(), HistoryModel(), tokenizer)
     runner.add_request(Request("plain", prompt, params))
     return runner.run()["plain"].token_ids
 
 
 def plain() -> list[tuple[int, ...]]:
     tokenizer: Any = LetterTokenizer()
-    return decode(ModelRunner(parse({"runner": {"max_num_seqs": 1}}), ReferenceBackend(), HistoryModel(), tokenizer))
+    return decode(build_runner(parse({"runner": {"max_num_seqs": 1}}), ReferenceBackend(), HistoryModel(), tokenizer))
 
 
 @pytest.mark.parametrize("method", ["suffix", "guess"])

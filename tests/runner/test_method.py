@@ -11,7 +11,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.plugin.model import ModelCapabilities
 from specdec_hal.plugin.registry import default as registry
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.runner.draft_length import DraftLengths
 from specdec_hal.runner.method import chosen
 from tests.runner.conftest import make_runner
@@ -77,7 +77,7 @@ def test_what_is_chosen_otherwise(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, "specdec_hal"):
-        runner = ModelRunner(parse({"speculative": speculative}), lacking(*missing), model())
+        runner = build_runner(parse({"speculative": speculative}), lacking(*missing), model())
     assert drafting(runner) == expected
     (record,) = (one for one in caplog.records if one.levelno == logging.INFO)
     assert f": {expected[0]}, since {why}; at most {expected[1]} drafts a step, " in record.getMessage()

@@ -15,7 +15,7 @@ from specdec_hal.config import parse
 from specdec_hal.errors import ConfigError, RequestError
 from specdec_hal.plugin.model import ModelCapabilities, ModelConfig
 from specdec_hal.proposers.mtp import MTPProposer
-from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, journal
+from specdec_hal.runner import ModelRunner, Request, RequestOutput, SamplingParams, build_runner, journal
 from specdec_hal.runner.blocks import BlockPool, block_keys
 from tests.proposers.conftest import registry_with_draft_model, settings_of
 from tests.runner.test_equality import plain_decoding, scored_prompt
@@ -31,7 +31,7 @@ def make(method: str = "ngram", k: int = 3, *, model: DeviceHistoryModel | None 
         speculative[method] = section
     runner = {"max_num_seqs": 3, "prefill_chunk": 9, "block_size": BLOCK, "overlap": False, **sizes}
     config = parse({"runner": runner, "speculative": speculative}, registry=registry)
-    return ModelRunner(config, ReferenceBackend(), model or DeviceHistoryModel(), registry=registry)
+    return build_runner(config, ReferenceBackend(), model or DeviceHistoryModel(), registry=registry)
 
 
 def run(runner: ModelRunner, *asked: tuple[list[int], SamplingParams]) -> list[RequestOutput]:

@@ -9,7 +9,7 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.runner.report import StepReport
 from specdec_hal.runner.request import TokenLogprobs
 from specdec_hal.runner.state import REPORT, ROW_SCORES
@@ -109,7 +109,7 @@ def test_a_step_copies_what_its_requests_ask_for(
     """Log-probabilities without alternatives come with the rest of a step: no copy of their own."""
     config = parse({"runner": {"max_num_seqs": 2}, "speculative": {"method": "naive"}})
     tokenizer: Any = LetterTokenizer()
-    runner = ModelRunner(config, ReferenceBackend(), DeviceHistoryModel(), tokenizer)
+    runner = build_runner(config, ReferenceBackend(), DeviceHistoryModel(), tokenizer)
     fetched, made = list[Any](), list[Any]()
     fetch, outputs = runner.state.report.fetch, runner.state.device.outputs
     monkeypatch.setattr(runner.state.report, "fetch", lambda names: fetched.append(names) or fetch(names))
@@ -129,7 +129,7 @@ def test_accepted_drafts_of_few_requests_in_many_slots() -> None:
             {"runner": {"max_num_seqs": slots}, "speculative": {"method": "ngram", "num_speculative_tokens": 4}}
         )
         tokenizer: Any = LetterTokenizer()
-        runner = ModelRunner(config, ReferenceBackend(), DeviceHistoryModel(), tokenizer)
+        runner = build_runner(config, ReferenceBackend(), DeviceHistoryModel(), tokenizer)
         runner.add_request(Request("a", [3, 1, 2, 3, 1, 2, 3], SamplingParams(max_new_tokens=20)))
         outputs.append(runner.run()["a"])
         assert runner.summary()["accepted_tokens"] == outputs[-1].accepted > 0

@@ -24,7 +24,7 @@ from specdec_hal.plugin.hookspecs import ModelSpec, ProposerSpec, hookimpl
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, ModelCapabilities
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, SlotView, StepView
 from specdec_hal.plugin.registry import BUILTINS, Registry
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from tests.runner.conftest import PrefillFirst
 from tests.runner.test_equality import plain_decoding
 from tests.support.history_model import CONTEXT, VOCABULARY, DeviceHistoryModel, HistoryModel, LetterTokenizer
@@ -93,7 +93,7 @@ def runner_with(
         registry=registry,
     )
     tokenizer: Any = LetterTokenizer()
-    return ModelRunner(config, backend or ReferenceBackend(), model or HistoryModel(), tokenizer, registry=registry)
+    return build_runner(config, backend or ReferenceBackend(), model or HistoryModel(), tokenizer, registry=registry)
 
 
 def decode(runner: ModelRunner, **sampling: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def decode(runner: ModelRunner, **sampling: Any) -> dict[str, Any]:
 def plain(**sampling: Any) -> dict[str, Any]:
     config = parse({"speculative": {"method": "naive"}, "runner": {"max_num_seqs": 1}})
     tokenizer: Any = LetterTokenizer()
-    return decode(ModelRunner(config, ReferenceBackend(), HistoryModel(), tokenizer), **sampling)
+    return decode(build_runner(config, ReferenceBackend(), HistoryModel(), tokenizer), **sampling)
 
 
 class TestOneRegistry:
@@ -184,9 +184,9 @@ class TestOneRegistry:
         config = parse({"speculative": {"method": "guess"}}, registry=registry)
         backend, model = ReferenceBackend(), HistoryModel()
         with pytest.raises(ConfigError, match=r"configuration:speculative\.guess: not checked; parse it"):
-            ModelRunner(config, backend, model, registry=with_proposer(Guess))
+            build_runner(config, backend, model, registry=with_proposer(Guess))
         with pytest.raises(UnsupportedError, match="unknown speculative method 'guess'"):
-            ModelRunner(config, backend, model, registry=Registry(entry_points=(), builtins=(PROPOSERS,)))
+            build_runner(config, backend, model, registry=Registry(entry_points=(), builtins=(PROPOSERS,)))
 
 
 class TestHostProposer:
@@ -517,7 +517,7 @@ def test_pads_drafts_that_fails_is_its_plugins_fault() -> None:
     registry = with_proposer(Guess, pads_drafts=lambda settings: settings["guess"])
     speculative = {"method": "guess", "guess": {"guess": 4}}
     with pytest.raises(PluginError, match=r"proposer 'guess' of plug-in 'guess' .*: its pads_drafts raised TypeError"):
-        ModelRunner(
+        build_runner(
             parse({"speculative": speculative}, registry=registry),
             ReferenceBackend(),
             HistoryModel(),
@@ -537,7 +537,7 @@ def test_the_settings_of_ngram_reach_its_op() -> None:
     backend, calls = ReferenceBackend(), []
     plan = backend.plan
     backend.plan = lambda call: calls.append(call) or plan(call)  # type: ignore[func-returns-value, method-assign]
-    runner = ModelRunner(config, backend, HistoryModel())
+    runner = build_runner(config, backend, HistoryModel())
     (match,) = [call for call in calls if call.op.name == "ngram_match"]
     assert {name: match.attrs[name] for name in ngram} == {**ngram, "match_policy": MatchPolicy.LEFTMOST}
     assert runner.max_model_len == CONTEXT - 3  # padded drafts get their room
@@ -566,7 +566,7 @@ def test_a_second_run_binds_and_allocates_nothing(
     speculative = {"method": "ngram", "num_speculative_tokens": 3, "verify_strategy": strategy}
     config = parse({"speculative": speculative, "runner": {"max_num_seqs": 2, "prefill_chunk": 5}})
     tokenizer: Any = LetterTokenizer()
-    runner = ModelRunner(config, backend, HistoryModel(), tokenizer)
+    runner = build_runner(config, backend, HistoryModel(), tokenizer)
     first = decode(runner, **sampling)
     assert backend.bound > 5
     backend.bound = 0
@@ -581,7 +581,7 @@ def test_alternatives_are_rounded_up_and_delivered_as_asked() -> None:
     """Plans for 3 and for 4 alternatives are the same, what a request gets is not."""
     backend = Counting()
     tokenizer: Any = LetterTokenizer()
-    runner = ModelRunner(parse({}), backend, HistoryModel(), tokenizer)
+    runner = build_runner(parse({}), backend, HistoryModel(), tokenizer)
     tops: dict[int, list[Any]] = {}
     for wanted in (4, 3, 0, 23, 1000):
         runner.add_request(Request("a", [3, 4], SamplingParams(max_new_tokens=6, logprobs=wanted)))

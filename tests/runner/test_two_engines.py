@@ -18,7 +18,7 @@ import pytest
 import specdec_hal as sd
 from specdec_hal.config import parse
 from specdec_hal.errors import CaptureError
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import Request, SamplingParams, build_runner
 from specdec_hal.tensors.graph_capture import capturing, check_stream, refuse_in_capture
 from tests.runner.test_graphs import GraphDevice, LaunchingBackend, plain_tokens
 from tests.support.history_model import DeviceHistoryModel, LetterTokenizer
@@ -46,7 +46,7 @@ class StreamDevice(GraphDevice):
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_hal.runner.runner.get_device", lambda place, framework: StreamDevice())
+    monkeypatch.setattr("specdec_hal.runner.build.get_device", lambda place, framework: StreamDevice())
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
@@ -69,7 +69,7 @@ def engine(seed: int) -> Callable[[], None]:
     def rounds() -> None:
         tokenizer: Any = LetterTokenizer()
         settings = {"speculative": {"method": "ngram", "num_speculative_tokens": 3}, "runner": {"max_num_seqs": 1}}
-        runner = ModelRunner(parse(settings), LaunchingBackend(), DeviceHistoryModel(), tokenizer)
+        runner = build_runner(parse(settings), LaunchingBackend(), DeviceHistoryModel(), tokenizer)
         for turn in range(ROUNDS):
             runner.add_request(Request(str(turn), prompt, params))
             (output,) = runner.run().values()

@@ -16,7 +16,7 @@ from specdec_hal.config import parse
 from specdec_hal.engine import LLM, AsyncEngine
 from specdec_hal.engine.runtime import Runtime
 from specdec_hal.errors import RequestError
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
 from specdec_hal.serve.service import Service
 from tests.proposers.conftest import registry_with_draft_model, settings_of
 from tests.runner.test_graphs import GraphDevice, LaunchingBackend, plain_tokens
@@ -57,7 +57,7 @@ class CompilingModel(DeviceHistoryModel):
 
 @pytest.fixture(autouse=True)
 def _graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_hal.runner.runner.get_device", lambda place, framework: GraphDevice())
+    monkeypatch.setattr("specdec_hal.runner.build.get_device", lambda place, framework: GraphDevice())
 
 
 def settings(method: str = "ngram", **sections: Any) -> Any:
@@ -72,7 +72,7 @@ def settings(method: str = "ngram", **sections: Any) -> Any:
 def make(method: str = "ngram", model: Any = None, **sections: Any) -> ModelRunner:
     config, registry = settings(method, **sections)
     tokenizer: Any = LetterTokenizer()
-    return ModelRunner(config, LaunchingBackend(), model or CompilingModel(), tokenizer, registry=registry)
+    return build_runner(config, LaunchingBackend(), model or CompilingModel(), tokenizer, registry=registry)
 
 
 def decode(runner: ModelRunner, **more: Any) -> None:
@@ -96,7 +96,7 @@ def test_no_request_waits(method: str, strategy: str) -> None:
     runner = make(method)
     if strategy == "rejection":
         config, registry = settings(method, speculative={"method": method, "verify_strategy": strategy})
-        runner = ModelRunner(config, LaunchingBackend(), CompilingModel(), registry=registry)  # type: ignore[arg-type]
+        runner = build_runner(config, LaunchingBackend(), CompilingModel(), registry=registry)  # type: ignore[arg-type]
     seen = list[tuple[int, int]]()
     runner.warm_up(lambda done, steps: seen.append((done, steps)))
     captured = runner.summary()["graphs"]
@@ -142,7 +142,7 @@ def test_everything_is_compiled_before_anything_is_launched() -> None:
 
 def test_where_nothing_is_launched_nothing_is_warmed_up() -> None:
     config, registry = settings()
-    runner = ModelRunner(config, ReferenceBackend(), CompilingModel(), registry=registry)
+    runner = build_runner(config, ReferenceBackend(), CompilingModel(), registry=registry)
     runner.warm_up(lambda done, steps: pytest.fail("a step"))
     runner.add_request(Request("a", [1], SamplingParams()))
     with pytest.raises(RequestError, match=r"warm_up\(\): expected no requests, got 1"):

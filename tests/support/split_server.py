@@ -69,10 +69,10 @@ def be(part: Part, serve: dict[str, Any], listeners: list[int]) -> None:
     settings = config(part.directory, serve)
     if part.name == messages.ENGINE:
         from specdec_hal.backends.reference.backend import ReferenceBackend
-        from specdec_hal.runner import ModelRunner
+        from specdec_hal.runner import build_runner
 
         model: Any = SlowModel()
-        runner = ModelRunner(settings, ReferenceBackend(), model, tokenizer)
+        runner = build_runner(settings, ReferenceBackend(), model, tokenizer)
         EngineProcess(runner, part.directory, settings.serve, resume=part.resume).run()
     elif part.name == messages.TOKENS:
         tokens.run(tokenizer, part.directory, settings.serve)

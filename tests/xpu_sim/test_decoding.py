@@ -12,7 +12,7 @@ from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.config import parse
 from specdec_hal.ops import OPS
 from specdec_hal.plugin.backend import Backend
-from specdec_hal.runner import ModelRunner, Request, SamplingParams
+from specdec_hal.runner import Request, SamplingParams, build_runner
 from tests.support.history_model import HistoryModel, LetterTokenizer
 
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -25,7 +25,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 def decode(backend: Backend, strategy: str, sampling: dict[str, Any], **runner: Any) -> dict[str, list[int]]:
     speculative = {"method": "ngram", "num_speculative_tokens": 4, "verify_strategy": strategy}
     config = parse({"speculative": speculative, "runner": {"max_num_seqs": 3, **runner}})
-    model_runner = ModelRunner(config, backend, HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
+    model_runner = build_runner(config, backend, HistoryModel(), LetterTokenizer())  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     for i in range(7):
         prompt = rng.integers(0, 6, int(rng.integers(1, 20))).tolist()

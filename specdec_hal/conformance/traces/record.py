@@ -231,7 +231,7 @@ class Coarse:
 def record(config: Path, prompts: list[Path]) -> Recording:
     """Every run, from prompts to ends."""
     import specdec_hal as sd
-    from specdec_hal.runner import ModelRunner, Request, SamplingParams
+    from specdec_hal.runner import Request, SamplingParams, build_runner
 
     recording = Recording()
     common = ("runner.max_num_seqs=3", "runner.prefill_chunk=24", "runner.max_model_len=96", "backend.name=reference")
@@ -240,7 +240,7 @@ def record(config: Path, prompts: list[Path]) -> Recording:
     model, tokenizer = runtime.load_model(), runtime.load_tokenizer()
     for name, (overrides, sampling) in RUNS.items():
         settings = sd.load(config, (*common, *drafts, *overrides)).config
-        runner = ModelRunner(settings, RecordingBackend(recording, name), Coarse(model), tokenizer)
+        runner = build_runner(settings, RecordingBackend(recording, name), Coarse(model), tokenizer)
         for number, prompt in enumerate(prompts[:2]):
             ids = tokenizer.encode(prompt.read_text())[: 30 + 20 * number]
             params = SamplingParams(**{"max_new_tokens": 14 + 8 * number, "seed": number, **sampling})
