@@ -22,8 +22,8 @@ DEMO := -C build-dir=$(abspath $(VENV))/build/demo -C cmake.define.SPECDEC_CUDA=
 TEST := $(EDITABLE) ".[paddle,models,test]"
 DEV := $(EDITABLE) ".[dev,docs]"
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-BUILD_TOOLS := "pip>=23.1" "scikit-build-core>=0.10" "apache-tvm-ffi>=0.1.9,<0.2" "setuptools>=77" cmake ninja
-NATIVE := CMakeLists.txt $(shell find kernels_* specdec_hal/models/native -type f -not -name '*.md' 2>/dev/null)
+BUILD_TOOLS := "pip>=23.1" "scikit-build-core>=0.10" "apache-tvm-ffi>=0.1.9,<0.2" "numpy>=1.24" "setuptools>=77" cmake ninja
+NATIVE := CMakeLists.txt $(shell find kernels_* specdec_hal/models/native specdec_hal/ops -type f -not -name '*.md' 2>/dev/null)
 
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 

@@ -75,6 +75,7 @@ if [ "$what" != probes ]; then
     echo "tools/kunlun_check.sh: expected calls to make, found no $cases; write it where specdec_hal is installed" >&2
     exit 2
   fi
+  ${PYTHON:-python3} -m specdec_hal.ops.cpp # writes the headers of the ops
   objects=()
   for name in "${kernels[@]}"; do
     if compile "kernels_xpu_sim/kernels/$name.xpu"; then

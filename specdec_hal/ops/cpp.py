@@ -1,8 +1,8 @@
 """The op table in C++, from the OpSpecs.
 
-``python -m specdec_hal.ops.cpp`` writes, under ``kernels_common/include``, ``specdec/contract.h`` (enumerations and
-limits) and, for each op, ``specdec_ops/<op>.h``: its arguments as a struct, whose fields are named as the contract
-names them, and the ``OpSignature`` by which a call from Python is checked and bound. A kernel file of a compiled
+CMake runs ``python -m specdec_hal.ops.cpp``, which writes, under ``kernels_common/include``, ``specdec/contract.h``
+(enumerations and limits) and, for each op, ``specdec_ops/<op>.h``: its arguments as a struct, whose fields are named as
+the contract names them, and the ``OpSignature`` by which a call from Python is checked and bound. A kernel file of a compiled
 backend includes the header of its op; nothing else is written by hand between a Python call and a kernel.
 """
 
@@ -297,13 +297,10 @@ def _orders(spec: OpSpec, names: tuple[str, ...]) -> list[str]:
 
 
 def main() -> None:
-    """Write the headers into the working tree; what the generator no longer makes is removed."""
-    pages = headers()
-    for path, text in pages.items():
-        path.write_text(text, encoding="utf-8")
-    for path in sorted((INCLUDE / "specdec_ops").glob("*.h")):
-        if path not in pages and NOTICE in path.read_text(encoding="utf-8"):
-            path.unlink()
+    """Write the headers into the working tree. Those that would not change keep their time, so that nothing is rebuilt."""
+    for path, text in headers().items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
