@@ -10,18 +10,13 @@ import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
 from specdec_hal.errors import CaptureError, UnsupportedError
-from specdec_hal.tensors.device import (
-    Device,
-    HostDevice,
-    PaddleDevice,
-    TorchDevice,
-    current_stream_of,
-    download,
-    get_device,
-)
+from specdec_hal.tensors.device import Device, get_device
 from specdec_hal.tensors.graph_capture import capturing, check_stream
+from specdec_hal.tensors.on_host import HostDevice
+from specdec_hal.tensors.on_paddle import PaddleDevice
+from specdec_hal.tensors.on_torch import TorchDevice
 from specdec_hal.tensors.transfer import Field
-from specdec_hal.tensors.views import describe
+from specdec_hal.tensors.views import describe, download, framework
 from tests.support.dlpack import FakeTensor
 
 DTYPES = ("int64", "int32", "uint8", "bool", "float32", "float16", "bfloat16")
@@ -153,7 +148,7 @@ def test_places_and_frameworks():
         get_device("cuda:0", "jax")
     with pytest.raises(UnsupportedError, match="memory on npu:1"):
         get_device("npu:1", "torch")
-    assert current_stream_of("", 0)() == 0
+    assert framework("").current_stream(0)() == 0
 
 
 def test_download_of_any_dlpack_tensor():
@@ -171,7 +166,7 @@ def test_a_paddle_stream_is_asked_for_its_handle(monkeypatch):
             return 0, 0xABC
 
     monkeypatch.setattr(paddle.device, "current_stream", lambda place: asked.append(place) or Stream())
-    assert current_stream_of("paddle", 2)() == 0xABC and asked == ["gpu:2"]
+    assert framework("paddle").current_stream(2)() == 0xABC and asked == ["gpu:2"]
 
 
 FIELDS = {

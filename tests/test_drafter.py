@@ -259,7 +259,7 @@ def test_a_bad_history_among_good_ones_leaves_the_good_ones(named: bool) -> None
 @pytest.mark.torch
 def test_buffers_of_a_framework_are_written_as_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the host cannot write into the state, as on a GPU: here PyTorch's CPU tensors, written through PyTorch."""
-    from specdec_hal.tensors.device import TorchDevice
+    from specdec_hal.tensors.on_torch import TorchDevice
 
     host = make()
     monkeypatch.setattr(module, "get_device", lambda place, framework: TorchDevice("cpu"))

@@ -17,9 +17,8 @@ from specdec_hal.ops import TokenOrder
 from specdec_hal.ops.parts import PART_OPS
 from specdec_hal.ops.validate import Call, check_call
 from specdec_hal.plugin.backend import BoundOp, Launch
-from specdec_hal.tensors.device import current_stream_of, download
 from specdec_hal.tensors.native import load_library
-from specdec_hal.tensors.views import describe, dlpack_view, framework_of
+from specdec_hal.tensors.views import describe, dlpack_view, download, framework, framework_of
 
 _NATIVE = ("torch", "paddle")
 """Frameworks whose tensors tvm-ffi reads without asking them to synchronise anything."""
@@ -73,7 +72,7 @@ class CudaBackend(IndexBackend):
         tensor = next(tensor for tensor in call.tensors.values() if tensor is not None)
         info = describe(tensor)
         index = int(info.device.partition(":")[2] or 0) if info is not None else 0
-        return current_stream_of(framework_of(type(tensor)), index)
+        return framework(framework_of(type(tensor))).current_stream(index)
 
     def to_host(self, tensor: Any) -> NDArray[Any]:
         """A copy; waits for the device."""

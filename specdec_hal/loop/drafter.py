@@ -20,7 +20,9 @@ from specdec_hal.plugin.backend import Backend
 from specdec_hal.plugin.proposer import Proposer, ProposerContext, SlotView, StepBounds, StepView
 from specdec_hal.plugin.registry import Registry, or_default
 from specdec_hal.runner.state import DecodeState
-from specdec_hal.tensors.device import Device, HostDevice, download, get_device
+from specdec_hal.tensors.device import Device, get_device
+from specdec_hal.tensors.on_host import HostDevice
+from specdec_hal.tensors.views import download
 
 if TYPE_CHECKING:
     from specdec_hal.config import Config

@@ -18,8 +18,8 @@ from specdec_hal.ops.spec import FLOATS
 from specdec_hal.plugin import registry
 from specdec_hal.plugin.backend import Backend, BoundOp
 from specdec_hal.runner.state import DecodeState
-from specdec_hal.tensors.device import Device, contiguous, get_device, hand_over
-from specdec_hal.tensors.views import as_numpy, describe, framework_of
+from specdec_hal.tensors.device import Device, get_device
+from specdec_hal.tensors.views import as_numpy, describe, framework, framework_of
 
 _NO_LIMIT = 1 << 62
 _MOST_BATCHES = 64
@@ -66,16 +66,16 @@ def logit_batch(
     except TypeError as error:
         fail("end_tokens", "integers", str(error), "pass token ids")
     served_by = backend if isinstance(backend, Backend) else backend_for(info.device.partition(":")[0], backend)
-    framework = framework_of(type(logits))
+    held_by = framework_of(type(logits))
     size, width, vocabulary = info.shape[0], info.shape[1] if rank == 3 else 1, info.shape[-1]
-    key = (served_by, info.device, framework, size, width, ends)
+    key = (served_by, info.device, held_by, size, width, ends)
     batch = _kept.batches.get(key)
     if batch is None:
         if len(_kept.batches) >= _MOST_BATCHES:
             _kept.batches.clear()
-        batch = LogitBatch(served_by, get_device(info.device, framework), framework, size, width, ends)
+        batch = LogitBatch(served_by, get_device(info.device, held_by), held_by, size, width, ends)
         _kept.batches[key] = batch
-    flat = (logits if info.contiguous else contiguous(logits)).reshape((size * width, vocabulary))
+    flat = (logits if info.contiguous else framework(held_by).contiguous(logits)).reshape((size * width, vocabulary))
     batch.function, batch.logits, batch.vocabulary = function, flat, vocabulary
     try:
         yield batch
@@ -285,5 +285,5 @@ class LogitBatch:
     def give(self, tensor: Any) -> Any:
         """A copy for the caller, in the framework of the logits."""
         if self.device.name == "cpu":
-            return hand_over(tensor, self._framework)
+            return framework(self._framework).on_host(tensor)
         return self.device.copy(tensor)

@@ -29,7 +29,7 @@ from specdec_hal.models.drafter import Blocks, DrafterWeights, Eagle3Config
 from specdec_hal.models.paged import Layer, PagedStore, Placed, launchers, on_torch
 from specdec_hal.models.rope import rotations
 from specdec_hal.plugin.model import DeviceBatch, ForwardBatch, TargetModel
-from specdec_hal.tensors.device import download
+from specdec_hal.tensors.views import download
 
 _BLOCK_SIZE = 64  # of a cache that no target's blocks decide
 

@@ -2,8 +2,8 @@
 
 CMake runs ``python -m specdec_hal.ops.cpp``, which writes, under ``kernels_common/include``, ``specdec/contract.h``
 (enumerations and limits) and, for each op, ``specdec_ops/<op>.h``: its arguments as a struct, whose fields are named as
-the contract names them, and the ``OpSignature`` by which a call from Python is checked and bound. A kernel file of a compiled
-backend includes the header of its op; nothing else is written by hand between a Python call and a kernel.
+the contract names them, and the ``OpSignature`` by which a call from Python is checked and bound. A kernel file of a
+compiled backend includes the header of its op; nothing else is written by hand between a Python call and a kernel.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def _orders(spec: OpSpec, names: tuple[str, ...]) -> list[str]:
 
 
 def main() -> None:
-    """Write the headers into the working tree. Those that would not change keep their time, so that nothing is rebuilt."""
+    """Write the headers into the working tree. Those that would not change keep their time: nothing is rebuilt."""
     for path, text in headers().items():
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from specdec_hal.errors import UnsupportedError
 from specdec_hal.models.drafter import Eagle3Config, target_of
 from specdec_hal.plugin.model import FINAL_NORM, ForwardBatch, Segment, TargetModel
-from specdec_hal.tensors.device import download
+from specdec_hal.tensors.views import download
 
 Ids = npt.NDArray[np.int64]
 

@@ -22,8 +22,8 @@ from specdec_hal.plugin.proposer import Proposer, ProposerContext, RunsOn, SlotV
 from specdec_hal.proposers.draft_chain import SLOTS, Call, DraftChain
 from specdec_hal.proposers.draft_sampler import DraftSampler
 from specdec_hal.proposers.vocabulary import Vocabulary, intersection, padded, same_tokens
-from specdec_hal.tensors.device import download
 from specdec_hal.tensors.memory import require
+from specdec_hal.tensors.views import download
 
 _log = logging.getLogger("specdec_hal")
 

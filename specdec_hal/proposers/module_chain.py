@@ -20,7 +20,7 @@ from specdec_hal.ops import TokenOrder
 from specdec_hal.plugin.model import ForwardBatch, Segment
 from specdec_hal.plugin.proposer import ProposerContext, StepBounds, StepView
 from specdec_hal.proposers.draft_chain import Call, DraftChain
-from specdec_hal.tensors.device import download
+from specdec_hal.tensors.views import download
 
 
 class ModuleChain(DraftChain):

@@ -27,7 +27,8 @@ from specdec_hal.ops import SlotAction, get_op
 from specdec_hal.ops.vocabulary import names, tensor
 from specdec_hal.runner.logit_bias import LogitBias
 from specdec_hal.runner.slot_masks import SlotMasks
-from specdec_hal.tensors.device import Device, HostDevice
+from specdec_hal.tensors.device import Device
+from specdec_hal.tensors.on_host import HostDevice
 from specdec_hal.tensors.transfer import Field
 from specdec_hal.text import one_line, short
 

@@ -7,10 +7,17 @@ NumPy has no bfloat16: an array of dtype uint16 is read as one (Paddle's convent
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specdec_hal.tensors.graph_capture import refuse_in_capture
+
+Stream = Callable[[], int]
+"""Asks for the current stream, as the integer that a launch takes."""
 
 
 class TensorInfo(NamedTuple):
@@ -52,7 +59,7 @@ def _numpy_info(array: NDArray[Any]) -> TensorInfo:
 _dtype_names: dict[Any, str] = {}
 
 
-def _dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     """``torch.int64`` and ``paddle.int64`` -> ``int64``."""
     name = _dtype_names.get(dtype)
     if name is None:
@@ -60,31 +67,13 @@ def _dtype_name(dtype: Any) -> str:
     return name
 
 
-def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
+    """Of a tensor."""
     # Other dtypes are refused by every op; their size does not matter.
     count = _ITEMSIZE.get(dtype, 0)
     for extent in shape:
         count *= extent
     return count
-
-
-def _torch_info(tensor: Any) -> TensorInfo:
-    dtype = _dtype_name(tensor.dtype)
-    device = "cpu" if tensor.is_cpu else str(tensor.device)
-    shape = tuple(tensor.shape)
-    return TensorInfo(
-        dtype, shape, device, tensor.is_contiguous(), not tensor.requires_grad, tensor.data_ptr(), tensor.nbytes
-    )
-
-
-def _paddle_info(tensor: Any) -> TensorInfo:
-    dtype = _dtype_name(tensor.dtype)
-    place = tensor.place
-    device = "cpu" if place.is_cpu_place() else f"cuda:{place.gpu_device_id()}" if place.is_gpu_place() else str(place)
-    shape = tuple(tensor.shape)
-    size = _bytes(dtype, shape)
-    contiguous = size == 0 or tensor.is_contiguous()  # Paddle denies it of reshaped tensors without elements
-    return TensorInfo(dtype, shape, device, contiguous, tensor.stop_gradient, tensor.data_ptr(), size)
 
 
 class _Unsynchronised:
@@ -112,15 +101,42 @@ def dlpack_view(tensor: Any) -> Any:
     return tvm_ffi.from_dlpack(_Unsynchronised(tensor) if on_device and not exchanges else tensor)
 
 
-def _dlpack_info(tensor: Any) -> TensorInfo:
-    view = dlpack_view(tensor)
-    dtype, shape = str(view.dtype), tuple(view.shape)
-    dtype = "bfloat16" if dtype == "uint16" else dtype
-    device = "cpu" if str(view.device).startswith("cpu") else str(view.device)
-    return TensorInfo(dtype, shape, device, view.is_contiguous(), True, view.data_ptr(), _bytes(dtype, shape))
+class Framework:
+    """What is asked of a tensor's framework. As it stands here: of NumPy, and of whatever speaks DLPack."""
+
+    def describe(self, tensor: Any) -> TensorInfo:
+        """Facts about a tensor."""
+        view = dlpack_view(tensor)
+        dtype, shape = str(view.dtype), tuple(view.shape)
+        dtype = "bfloat16" if dtype == "uint16" else dtype
+        device = "cpu" if str(view.device).startswith("cpu") else str(view.device)
+        return TensorInfo(dtype, shape, device, view.is_contiguous(), True, view.data_ptr(), byte_size(dtype, shape))
+
+    def bits(self, tensor: Any) -> Any:
+        """A tensor of bfloat16 as int16, in the same memory."""
+        return tensor
+
+    def current_stream(self, index: int) -> Stream:
+        """Asks for the current stream on CUDA device `index`: here, the default stream."""
+        return lambda: 0
+
+    def download(self, tensor: Any) -> NDArray[Any]:
+        """The values on the host; waits for the device that holds them."""
+        return as_numpy(tensor.cpu() if hasattr(tensor, "cpu") else dlpack_view(tensor))
+
+    def contiguous(self, tensor: Any) -> Any:
+        """The tensor, or a C-contiguous copy of it."""
+        return tensor.contiguous() if hasattr(tensor, "contiguous") else np.ascontiguousarray(tensor)
+
+    def on_host(self, array: NDArray[Any]) -> Any:
+        """A copy of host values as a CPU tensor; NumPy's where the framework has none."""
+        return array.copy()
 
 
-_DESCRIBE: dict[type, Callable[[Any], TensorInfo]] = {np.ndarray: _numpy_info}
+ON_CUDA = ("torch", "paddle", "cupy")
+"""Frameworks that hold a runner's tensors on a GPU."""
+_TENSORS = {("torch", "Tensor"), ("paddle", "Tensor"), ("cupy", "ndarray")}
+_ANY = Framework()
 
 
 def framework_of(kind: type) -> str:
@@ -134,12 +150,15 @@ def framework_of(kind: type) -> str:
     return ""
 
 
-_TENSORS = {("torch", "Tensor"), ("paddle", "Tensor"), ("cupy", "ndarray")}
-_ADAPTERS = {"numpy": _numpy_info, "torch": _torch_info, "paddle": _paddle_info}
+@cache
+def framework(name: str) -> Framework:
+    """The framework of that name; for others, what DLPack has."""
+    return module(name).FRAMEWORK if name in ON_CUDA else _ANY
 
 
-def _adapter(kind: type) -> Callable[[Any], TensorInfo] | None:
-    return _ADAPTERS.get(framework_of(kind)) or (_dlpack_info if hasattr(kind, "__dlpack__") else None)
+def module(name: str) -> Any:
+    """What this package has for a framework: its FRAMEWORK, and the DEVICE that holds a runner's tensors."""
+    return import_module(f"specdec_hal.tensors.on_{name}")
 
 
 _DISGUISED = {
@@ -155,16 +174,28 @@ def disguised(kind: type) -> str | None:
     return next((_DISGUISED[name] for name in names if name in _DISGUISED), None)
 
 
+_DESCRIBE: dict[type, Callable[[Any], TensorInfo]] = {np.ndarray: _numpy_info}
+"""How tensors of the types met so far are described: validation asks for every operand of every call."""
+
+
 def describe(tensor: Any) -> TensorInfo | None:
     """Facts about a tensor of any framework, or None if it is no tensor."""
     kind = type(tensor)
     adapter = _DESCRIBE.get(kind)
     if adapter is None:
-        adapter = _adapter(kind)
-        if adapter is None:
+        if not (framework_of(kind) or hasattr(kind, "__dlpack__")):
             return None
-        _DESCRIBE[kind] = adapter
+        held_by = framework_of(kind)
+        adapter = _DESCRIBE[kind] = _numpy_info if held_by == "numpy" else framework(held_by).describe
     return adapter(tensor)
+
+
+def download(tensor: Any) -> NDArray[Any]:
+    """The values of a tensor of any framework and place, as NumPy; waits for the device that holds them."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    refuse_in_capture("read")
+    return framework(framework_of(type(tensor))).download(tensor)
 
 
 def as_numpy(tensor: Any) -> NDArray[Any]:
@@ -173,15 +204,9 @@ def as_numpy(tensor: Any) -> NDArray[Any]:
         return tensor if type(tensor) is np.ndarray else tensor.view(np.ndarray)
     if getattr(tensor, "requires_grad", False) or not getattr(tensor, "stop_gradient", True):
         tensor = tensor.detach()  # frameworks refuse to export what they differentiate; the memory is the same
-    dtype = getattr(tensor, "dtype", None)
-    if dtype is not None and _dtype_name(dtype) == "bfloat16":
-        adapter = _adapter(type(tensor))
-        if adapter is _torch_info:
-            import torch
-
-            return as_numpy(tensor.view(torch.int16)).view(np.uint16)
-        if adapter is _paddle_info:
-            return as_numpy(tensor.view("int16")).view(np.uint16)
+    dtype, held_by = getattr(tensor, "dtype", None), framework_of(type(tensor))
+    if held_by and dtype is not None and dtype_name(dtype) == "bfloat16":
+        return as_numpy(framework(held_by).bits(tensor)).view(np.uint16)
     array: NDArray[Any] = np.from_dlpack(tensor)
     if not array.flags.writeable:  # NumPy says so of every unversioned capsule, which knows no such thing
         import tvm_ffi

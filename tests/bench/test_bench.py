@@ -21,7 +21,7 @@ from specdec_hal.bench.timing import Figures
 from specdec_hal.cli import main
 from specdec_hal.conformance.inputs.generate import generate
 from specdec_hal.errors import ArgumentError
-from specdec_hal.tensors.device import HostDevice
+from specdec_hal.tensors.on_host import HostDevice
 
 
 def status(seed: int) -> tuple[list[OpCall], list[OpCall]]:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specdec_hal.backends.reference.backend import ReferenceBackend
-from specdec_hal.tensors.device import HostDevice, get_device
+from specdec_hal.tensors.device import get_device
+from specdec_hal.tensors.on_host import HostDevice
 from tests.support.bits import assert_same_bits
 from tests.support.token_plane import TokenPlane
 

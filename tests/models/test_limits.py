@@ -156,7 +156,7 @@ def test_weights_that_do_not_fit(make_checkpoint: Make, monkeypatch: pytest.Monk
 def test_weights_of_torch_that_do_not_fit(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     from specdec_hal.models.weights import load_weights
-    from specdec_hal.tensors.device import HostDevice
+    from specdec_hal.tensors.on_host import HostDevice
 
     folder = make_checkpoint(num_nextn_predict_layers=0)
     config = read_config(folder)

@@ -22,7 +22,7 @@ BLOCK = 4
 @pytest.mark.parametrize("k", [0, 3])
 def test_turns_of_a_chat(tmp_path: Path, triton_device: str, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
     from specdec_hal.models.llama_cuda import load
-    from specdec_hal.tensors.device import TorchDevice
+    from specdec_hal.tensors.on_torch import TorchDevice
 
     on_host = triton_device == "cpu"
     if on_host:

@@ -15,7 +15,6 @@ from specdec_hal.ops.spec import Role
 from specdec_hal.ops.vocabulary import SERVED
 
 
-
 def test_the_module_writes_them(tmp_path):
     for folder in ("specdec", "specdec_ops"):
         (tmp_path / cpp.INCLUDE / folder).mkdir(parents=True)

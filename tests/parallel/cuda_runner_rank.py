@@ -24,8 +24,8 @@ from specdec_hal.models.llama_cuda_tp import load_part
 from specdec_hal.parallel.runner import RankHook
 from specdec_hal.parallel.vocabulary import ShardedLogitsHead
 from specdec_hal.runner import Request, SamplingParams, build_runner
-from specdec_hal.tensors.device import TorchDevice
 from specdec_hal.tensors.group import ProcessGroup
+from specdec_hal.tensors.on_torch import TorchDevice
 from tests.support.cuda_on_host import CudaOnHost
 
 KINDS: list[dict[str, Any]] = [

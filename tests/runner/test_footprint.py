@@ -21,7 +21,7 @@ from specdec_hal.plugin.model import ModelMemory
 from specdec_hal.plugin.registry import BUILTINS, Registry
 from specdec_hal.runner import build_runner
 from specdec_hal.runner.footprint import footprint
-from specdec_hal.tensors.device import HostDevice
+from specdec_hal.tensors.on_host import HostDevice
 from tests.runner.conftest import make_runner
 from tests.support.bounded import bounded
 from tests.support.history_model import DeviceHistoryModel, HistoryModel

@@ -14,8 +14,9 @@ from specdec_hal.errors import CaptureError, EngineDeadError
 from specdec_hal.plugin.proposer import StepView
 from specdec_hal.plugin.registry import Registry
 from specdec_hal.runner import ModelRunner, Request, SamplingParams, build_runner
-from specdec_hal.tensors.device import DeviceGraph, HostDevice
+from specdec_hal.tensors.device import DeviceGraph
 from specdec_hal.tensors.graph_capture import capturing, refuse_in_capture
+from specdec_hal.tensors.on_host import HostDevice
 from tests.proposers.conftest import registry_with_draft_model, settings_of
 from tests.runner.test_seam import Guess, GuessSettings, with_proposer
 from tests.support.history_model import DeviceHistoryModel, HistoryModel, LetterTokenizer
