@@ -64,7 +64,8 @@ demo: $(or $(wildcard $(VENV)/.installed),$(VENV)/.demo)
 	@echo "$$NEXT"
 
 # One thread for each test process: the machine is filled by the processes, and results do not depend on its size.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+# A process keeps to its part of the files, so that it makes their fixtures once, and takes from another's when it is done.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test: $(VENV)/.installed
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
@@ -72,7 +73,8 @@ test: $(VENV)/.installed
 test-slow: $(VENV)/.installed
 	$(PYTEST) -m slow $(PYTEST_ARGS)
 
-test-all: test test-slow
+test-all: $(VENV)/.installed
+	$(PYTEST) $(PYTEST_ARGS)
 
 SOAK_SECONDS ?= 600
 
@@ -105,7 +107,7 @@ conformance: $(VENV)/.installed
 wheel: $(VENV)/.installed
 	rm -f dist/specdec_hal-*.whl
 	$(PIP) wheel $(call cmake,$(WHEEL_ARCHS)) -C cmake.define.SPECDEC_CUDA_HOST=OFF --no-build-isolation --no-deps --wheel-dir dist .
-	$(BIN)/python -m pytest tests/wheel --wheel dist/specdec_hal-*.whl
+	$(PYTEST) --dist loadfile tests/wheel --wheel dist/specdec_hal-*.whl
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -121,10 +123,10 @@ site: $(VENV)/.dev
 typecheck: $(VENV)/.dev
 	$(BIN)/mypy
 
-# Without CUDA: nvcc takes g++ for the host's part in any case.
+# Without CUDA: nvcc takes g++ for the host's part in any case. Nothing runs what is built, so it is not optimised.
 clang: $(VENV)/.build-tools
 	CXX=clang++ $(BIN)/cmake -G Ninja -S . -B $(VENV)/build/clang -DPython_EXECUTABLE=$(abspath $(BIN))/python \
-	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSPECDEC_STRICT=ON -DSPECDEC_CUDA=OFF
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DSPECDEC_STRICT=ON -DSPECDEC_CUDA=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O0
 	$(BIN)/cmake --build $(VENV)/build/clang
 
 setup: $(VENV)/.installed
