@@ -1,4 +1,4 @@
-"""What the built-in backends share whose tensors live in host memory."""
+"""Base of the built-in backends on host memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec_hal.ops.validate import Call
 
 
 class HostBackend(IndexBackend, ABC):
-    """A backend on the CPU; subclasses say how large an n-gram index row is, and plan calls."""
+    """A backend on the CPU. Subclasses give the size of an n-gram index row and plan calls."""
 
     def arrays(self, call: Call) -> dict[str, NDArray[Any] | None]:
         """As Backend.arrays; ArgumentError for an index of the wrong size."""

@@ -1,4 +1,4 @@
-"""What backends with an n-gram index share: how large it must be, and a refusal of one that is not."""
+"""Base of backends with an n-gram index: its size, and a check of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec_hal.plugin.backend import Backend, Layout
 
 
 class IndexBackend(Backend, ABC):
-    """A backend whose subclasses say how large a row of the n-gram index is."""
+    """Subclasses give the size of a row of the n-gram index."""
 
     @abstractmethod
     def index_bytes(self, rows: int, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
@@ -36,7 +36,7 @@ class IndexBackend(Backend, ABC):
         return {"index": Layout((sizes["M"], width), "uint8")}
 
     def check_index(self, call: Call) -> None:
-        """ArgumentError for an index of the wrong size, where the call has one and says for which n-gram sizes."""
+        """ArgumentError if the call's index has the wrong size for its n-gram sizes."""
         if "X" not in call.symbols or "max_ngram_size" not in call.attrs:
             return
         sizes = {name: call.attrs[name] for name in ("min_ngram_size", "max_ngram_size")}

@@ -1,4 +1,4 @@
-"""What backends share whose kernels lie in a native library that exports each op under its name."""
+"""Backends whose kernels are in a native library that exports each op under its name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from specdec_hal.ops.validate import Call
 from specdec_hal.plugin.backend import Capability
 
 _MOST_INT = 2**62
-"""Larger integer attributes without a maximum (a token budget, a window) mean the same as this one, and an export takes
-64 bits."""
+"""Clamp for integer attributes without a maximum (a token budget, a window); exports take 64 bits."""
 
 
 def capabilities(exports: Any, *, graph_safe: bool = False) -> dict[str, Capability]:

@@ -25,7 +25,7 @@ _NATIVE = ("torch", "paddle")
 
 
 class CudaBackend(IndexBackend):
-    """CUDA kernels. Launches are asynchronous, on the stream given or else the current one of the tensors' framework.
+    """CUDA kernels. Launches are asynchronous, on the given stream or the current one of the tensors' framework.
 
     Tensors of any framework, on any one device; the device need not be the current one.
     """
@@ -57,13 +57,13 @@ class CudaBackend(IndexBackend):
         return launch
 
     def bind_part(self, op: str, **operands: Any) -> Callable[[], None]:
-        """A call of an op of `specdec_hal.ops.parts`, on the current stream: checked, not shadowed."""
+        """Run an op of `specdec_hal.ops.parts` on the current stream: checked, not shadowed."""
         call = check_call(PART_OPS[op], (), operands, backend=self.name, device=self.device)
         launch, stream = self.plan(call), self.stream_of(call)
         return lambda: launch(stream())
 
     def index_bytes(self, rows: int, row_width: int, min_ngram_size: int, max_ngram_size: int) -> int:
-        """As the kernels lay it out; next to nothing for rows that `index_from` says to search."""
+        """As the kernels lay it out; next to nothing for rows that are searched (`index_from`)."""
         sizes = (rows, row_width, min_ngram_size, max_ngram_size)
         return int(self.exports["ngram_index_bytes"](*sizes, self.options.index_from))
 
@@ -84,7 +84,7 @@ class CudaBackend(IndexBackend):
 
 
 def _check_alignment(call: Call, alignment: int) -> None:
-    """The n-gram index is read and written in units of so many bytes; every allocation lies on such an address."""
+    """Alignment of the n-gram index, in bytes: the kernels' unit of access. Every allocation has it."""
     index = call.tensors.get("index")
     info = None if index is None else describe(index)
     if info is None:
@@ -96,7 +96,7 @@ def _check_alignment(call: Call, alignment: int) -> None:
             argument="index",
             expected=f"memory on a multiple of {alignment} bytes",
             got=f"an address {info.address % alignment} bytes after one",
-            hint="allocate it by itself, not as a part of something",
+            hint="allocate it on its own, not as a view of another tensor",
         )
     if info.shape[-1] % alignment:
         raise ArgumentError(

@@ -14,9 +14,9 @@ from specdec_hal.plugin.backend import check_backend_options
 class Options:
     """`device`: the GPU on which a runner puts its model and tensors, as the driver numbers them.
 
-    Ops run wherever their tensors lie, whatever this says. `index_from`: where `token_ids_all` has room for fewer
-    tokens (its rows counted as 32 at least), histories are searched even if there is an n-gram index. Up to there a
-    search is faster (H200: benchmarks/results/h200-ngram.json).
+    It does not affect ops: they run where their tensors are. `index_from`: below this capacity of `token_ids_all` in
+    tokens (counted as 32 rows at least), histories are searched without the n-gram index, which is faster (H200:
+    benchmarks/results/h200-ngram.json).
     """
 
     device: int = 0

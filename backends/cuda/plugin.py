@@ -19,5 +19,5 @@ def _factory(options: Mapping[str, Any]) -> Backend:
 
 @hookimpl
 def specdec_backends() -> BackendSpec:
-    """NVIDIA GPUs. Where one is present, `auto` takes it before anything on the CPU."""
+    """NVIDIA GPUs. `auto` prefers them to the CPU."""
     return BackendSpec("cuda", API_VERSION, probe, _factory, 100, "CUDA kernels on NVIDIA GPUs")

@@ -1,4 +1,4 @@
-"""Whether the CUDA backend can run here, asked of the driver alone: no framework and no library of ours is loaded."""
+"""Ask the driver whether the CUDA backend can run here, without loading a framework or our library."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Driver:
 
 
 def probe() -> Probe:
-    """Available, or the first thing that is missing, and the hint."""
+    """Available, or what is missing and a hint."""
     library = library_path(LIBRARY)
     if library is None:
         return Probe(

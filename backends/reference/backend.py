@@ -24,7 +24,7 @@ _MODULES = [
 _FUNCTIONS: dict[str, Callable[..., None]] = {
     name: getattr(module, name) for name in OPS for module in _MODULES if hasattr(module, name)
 }
-"""By the name of their op; they stand in whatever module of this package suits them."""
+"""By op name, from any module of this package."""
 
 
 class ReferenceBackend(HostBackend):

@@ -116,7 +116,7 @@ def draft_model_update(
                 base_model_draft_tokens[b, substep + 1] = token if room and not ended else -1
             has_running[0] |= not ended
             continue
-        with np.errstate(over="ignore"):  # lengths that no request reaches wrap around
+        with np.errstate(over="ignore"):  # lengths beyond any request wrap around
             seq_lens_decoder[b] += seq_lens_this_time[b]
         seq_lens_encoder[b] = seq_lens_this_time[b] = 0
         taken = token >= 0 and not stop_flags[b] and _takes_draft(substep, wanted, step, limit)

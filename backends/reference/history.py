@@ -6,6 +6,6 @@ from typing import SupportsInt
 
 
 def history_bounds(row_width: int, prompt_len: SupportsInt, step_idx: SupportsInt) -> tuple[int, int]:
-    """(end of the prompt, end of the generated tokens) as columns, for any input values."""
+    """Columns (end of the prompt, end of the generated tokens), for any input values."""
     prompt_end = min(max(int(prompt_len), 0), row_width)
     return prompt_end, prompt_end + min(max(int(step_idx), 0), row_width - prompt_end)

@@ -1,4 +1,4 @@
-"""Section 6 of the contract: draft by looking the last tokens up in the request's own history."""
+"""Section 6 of the contract: look up the last tokens in the request's history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def occurrences(haystack: I64, query: I64) -> I64:
 
 
 def longest_query(text_len: int, prompt_len: int, policy: MatchPolicy) -> int:
-    """Most tokens of a query: those generated (and drafted); LATEST goes on into the prompt, once there are any."""
+    """Most tokens of a query: generated (and drafted) ones; LATEST continues into the prompt once there are any."""
     behind_prompt = text_len - prompt_len
     return text_len if policy is MatchPolicy.LATEST and behind_prompt > 0 else behind_prompt
 
@@ -35,7 +35,7 @@ def longest_query(text_len: int, prompt_len: int, policy: MatchPolicy) -> int:
 def continuation(
     text: I64, prompt_len: int, query: I64, policy: MatchPolicy, index: NgramIndex | None
 ) -> tuple[int, int] | None:
-    """(start, end) in `text` of what follows the match of the query, or None.
+    """(start, end) in `text` of the continuation of the match, or None.
 
     `text` is what is searched of prompt ++ generated (++ MTP drafts). `index` has seen it up to and without the MTP
     drafts.

@@ -1,4 +1,4 @@
-"""An n-gram index of one slot: what a query is followed by, found without reading the history.
+"""An n-gram index of one slot: finds the continuation of a query without reading the history.
 
 A row of the index is int32: the number of tokens seen, then an open-addressing hash table. An entry is (n, first
 continuation inside the prompt, first one inside the generated part, latest one); a continuation is the column of the
@@ -60,7 +60,7 @@ class NgramIndex:
         return found
 
     def extend(self, text: I64, prompt_len: int) -> None:
-        """Enter every n-gram that has got a following token since the last call."""
+        """Enter every n-gram whose following token arrived since the last call."""
         seen = min(max(int(self.header[0]), 0), len(text))
         for after in range(max(seen, 1), len(text)):
             for n in self.sizes:
@@ -76,7 +76,7 @@ class NgramIndex:
         self.header[0] = len(text)
 
     def continuation(self, text: I64, prompt_len: int, query: I64, policy: MatchPolicy) -> tuple[int, int] | None:
-        """As `ngram.continuation`; `text` may go on beyond the indexed history (MTP drafts)."""
+        """As `ngram.continuation`; `text` may extend beyond the indexed history (MTP drafts)."""
         n = len(query)
         beyond = [
             after for after in range(max(self.length, n), len(text)) if np.array_equal(text[after - n : after], query)

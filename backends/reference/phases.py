@@ -20,7 +20,7 @@ THINKING, THINK_END_SEEN, CONSTRAINED, FINISHED = range(4)
 
 
 ALLOWANCE = 2
-"""What FastDeploy adds to the limit of an answer whose thought ended by itself."""
+"""Added by FastDeploy to the limit of an answer if its thought ended by itself."""
 
 
 def limit_thinking(
@@ -124,7 +124,7 @@ def reasoning_constraint(
 
 
 def _moved(status: int, generated: list[int], begins_without: bool, think_end_id: int, line_break_id: int) -> int:
-    """A slot's status after so many generated tokens, from that after one less."""
+    """A slot's status after this many generated tokens, from the previous status."""
     newest = generated[-4:]
     seen = think_end_id in newest
     if status == CONSTRAINED:

@@ -26,5 +26,5 @@ def _factory(options: Mapping[str, Any]) -> Backend:
 
 @hookimpl
 def specdec_backends() -> BackendSpec:
-    """The NumPy reference, with the lowest priority: `auto` takes it only where nothing else runs."""
+    """The NumPy reference, with the lowest priority: `auto` takes it only if no other backend runs."""
     return BackendSpec("reference", API_VERSION, _probe, _factory, 0, "NumPy oracle: defines the right answer")

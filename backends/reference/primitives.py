@@ -4,7 +4,7 @@ Two rules make backends agree bit for bit:
 
 * Floating point only ever produces a weight. As soon as a weight takes part in a sum or a decision it is an integer
   *mass*, ``floor(weight * 2**40)`` in ``uint64``, and integer sums do not depend on their order.
-* What floating point remains is IEEE float32, one rounding an operation, in the order written here. No fused
+* The remaining floating point is IEEE float32, one rounding per operation, in the order written here. No fused
   multiply-add, no float64.
 
 ``kernels_common/include/specdec/*.h`` holds the same functions in C++17; ``tests/kernels_common`` compares the two bit
@@ -59,7 +59,7 @@ rounded to float32 before the next ones were fitted. Relative error evaluated in
 
 PHILOX_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 PHILOX_INCREMENTS = 0x9E3779B9, 0xBB67AE85
-"""What a round multiplies two counter words by, and what it adds to the key."""
+"""Multipliers of two counter words, and increments of the key, in each round."""
 
 _PHILOX_M0, _PHILOX_M1 = map(np.uint64, PHILOX_MULTIPLIERS)
 _PHILOX_W0, _PHILOX_W1 = map(np.uint64, PHILOX_INCREMENTS)
@@ -123,14 +123,14 @@ def philox_u64(seed: ArrayLike, position: ArrayLike, purpose: int, index: ArrayL
 # Weights and masses ---------------------------------------------------------------------------------------------------
 
 _BLOCK = 1 << 15
-"""Elements worked on at a time, so that the temporaries of a whole vocabulary stay in cache."""
+"""Elements processed at once, so that temporaries stay in cache."""
 
 
 def softmax_t(logits: ArrayLike, row_max: ArrayLike, inv_temperature: ArrayLike) -> F32:
     """Base-2 exponent of the softmax weight: ``((logit - row_max) * inv_temperature) * log2(e)``, each step rounded.
 
-    Exactly 0 where ``logit == row_max``, so that the largest logit weighs 1 also when it is +inf or when
-    ``inv_temperature`` is inf. NaN (a NaN logit, or -inf with ``inv_temperature`` 0) stays NaN, and has mass 0.
+    Exactly 0 where ``logit == row_max``, so the largest logit weighs 1 even if it or ``inv_temperature`` is inf. NaN (a
+    NaN logit, or -inf with ``inv_temperature`` 0) stays NaN, and has mass 0.
 
     Args:
         logits: float32 [..., V].
@@ -153,9 +153,9 @@ def exp2_mass(t: ArrayLike) -> U64:
     """Mass of the weight 2^t: ``floor(2**40 * p(t - n) * 2**n)`` with n = t rounded half to even.
 
     p is the polynomial of :data:`EXP2_COEFFICIENTS`, by Horner's rule in float32. t = 0 gives exactly 2^40 and no t
-    gives more. Below -40, and for -inf and NaN, it gives 0. t > 0 is outside the domain and taken as 0. Of two
-    neighbouring t the smaller may get the mass that is larger by one unit in the 24th bit (3 in 10,000 do): tokens are
-    ordered by logit, never by mass.
+    gives more. Below -40, and for -inf and NaN, it gives 0. t > 0 is outside the domain and taken as 0. It is not
+    monotonic: in 3 of 10,000 pairs of neighbours the smaller t has a mass larger by one unit in the 24th bit. Tokens
+    are therefore ordered by logit, never by mass.
 
     Args:
         t: float32 [...].

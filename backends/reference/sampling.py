@@ -120,7 +120,7 @@ def apply_penalties(
 
 
 class Distribution(NamedTuple):
-    """What a row's token is drawn from."""
+    """The distribution of a row."""
 
     row_max: np.float32
     inv_temperature: np.float32
@@ -139,7 +139,7 @@ class Distribution(NamedTuple):
 
 
 def distribution(row: F32, temperature: float, top_p: float, top_k: int, min_p: float) -> Distribution | None:
-    """What a row of logits is under sampling parameters; None if it has NaN, or nothing but -inf."""
+    """The distribution of a row under sampling parameters; None if it has NaN or only -inf."""
     row_max = row.max()
     if np.isnan(row_max) or row_max == -np.inf:
         return None
@@ -164,7 +164,7 @@ def distribution(row: F32, temperature: float, top_p: float, top_k: int, min_p: 
         need = mass_threshold(top_p, chunk_masses(row, inverse).total)
         spare = int(masses.sum(dtype=np.uint64)) - int(need)
         if spare >= 0:
-            # All that weigh less than this may be spared together: the prefix ends among the others.
+            # Elements below this may all be dropped: the prefix ends among the others.
             heavy = masses >= np.uint64(spare // len(row))
             masses = only(nucleus(first_of_order(row, row[heavy].min()), masses, need), masses)
     masses[masses < mass_threshold(min_p, one)] = 0  # the largest logit weighs exactly `one`
@@ -178,7 +178,7 @@ def first_of_order(row: F32, least: np.float32) -> I64:
 
 
 def nucleus(best: I64, masses: U64, need: U64) -> I64:
-    """The shortest beginning of `best`, at least one, whose masses reach `need`; all of it if none does."""
+    """The shortest nonempty prefix of `best` whose masses reach `need`; all of it if none does."""
     sums = np.cumsum(masses[best], dtype=np.uint64)
     return best[: int(np.searchsorted(sums, need, side="left")) + 1]
 
@@ -205,7 +205,7 @@ def sample_target(
     logprob_mode: LogprobMode,
 ) -> None:
     """Draw the target model's token for every output row, or a proposer's draft."""
-    # Where nobody has a temperature one token has all of the mass, which any bits draw: half of a greedy row's time.
+    # Greedy rows need no random bits, which would take half of their time.
     sampled = bool(np.any(row_temperature > 0))
     random = philox_u64(row_seed, position, purpose) if sampled else np.zeros(len(logits), np.uint64)
     below_max, totals = np.zeros(len(logits), np.float32), np.full(len(logits), MASS_ONE, np.uint64)

@@ -1,4 +1,4 @@
-"""Section 8 of the contract: the scheduler's decisions, stop sequences, and what a caller keeps of a step."""
+"""Section 8 of the contract: the scheduler's decisions, stop sequences, and the caller's history."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ I64 = NDArray[np.int64]
 
 
 def _ending(tokens: I64, step: np.int64, limit: np.int64, end_tokens: I64) -> int:
-    """Where a slot's tokens end: at the first end token, or at the limit; their number if at neither."""
+    """How many of a slot's tokens count: up to the first end token or the limit."""
     with np.errstate(over="ignore"):
         ends = np.isin(tokens, end_tokens) | (step + np.arange(1, len(tokens) + 1) >= limit)
     return int(ends.argmax()) if ends.any() else len(tokens)
@@ -56,7 +56,7 @@ def update_model_status(
         _, start = history_bounds(row_width, prompt_lens[b], step_idx[b])
         fits = min(count, row_width - start)
         token_ids_all[b, start : start + fits] = emitted[:fits]
-        with np.errstate(over="ignore"):  # counts that no request reaches wrap around
+        with np.errstate(over="ignore"):  # counts beyond any request wrap around
             step_idx[b] += count
             if seq_lens_encoder[b] > 0:
                 seq_lens_decoder[b] += seq_lens_encoder[b]

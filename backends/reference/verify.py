@@ -81,7 +81,7 @@ class _Verifier(Protocol):
         """Positions accepted from i on; 0 rejects."""
 
     def token(self, slot: _Slot, i: int, rejected: bool) -> int:
-        """The token to emit at i, where a draft was `rejected` or none was tested."""
+        """The token to emit at i, after a `rejected` draft or without one."""
 
 
 class _ByToken:

@@ -11,7 +11,7 @@ from specdec_hal.plugin.backend import check_backend_options
 from specdec_hal.text import did_you_mean
 
 LIBRARY = "specdec_xpu_sim"
-"""The native library; those of the other modes have the mode's name behind it."""
+"""The native library; the other modes append their name."""
 AUTO = "auto"
 DMA = ("eager", "deferred", "random")
 """Policies by the number that the library knows them by."""
@@ -35,7 +35,7 @@ MODEL: Mapping[str, type] = {
     "masked_stores_write_zero": bool,
     "gsm_stack_bytes": int,
 }
-"""What is not known of the device: struct Model of kernels_xpu_sim/sim/include/xpu_sim/options.h."""
+"""Unknown properties of the device: struct Model of kernels_xpu_sim/sim/include/xpu_sim/options.h."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ class Options:
     UndefinedBehaviorSanitizer (kernels_xpu_sim/README.md says how to build it and start Python for it). `clusters` (1
     to 255) and `cores` (1 to 64): of every launch; "auto" takes as many as the work can use, at most 12 x 64 as on the
     device. `seed`: order of cores, clusters and copies; 0 is the natural one. `dma`: when asynchronous copies take
-    effect: "eager" at once, "deferred" at the fence, "random" somewhere in between. `workers`: host threads that share
-    the clusters of a launch. `model`: other readings of what is not known of the device, by the names in `MODEL` (see
-    docs/extend/xpu_emulator.md). `profile`: "production" adds the fences that the vendor's compiler is known to add.
+    effect: "eager" at once, "deferred" at the fence, "random" at a random point in between. `workers`: host threads
+    that share the clusters of a launch. `model`: alternatives for unknown properties of the device, by the names in
+    `MODEL` (see docs/extend/xpu_emulator.md). `profile`: "production" adds the fences that the vendor's compiler is
+    known to add.
     """
 
     mode: str = "fast"

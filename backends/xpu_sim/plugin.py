@@ -30,6 +30,6 @@ def _factory(options: Mapping[str, Any]) -> Backend:
 
 @hookimpl
 def specdec_backends() -> BackendSpec:
-    """The simulated XPU, before the reference and behind real hardware."""
+    """The simulated XPU; `auto` prefers real hardware to it, and it to the reference."""
     description = "Kunlun XPU kernels on a CPU emulator of the device"
     return BackendSpec("xpu_sim", API_VERSION, _probe, _factory, 10, description)

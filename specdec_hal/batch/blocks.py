@@ -1,7 +1,7 @@
-"""The input in blocks of lines, and the output folder: what is done stays done, whatever happens to a process.
+"""The input in blocks of lines, and the output folder: a finished block survives the death of any process.
 
-The folder holds `manifest.json` (what the answers depend on) and, until all is done, `blocks/` with two kinds of files:
-`N.jsonl`, the answers of a finished block, which appears in one piece, and `N.partial`, the notes of attempts at it.
+The folder holds `manifest.json` (everything that answers depend on). Until all blocks are finished it also holds
+`blocks/`: `N.jsonl` has the answers of a block, written atomically, and `N.partial` notes on attempts at it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specdec_hal.errors import BatchError, BatchWriteError
 
 @dataclass(frozen=True)
 class Block:
-    """Lines of the input, by where they are: `first_row` is the number of the first one that is not blank."""
+    """A range of input lines. `first_row`: number of the first line that is not blank."""
 
     number: int
     first_row: int
@@ -77,7 +77,7 @@ def lines_of(path: Path, block: Block) -> list[tuple[int, bytes]]:
 
 @dataclass
 class Notes:
-    """What is known of earlier attempts at a block that ended with their process.
+    """Earlier attempts at a block that ended with their process.
 
     `together`: attempts at all rows in one batch. `alone`: attempts at each row by itself. `rows`: rows that were
     answered alone.
@@ -98,7 +98,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 class OutputFolder:
-    """The folder of a batch, as the driver and every replica see it. BatchWriteError if it cannot be written."""
+    """The folder of a batch, shared by the driver and all replicas. BatchWriteError if it cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,9 +106,9 @@ class OutputFolder:
 
     @contextmanager
     def begun(self, manifest: dict[str, Any]) -> Iterator[None]:
-        """Make the folder, or go on in it; nobody else does meanwhile.
+        """Create the folder or resume in it, with exclusive access.
 
-        BatchError if somebody does, or if it is of a batch whose answers may be others.
+        BatchError if another process has it, or if it belongs to a batch with possibly different answers.
         """
         file = self.path / "manifest.json.lock"
         try:
@@ -147,12 +147,12 @@ class OutputFolder:
             raise BatchError(f"{told}: expected the manifest of a batch; choose another folder") from error
         if other:
             raise BatchError(
-                f"{self.path}: is of a batch with another {' and another '.join(other)}; choose another folder, or "
+                f"{self.path}: batch with another {' and another '.join(other)}; choose another folder, or "
                 "delete it to start again"
             )
 
     def is_done(self, block: Block) -> bool:
-        """Whether its answers are there."""
+        """Whether the block is finished."""
         return self._of(block, "jsonl").exists()
 
     def finish(self, block: Block, rows: Iterable[Row]) -> None:
@@ -168,15 +168,15 @@ class OutputFolder:
             yield from map(json.loads, file)
 
     def note_attempt(self, block: Block, row: int | None = None) -> None:
-        """Before an attempt at all rows (None) or at one: if the process dies of it, this stays."""
+        """Note an attempt at all rows (None) or at one; the note stays if the process dies."""
         self._note(block, {"attempt": row})
 
     def note_answer(self, block: Block, row: Answered) -> None:
-        """An answer that was found alone."""
+        """Keep the answer of a row that was decoded alone."""
         self._note(block, {"answer": row})
 
     def notes(self, block: Block) -> Notes:
-        """What earlier attempts left. A last line that was cut off by the end of its process does not count."""
+        """Notes of earlier attempts; an incomplete last line does not count."""
         notes = Notes()
         path = self._of(block, "partial")
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
@@ -193,7 +193,7 @@ class OutputFolder:
         return notes
 
     def clear_blocks(self) -> None:
-        """Remove the blocks, once their answers are elsewhere."""
+        """Remove the blocks after their answers were merged."""
         shutil.rmtree(self._blocks, ignore_errors=True)
 
     def _note(self, block: Block, told: dict[str, Any]) -> None:

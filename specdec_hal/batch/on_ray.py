@@ -1,4 +1,4 @@
-"""Replicas as actors of Ray Data, which places them, feeds them, starts them again, and repeats what was under way."""
+"""Replicas as actors of Ray Data, which places, feeds and restarts them and repeats unfinished work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from specdec_hal.text import describe
 
 @dataclass(frozen=True)
 class Placement:
-    """On which cluster replicas run (:func:`specdec_hal.serve.ray_cluster.connect`), how many, and what each needs."""
+    """The cluster of the replicas (:func:`specdec_hal.serve.ray_cluster.connect`), their number, and the resources of
+    each.
+    """
 
     address: str
     replicas: int
@@ -24,9 +26,9 @@ class Placement:
 
 
 def run(blocks: Sequence[Block], placement: Placement, **settings: Any) -> Iterator[dict[str, Any]]:
-    """Answer blocks; yields what :class:`Replica` (which gets `settings`) says of each, in any order.
+    """Answer blocks; yields the report of :class:`Replica` (built with `settings`) on each, in any order.
 
-    BatchError if a replica cannot work at all; ClusterError if there is no Ray, or no such cluster.
+    BatchError if a replica cannot start; ClusterError without Ray or for an unknown cluster.
     """
     ray = connect("ray.data", placement.address, placement.replicas * placement.cpus)
     try:

@@ -1,4 +1,4 @@
-"""OpenAI's batch lines: what the server would answer to a body, as a row of a file."""
+"""OpenAI's batch lines: the server's answer to a body, as a row of a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BODIES: dict[str, type[GenerationRequest]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
 }
-"""Of the urls that a line may name."""
+"""Allowed values of `url`."""
 
 _Model = TypeVar("_Model", bound=Body)
 _TEXT: TypeAdapter[str] = TypeAdapter(UnicodeText)
@@ -43,7 +43,7 @@ class BatchLine(Body):
 
 
 class Endpoints:
-    """What a server makes of bodies, without the server."""
+    """Handles request bodies as the server does."""
 
     def __init__(self, llm: LLM) -> None:
         tokenizer = llm.runner.tokenizer
@@ -52,10 +52,9 @@ class Endpoints:
         self._config, self._info = llm.runner.config, EngineInfo.of(llm.runner)
 
     def answer(self, number: int, asked: BatchLine) -> tuple[Answer, list[Request]]:
-        """What answers the body of row `number`, and what the engine decodes for it.
+        """The answer builder for the body of row `number`, and its engine requests.
 
-        Nothing in it is drawn, or depends on the time. RequestError for what cannot be served, HTTPException for
-        another model.
+        The result is deterministic. RequestError for an unsupported request, HTTPException for another model.
         """
         request = _checked(BODIES[asked.url], asked.body)
         check_model(request.model, self._config.served_name)
@@ -117,7 +116,7 @@ class OpenAILine(Line):
         return [replace(request, callback=self._deltas[request.request_id].append) for request in requests]
 
     def answered(self, outputs: Sequence[RequestOutput]) -> Answered:
-        """With the body of a server's answer; all choices are one error if one of them is."""
+        """The body of the server's answer; an error if any choice is one."""
         wrong = next((output for output in outputs if output.finish_reason in ("error", "timeout")), None)
         if wrong is not None:
             self._status = 500
@@ -128,7 +127,7 @@ class OpenAILine(Line):
         return self._row({"status_code": 200, "request_id": f"req-{self.number}", "body": body}, None, outputs)
 
     def failed(self, error: str) -> Answered:
-        """With the code that the server's error would have as its type."""
+        """An error with the type of the server's error as its code."""
         return self._row(None, error, ())
 
     def _row(self, response: dict[str, Any] | None, message: str | None, outputs: Sequence[RequestOutput]) -> Answered:
@@ -140,7 +139,7 @@ class OpenAILine(Line):
 
     @property
     def _custom_id(self) -> str | None:
-        """None for one that is no text."""
+        """None if it is not text."""
         try:
             return _TEXT.validate_python(self._given["custom_id"])
         except ValidationError:

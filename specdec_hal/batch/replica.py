@@ -1,4 +1,4 @@
-"""One engine that answers blocks: what an actor of Ray holds, and what a batch without Ray runs in its own process."""
+"""One engine that answers blocks, in an actor of Ray or in the process of the batch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Replica:
     """Answers blocks of `source` into an output folder. `config`: a configuration as JSON (:func:`dump`).
 
-    A row that cannot be served is answered with an error. So is a row of which the process dies `max_crashes` times:
-    a block at which processes have died as often is decoded row by row, so that the row is known.
+    An invalid row is answered with an error, and so is a row that kills its process `max_crashes` times. To find that
+    row, a block that killed as many processes is decoded row by row.
     """
 
     def __init__(self, config: dict[str, Any], source: str, output: str, max_crashes: int) -> None:
@@ -34,7 +34,7 @@ class Replica:
         self.name = f"{socket.gethostname()}:{os.getpid()}"
 
     def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Answer a block (the fields of :class:`Block`); gives what was done in how many seconds."""
+        """Answer a block (the fields of :class:`Block`); returns counts and seconds."""
         block = Block(**{name: int(value) for name, value in item.items()})
         start = time.perf_counter()
         rows = self._answer(block)
@@ -96,7 +96,7 @@ class Replica:
 
 
 def dump(config: Config) -> dict[str, Any]:
-    """A configuration as JSON, for processes that cannot read its file. ConfigError if it is not fit for a batch."""
+    """A configuration as JSON, for processes that cannot read its file. ConfigError if it does not suit a batch."""
     for key, message in _unfit(config):
         raise config.error(key, message)
     settings = config.as_json()
@@ -105,7 +105,7 @@ def dump(config: Config) -> dict[str, Any]:
 
 
 def _unfit(config: Config) -> Iterator[tuple[str, str]]:
-    """Settings under which an answer depends on other requests, on time, or on the process: (key, message)."""
+    """Settings that make answers depend on other requests, time or the process: (key, message)."""
     runner, speculative = config.runner, config.speculative
     for name in ("max_waiting_requests", "queue_timeout_s", "journal", "max_num_batched_tokens", "num_kv_blocks"):
         if getattr(runner, name) is not None:

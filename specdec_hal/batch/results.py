@@ -1,4 +1,4 @@
-"""The answers of all blocks as one file: the same bytes however the input was divided, and whoever answered it."""
+"""The answers of all blocks in one file: the same bytes for any division and any replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS_PER_GROUP = 10_000
 
 
 def check_format(kind: str) -> None:
-    """BatchError if rows cannot be written as `kind` here."""
+    """BatchError if this installation cannot write `kind`."""
     if kind == "parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -25,7 +25,7 @@ def check_format(kind: str) -> None:
 
 
 def check_openai(row: int, kind: str) -> None:
-    """BatchError if OpenAI's batch lines, the first of which is `row`, cannot be answered here, or not as `kind`."""
+    """BatchError if OpenAI's batch lines (the first is `row`) cannot be answered here, or not as `kind`."""
     if kind != "jsonl":
         raise BatchError(
             f"--format {kind}: expected lines of this project's own form, whose answers have columns, got one of "
@@ -41,7 +41,7 @@ def check_openai(row: int, kind: str) -> None:
 
 
 def write_results(path: Path, rows: Iterator[Row], kind: str) -> None:
-    """Write rows in their order; the file appears in one piece."""
+    """Write rows in order; the file is replaced atomically."""
     with replacing(path) as file:
         if kind == "parquet":
             _write_parquet(file, rows)

@@ -1,4 +1,4 @@
-"""Lines of the input and rows of the output: the form that every line has, and this project's own."""
+"""Input lines and output rows: their common interface, and this project's format."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Row = dict[str, Any]
 """An answer: one line of the output."""
 
 _SUMS = {"steps": "steps", "num_drafts": "num_drafts", "drafted_tokens": "drafted", "accepted_tokens": "accepted"}
-"""Counts, and the attributes of outputs that they are sums of."""
+"""Counts, and the attributes of outputs that they sum."""
 
 
 class Answered(NamedTuple):
-    """A line of the input, by its number, and its answer. `counts`: what it adds to those of a replica."""
+    """An input line by its number, and its answer. `counts`: added to those of the replica."""
 
     number: int
     row: Row
@@ -33,35 +33,35 @@ class Answered(NamedTuple):
 
     @classmethod
     def of(cls, number: int, row: Row, outputs: Sequence[RequestOutput], failed: bool) -> Answered:
-        """`outputs`: of each choice; `failed`: whether the row is an error."""
+        """`outputs`: one per choice; `failed`: whether the row is an error."""
         counts = {"rows": 1, "failed": int(failed), "choices": sum(bool(one.token_ids) for one in outputs)}
         counts["tokens"] = sum(len(one.token_ids) for one in outputs)
         return cls(number, row, counts | {name: sum(getattr(one, of) for one in outputs) for name, of in _SUMS.items()})
 
 
 class Line(ABC):
-    """A line of the input: what the engine decodes for it, and what it is answered with."""
+    """An input line: its engine requests and its answer."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     @abstractmethod
     def requests(self) -> list[Request]:
-        """One for each choice. RequestError if the line cannot be served."""
+        """One per choice. RequestError if the line cannot be served."""
 
     @abstractmethod
     def answered(self, outputs: Sequence[RequestOutput]) -> Answered:
-        """By the outputs of :meth:`requests`, in their order."""
+        """Built from the outputs of :meth:`requests`, in order."""
 
     @abstractmethod
     def failed(self, error: str) -> Answered:
-        """With an error, where nothing was decoded."""
+        """An error, if nothing was decoded."""
 
 
 class Wanted(BaseModel):
-    """A line of the input: a prompt as text or as token ids, `params` as in the configuration's section `sampling`
-    (and `num_speculative_tokens`), and an `id` of the user's own. `add_special_tokens`: whether a text gets the
-    tokenizer's own special tokens."""
+    """A prompt as text or token ids, `params` as in the section `sampling` (and `num_speculative_tokens`), and the
+    user's `id`. `add_special_tokens`: add the tokenizer's special tokens to a text.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -79,7 +79,7 @@ class Wanted(BaseModel):
 
 
 def read_row(line: bytes) -> Wanted:
-    """RequestError if the line asks for nothing that can be understood."""
+    """RequestError if the line is invalid."""
     given = read_json(line)
     try:
         return Wanted.model_validate(given)
@@ -89,7 +89,7 @@ def read_row(line: bytes) -> Wanted:
 
 
 def custom_id_of(line: bytes) -> Any:
-    """The `custom_id` that makes a line one of OpenAI's; None: it is one of our own."""
+    """The `custom_id` of OpenAI's lines; None for our own format."""
     try:
         given = read_json(line)
     except RequestError:
@@ -98,7 +98,7 @@ def custom_id_of(line: bytes) -> Any:
 
 
 def read_json(line: bytes) -> Any:
-    """RequestError if the line is no JSON."""
+    """RequestError if the line is not JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -106,7 +106,7 @@ def read_json(line: bytes) -> Any:
 
 
 class OwnLine(Line):
-    """A line of this project's own form (:class:`Wanted`)."""
+    """A line in this project's format (:class:`Wanted`)."""
 
     def __init__(self, number: int, line: bytes, llm: LLM) -> None:
         super().__init__(number)
@@ -149,13 +149,14 @@ def params_of(wanted: Wanted, defaults: SamplingParams, row: int) -> SamplingPar
 
 
 def seeded(defaults: SamplingParams, row: int) -> SamplingParams:
-    """What a row without parameters gets. Its seed is the defaults' (0 if they have none, so that whoever decodes the
-    file again gets the same answers) plus its number, so that equal prompts have different ones."""
+    """Defaults of a row. Its seed is the default seed (0 if unset, so that answers can be reproduced) plus its number,
+    so equal prompts get different seeds.
+    """
     return defaults.model_copy(update={"seed": derived(defaults.seed or 0, row)})
 
 
 def answer(row: int, name: str | None, output: RequestOutput) -> Row:
-    """The row of a finished request. What it says depends on prompt, parameters and seed alone: no times."""
+    """The row of a finished request. It depends only on prompt, parameters and seed: no times."""
     told: Row = {
         "row": row,
         "id": name,
@@ -181,7 +182,7 @@ def _told(entry: TokenLogprobs) -> Row:
 
 
 def failed(row: int, name: str | None, error: str) -> Row:
-    """The row of a line that could not be decoded."""
+    """The row of a line that was not decoded."""
     return answer(row, name, RequestOutput("", 0, (), (), "", "error", error))
 
 

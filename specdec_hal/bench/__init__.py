@@ -1,8 +1,7 @@
 """Benchmarks of a backend's ops: ``specdec-hal bench --suite ngram --backend cuda``.
 
-A suite is a module with ``cases(quick) -> Iterator[Case]`` (`case`). `timing` takes the times, `floor` measures what
-the device allows at best in the same run, `runner` puts both together, `record` says where a figure comes from, `plot`
-draws. Times are taken here and never in tests.
+A suite is a module with ``cases(quick) -> Iterator[Case]`` (`case`). `timing` takes times, `floor` measures the
+device's limits in the same run, `runner` combines both, `record` writes the header, `plot` draws. Tests take no times.
 """
 
 from __future__ import annotations
@@ -15,4 +14,4 @@ SUITES = {
     "logprobs": "log-probabilities of accepted tokens",
     "step": "the captured token plane of a whole decode step, and the host's cost of a call",
 }
-"""The suites, each the module of its name here, and what they measure."""
+"""The suites by module name, with a description."""

@@ -1,4 +1,4 @@
-"""What is measured: ops in order over one set of tensors, and how it is known that they did their work."""
+"""A measured case: ops in order over one set of tensors, checked against the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WarmCold = tuple[float | None, float | None]
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Stands for an n-gram index in the inputs of calls: the backend says how large it is, and what is in it."""
+    """Placeholder for an n-gram index in inputs; the backend determines its size and contents."""
 
     slots: int
     history: int
@@ -43,12 +43,12 @@ class OpCall:
 class Case:
     """One row of a suite.
 
-    `calls(seed)` makes fresh inputs: first what is run once, untimed (building an index), then what is measured.
-    `moved`: bytes that must be read or written at least, for the floor. `target`, `peers`: microseconds warm and cold,
-    to reach and of others as their source states. `checked`: compare with the reference; False only where that would
-    take minutes, with `check(measured calls, outputs by id of their array)` in its place. `steps`: how many decode
-    steps the measured calls are, one after the other; times are those of one, cold ones of the first. `backends`:
-    names of those that it is for, if it relies on more than the contract.
+    `calls(seed)` returns calls with fresh inputs: those run once, untimed (building an index), then those measured.
+    `moved`: least bytes read or written, for the floor. `target`: goal in us (warm, cold). `peers`: published figures
+    of other implementations. `checked`: compare with the reference; False only if that takes minutes, with
+    `check(measured calls, outputs by id of their array)` instead. `steps`: number of consecutive decode steps; times
+    are per step, cold ones of the first. `backends`: those that the case is limited to, if it relies on more than the
+    contract.
     """
 
     label: str
@@ -65,11 +65,11 @@ class Case:
 
 
 class WrongResult(SpecDecError, AssertionError):
-    """A kernel that is measured computes something else than the reference."""
+    """A measured kernel differs from the reference."""
 
 
 class Prepared:
-    """A case's inputs, and what the reference makes of them: on the host, until `upload` puts them on the device."""
+    """A case's inputs and reference results, on the host until `upload`."""
 
     def __init__(self, case: Case, backend: Backend, device: Device, seed: int) -> None:
         self.case, self.backend, self.device = case, backend, device
@@ -80,7 +80,7 @@ class Prepared:
         self._changed: list[tuple[Any, Any]] = []
 
     def upload(self) -> None:
-        """Tensors on the device, ops bound, and what they change put aside."""
+        """Tensors on the device, bound ops, and copies of what they change."""
         for call in self._before:
             self._bind(call)()
         self.plans = [self._bind(call) for call in self.calls]
@@ -98,7 +98,7 @@ class Prepared:
             plan.launch(stream)
 
     def restore(self) -> None:
-        """Give the tensors that ops change their first values, on the current stream."""
+        """Restore the first values of changed tensors, on the current stream."""
         for tensor, saved in self._changed:
             tensor[...] = saved
 
@@ -149,7 +149,7 @@ class Prepared:
         return list(found.values())
 
     def _poison(self) -> None:
-        """Fill what is only ever written."""
+        """Poison tensors that are only written."""
         read = {id(a) for c in self.calls for n, a in c.inputs.items() if self._reads(c.op, n)}
         for _, array in self._written():
             if id(array) not in read:
@@ -162,14 +162,14 @@ class Prepared:
         return operand is not None and operand.role is not Role.OUT
 
     def _compare(self, outputs: Mapping[int, Array]) -> None:
-        for name, array in self._written():  # one by one: two ops may call different tensors by one name
+        for name, array in self._written():  # one by one: two ops may use one name for different tensors
             found = difference({name: outputs[id(array)]}, {name: self._expected[id(array)]})
             if found is not None:
                 raise WrongResult(f"{self.case.label}: {found}: not measured")
 
 
 def _reference_results(calls: Sequence[OpCall]) -> dict[int, Array]:
-    """Every array of the calls as the reference leaves it, by its id."""
+    """Every array of the calls after the reference ran, by id."""
     from specdec_hal.backends.reference.backend import ReferenceBackend
 
     reference = ReferenceBackend()

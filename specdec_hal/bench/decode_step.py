@@ -1,4 +1,4 @@
-"""One decode step of a batch as tensors: what the benchmarks of the ops other than the n-gram search work on.
+"""One decode step of a batch as tensors, for benchmarks of all ops but the n-gram search.
 
 The decode-step set: B 1 8 32 128 256 512, K 1 3 5 7, V 32,000 128,256 151,936; all slots decode, or a third of them
 prefill and a tenth is idle; drafts are accepted with a given probability.
@@ -24,7 +24,7 @@ _CHUNK = 128
 _PROMPT = 1024
 """Longest prompt."""
 HISTORY = 4096
-"""Tokens a slot's history has room for: `update_model_status` appends in every one of many runs."""
+"""Capacity of a slot's history: `update_model_status` appends in each of many runs."""
 _FAR = 1 << 30
 
 
@@ -102,7 +102,7 @@ class DecodeStep:
         }
 
     def judged(self, state: Arrays, rows: Arrays) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """For every output row the draft that it judges (-1: none), and whether that draft is to be accepted."""
+        """For every output row the draft that it verifies (-1: none), and whether to accept it."""
         rng = np.random.default_rng([self.seed, 2])
         slot = rows["batch_id_per_token_output"]
         position = np.arange(len(slot)) - rows["cu_seqlens_q_output"][np.maximum(slot, 0)]
@@ -118,7 +118,7 @@ class DecodeStep:
         return np.where(accepted, drafts, np.where(others == drafts, (others + 1) % self.vocabulary, others))
 
     def candidate_lists(self, state: Arrays, rows: Arrays) -> Arrays:
-        """Candidates of each row: an accepted draft is one of those that reach top_p."""
+        """Candidates of each row: an accepted draft is among those within top_p."""
         rng = np.random.default_rng([self.seed, 4])
         drafts, accepted = self.judged(state, rows)
         r, c = len(drafts), self.candidates
@@ -146,7 +146,7 @@ class DecodeStep:
         return probs
 
     def draft_probs(self, state: Arrays) -> NDArray[np.float32]:
-        """The proposer's probabilities: it is nearly sure of its drafts, and alike about everything else."""
+        """The proposer's probabilities: close to 1 for drafts, uniform for all other tokens."""
         rng = np.random.default_rng([self.seed, 6])
         row = rng.random(self.vocabulary, np.float32)
         probs = np.empty((self.slots, self.drafts, self.vocabulary), np.float32)

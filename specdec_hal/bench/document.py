@@ -1,4 +1,4 @@
-"""Documents that `specdec-hal bench --out` and `compare --json` wrote, read again."""
+"""Read documents of `specdec-hal bench --out` and `compare --json`."""
 
 from __future__ import annotations
 
@@ -121,9 +121,9 @@ def is_comparison(document: Mapping[str, Any]) -> bool:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """What `bench --out` or `compare --json` wrote, also as the figures of a recorded result.
+    """A document of `bench --out` or `compare --json`, or one inside a recorded result.
 
-    ConfigError for any other file, which says what a recorded result is of.
+    ConfigError for any other file; it names the command of a recorded result.
     """
     try:
         found = json.loads(path.read_bytes())

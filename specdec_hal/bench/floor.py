@@ -1,4 +1,4 @@
-"""What the device allows at best, measured in the same run: its copy bandwidth and a launch without work."""
+"""The device's limits, measured in the same run: copy bandwidth and an empty launch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ _COPY_BYTES = 2 << 30  # read, and as many written
 
 @dataclass(frozen=True)
 class Floor:
-    """`bandwidth`: bytes a second of a device-to-device copy, read and written; the rest: us of an empty kernel."""
+    """`bandwidth`: bytes per second of a device-to-device copy, read plus written; the others: us of an empty
+    kernel."""
 
     bandwidth: float
     empty_warm: float
     empty_cold: float
 
     def microseconds(self, moved: int, *, cold: bool) -> float:
-        """The least time for an op that moves that many bytes through the device's memory."""
+        """The least time to move that many bytes through device memory."""
         return moved / self.bandwidth * 1e6 + (self.empty_cold if cold else self.empty_warm)
 
     def document(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The host's cost of a call on a GPU, beside that of a bare launch."""
+"""Host time of a call on a GPU, and of a bare launch."""
 
 from __future__ import annotations
 

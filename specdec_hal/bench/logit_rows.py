@@ -1,4 +1,4 @@
-"""Rows of logits or probabilities as inputs of benchmarks, and a check of some of them against the reference."""
+"""Rows of logits or probabilities for benchmarks, and a check of some rows against the reference."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Log-probabilities of accepted tokens: alone, and with the first of their rows.
+"""Log-probabilities of accepted tokens, alone and with the top of their rows.
 
-Others' figures were measured on an H200, elsewhere, in another run. Targets are those of contract version 2, by which
-one read of a row is enough.
+Figures of other implementations come from another run on an H200. Targets are those of contract version 2, which needs
+one read of a row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PEERS: Mapping[int, Mapping[str, WarmCold]] = {
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """The headline first; then what varies."""
+    """The headline, then variations."""
     if quick:
         yield from (_logprobs(LogitRows(8, 32_000), n) for n in (1, 6))
         return
@@ -43,7 +43,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _logprobs(size: LogitRows, n: int, *, accepted: int | None = None, headline: bool = False) -> Case:
-    """`accepted`: of the rows, how many have an accepted token; all unless given."""
+    """`accepted`: number of rows with an accepted token; default: all."""
     count = size.rows if accepted is None else accepted
 
     def call(seed: int) -> OpCall:

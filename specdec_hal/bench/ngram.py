@@ -1,11 +1,10 @@
 """N-gram look-up, by search and by index: the five groups of FastDeploy's pull requests #6960, #7103, #7136, and more.
 
-Vocabulary 10..499 at random, n-grams of 3 to 1 tokens, 10 drafts; 20 generated tokens, of which the last three are
-those that a hit has planted elsewhere, ten others after them. With an index every step enters the six tokens accepted
-since the last: by `ngram_index_update` and then `ngram_match`, or by `ngram_match` alone where the backend's does that.
-Steps follow one another, so that no time is of tokens that an earlier run has entered; "up to date" is a look-up alone.
-Targets and others' figures are those of the issue that asked for the CUDA backend: measured on an H200, elsewhere, in
-another run; FastDeploy's rule is LEFTMOST.
+Vocabulary 10..499 at random, n-grams of 3 to 1 tokens, 10 drafts; 20 generated tokens. A hit has the last three of them
+planted elsewhere, followed by ten others. With an index each step enters the six tokens accepted since the last step,
+by `ngram_index_update` and `ngram_match`, or by `ngram_match` alone if the backend's does both. Consecutive steps make
+sure that no run finds its tokens already entered; "up to date" is a look-up alone. Targets and figures of other
+implementations were measured in another run on an H200; FastDeploy's rule is LEFTMOST.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _KEY, _FOLLOWING = (1001, 1002, 1003), tuple(range(2001, 2011))
 _PLANTED = len(_KEY) + len(_FOLLOWING)
 _FAR = 1 << 20
 _MUCH = 1 << 23
-"""Tokens from which on the reference looks at the last step only."""
+"""From this length on the reference computes only the last step."""
 _GROWING = ("cuda",)
-"""Backends whose `ngram_match` enters the tokens accepted last into its index."""
+"""Backends whose `ngram_match` also updates the index."""
 
 _BY_BOTH = ("latency", "length", "hit type", "extreme")
 """Groups that both policies search."""
@@ -79,11 +78,11 @@ _PEERS: Mapping[tuple[int, int, str], tuple[WarmCold, WarmCold, dict[str, WarmCo
     (256, 131_072, "low_input"): ((68, 78), (4.5, 8), {"FastDeploy": (83.5, 95.1)}),
     (256, 131_072, "none"): ((68, 78), (4.5, 8), {"FastDeploy": (224.8, 235.3)}),
 }  # fmt: skip
-"""Targets of search and index, and others' times, in microseconds warm and cold."""
+"""Targets of search and index, and figures of other implementations, in us (warm, cold)."""
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Every text in both forms; most of them by both policies."""
+    """Every text in both forms, most with both policies."""
     for group, text in _quick_texts() if quick else _texts():
         for policy in ("LEFTMOST", "LATEST") if group in _BY_BOTH else ("LEFTMOST",):
             yield _search(group, replace(text, policy=policy))
@@ -128,7 +127,7 @@ def _tensors(text: Text, steps: int, seed: int) -> dict[str, NDArray[Any]]:
         rows[:, text.column : text.column + _PLANTED] = _KEY + _FOLLOWING
     for step in range(steps):
         end = text.length + GENERATED + ACCEPTED * step
-        # Where nothing is to match, not even an earlier step may.
+        # Without a match in the text, earlier steps must not match either.
         rows[:, end - len(_KEY) : end] = np.array(_KEY) + (len(_KEY) * step if text.column is None else 0)
     return {
         "token_ids_all": rows,
@@ -191,7 +190,7 @@ def _indexed(group: str, text: Text, *, alone: bool) -> Case:
 
 
 def _check_last(calls: Sequence[OpCall], outputs: Mapping[int, NDArray[Any]]) -> None:
-    """The last step's drafts. Columns after them keep what earlier steps left there: an op writes its drafts only."""
+    """The last step's drafts; the columns after them keep older values."""
     from specdec_hal.backends.reference.backend import ReferenceBackend
 
     names = ("draft_tokens", "seq_lens_this_time")
@@ -207,7 +206,7 @@ def _check_last(calls: Sequence[OpCall], outputs: Mapping[int, NDArray[Any]]) ->
 
 
 def _up_to_date(group: str, text: Text) -> Case:
-    """The look-up alone: nothing to enter."""
+    """The look-up alone, with an index up to date."""
 
     def calls(seed: int) -> tuple[Sequence[OpCall], Sequence[OpCall]]:
         tensors = _tensors(text, 1, seed)
@@ -219,7 +218,7 @@ def _up_to_date(group: str, text: Text) -> Case:
 
 
 def _built(text: Text) -> Case:
-    """The index of a whole prompt, cleared and built, and a look-up that shows that it is right."""
+    """Reset and build the index of a whole prompt, then check it with a look-up."""
 
     def calls(seed: int) -> tuple[Sequence[OpCall], Sequence[OpCall]]:
         tensors = _tensors(text, 1, seed)

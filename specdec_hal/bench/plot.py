@@ -1,6 +1,6 @@
-"""Plots of recorded results of suites: cases as multiples of their floors, lines over what a suite varies.
+"""Plots of suites: cases as multiples of their floors, and lines over each varied number.
 
-Floors are those of the run. Targets and others' figures are drawn only if the run was on the machine that they are of.
+Floors are those of the run. Targets and figures of other implementations appear only for runs on the same GPU.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from specdec_hal.errors import BackendUnavailableError, RequestError
 
 Row = Mapping[str, Any]
 _MACHINE = "H200"
-"""The GPU that targets and others' figures are of."""
+"""The GPU of targets and of other implementations' figures."""
 _FEWEST = 3
 """Points of a line."""
 _STEPS = (1.0, 2.0, 5.0)
-"""Of a logarithmic axis, in each decade."""
+"""Ticks of a logarithmic axis, per decade."""
 _LEGEND: Mapping[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "fontsize": 8, "frameon": False}
 
 
 def check_plot(path: Path) -> None:
-    """Raise what would keep a plot from being written, before there is anything to draw.
+    """Check that a plot can be written, before anything is measured.
 
-    BackendUnavailableError without matplotlib, RequestError for a suffix that names no format.
+    BackendUnavailableError without matplotlib, RequestError for an unknown suffix.
     """
     formats = sorted(pyplot_for_files().figure().canvas.get_supported_filetypes())
     pyplot_for_files().close()
@@ -36,9 +36,9 @@ def check_plot(path: Path) -> None:
 def plot(document: Mapping[str, Any], path: Path) -> None:
     """Draw a document of `runner.run_suites`; the suffix of `path` chooses the format.
 
-    Each suite has a panel of its cases, as multiples of their floors, and one for each number that a group varies
-    alone, with a line for each of the other settings. Of a group without single cases the first panel has the one that
-    most peers are known of.
+    Each suite has a panel of its cases, as multiples of their floors, and a panel for each number that a group varies
+    alone, with a line per remaining setting. A group without single cases appears in the first panel with the case that
+    has most peers.
     """
     pyplot = pyplot_for_files()
     machine = document["machine"]
@@ -79,7 +79,7 @@ def _groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def lines_of(rows: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:
-    """By the number that is varied and what else the rows have in common: rows in the order of that number."""
+    """Rows by (varied number, other settings), sorted by that number."""
     settings = [
         key for key, value in rows[0].items() if key not in _NO_SETTING and isinstance(value, (int, float, str))
     ]
@@ -134,7 +134,7 @@ def _draw_lines(axes: Any, title: str, key: str, lines: Mapping[str, Sequence[Ro
 
 
 def _draw_points(axes: Any, title: str, rows: Sequence[Row], comparable: bool) -> None:
-    """Cases below each other: over their floors where there are any, else in microseconds."""
+    """One line per case: multiples of the floor if there is one, else microseconds."""
     at, over_floors = list(range(len(rows))), all(row.get("warm_floor_us") for row in rows)
 
     def scaled(values: Sequence[float], places: Sequence[int], floor: str) -> list[float]:
@@ -171,7 +171,7 @@ def _medians(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def _marks(rows: Sequence[Row], at: Sequence[Any]) -> list[tuple[str, list[Any], list[float]]]:
-    """Warm targets and others' times: name, places and values."""
+    """Warm targets and other implementations' times: name, places and values."""
     found: dict[str, list[tuple[Any, float]]] = {}
     for place, row in zip(at, rows, strict=True):
         for name, times in {"target": row["target_us"], **row.get("peers_us", {})}.items():
@@ -195,7 +195,7 @@ def pyplot_for_files() -> Any:
         raise BackendUnavailableError(
             "expected matplotlib to draw, found none; pip install 'specdec-hal[bench]'"
         ) from error
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it says that it looks for fonts
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs the search for fonts
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -1,4 +1,4 @@
-"""Plots of `compare --method` and `compare --sweep`. Methods stand in the order of their measured speed-up."""
+"""Plots of `compare --method` and `compare --sweep`. Methods are sorted by measured speed-up."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from specdec_hal.bench.pooled import pooled, shown
 
 Row = Mapping[str, Any]
 _MOST_PROMPTS = 6
-"""Prompts with bars of their own; more are dots beside the bars of all."""
+"""Most prompts with their own bars; more prompts become dots beside the pooled bars."""
 
 
 def plot_methods(document: Mapping[str, Any], path: Path) -> None:
     """Draw a document of `compare --method`: speed-up, tokens per step, and how many drafts were accepted.
 
-    Bars of one prompt's speed-up have the range of its turns, those of all prompts the interval of 95 %. With a sweep
-    the first two panels are over K, and the other two show the fastest K of each method.
+    Error bars: the range of the turns for one prompt, the 95 % interval for all prompts. With a sweep the first two
+    panels are over K, and the others show the fastest K of each method.
     """
     pyplot = pyplot_for_files()
     rows, sides = document["rows"], pooled(document["rows"])
@@ -75,7 +75,7 @@ def _bars(axes: Any, rows: Sequence[Row], sides: Sequence[Row], key: str) -> Non
 
 
 def _sweep(speed: Any, tokens: Any, sides: Sequence[Row]) -> None:
-    """Over K: the speed-up, and tokens per step beside those that a step costs."""
+    """Over K: the speed-up, and tokens per step with their break-even."""
     for number, name in enumerate(dict.fromkeys(map(drafter, sides))):
         some = sorted((side for side in sides if drafter(side) == name), key=lambda side: side["k"])
         at, colour = [side["k"] for side in some], f"C{number}"
@@ -94,7 +94,7 @@ def _sweep(speed: Any, tokens: Any, sides: Sequence[Row]) -> None:
 
 
 def _accepted(positions: Any, lengths: Any, sides: Sequence[Row], *, recorded: bool) -> None:
-    """The part of the drafts whose token at each position was accepted, and the part with so many accepted tokens."""
+    """Acceptance by position, and the distribution of accepted tokens per draft."""
     width = 0.8 / max(len(sides), 1)
     for number, side in enumerate(sides):
         counted = "mean over prompts" if side["num_drafts"] is None else f"{side['num_drafts']:,} drafts"

@@ -1,4 +1,4 @@
-"""What prompts say together of methods of drafting: sums over prompts, with intervals of confidence."""
+"""Rows of `compare` pooled over prompts, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 Row = Mapping[str, Any]
-"""Of `compare --method`: one prompt, one method."""
+"""A row of `compare --method`: one prompt, one method."""
 _RESAMPLES = 2000
 
 
 def shown(prompt: str) -> str:
-    """A prompt's name: that of its file, without folders."""
+    """A prompt's name without folders."""
     return Path(prompt).name if Path(prompt).suffix else prompt
 
 
@@ -24,7 +24,7 @@ def pooled(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
     `tokens_per_step`: decoded tokens of all prompts over decode steps. `speedup`: plain seconds over seconds.
     `break_even`: the tokens per step at which the method, with steps as long as measured, is as fast as plain decoding.
-    `accepted_lengths`: which part of the drafts had 0, 1, ... tokens accepted, empty where drafts were not counted. The
+    `accepted_lengths`: fractions of drafts with 0, 1, ... accepted tokens, empty if drafts were not counted. The
     intervals (`..._95`) are percentiles of a bootstrap over prompts; None for a single prompt.
     """
     plain = {row["prompt"]: row["seconds"] for row in rows if row["method"] == "naive"}
@@ -59,10 +59,10 @@ def pooled(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def pooled_acceptance(rows: Sequence[Row]) -> tuple[int | None, list[float]]:
-    """The drafts of some rows, and which part of them was accepted at each position.
+    """Number of drafts, and acceptance by position.
 
-    A position that a draft did not reach counts as not accepted. None, and means over rows, where their drafts were not
-    recorded.
+    A position beyond a draft's end counts as not accepted. If rows do not record their drafts: None, and means over
+    rows.
     """
     rates = [row["acceptance_by_position"] for row in rows]
     counted = [row["num_drafts"] for row in rows if "num_drafts" in row]

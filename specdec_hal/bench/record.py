@@ -1,4 +1,4 @@
-"""What every recorded result carries: command, commit, machine, versions, date."""
+"""The header of recorded results: command, commit, machine, versions, date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("numpy", "paddlepaddle", "torch", "cupy-cuda13x", "apache-tvm-ffi")
 
 
 def circumstances(command: Sequence[str]) -> dict[str, Any]:
-    """Where and how figures were taken. The environment's COMMIT stands in where the sources are no git checkout."""
+    """Where and how figures were taken. The environment variable COMMIT replaces a missing git checkout."""
     return {
         "command": " ".join(command),
         "commit": os.environ.get("COMMIT") or _commit() or "unknown",

@@ -1,4 +1,4 @@
-"""Running suites: every case checked, timed warm and cold, beside the floor of the same run."""
+"""Run suites: check every case, time it warm and cold, and measure the floor in the same run."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def run_suites(
     alone: Callable[[], AbstractContextManager[object]] = nullcontext,
     on_row: Callable[[dict[str, Any], int], None] = lambda document, total: None,
 ) -> dict[str, Any]:
-    """The whole document, ready for JSON; `on_row` gets it after every row, with how many there will be.
+    """The document for JSON; `on_row(document, total)` is called after every row.
 
-    The device is used inside `alone()` only: processes that share a lock there can prepare inputs at the same time.
+    The device is used only inside `alone()`, so processes that share its lock can prepare inputs in parallel.
     """
     chosen = [
         (suite, case)
@@ -66,7 +66,7 @@ def run_suites(
 
 
 def _instruments(backend: Backend, device: Device, document: dict[str, Any], quick: bool) -> tuple[Timer, Floor | None]:
-    """The timer for this backend; what else is measured once goes into the document."""
+    """The timer for this backend; one-time measurements go into the document."""
     if backend.device != "cuda":
         return HostTimer(0.1 if quick else 0.5), None
     from specdec_hal.backends.cuda.probe import LIBRARY
@@ -81,7 +81,7 @@ def _instruments(backend: Backend, device: Device, document: dict[str, Any], qui
 
 
 def _row(prepared: Prepared, timer: Timer, floor: Floor | None) -> Row:
-    """Times and all that they are held against; a kernel that computes something wrong gets an error instead."""
+    """Times, floors, targets and peers; an error instead if the kernel's result is wrong."""
     case = prepared.case
     row: Row = {"group": case.group, "label": case.label, **case.params, "moved_bytes": case.moved}
     try:

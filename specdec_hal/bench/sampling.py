@@ -1,7 +1,7 @@
 """From logits to tokens: sampling, the distribution sampled from, candidates, penalties, masks.
 
-Others' figures were measured on an H200, elsewhere, in another run. Targets are those of contract version 2, by which
-one read of a row is enough.
+Figures of other implementations come from another run on an H200. Targets are those of contract version 2, which needs
+one read of a row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specdec_hal.bench.logit_rows import WIDTH, LogitRows, alone, check_some_row
 HEADLINE = LogitRows(256, 151_936)
 """The rows that most targets are for."""
 PEAKED = LogitRows(256, 151_936, peaks=20)
-"""Like a language model's: few tokens hold the mass."""
+"""Like a language model's: few tokens hold most of the mass."""
 _SETTINGS: Mapping[str, Mapping[str, float]] = {
     "argmax": {"temperature": 0},
     "no filter": {},
@@ -64,12 +64,12 @@ PEERS: Mapping[tuple[str, str], Mapping[str, WarmCold]] = {
 }
 """Those of few rows are from an H100."""
 _SECTOR = 32
-"""Bytes that a GPU's memory moves at least."""
+"""The smallest transfer of a GPU's memory, in bytes."""
 _ROW_PARAMS = ("row_temperature", "row_top_p", "row_top_k", "row_min_p", "position")
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """The headline of every setting first; then what varies."""
+    """The headline of every setting, then variations."""
     if quick:
         small = LogitRows(8, 32_000)
         yield _sample(small, "top-p 0.9")
@@ -131,7 +131,7 @@ def _row_params(rows: int, setting: str, seed: int) -> dict[str, Any]:
 
 
 def _sample(size: LogitRows, setting: str, *, logprobs: bool = False, ranks: bool = False) -> Case:
-    """`logprobs`, `ranks`: the outputs of that name, of the unfiltered distribution."""
+    """`logprobs`, `ranks`: request these outputs, of the unfiltered distribution."""
     asked: dict[str, Any] = {"logprobs": np.float32} if logprobs else {}
     if ranks:
         asked["ranks"] = np.int64
@@ -196,7 +196,7 @@ def _candidates(size: LogitRows, count: int, *, headline: bool = False) -> Case:
 
 
 def _penalties(size: LogitRows, history: int) -> Case:
-    """One row a slot; moves the history and, at most, a logit for every token of it."""
+    """One row per slot; moves the history and at most one logit per token of it."""
 
     def call(seed: int) -> OpCall:
         rng = np.random.default_rng([seed, 10])

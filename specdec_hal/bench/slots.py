@@ -1,8 +1,8 @@
-"""State of slots: the draft model's, and what schedules, stops and ends a request.
+"""Ops on the state of slots: draft model, scheduling, stopping and ending.
 
 Inputs are drawn from the ops' specs (:func:`specdec_hal.conformance.inputs.generate.generate`): 256 slots that decode,
-five drafts each, contexts of up to 2,048 tokens. An op that changes its own inputs sees what it made of them when it
-is repeated. The target is that of the issues that asked for these ops.
+five drafts each, contexts of up to 2,048 tokens. An op that changes its inputs sees its own results when it is
+repeated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPS: Mapping[str, Mapping[str, Any]] = {
 }
 _STEP = 3  # tokens of a slot in the step before
 _MOVED = ("eagle_get_hidden_states", "eagle_gather_hidden_states", "eagle_get_self_hidden_states")
-"""What moves rows of hidden states takes as long as the rows do: it has a floor and no target."""
+"""For ops that do not move rows of hidden states; those have a floor instead."""
 
 
 def cases(quick: bool) -> Iterator[Case]:
@@ -50,7 +50,7 @@ def cases(quick: bool) -> Iterator[Case]:
 def _alone(op: str, options: Mapping[str, Any]) -> Callable[[int], tuple[Sequence[OpCall], Sequence[OpCall]]]:
     def calls(seed: int) -> tuple[Sequence[OpCall], Sequence[OpCall]]:
         inputs = generate(op, seed, **options)
-        if "reasoning_seen" in inputs:  # else the op would go through all of a text that it does not know
+        if "reasoning_seen" in inputs:  # else the op would process the whole text as new
             inputs["reasoning_seen"] = (inputs["step_idx"] - _STEP).astype(inputs["reasoning_seen"].dtype)
         return (), (OpCall(op, inputs),)
 

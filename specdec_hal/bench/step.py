@@ -30,7 +30,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def _plane(step: DecodeStep, *, hidden: int = 0, target: float | None = None) -> Case:
-    """In the runner's order; `hidden`: with the gathering of the model's hidden rows, of that width."""
+    """In the runner's order. `hidden`: width of the model's hidden rows, if they are gathered too."""
 
     def calls(seed: int) -> tuple[Sequence[OpCall], Sequence[OpCall]]:
         made = StepCalls(

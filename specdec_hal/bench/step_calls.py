@@ -22,7 +22,7 @@ _FIXED = {"accept_policy": "NORMAL", "end_at_limit": False, "verify_window": 2, 
 
 
 class StepCalls:
-    """The tensors of one step, made once and shared by all calls; what an op writes is made when first asked for."""
+    """The tensors of one step, shared by all calls; outputs are allocated on first use."""
 
     def __init__(self, step: DecodeStep) -> None:
         state = step.state()
@@ -33,7 +33,7 @@ class StepCalls:
         self.size = sizes(step, max(int(state["seq_lens_this_time"].sum()), 1))
 
     def call(self, op: str, **given: Any) -> OpCall:
-        """One call; `given`: arrays and attributes that are not those of the step."""
+        """One call; `given` overrides arrays and attributes of the step."""
         spec, inputs = get_op(op), dict(given)
         for attr in spec.attrs:
             if attr.name in _FIXED:
@@ -58,7 +58,7 @@ class StepCalls:
         return self.call("verify_draft_tokens", strategy=strategy, **given)
 
     def accepted(self) -> None:
-        """Fill in what verification would have left: decoding slots have emitted some tokens."""
+        """Fill in the results of verification: decoding slots have emitted some tokens."""
         m, s = self.step.slots, self.step.width
         rng = np.random.default_rng([self.step.seed, 5])
         runs = (self.tensors["seq_lens_this_time"] > 0) & (self.tensors["seq_lens_encoder"] == 0)
@@ -86,8 +86,9 @@ def hidden_rows(rows: int, width: int, seed: int) -> NDArray[np.uint16]:
 
 
 def least_bytes(step: DecodeStep, op: str, attrs: Mapping[str, Any], leave_out: tuple[str, ...] = ()) -> int:
-    """Bytes of an op's tensors, each counted once, but for those to leave out: absent ones, and those that an op only
-    looks into (what it must read there is the caller's to add)."""
+    """Bytes of an op's tensors, each counted once. Excluded are absent ones and those read in part, which the caller
+    adds.
+    """
     size = {**sizes(step, step.slots * step.width), "L": 1, "I_cap": 1, "E": 2, "C": step.candidates, "V": 1, "D": 1}
     total = 0
     for operand in get_op(op).operands:

@@ -1,4 +1,4 @@
-"""Taking times: on a GPU, of replayed graphs by events; on a host, by its clock."""
+"""Timing: replayed graphs with events on a GPU, the clock on a host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_hal.errors import BackendUnavailableError
 WARM_COPIES = 20
 FLUSH_BYTES = 512 << 20
 _HEAD_START = 300_000
-"""Clock cycles that the device spins before a measurement, so that all of it is enqueued when it begins."""
+"""Cycles that the device spins first, so that the whole measurement is enqueued before it starts."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class GraphTimer(Timer):
 
 
 class HostTimer(Timer):
-    """The wall clock around synchronous launches; there is no cold state that could be made on purpose."""
+    """The wall clock around synchronous launches; cold caches cannot be enforced."""
 
     cold_too = False
 
@@ -124,7 +124,7 @@ class HostTimer(Timer):
 
 
 def call_cost(call: Callable[[], object], synchronise: Callable[[], None], calls: int = 10_000) -> Figures:
-    """Host microseconds of a call that only enqueues, in blocks short enough not to fill the device's queue."""
+    """Host microseconds per enqueuing call, in blocks that do not fill the device's queue."""
     block, times = 100, []
     for _ in range(max(calls // block, 3)):
         synchronise()

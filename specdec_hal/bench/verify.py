@@ -1,7 +1,6 @@
-"""Ops over slots: verification of drafts, the packed batch, and what becomes of the slots after a step.
+"""Ops over slots: verification of drafts, the packed batch, and the update after a step.
 
-Targets and others' figures are those of the issue that asked for the CUDA backend: measured on an H200, elsewhere, in
-another run.
+Targets and figures of other implementations come from another run on an H200.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _PEERS: Mapping[str, Mapping[str, WarmCold]] = {
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """The headline of every op first; then what varies."""
+    """The headline of every op, then variations."""
     seen: set[str] = set()
     for case in _all(quick):
         if case.label not in seen:
@@ -97,7 +96,7 @@ def _alone(call: Callable[[int], OpCall]) -> Callable[[int], tuple[Sequence[OpCa
 
 
 def _known(name: str, headline: bool) -> dict[str, Any]:
-    """Target and others' figures of a headline."""
+    """Target and peers of a headline."""
     return {"target": (_TARGETS[name], None), "peers": _PEERS.get(name, {})} if headline and name in _TARGETS else {}
 
 
@@ -110,7 +109,7 @@ def _by_rows(step: DecodeStep, strategy: str, *, headline: bool = False) -> Case
 
 
 def by_probs(step: DecodeStep, *, dense: bool = False, headline: bool = False, in_part: bool | None = None) -> Case:
-    """REJECTION. `in_part`: compare some slots with the reference only; None: where all of them would take minutes."""
+    """REJECTION. `in_part`: compare only some slots with the reference; None: if all of them would take minutes."""
 
     def call(seed: int) -> OpCall:
         made = StepCalls(_seeded(step, seed))

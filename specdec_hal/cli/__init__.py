@@ -1,8 +1,8 @@
 """The command ``specdec-hal``: one module per subcommand, each with HELP, `add_arguments` and `run`.
 
 Exit status: 0 done, 1 a check failed or an engine stopped (or a compiler's own status), 2 bad input (one line per
-problem on stderr, with a hint). 70 is an error of this program (one line with the path of a report), 74 a result that
-cannot be written, 130 interrupted, 141 the reader of stdout went away.
+problem on stderr, with a hint). 70 is an internal error (one line with the path of a report), 74 an unwritable result,
+130 an interrupt, 141 a closed stdout.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with its errors on one line."""
+    """argparse with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"{self.prog}: {clip(one_line(message))}; see {self.prog} --help\n")
@@ -73,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM,
-        description="Speculative decoding on every kind of hardware.",
+        description="Speculative decoding on any hardware.",
         epilog=__doc__.partition("\n\n")[2],
         allow_abbrev=False,
     )
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line (None: the process's); gives the exit status."""
+    """Run a command line (None: the process's); returns the exit status."""
     command = sys.argv if argv is None else [PROGRAM, *argv]
     prepare_process()
     secrets.learn(command)
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return READER_GONE
         complain(str(error))
         return CANNOT_WRITE
-    except BaseException as error:  # also SystemExit of a plug-in that would end the process, and panics of Rust
+    except BaseException as error:  # also SystemExit raised by a plug-in, and Rust panics
         complain(report(error, command))
         return INTERNAL
     return status
@@ -123,7 +123,7 @@ def _run(argv: Sequence[str] | None, stdout: Guarded) -> int:
             args.command_line = [PROGRAM, *(sys.argv[1:] if argv is None else argv)]
         except SystemExit as finished:  # --help, --version, or a usage error that argparse has reported
             return int(finished.code or 0)
-    # Whatever else writes to stdout (a framework's banner) must not get into the JSON document.
+    # Other output (a framework's banner) must not get into the JSON document.
     with redirect_stdout(sys.stderr if args.json else stdout), own_logs():
         status: int = COMMANDS[args.command].run(args, Output(stdout, json=args.json))
         return status

@@ -1,4 +1,4 @@
-"""List the backends: which can run here, and what the others lack."""
+"""List the backends: which can run here, and why others cannot."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _choice() -> tuple[str | None, str]:
-    """What ``auto`` means here, or why it means nothing."""
+    """The choice of ``auto`` here, or why there is none."""
     try:
         return registry.choose(), ""
     except SpecDecError as error:

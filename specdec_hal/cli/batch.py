@@ -1,9 +1,9 @@
-"""Continue every prompt of a file, on this process or on a Ray cluster; what is done survives an interruption.
+"""Continue every prompt of a file, in this process or on a Ray cluster; finished blocks survive an interruption.
 
   specdec-hal batch --input prompts.jsonl --output out/ --config configs/reference.yaml --ray --replicas 2
 
 A line of the input is {"prompt": "text"} or {"prompt_token_ids": [1, 2]}, with "id" and "params" (keys of the section
-sampling, and num_speculative_tokens) where wanted. It may also be one of OpenAI's batch lines ("custom_id", "method",
+sampling, and num_speculative_tokens), both optional. It may also be one of OpenAI's batch lines ("custom_id", "method",
 "url", "body"), which is answered in their form. A row without a seed gets sampling.seed plus its number. The answers
 are OUTPUT/results.jsonl, in the order of the input: the same bytes for any --replicas and --block-size, and after any
 interruption. Run the same command again to go on. A row that cannot be decoded is answered with an error (status 1).
@@ -27,18 +27,18 @@ from specdec_hal.serve.ray_cluster import LOCAL
 if TYPE_CHECKING:
     from specdec_hal.batch.blocks import Block
 
-HELP = "continue every prompt of a file, on one process or on a Ray cluster"
+HELP = "continue every prompt of a file, in one process or on a Ray cluster"
 _FORMATS = ("jsonl", "parquet")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Input, output, configuration, and where it runs."""
     add_config_arguments(parser)
-    parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="prompts, a line of JSON each")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where the answers go")
+    parser.add_argument("--input", type=Path, required=True, metavar="FILE", help="prompts, one JSON object per line")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for the answers")
     parser.add_argument("--format", choices=_FORMATS, default="jsonl", help="of the answers (default: jsonl)")
     parser.add_argument(
-        "--block-size", type=_positive, default=256, metavar="ROWS", help="rows that are done together (default: 256)"
+        "--block-size", type=_positive, default=256, metavar="ROWS", help="rows decoded together (default: 256)"
     )
     parser.add_argument(
         "--ray",
@@ -57,12 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=3,
         metavar="N",
-        help="a row of which the process dies as often is answered with an error (default: 3)",
+        help="deaths of the process at one row before it is answered with an error (default: 3)",
     )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Decode what is not done yet; 1 if there are rows that ended in an error."""
+    """Decode the remaining blocks; 1 if rows ended in an error."""
     from specdec_hal.batch.blocks import OutputFolder, scan
     from specdec_hal.batch.replica import dump
     from specdec_hal.batch.results import check_format, check_openai, write_results
@@ -129,7 +129,7 @@ def _ratio(part: float, whole: float) -> str:
 
 
 def _manifest(config: dict[str, Any], sha256: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What answers depend on, and how they are divided until all are there."""
+    """Everything that answers depend on, and the size of blocks."""
     import specdec_hal
 
     return {

@@ -26,25 +26,25 @@ HELP = "measure a backend's ops"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, on what, and where figures and plots go."""
+    """Suites, backend, and output files."""
     what = "; ".join(f"{name}: {text}" for name, text in SUITES.items())
     parser.add_argument("--suite", metavar="NAME", action="append", default=[], help=f"may be repeated ({what})")
     parser.add_argument("--backend", metavar="NAME", default="auto", help="default: the best available")
-    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose group or label contains this")
-    parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions: a look, not a measurement")
-    parser.add_argument("--out", metavar="FILE", type=output_file, help="write the JSON document there too")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only cases whose group or label contains this")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and repetitions: a rough look")
+    parser.add_argument("--out", metavar="FILE", type=output_file, help="write the JSON document to this file too")
     parser.add_argument("--plot", metavar="FILE", type=output_file, help="draw the results (.png, .svg, .pdf)")
     parser.add_argument(
         "--lock",
         metavar="FILE",
         type=output_file,
-        help="hold this lock while the device is used, so that several commands can prepare inputs meanwhile",
+        help="hold this lock while using the device, so that other commands can prepare inputs meanwhile",
     )
-    parser.add_argument("--read", metavar="FILE", type=Path, help="print or draw what --out or compare --record wrote")
+    parser.add_argument("--read", metavar="FILE", type=Path, help="print or draw a file of --out or compare --record")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Measure and print; 1 if a kernel computes something wrong."""
+    """Measure and print; 1 if a kernel's result is wrong."""
     from specdec_hal.bench.document import is_comparison, read_document
 
     if args.plot is not None:
@@ -89,7 +89,7 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
     with _progress() as advance:
 
         def on_row(document: dict[str, Any], total: int) -> None:
-            if args.out is not None:  # after every row: what was measured is kept if the rest fails
+            if args.out is not None:  # after every row: measured rows are kept if a later one fails
                 with writing(args.out):
                     args.out.write_text(json.dumps(document) + "\n")
             advance(document["rows"][-1]["label"], total)
@@ -100,7 +100,7 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Nobody else who asks for the lock gets it meanwhile; a process that dies gives it back."""
+    """Hold an exclusive lock, which ends with the process."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

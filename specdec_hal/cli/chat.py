@@ -25,12 +25,12 @@ CLEAR, EXIT = "/clear", "/exit"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Configuration, model, and what the chat starts with."""
+    """Configuration, model, and system message."""
     add_config_arguments(parser)
     parser.add_argument("--model", metavar="PATH", help="same as --set model.path=PATH")
-    parser.add_argument("--system", metavar="TEXT", help="the system message that the chat starts with")
+    parser.add_argument("--system", metavar="TEXT", help="the system message at the start of the chat")
     parser.add_argument(
-        "--chat-template", metavar="FILE", help="Jinja file that makes messages a prompt (default: the checkpoint's)"
+        "--chat-template", metavar="FILE", help="Jinja template file for messages (default: the checkpoint's)"
     )
     parser.add_argument("--max-new-tokens", metavar="N", help="same as --set sampling.max_new_tokens=N")
 
@@ -86,7 +86,7 @@ class _Chat:
                 yield line.strip()
 
     def _turn(self, text: str) -> bool:
-        """One message and the answer to it; False if that ended in an error, which leaves the chat as it was."""
+        """Send one message; False, with the chat unchanged, if the answer ended in an error."""
         from specdec_hal.runner import Request
 
         messages = [*self._messages, {"role": "user", "content": text}]

@@ -1,10 +1,10 @@
 """Decode the same prompts plainly and with the configured method, or with several; compare tokens and time.
 
-All run in one process on one loaded model, in turn, --repeat times each. Engines are warm: each decodes the same
-prompts untimed before it is timed, so that everything is compiled and captured in graphs, and forgets them again, so
-that no drafts come from an earlier run. The speed-up is the median plain time over the median speculative time. With
---sweep each method runs with each K, and "break-even" is the number of tokens per step at which a method, with steps as
-long as measured, would be as fast as plain decoding: drafts pay above it. Exit status 1 if any token differs.
+All run in one process on one loaded model, in turn, --repeat times each. Engines are warm: each first decodes the same
+prompts untimed, to compile kernels and capture graphs, and then forgets them, so that no drafts come from an earlier
+run. The speed-up is the median plain time over the median speculative time. With --sweep each method runs with each K,
+and "break-even" is the number of tokens per step at which a method, with steps as long as measured, would be as fast as
+plain decoding: drafts pay above it. Exit status 1 if any token differs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Runs = dict[str, list[Run]]
 HELP = "compare the configured method, or several, with plain decoding: tokens and speed of warm engines"
 NAIVE, ALL = "naive", "all"
 _MOST_PROMPTS = 10
-"""Prompts with rows of their own in tables; of more the tables have what all say together."""
+"""Most prompts with their own table rows; more are only pooled."""
 _COUNTED = (
     "steps",
     "tokens_per_step",
@@ -64,7 +64,7 @@ _COUNTED = (
     "acceptance_by_position",
     "seconds_by_stage",
 )
-"""What documents have of a runner's summary."""
+"""Keys of a runner's summary that documents have."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,26 +76,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="methods",
         metavar="NAME,NAME",
         type=lambda text: list(dict.fromkeys(text.split(","))),
-        help="compare these methods, each prompt by itself, instead of the configured one; all: every one that the "
+        help="compare these methods, prompt by prompt, instead of the configured one; all: every method that the "
         "checkpoint and the configuration allow",
     )
     parser.add_argument(
         "--sweep",
         metavar="K,K",
         type=lambda text: list(dict.fromkeys(map(_positive, text.split(",")))),
-        help="with each of these speculative.num_speculative_tokens; where drafts pay is the break-even",
+        help="run with each of these values of speculative.num_speculative_tokens; adds the break-even",
     )
     parser.add_argument(
-        "--plot", metavar="FILE", type=output_file, help="draw them (.png, .svg, .pdf); with --method or --sweep"
+        "--plot", metavar="FILE", type=output_file, help="draw the results (.png, .svg, .pdf); with --method or --sweep"
     )
     parser.add_argument(
         "--record",
         metavar="FILE",
         type=output_file,
-        help="write the figures with command, commit, machine, versions and configuration; bench --read shows them",
+        help="write figures, command, commit, machine, versions and configuration; bench --read shows them",
     )
     parser.add_argument(
-        "--repeat", metavar="N", type=_positive, default=3, help="timed runs of each, on warm engines (default: 3)"
+        "--repeat", metavar="N", type=_positive, default=3, help="timed runs per side, on warm engines (default: 3)"
     )
 
 
@@ -170,11 +170,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _runtimes(args: argparse.Namespace, runtime: Runtime) -> dict[str, Runtime]:
-    """The configuration with each of the methods, and each K; ConfigError for one that is unknown or lacks settings."""
+    """One runtime per method and K; ConfigError for a method that is unknown or lacks settings."""
     found, every = {}, args.methods == [ALL]
     sides = product(runtime.registry.proposers() if every else args.methods, args.sweep or [None])
     for method, k in sides:
-        if method != NAIVE:  # which everything is compared with
+        if method != NAIVE:  # the baseline
             overrides = [*args.overrides, f"speculative.method={method}"]
             overrides += [] if k is None else [f"speculative.num_speculative_tokens={k}"]
             label = method if k is None else f"{method} K={k}"
@@ -190,7 +190,7 @@ def _runtimes(args: argparse.Namespace, runtime: Runtime) -> dict[str, Runtime]:
 
 
 def _say_once() -> None:
-    """Each side builds several runners, with the same warnings."""
+    """Log each warning once, although every side builds several runners."""
     seen = Counter[str]()
 
     def first(record: logging.LogRecord) -> bool:
@@ -208,7 +208,7 @@ def _left_out(method: str, error: SpecDecError) -> None:
 class _Sides:
     """Plain decoding and `others` over one model, whose KV cache each new runner takes over.
 
-    `optional`: sides that cannot run here are named and left out. `sweep`: the others differ in K.
+    `optional`: report and skip sides that cannot run here. `sweep`: the others differ in K.
     """
 
     def __init__(self, runtime: Runtime, others: dict[str, Runtime], *, optional: bool, sweep: bool) -> None:
@@ -233,7 +233,7 @@ class _Sides:
         self.runtimes = {label: runtime.with_config(limited(config)) for label, config in configs.items()}
 
     def k_of(self, label: str) -> dict[str, int]:
-        """What a row of a sweep has of a side's K; nothing of plain decoding, and without a sweep."""
+        """The key "k" of a row of a sweep; empty for plain decoding and without a sweep."""
         speculative = self.runtimes[label].config.speculative
         return {"k": speculative.num_speculative_tokens} if self._sweep and label != NAIVE else {}
 
@@ -248,13 +248,13 @@ class _Sides:
         return runs
 
     def _warm(self, runtime: Runtime, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> ModelRunner:
-        """A runner that has decoded the prompts, and remembers nothing of them."""
+        """A runner that has decoded and forgotten the prompts."""
         runner = self._runner(runtime)
         decode(runner, prompts, params=params)
         if runner.summary()["graphs"]:
-            decode(runner, prompts, params=params)  # a plan is captured when it is used for the second time
+            decode(runner, prompts, params=params)  # plans are captured on their second use
         runner.forget()
-        gc.collect()  # the runner before this one, and its graphs, are not to go while this one is timed
+        gc.collect()  # free the previous runner and its graphs outside the timed part
         return runner
 
     def _runner(self, runtime: Runtime) -> ModelRunner:
@@ -262,7 +262,7 @@ class _Sides:
 
 
 def _differences(prompts: Sequence[Prompt], runs: Runs) -> list[dict[str, Any]]:
-    """Where a run first departs from the first plain run, per prompt."""
+    """The first difference of each run from the first plain run, per prompt."""
     found = []
     for at, prompt in enumerate(prompts):
         expected = runs[NAIVE][0].outputs[at].token_ids
@@ -285,14 +285,14 @@ def _differences(prompts: Sequence[Prompt], runs: Runs) -> list[dict[str, Any]]:
 
 
 def _speedups(runs: Runs, label: str) -> dict[str, Any]:
-    """Over plain decoding: by medians, and of each turn."""
+    """Speed-up over plain decoding: by medians, and of each turn."""
     plain, seconds = ([one.seconds for one in runs[side]] for side in (NAIVE, label))
     turns = [before / after for before, after in zip(plain, seconds, strict=True)]
     return {"speedup": median(plain) / median(seconds), "all_speedups": turns}
 
 
 def _figures(runs: Sequence[Run]) -> dict[str, Any]:
-    """The median time of the runs and the counts, which are the same in each."""
+    """The median time of the runs, and their common counts."""
     summary = runs[-1].summary
     seconds = median(one.seconds for one in runs)
     return {
@@ -305,7 +305,7 @@ def _figures(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def show(document: Mapping[str, Any], output: Output) -> None:
-    """Print what `compare --json` writes as tables and a verdict."""
+    """Print a document of `compare --json` as tables and a verdict."""
     together = document.get("pooled", ())
     if not together or together[0]["prompts"] <= _MOST_PROMPTS:
         (_methods(document) if "rows" in document else _comparison(document)).print(output.console)
@@ -336,7 +336,7 @@ def _methods(document: Mapping[str, Any]) -> Rows:
 
 
 def _pooled(document: Sequence[Mapping[str, Any]]) -> Rows:
-    """Plain decoding, then the others, the fastest first."""
+    """Plain decoding, then the others by speed-up."""
     interval, prompts = "95 % of resampled prompts", document[0]["prompts"]
     columns = ("method", "tokens per step", interval, "break-even", "speed-up", interval, "mean acceptance length")
     rows = Rows(

@@ -27,34 +27,34 @@ if TYPE_CHECKING:
     from specdec_hal.conformance.report import Report, Result
     from specdec_hal.conformance.xfail import ExpectedFailures
 
-HELP = "prove that a backend keeps the contract"
+HELP = "prove that a backend obeys the contract"
 LEVELS = ("quick", "full", "soak")
 SHOWN = 10
-"""Failures printed at length; the others by name."""
+"""Failures printed in full; the others by name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to run and where to put the results."""
-    parser.add_argument("--backend", metavar="NAME", help="the backend (without: the one `auto` chooses)")
+    """Cases to run, and output files."""
+    parser.add_argument("--backend", metavar="NAME", help="the backend (default: auto)")
     parser.add_argument("--op", metavar="OP", action="append", help="only this op; may be repeated")
-    parser.add_argument("--level", choices=LEVELS, default="quick", help="how much (default: quick)")
-    parser.add_argument("--seed", type=int, default=0, help="of the generated cases (default: 0)")
-    parser.add_argument("--device", metavar="D", help="where the tensors are, such as cuda:1")
+    parser.add_argument("--level", choices=LEVELS, default="quick", help="how thorough (default: quick)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases (default: 0)")
+    parser.add_argument("--device", metavar="D", help="device of the tensors, such as cuda:1")
     parser.add_argument(
         "--option", metavar="KEY=VALUE", action="append", default=[], help="an option of the backend; may be repeated"
     )
     parser.add_argument("--junit", metavar="FILE", type=output_file, help="write the results as JUnit XML")
     parser.add_argument("--xfail", metavar="FILE", type=Path, help="expected failures, 'PATTERN # reason' a line")
-    parser.add_argument("--coverage", action="store_true", help="count the rules of the claimed ops that cases touched")
+    parser.add_argument("--coverage", action="store_true", help="report which rules of the claimed ops were covered")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument(
         "--samples", type=int, help="requests per distribution test (default: 73728: errors of 0.02 show)"
     )
-    parser.add_argument("--case-seconds", type=float, default=900, help="most time of a case (default: 900)")
-    parser.add_argument("--case-gib", type=float, help="memory of a process, in GiB (default: 90 %% of what is free)")
-    parser.add_argument("--rounds", type=int, help="soak: stop after so many rounds")
+    parser.add_argument("--case-seconds", type=float, default=900, help="time limit of a case (default: 900)")
+    parser.add_argument("--case-gib", type=float, help="memory limit of a process, GiB (default: 90 %% of free memory)")
+    parser.add_argument("--rounds", type=int, help="soak: stop after this many rounds")
     parser.add_argument(
-        "--save", metavar="DIR", type=Path, default=Path(), help="where inputs of crashes go (default: .)"
+        "--save", metavar="DIR", type=Path, default=Path(), help="folder for inputs of crashes (default: .)"
     )
 
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise ConfigError(f"--samples: expected at least 1000, got {args.samples}; fewer show nothing")
     name = registry.choose(args.backend)
     options = parse_options(args.option)
-    # Refuses wrong options and devices once, and not in every process.
+    # Check options and devices once, not in every process.
     device = check_device(registry.get_backend(name, options=options), args.device)
     expected = ExpectedFailures.read(args.xfail) if args.xfail else ExpectedFailures([])
     if not args.case_seconds > 0 or (args.case_gib is not None and not args.case_gib > 0):
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         report.problems += expected.stale()
     report.seconds = time.perf_counter() - began
     order = {str(unit): number for number, unit in enumerate(work)}
-    # What belongs to no group (a process that died before its first case) comes first.
+    # Results without a group (a process that died before its first case) come first.
     report.results.sort(key=lambda result: order.get(f"{result.op}:{_group(result)}", -1))
     return _finish(report, args, output)
 
@@ -158,7 +158,7 @@ def _finish(report: Report, args: argparse.Namespace, output: Output) -> int:
     if args.junit is not None:
         with writing(args.junit):
             report.write_junit(args.junit)
-    # A run without its own cases (soak repeats drawn ones) shows nothing about rules.
+    # Soak repeats drawn cases, so it shows nothing about rules.
     untouched = {} if report.level == "soak" else covered.untouched
     ok = report.ok and not untouched
     if output.json:
@@ -177,7 +177,7 @@ def _finish(report: Report, args: argparse.Namespace, output: Output) -> int:
 
 
 def print_report(report: Report, output: Output) -> None:
-    """The table, then what failed."""
+    """The table, then failures."""
     console = output.console
     title = f"Conformance of '{report.backend}' on {report.device}, level {report.level}, seed {report.seed}"
     rows = Rows(title, ("op", "mode", "passed", "failed", "refused", "expected", ""))

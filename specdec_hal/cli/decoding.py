@@ -1,4 +1,4 @@
-"""Running prompts through a ModelRunner, as `generate` and `compare` both do."""
+"""Run prompts through a ModelRunner, for `generate` and `compare`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def load(runtime: Runtime) -> tuple[TargetModel, Tokenizer]:
 
 
 def params_of(config: Config, prompts: Sequence[Prompt]) -> list[SamplingParams]:
-    """What a configuration says of each prompt's sampling, with a seed of its own where tokens are sampled."""
+    """Sampling parameters of each prompt; sampled ones get their own seeds."""
     from specdec_hal.runner import SamplingParams
 
     return [SamplingParams.default(config).seeded() for _ in prompts]
@@ -77,10 +77,10 @@ def decode(
     saved: Sequence[Record] = (),
     params: Sequence[SamplingParams] | None = None,
 ) -> Run:
-    """Decode all prompts as one batch; `on_delta` gets the prompt's index and what one step added to it.
+    """Decode all prompts as one batch; `on_delta` gets the prompt's index and each step's output.
 
-    `saved`: requests of a journal; a prompt of the same name goes on from there. `params`: of each prompt; None: the
-    configuration's.
+    `saved`: requests of a journal, from which prompts of the same name resume. `params`: per prompt; None: as
+    configured.
     """
     from specdec_hal.runner import Request
 
@@ -121,7 +121,7 @@ def progress_bar(what: str, total: int, *, show: bool = True) -> Iterator[Progre
 
 
 def metrics_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The figures of a run for a table: (name, value). `summary`: :attr:`Run.figures`, or what documents have of it."""
+    """The figures of a run for a table: (name, value). `summary`: :attr:`Run.figures`, or its part in documents."""
     stages = sorted(summary["seconds_by_stage"].items(), key=lambda item: -item[1])
     return [
         ("generated tokens", str(summary["tokens"])),

@@ -1,8 +1,8 @@
-"""Check a trained drafter against its target: whether it is read as it was trained.
+"""Check that a trained drafter is loaded the way it was trained.
 
-`drafters check PATH` loads the EAGLE-3 head in PATH beside the target of the configuration and lets the target write
-some hundred tokens. It compares the head's drafts with the target's own best tokens: as configured, with taps one layer
-lower and higher, and with its options inverted. Exit status 1 if one of these is clearly better.
+`drafters check PATH` loads the EAGLE-3 head in PATH beside the configured target, which generates some hundred tokens.
+It compares the head's drafts with the target's own best tokens: as configured, with taps one layer lower and higher,
+and with its options inverted. Exit status 1 if one of these is clearly better.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HELP = "check a trained drafter against its target"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is done, to what, and the configuration."""
+    """Action, path and configuration."""
     parser.add_argument("action", choices=("check",), help="what to do")
     parser.add_argument("path", metavar="PATH", help="the drafter's folder")
     add_config_arguments(parser)

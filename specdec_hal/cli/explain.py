@@ -1,6 +1,6 @@
 """Explain an op (its contract) or a backend (per op: available, or the reason and the hint).
 
-Without a name: the backend that --config and --set choose, with its fallbacks.
+Without a name: the backend chosen by --config and --set, with its fallbacks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _batch_invariant(runtime: Runtime) -> bool:
-    """Whether the model that is configured promises bits, which it knows once it is loaded."""
+    """Whether the configured model, once loaded, guarantees the same bits in any batch."""
     with closing(runtime):
         return runtime.load_model().capabilities.stable_row_counts is None
 

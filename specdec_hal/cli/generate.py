@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specdec_hal.runner import StreamDelta
     from specdec_hal.runner.journal import Record
 
-HELP = "continue prompts, with the accepted drafts highlighted"
+HELP = "continue prompts and highlight accepted drafts"
 ACCEPTED = "bold green"
 
 
@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt_arguments(parser)
     parser.add_argument("--echo", action="store_true", help="print each prompt before its continuation")
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the requests that runner.journal holds, and show all of them"
+        "--resume", action="store_true", help="resume the requests in runner.journal, and show all of them"
     )
-    parser.add_argument("--no-metrics", action="store_true", help="print the text alone")
+    parser.add_argument("--no-metrics", action="store_true", help="print only the text")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -66,19 +66,19 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _journal(runtime: Runtime, *, resume: bool) -> list[Record] | None:
-    """What an earlier run left behind; None if there is nothing to resume."""
+    """Saved requests of an earlier run; None if there is nothing to resume."""
     from specdec_hal.runner import journal
 
     path, config = runtime.config.runner.journal, runtime.config
     if path is None:
         if resume:
-            raise config.error("runner.journal", "--resume needs the file to go on from; set it")
+            raise config.error("runner.journal", "--resume needs the journal of the run to resume; set it")
         return None
     if not Path(path).exists():
         return None
-    journal.lock(Path(path))  # of a run that goes on, whose process is named then
+    journal.lock(Path(path))  # of a running process, which the error names
     if not resume:
-        raise config.error("runner.journal", f"{path} is left from a run that did not end; add --resume, or delete it")
+        raise config.error("runner.journal", f"{path} is left over from an unfinished run; add --resume, or delete it")
     return journal.read(path)
 
 
@@ -87,7 +87,7 @@ def _saved_prompt(record: Record, tokenizer: Tokenizer) -> Prompt:
 
 
 class _Stream:
-    """Prints texts one after the other: the first unfinished one live, those after it once it is their turn."""
+    """Prints texts in order, the first unfinished one live."""
 
     def __init__(self, console: Console, prompts: Sequence[Prompt], *, echo: bool) -> None:
         self.console, self.prompts, self.echo = console, prompts, echo
@@ -98,7 +98,7 @@ class _Stream:
         self._open()
 
     def push(self, index: int, delta: StreamDelta) -> None:
-        """Take over what a step added to a prompt."""
+        """Add a step's output to a prompt."""
         self.waiting[index] += delta.spans
         self.finished[index] = delta.finish_reason is not None
         while self.current < len(self.prompts):

@@ -1,4 +1,4 @@
-"""What every command shares: printing, for people or as JSON, and the options that choose a configuration."""
+"""Shared by all commands: output for people or as JSON, and the options for the configuration."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class WriteError(Exception):
 
 
 class Guarded:
-    """A stream whose failures are WriteError, so that they are not taken for those of a file or a socket.
+    """A stream whose failures are WriteError, to tell them from those of files and sockets.
 
-    WriteError at once for None, which stands for a stdout that was closed before the program started.
+    WriteError at once for None: a stdout that was closed before the program started.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -60,7 +60,7 @@ def writing(where: str | Path) -> Iterator[None]:
 
 
 def output_file(text: str) -> Path:
-    """The type of options that name a file to write: refused before the work whose result it should take."""
+    """Type of options that name an output file; unwritable paths are refused before any work."""
     path = Path(text)
     folder = path.parent
     if path.is_dir():
@@ -81,7 +81,7 @@ class Output:
 
     @cached_property
     def console(self) -> Console:
-        """A rich console on stdout that prints text as it is: no markup, no guessed highlighting."""
+        """A rich console on stdout without markup or highlighting."""
         from rich.console import Console
 
         return Console(file=self.stdout, markup=False, highlight=False, emoji=False)
@@ -93,19 +93,19 @@ class Output:
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """``--config`` and ``--set``."""
-    parser.add_argument("--config", metavar="FILE", help="YAML configuration (without: every default)")
+    parser.add_argument("--config", metavar="FILE", help="YAML configuration (default: every default)")
     parser.add_argument(
         "--set",
         dest="overrides",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="override one key, for example sampling.temperature=0.8; may be repeated, the last one of a key wins",
+        help="override a key, such as sampling.temperature=0.8; may be repeated, the last value of a key wins",
     )
 
 
 def read_runtime(args: argparse.Namespace) -> Runtime:
-    """The configuration that the options ask for, ready to run."""
+    """The runtime configured by the options."""
     from specdec_hal.config import parse
     from specdec_hal.engine.runtime import Runtime, load
 

@@ -32,7 +32,7 @@ _DISTRIBUTIONS = (
 
 
 def prepare_process() -> None:
-    """Let no closed stream, no encoding that lacks characters and no COLUMNS end in a traceback."""
+    """Prevent tracebacks from closed streams, limited encodings and COLUMNS."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
     if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
@@ -43,7 +43,7 @@ def prepare_process() -> None:
 
 
 class _Imports(logging.Handler):
-    """Names the plug-in that is being imported; on a terminal the line goes away when it has been."""
+    """Names the plug-in that is being imported; on a terminal the line disappears afterwards."""
 
     def emit(self, record: logging.LogRecord) -> None:
         terminal = sys.stderr.isatty()
@@ -56,7 +56,7 @@ class _Imports(logging.Handler):
 
 
 def announce_imports() -> None:
-    """Say which third-party plug-in is imported before it is: it may end the process without a word."""
+    """Name third-party plug-ins before they are imported, since one may end the process silently."""
     imports = logging.getLogger("specdec_hal.plugin.registry.imports")
     if not any(isinstance(handler, _Imports) for handler in imports.handlers):
         imports.addHandler(_Imports())
@@ -66,7 +66,7 @@ def announce_imports() -> None:
 
 @contextlib.contextmanager
 def own_logs() -> Iterator[None]:
-    """Warnings of this package on stderr in one form, whatever handlers a framework gives the root logger."""
+    """Log this package's warnings to stderr in one format, whatever handlers frameworks give the root logger."""
     package = logging.getLogger("specdec_hal")
     handlers, propagate = package.handlers[:], package.propagate
     handler = logging.StreamHandler(sys.stderr)
@@ -87,7 +87,7 @@ def complain(line: str) -> None:
 
 
 def discard_stdout() -> None:
-    """What is still in its buffer goes nowhere, and so raises nothing when the interpreter ends."""
+    """Discard the buffer, so that nothing raises at interpreter exit."""
     _discard(1)
 
 

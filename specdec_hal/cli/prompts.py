@@ -13,7 +13,7 @@ from specdec_hal.errors import RequestError
 from specdec_hal.text import one_line, short
 
 MAX_BYTES = 64 << 20
-"""Of a prompt: far more than any context holds."""
+"""Most bytes of a prompt, far more than any context holds."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         type=lambda text: ("text", text),
         action="append",
-        help="text to continue; may be repeated, all prompts are decoded as one batch",
+        help="text to continue; may be repeated; all prompts form one batch",
     )
     parser.add_argument(
         "--prompt-file",
@@ -108,7 +108,7 @@ def _object(where: str, line: str) -> tuple[str, str]:
 
 
 def _checked(text: str) -> str:
-    """A text of the command line, in which Python hides bytes that are not UTF-8 as surrogates."""
+    """A text of the command line; Python represents bytes that are not UTF-8 as surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -134,8 +134,7 @@ def _read(path: str) -> list[tuple[str, str]]:
         data = _bytes(path)
         if len(data) > MAX_BYTES:
             raise RequestError(f"--prompt-file {path}: expected at most {MAX_BYTES} bytes, got more; shorten it")
-        # The line break that ends a text file is not part of the prompt: tokenizers join it with the indentation that
-        # follows, so that a model that sees it alone takes it for the end of the text.
+        # Drop the final line break: tokenizers join it with the following indentation, so alone it suggests the end.
         return [(name, data.decode("utf-8").removesuffix("\n").removesuffix("\r"))]
     except OSError as error:
         raise RequestError(f"--prompt-file {path}: cannot be read: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""Keys and passwords that this process was given, kept out of whatever it writes down for others to read."""
+"""Keep keys and passwords of this process out of logs and reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VARIABLE = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?
 _LOGIN = re.compile(r"(?<=://)[^\s/@:]+:[^\s/@]+(?=@)")
 """In a URL."""
 _SHORTEST = 4
-"""Characters of a secret that is looked for in text: a shorter one would be found in words."""
+"""Shortest secret that is searched for in texts: shorter ones would match ordinary words."""
 
 _known: set[str] = set()
 
@@ -46,7 +46,7 @@ def redact_command(command: Sequence[str]) -> list[str]:
 
 
 def _arguments(command: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Which words of a command line are secrets, and where in them."""
+    """The words of a command line that are secrets, and where in them."""
     for at, word in enumerate(command):
         name, equals, _ = word.partition("=")
         if _OPTION.fullmatch(name):
@@ -57,7 +57,7 @@ def _arguments(command: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 class _Factory:
-    """Makes log records that hold no secret, nor do the tracebacks that come with them."""
+    """Removes secrets from log records and their tracebacks."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

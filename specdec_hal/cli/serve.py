@@ -1,8 +1,7 @@
 """Serve a model over HTTP with OpenAI's API: /v1/completions, /v1/chat/completions, /v1/models: docs/use/serving.md.
 
 Without --config: configs/serve.yaml of this source tree, which has the embedded model. SIGINT and SIGTERM let requests
-end first. --split: HTTP, engine and token processor are processes of their own, and one that is killed is started
-again.
+end first. --split: HTTP, engine and token processor are separate processes; one that is killed is restarted.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allowed-hosts",
         nargs="+",
         metavar="HOST",
-        help="names that clients may call the server by, as in serve.allowed_hosts: example.com, '*.example.com', '*' "
-        "(default without an API key: localhost and other addresses of this machine)",
+        help="host names of the server, as in serve.allowed_hosts: example.com, '*.example.com', '*' (default "
+        "without an API key: localhost and other addresses of this machine)",
     )
     parser.add_argument(
         "--allowed-origins",
@@ -69,23 +68,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replicas",
         type=_replicas,
         metavar="N",
-        help="engines on Ray Serve: 2, or 1-4 for as many as the load asks for",
+        help="engines on Ray Serve: 2, or 1-4 to scale with the load",
     )
     parser.add_argument(
         "--ray", default=LOCAL, metavar="ADDRESS", help="Ray cluster of --replicas (default: this machine's)"
     )
-    for name in _PART:  # what a supervisor tells its processes
+    for name in _PART:  # set by the supervisor for its processes
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     parser.add_argument(
         "--api-key",
         metavar="KEY",
         default=os.environ.get(API_KEY),
-        help=f"what clients must send as bearer token (default: ${API_KEY}, which no list of processes shows)",
+        help=f"bearer token required from clients (default: ${API_KEY}, which process lists do not show)",
     )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Serve until told to end."""
+    """Serve until stopped."""
     try:
         from specdec_hal.models import chat
         from specdec_hal.serve import app, gate, logs, server
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise ConfigError(f"serve: {error.name} is not installed; pip install 'specdec-hal[serve]'") from error
 
     if args.api_key == "":
-        raise ConfigError("--api-key: expected a key, got an empty one; leave it out to serve everybody")
+        raise ConfigError("--api-key: expected a key, got an empty one; leave it out to allow all clients")
     if args.config is None and EMBEDDED.is_file():
         args.config = str(EMBEDDED)
     given = {key: value for key in _KEYS if (value := getattr(args, key)) is not None}
@@ -126,12 +125,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     template = chat.load_chat_template(runtime.config.model_path, runtime.config.serve.chat_template)
     with server.listen(runtime.config) as listeners:  # before the model is loaded, which takes time
         if args.api_key is None and not gate.is_loopback(listeners[0].getsockname()[0]):
-            complain("whoever reaches this address may use the server; set --api-key")
+            complain("anyone who can reach this address may use the server; set --api-key")
         if runtime.config.serve.split:
             fds = tuple(listener.fileno() for listener in listeners)
             command = partial(_command, args, fds)
             if args.api_key is not None:
-                os.environ[API_KEY] = args.api_key  # which no list of processes shows
+                os.environ[API_KEY] = args.api_key  # process lists do not show it
             return Supervisor(command, fds, len(fds)).run()
         from specdec_hal.engine import AsyncEngine
 
@@ -158,7 +157,7 @@ async def _serve(
     output: Output | None,
     until_ended: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Answer until told to end, or until the engine has ended; `output` None: say nothing."""
+    """Serve until stopped or until the engine has ended; `output` None: print nothing."""
     from specdec_hal.serve import logs, server
 
     def started() -> None:
@@ -189,7 +188,7 @@ def _replicas(text: str) -> Any:
         raise argparse.ArgumentTypeError(f"expected a number, or two as in 1-4, got {text!r}") from error
 
 
-# ---- processes of their own
+# ---- separate processes
 
 
 def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) -> list[str]:
@@ -204,7 +203,7 @@ def _command(args: argparse.Namespace, listener_fds: Sequence[int], part: Part) 
 
 
 def _part(args: argparse.Namespace, runtime: Runtime, output: Output, part: Part) -> int:
-    """Be one of the processes."""
+    """Run one of the processes."""
     from specdec_hal.models import chat
     from specdec_hal.serve import logs, server
     from specdec_hal.serve.split import messages, tokens

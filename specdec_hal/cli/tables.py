@@ -1,4 +1,4 @@
-"""Tables for people, at the width of their terminal: nothing is cut."""
+"""Tables that fit the terminal without truncation."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _HEADER_LINES = 3
-"""Most lines of a column's name while there are columns that can be left out."""
+"""Most lines of a column's name while columns can be dropped."""
 _BETWEEN, _EDGES = 3, 2
 """Characters between columns, and at both ends."""
 
 
 @dataclass
 class Rows:
-    """A title, columns and rows of text. `spare`: columns by number that a narrow terminal can do without, first first.
+    """A title, columns and rows of text. `spare`: numbers of the columns to drop on a narrow terminal, in order.
 
-    In a terminal, columns are left out until each cell fits in a line. If that is not enough, texts take two lines, or
-    more. Words, names and numbers stay whole. A pipe or a file gets every column, as wide as it is.
+    In a terminal, columns are dropped until each cell fits on a line; if that is not enough, texts take several lines.
+    Words, names and numbers are never split. A pipe or file gets every column at full width.
     """
 
     title: str
@@ -34,12 +34,12 @@ class Rows:
     styles: list[str | None] = field(default_factory=list)
 
     def add_row(self, *cells: str, style: str | None = None) -> None:
-        """One more row; cells that are missing are empty."""
+        """Add a row; missing cells are empty."""
         self.cells.append((*(cell.strip() for cell in cells), *[""] * (len(self.columns) - len(cells))))
         self.styles.append(style)
 
     def print(self, console: Console) -> None:
-        """Print to a terminal, or to whatever else stdout is."""
+        """Print to stdout."""
         columns = list(range(len(self.columns)))
         widths = list(map(self._width, columns))
         terminal = console.width
@@ -76,7 +76,7 @@ class Rows:
         return columns, widths if _total(widths) <= width else self._shrunk(columns, width, None)
 
     def _shrunk(self, columns: Sequence[int], width: int, lines: int | None) -> list[int]:
-        """Widths of which none leaves a cell more than so many lines."""
+        """Widths at which no cell exceeds that many lines."""
         widths, least = ([one(column) for column in columns] for one in (self._width, partial(self._least, lines)))
         while _total(widths) > width and widths != least:
             at = max(range(len(widths)), key=lambda one: (widths[one] > least[one], widths[one]))
@@ -103,7 +103,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _narrowest(text: str, lines: int | None) -> int:
-    """The least width at which no word is broken, and there are so many lines at most."""
+    """The least width that breaks no word and needs at most that many lines."""
     width = max(map(len, text.split()), default=1)
     while lines is not None and width < len(text):
         if len(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)) <= lines:

@@ -10,10 +10,10 @@
 Host files and their headers may launch with kernel<<<clusters, cores, stream>>>(args) or with xpu_sim::launch
 (xpu_sim/host.h). Modes: fast; asan (object bounds, undefined behaviour); strict (races, fences, copies in flight,
 uninitialised memory, ...).
-A program that has findings prints them and ends with 1 for a defect, with 3 if all depend on what is not known of the
-device. Its environment: XPU_SIM=seed=7,dma=deferred sets options, XPU_SIM_SUPPRESSIONS=FILE names findings to pass
-over, XPU_SIM_JSON=FILE (or -) writes findings and counters, XPU_SIM_REPORT=1 prints counters, XPU_SIM_TRACE=FILE writes
-a timeline for Perfetto. The messages and the exit status of the compiler ($CXX, else g++) come through unchanged.
+A program with findings prints them and exits with 1 for a defect, 3 if all depend on unknown properties of the device.
+Its environment: XPU_SIM=seed=7,dma=deferred sets options, XPU_SIM_SUPPRESSIONS=FILE names findings to pass over,
+XPU_SIM_JSON=FILE (or -) writes findings and counters, XPU_SIM_REPORT=1 prints counters, XPU_SIM_TRACE=FILE writes a
+timeline for Perfetto. The messages and the exit status of the compiler ($CXX, else g++) come through unchanged.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ HELP = "compile XPU kernels for the emulator"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, mode, and what compilers take."""
     parser.add_argument("files", metavar="FILE", nargs="+", help="kernels (.xpu), C++ files, objects and libraries")
-    parser.add_argument("-o", dest="output", metavar="OUT", help="what to make (needed without -c; with it: NAME.o)")
+    parser.add_argument(
+        "-o", dest="output", metavar="OUT", help="output (required without -c; default with it: NAME.o)"
+    )
     parser.add_argument("-c", dest="compile_only", action="store_true", help="compile one file, do not link")
     parser.add_argument(
-        "--dependencies", metavar="FILE", help="with -c: write there, as a rule of make, which files the object is of"
+        "--dependencies", metavar="FILE", help="with -c: write the object's dependencies to this file, as a make rule"
     )
-    parser.add_argument("--mode", choices=MODES, default="fast", help="which checks are built in (default: fast)")
+    parser.add_argument("--mode", choices=MODES, default="fast", help="built-in checks (default: fast)")
     parser.add_argument("--shared", action="store_true", help="make a library")
     parser.add_argument(
         "--coverage", action="store_true", help="count the lines that run; afterwards: specdec-hal xpu-coverage OUT"
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compiler_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every compiler takes: `profiles`, `defines`, `includes`, `flags`."""
+    """Options of every compiler command: `profiles`, `defines`, `includes`, `flags`."""
     parser.add_argument(
         "--profile",
         dest="profiles",
@@ -58,7 +60,7 @@ def add_compiler_arguments(parser: argparse.ArgumentParser) -> None:
         "-D", dest="defines", metavar="NAME[=VALUE]", action="append", default=[], help="define a macro"
     )
     parser.add_argument(
-        "-I", dest="includes", metavar="DIR", action="append", default=[], help="look for headers there"
+        "-I", dest="includes", metavar="DIR", action="append", default=[], help="search this folder for headers"
     )
     parser.add_argument(
         "--cxxflag",
@@ -66,7 +68,7 @@ def add_compiler_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FLAG",
         action="append",
         default=[],
-        help="give the compiler, as --cxxflag=-O3",
+        help="pass to the compiler, as in --cxxflag=-O3",
     )
 
 

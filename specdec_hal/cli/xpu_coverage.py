@@ -18,7 +18,7 @@ HELP = "list the lines of kernels that no core ran"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The program."""
-    parser.add_argument("program", metavar="PROGRAM", type=Path, help="what xpu-cc --coverage made")
+    parser.add_argument("program", metavar="PROGRAM", type=Path, help="program built by xpu-cc --coverage")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

@@ -1,8 +1,8 @@
-"""Begin an operator for Kunlun XPUs: a kernel, its wrapper with a CPU path, and inputs, which run as they are.
+"""Create an operator for Kunlun XPUs: a working kernel, its wrapper with a CPU path, and inputs.
 
   specdec-hal xpu-new scale && specdec-hal xpu-test scale.cpp scale.xpu --wrapper plugin::scale --inputs scale_inputs.py
 
-The operator doubles an array. Change the three files into what you need; xpu-test says when the paths differ.
+The operator doubles an array. Edit the three files to your needs; xpu-test reports when the paths differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from specdec_hal.cli.output import Output
 from specdec_hal.errors import CompileError
 
-HELP = "write a kernel, a wrapper and inputs to begin with"
+HELP = "create a kernel, a wrapper and inputs to start from"
 
 _KERNEL = """\
 #include "xpu/kernel/cluster.h"
@@ -101,15 +101,15 @@ FILES = {"{}.xpu": _KERNEL, "{}.cpp": _WRAPPER, "{}_inputs.py": _INPUTS}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The operator's name, and where to write."""
-    parser.add_argument("name", metavar="NAME", help="the operator's name in C++, and of its files")
-    parser.add_argument("--folder", metavar="DIR", type=Path, default=Path(), help="where to write (default: here)")
+    parser.add_argument("name", metavar="NAME", help="C++ name of the operator and of its files")
+    parser.add_argument("--folder", metavar="DIR", type=Path, default=Path(), help="output folder (default: here)")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Write the files; always 0.
 
     Raises:
-        CompileError: the name is none in C++, the folder is not there, or one of the files is.
+        CompileError: not a C++ name, a missing folder, or an existing file.
     """
     if not re.fullmatch(r"[A-Za-z_]\w*", args.name):
         raise CompileError(f"expected a name in C++, got '{args.name}'; use letters, digits and _")

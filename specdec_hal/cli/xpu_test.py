@@ -2,12 +2,12 @@
 
   specdec-hal xpu-test scale.cpp scale.xpu --wrapper 'plugin::scale<float>' --inputs scale_inputs.py
 
-The first file defines the wrapper, int scale(Context* ctx, ...); the others are its kernels and whatever it needs. The
-Python file has arguments(rng), which gives the arguments after the context by the names of the parameters:
-{"x": array, "n": 5, ...}; pointers and vectors are NumPy arrays of the declared type. Every case runs in every mode,
-with every seed and every policy of copies; a run that differs from the CPU path, or has findings, fails (status 1). A
-kernel that sums in another order than the CPU path differs by a last bit: --tolerance y=1e-6. XPU_SIM_SUPPRESSIONS=FILE
-passes over findings, as in programs of xpu-cc; an entry that no run needs fails too.
+The first file defines the wrapper, int scale(Context* ctx, ...); the others are its kernels and other sources. The
+Python file has arguments(rng), which returns the arguments after the context by parameter name: {"x": array, "n": 5,
+...}; pointers and vectors are NumPy arrays of the declared type. Every case runs in every mode, with every seed and
+every policy of copies; a run that differs from the CPU path, or has findings, fails (status 1). Use --tolerance y=1e-6
+for a kernel that sums in another order than the CPU path. XPU_SIM_SUPPRESSIONS=FILE passes over findings, as in
+programs of xpu-cc; an entry that no run needs fails too.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ POLICIES = ("eager", "deferred", "random")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Sources, the wrapper, and what to run."""
-    parser.add_argument(
-        "files", metavar="FILE", nargs="+", help="the wrapper's file, then kernels and what else it needs"
-    )
+    parser.add_argument("files", metavar="FILE", nargs="+", help="the wrapper's file, then kernels and other sources")
     parser.add_argument("--wrapper", metavar="NAME", required=True, help="the function's name in C++")
     parser.add_argument("--inputs", metavar="FILE", type=Path, required=True, help="a Python file with arguments(rng)")
     parser.add_argument("--cases", metavar="N", type=int, default=5, help="inputs to try (default: 5)")
@@ -42,10 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the inputs (default: 0)")
     parser.add_argument("--mode", choices=MODES, action="append", help="only this one; may be repeated")
     parser.add_argument("--dma", choices=POLICIES, action="append", help="only this policy; may be repeated")
-    parser.add_argument("--options", default="", help="further options of the emulator, as in XPU_SIM")
-    parser.add_argument(
-        "--keep-going", action="store_true", help="go on after what leaves memory sound, to find more in one run"
-    )
+    parser.add_argument("--options", default="", help="more options of the emulator, as in XPU_SIM")
+    parser.add_argument("--keep-going", action="store_true", help="continue after findings that leave memory intact")
     parser.add_argument(
         "--tolerance",
         dest="tolerances",
@@ -56,13 +52,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare a buffer of floats within |got - expected| <= ATOL + RTOL * |expected|, not byte for byte",
     )
     parser.add_argument(
-        "--exclude", metavar="BUFFER", action="append", default=[], help="do not compare it, such as scratch memory"
+        "--exclude",
+        metavar="BUFFER",
+        action="append",
+        default=[],
+        help="skip this buffer, such as scratch memory",
     )
     parser.add_argument(
         "--trace",
         metavar="FILE",
         type=output_file,
-        help="a timeline of the first run that fails, or of the first",
+        help="write a timeline of the first failing run, or of the first run",
     )
     parser.add_argument("--coverage", action="store_true", help="list the lines that no core ran in mode fast")
     add_compiler_arguments(parser)
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         lines = None if coverage is None else [asdict(one) for one in coverage]
         output.document({**asdict(outcome), "coverage": lines})
         return int(bool(outcome.failures or outcome.unused_suppressions))
-    # One text for all runs that a bug spoils: those whose messages begin alike.
+    # Group the runs that one bug breaks: their messages begin alike.
     alike: dict[str, list[Failure]] = {}
     for failure in outcome.failures:
         alike.setdefault(failure.message.partition("\n")[0], []).append(failure)

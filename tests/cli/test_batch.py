@@ -183,7 +183,7 @@ def test_a_folder_of_another_batch(
     if changed is None:
         prompts.write_text('{"prompt": "a"}\n')
     assert batch(options, prompts, out, *(("--set", changed) if changed else ())) == 2
-    assert f"is of a batch with another {what}; choose another folder" in capsys.readouterr().err
+    assert f"batch with another {what}; choose another folder" in capsys.readouterr().err
     assert (out / "results.jsonl").read_bytes() == before
 
 
