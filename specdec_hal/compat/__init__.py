@@ -1,5 +1,5 @@
-"""This project inside engines that people already run: `vllm`, `transformers`, `fastdeploy`.
+"""Adapters for other engines: `vllm`, `transformers`, `fastdeploy`.
 
-A module here imports its engine, and refuses versions that nobody has run it with. docs/use/engines.md and
+A module here imports its engine and refuses untested versions. docs/use/engines.md and
 docs/use/fastdeploy.md have the commands.
 """

@@ -1,9 +1,9 @@
-"""Models of `transformers` over a :class:`RaggedCache`, and whether they compute there what they compute elsewhere.
+"""Models of `transformers` over a :class:`RaggedCache`, and a trial that they compute the same with it.
 
-The models themselves answer, before the first token. Two tokens are decoded as `generate` decodes them, and again as
-the rows of a batch with drafts are: over rejected tokens and beside a row as long as the texts may become. A model that
-counts positions itself, restricts what a token sees by columns, or keeps more of a text than keys and values gives
-other logits then. One whose rotary embedding depends on the length of the text changes its frequencies.
+The trial precedes the first token. It decodes two tokens as `generate` does, and again like rows of a batch with
+drafts: over rejected tokens and beside a row of the greatest length. A model that counts positions itself, masks by
+columns, or keeps more state than keys and values gives other logits then. A rotary embedding that depends on the length
+of the text changes its frequencies.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from specdec_hal.errors import UnsupportedError
 from specdec_hal.text import describe
 
 _CACHE_NAMES = ("cache", "past_key_values")
-"""How models name the argument and the output with their keys and values: since 5.24, and before."""
+"""Names of the argument and output with keys and values: since 5.24, and before."""
 _USUAL = {*_CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
-"""Arguments of :meth:`generate` for the model that rows of a :class:`RaggedCache` are fed with."""
+"""Arguments of :meth:`generate` that also apply to rows of a :class:`RaggedCache`."""
 _FREQUENCIES = 1 << 16
-"""Elements of the largest buffer that may be a rotary embedding's."""
+"""Most elements of a buffer that may be a rotary embedding's."""
 _NOISE = {torch.float64: 1e-5, torch.float32: 6e-3, torch.float16: 2.5e-2, torch.bfloat16: 0.1}
-"""What rounding makes of logits, as a part of their spread; of float32, on tensor cores (TF32)."""
+"""Rounding of logits relative to their spread; of float32, on tensor cores (TF32)."""
 
 
 def check_keys_and_values(model: Any) -> str:
-    """What a model calls its cache of keys and values; UnsupportedError for one that has none."""
+    """The model's name for its cache of keys and values; UnsupportedError if it has none."""
     names = [name for name in _CACHE_NAMES if name in inspect.signature(model.forward).parameters]
     if not names or getattr(model, "_is_stateful", False):
         raise UnsupportedError(
@@ -42,7 +42,7 @@ def check_keys_and_values(model: Any) -> str:
 
 
 class CachedModel:
-    """A model and the first tokens of a batch: how its rows go on in a :class:`RaggedCache`.
+    """A model after the prompts of a batch, whose rows continue in a :class:`RaggedCache`.
 
     `kwargs`: the arguments of :meth:`generate` for the model. `pads[b]`: columns of left padding among the `prompt`
     columns of row b's prompt. `end`: the most columns that the texts get. UnsupportedError for a model that keeps no
@@ -58,9 +58,9 @@ class CachedModel:
         self._next = None if positions is None else (positions[..., -1] + 1).expand(*positions.shape[:-2], len(pads))
 
     def start(self, input_ids: Any, outputs: Any) -> RaggedCache:
-        """The cache that goes on from the model's `outputs` for the prompts `input_ids` [B, prompt].
+        """The cache that continues the model's `outputs` for the prompts `input_ids` [B, prompt].
 
-        UnsupportedError for a model that would not get the tokens of plain decoding there.
+        UnsupportedError for a model whose tokens would differ from plain decoding.
         """
         cache = next((outputs[name] for name in _CACHE_NAMES if name in outputs), None)
         if cache is None:
@@ -109,9 +109,9 @@ class CachedModel:
         kind = min(len(pads), 2), any(pads), own_masks, *config, self._next is None, *self._extra
         extent = _Extent(kind, prompt, end, low, high)
         known = _right.setdefault(self._model, [])
-        # Where the prompts' logits are all that is asked for, there is nothing to check.
+        # Nothing to check if only the prompts' logits are needed.
         if end - 1 > prompt and not any(one.covers(extent) for one in known):
-            # The row that has the most columns falls back, and the one that has the fewest.
+            # The rows with the most and the fewest columns fall back.
             longest, shortest = pads.index(min(pads)), pads.index(max(pads))
             rows = [longest, shortest if shortest != longest else len(pads) - 1][: len(pads)]
             part = _part(cache, rows)
@@ -129,7 +129,7 @@ class CachedModel:
     def _compare(self, own: RaggedCache, rows: list[int], earliest: int, tokens: Any, expected: Any) -> None:
         """UnsupportedError unless the first of the `rows` gets the `expected` logits [n, V] for its `tokens` [R, n].
 
-        It lies back, and the other one, if there is one, is as long as the texts may become. `earliest`: the row with
+        It lags behind, and the other one, if any, has the greatest length. `earliest`: the row with
         the lowest positions.
         """
         few, width = tokens.shape[1], 3
@@ -137,7 +137,7 @@ class CachedModel:
         columns = torch.tensor(starts)[:, None] + torch.arange(width)
         low = self._positions([earliest], torch.full((1, width), self._prompt))
         low = None if low is None else low.expand(*low.shape[:-2], len(rows), width)
-        columns[0, -1] = self._end  # the last token stands where the texts end, and is seen by nobody
+        columns[0, -1] = self._end  # no token sees the last one, at the end of the texts
         high = self._positions(rows, columns)
         fed = torch.cat([tokens, tokens[:, -1:].expand(-1, width - few)], dim=1)
         try:
@@ -171,7 +171,7 @@ class CachedModel:
         return f"{'give it one prompt at a time, or ' if len(self._pads) > 1 else ''}leave custom_generate out"
 
     def _plain(self, input_ids: Any, outputs: Any, cache: Any, rows: list[int]) -> tuple[Any, Any]:
-        """At most two tokens [R, n] that go on from the prompts, and the logits [R, n, V] of plain decoding there."""
+        """At most two tokens [R, n] after the prompts, and their logits [R, n, V] in plain decoding."""
         model, ids, kwargs = self._model, input_ids[rows], dict(self._kwargs)
         for name, value in kwargs.items():
             if torch.is_tensor(value) and value.dim() > 1:
@@ -215,8 +215,8 @@ def _index(rows: list[int], like: Any) -> Any:
 def _part(cache: Any, rows: list[int] | None) -> Any:
     """A copy of a dynamic cache with these rows, in which every token sees the older half of the columns equally well.
 
-    Otherwise a token that looks elsewhere would not show that they are hidden from it. None: the same cache once more,
-    which may go on by itself.
+    Otherwise a token that attends to other columns would not show that they are hidden. None: an independent copy of
+    the same cache.
     """
     part = copy.copy(cache)
     part.layers = [copy.copy(layer) for layer in cache.layers]
@@ -230,7 +230,7 @@ def _part(cache: Any, rows: list[int] | None) -> Any:
 
 @dataclass(frozen=True)
 class _Extent:
-    """What a run feeds a model: columns [prompt, end) at positions from `low` to `high`; `kind`: what else matters."""
+    """The extent of a run: columns [prompt, end) at positions from `low` to `high`; `kind`: other conditions."""
 
     kind: tuple[Any, ...]
     prompt: int
@@ -239,10 +239,10 @@ class _Extent:
     high: int
 
     def covers(self, other: _Extent) -> bool:
-        """Whether a model that is right in this extent is right in the other."""
+        """Whether a model that is correct in this extent is correct in the other."""
         within = self.prompt <= other.prompt and other.end <= self.end
         return self.kind == other.kind and within and self.low <= other.low and other.high <= self.high
 
 
 _right: WeakKeyDictionary[Any, list[_Extent]] = WeakKeyDictionary()
-"""The extents in which models were found right."""
+"""Extents in which models passed the trial."""

@@ -1,4 +1,4 @@
-"""The drafter of an adapter that was given none."""
+"""The default drafter of adapters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from specdec_hal.loop.drafter import Drafter
 
 
 def default_drafter(num_speculative_tokens: int, **options: Any) -> Drafter:
-    """N-gram look-up of 8 tokens to 1, with few drafts after a short match, round and round in texts that repeat
-    themselves; `options` override.
-    """
+    """N-gram look-up of 8 tokens to 1, with few drafts after a short match, continuing cycles; `options` override."""
     given = {"max_ngram_size": 8, "min_ngram_size": 1, "match_factor": 4, **options}
     return Drafter(num_speculative_tokens=num_speculative_tokens, **given)

@@ -1,7 +1,7 @@
-"""A KV cache for `transformers` in which each row of a batch grows by itself.
+"""A KV cache for `transformers` whose rows grow independently.
 
-Rows accept different numbers of drafts. A `DynamicCache` keeps one length for all; here each row's next tokens are
-written after its own, over what was rejected before.
+Rows accept different numbers of drafts. A `DynamicCache` keeps one length for all; here each row's next tokens follow
+its own and overwrite rejected ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specdec_hal.errors import UnsupportedError
 
 
 class _Extent:
-    """Where the next tokens go in all layers: row b's at columns starts[b], starts[b] + 1, ..., all below `end`."""
+    """Columns of the next tokens in all layers: starts[b], starts[b] + 1, ... for row b, all below `end`."""
 
     starts: list[int]
     end: int
@@ -23,7 +23,7 @@ class _Extent:
 
 
 class RaggedLayer(DynamicLayer):  # type: ignore[misc]  # transformers may be absent when types are checked
-    """Keys and values [B, H, capacity, D] of one layer, of which `extent` says how much counts."""
+    """Keys and values [B, H, capacity, D] of one layer; `extent` bounds the valid part."""
 
     def __init__(self, layer: DynamicLayer, extent: _Extent) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class RaggedLayer(DynamicLayer):  # type: ignore[misc]  # transformers may be ab
         self.is_initialized = True
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Write the new tokens' states and give all that count; a row's columns after its own are never looked at."""
+        """Write the new tokens' states and return all valid ones; columns after a row's own are masked."""
         starts, end, index = self.extent.starts, self.extent.end, self.extent.index
         if end > self.keys.shape[2]:
             self.keys, self.values = _widened(self.keys, end), _widened(self.values, end)
@@ -59,11 +59,10 @@ def _widened(states: Any, columns: int) -> Any:
 
 
 class RaggedCache(Cache):  # type: ignore[misc]
-    """Takes over a dynamic cache that holds the prompts, `pads[b]` of row b's columns being left padding.
+    """Takes over a dynamic cache that holds the prompts; `pads[b]` columns of row b are left padding.
 
-    `end`: columns that no row goes beyond. The last of them takes what rows with fewer drafts are fed in vain.
-    `own_masks`: each row gets a mask of its own; without, all get that of plain decoding, of which the model makes its
-    own, and must be equally long.
+    `end`: most columns of a row. The last one takes the filler tokens of rows with fewer drafts. `own_masks`: each row
+    gets its own mask; otherwise all rows have one length and the mask of plain decoding, which the model expands.
     """
 
     def __init__(self, cache: Any, pads: list[int], end: int, own_masks: bool) -> None:
@@ -83,9 +82,9 @@ class RaggedCache(Cache):  # type: ignore[misc]
         self._own_masks = own_masks
 
     def feed(self, starts: list[int], width: int) -> Any:
-        """Say where each row's next `width` tokens go, and return their mask.
+        """Set the columns of each row's next `width` tokens, and return their mask.
 
-        With `own_masks` what each token sees, bool [B, 1, width, columns]; else int64 [B, columns], 0 for padding.
+        With `own_masks` bool [B, 1, width, columns]; else int64 [B, columns], 0 for padding.
         """
         extent, device = self.extent, self._pads.device
         extent.starts, extent.end, extent.index = starts, min(max(starts) + width, self._end), None
@@ -99,7 +98,7 @@ class RaggedCache(Cache):  # type: ignore[misc]
         return (every <= columns[:, None, :, None]) & (every >= self._pads[:, None, None, None])
 
     def keep(self, rows: list[int]) -> None:
-        """Drop the other rows; the tensors of the cache that it took over stay as they are."""
+        """Drop the other rows; the tensors of the original cache are unchanged."""
         index = torch.tensor(rows, device=self._pads.device)
         self._pads = self._pads[index]
         for layer in self._filled.values():

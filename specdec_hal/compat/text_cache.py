@@ -1,4 +1,4 @@
-"""Requests told apart by their texts, for engines that hand over rows and no names."""
+"""Identify requests by their texts, for engines that pass rows without names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 TAIL = 16
-"""Tokens at the end of a text by which it is known again."""
+"""Tokens at the end of a text that identify it."""
 PATIENCE = 64
-"""Calls that a request may be missing from, while it is preempted, before it counts as ended."""
+"""Calls that a request may miss, while preempted, before it counts as ended."""
 
 
 @dataclass(eq=False)
 class Known:
-    """A request: the length of its text and the end of it, and how many drafts it was given last."""
+    """A request: length and end of its text, and its last number of drafts."""
 
     length: int
     tail: NDArray[Any]
@@ -25,16 +25,16 @@ class Known:
     drafted: int | None = None
 
     def continues_in(self, text: NDArray[Any]) -> bool:
-        """Whether `text` is this request's, as far as its end can tell."""
+        """Whether `text` continues this request, judged by its end."""
         start = self.length - len(self.tail)
         return len(text) >= self.length and np.array_equal(text[start : self.length], self.tail)
 
 
 class KnownTexts:
-    """Finds the request of each row again, wherever it stands now.
+    """Finds the request of each row after rows moved.
 
-    Two requests with the same text are one as good as the other. `ended(request)` is called for one that has been
-    missing for PATIENCE calls, or where more than `most` are missing.
+    Requests with the same text are interchangeable. `ended(request)` is called once one was missing for PATIENCE calls,
+    or if more than `most` are missing.
     """
 
     def __init__(self, most: int, ended: Callable[[Known], object]) -> None:
@@ -44,7 +44,7 @@ class KnownTexts:
         self._missing: list[Known] = []
 
     def find(self, rows: Mapping[int, NDArray[Any]]) -> dict[int, Known]:
-        """The request of each row, by row. Its length is still that of the call before; see :meth:`keep`."""
+        """The request of each row, with its length of the previous call; see :meth:`keep`."""
         self._calls += 1
         waiting = [*self._missing, *(one for row, one in self._at.items() if row not in rows)]
         found = {}
@@ -71,7 +71,7 @@ class KnownTexts:
         return found
 
     def keep(self, rows: Mapping[int, NDArray[Any]], drafted: Mapping[int, int]) -> None:
-        """Note the texts that the requests have now, and how many drafts each was given."""
+        """Store the requests' current texts and numbers of drafts."""
         for row, text in rows.items():
             one = self._at[row]
             one.length, one.tail, one.seen = len(text), text[-TAIL:].copy(), self._calls

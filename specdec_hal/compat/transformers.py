@@ -1,8 +1,8 @@
 """Speculative decoding inside ``generate`` of Hugging Face `transformers`.
 
 ``model.generate(**inputs, custom_generate=specdec_hal.compat.transformers.generate)`` decodes with this project's
-proposers and verifier: any batch size, greedy or sampled, one seed a request. `assisted_generate` keeps the decode loop
-of `transformers` (batch 1, its random numbers) and brings the drafts, which is all that :class:`DraftCandidates` does.
+proposers and verifier: any batch size, greedy or sampled, one seed per request. `assisted_generate` keeps the decode
+loop of `transformers` (batch 1, its random numbers) and only supplies drafts (:class:`DraftCandidates`).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _WARPERS = {
     TopPLogitsWarper: "top_p",
     MinPLogitsWarper: "min_p",
 }
-"""What the verifier does itself, in this order."""
+"""Processors that the verifier replaces, in this order."""
 _NEVER = {
     "ClassifierFreeGuidanceLogitsProcessor",
     "SynthIDTextWatermarkLogitsProcessor",
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
 }
-"""Logits processors that go by how often they were called, or that run the model themselves."""
+"""Logits processors that count their calls or run the model."""
 
 
 def generate(
@@ -69,22 +69,22 @@ def generate(
 ) -> Any:
     """Decode a batch with drafts: ``model.generate(..., custom_generate=generate, num_speculative_tokens=8)``.
 
-    Tokens are those of ``model.generate`` without it where that is greedy, as far as the logits' bits do not depend on
-    how many tokens share a forward pass. With ``do_sample`` they depend on `seeds`, one per row (an int: for all; None:
-    drawn from PyTorch's generator), and not on the drafts, the batch or the padding. `drafter` None: n-gram look-up
-    with at most `num_speculative_tokens` drafts; 0 decodes plainly.
+    Greedy tokens equal those of plain ``model.generate``, provided that the logits' bits do not depend on the number of
+    tokens in a forward pass. With ``do_sample`` they depend only on `seeds`, one per row (an int: for all; None: drawn
+    from PyTorch's generator), not on drafts, batch or padding. `drafter` None: n-gram look-up with at most
+    `num_speculative_tokens` drafts; 0 decodes plainly.
 
-    Prompts of a batch are padded on the left, as `generate` wants them. Logits processors see what they would see in
-    plain decoding, stopping criteria each token. A cache that was passed in holds the prompts afterwards. The streamer
-    of ``model.generate(streamer=...)`` gets what plain decoding would put, and its end on errors too. `transformers`
-    keeps the tokenizer from a custom `generate`: give stop strings as a ``StopStringCriteria``.
+    Prompts of a batch are padded on the left, as in `generate`. Logits processors see the same texts as in plain
+    decoding, stopping criteria each token. A cache that was passed in holds the prompts afterwards. The streamer of
+    ``model.generate(streamer=...)`` gets the same tokens as in plain decoding, and its end on errors too.
+    `transformers` does not pass the tokenizer to a custom `generate`: give stop strings as a ``StopStringCriteria``.
 
-    Raises UnsupportedError, before the first token, for what is not served: beams, encoder-decoder models, caches other
-    than the dynamic one with full attention, flash attention, scores and hidden states in the output, and models that
-    would get other tokens (:class:`~specdec_hal.compat.cached_model.CachedModel`).
+    Raises UnsupportedError, before the first token, for unsupported features: beams, encoder-decoder models, caches
+    other than the dynamic one with full attention, flash attention, scores and hidden states in the output, and models
+    whose tokens would differ (:class:`~specdec_hal.compat.cached_model.CachedModel`).
     """
     streamer = _streamer_of_caller() if streamer is None else streamer
-    run = object()  # makes the names of this run's requests its own
+    run = object()  # makes request names unique to this run
     with _ending(streamer):
         _check(model, generation_config, logits_processor, model_kwargs)
         drafter = drafter or default_drafter(num_speculative_tokens)
@@ -131,8 +131,8 @@ def assisted_generate(
 ) -> Any:
     """The assisted decoding of `transformers` with drafts of this project: ``custom_generate=assisted_generate``.
 
-    For the time of the call the model's own factory of candidate generators is replaced, which is where `transformers`
-    asks for one. UnsupportedError for a model with a state that cannot go back to before a rejected draft.
+    During the call the model's factory of candidate generators is replaced. UnsupportedError for a model whose state
+    cannot be rolled back.
     """
     streamer = _streamer_of_caller() if streamer is None else streamer
     with _ending(streamer):
@@ -150,7 +150,7 @@ def assisted_generate(
 
 
 def _streamer_of_caller() -> Any:
-    """The streamer that was given to ``model.generate``, which does not hand it on to a custom one; None without."""
+    """The streamer of ``model.generate``, which does not pass it on to a custom one, or None."""
     code, frame = inspect.unwrap(GenerationMixin.generate).__code__, sys._getframe(1)
     while frame.f_code is not code:
         if frame.f_back is None:
@@ -161,7 +161,7 @@ def _streamer_of_caller() -> Any:
 
 @contextmanager
 def _ending(streamer: Any) -> Iterator[None]:
-    """End the stream on an error too: another thread may read it, and would wait for ever."""
+    """End the stream on errors too, so that its reader does not wait forever."""
     try:
         yield
     except BaseException:
@@ -179,22 +179,22 @@ class DraftCandidates(CandidateGenerator):  # type: ignore[misc]
         self._drafter, self._max_length = drafter, max_length
 
     def get_candidates(self, input_ids: Any, **kwargs: Any) -> tuple[Any, None]:
-        """`input_ids` [1, n] with the drafts after them, and no logits: they are compared one by one."""
+        """`input_ids` [1, n] followed by the drafts, without logits: drafts are compared exactly."""
         text = input_ids[0]
         room = min(self._max_length - len(text) - 1, self._drafter.num_speculative_tokens)
         (drafts,) = self._drafter.propose([text], [self], num_speculative_tokens=max(room, 0))
         return torch.cat((input_ids, input_ids.new_tensor([drafts], dtype=input_ids.dtype)), dim=1), None
 
     def update_candidate_strategy(self, input_ids: Any, scores: Any, num_matches: int) -> None:
-        """The number of drafts stays as it is."""
+        """Keep the number of drafts."""
 
     def forget(self) -> None:
-        """Free what the drafter keeps of the text."""
+        """Free the drafter's state for the text."""
         self._drafter.forget(self)
 
 
 class _Batch:
-    """The rows' texts, and which of them still run."""
+    """The rows' texts and which rows still run."""
 
     def __init__(self, input_ids: Any, attention_mask: Any, criteria: Any, config: Any) -> None:
         size, self.prompt = input_ids.shape
@@ -216,11 +216,11 @@ class _Batch:
         self._streamed = self.prompt
 
     def text(self, row: int, length: int | None = None) -> Any:
-        """A row so far, padding included, as transformers hands it to processors and criteria: [1, length]."""
+        """A row so far, padding included, for processors and criteria: [1, length]."""
         return torch.from_numpy(self._texts[row : row + 1, : length or self.lengths[row]]).to(self._device)
 
     def extend(self, tokens: list[list[int]], counts: list[int]) -> None:
-        """Append what each running row has gained, up to where it ends."""
+        """Append each running row's new tokens, up to its end."""
         running = []
         for row, emitted, count in zip(self.running, tokens, counts, strict=True):
             if min(emitted[:count], default=-1) < 0:
@@ -237,7 +237,7 @@ class _Batch:
         self.running = running
 
     def stream(self, streamer: Any) -> None:
-        """Put the tokens [B] of every step that plain decoding would have made by now: padding after a row's end."""
+        """Put the tokens [B] of each completed step of plain decoding, with padding after a row's end."""
         now = min((self.lengths[row] for row in self.running), default=max(self.lengths))
         for column in range(self._streamed, now):
             ended = column >= np.array(self.lengths)
@@ -252,7 +252,7 @@ class _Batch:
         return drafter.propose(histories, [(run, row) for row in rows], num_speculative_tokens=wanted)
 
     def inputs(self, drafts: list[list[int]]) -> Any:
-        """What the model is fed: tokens [B, 1 + most drafts]."""
+        """The model's input: tokens [B, 1 + most drafts]."""
         width = 1 + max(map(len, drafts))
         fed = np.zeros((len(drafts), width), np.int64)
         for at, (row, ids) in enumerate(zip(self.running, drafts, strict=True)):
@@ -260,7 +260,7 @@ class _Batch:
         return torch.from_numpy(fed)
 
     def output(self, as_dict: bool) -> Any:
-        """All texts, as long as the longest."""
+        """All texts, padded to the longest."""
         longest = max(self.lengths)
         texts = self._texts[:, :longest]
         for row, length in enumerate(self.lengths):
@@ -270,7 +270,7 @@ class _Batch:
 
 
 class _Sampling:
-    """How tokens are drawn: what the verifier does itself, and the logits processors that come before."""
+    """How tokens are drawn: the verifier's parameters, and the logits processors before it."""
 
     def __init__(self, processors: Any, config: Any, seeds: Any, size: int) -> None:
         self._before = list(processors)
@@ -290,7 +290,7 @@ class _Sampling:
             raise RequestError(f"seeds: expected one number, or {size}, got {len(self._seeds)}")
 
     def verify(self, logits: Any, drafts: list[list[int]], batch: _Batch) -> Any:
-        """Judge the drafts of the running rows."""
+        """Verify the drafts of the running rows."""
         rows = batch.running
         if self._before:
             logits = self._processed(logits, drafts, batch)
@@ -307,9 +307,9 @@ class _Sampling:
         )
 
     def _processed(self, logits: Any, drafts: list[list[int]], batch: _Batch) -> Any:
-        """Logits float32 as plain decoding would have them after each draft.
+        """Float32 logits after each draft, as in plain decoding.
 
-        Rows differ in length, and a processor may know its rows by number: it is asked as if all rows were one of them.
+        Rows differ in length and processors may index rows, so each processor call replicates one row.
         """
         logits, size = logits.float().clone(), len(batch.lengths)
         for at, (row, ids) in enumerate(zip(batch.running, drafts, strict=True)):
@@ -324,7 +324,7 @@ class _Sampling:
 
 
 def _check(model: Any, config: Any, processors: Any, model_kwargs: dict[str, Any]) -> None:
-    """UnsupportedError for what these loops do not serve."""
+    """UnsupportedError for features that these loops lack."""
     names = {type(processor).__name__ for processor in processors}
     refused = names & _NEVER
     attention = model.config._attn_implementation

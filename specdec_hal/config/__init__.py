@@ -1,7 +1,7 @@
 """From YAML to a typed, checked configuration.
 
-``load("configs/reference.yaml", ["sampling.temperature=0.8"])`` gives a :class:`Config`: settings, checked against a
-registry. `schema` holds the keys, their ranges and what they mean; `sections` adds those of the registered proposers;
+``load("configs/reference.yaml", ["sampling.temperature=0.8"])`` returns a :class:`Config`: settings, checked against a
+registry. `schema` holds the keys, their ranges and meanings; `sections` adds those of the registered proposers;
 `source` reads files and overrides; `problems` words the errors. Importing this package imports pydantic.
 """
 

@@ -1,4 +1,4 @@
-"""Reading files that users name (regular ones only, and no more of them than expected), and replacing files whole."""
+"""Read user-named files (regular ones, up to a size), and replace files atomically."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _KINDS = {
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """A regular file, open for reading.
 
-    Raises OSError for anything else, its `strerror` in words. A FIFO does not block, and nothing of a device is read.
+    Raises OSError with a readable `strerror` for anything else; FIFOs do not block and devices are not read.
     """
     try:
-        # Opened without waiting for a FIFO's writer; the check looks at what was opened, not at what has its name now.
+        # Do not wait for a FIFO's writer; check the opened file, not its path.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:  # a NUL in the path
         raise OSError(errno.EINVAL, str(error), os.fspath(path)) from error
@@ -53,7 +53,7 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def sweep(folder: Path, name: str = "*") -> None:
-    """Remove what other processes have left that were killed while they replaced files of this name (a pattern)."""
+    """Remove temporary files of killed processes that replaced files of this name (a pattern)."""
     for draft in folder.glob(f"{name}.*.*{_DRAFT}"):
         if not draft.name.endswith(_draft_suffix()):
             draft.unlink(missing_ok=True)
@@ -64,9 +64,9 @@ def _draft_suffix() -> str:
 
 
 class Lock:
-    """A file that one process has at a time. It goes away with its holder, or with :meth:`close`.
+    """A lock file for one process at a time; it ends with its holder or :meth:`close`.
 
-    BlockingIOError if another has it, its `strerror` naming that; OSError if there can be no such file.
+    BlockingIOError if another process has it, which its `strerror` names; OSError if it cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,8 +83,8 @@ class Lock:
             except BaseException:
                 os.close(descriptor)
                 raise
-            os.close(descriptor)  # of a holder that has removed it meanwhile
-        with suppress(OSError):  # a full disk: then the holder has no name
+            os.close(descriptor)  # its holder has just removed it
+        with suppress(OSError):  # a full disk: the holder stays unnamed
             os.truncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         self.close = finalize(self, _release, descriptor, path, os.getpid())
@@ -98,7 +98,7 @@ def _release(descriptor: int, path: Path, holder: int) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends, whole or not at all. OSError leaves the old one."""
+    """A file that atomically replaces `path` when the block ends. OSError leaves the old one."""
     draft = path.with_name(f"{path.name}{_draft_suffix()}")
     try:
         with draft.open("wb") as file:

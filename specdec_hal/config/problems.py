@@ -1,6 +1,6 @@
-"""Wording what is wrong with a configuration: which key, what was expected, what came.
+"""Messages about invalid configurations: key, expected and given value.
 
-The expectation is read off the schema (type, range, allowed values), so it is written nowhere twice.
+Expectations come from the schema (type, range, allowed values).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def fields(schema: Schema) -> Iterator[tuple[str, Any, list[Any]]]:
 
 
 def got(value: object) -> str:
-    """A value as a user wrote it, with its type where that may be the mistake."""
+    """A value as written by the user, with its type if that may be the mistake."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     kind = _KINDS.get(type(value), type(value).__name__)
@@ -51,7 +51,7 @@ def problems(error: ValidationError, schema: Schema) -> Iterator[tuple[str, str]
         key = tuple(f"[{part}]" if isinstance(part, int) else str(part) for part in detail["loc"])
         context = detail.get("ctx", {})
         if detail["type"] == "default_factory_not_called":
-            continue  # the default follows from another key, which is the one that is wrong
+            continue  # the default follows from another, invalid key
         if detail["type"] == "combination":
             yield from ((dotted((*key, part)), message) for part, message in context["problems"])
         elif detail["type"] == "unknown_name":
@@ -60,7 +60,7 @@ def problems(error: ValidationError, schema: Schema) -> Iterator[tuple[str, str]
             yield dotted(key), _unknown_key(key, schema)
         elif detail["type"] == "missing":
             yield dotted(key), f"{_expected(key, schema) or 'expected a value'}, got no such key; add it"
-        elif detail["type"] in ("value_error", "assertion_error"):  # a check of a plug-in's, which has its own words
+        elif detail["type"] in ("value_error", "assertion_error"):  # a plug-in's check has its own message
             yield dotted(key), one_line(context["error"])
         else:
             yield dotted(key), _wrong_value(key, schema, detail)
@@ -103,7 +103,7 @@ def _section(path: Key, schema: Schema) -> Schema | None:
 
 
 def _annotation(key: Key, schema: Schema) -> tuple[Any, list[Any]] | None:
-    """The type and constraints at a key; list items are ``[i]``. None for types that no section of ours uses."""
+    """The type and constraints at a key; list items are ``[i]``. None for types that our sections do not use."""
     annotation: Any = schema
     constraints: list[Any] = []
     for part in key:
@@ -143,7 +143,7 @@ def _wrong_value(key: Key, schema: Schema, detail: Mapping[str, Any]) -> str:
 
 
 def _expected(key: Key, schema: Schema) -> str | None:
-    """``expected ...``; None for a type that cannot be put into words here (pydantic has some of its own)."""
+    """``expected ...``; None for types without wording here (pydantic has its own)."""
     found = _annotation(key, schema)
     described = _describe(*found) if found is not None else None
     return None if described is None else f"expected {described}"

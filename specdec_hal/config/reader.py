@@ -1,4 +1,4 @@
-"""YAML text to plain values, within limits: a few bytes of YAML can stand for more than any memory holds."""
+"""YAML text to plain values within limits, since a few bytes of YAML can expand beyond any memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from specdec_hal.errors import ConfigError
 from specdec_hal.text import one_line, short
 
 MAX_VALUES = 10_000
-"""Most keys and values of a document, each alias counted as all that it stands for."""
+"""Most keys and values of a document, with aliases expanded."""
 MAX_DEPTH = 64
 """Most sections and lists inside each other."""
 MAX_NUMBER = 100
-"""Characters of the longest number."""
+"""Most characters of a number."""
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _FORBIDDEN = re.compile("[\0\ud800-\udfff]")
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """The one document in `text`; ConfigError, which starts with `source` and the position, for anything else."""
+    """The single document in `text`; otherwise ConfigError, which starts with `source` and the position."""
     check_text(text, source)
     try:
         return yaml.load(text, _Loader)
@@ -37,7 +37,7 @@ def read_yaml(text: str, source: str) -> Any:
 
 
 def check_text(text: str, source: str) -> None:
-    """Refuse what is no text: NUL, and lone surrogates, which stand for bytes that are not UTF-8."""
+    """Refuse NUL and lone surrogates, which represent bytes that are not UTF-8."""
     if problem := _problem(text):
         raise ConfigError(f"{source}: not YAML: {problem}")
 
@@ -48,7 +48,7 @@ def _problem(text: str) -> str | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key may appear once only, ``1e-3`` is a number, and nothing grows beyond the limits."""
+    """Safe YAML with unique keys, ``1e-3`` as a number, and the limits."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -57,7 +57,7 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Count while composing, so that nothing is expanded before it is known how large that would be."""
+        """Count while composing, before anything is expanded."""
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         before = self._values
         self._depth += 1
@@ -78,7 +78,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Every scalar that cannot be read as what its tag says is an error at its place."""
+        """A scalar that does not fit its tag is an error at its position."""
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
         if problem := _problem(node.value):
@@ -90,7 +90,7 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except yaml.MarkedYAMLError:
             raise
-        except Exception as error:  # PyYAML lets whatever Python's conversions raise through
+        except Exception as error:  # PyYAML passes on all exceptions of Python's conversions
             tag = f"!!{node.tag.rpartition(':')[2]}"
             raise _refusal(f"cannot be read as {tag}: {short(node.value)}", node.start_mark) from error
 
@@ -112,7 +112,7 @@ def _refusal(problem: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, mark)
 
 
-# YAML 1.1, which PyYAML reads, wants a dot and a signed exponent; nobody who writes 1e-3 means a string.
+# PyYAML reads YAML 1.1, where floats need a dot and a signed exponent, and 1e-3 would be a string.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )

@@ -1,8 +1,8 @@
 """Every key a configuration may have: type, range, default, meaning.
 
 Values are strict: a quoted number is a string, and ``true`` is not 1. Sections that are left out take their defaults.
-A configuration holds settings and nothing that lives: :class:`specdec_hal.engine.runtime.Runtime` builds what they
-describe. The sections of the proposers are added by :mod:`specdec_hal.config.sections`.
+A configuration holds only settings: :class:`specdec_hal.engine.runtime.Runtime` builds the objects. The sections of the
+proposers are added by :mod:`specdec_hal.config.sections`.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ MAX_CONTEXT = SERVED["L"]
 INT32_MAX = (1 << 31) - 1
 NAIVE = "naive"
 OVERRIDE, ARGUMENT = "--set", "argument"
-"""Where a value came from that no file has: the command line, or keyword arguments."""
+"""Source of a value outside files: the command line, or keyword arguments."""
 NAMES = "names"
-"""The key of the validation context under which the known names stand."""
+"""The key of the known names in the validation context."""
 
 Member = TypeVar("Member", bound=IntEnum)
 
 
 class Names(Protocol):
-    """Who knows the names that a configuration may use: a Registry. Each raises a SpecDecError for an unknown one."""
+    """The names that a configuration may use: a Registry. Each method raises a SpecDecError for an unknown name."""
 
     def check_backend_name(self, name: str) -> None:
         """A registered backend."""
 
     def check_framework(self, name: str) -> None:
-        """A framework that some registered model is computed with."""
+        """A framework of a registered model."""
 
     def get_proposer(self, name: str) -> object:
         """A registered proposer."""
 
 
 def _known(check: Callable[[Names, str], object]) -> AfterValidator:
-    """A name that the registry must know; its own message says what would have been right."""
+    """A name in the registry, whose error message names the alternatives."""
 
     def validate(name: str, info: ValidationInfo) -> str:
         try:
@@ -76,7 +76,7 @@ def _known(check: Callable[[Names, str], object]) -> AfterValidator:
 
 
 def by_name(kind: type[Member]) -> BeforeValidator:
-    """Accept a member, or its name in any case; anything else is left for pydantic to refuse."""
+    """Accept a member, or its name in any case; pydantic refuses anything else."""
 
     def convert(value: Any) -> Any:
         return kind.__members__.get(value.upper(), value) if isinstance(value, str) else value
@@ -85,16 +85,16 @@ def by_name(kind: type[Member]) -> BeforeValidator:
 
 
 def _from_key(value: Any) -> Any:
-    """The id that a key stands for: journals and configurations have no keys but strings."""
+    """The id in a key; journals and configurations only have string keys."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
 class RelativePath:
-    """Marks a string as a path. Relative ones are made absolute before anything is checked (config.source)."""
+    """Marks a string as a path. Relative paths become absolute before validation (config.source)."""
 
 
 LOWER = PlainSerializer(lambda member: member.name.lower(), return_type=str)
-"""Writes an enum's member as the lower-case name that a file has."""
+"""Serialises an enum's member as its lower-case name."""
 
 BackendName = Annotated[str, _known(lambda names, name: names.check_backend_name(name))]
 BackendChoice = Annotated[str, _known(lambda names, name: name == AUTO or names.check_backend_name(name))]
@@ -113,14 +113,14 @@ def _encodable(text: str) -> str:
 
 Text = Annotated[str, Field(min_length=1)]
 UnicodeText = Annotated[str, AfterValidator(_encodable)]
-"""JSON can hold strings that are no text."""
+"""Refuse strings from JSON that are not text."""
 PathText = Annotated[Text, RelativePath()]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 BiasedToken = Annotated[TokenId, BeforeValidator(_from_key)]
 
 
 class Section(BaseModel):
-    """What every section is: unknown keys are refused, values are strict, finite and not to be changed."""
+    """Base of all sections: unknown keys are refused; values are strict, finite and immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -155,11 +155,10 @@ class ModelSettings(Section):
     `num_threads`: the most that compute the model on a CPU; null: as its implementation has it (one for each core that
     the process may use, with Paddle and PyTorch no more than OMP_NUM_THREADS).
     `pdl_rows`: in steps of up to so many rows, kernels of PyTorch's Llama on GPUs start while the previous one ends
-    (programmatic dependent launch); 0: never; null: as was measured to pay.
-    `think_end_id`: the token with which the model ends thinking (null: it does not think); `think_end_text`: the tokens
-    that end it at a limit, that one included (none: it alone). `answer_start_ids`: tokens of which an answer's first is
-    one, where a request asks for that, and `line_break_id`: of the text between thinking and answer, which is that
-    token, `think_end_id` and that token twice.
+    (programmatic dependent launch); 0: never; null: the measured optimum. `think_end_id`: the token that ends thinking
+    (null: the model does not think); `think_end_text`: tokens, including it, that end thinking at a limit (none: it
+    alone). `answer_start_ids`: allowed first tokens of an answer, if a request asks for that. `line_break_id`: its
+    single occurrence, `think_end_id` and its double occurrence separate thinking from the answer.
     """
 
     path: PathText | None = None
@@ -196,8 +195,8 @@ class RunnerSettings(Section):
     `debug`: ops check values too.
 
     `max_waiting_requests`: requests that may wait for a slot; one more is refused. `queue_timeout_s`: how long one may
-    wait. `watchdog_s`: a part of a step that takes longer is named in the log; null: never. `journal`: a file that
-    every `journal_interval` steps gets what is needed to go on after a crash.
+    wait. `watchdog_s`: log parts of a step that take longer; null: never. `journal`: a file, written every
+    `journal_interval` steps, to resume from after a crash.
     """
 
     max_num_seqs: Annotated[int, Field(ge=1, le=SERVED["M"])] = 8
@@ -218,15 +217,14 @@ class RunnerSettings(Section):
 
 
 class EngineSettings(Section):
-    """`tensor_parallel`: processes that share one model, each with a part of every weight. They compare what they
-    decided every `digest_interval` steps; null: never. `rank_timeout_s`: how long one waits for the others.
-    `vocabulary_parallel`: steps of many rows on GPUs are sampled from each one's part of the vocabulary, so that no
-    logits are sent; same tokens.
-    `rank_devices`: the GPU of each rank; null: `backend.options.device` and those after it. Ranks that share one work
-    for tests: what they exchange goes through the host, and steps are not captured.
+    """`tensor_parallel`: processes that share one model, each with a part of every weight. They compare their decisions
+    every `digest_interval` steps; null: never. `rank_timeout_s`: how long a rank waits for the others.
+    `vocabulary_parallel`: in steps of many rows on GPUs each rank samples from its part of the vocabulary, so no logits
+    are sent; same tokens. `rank_devices`: the GPU of each rank; null: `backend.options.device` and those after it.
+    Ranks may share a GPU for tests: they exchange through the host, and steps are not captured.
     `warm_up`: compile and capture steps before the first request; null: in servers and AsyncEngine, not in LLM.
-    `batch_invariant`: a token's bits depend neither on drafts nor on other requests, or the model is refused; false:
-    nothing is done for it; null: as the model's implementation has it, which `specdec-hal explain` says.
+    `batch_invariant`: require that a token's bits depend neither on drafts nor on other requests, or refuse the model;
+    false: do not; null: the default of the model's implementation (`specdec-hal explain`).
     """
 
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
@@ -241,11 +239,11 @@ class EngineSettings(Section):
 class SpeculativeSettings(Section):
     """`method`: a registered proposer; "auto": what the drafter in `path` is for; without one the checkpoint's MTP
     module if it has one, else n-grams (the runner chooses, and logs why). `path`: a drafter's checkpoint, for methods
-    that need one; their own section may name another. `calibrate`: refuse a trained head (eagle3) that would draft
-    better if it were read otherwise, see ``specdec-hal drafters check``. `num_speculative_tokens` (K): most drafts a
-    step; 0 for naive, whatever is set. `adaptive`: draft between 0 and K tokens for each request, as many as give the
-    most tokens per second by measurement; tokens are the same. Null: with the method auto, unless ranks of
-    engine.tensor_parallel must agree or drafts are padded to K.
+    that need one; their own section may name another. `calibrate`: refuse a trained head (eagle3) that drafts better
+    with other settings, see ``specdec-hal drafters check``. `num_speculative_tokens` (K): most drafts a step; 0 for
+    naive, whatever is set. `adaptive`: draft 0 to K tokens per request, the number measured to give most tokens per
+    second; tokens do not change. Null: with the method auto, unless ranks of engine.tensor_parallel must agree or
+    drafts are padded to K.
 
     `verify_window` and `candidates` (C) matter to the strategy "topp" only. A proposer with settings of its own has a
     section of its name beside these keys; :attr:`settings` is the one of the method.
@@ -268,7 +266,7 @@ class SpeculativeSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _method_has_its_section(cls, data: Any) -> Any:
-        """A section that is left out is checked too if it is the method's: its keys may have no defaults."""
+        """Validate the method's section even if it is missing: it may have required keys."""
         method = data.get("method") if isinstance(data, dict) else None
         sections = cls.model_fields.keys() - SpeculativeSettings.model_fields.keys()
         return {method: {}, **data} if isinstance(method, str) and method in sections else data
@@ -282,10 +280,10 @@ class SpeculativeSettings(Section):
 
 class ThinkingSettings(Section):
     """Most tokens of thought before its end (`max_tokens`) and of the answer after it (`max_reply_tokens`), null: no
-    limit; for a model with `model.think_end_id`. At the first, the model's `think_end_text` takes the place of what it
-    would say, as it does for an end token in thought; after the second, an end token. `constrain_answer`: the first
-    token of the answer is one of `model.answer_start_ids`, after the text that separates it from thought or, where the
-    request does not think (`enabled` false), after the prompt.
+    limit; for a model with `model.think_end_id`. At the first limit, or for an end token in thought, `think_end_text`
+    replaces the model's tokens; after the second, an end token does. `constrain_answer`: the first token of the answer
+    is one of `model.answer_start_ids`, after the separator or, if the request does not think (`enabled` false), after
+    the prompt.
     """
 
     enabled: bool = True
@@ -299,11 +297,11 @@ MAX_GRAMMAR = 1 << 18
 
 
 class StructuredOutput(Section):
-    """What all of an output must be, in exactly one form. `json_schema`: JSON by a schema, an object or its text.
-    `json_object`: an object of JSON. `regex`: what the expression matches as a whole. `choice`: one of some texts.
-    `grammar`: what a grammar in EBNF produces. `structural_tag`: text with parts that xgrammar describes.
-    `any_whitespace`: elements of JSON may have any white space between them, not only a space after each comma and
-    colon. `after_thinking`: a request that thinks is free until `model.think_end_id`; implied by `sampling.thinking`.
+    """A constraint on the whole output, in exactly one form. `json_schema`: JSON by a schema, an object or its text.
+    `json_object`: any JSON object. `regex`: a full match. `choice`: one of these texts. `grammar`: a grammar in EBNF.
+    `structural_tag`: text with parts that xgrammar describes. `any_whitespace`: elements of JSON may have any white
+    space between them, not only a space after each comma and colon. `after_thinking`: a request that thinks is free
+    until `model.think_end_id`; implied by `sampling.thinking`.
     """
 
     json_schema: dict[str, Any] | UnicodeText | None = None
@@ -317,14 +315,14 @@ class StructuredOutput(Section):
 
     @property
     def kind(self) -> tuple[str, Any]:
-        """The name of the form, and its value; an object where it may be its text."""
+        """The name and value of the form; a schema's text is parsed."""
         name, value = next((name, value) for name in STRUCTURES if (value := getattr(self, name)))
         parsed = name in ("json_schema", "structural_tag") and isinstance(value, str)
         return name, json.loads(value) if parsed else value
 
     @property
     def key(self) -> str:
-        """Equal for those that are compiled to the same."""
+        """Cache key of the compiled grammar."""
         return json.dumps([*self.kind, self.any_whitespace])
 
     @model_validator(mode="after")
@@ -353,18 +351,17 @@ STRUCTURES = ("json_schema", "json_object", "regex", "choice", "grammar", "struc
 
 
 class SamplingSettings(Section):
-    """What a request gets that does not say otherwise. `temperature` 0: argmax; `top_k` 0: all; `seed` null: a request
-    that is sampled draws its own. `logprobs`: how many alternatives to report per token besides the chosen one (null:
-    no log-probabilities at all), `prompt_logprobs` those of the prompt's tokens. `stop_token_ids` and `stop_sequences`
-    (of token ids) end a generation once it has `min_new_tokens`, as the strings of `stop` do;
-    `include_stop_str_in_output`: the text ends with what stopped it. `skip_special_tokens`: special tokens are no text;
-    `spaces_between_special_tokens` (where they are): with the spaces that the tokenizer puts between them.
-    `truncate_prompt_tokens`: the last tokens of a prompt that are taken, -1 for those that leave room for
-    `max_new_tokens`. `bad_token_ids` are never produced, nor any others than `allowed_token_ids`, where there are such
-    (end tokens are none if they are not named). The texts of `bad_words`, with a space before them and without, and the
-    token ids of `bad_sequences` are never completed. `logit_bias`: what is added to the logits of these tokens, before
-    penalties. `thinking`: limits of a request that thinks before it answers (null: none). `structured`: what the
-    output must be (null: anything).
+    """Defaults of requests. `temperature` 0: argmax; `top_k` 0: all; `seed` null: a sampled request draws one.
+    `logprobs`: how many alternatives to report per token besides the chosen one (null: no log-probabilities at all),
+    `prompt_logprobs` those of the prompt's tokens. `stop_token_ids` and `stop_sequences` (of token ids) end a
+    generation once it has `min_new_tokens`, as the strings of `stop` do; `include_stop_str_in_output`: keep the stop
+    string in the text. `skip_special_tokens`: omit special tokens from the text; `spaces_between_special_tokens` (where
+    they are): with the spaces that the tokenizer puts between them. `truncate_prompt_tokens`: keep only this many last
+    tokens of a prompt, -1 for as many as leave room for `max_new_tokens`. `bad_token_ids` are never produced; with
+    `allowed_token_ids`, only these are (end tokens too must be listed). The texts of `bad_words`, with a space before
+    them and without, and the token ids of `bad_sequences` are never completed. `logit_bias`: added to the logits of
+    these tokens, before penalties. `thinking`: limits of a request that thinks before it answers (null: none).
+    `structured`: constraint on the output (null: none).
     """
 
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -405,26 +402,25 @@ class SamplingSettings(Section):
 
 
 class ServeSettings(Section):
-    """`specdec-hal serve`: where it listens (`port` 0: a free one) and what the model is called there (null: as its
-    folder). `chat_template`: a Jinja file; null: the checkpoint's, or the lines of all messages.
+    """`specdec-hal serve`: address (`port` 0: a free one) and the model's name (null: that of its folder).
+    `chat_template`: a Jinja file; null: the checkpoint's, or the lines of all messages.
 
-    `allowed_hosts`: names that clients may call the server by, `*.example.com` and `*` too; null: those of the loopback
+    `allowed_hosts`: host names of the server, `*.example.com` and `*` too; null: those of the loopback
     interface and `host`, any IP address if `host` is not on the loopback interface, any name if there is an API key.
 
     `allowed_origins`: web pages of other servers that may use this one, as in `https://example.com`; `*` for all.
 
-    `reasoning_parser` and `tool_call_parser`: what finds thoughts and calls of tools in the answers to chats; null:
-    nothing does.
+    `reasoning_parser` and `tool_call_parser`: parsers of thoughts and tool calls in chat answers; null: none.
 
-    `max_body_bytes` bounds a request's body, `receive_timeout_s` the time until all of it has arrived,
-    `max_concurrent_requests` those that are answered at the same time; more
-    are refused. `drain_timeout_s`: how long they may go on once the server was asked to stop.
+    `max_body_bytes` bounds a request's body, `receive_timeout_s` the time to receive it, `max_concurrent_requests` the
+    requests in progress; more are refused. `drain_timeout_s`: time for them to finish after the server was asked to
+    stop.
 
-    `split`: HTTP, engine and token processor as processes of their own; `http_workers`: how many speak HTTP then, which
-    share these limits. `output_queue`: frames that may wait for the token processor then; `slow_reader`: whether the
-    engine waits when there are as many, or drops requests.
+    `split`: run HTTP, engine and token processor as separate processes; `http_workers`: number of HTTP processes, which
+    share these limits. `output_queue`: frames that may wait for the token processor; `slow_reader`: when the queue is
+    full, the engine waits or drops requests.
 
-    `log_format`: of what is logged to stderr; `access_log`: a line for each request.
+    `log_format`: format of the log on stderr; `access_log`: log a line per request.
     """
 
     host: Text = "127.0.0.1"
@@ -448,9 +444,9 @@ class ServeSettings(Section):
 
 
 class StructuredSettings(Section):
-    """What compiles the grammars of `sampling.structured`: `backend` "xgrammar" or "llguidance"; "auto": xgrammar if it
-    is installed, and llguidance for what that does not enforce. A grammar that xgrammar has not compiled within
-    `compile_timeout_s` is refused. `cache_mb`: of compiled grammars that are kept.
+    """Compiler of the grammars of `sampling.structured`: `backend` "xgrammar" or "llguidance"; "auto": xgrammar if
+    installed, llguidance for features that it lacks. xgrammar refuses a grammar after `compile_timeout_s`. `cache_mb`:
+    size of the cache of compiled grammars.
     """
 
     backend: Literal["auto", "xgrammar", "llguidance"] = "auto"
@@ -477,21 +473,21 @@ class Config(Section):
 
     @property
     def model_path(self) -> Path:
-        """The checkpoint folder, or GGUF file; ConfigError where none is configured or it does not exist."""
+        """The checkpoint folder or GGUF file; ConfigError if none is configured or it does not exist."""
         if self.model.path is None:
             raise self.error("model.path", "no model is configured; pass --set model.path=FOLDER")
         path = Path(self.model.path)
-        if not os.path.isdir(path) and not (path.suffix == ".gguf" and os.path.isfile(path)):  # False if it is no path
+        if not os.path.isdir(path) and not (path.suffix == ".gguf" and os.path.isfile(path)):  # False for a NUL
             raise self.error("model.path", f"no such folder: {path}; give the folder of a checkpoint, or a .gguf file")
         return path
 
     def as_json(self) -> dict[str, Any]:
-        """What was set, for another process: :func:`specdec_hal.config.parse` reads it."""
+        """The settings for another process, to be read by :func:`specdec_hal.config.parse`."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     @property
     def drafter_path(self) -> str:
-        """The drafter's checkpoint of the method that is set; ConfigError where none is configured."""
+        """The configured method's drafter checkpoint; ConfigError if none is configured."""
         speculative = self.speculative
         path = getattr(speculative.settings, "path", None) or speculative.path
         if path is None:
@@ -500,11 +496,11 @@ class Config(Section):
 
     @property
     def served_name(self) -> str:
-        """What clients call the model: `serve.served_model_name`, or the name of its folder or file."""
+        """The model's name for clients: `serve.served_model_name`, or the name of its folder or file."""
         return self.serve.served_model_name or self.model_path.name.removesuffix(".gguf")
 
     def error(self, key: str, message: str) -> ConfigError:
-        """A ConfigError about a dotted key, to be raised by whoever finds its value unusable: ``file:key: message``."""
+        """A ConfigError about a dotted key: ``file:key: message``."""
         return ConfigError(f"{origin(key, self._source, self._overridden)}:{key}: {message}")
 
     def naive(self) -> Config:
@@ -519,9 +515,9 @@ class Config(Section):
 
 
 def raise_combinations(problems: Iterable[tuple[str, str]]) -> None:
-    """Refuse keys that are wrong together, from a section's ``model_validator(mode="after")``.
+    """Refuse inconsistent keys, from a section's ``model_validator(mode="after")``.
 
-    `problems`: (the key to change, message) each, the key as seen from that section; nothing is raised for none.
+    `problems`: pairs (key to change, relative to the section; message).
     """
     found = list(problems)
     if found:
@@ -529,13 +525,13 @@ def raise_combinations(problems: Iterable[tuple[str, str]]) -> None:
 
 
 def origin(key: str, source: str, overridden: Mapping[str, str]) -> str:
-    """Where the value of a dotted key came from: what `overridden` says of it or of what it is part of, or `source`."""
+    """Source of a dotted key's value: from `overridden` for it or a parent, else `source`."""
     parents = [key[:end] for end, letter in enumerate(f"{key}.") if letter in ".["]
     return next((overridden[parent] for parent in parents if parent in overridden), source)
 
 
 def _timed(config: Config) -> Iterator[tuple[str, str]]:
-    """Settings that let the time decide: (key, message)."""
+    """Settings that make results depend on time: (key, message)."""
     if config.speculative.adaptive:
         yield "speculative.adaptive", "expected false: it depends on the time of steps"
     if config.runner.queue_timeout_s is not None:
@@ -543,7 +539,7 @@ def _timed(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _combinations(config: Config) -> Iterator[tuple[str, str]]:
-    """Keys that are wrong together: (the key to change, message)."""
+    """Inconsistent keys: (key to change, message)."""
     if config.serve.http_workers > 1 and not config.serve.split:
         yield "serve.http_workers", f"expected 1 without serve.split, got {config.serve.http_workers}; set serve.split"
     speculative, sampling = config.speculative, config.sampling

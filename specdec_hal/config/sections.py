@@ -1,4 +1,4 @@
-"""The sections under ``speculative:`` that proposers bring along, validated like every other section."""
+"""Sections of proposers under ``speculative:``, validated like all others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_hal.plugin.registry import Registry
 from specdec_hal.text import describe, short
 
 _TAKEN = frozenset((*dir(SpeculativeSettings), *SpeculativeSettings.model_fields))
-"""Names that mean something else in the section ``speculative``."""
+"""Reserved names in the section ``speculative``."""
 
 Sections = tuple[tuple[str, type[BaseModel]], ...]
 
@@ -22,8 +22,8 @@ Sections = tuple[tuple[str, type[BaseModel]], ...]
 def config_class(registry: Registry) -> type[Config]:
     """Config with a section for each proposer of `registry` that announces settings.
 
-    A proposer whose settings cannot be used is taken out of the registry and its plug-in gets the error: the others
-    work on.
+    A proposer with invalid settings is removed from the registry and its plug-in gets the error; the others remain
+    usable.
     """
     sections = {}
     for plugin, spec in registry.unique_proposers():
@@ -65,7 +65,7 @@ def _with_sections(sections: Sections) -> type[Config]:
 
 
 def _field(settings: type[BaseModel]) -> Any:
-    """A section that is left out takes its defaults, and is None where it has keys without one."""
+    """A missing section takes its defaults, or is None if it has required keys."""
     try:
         settings()
     except ValidationError:

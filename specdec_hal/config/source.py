@@ -1,7 +1,7 @@
 """Reading a configuration: a YAML file, overrides such as ``sampling.temperature=0.8``, or a mapping.
 
 One rule for relative paths: those in a file are relative to the file's folder, those in an override to the working
-directory. So ``path: ../models/tiny-py-lm`` in ``configs/`` means the same wherever the program is started.
+directory. So ``path: ../models/tiny-py-lm`` in ``configs/`` means the same in every working directory.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from specdec_hal.text import clip, did_you_mean, one_line
 MAX_BYTES = 1 << 18
 """Of a configuration file."""
 MAX_PROBLEMS = 20
-"""Most problems told of at once: to find out what each key could have meant takes time."""
+"""Most problems reported at once; suggestions take time."""
 _BARE: dict[str, type[BaseModel]] = {"model": ModelSettings, "runner": RunnerSettings, "engine": EngineSettings}
-"""Sections whose keys are keyword arguments by themselves."""
+"""Sections whose keys are also keyword arguments."""
 LINE_LIMIT, KEY_LIMIT = 500, 150
-"""Bytes for each of them, and for its key."""
+"""Most bytes of an override, and of its key."""
 
 
 Override = str | tuple[str, Any]
@@ -52,9 +52,9 @@ def load(
 ) -> Config:
     """Read a YAML file, apply the overrides (the last of a key wins) and check it all.
 
-    Names are looked up in `registry` (None: that of this process), whose proposers add their sections. Raises
+    Names are looked up in `registry` (None: the process's), whose proposers add their sections. Raises
     ConfigError, one line per problem, each ``file:key: message``; for an override ``--set:key: message``, or
-    ``argument:key: message`` where it is no text.
+    ``argument:key: message`` for a keyword argument.
     """
     source = os.fspath(path)
     try:
@@ -127,7 +127,7 @@ def arguments(given: Mapping[str, Any], registry: Registry | None = None) -> lis
 
 
 def _leaves(key: str, value: Any, annotation: Any) -> Iterator[Override]:
-    """A value as it is; of a section key by key, so that those that are not given stay as they are."""
+    """A value; a section is split into its keys, so that the others keep their values."""
     if not (
         wording.is_section(annotation) and isinstance(value, Mapping) and all(isinstance(one, str) for one in value)
     ):
@@ -139,7 +139,7 @@ def _leaves(key: str, value: Any, annotation: Any) -> Iterator[Override]:
 
 
 def _override(data: dict[str, Any], given: Override, schema: type[BaseModel]) -> tuple[str, str]:
-    """Apply one to `data`; gives the key, and where its value came from."""
+    """Apply an override to `data`; returns the key and the source of its value."""
     label = OVERRIDE if isinstance(given, str) else ARGUMENT
     dotted, equals, text = given.partition("=") if isinstance(given, str) else (given[0], "=", "")
     key = tuple(part.strip() for part in dotted.split("."))
@@ -166,7 +166,7 @@ def _override(data: dict[str, Any], given: Override, schema: type[BaseModel]) ->
 
 
 def _anchor(data: Mapping[str, Any], schema: type[BaseModel], base: Path) -> dict[str, Any]:
-    """A copy of `data` in which relative paths are absolute, section by section; what is no path stays as it is."""
+    """A copy of `data` with absolute paths, section by section."""
     anchored = {**data}
     for name, annotation, constraints in wording.fields(schema):
         value = data.get(name)
@@ -178,7 +178,7 @@ def _anchor(data: Mapping[str, Any], schema: type[BaseModel], base: Path) -> dic
 
 
 def _absolute(path: str, base: Path) -> str:
-    """The path from `base`, '~' expanded; as it is where that is impossible, for whoever opens it to say why."""
+    """The path from `base` with '~' expanded; unchanged if that is impossible, for a later error."""
     try:
         return str((base / Path(path).expanduser()).resolve())
     except (OSError, RuntimeError, ValueError):  # a user that is not known, a NUL, a loop of links
@@ -186,7 +186,7 @@ def _absolute(path: str, base: Path) -> str:
 
 
 def _is_path(annotation: Any, constraints: Iterable[Any]) -> bool:
-    """Whether RelativePath marks the type, or one of the types that it is made of."""
+    """Whether RelativePath marks the type or one of its parts."""
     if any(isinstance(constraint, RelativePath) for constraint in constraints):
         return True
     return any(isinstance(part, RelativePath) or _is_path(part, ()) for part in get_args(annotation))

@@ -1,4 +1,4 @@
-"""The conformance suite: proof that a backend is what it claims to be. README.md has the interfaces.
+"""The conformance suite, which proves a backend's claims. README.md has the interfaces.
 
 specdec-hal conformance --backend NAME
 pytest --pyargs specdec_hal.conformance --specdec-backend NAME

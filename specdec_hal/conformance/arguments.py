@@ -1,4 +1,4 @@
-"""Malformed calls: every operand and attribute, wrong in one way at a time, is refused by name and writes nothing."""
+"""Malformed calls: each wrong operand or attribute must be refused by name, and nothing be written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdec_hal.errors import ArgumentError
 from specdec_hal.ops import get_op
 from specdec_hal.ops.spec import Role
 
-# Every extent at least 2, so that each tensor can be strided, and no two alike, so that none passes for another.
+# Extents of at least 2, so that each tensor can be strided, and all different, to detect swaps.
 SIZES = {
     "M": 4, "B": 3, "S": 5, "L": 16, "V": 11, "D": 2, "C": 6, "E": 2, "W": 7, "N": 8, "Q": 10, "Z": 12, "I_cap": 9,
     "J": 13, "H": 14, "P": 17, "U": 18, "Y": 19, "T_cap": 40, "R_cap": 30, "A_cap": 20, "D_cap": 25,
@@ -27,7 +27,7 @@ SIZES = {
 
 
 def valid_call(op: str, workspace: Workspace, operand: str = "", seed: int = 1, **options: Any) -> Inputs:
-    """Arguments of a valid call that passes `operand`, optional or conditional as it may be."""
+    """Arguments of a valid call that passes `operand`, even if it is optional or conditional."""
     spec = get_op(op)
     chosen = spec.by_name.get(operand)
     fixed: dict[str, Any] = {**SIZES, "nan": False}
@@ -40,7 +40,7 @@ def valid_call(op: str, workspace: Workspace, operand: str = "", seed: int = 1, 
             fixed[other.name] = other.name == operand
 
     def sized(name: str, **sizes: int) -> Any:
-        if "max_ngram_size" not in spec.attr_by_name:  # ops that do not know the sizes: those of one small index
+        if "max_ngram_size" not in spec.attr_by_name:  # ops without these sizes: those of one small index
             sizes.update(max_ngram_size=2, min_ngram_size=1)
         return workspace(name, **sizes)
 
@@ -49,7 +49,7 @@ def valid_call(op: str, workspace: Workspace, operand: str = "", seed: int = 1, 
 
 @dataclass(frozen=True)
 class Malformed:
-    """One way to get a call wrong: `spoil` changes placed arguments; the error must name one of `names`."""
+    """One kind of malformed call: `spoil` changes placed arguments; the error must name one of `names`."""
 
     name: str
     operand: str
@@ -83,7 +83,7 @@ def _of_tensors(op: str, on_host: bool) -> Iterator[Malformed]:
 
 
 def _beside(op: str, name: str) -> Iterator[tuple[str, str]]:
-    """The operands that can be passed together with `name`, each with the one that a valid call must be asked for."""
+    """The operands that can be passed with `name`, each with the operand to request for a valid call."""
     chosen = get_op(op).by_name[name]
     needy = chosen.optional or chosen.when is not None
     for other in get_op(op).operands:
@@ -160,17 +160,17 @@ def _instead(value: Any, given: Any) -> Any:
 
 
 def malformed(op: str, subject: Subject) -> list[Malformed]:
-    """Every way that is tried for an op."""
+    """All malformed calls of an op."""
     return [*_of_tensors(op, isinstance(subject.device, GuardedHost)), *_of_attributes(op)]
 
 
 def not_claimed(op: str, subject: Subject, how: Malformed) -> str | None:
-    """Why the valid call that is to be made invalid is outside the backend's capabilities, or None."""
+    """Why the original valid call is outside the backend's capabilities, or None."""
     return subject.refusal(op, valid_call(op, subject.workspace, how.operand))
 
 
 def wrongly_refused(op: str, subject: Subject, how: Malformed) -> str | None:
-    """What is wrong with how a malformed call is refused, or None."""
+    """What is wrong with the refusal of a malformed call, or None."""
     inputs = valid_call(op, subject.workspace, how.operand)
     placed, arguments = subject.place(inputs)
     how.spoil(arguments)

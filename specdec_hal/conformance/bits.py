@@ -14,7 +14,7 @@ _KINDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def same_bits(actual: Array, expected: Array) -> NDArray[np.bool_]:
-    """Element by element. Signed zeros differ; any NaN equals any NaN, whose payload the contract leaves open."""
+    """Element by element. Signed zeros differ; all NaNs are equal, as the contract leaves their payload open."""
     kind = _KINDS[actual.itemsize]
     equal = np.ascontiguousarray(actual).view(kind) == np.ascontiguousarray(expected).view(kind)
     if actual.dtype.kind == "f":
@@ -26,7 +26,7 @@ def same_bits(actual: Array, expected: Array) -> NDArray[np.bool_]:
 
 
 def difference(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> str | None:
-    """Where the first tensor that differs does, or None. Both must have the same names, dtypes and shapes."""
+    """The first difference, or None. Names, dtypes and shapes must agree."""
     if actual.keys() != expected.keys():
         return f"tensors {sorted(actual)} instead of {sorted(expected)}"
     for name, array in actual.items():

@@ -1,4 +1,4 @@
-"""Inputs written out by hand: what is not said is neutral (zeros, false, penalties off)."""
+"""Inputs by hand; unspecified ones are neutral (zeros, false, penalties off)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NEUTRAL = {"repetition": 1, "top_p": 1, "row_top_p": 1, "row_temperature": 1, "
 def build(op: str, sizes: Mapping[str, int] | None = None, **given: Any) -> dict[str, Any]:
     """Arguments of a call: `given` values as arrays of the declared dtype, outputs poisoned, the rest neutral.
 
-    Sizes follow from the given values; `sizes` fixes those that do not. Raises LookupError for a name that the op does
-    not take, and ValueError where two values disagree about a size.
+    Sizes follow from the given values; `sizes` sets the others. Raises LookupError for an unknown name, ValueError if
+    two values disagree about a size.
     """
     spec = get_op(op)
     size = dict(sizes or {})

@@ -1,4 +1,4 @@
-"""What is run: inputs of one op with a name of their own."""
+"""A test case: named inputs of one op."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Workspace = Callable[..., Mapping[str, Layout]]
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of one op. `make` gets the backend's `workspace` method, which alone knows the size of an n-gram index.
+    """Inputs of one op. `make` gets the backend's `workspace` method, for the size of an n-gram index.
 
-    `name` is unique within the op; its part before the colon is the kind: edge, generated, hostile or trace. `rules`
-    are the ids of the contract's rules that the case is there for. `expected`: outputs written out by hand (see
-    `expectations`), checked besides equality with the reference. `note`: where generated inputs come from.
+    `name` is unique within the op; its part before the colon is the kind: edge, generated, hostile or trace. `rules`:
+    ids of the contract's rules that the case tests. `expected`: outputs by hand (see `expectations`), checked besides
+    equality with the reference. `note`: origin of generated inputs.
     """
 
     op: str
@@ -39,12 +39,12 @@ class Case:
 
     @property
     def id(self) -> str:
-        """``op/name``, as reports and expected-failure files write it."""
+        """``op/name``, as in reports and expected-failure files."""
         return f"{self.op}/{self.name}"
 
 
 def mode_of(op: str, inputs: Mapping[str, Any]) -> str:
-    """The row of the result table that a call belongs to: its strategy, policy, order or logits' dtype."""
+    """The call's row in the result table: its strategy, policy, order or logits' dtype."""
     spec = get_op(op)
     parts = []
     for attr in spec.attrs:

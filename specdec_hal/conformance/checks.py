@@ -1,4 +1,4 @@
-"""What is asked of every case: each check takes a trial and answers with what is wrong, or None."""
+"""Checks of every case: each takes a trial and returns a description of the fault, or None."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Check:
-    """A question about a trial. `rules`: conventions (section 0) that it stands for; `applies`: whether it is asked."""
+    """A check of a trial. `rules`: conventions (section 0) that it tests; `applies`: whether it is run."""
 
     name: str
     ask: Callable[[Trial], str | None]
@@ -34,7 +34,7 @@ class Check:
     applies: Callable[[Trial], bool] = lambda trial: True
 
     def __call__(self, trial: Trial) -> str | None:
-        """What is wrong, or None; an error that the backend raises is wrong too. Raises NotClaimed."""
+        """The fault, or None; an error raised by the backend is a fault. Raises NotClaimed."""
         try:
             return self.ask(trial)
         except CallFailed as failure:
@@ -42,18 +42,18 @@ class Check:
 
 
 def equality(trial: Trial) -> str | None:
-    """The reference's bits; for an edge, also what was written out by hand."""
+    """The reference's bits; for an edge, also the results by hand."""
     found = difference(trial.outcome.outputs, trial.expected)
     return found or unmet(trial.case.expected, trial.outcome.outputs)
 
 
 def sentinels(trial: Trial) -> str | None:
-    """Nothing outside the outputs was written: margins and inputs are as they were."""
+    """Nothing outside the outputs was written: margins and inputs are unchanged."""
     return "; ".join(trial.outcome.damage) or None
 
 
 def poison(trial: Trial) -> str | None:
-    """Outputs hold the same whatever they held before."""
+    """Outputs do not depend on their previous contents."""
     outputs = _only_written(trial)
     again = trial.subject.run(trial.op, repoisoned(outputs, trial.inputs))
     found = difference({n: again.outputs[n] for n in outputs}, {n: trial.outcome.outputs[n] for n in outputs})
@@ -65,7 +65,7 @@ def _only_written(trial: Trial) -> list[str]:
 
 
 def determinism(trial: Trial) -> str | None:
-    """The same inputs give the same bits, however often."""
+    """Repeated calls give the same bits."""
     for repeat in range(2):
         found = difference(trial.subject.run(trial.op, trial.inputs).outputs, trial.outcome.outputs)
         if found:
@@ -74,7 +74,7 @@ def determinism(trial: Trial) -> str | None:
 
 
 def replay(trial: Trial) -> str | None:
-    """A bound plan (a graph, where the backend claims graph safety) works on what its tensors hold at each launch."""
+    """A bound plan (a graph, if the backend claims graph safety) reads its tensors at each launch."""
     subject, op, first = trial.subject, trial.op, trial.inputs
     second = _advanced(op, first)
     placed, arguments = subject.place(first)
@@ -94,7 +94,7 @@ def replay(trial: Trial) -> str | None:
         if outcome.damage:
             return f"replay {step}: {'; '.join(outcome.damage)}"
         if "index" in inputs and inputs is second:
-            continue  # the history has changed under the index
+            continue  # the history has changed since indexing
         found = difference(outcome.outputs, trial.expected if inputs is first else reference_outputs(op, inputs))
         if found:
             return f"replay {step}{' of the graph' if graph_safe else ''}: {found}"
@@ -102,7 +102,7 @@ def replay(trial: Trial) -> str | None:
 
 
 def _advanced(op: str, inputs: Inputs) -> Inputs:
-    """The next step's inputs: positions and seeds move on, so that random numbers must too."""
+    """The next step's inputs: positions and seeds change, so random numbers must change too."""
     changed = dict(inputs)
     for name in ("position", "step_idx"):
         if name in changed:
@@ -117,7 +117,7 @@ def _advanced(op: str, inputs: Inputs) -> Inputs:
 
 
 def _moved(trial: Trial, order: list[int], m: int) -> str | None:
-    """Slots `order` of the batch among `m`: each result moves with its slot and is otherwise the same."""
+    """Slots `order` of the batch among `m`: each result moves with its slot and is otherwise unchanged."""
     op, inputs, outputs = trial.op, trial.inputs, trial.outcome.outputs
     slots = slots_in_use(inputs)
     relayout = Relayout(op, {**inputs, **outputs}, slots, order, m, inputs.get("seq_lens_this_time"))
@@ -134,7 +134,7 @@ def _moved(trial: Trial, order: list[int], m: int) -> str | None:
 
 
 def independence(trial: Trial) -> str | None:
-    """A slot's result depends on nothing but itself: not on its place, on its neighbours or on padding."""
+    """A slot's result does not depend on its index, its neighbours or padding."""
     inputs, op = trial.inputs, trial.op
     if op in ("sample_target", "processed_probs"):
         return _rows_moved(trial)
@@ -161,7 +161,7 @@ def independence(trial: Trial) -> str | None:
 
 
 def _by_itself(trial: Trial) -> bool:
-    """Not where requests share a budget, nor in an order where rows of one slot need not be together."""
+    """Not if requests share a budget, or if an order may separate a slot's rows."""
     in_slot_order = trial.given.get("token_order", TokenOrder.SLOT) is TokenOrder.SLOT
     return in_slot_order and bool(trial.given.get("token_budget", 10**9) >= 10**9)
 
@@ -179,7 +179,7 @@ def _rows_moved(trial: Trial) -> str | None:
 
 
 def columns(trial: Trial) -> str | None:
-    """[N, 1] passes for [N]."""
+    """[N, 1] is accepted for [N]."""
     op, inputs = trial.op, trial.inputs
     operands = get_op(op).by_name
     vectors = [n for n, v in inputs.items() if n in operands and isinstance(v, np.ndarray) and v.ndim == 1]
@@ -190,7 +190,7 @@ def columns(trial: Trial) -> str | None:
 
 
 def index_contents(trial: Trial) -> str | None:
-    """After the index ops, look-ups find what they find without an index; slots that are not meant are untouched."""
+    """After the index ops, look-ups give the results of a search; other slots are untouched."""
     op, subject, inputs = trial.op, trial.subject, trial.inputs
     if op == "ngram_index_reset":
         kept = ~inputs["reset_slots"]
@@ -216,7 +216,7 @@ def index_contents(trial: Trial) -> str | None:
 
 
 def fences(trial: Trial) -> str | None:
-    """On the host: no access outside the tensors, not even a read. One that there is ends the process."""
+    """On the host: no access outside the tensors, not even a read; an access ends the process."""
     for at_start in (False, True):
         fenced = Subject(trial.subject.backend, FencedDevice(at_start=at_start))
         found = difference(fenced.run(trial.op, trial.inputs).outputs, trial.outcome.outputs)
@@ -226,7 +226,7 @@ def fences(trial: Trial) -> str | None:
 
 
 def bounded(trial: Trial) -> str | None:
-    """Whatever the inputs, counts stay in range."""
+    """Counts stay in range for any inputs."""
     tokens, counts = trial.outcome.outputs["accept_tokens"], trial.outcome.outputs["accept_num"]
     if ((counts < 0) | (counts > tokens.shape[1])).any():
         return f"accept_num {counts.tolist()} outside [0, {tokens.shape[1]}]"

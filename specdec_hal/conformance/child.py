@@ -1,4 +1,4 @@
-"""A process that runs units for `parallel`.
+"""Child process that runs units for `parallel`.
 
 Reads one JSON document a line from stdin: first the job (backend, options, device, level), then units and seeds. Writes
 one a line to stdout: {"start": case}, {"result": ...}, {"done": unit}. A crash of the backend ends this process only.
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel end this process when the one that started it ends, in whatever way."""
+    """Ask the kernel to end this process with its parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended meanwhile
         sys.exit(1)
@@ -31,7 +31,7 @@ def end_with(parent: int) -> None:
 
 def main() -> None:
     """Serve until stdin ends."""
-    # Whatever the backend prints must not get between the lines.
+    # The backend's output must not mix with the protocol.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

@@ -27,7 +27,7 @@ SECTIONS = {
     9: "Draft models that read hidden states",
     10: "Masks of allowed tokens",
 }
-"""Titles by the section numbers that OpSpecs carry."""
+"""Titles by the section numbers of OpSpecs."""
 
 CONVENTIONS = """
 What every backend does, bit for bit. A backend that differs from this page is wrong.

@@ -1,7 +1,7 @@
-"""Op calls with what they must write, as a file for a program without Python.
+"""Op calls with expected outputs, as a file for a program without Python.
 
-``python -m specdec_hal.conformance.device_cases --out cases.bin`` writes generated calls of every op that the emulator
-has. `kernels_xpu_sim/device/replay.cpp` makes them on a device and compares; ``tools/kunlun_check.sh`` does both.
+``python -m specdec_hal.conformance.device_cases --out cases.bin`` writes generated calls of every op of the emulator.
+`kernels_xpu_sim/device/replay.cpp` runs them on a device and compares; ``tools/kunlun_check.sh`` does both.
 
 The file, all numbers little-endian, is ``SDCASES1``, then each case. A case is a 1, its op, its name, and lists of
 (name, integer) for attributes and symbols; then each operand that is there. An operand is its name, the number of its
@@ -37,8 +37,7 @@ NO_FLOAT = 0xFF
 def write_cases(backend: Backend, ops: Sequence[str], count: int) -> bytes:
     """The file with `count` calls of each op.
 
-    What they must write is the reference's answer; of an n-gram index, whose bytes are the kernels' own, what `backend`
-    writes.
+    Expected outputs are the reference's; for an n-gram index, whose layout belongs to the kernels, those of `backend`.
     """
     subject = Subject(backend)
     found = (_case_bytes(Trial(subject, case)) for op in ops for case in _cases(op, count))

@@ -1,8 +1,8 @@
-"""What is emitted, against the exact distribution: fixed seeds, so that a backend passes always or never.
+"""Emitted tokens against the exact distribution, with fixed seeds, so that the outcome is deterministic.
 
-Requests decode two tokens of a Markov chain: the first from FIRST, the second from THEN[first]. Drafts steer which
-branches are taken; the joint distribution of the two tokens must not notice. Tokens that a step leaves open are emitted
-by another step, as a runner would do it.
+Requests decode two tokens of a Markov chain: the first from FIRST, the second from THEN[first]. Drafts determine the
+branches taken but must not affect the joint distribution of the two tokens. Tokens that a step does not reach are
+emitted by another step, as in a runner.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from specdec_hal.ops import Strategy
 Array = NDArray[Any]
 
 SAMPLES = 73_728
-"""Requests that a test decodes: enough to see a total variation of 0.02 (see `statistics`)."""
+"""Requests per test: enough to detect a total variation of 0.02 (see `statistics`)."""
 BATCH = 8192
 V = 3
-# Sixteenths and the like: exact in float32, so that the exact distribution is this one.
+# Multiples of 1/16 and the like are exact in float32.
 FIRST = np.array([8, 5, 3]) / 16
 THEN = np.array([[4, 10, 2], [2, 7, 7], [11, 1, 4]]) / 16
 AFTER = np.array([5, 6, 5]) / 16
@@ -39,7 +39,7 @@ PROMPT = 7
 class DistributionTest:
     """A test of one op in one mode.
 
-    `run` gets the number of samples and gives what is wrong, or None; `refusal` says why the backend cannot be asked.
+    `run` takes the number of samples and returns the fault, or None; `refusal` says why the backend does not claim it.
     """
 
     op: str
@@ -82,7 +82,7 @@ def _sample(rows: Array, seed: Array, positions: Array) -> dict[str, Any]:
 def _batches(subject: Subject, samples: int) -> Iterator[tuple[Array, Array]]:
     """(seeds, drafts [m, 3]), m as large as the backend takes.
 
-    Seeds are neighbours, as users choose them; the drafts' own random numbers have nothing to do with them.
+    Seeds are consecutive, as users choose them; the drafts' random numbers are independent.
     """
     rng = np.random.default_rng(20_230_111)
     m = _largest_batch(subject)
@@ -108,7 +108,7 @@ def _targets(drafts: Array) -> Array:
 
 
 def _outside(tokens: Array, vocabulary: int, seeds: Array, positions: Array | None = None) -> str | None:
-    """What is wrong with the first token that is none of the vocabulary's, and whose it is."""
+    """A message about the first token outside the vocabulary."""
     flat = tokens.reshape(-1)
     outside = np.flatnonzero((flat < 0) | (flat >= vocabulary))
     if not len(outside):
@@ -123,7 +123,7 @@ Step = Callable[[Subject, Array, Array, int, Array], tuple[Array, Array]]
 
 
 def _joint(step: Step) -> Callable[[Subject, int], str | None]:
-    """Counts of the first two tokens that requests emit, over as many steps as that takes."""
+    """Counts of the first two emitted tokens of requests, over as many steps as needed."""
 
     def run(subject: Subject, samples: int) -> str | None:
         counts = np.zeros((V, V))
@@ -182,7 +182,7 @@ TOP_P = np.array([12, 16, 16]) / 16
 def _topp(subject: Subject, samples: int) -> str | None:
     """The draw among candidates, for the masses of the first lens of them up to top_p, at two positions.
 
-    Each of the two tokens is a phase 2 draw: a rejected draft first, then no draft at all.
+    Both tokens are phase 2 draws: the first after a rejected draft, the second without a draft.
     """
     totals = np.minimum(TOP_P, [SCORES[k, :n].sum() for k, n in enumerate(LENGTHS)])
     exact = np.zeros((3, V))
@@ -234,7 +234,7 @@ def _tempered(subject: Subject, samples: int) -> str | None:
         if wrong := _outside(tokens, len(probs), inputs["row_seed"], inputs["position"]):
             return wrong
         np.add.at(counts, tokens, 1)
-    exact = np.array([4, 3, 2, 0, 0]) / 9  # square roots, of which min_p takes the fourth away
+    exact = np.array([4, 3, 2, 0, 0]) / 9  # square roots; min_p drops the fourth
     return verdict(counts, exact)
 
 
@@ -251,9 +251,9 @@ def _stream_tokens(subject: Subject, seeds: Array) -> Array:
 
 
 def _streams(subject: Subject, samples: int) -> str | None:
-    """Per-request seeds: streams differ between requests and positions, and are the request's own in any slot.
+    """Per-request seeds: streams differ between requests and positions, and do not depend on the slot.
 
-    It takes as many tokens as it takes, whatever `samples`.
+    Ignores `samples`.
     """
     rng = np.random.default_rng(3)
     near = np.arange(STREAM_REQUESTS // 2)
@@ -292,7 +292,7 @@ def _streams(subject: Subject, samples: int) -> str | None:
 def _refusal(
     strategy: Strategy | None, *, dense: bool = False, samples: bool = False
 ) -> Callable[[Subject], str | None]:
-    """Whether the backend claims the calls that a test makes, judged by small ones."""
+    """Whether the backend claims the test's calls, judged by small ones."""
 
     def refusal(subject: Subject) -> str | None:
         if samples:

@@ -1,4 +1,4 @@
-"""Outputs written out by hand, so that a case does not rest on the reference alone."""
+"""Outputs by hand, so that a case does not depend on the reference alone."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Close:
-    """Values to seven digits, where rounding is not worked out by hand."""
+    """Values to seven digits, if rounding is not computed by hand."""
 
     values: Any
 
 
 @dataclass(frozen=True)
 class Where:
-    """A property of an output that has no single right value, with its wording."""
+    """A property of an output without a unique value, and its wording."""
 
     says: str
     holds: Callable[[Array], bool]
 
 
 def unmet(expected: Mapping[str, Any], outputs: Mapping[str, Array]) -> str | None:
-    """The first output that is not what was written out by hand, or None."""
+    """The first output that differs from the expected one, or None."""
     for name, wanted in expected.items():
         actual = outputs[name]
         values = actual

@@ -1,6 +1,6 @@
-"""Tensors between pages that may not be touched: an access outside them, a read too, ends the process.
+"""Tensors between protected pages: any access outside them, even a read, ends the process.
 
-A child process of `parallel` that dies of it is reported with the case that was running.
+`parallel` then reports the case that the child process was running.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_ACCESS = 0  # PROT_NONE
 
 
 class FencedDevice(GuardedHost):
-    """Host memory with pages without access around each tensor, which ends (with `at_start`: begins) at one."""
+    """Host memory with protected pages around each tensor, which ends (with `at_start`: begins) at one."""
 
     def __init__(self, *, at_start: bool = False) -> None:
         self.at_start = at_start
@@ -45,7 +45,7 @@ class FencedDevice(GuardedHost):
 
 
 def _with_margins(before: Array, inside: Array, behind: Array) -> NDArray[np.uint8]:
-    """The buffer as `Placed` expects it: what lies between tensor and fences stands for the margins."""
+    """The buffer for `Placed`: the bytes between tensor and fences are the margins."""
 
     def margin(near: Array) -> Array:
         filled = np.full(MARGIN, SENTINEL, np.uint8)

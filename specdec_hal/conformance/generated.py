@@ -41,7 +41,7 @@ def _whole_alphabet(op: str) -> dict[str, st.SearchStrategy[Any]]:
 def op_options(draw: st.DrawFn, /, op: str, **fixed: Any) -> dict[str, Any]:
     """Options of :func:`.inputs.generate.generate`; they shrink towards few slots, short rows, small ids.
 
-    About a third leave everything to the scene, a third have the options that reach the op's deep branches.
+    About a third leave everything to the scene; a third have options that reach the op's deep branches.
     """
     options: dict[str, Any] = {"seed": draw(st.integers(0, 2**32 - 1))}
     style = draw(st.sampled_from(["free", "sized", "deep"]))
@@ -86,7 +86,7 @@ def draw_options(op: str, count: int, base_seed: int) -> list[dict[str, Any]]:
 def _make(kind: str, op: str, options: dict[str, Any], workspace: Any) -> dict[str, Any]:
     given_options = dict(options)
     if kind == "hostile" and op == "ngram_index_update":
-        given_options.setdefault("L", 6)  # each look-up goes round a whole table of random bits
+        given_options.setdefault("L", 6)  # each look-up probes a whole table of random bits
     return _MAKERS[kind](op, given_options.pop("seed"), workspace=workspace, **given_options)
 
 

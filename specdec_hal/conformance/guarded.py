@@ -1,7 +1,7 @@
-"""Where the tensors of the backend under test live: guarded, unlike those of :mod:`specdec_hal.tensors.device`.
+"""Guarded tensors of the backend under test.
 
 Cases are NumPy. A :class:`GuardedDevice` makes a tensor of each, inside a larger buffer whose margins hold a known
-pattern, and reads both back. It can capture a launch for replay and notice a read of a device value on the host.
+pattern, and reads both back. It can capture a launch for replay and detect host reads of device values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specdec_hal.plugin.backend import Backend, BoundOp
 Array = NDArray[Any]
 
 MARGIN = 256
-"""Bytes on both sides of every tensor; a multiple of any alignment that kernels ask for."""
+"""Bytes on both sides of every tensor, a multiple of every required alignment."""
 SENTINEL = 0x5C
 _WHOLE = bytes([SENTINEL]) * MARGIN
 
@@ -40,7 +40,7 @@ class Placed:
         return array
 
     def damage(self) -> str | None:
-        """Which margin was written, or None."""
+        """A message about a written margin, or None."""
         buffer = self.read()
         margins = {"before its start": buffer[:MARGIN], "after its end": buffer[MARGIN + self.like.nbytes :]}
         for where, margin in margins.items():
@@ -52,7 +52,7 @@ class Placed:
 
 
 class GuardedDevice(Protocol):
-    """A place for tensors that have margins."""
+    """A device for tensors with margins."""
 
     def place(self, array: Array) -> Placed:
         """A copy of the array, with margins."""
@@ -61,16 +61,16 @@ class GuardedDevice(Protocol):
         """Overwrite the tensor's elements in place."""
 
     def stream(self) -> int:
-        """The handle that launches get."""
+        """The stream handle for launches."""
 
     def synchronize(self) -> None:
         """Wait for every launch."""
 
     def capture(self, plan: BoundOp) -> Callable[[], None]:
-        """What replays the plan: a graph where the device has such, else the plan itself."""
+        """Replays the plan: a graph if the device has them, else the plan itself."""
 
     def no_host_reads(self) -> AbstractContextManager[Any]:
-        """A context in which a host read of a device value is an error, where that can be noticed."""
+        """A context in which a host read of a device value is an error, if that can be detected."""
 
 
 def _guarded(array: Array) -> NDArray[np.uint8]:
@@ -165,7 +165,7 @@ class GuardedTorch:
         return replay
 
     def no_host_reads(self) -> AbstractContextManager[Any]:
-        """PyTorch's own check, which sees what goes through PyTorch; :meth:`capture` sees the others."""
+        """PyTorch's check of its own reads; :meth:`capture` detects others."""
         torch = self.torch
 
         class Checked:
@@ -189,7 +189,7 @@ def check_device(backend: Backend, name: str | None) -> str:
 
 
 def device_for(backend: Backend, name: str | None = None) -> GuardedDevice:
-    """The device for a backend's tensors. `name`: such as "cuda:1"; None is the first one of the backend's kind."""
+    """The device for a backend's tensors. `name`: such as "cuda:1"; None: the first of the backend's kind."""
     wanted = check_device(backend, name)
     if backend.device == "cpu":
         return GuardedHost()

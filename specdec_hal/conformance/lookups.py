@@ -1,4 +1,4 @@
-"""The n-gram index: its bytes are the backend's own, so it is judged by the look-ups that it serves."""
+"""The n-gram index: its layout is backend-specific, so it is tested by look-ups."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 INDEX_OPS = ("ngram_index_reset", "ngram_index_update")
 NEEDS = {"ngram_index_reset": (), "ngram_index_update": ("ngram_index_reset",)}
-"""Which of the index ops the others need to make an index ready; look-ups need both."""
+"""The index ops needed before each op; look-ups need both."""
 
 _HISTORY = ("token_ids_all", "prompt_lens", "step_idx", "seq_lens_encoder", "seq_lens_decoder")
 _SIZES = ("max_ngram_size", "min_ngram_size")
 
 
 def fresh_index(subject: Subject, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An index as the backend's own reset leaves it."""
+    """An index after the backend's reset."""
     inputs = {"index": like, "reset_slots": np.ones(len(like), np.bool_)}
     return subject.run("ngram_index_reset", inputs).opaque["index"]
 
 
 def with_index(subject: Subject, op: str, inputs: Inputs) -> Inputs:
-    """The inputs with an index that the backend's own ops have reset and, for look-ups, brought up to date."""
+    """The inputs with an index that the backend has reset and, for look-ups, updated."""
     if "index" not in inputs or op == "ngram_index_reset":
         return inputs
     ready = {**inputs, "index": fresh_index(subject, inputs["index"])}
@@ -38,7 +38,7 @@ def with_index(subject: Subject, op: str, inputs: Inputs) -> Inputs:
 
 
 def look_up(subject: Subject, update: Inputs, index: np.ndarray[Any, Any], policy: MatchPolicy) -> Inputs:
-    """Inputs of an `ngram_match` over an update's history, with that index, asking for as many drafts as fit."""
+    """Inputs of an `ngram_match` over an update's history, with that index and as many drafts as fit."""
     m = len(update["prompt_lens"])
     width = 5
     return {

@@ -1,10 +1,10 @@
-"""The support matrix: what each backend was proven to do, from reports of the suite.
+"""The support matrix of backends, from reports of the suite.
 
     specdec-hal conformance --backend NAME --json > NAME.json
     python -m specdec_hal.conformance.matrix docs/reference/support NAME.json ...
 
-writes docs/reference/support.csv, which the site has as a page. Columns of backends that are not among the reports stay
-as they are, so that machines with different hardware can contribute one after the other.
+writes docs/reference/support.csv, which the site has as a page. Columns of backends without a report are kept, so that
+machines with different hardware can contribute in turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from specdec_hal.ops import OPS
 
 Cells = dict[tuple[str, str], dict[str, str]]
-"""(op, mode) -> backend -> what the cell says."""
+"""(op, mode) -> backend -> text of the cell."""
 
 PASSES, MISSING = "passes", "-"
 HEAD = """# Support matrix
@@ -48,7 +48,7 @@ def cell(row: Mapping[str, Any]) -> str:
 
 
 def cells_of(document: Mapping[str, Any]) -> dict[tuple[str, str], str]:
-    """The cells of one report (its JSON document). Results that belong to no mode enter the op's other rows."""
+    """The cells of one report (its JSON document). Results without a mode count in all rows of the op."""
     rows = {(row["op"], row["mode"]): cell(row) for row in document["table"]}
     for op in OPS:
         modes = [mode for name, mode in rows if name == op and mode]
@@ -62,7 +62,7 @@ def cells_of(document: Mapping[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def read(path: Path) -> Cells:
-    """A CSV that :func:`write` wrote; nothing if there is none."""
+    """A CSV of :func:`write`; empty if there is none."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
@@ -71,7 +71,7 @@ def read(path: Path) -> Cells:
 
 
 def merge(cells: Cells, documents: Iterable[Mapping[str, Any]]) -> Cells:
-    """The cells with the columns of these reports in place of what they were."""
+    """The cells with the columns of these reports replaced."""
     merged = {key: dict(columns) for key, columns in cells.items()}
     for document in documents:
         name = document["backend"]
@@ -81,7 +81,7 @@ def merge(cells: Cells, documents: Iterable[Mapping[str, Any]]) -> Cells:
             merged.setdefault(key, {})[name] = text
     modes = {op: any(name == op and mode for name, mode in merged) for op in OPS}
     whole = {op: merged.pop((op, "")) for op in OPS if modes[op] and (op, "") in merged}
-    for (op, _), columns in merged.items():  # an op that is missing altogether lacks each of its modes
+    for (op, _), columns in merged.items():  # a missing op lacks each of its modes
         columns.update({name: text for name, text in whole.get(op, {}).items() if name not in columns})
     order = {op: number for number, op in enumerate(OPS)}
     kept = {key: columns for key, columns in merged.items() if columns}

@@ -1,4 +1,4 @@
-"""Options of the backend under test, as a command line has them."""
+"""Options of the backend under test on a command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running units in child processes: several at a time, and none of them takes the suite down with it."""
+"""Run units in parallel child processes, so that a crash does not end the suite."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Task = tuple[Unit, int]
 
 @dataclass
 class Job:
-    """What every child receives. `save`: the folder for the inputs of cases that crash the backend.
+    """Settings for every child. `save`: folder for the inputs of cases that crash the backend.
 
-    `seconds`: the longest that one case may take, shrinking included; `memory`: the most bytes that one child may hold
-    (None: any). A child beyond either is ended, which is a failure of the case.
+    `seconds`: time limit of a case, shrinking included; `memory`: most bytes of a child (None: any). Beyond either the
+    child is killed and the case fails.
     """
 
     backend: str
@@ -85,7 +85,7 @@ class _Child:
         self._heard = time.monotonic()
 
     def watch(self, stop: threading.Event) -> None:
-        """End the child where a case takes too long or too much memory, until `stop` is set."""
+        """Kill the child if a case takes too long or too much memory, until `stop` is set."""
         while not stop.wait(0.5):
             process = self.process
             if process is None or process.poll() is not None or not self._busy:
@@ -99,7 +99,7 @@ class _Child:
             process.kill()
 
     def run(self, task: Task) -> Iterator[Result]:
-        """The unit's results; if the process dies, a failure that names the case that was running."""
+        """The unit's results; if the process dies, a failure that names the running case."""
         unit, seed = task
         process = self._alive()
         assert process.stdin is not None and process.stdout is not None
@@ -133,7 +133,7 @@ class _Child:
             self.process = None
 
     def kill(self) -> None:
-        """End it now; that is no crash."""
+        """Kill it without reporting a crash."""
         self.killed = True
         if self.process is not None:
             self.process.kill()
@@ -141,9 +141,9 @@ class _Child:
 
     def _alive(self) -> subprocess.Popen[str]:
         if self.process is None:
-            # The parent's path, so that the child imports the package that this process runs, wherever it was started.
+            # The parent's path, so that the child imports the same package.
             command = [sys.executable, "-c", _START, json.dumps([os.path.abspath(folder) for folder in sys.path])]
-            # Nothing is to be left in the user's folder.
+            # Leave nothing in the user's folder.
             cache = os.path.join(tempfile.gettempdir(), "specdec-hal-hypothesis")
             environment = {"OMP_NUM_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": cache, **os.environ}
             self.process = subprocess.Popen(
@@ -166,7 +166,7 @@ class _Child:
         return Result(unit.op, "", name, "survival", FAILED, detail)
 
     def _saved(self, unit: Unit, seed: int, case_id: str) -> str:
-        """Save the case's inputs, which this process makes again (making them runs nothing of the backend's)."""
+        """Save the case's inputs, regenerated in this process without running the backend."""
         try:
             workspace = registry.get_backend(self.job.backend, options=self.job.options).workspace
             for case, _ in cases_of(unit, Settings(self.job.level, seed)):
@@ -183,7 +183,7 @@ class _Child:
 def run_tasks(
     job: Job, tasks: Iterable[Task], jobs: int, finished: Callable[[Task], None] = lambda task: None
 ) -> Iterator[Result]:
-    """Results of all tasks, as they come. `finished` is called for each task, from another thread."""
+    """Results of all tasks as they complete. `finished` is called for each task, from another thread."""
     todo: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
     done: queue.SimpleQueue[Result | Exception | None] = queue.SimpleQueue()
     for task in tasks:

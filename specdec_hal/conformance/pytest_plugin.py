@@ -1,6 +1,6 @@
 """The suite as pytest tests: ``pytest --pyargs specdec_hal.conformance --specdec-backend NAME [-n 2]``.
 
-Loaded by every pytest of an environment that has this package, so it imports the suite only when it is asked for.
+Every pytest in the environment loads this plug-in, so it imports the suite only on demand.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from specdec_hal.conformance.suite import Settings
     from specdec_hal.conformance.xfail import ExpectedFailures
 
-NEEDED = "name the backend to be tested: --specdec-backend NAME"
+NEEDED = "name the backend under test: --specdec-backend NAME"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options, under a heading of their own."""
+    """The options, in their own group."""
     group = parser.getgroup("specdec", "conformance of specdec_hal backends")
-    group.addoption("--specdec-backend", metavar="NAME", help="the backend to be tested")
+    group.addoption("--specdec-backend", metavar="NAME", help="the backend under test")
     group.addoption("--specdec-op", metavar="OP", action="append", help="only this op; may be repeated")
     group.addoption("--specdec-level", default="quick", choices=("quick", "full"), help="how much (default: quick)")
     group.addoption("--specdec-seed", type=int, default=0, help="of the generated cases (default: 0)")

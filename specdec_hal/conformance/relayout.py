@@ -1,4 +1,4 @@
-"""Move slots to other places of a batch, together with everything that belongs to them."""
+"""Move slots with all their data to other places of a batch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def slots_in_use(inputs: Mapping[str, Any]) -> int:
 
 
 class Relayout:
-    """A batch in which slot j is slot order[j] of an old one, after them stale copies of old slots, flags and all.
+    """A batch whose slot j is slot order[j] of an old one, followed by stale copies of old slots.
 
-    `call` holds the old batch's operands (as they are after the op ran) and attributes, `m` is the new M, `lengths` the
-    tokens of each slot before the op ran, where the op takes them.
+    `call`: the old batch's operands (after the op) and attributes; `m`: the new M; `lengths`: the tokens of each slot
+    before the op, if it takes them.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Relayout:
         return None
 
     def _draft_rows(self, symbol: str) -> Array | None:
-        """Where the slots' rows of a draft model stand, or the tokens that they report."""
+        """Offsets of the slots' draft-model rows, or of their reported tokens."""
         lens = self.call["seq_lens_this_time"].astype(np.int64)
         prefill = self.call["seq_lens_encoder"][: len(lens)] > 0
         counts = np.where(prefill, 1, lens) + (prefill if symbol == "D_cap" else 0)

@@ -20,7 +20,7 @@ STATUSES = (PASSED, FAILED, REFUSED, EXPECTED, UNEXPECTED)
 
 @dataclass(frozen=True)
 class Result:
-    """One check of one case. `detail`: what is wrong, or why it was refused or expected. `rules` are full ids."""
+    """One check of one case. `detail`: the fault, or the reason of a refusal or expectation. `rules` are full ids."""
 
     op: str
     mode: str
@@ -34,15 +34,15 @@ class Result:
 
     @property
     def id(self) -> str:
-        """What expected-failure patterns are matched against: ``op/case::check [mode]``, mode only if there is one."""
+        """The text that expected-failure patterns match: ``op/case::check [mode]``, mode if there is one."""
         return f"{self.op}/{self.case}::{self.check}" + (f" [{self.mode}]" if self.mode else "")
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Failures of one check of one op, and the op's rules that the backend most likely breaks: (full id, wrong, asked).
+    """Failures of one check of one op, and the rules most likely broken: (full id, failed, tested).
 
-    `rules`: of the rules that failing cases are there for, the three that fail in the largest share of their cases.
+    `rules`: the three rules that fail in the largest share of their cases.
     """
 
     op: str
@@ -61,7 +61,7 @@ class Cause:
 class Report:
     """All results of one backend. `problems`: what fails the run besides results (stale expected failures).
 
-    `rounds`: of a soak. `passed`: results by (op, mode) that are counted and not kept.
+    `rounds`: of a soak. `passed`: counts by (op, mode) of results that are not kept.
     """
 
     backend: str
@@ -75,7 +75,7 @@ class Report:
     passed: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def count_passed(self) -> None:
-        """Keep the number of the results that passed, and the others as they are: a soak makes many."""
+        """Only count results that passed, since a soak has many."""
         self.passed.update((r.op, r.mode) for r in self.results if r.status == PASSED)
         self.results = [r for r in self.results if r.status != PASSED]
 
@@ -86,7 +86,7 @@ class Report:
 
     @property
     def failures(self) -> list[Result]:
-        """What failed, and what passed though a failure is expected."""
+        """Failures and unexpected passes."""
         return [r for r in self.results if r.status in (FAILED, UNEXPECTED)]
 
     def causes(self) -> list[Cause]:
@@ -106,7 +106,7 @@ class Report:
         return sorted(causes, key=lambda cause: -cause.cases)
 
     def table(self) -> dict[tuple[str, str], Counter[str]]:
-        """Statuses counted by (op, mode), in the order of running; ops without results have no row."""
+        """Counts of statuses by (op, mode), in order of execution; ops without results have no row."""
         rows = {row: Counter({PASSED: count}) for row, count in self.passed.items()}
         for result in self.results:
             rows.setdefault((result.op, result.mode), Counter())[result.status] += 1
@@ -143,7 +143,7 @@ class Report:
         }
 
     def junit(self) -> ElementTree.ElementTree[ElementTree.Element]:
-        """As JUnit: a test case per op, mode and check; what is refused is skipped with its reason."""
+        """As JUnit: a test case per op, mode and check; refused ones are skipped with the reason."""
         groups: dict[tuple[str, str, str], list[Result]] = {}
         for result in self.results:
             groups.setdefault((result.op, result.mode, result.check), []).append(result)
@@ -178,7 +178,7 @@ class Report:
 
 
 def versions() -> dict[str, str]:
-    """What a reproduction depends on."""
+    """Inputs of a reproduction."""
     return {"specdec_hal": specdec_hal.__version__, "numpy": np.__version__, "python": platform.python_version()}
 
 

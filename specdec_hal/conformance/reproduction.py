@@ -1,4 +1,4 @@
-"""A failing case as a few lines of Python that can be pasted anywhere."""
+"""A failing case as a few lines of Python."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from specdec_hal.ops import get_op
 from specdec_hal.plugin import registry
 
 _LARGEST = 2000
-"""Elements of an array that is written out; a larger one is given by its bytes, compressed."""
+"""Most elements of an array literal; larger ones become compressed bytes."""
 
 
 def source(backend: str, case: Case, check: str, inputs: Inputs, seed: int, options: Mapping[str, Any]) -> str:
-    """Python that runs one check on these inputs again and prints what is wrong."""
+    """Python code that repeats one check on these inputs and prints the fault."""
     stated = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
         f"# {case.id}::{check}{f' ({case.note})' if case.note else ''}",
@@ -82,7 +82,7 @@ def reproduce(
     options: Mapping[str, Any] | None = None,
     device: str | None = None,
 ) -> str:
-    """Run one check on given inputs; what is wrong, or "passes". ConfigError for an unknown check."""
+    """Run one check on given inputs; the fault, or "passes". ConfigError for an unknown check."""
     if check not in CHECKS:
         raise ConfigError(f"reproduce: no check '{check}'; checks: {', '.join(CHECKS)}")
     built = registry.get_backend(backend, options=options)
@@ -102,7 +102,7 @@ def _typed(op: str, inputs: Inputs) -> Inputs:
 
 
 def load_inputs(path: Path | str) -> Inputs:
-    """What :func:`save_inputs` wrote."""
+    """Read a file of :func:`save_inputs`."""
     with np.load(path, allow_pickle=False) as file:
         return {name: value if value.ndim else value.item() for name, value in file.items()}
 

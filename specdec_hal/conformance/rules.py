@@ -1,4 +1,4 @@
-"""Which rules of the contract there are, and which of them no case touched."""
+"""The contract's rules, and those that no case touched."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specdec_hal.ops import OPS, get_op
 from specdec_hal.ops.spec import parse_rules
 
 CONVENTION = "conventions"
-"""Stands for an op in the ids of section 0's rules."""
+"""Takes the place of the op in the ids of section 0's rules."""
 
 
 def full_id(op: str, rule: str) -> str:
-    """``op#rule``; for a convention (op "") ``conventions#rule``. What is a full id already stays one."""
+    """``op#rule``; for a convention (op "") ``conventions#rule``. Full ids are unchanged."""
     return rule if "#" in rule else f"{op or CONVENTION}#{rule}"
 
 
@@ -44,9 +44,9 @@ def _op_of(rule: str) -> str:
 
 
 def coverage(report: Report, ops: Iterable[str] | None = None) -> Coverage:
-    """What a report's cases touched, of the rules of the ops that the backend claims.
+    """Coverage of the rules of claimed ops by a report's cases.
 
-    A rule is refused where every case that is there for it was.
+    A rule counts as refused if all of its cases were.
     """
     touched: set[str] = set()
     refused: dict[str, str] = {}
@@ -57,7 +57,7 @@ def coverage(report: Report, ops: Iterable[str] | None = None) -> Coverage:
         else:
             refused.update(dict.fromkeys(result.rules, result.detail))
     known = {rule: text for rule, text in all_rules(ops).items() if _op_of(rule) not in missing}
-    if missing:  # what a backend without all ops cannot show of the conventions is not held against it
+    if missing:  # a backend with some ops need not cover all conventions
         known = {rule: text for rule, text in known.items() if _op_of(rule) != CONVENTION or rule in touched}
     left = {rule: text for rule, text in known.items() if rule not in touched}
     return Coverage(

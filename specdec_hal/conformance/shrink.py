@@ -1,4 +1,4 @@
-"""Make failing inputs small: fewer slots, shorter rows, zeros, default attributes, as long as the check still fails."""
+"""Shrink failing inputs: fewer slots, shorter rows, zeros, default attributes, while the check still fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shrink(op: str, inputs: Inputs, fails: Callable[[Inputs], bool], budget: int
 
 
 def _smaller(spec: OpSpec, inputs: Inputs) -> Iterator[Inputs]:
-    """Simpler inputs, the boldest first: valid calls if the relations between sizes hold; values may be any."""
+    """Simpler inputs, largest reductions first: valid calls if the relations between sizes hold, with any values."""
     attrs = {name: inputs[name] for name in spec.attr_by_name if name in inputs}
     sizes: dict[str, int] = {}
     for operand in spec.operands:

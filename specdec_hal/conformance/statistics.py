@@ -1,4 +1,4 @@
-"""The G-test: whether counts can come from a distribution."""
+"""The G-test: whether counts fit a distribution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALPHA = 2e-8
-"""Level of one test. With fewer than 50 of them the suite condemns a fair backend less than once in a million runs."""
+"""Level of one test. With fewer than 50 tests the suite fails a correct backend less than once in a million runs."""
 
 
 def upper_gamma(a: float, x: float) -> float:
@@ -41,7 +41,7 @@ def upper_gamma(a: float, x: float) -> float:
 
 
 def g_test(counts: NDArray[Any], probs: NDArray[np.float64]) -> float:
-    """p-value of counts under exact probabilities (both of any one shape); 0 where the impossible was counted."""
+    """p-value of counts under exact probabilities of the same shape; 0 for impossible counts."""
     observed, expected = counts.reshape(-1).astype(np.float64), probs.reshape(-1)
     if observed[expected <= 0].any():
         return 0.0
@@ -54,7 +54,7 @@ def g_test(counts: NDArray[Any], probs: NDArray[np.float64]) -> float:
 
 
 def threshold(freedom: int) -> float:
-    """The G above which a test of that many degrees of freedom fails."""
+    """The critical G for these degrees of freedom."""
     low, high = 0.0, 1000.0
     while high - low > 1e-6:
         middle = (low + high) / 2
@@ -63,9 +63,10 @@ def threshold(freedom: int) -> float:
 
 
 def visible(samples: int, cells: int) -> float:
-    """The total variation that so many samples show for certain: the mean of G three standard deviations clear.
+    """The total variation surely detected by this many samples: the mean of G is three standard deviations above the
+    limit.
 
-    Of all errors of total variation t the least conspicuous, spread evenly, gives G a mean of freedom + 4 t^2 samples.
+    The hardest error of total variation t to detect, spread evenly, gives G a mean of freedom + 4 t^2 samples.
     """
     freedom = cells - 1
     shift, limit = 0.0, threshold(freedom)
@@ -75,9 +76,9 @@ def visible(samples: int, cells: int) -> float:
 
 
 def shifted(probs: NDArray[np.float64], variation: float) -> NDArray[np.float64]:
-    """A distribution at the given total variation from `probs`, the hardest to tell from it that a shift makes.
+    """The shift of `probs` by the given total variation that is hardest to detect.
 
-    Mass moves from one half of the cells to the other in proportion to what they have.
+    Mass moves from one half of the cells to the other, in proportion to their mass.
     """
     flat = probs.reshape(-1)
     up = np.arange(len(flat)) % 2 == 0
@@ -88,7 +89,7 @@ def shifted(probs: NDArray[np.float64], variation: float) -> NDArray[np.float64]
 
 
 def verdict(counts: NDArray[Any], probs: NDArray[np.float64]) -> str | None:
-    """What is wrong with the counts, or None."""
+    """A message about the counts, or None."""
     p = g_test(counts, probs)
     if p < ALPHA:
         share = counts / counts.sum()

@@ -1,4 +1,4 @@
-"""The backend under test, as the checks see it: inputs in, outputs and damage out."""
+"""The backend under test: inputs in, outputs and damage out."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from specdec_hal.plugin.backend import Backend, BoundOp, Layout
 Array = NDArray[Any]
 
 OPAQUE = ("index",)
-"""Written tensors whose bytes are the backend's own business."""
+"""Written tensors of backend-specific layout."""
 
 
 class CallFailed(Exception):
-    """The backend raised where it should have answered."""
+    """The backend raised on a valid call."""
 
 
 class NotClaimed(Exception):
@@ -36,7 +36,7 @@ class NotClaimed(Exception):
 
 @dataclass
 class Outcome:
-    """What a call left behind. `damage`: what was written that should not have been."""
+    """Results of a call. `damage`: forbidden writes."""
 
     outputs: dict[str, Array]
     opaque: dict[str, Array]
@@ -63,7 +63,7 @@ class Subject:
         return self.backend.name
 
     def workspace(self, op: str, **sizes: int) -> Mapping[str, Layout]:
-        """The backend's; CallFailed if it does not say how large the op's index is."""
+        """The backend's `workspace`; CallFailed without the size of the op's index."""
         with _failing(f"workspace('{op}')"):
             layouts = self.backend.workspace(op, **sizes)
         if "index" in get_op(op).by_name and not isinstance(layouts.get("index"), Layout):
@@ -75,7 +75,7 @@ class Subject:
         return layouts
 
     def refusal(self, op: str, inputs: Mapping[str, Any]) -> str | None:
-        """Why the backend's capabilities do not cover a call, or None. What a fallback would do does not count."""
+        """Why the backend's capabilities do not cover a call, or None. Fallbacks do not count."""
         capability = self.backend.capability(op)
         if capability is None:
             return "the op is missing"
@@ -99,7 +99,7 @@ class Subject:
         return self.outcome(op, inputs, placed)
 
     def bind(self, op: str, arguments: Mapping[str, Any]) -> BoundOp:
-        """A plan on tensors that are placed. Raises NotClaimed where capabilities rule that out, else CallFailed."""
+        """A plan on placed tensors. Raises NotClaimed if capabilities exclude it, else CallFailed."""
         with _failing("bind()"):
             try:
                 return self.backend.bind(op, **arguments)
@@ -116,7 +116,7 @@ class Subject:
             self.device.synchronize()
 
     def outcome(self, op: str, inputs: Mapping[str, Any], placed: Mapping[str, Placed]) -> Outcome:
-        """Read back what a launch wrote; compare what it should have left alone with `inputs`."""
+        """Read back outputs, and compare everything else with `inputs`."""
         names = written(op, inputs)
         outputs = {n: placed[n].value().copy() for n in names if n not in OPAQUE}
         opaque = {n: placed[n].value().copy() for n in names if n in OPAQUE}
@@ -141,7 +141,7 @@ REFERENCE = ReferenceBackend()
 
 
 def reference_outputs(op: str, inputs: Mapping[str, Any]) -> dict[str, Array]:
-    """What the contract says: the reference's outputs, opaque ones left out. Look-ups go without an index."""
+    """The reference's outputs without opaque ones. Look-ups run without an index."""
     call: Inputs = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in inputs.items() if n not in OPAQUE}
     if any(name in inputs and not get_op(op).by_name[name].optional for name in OPAQUE):
         return {}

@@ -1,4 +1,4 @@
-"""Running the suite: units of work, each an op and a group of cases, and what one of them yields."""
+"""Run the suite: units of work, each an op and a group of cases, and their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GROUPS = ("edges", "wide", "arguments", "generated", "hostile", "traces", "stati
 
 @dataclass(frozen=True)
 class Level:
-    """How much is run. `generated` and `hostile`: cases per op. `traces`: recorded calls per op."""
+    """Amounts. `generated` and `hostile`: cases per op. `traces`: recorded calls per op."""
 
     generated: int
     hostile: int
@@ -43,11 +43,11 @@ LEVELS: Mapping[str, Level] = {
     "full": Level(2000, 1000, 10**6),
     "soak": Level(150, 80, 0),
 }
-"""soak: of one round; every round has a seed of its own."""
+"""soak: of one round; every round has its own seed."""
 
 
 class Unit(NamedTuple):
-    """A piece of work that can run in a process of its own."""
+    """A unit of work for one process."""
 
     op: str
     group: str
@@ -58,7 +58,7 @@ class Unit(NamedTuple):
 
 @dataclass
 class Settings:
-    """What to run and how. `samples`: of each distribution test. `started` is called for every case before it runs."""
+    """Settings of a run. `samples`: of each distribution test. `started` is called before each case."""
 
     level: str = "quick"
     seed: int = 0
@@ -87,7 +87,7 @@ _TRACE = (checks.EQUALITY, checks.SENTINELS)
 
 
 def cases_of(unit: Unit, settings: Settings) -> Iterator[tuple[Case, tuple[Check, ...]]]:
-    """The cases of a unit, each with its checks; none for the groups that are no cases."""
+    """The cases of a unit with their checks; none for groups without cases."""
     level = LEVELS[settings.level]
     if unit.group == "edges":
         yield from ((case, _EDGE) for case in edge_cases(unit.op))
@@ -160,7 +160,7 @@ def _cases(subject: Subject, unit: Unit, settings: Settings) -> Iterator[Result]
 
 
 def _refusal(subject: Subject, trial: Trial) -> str | None:
-    """Why the backend does not claim this case: the call itself, or what keeps its index."""
+    """Why the backend does not claim this case: the call, or the ops for its index."""
     refusal = subject.refusal(trial.op, trial.given)
     if refusal is None and "index" in trial.given:
         for other in lookups.NEEDS.get(trial.op, lookups.INDEX_OPS):

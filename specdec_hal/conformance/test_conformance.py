@@ -1,4 +1,4 @@
-"""What ``pytest --pyargs specdec_hal.conformance`` collects."""
+"""Tests collected by ``pytest --pyargs specdec_hal.conformance``."""
 
 from __future__ import annotations
 

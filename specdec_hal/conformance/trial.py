@@ -1,4 +1,4 @@
-"""One case on one backend: what every check starts from, made once."""
+"""One case on one backend, prepared once for all checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 class Trial:
-    """A case's inputs on a backend. `inputs`: given ones (while shrinking); None makes the case's own."""
+    """A case's inputs on a backend. `inputs`: given ones (while shrinking); None: the case's."""
 
     def __init__(self, subject: Subject, case: Case, inputs: Inputs | None = None) -> None:
         self.subject, self.case, self.op = subject, case, case.op
@@ -24,14 +24,14 @@ class Trial:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What the op gets: as given, with an n-gram index that knows the history (except in hostile cases)."""
+        """The op's inputs, with an up-to-date n-gram index (except in hostile cases)."""
         if self.case.kind == "hostile":
             return self.given
         return lookups.with_index(self.subject, self.op, self.given)
 
     @property
     def comparable(self) -> bool:
-        """Whether the reference knows the answer. What a look-up does with an invalid index is up to the backend."""
+        """Whether the reference defines the result; a look-up with an invalid index is backend-specific."""
         return not (self.case.kind == "hostile" and "index" in self.given)
 
     @cached_property
@@ -46,7 +46,7 @@ class Trial:
 
 
 def repoisoned(op_outputs: list[str], inputs: Inputs) -> Inputs:
-    """The inputs with another pattern in what the op only writes."""
+    """The inputs with another pattern in pure outputs."""
     changed = dict(inputs)
     for name in op_outputs:
         array = inputs[name]

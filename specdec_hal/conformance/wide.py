@@ -1,6 +1,6 @@
-"""Tensors of more than 2^31 elements, where a row times a width does not fit 32 bits; the last rows are asked for.
+"""Tensors of more than 2^31 elements, where row times width exceeds 32 bits; the last rows are tested.
 
-All other rows are unused and never touched, so that the tensors cost address space and hardly any memory.
+Other rows are never touched, so the tensors take address space but hardly any memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROWS = ELEMENTS // V + 3
 
 @dataclass(frozen=True)
 class WideCase:
-    """`make` gives fresh inputs; `look`: which part of an output is compared, where not all of it is."""
+    """`make` returns fresh inputs; `look`: the part of an output to compare, if not all of it."""
 
     op: str
     name: str
@@ -35,7 +35,7 @@ class WideCase:
     look: Mapping[str, Any] = field(default_factory=dict)
 
     def refusal(self, subject: Subject) -> str | None:
-        """Why the backend is not asked, or None."""
+        """Why the case does not apply to the backend, or None."""
         return subject.refusal(self.op, self.make())
 
     def wrong(self, subject: Subject) -> str | None:
@@ -50,15 +50,16 @@ class WideCase:
 
 
 class WideIndex:
-    """An n-gram index of more than 2^31 bytes or histories of more elements; the last slot's is reset, brought up
-    to date and asked."""
+    """An n-gram index of more than 2^31 bytes or histories of more elements; the last slot is reset, updated and looked
+    up.
+    """
 
     op = "ngram_index_update"
     name = "the index of many long requests"
     _ops = ("ngram_index_reset", op, "ngram_match")
 
     def refusal(self, subject: Subject) -> str | None:
-        """Why the backend is not asked, or None."""
+        """Why the case does not apply to the backend, or None."""
         missing = [f"{op} is missing" for op in self._ops if subject.backend.capability(op) is None]
         return next(iter(missing), None)
 
@@ -156,7 +157,7 @@ def _gather_next_token(is_speculative: bool) -> Inputs:
 
 
 def _verify_draft_tokens() -> Inputs:
-    """Only the last slot runs. Its drafts are certain for the draft model and next to impossible for the target's."""
+    """Only the last slot runs. Its drafts have probability 1 for the draft model and almost 0 for the target."""
     s = 9
     m = ELEMENTS // ((s - 1) * V) + 2
     draft_probs = np.zeros((m, s - 1, V), np.float32)

@@ -4,8 +4,7 @@
     verify_draft_tokens/edge:window*::equality             # issue 12: the window does not resume
     *::replay [REJECTION*]                                  # driver 5.1 cannot capture it
 
-A listed result that passes fails the run; so does a line with wildcards of whose results none fails, and one that
-matches nothing.
+The run fails if a listed result passes, or if a line matches nothing or, with wildcards, only passing results.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from specdec_hal.errors import ConfigError
 
 @dataclass
 class Entry:
-    """One line. `seen`: whether it has matched a result, `failed`: whether one of those failed, as expected."""
+    """One line. `seen`: it matched a result; `failed`: a matched result failed, as expected."""
 
     pattern: str
     reason: str
@@ -30,7 +29,7 @@ class Entry:
     failed: bool = False
 
     def matches(self, result_id: str) -> bool:
-        """Whether the pattern covers a result; brackets stand for themselves."""
+        """Whether the pattern matches a result; brackets are literal."""
         return fnmatchcase(result_id, re.sub(r"\[", "[[]", self.pattern))
 
 
@@ -60,7 +59,7 @@ class ExpectedFailures:
         return cls(entries, str(path))
 
     def judge(self, result: Result) -> Result:
-        """The result with its status as the file has it."""
+        """The result with the status according to the file."""
         for entry in self.entries:
             if result.status != REFUSED and entry.matches(result.id):
                 entry.seen = True
@@ -73,7 +72,7 @@ class ExpectedFailures:
         return result
 
     def stale(self) -> list[str]:
-        """Complaints about lines that are not needed."""
+        """Complaints about unnecessary lines."""
         return [
             f"{self.source}:{e.line}: '{e.pattern}' {'lists only what passes' if e.seen else 'matches no result'}; "
             "delete the line"

@@ -26,7 +26,7 @@ def test_one_test_per_op_and_group_in_parallel(tmp_path: Path) -> None:
 
 def test_it_says_what_it_needs(tmp_path: Path) -> None:
     status, out = pytest_of(tmp_path)
-    assert status == 0 and "1 skipped" in out and "name the backend to be tested: --specdec-backend NAME" in out
+    assert status == 0 and "1 skipped" in out and "name the backend under test: --specdec-backend NAME" in out
 
 
 @pytest.mark.slow

@@ -1,5 +1,4 @@
-"""What stands beside a :class:`~.mask_scene.MaskScene` for a draft model: the target's side of its
-state."""
+"""A :class:`~.mask_scene.MaskScene` for a draft model, with the target's state."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Array = NDArray[Any]
 
 
 class DraftScene(MaskScene):
-    """The slots are the draft model's; the target has fed them the same tokens, and drafts that were rejected."""
+    """The slots are the draft model's; the target's have the same tokens and rejected drafts."""
 
     @cached_property
     def base_model_draft_tokens(self) -> Array:
@@ -45,7 +44,7 @@ class DraftScene(MaskScene):
 
     @cached_property
     def base_model_cu_seqlens_q(self) -> Array:
-        """[B+1]: as many tokens a slot as the draft model is fed, or more, as long as T_cap has room."""
+        """[B+1]: at least the draft model's tokens per slot, within T_cap."""
         rng, room = self.rng("base_model_cu_seqlens_q"), self.size["T_cap"] - sum(slot.slt for slot in self.slots)
         lens = []
         for slot in self.slots:

@@ -1,9 +1,9 @@
 """Inputs for any op, generated from its OpSpec.
 
 :func:`generate` walks the operands of an OpSpec and cuts each from one coherent scene (`scene`, `rows`, `mask_scene`,
-`draft_scene`, `phase_scene`); what the op only writes comes poisoned. :func:`hostile` keeps dtypes and shapes and
-replaces the values by the worst that fit. A tensor or attribute that nobody taught the scene is an error, so that a new
-op cannot be tested with silent zeros.
+`draft_scene`, `phase_scene`); pure outputs are poisoned. :func:`hostile` keeps dtypes and shapes and replaces values by
+the worst possible ones. A tensor or attribute unknown to the scene is an error, so that a new op is not tested with
+zeros.
 
     inputs = generate("verify_draft_tokens", seed=7, strategy="TOPP", S=5)
     backend.verify_draft_tokens(**inputs)
@@ -50,7 +50,7 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "truncate_drafts": {"states": ("decode",), "S": 6, "L": 40, "V": 111},
     "reasoning_constraint": {"states": ("decode", "decode", "prefill"), "L": 40, "V": 3, "H": 2},
 }
-"""Options under which an op's innermost branches are taken often; others need none."""
+"""Options that often reach an op's innermost branches; other ops need none."""
 
 
 def cases(op: str, count: int) -> Iterator[dict[str, Any]]:
@@ -60,7 +60,7 @@ def cases(op: str, count: int) -> Iterator[dict[str, Any]]:
 
 
 def poison(dtype: str) -> Any:
-    """What an output holds before the op runs: bytes 0xA5, or True, which no op leaves there by accident."""
+    """Contents of an output before the op: bytes 0xA5, or True, which no op leaves by accident."""
     kind = numpy_dtype(dtype)
     return True if kind == np.bool_ else np.frombuffer(b"\xa5" * kind.itemsize, kind)[0]
 
@@ -71,10 +71,9 @@ def generate(op: str, seed: int = 0, *, workspace: Workspace | None = None, **op
     Options:
         a size symbol (``M=4``, ``S=1``, ``V=151936``, ``R_cap=64``), `states` (of slots in use), `dtype` (of logits, or
         of `x`), `nan` (False: no NaN and no all -inf logit rows): fix that of the scene. An attribute's name fixes its
-        value. An optional operand's name: True or False to pass it or not. What is not fixed is drawn, from what the
-        OpSpec allows and what can be made.
+        value. An optional operand's name: whether to pass it. Everything else is drawn within the OpSpec.
 
-    `workspace` is the backend's, for operands whose size only it knows (`index`); their bytes are poison, so reset them
+    `workspace` is the backend's, for operands of backend-specific size (`index`); they are poisoned, so reset them
     before use. Raises LookupError for an unknown option, operand or attribute.
     """
     spec = get_op(op)
@@ -114,7 +113,7 @@ def _attribute(spec: OpSpec, attr: AttrSpec, scene: PhaseScene, options: Mapping
         return value
     rng = scene.rng(f"attribute {attr.name}")
     if issubclass(attr.kind, IntEnum) or attr.kind is bool:
-        # The default is what users run: at least half of the inputs have it.
+        # At least half of the inputs have the default, as users do.
         if attr.default is not None and rng.random() < 0.5:
             return attr.default
         values = list(attr.kind) if issubclass(attr.kind, IntEnum) else [False, True]
@@ -169,7 +168,7 @@ _WORST_FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e38, -1e38, 3.4e38, np.nan, 
 def hostile(op: str, seed: int = 0, **options: Any) -> dict[str, Any]:
     """As :func:`generate`, with the values of most input tensors replaced by negative, huge, unordered or NaN ones.
 
-    Some tensors, and some values of the others, stay as they were, so that bad values meet good ones.
+    Some tensors, and some values of others, are kept, to combine bad values with good ones.
     """
     spec = get_op(op)
     inputs = generate(op, seed, **options)

@@ -11,11 +11,11 @@ from specdec_hal.conformance.inputs.scene import Array, pick
 
 
 class MaskScene(ModelScene):
-    """Most rows have a mask, which mostly allows the draft that its row judges."""
+    """Most rows have a mask, which mostly allows the row's draft."""
 
     @cached_property
     def bitmask_rows(self) -> Array:
-        """[R_cap]: a mask of its own, one that other rows have too, or none."""
+        """[R_cap]: an own mask, a shared one, or none."""
         rng, u = self.rng("bitmask_rows"), self.size["U"]
         rows = np.arange(self.size["R_cap"])
         others = rng.integers(0, max(u, 1), len(rows))
@@ -38,7 +38,7 @@ class MaskScene(ModelScene):
 
     @cached_property
     def vocab_size(self) -> int:
-        """All that the words have bits for, that of the logits, or less."""
+        """All bits of the words, the logits' size, or less."""
         v = self.size["V"]
         return pick(self.rng("vocab_size"), 2**24 - 1, v, v, v - 1, between=(0, v))
 

@@ -1,5 +1,5 @@
-"""What stands beside a :class:`~.draft_scene.DraftScene` for requests that think before they answer, and
-for the rows that a draft model reports."""
+"""A :class:`~.draft_scene.DraftScene` with requests that think before they answer, and rows reported by a draft
+model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec_hal.conformance.inputs.scene import WIDE, Array, pick
 
 
 class PhaseScene(DraftScene):
-    """Some requests are about to end thinking, at a limit or by themselves, and some are far from it."""
+    """Some requests are about to end thinking, at a limit or by themselves; others are far from it."""
 
     # Limits
 
@@ -61,7 +61,7 @@ class PhaseScene(DraftScene):
 
     @cached_property
     def _separators(self) -> tuple[int, int]:
-        """(think_end_id, line_break_id): where a text has it, of a slot that is at the border; else any tokens."""
+        """(think_end_id, line_break_id): from the text of a slot at the border, else any tokens."""
         rng = self.rng("separators")
         at_border = [t for t in self._newest if len(t) == 4 and t[0] == t[2] == t[3]]
         if at_border and rng.random() < 0.7:

@@ -1,7 +1,7 @@
-"""What a model, a sampler and a verifier would say about a :class:`~specdec_hal.conformance.inputs.scene.Scene`.
+"""A model's, sampler's and verifier's results for a :class:`~specdec_hal.conformance.inputs.scene.Scene`.
 
-Probabilities agree with the drafts for a random prefix, candidate lists are those of the probabilities, and accepted
-tokens are drafts and one more. So generated inputs reach the deep branches of an op and not only its first test.
+Probabilities agree with a random prefix of the drafts, candidate lists with the probabilities, and accepted tokens are
+drafts and a bonus token. So inputs reach the deep branches of an op.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def to_logits(values: Array, dtype: str) -> Array:
 
 
 class ModelScene(Scene):
-    """A scene with logits, probabilities and their consequences.
+    """A scene with logits, probabilities and results.
 
     `dtype` is that of logits (and of hidden rows, if it is a float); `nan` allows rows without a distribution.
     """
@@ -106,7 +106,7 @@ class ModelScene(Scene):
 
     @cached_property
     def seed_increment(self) -> int:
-        """As many rows as a step has at most, or more."""
+        """The most rows of a step, or more."""
         return pick(self.rng("seed_increment"), 0, 1, 4, 24, 2**63 - 1)
 
     @cached_property
@@ -192,7 +192,7 @@ class ModelScene(Scene):
 
     @cached_property
     def probs(self) -> Array:
-        """[R_cap, V]: where a row judges a draft, that draft is often likely."""
+        """[R_cap, V]: a row's draft is often likely."""
         rows = np.zeros((self.size["R_cap"], self.size["V"]), np.float32)
         for r, (b, i) in enumerate(self.row_slots[: len(rows)]):
             rng = self.rng(f"probs {r}")
@@ -216,7 +216,7 @@ class ModelScene(Scene):
             weights[rng.random(v) < 0.7] = 0
         elif style == "uniform":
             weights[:] = 1
-        elif style == "least":  # masses of 0 to 3, where a draw hits their borders all the time
+        elif style == "least":  # masses of 0 to 3, so that draws often hit their borders
             return (rng.integers(0, 4, v) * 2.0**-40).astype(np.float32)
         if style == "one" or not weights.any():
             weights[:] = 0
@@ -311,14 +311,14 @@ class ModelScene(Scene):
         return tokens
 
     def _generated(self, b: int) -> Array:
-        """What slot b has generated once this step's tokens are accepted, as far as the row holds the older ones."""
+        """Slot b's generated tokens after this step, as far as the row holds the older ones."""
         first = min(int(self.prompt_lens[b]), self.size["L"])
         older = self.token_ids_all[b, first : first + int(self.step_idx[b])]
         return np.concatenate([older, self.accept_tokens[b, : self.accept_num[b]]])
 
     @cached_property
     def _stops(self) -> tuple[Array, Array]:
-        """Stop sequences and their lengths: most end where a token of this step does, some all but a token.
+        """Stop sequences and their lengths: most end at a token of this step, some lack one token.
 
         Others begin in the prompt, are of length 0, or are any tokens; what stands after a sequence is stale.
         """

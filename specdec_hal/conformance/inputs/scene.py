@@ -1,9 +1,8 @@
-"""One random but coherent moment of a batch, from which `generate` cuts the inputs of any op.
+"""A random but coherent state of a batch, from which `generate` takes the inputs of any op.
 
-A :class:`Scene` holds slots as a runner would: some in the middle of a prompt, some decoding with drafts to verify,
-some idle, stopped or paused, and padding full of stale values. Its properties carry the names of the vocabulary; each
-draws from a random stream of its own (seed and name), so that adding one never changes the others. `rows` adds what a
-model would say about the batch.
+A :class:`Scene` holds slots as a runner would: some prefill, some decode drafts, some are idle, stopped or paused, and
+padding has stale values. Its properties have the names of the vocabulary; each draws from its own random stream (seed
+and name), so adding one does not change others. `rows` adds a model's results.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ STATES = {"decode": 14, "prefill": 4, "idle": 2, "stopped": 1, "paused": 1}
 """Slot states and how often each occurs."""
 
 WIDE = 1 << 40
-"""Added to some token ids of some scenes: ids are 64-bit, and no op may cut them off."""
+"""Added to some token ids of some scenes, since ops must not truncate 64-bit ids."""
 
 
 def pick(rng: np.random.Generator, *values: int, between: tuple[int, int] | None = None, times: int = 3) -> int:
-    """One of the values, or (`times` as often as each of them) any in [low, high]."""
+    """One of the values or, with weight `times`, any in [low, high]."""
     drawn = [] if between is None else rng.integers(between[0], between[1] + 1, times).tolist()
     chosen = [*values, *drawn]
     return int(chosen[rng.integers(len(chosen))])
@@ -68,8 +67,8 @@ class Slot:
 class Scene:
     """Slots, their texts, and the packed batch.
 
-    Sizes are those of the vocabulary; whatever the caller does not fix is drawn, with the awkward values (1, none, one
-    too many) drawn often. `states` limits the states that slots in use may be in.
+    Sizes are those of the vocabulary; unspecified ones are drawn, often with awkward values (1, none, one too many).
+    `states` limits the states of slots in use.
     """
 
     SYMBOLS = tuple(symbol for symbol in vocabulary.SYMBOLS if symbol not in ("G", "X"))  # KV blocks; a backend's index
@@ -132,11 +131,11 @@ class Scene:
         if state == "idle":
             slot = Slot(state, self._text(rng, prompt_len, prompt_len), prompt_len, stopped=bool(rng.random() < 0.5))
             if not slot.stopped and prompt_len and rng.random() < 0.5:
-                slot.dec = prompt_len  # a running request that has no token this step
+                slot.dec = prompt_len  # a running request without a token in this step
             return slot
         if state == "prefill":
             prompt_len = max(prompt_len, 1)
-            # A request that is resumed after preemption has generated tokens already.
+            # A request resumed after preemption already has generated tokens.
             steps = int(rng.integers(1, 4)) if rng.random() < 0.1 else 0
             slot = Slot(state, self._text(rng, prompt_len + steps, prompt_len), prompt_len)
             slot.dec = pick(rng, 0, between=(0, prompt_len - 1), times=1)
@@ -153,7 +152,7 @@ class Scene:
         return slot
 
     def _text(self, rng: np.random.Generator, length: int, prompt_len: int) -> list[int]:
-        """A text in which n-grams recur: over a small alphabet, periodic, or with its own end planted earlier."""
+        """A text with recurring n-grams: a small alphabet, a period, or its end planted earlier."""
         if length == 0:
             return []
         text = rng.integers(0, self.size["V"], length)
@@ -177,7 +176,7 @@ class Scene:
         return [int(token) for token in text]
 
     def _drafts(self, rng: np.random.Generator, slot: Slot) -> list[int]:
-        """Drafts as a look-up would make them, or any tokens; end tokens and a few bad ids among them."""
+        """Drafts of a look-up, or any tokens, with end tokens and a few bad ids."""
         count, v = slot.slt - 1, self.size["V"]
         if rng.random() < 0.4:
             start = int(rng.integers(0, len(slot.text)))
@@ -236,7 +235,7 @@ class Scene:
 
     @cached_property
     def token_ids_all(self) -> Array:
-        """[M, L]; after a text stand a tempting continuation of it, other tokens, or ids that no vocabulary has."""
+        """[M, L]; after the text a plausible continuation, other tokens, or ids outside any vocabulary."""
         rng, (m, length) = self.rng("token_ids_all"), (self.size["M"], self.size["L"])
         cells = rng.integers(0, self.size["V"], (m, length))
         for b, slot in enumerate(self.slots):
@@ -389,7 +388,7 @@ class Scene:
 
     @cached_property
     def token_budget(self) -> int:
-        """None, around the number of base tokens, around what the drafts need, or plenty."""
+        """None, near the number of base tokens, near the drafts' need, or plenty."""
         active = sum(slot.enc > 0 or slot.dec > 0 for slot in self.slots)
         prefill = sum(slot.slt for slot in self.slots if slot.enc > 0)
         full = prefill + active * self.size["S"]

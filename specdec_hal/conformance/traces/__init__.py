@@ -1,7 +1,7 @@
-"""Recorded traces: every op call of whole decode runs of the embedded model, with what it wrote.
+"""Recorded traces: every op call of whole decode runs of the embedded model, with its outputs.
 
 ``decode.xz`` is written by :mod:`specdec_hal.conformance.traces.record`: an lzma stream of a JSON header and the bytes
-of all distinct arrays. A call says which arrays it got and wrote; replaying it needs neither model nor framework.
+of all distinct arrays. A call lists its input and output arrays; replaying it needs neither model nor framework.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def _inputs(call: dict[str, Any], workspace: Workspace) -> Inputs:
         layout = workspace(call["op"], **call["index"])["index"]
         inputs["index"] = np.full(layout.shape, 0xA5, layout.dtype)
     for attr in spec.attrs:
-        value = call["attrs"].get(attr.name, attr.default)  # one that is younger than the recording has its default
+        value = call["attrs"].get(attr.name, attr.default)  # an attribute newer than the recording has its default
         inputs[attr.name] = attr.kind[value] if isinstance(value, str) else value  # type: ignore[index]
     return inputs
 
 
 def recorded_outputs(op: str) -> tuple[str, ...]:
-    """The outputs that a recording holds: all that are written, but the backend's own index."""
+    """The recorded outputs: all but the index."""
     return tuple(o.name for o in get_op(op).operands if o.role is not Role.IN and o.name != "index")

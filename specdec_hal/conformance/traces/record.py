@@ -1,7 +1,7 @@
 """Record the traces: ``python -m specdec_hal.conformance.traces.record`` in a clone, with the embedded model.
 
 Runs the decode loop on the reference, with every strategy, and keeps each op's inputs and outputs. Logits are rounded
-to sixteenths, which makes them compress well and tie often. Ops that the loop does not call run beside it.
+to sixteenths, which makes them compress well and tie often. Ops outside the loop run beside it.
 `recover_batch` undoes each `adjust_batch`, `hybrid_mtp_ngram` extends the first draft of each look-up.
 `eagle_gather_hidden_states` packs the rows of all slots where `eagle_get_self_hidden_states` packs those that go on.
 `write_accepted` and `clear_accept_num` follow each `update_model_status`, `gather_draft_logits` and
@@ -35,7 +35,7 @@ from specdec_hal.tensors.views import as_numpy
 Array = NDArray[Any]
 
 LARGEST = 4 << 20
-"""Bytes that the file may have."""
+"""Most bytes of the file."""
 RUNS: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "greedy": (("speculative.verify_strategy=greedy",), {"logprobs": 2, "stop_sequences": [[320, 590]]}),
     "sampled": (
@@ -68,12 +68,12 @@ RUNS: Mapping[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 _PART = 24
-"""Of the vocabulary, for ops whose rows would make the file large."""
+"""A part of the vocabulary, for ops with large rows."""
 _COUNTS = ("next_token_num", "batch_token_num")
 
 
 def _masks(rows: int, words: int) -> dict[str, Array]:
-    """Three masks that allow about half of the tokens, and which of them, or none, each of these rows has."""
+    """Three masks that allow about half of the tokens, and each row's mask or none."""
     bits = np.arange(3 * words, dtype=np.uint32) * np.uint32(0x9E3779B1)
     return {
         "bitmask": bits.view(np.int32).reshape(3, words),
@@ -111,7 +111,7 @@ class Recording:
 
 
 class RecordingBackend(ReferenceBackend):
-    """The reference, with its eyes open."""
+    """The reference, recording its calls."""
 
     token_order = TokenOrder.PREFILL_FIRST
 
@@ -195,7 +195,7 @@ class RecordingBackend(ReferenceBackend):
         self.insert_first_token(arrays["accept_tokens"], drawn, **lengths, draft_token_ids=np.full(capacity, -1))
 
     def _reasoning(self, arrays: Mapping[str, Array]) -> None:
-        """The newest token but one is taken for the end of thinking; the first slot begins without any."""
+        """The second newest token ends thinking; the first slot starts without one."""
         slots = len(arrays["prompt_lens"])
         arrays["step_idx"][0] = 0
         column = int((arrays["prompt_lens"] + arrays["step_idx"]).max()) - 2
